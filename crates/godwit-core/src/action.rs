@@ -1,0 +1,125 @@
+//! What the controller tells its body (engine, simulator) to do.
+
+use crate::authority::AuthorityRecord;
+use crate::event::Event;
+use crate::request::{RequestError, RequestTag};
+use crate::units::Extent;
+use crate::wire::{Message, TrafficClass};
+
+/// One slot of the locking window: the handle of a chunk and of its buffer at the source.
+/// Smaller than [`Limits::window_chunks`](crate::Limits::window_chunks).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ChunkSlot(pub u16);
+
+/// Names the disk operation that a completion belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DiskTag {
+    /// A request's operation; its data is in the request's buffer.
+    Request(RequestTag),
+    /// A chunk that the source reads into the slot's buffer.
+    Chunk(ChunkSlot),
+    /// A frame from the source that the destination applies; the tag was given to
+    /// [`Controller::handle_message`](crate::Controller::handle_message) with the frame, and its
+    /// payload (or, for a verification, the data read) is in that tag's buffer.
+    Replica(RequestTag),
+    /// The destination's flush before it accepts authority.
+    Barrier,
+}
+
+/// A local disk operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskOperation {
+    /// Read the extent into the tag's buffer and look at what came, as `inspect` says.
+    Read {
+        /// Where.
+        extent: Extent,
+        /// What the controller wants to know of the data.
+        inspect: Inspect,
+    },
+    /// Write the tag's buffer.
+    Write {
+        /// Where.
+        extent: Extent,
+        /// Durable before completion.
+        fua: bool,
+    },
+    /// Make the extent read as zeroes.
+    WriteZeroes {
+        /// Where.
+        extent: Extent,
+        /// Durable before completion.
+        fua: bool,
+        /// Release the space.
+        unmap: bool,
+    },
+    /// Make every completed write durable.
+    Flush,
+}
+
+/// What the body should find out about data that it has just read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspect {
+    /// Nothing: report [`Content::Data`].
+    Nothing,
+    /// Whether it is all zeroes: report [`Content::Zeroes`] or [`Content::Data`].
+    Zeroes,
+    /// Its BLAKE3 hash: report [`Content::Digest`].
+    Digest,
+}
+
+/// A BLAKE3 hash: the root of a hash tree over the data's 1 KiB blocks.
+pub type Digest = [u8; 32];
+
+/// What a completed disk operation found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// Nothing was asked, or the data is not all zeroes.
+    Data,
+    /// All zeroes.
+    Zeroes,
+    /// The hash that was asked for.
+    Digest(Digest),
+}
+
+/// An instruction to the body. Each is carried out once, in the order in which
+/// [`Controller::poll_action`](crate::Controller::poll_action) hands them out per target: messages
+/// of one traffic class are sent in order, disk operations may overtake each other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Start a disk operation; report it with
+    /// [`Controller::handle_disk_done`](crate::Controller::handle_disk_done).
+    Disk {
+        /// Names it.
+        tag: DiskTag,
+        /// What to do.
+        operation: DiskOperation,
+    },
+    /// Send a frame to the peer. When [`Message::payload`] names a buffer, the buffer's bytes
+    /// follow the header; the body keeps the buffer until the send has left it.
+    Send {
+        /// The connection to use.
+        class: TrafficClass,
+        /// The frame.
+        message: Message,
+    },
+    /// Answer a request. Its tag and buffer are free afterwards, once the answer has left.
+    Complete {
+        /// Which.
+        tag: RequestTag,
+        /// How it went. A read's data is in the tag's buffer.
+        result: Result<(), RequestError>,
+    },
+    /// A frame given to `handle_message` with this tag needs its buffer no longer.
+    ReleaseReplica {
+        /// Which.
+        tag: RequestTag,
+    },
+    /// Make the record durable, then call
+    /// [`Controller::handle_persisted`](crate::Controller::handle_persisted).
+    Persist {
+        /// What to store for this disk in place of what is stored.
+        record: AuthorityRecord,
+    },
+    /// Tell whoever watches.
+    Notify(Event),
+}

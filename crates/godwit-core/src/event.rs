@@ -1,0 +1,156 @@
+//! Progress and milestones, for people and metrics.
+
+use crate::authority::AuthorityRecord;
+use crate::units::{Extent, MigrationId};
+
+/// What a migration is doing, as its source sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// The first pass: every chunk goes to the destination once.
+    Copying,
+    /// Both images are read again, chunk by chunk, and their hashes compared.
+    Verifying,
+    /// New guest I/O is held while what is in flight finishes.
+    Draining,
+    /// The destination is asked to accept the next epoch.
+    Preparing,
+    /// The destination accepted; the source is storing that it gave the disk away.
+    Relinquishing,
+    /// The source gave the disk away and waits for the destination to confirm.
+    Committing,
+    /// The destination serves.
+    Completed,
+    /// The migration ended and the source still serves.
+    Aborted,
+}
+
+impl Phase {
+    /// The phase's name in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Copying => "copying",
+            Self::Verifying => "verifying",
+            Self::Draining => "draining",
+            Self::Preparing => "preparing",
+            Self::Relinquishing => "relinquishing",
+            Self::Committing => "committing",
+            Self::Completed => "completed",
+            Self::Aborted => "aborted",
+        }
+    }
+}
+
+/// Why a migration ended without moving the disk. The source serves on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum AbortReason {
+    /// Somebody asked for it.
+    #[error("it was cancelled")]
+    Cancelled,
+    /// The connection to the other node ended.
+    #[error("the connection to the other node was lost")]
+    PeerLost,
+    /// The other node did not answer in time.
+    #[error("the other node did not answer in time")]
+    PeerTimeout,
+    /// The source's disk failed.
+    #[error("the source's disk reported an I/O error")]
+    SourceDisk,
+    /// The destination's disk failed.
+    #[error("the destination's disk reported an I/O error")]
+    DestinationDisk,
+    /// The destination's file system is full.
+    #[error("no space is left at the destination")]
+    DestinationNoSpace,
+    /// The images differ.
+    #[error("verification found that the images differ")]
+    VerifyMismatch,
+    /// A frame broke the protocol.
+    #[error("the other node broke the protocol")]
+    Protocol,
+    /// The other node ended it for a reason of its own.
+    #[error("the other node ended it")]
+    Refused,
+}
+
+impl AbortReason {
+    /// The number that stands for the reason in an abort frame.
+    pub const fn code(self) -> u16 {
+        match self {
+            Self::Cancelled => 1,
+            Self::PeerLost => 2,
+            Self::PeerTimeout => 3,
+            Self::SourceDisk => 4,
+            Self::DestinationDisk => 5,
+            Self::DestinationNoSpace => 6,
+            Self::VerifyMismatch => 7,
+            Self::Protocol => 8,
+            Self::Refused => 9,
+        }
+    }
+
+    /// The reason that a frame's number stands for; unknown numbers are [`Self::Refused`].
+    pub const fn from_code(code: u16) -> Self {
+        match code {
+            1 => Self::Cancelled,
+            2 => Self::PeerLost,
+            3 => Self::PeerTimeout,
+            4 => Self::SourceDisk,
+            5 => Self::DestinationDisk,
+            6 => Self::DestinationNoSpace,
+            7 => Self::VerifyMismatch,
+            8 => Self::Protocol,
+            _ => Self::Refused,
+        }
+    }
+}
+
+/// Something happened that people or the node want to know of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The outgoing migration entered a phase.
+    PhaseEntered {
+        /// Which migration.
+        migration: MigrationId,
+        /// What it does now.
+        phase: Phase,
+    },
+    /// The outgoing migration ended; this node serves on.
+    MigrationAborted {
+        /// Which migration.
+        migration: MigrationId,
+        /// Why.
+        reason: AbortReason,
+        /// Where the images differ, when that is the reason.
+        mismatch: Option<Extent>,
+    },
+    /// The outgoing migration is done: the destination serves. The body keeps the sync connection,
+    /// which now carries forwarded I/O.
+    MigrationCompleted {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// The incoming migration ended without this node becoming the owner. The image here is
+    /// worthless.
+    ReceiveAborted {
+        /// Which migration.
+        migration: MigrationId,
+        /// Why.
+        reason: AbortReason,
+    },
+    /// The incoming migration is done: this node serves.
+    ReceiveCompleted {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// What is stored about who owns the disk changed, durably.
+    AuthorityChanged {
+        /// What is stored now.
+        record: AuthorityRecord,
+    },
+    /// The controller needs a control connection to the other node of this migration to find out
+    /// who owns the disk. Repeated while it is needed.
+    NeedPeer {
+        /// Which migration.
+        migration: MigrationId,
+    },
+}

@@ -1,0 +1,19 @@
+//! The migration controller: for every guest I/O and every background step it decides what happens
+//! next.
+//!
+//! It is a pure state machine. Inputs are [`Controller`]'s `handle_*` calls, which carry the time;
+//! outputs are drained with [`Controller::poll_action`]. It performs no I/O, reads no clock, starts
+//! no thread and draws no randomness, and guest data never passes through it: only extents, tags
+//! and buffer handles do. The engine drives it against real disks and sockets.
+
+#![forbid(unsafe_code)]
+
+pub mod action;
+pub mod authority;
+mod controller;
+pub mod event;
+pub mod request;
+pub mod units;
+pub mod wire;
+
+pub use controller::{Controller, Limits, MigrationOptions, Progress, StartError};

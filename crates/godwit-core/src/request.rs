@@ -1,0 +1,138 @@
+//! What a guest may ask of its disk, and how it is answered.
+
+use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors};
+
+/// Names a request while it is in flight: an index into the engine's request slots, and the handle
+/// of the buffer that holds its data. Smaller than [`Limits::requests`](crate::Limits::requests).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestTag(pub u32);
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Fill the request's buffer from the extent.
+    Read(Extent),
+    /// Store the request's buffer; with `fua` it is durable before it is acknowledged.
+    Write {
+        /// Where.
+        extent: Extent,
+        /// Durable before the acknowledgement.
+        fua: bool,
+    },
+    /// Make the extent read as zeroes. A guest's discard is this with `unmap`: Godwit makes
+    /// discarded sectors read as zeroes, so that both ends of a migration agree about them.
+    WriteZeroes {
+        /// Where.
+        extent: Extent,
+        /// Durable before the acknowledgement.
+        fua: bool,
+        /// The space behind the extent may be released.
+        unmap: bool,
+    },
+    /// Make every write that was acknowledged before it durable.
+    Flush,
+}
+
+impl Operation {
+    /// The extent the operation touches; a flush has none.
+    #[inline]
+    pub const fn extent(&self) -> Option<Extent> {
+        match *self {
+            Self::Read(extent)
+            | Self::Write { extent, .. }
+            | Self::WriteZeroes { extent, .. } => Some(extent),
+            Self::Flush => None,
+        }
+    }
+
+    /// Whether it changes the disk's content.
+    #[inline]
+    pub const fn is_write(&self) -> bool {
+        matches!(self, Self::Write { .. } | Self::WriteZeroes { .. })
+    }
+}
+
+/// Who sent a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Origin {
+    /// A client of this node: the guest itself.
+    Client,
+    /// The node that served the disk before and still has clients; it forwards their I/O here.
+    Peer,
+}
+
+/// A request that enters the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// Its name, free until now.
+    pub tag: RequestTag,
+    /// Who sent it.
+    pub origin: Origin,
+    /// What to do.
+    pub operation: Operation,
+}
+
+/// Why a request failed. The guest sees it as an I/O error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum RequestError {
+    /// The extent ends past the end of the disk.
+    #[error("the request ends past the end of the disk")]
+    OutOfRange,
+    /// The offset or length is not a multiple of 512 bytes, or the length is zero or too long.
+    #[error("the request is not a positive multiple of 512 bytes, or is too long")]
+    Misaligned,
+    /// The disk failed.
+    #[error("the disk reported an I/O error")]
+    Io,
+    /// The file system that holds the disk's image is full.
+    #[error("no space is left for the disk's image")]
+    NoSpace,
+    /// This node does not serve the disk and knows nobody who does.
+    #[error("this node does not serve the disk")]
+    NotServing,
+}
+
+impl RequestError {
+    /// The number that stands for the error in a frame's status field.
+    pub const fn code(self) -> u16 {
+        match self {
+            Self::OutOfRange => 1,
+            Self::Misaligned => 2,
+            Self::Io => 3,
+            Self::NoSpace => 4,
+            Self::NotServing => 5,
+        }
+    }
+
+    /// The error that a frame's status stands for. Unknown numbers are I/O errors.
+    pub const fn from_code(code: u16) -> Result<(), Self> {
+        Err(match code {
+            0 => return Ok(()),
+            1 => Self::OutOfRange,
+            2 => Self::Misaligned,
+            4 => Self::NoSpace,
+            5 => Self::NotServing,
+            _ => Self::Io,
+        })
+    }
+}
+
+/// Turns a byte range that a client named into an extent.
+///
+/// # Errors
+/// [`RequestError::Misaligned`] or [`RequestError::OutOfRange`]; no arithmetic overflows.
+pub fn checked_extent(
+    offset: u64,
+    length: u32,
+    capacity: Sectors,
+) -> Result<Extent, RequestError> {
+    if !offset.is_multiple_of(SECTOR_SIZE) || !u64::from(length).is_multiple_of(SECTOR_SIZE) {
+        return Err(RequestError::Misaligned);
+    }
+    if offset / SECTOR_SIZE >= capacity.0 {
+        return Err(RequestError::OutOfRange);
+    }
+    let extent = Extent::new(Lba(offset / SECTOR_SIZE), length / SECTOR_SIZE as u32)
+        .ok_or(RequestError::Misaligned)?;
+    if extent.within(capacity) { Ok(extent) } else { Err(RequestError::OutOfRange) }
+}

@@ -1,0 +1,195 @@
+//! Quantities with their units, so that a sector number is never taken for a byte count.
+
+use core::fmt;
+
+/// Bytes in one sector, the unit of addressing: every guest request is a whole number of these.
+pub const SECTOR_SIZE: u64 = 512;
+
+/// Longest extent one request may name: 32 MiB, the largest payload the NBD protocol expects
+/// every server to take.
+pub const MAX_EXTENT_SECTORS: u32 = (32 << 20) / SECTOR_SIZE as u32;
+
+/// The address of a sector, counted in sectors from the start of the disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Lba(pub u64);
+
+impl Lba {
+    /// The byte offset of this sector from the start of the disk.
+    #[inline]
+    pub const fn byte_offset(self) -> u64 {
+        self.0 * SECTOR_SIZE
+    }
+}
+
+impl fmt::Display for Lba {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sector {}", self.0)
+    }
+}
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// The number of whole sectors, or `None` when the count is not a multiple of 512.
+    pub const fn sectors(self) -> Option<u64> {
+        if self.0.is_multiple_of(SECTOR_SIZE) { Some(self.0 / SECTOR_SIZE) } else { None }
+    }
+}
+
+/// A non-empty run of sectors.
+///
+/// The end never overflows: [`Extent::new`] refuses such runs, and it is the only constructor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Extent {
+    start: Lba,
+    sectors: u32,
+}
+
+impl Extent {
+    /// A run of `sectors` sectors from `start`; `None` when it is empty, longer than
+    /// [`MAX_EXTENT_SECTORS`], or its end cannot be expressed in bytes.
+    #[inline]
+    pub const fn new(start: Lba, sectors: u32) -> Option<Self> {
+        if sectors == 0 || sectors > MAX_EXTENT_SECTORS || start.0 > (1 << 54) {
+            return None;
+        }
+        Some(Self { start, sectors })
+    }
+
+    /// The extent that covers `length` bytes from `offset`; `None` when either is not a multiple
+    /// of 512 or [`Extent::new`] would refuse it.
+    pub const fn from_bytes(offset: u64, length: u32) -> Option<Self> {
+        if !offset.is_multiple_of(SECTOR_SIZE) || !(length as u64).is_multiple_of(SECTOR_SIZE) {
+            return None;
+        }
+        Self::new(Lba(offset / SECTOR_SIZE), length / SECTOR_SIZE as u32)
+    }
+
+    /// First sector.
+    #[inline]
+    pub const fn start(self) -> Lba {
+        self.start
+    }
+
+    /// First sector past the run.
+    #[inline]
+    pub const fn end(self) -> Lba {
+        Lba(self.start.0 + self.sectors as u64)
+    }
+
+    /// Number of sectors, at least one.
+    #[inline]
+    pub const fn sectors(self) -> u32 {
+        self.sectors
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub const fn bytes(self) -> u64 {
+        self.sectors as u64 * SECTOR_SIZE
+    }
+
+    /// Whether the two runs share a sector.
+    #[inline]
+    pub const fn overlaps(self, other: Self) -> bool {
+        self.start.0 < other.end().0 && other.start.0 < self.end().0
+    }
+
+    /// Whether the run lies within a disk of `capacity` sectors.
+    #[inline]
+    pub const fn within(self, capacity: Sectors) -> bool {
+        self.end().0 <= capacity.0
+    }
+}
+
+impl fmt::Display for Extent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sectors {}..{}", self.start.0, self.end().0)
+    }
+}
+
+/// A number of sectors, such as a disk's capacity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sectors(pub u64);
+
+impl Sectors {
+    /// The same length in bytes.
+    pub const fn bytes(self) -> Bytes {
+        Bytes(self.0 * SECTOR_SIZE)
+    }
+}
+
+/// Counts the owners a disk has had. It grows by one with every switchover; at most one node
+/// serves a disk in any epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u64);
+
+impl Epoch {
+    /// The epoch after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// Counts how often a migration's locking window was thrown away (by a pause or a retry). A frame
+/// of an older generation must not reach the destination's disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Generation(pub u32);
+
+/// Names one migration attempt for good: chosen at random by the source's node, never reused.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MigrationId(pub [u8; 16]);
+
+impl fmt::Display for MigrationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl core::str::FromStr for MigrationId {
+    type Err = InvalidMigrationId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidMigrationId> {
+        let digits = text.as_bytes();
+        if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(InvalidMigrationId);
+        }
+        let mut id = [0; 16];
+        for (byte, pair) in id.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let pair = core::str::from_utf8(pair).map_err(|_| InvalidMigrationId)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| InvalidMigrationId)?;
+        }
+        Ok(Self(id))
+    }
+}
+
+/// The text is not a migration id: 32 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a migration id is 32 hexadecimal digits")]
+pub struct InvalidMigrationId;
+
+/// A point in time: nanoseconds since an origin that the caller chooses once per controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// The point `duration` later.
+    #[must_use]
+    pub const fn after(self, duration: core::time::Duration) -> Self {
+        Self(self.0.saturating_add(duration.as_nanos() as u64))
+    }
+
+    /// How long after `earlier` this point is; zero when it is not after it.
+    pub const fn since(self, earlier: Self) -> core::time::Duration {
+        core::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}

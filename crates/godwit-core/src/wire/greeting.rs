@@ -1,0 +1,308 @@
+//! What two nodes say to each other before controllers talk: who they are, which protocol they
+//! share, and what is to be moved.
+
+use super::header::{HEADER_SIZE, Header, Kind};
+use super::{DecodeError, TrafficClass};
+use crate::units::{Epoch, MigrationId, Sectors};
+
+/// The protocol this build speaks. An old and a new node agree on the highest that both know.
+pub const PROTOCOL_VERSION: u16 = 1;
+
+/// Longest name of a node or disk in bytes.
+pub const MAX_NAME: usize = 128;
+
+/// Longest greeting's payload in bytes.
+pub const GREETING_LIMIT: u32 = 4096;
+
+const MAX_TEXT: usize = 2048;
+
+/// Optional parts of the protocol, one bit each. Unknown bits are ignored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Features(pub u32);
+
+impl Features {
+    /// All that this build knows: none is defined in version 1.
+    pub const SUPPORTED: Self = Self(0);
+
+    /// What both sides know.
+    #[must_use]
+    pub const fn common(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+}
+
+/// Why a connection is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To move a disk; on the control connection an [`Offer`] follows.
+    Migrate,
+    /// To find out who owns a disk after a crash; control connection only.
+    Resolve,
+    /// To forward the I/O of clients that stayed after switchover; sync connection only.
+    Forward,
+}
+
+/// The first frame on every connection, from the node that opened it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// Lowest protocol version that the sender speaks.
+    pub min_version: u16,
+    /// Highest protocol version that the sender speaks.
+    pub max_version: u16,
+    /// Optional parts that the sender knows.
+    pub features: Features,
+    /// What the connection will carry.
+    pub class: TrafficClass,
+    /// Why it is opened.
+    pub purpose: Purpose,
+    /// The migration it belongs to.
+    pub migration: MigrationId,
+    /// The sender's node name; with TLS it must be the one in its certificate.
+    pub node: String,
+    /// The disk it is about.
+    pub disk: String,
+}
+
+/// What the source wants to move; follows the hello on a migration's control connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The epoch in which the destination will serve.
+    pub epoch: Epoch,
+    /// The disk's size.
+    pub capacity: Sectors,
+    /// Bytes that the image occupies at the source, so that the destination can refuse when it has
+    /// no space for them.
+    pub allocated: u64,
+    /// Longest copy in sectors.
+    pub chunk_sectors: u32,
+    /// Chunks in flight at once.
+    pub window_chunks: u16,
+}
+
+/// Why a node said no, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RefusalCode {
+    /// No common protocol version.
+    Version,
+    /// The certificate does not belong to the node that it claims to be.
+    Identity,
+    /// A disk of that name exists and is in use.
+    DiskExists,
+    /// No such disk or migration.
+    Unknown,
+    /// Not enough space.
+    NoSpace,
+    /// Busy with another migration of this disk, or at its limit.
+    Busy,
+    /// The request is malformed or makes no sense.
+    Invalid,
+    /// Something failed inside the node.
+    Internal,
+}
+
+impl RefusalCode {
+    const fn code(self) -> u16 {
+        match self {
+            Self::Version => 1,
+            Self::Identity => 2,
+            Self::DiskExists => 3,
+            Self::Unknown => 4,
+            Self::NoSpace => 5,
+            Self::Busy => 6,
+            Self::Invalid => 7,
+            Self::Internal => 8,
+        }
+    }
+
+    const fn from_code(code: u16) -> Self {
+        match code {
+            1 => Self::Version,
+            2 => Self::Identity,
+            3 => Self::DiskExists,
+            4 => Self::Unknown,
+            5 => Self::NoSpace,
+            6 => Self::Busy,
+            7 => Self::Invalid,
+            _ => Self::Internal,
+        }
+    }
+}
+
+/// A node's no, with words for a person.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Refusal {
+    /// For programs.
+    pub code: RefusalCode,
+    /// For people.
+    pub text: String,
+}
+
+/// The answer to a [`Hello`] or an [`Offer`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    /// Yes to a hello.
+    Welcome {
+        /// The version both will speak.
+        version: u16,
+        /// The optional parts both will use.
+        features: Features,
+        /// The name of the node that answers.
+        node: String,
+    },
+    /// Yes to an offer: the image is ready to receive.
+    Accepted,
+    /// No; the connection is closed after it.
+    Refused(Refusal),
+}
+
+/// Any greeting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Greeting {
+    /// See [`Hello`].
+    Hello(Hello),
+    /// See [`Offer`].
+    Offer(Offer),
+    /// See [`Reply`].
+    Reply(Reply),
+}
+
+impl Greeting {
+    /// The whole frame.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut body = Vec::with_capacity(128);
+        let mut status = 0;
+        let kind = match self {
+            Self::Hello(hello) => {
+                put(&mut body, &hello.min_version.to_le_bytes());
+                put(&mut body, &hello.max_version.to_le_bytes());
+                put(&mut body, &hello.features.0.to_le_bytes());
+                body.push(hello.class.code());
+                body.push(match hello.purpose {
+                    Purpose::Migrate => 1,
+                    Purpose::Resolve => 2,
+                    Purpose::Forward => 3,
+                });
+                put(&mut body, &hello.migration.0);
+                put_text(&mut body, &hello.node, MAX_NAME);
+                put_text(&mut body, &hello.disk, MAX_NAME);
+                Kind::Hello
+            }
+            Self::Offer(offer) => {
+                put(&mut body, &offer.epoch.0.to_le_bytes());
+                put(&mut body, &offer.capacity.0.to_le_bytes());
+                put(&mut body, &offer.allocated.to_le_bytes());
+                put(&mut body, &offer.chunk_sectors.to_le_bytes());
+                put(&mut body, &offer.window_chunks.to_le_bytes());
+                Kind::Offer
+            }
+            Self::Reply(Reply::Welcome { version, features, node }) => {
+                put(&mut body, &version.to_le_bytes());
+                put(&mut body, &features.0.to_le_bytes());
+                put_text(&mut body, node, MAX_NAME);
+                Kind::Welcome
+            }
+            Self::Reply(Reply::Accepted) => Kind::Accepted,
+            Self::Reply(Reply::Refused(refusal)) => {
+                status = refusal.code.code();
+                put_text(&mut body, &refusal.text, MAX_TEXT);
+                Kind::Refused
+            }
+        };
+        let header = Header { payload_length: body.len() as u32, status, ..Header::new(kind) };
+        let mut frame = Vec::with_capacity(HEADER_SIZE + body.len());
+        frame.extend_from_slice(&header.encode());
+        frame.extend_from_slice(&body);
+        frame
+    }
+
+    /// Reads a greeting whose header is known; `body` is its payload. A hello from a later version
+    /// may be longer than this build knows: what comes after is ignored.
+    ///
+    /// # Errors
+    /// [`DecodeError`] when it is not a greeting, is cut short, or names something too long.
+    pub fn decode(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
+        if header.payload_length > GREETING_LIMIT || header.payload_length as usize != body.len() {
+            return Err(DecodeError::PayloadLength(header.payload_length));
+        }
+        let mut from = body;
+        Ok(match header.kind {
+            Kind::Hello => Self::Hello(Hello {
+                min_version: u16::from_le_bytes(take(&mut from)?),
+                max_version: u16::from_le_bytes(take(&mut from)?),
+                features: Features(u32::from_le_bytes(take(&mut from)?)),
+                class: {
+                    let [code] = take(&mut from)?;
+                    TrafficClass::from_code(code).ok_or(DecodeError::Field("traffic class"))?
+                },
+                purpose: match take(&mut from)? {
+                    [1] => Purpose::Migrate,
+                    [2] => Purpose::Resolve,
+                    [3] => Purpose::Forward,
+                    _ => return Err(DecodeError::Field("purpose")),
+                },
+                migration: MigrationId(take(&mut from)?),
+                node: take_text(&mut from, MAX_NAME)?,
+                disk: take_text(&mut from, MAX_NAME)?,
+            }),
+            Kind::Offer => Self::Offer(Offer {
+                epoch: Epoch(u64::from_le_bytes(take(&mut from)?)),
+                capacity: Sectors(u64::from_le_bytes(take(&mut from)?)),
+                allocated: u64::from_le_bytes(take(&mut from)?),
+                chunk_sectors: u32::from_le_bytes(take(&mut from)?),
+                window_chunks: u16::from_le_bytes(take(&mut from)?),
+            }),
+            Kind::Welcome => Self::Reply(Reply::Welcome {
+                version: u16::from_le_bytes(take(&mut from)?),
+                features: Features(u32::from_le_bytes(take(&mut from)?)),
+                node: take_text(&mut from, MAX_NAME)?,
+            }),
+            Kind::Accepted => Self::Reply(Reply::Accepted),
+            Kind::Refused => Self::Reply(Reply::Refused(Refusal {
+                code: RefusalCode::from_code(header.status),
+                text: take_text(&mut from, MAX_TEXT)?,
+            })),
+            other => return Err(DecodeError::Kind(other as u8)),
+        })
+    }
+}
+
+impl Hello {
+    /// The version to speak with the sender, if there is one.
+    pub const fn agree(&self) -> Option<u16> {
+        if self.min_version <= PROTOCOL_VERSION && self.max_version >= self.min_version {
+            let highest =
+                if self.max_version < PROTOCOL_VERSION { self.max_version } else { PROTOCOL_VERSION };
+            if highest == 0 { None } else { Some(highest) }
+        } else {
+            None
+        }
+    }
+}
+
+fn put(body: &mut Vec<u8>, bytes: &[u8]) {
+    body.extend_from_slice(bytes);
+}
+
+/// Writes at most `limit` bytes of the text, cut at a character's boundary.
+fn put_text(body: &mut Vec<u8>, text: &str, limit: usize) {
+    let text = &text[..text.floor_char_boundary(limit)];
+    put(body, &(text.len() as u16).to_le_bytes());
+    put(body, text.as_bytes());
+}
+
+fn take<const N: usize>(from: &mut &[u8]) -> Result<[u8; N], DecodeError> {
+    let (head, rest) = from.split_first_chunk().ok_or(DecodeError::Body)?;
+    *from = rest;
+    Ok(*head)
+}
+
+fn take_text(from: &mut &[u8], limit: usize) -> Result<String, DecodeError> {
+    let length = usize::from(u16::from_le_bytes(take(from)?));
+    if length > limit {
+        return Err(DecodeError::Field("text length"));
+    }
+    let (text, rest) = from.split_at_checked(length).ok_or(DecodeError::Body)?;
+    *from = rest;
+    core::str::from_utf8(text).map(str::to_owned).map_err(|_| DecodeError::Field("text"))
+}

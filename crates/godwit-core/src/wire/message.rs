@@ -1,0 +1,403 @@
+//! The frames that two controllers exchange once their connections are up.
+
+use super::header::{FLAG_FUA, FLAG_UNMAP, FLAG_ZEROES, Header, Kind};
+use super::{DecodeError, TrafficClass};
+use crate::action::{ChunkSlot, Digest};
+use crate::event::AbortReason;
+use crate::request::{Operation, RequestError, RequestTag};
+use crate::units::{Epoch, Extent, Generation, MigrationId};
+
+/// Longest payload of a frame whose payload is not a guest's or a chunk's data.
+const INLINE_LIMIT: usize = 32;
+
+/// Where the body of an outgoing frame takes its payload from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadBuffer {
+    /// The buffer of a guest's request.
+    Request(RequestTag),
+    /// The buffer of a slot of the locking window.
+    Chunk(ChunkSlot),
+}
+
+/// A frame between two controllers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// Asks for a [`Message::Pong`], to see that the peer lives.
+    Ping,
+    /// Answers a ping.
+    Pong,
+    /// Source to destination: flush, and accept `epoch` durably.
+    Prepare {
+        /// Which migration.
+        migration: MigrationId,
+        /// The epoch in which the destination will serve.
+        epoch: Epoch,
+    },
+    /// Destination to source: done; I hold I/O until you commit or abort.
+    Prepared {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// Source to destination: I gave the disk away durably; serve. Repeated until confirmed.
+    Commit {
+        /// Which migration.
+        migration: MigrationId,
+        /// The epoch in which the destination serves.
+        epoch: Epoch,
+    },
+    /// Destination to source: I serve, durably.
+    Committed {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// The sender ended the migration. From the source it is final: it serves on.
+    Abort {
+        /// Which migration.
+        migration: MigrationId,
+        /// Why.
+        reason: AbortReason,
+    },
+    /// Destination to source: I accepted; did you commit or abort?
+    Query {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// A chunk of the first pass. Without `zeroes` its data follows.
+    Copy {
+        /// The source's slot, returned in the ack.
+        slot: ChunkSlot,
+        /// The generation it was read in.
+        generation: Generation,
+        /// Where it belongs.
+        extent: Extent,
+        /// It is all zeroes; no data follows.
+        zeroes: bool,
+    },
+    /// A guest's write to the migrated region. Without `zeroes` its data follows.
+    DoubleWrite {
+        /// The source's request, returned in the ack.
+        tag: RequestTag,
+        /// The generation it was sent in.
+        generation: Generation,
+        /// Where it belongs.
+        extent: Extent,
+        /// It zeroes the extent; no data follows.
+        zeroes: bool,
+        /// The zeroed space may be released.
+        unmap: bool,
+    },
+    /// A copy (on the copy connection) or double write (on the sync connection) is on the
+    /// destination's disk, or failed.
+    Ack {
+        /// The slot or tag of the frame.
+        tag: u32,
+        /// The generation of the frame.
+        generation: Generation,
+        /// Whether it worked.
+        result: Result<(), RequestError>,
+    },
+    /// Read the extent and compare its hash with this one.
+    Verify {
+        /// The source's slot, returned in the answer.
+        slot: ChunkSlot,
+        /// The generation it was read in.
+        generation: Generation,
+        /// What to read.
+        extent: Extent,
+        /// The source's hash.
+        digest: Digest,
+    },
+    /// The answer to a verification.
+    Verified {
+        /// The slot of the question.
+        slot: ChunkSlot,
+        /// The generation of the question.
+        generation: Generation,
+        /// Whether the hashes are equal, or the destination's disk failed.
+        result: Result<bool, RequestError>,
+    },
+    /// I/O of a client that stayed at the node which served before. A write's data follows.
+    Forward {
+        /// The sender's request, returned in the reply.
+        tag: RequestTag,
+        /// What the client asked.
+        operation: Operation,
+    },
+    /// The answer to forwarded I/O. A successful read's data follows.
+    ForwardReply {
+        /// The request of the other side.
+        tag: RequestTag,
+        /// Bytes of data that follow: a successful read's length, else 0.
+        length: u32,
+        /// How it went.
+        result: Result<(), RequestError>,
+    },
+}
+
+impl Message {
+    /// The frame's header, and the payload that is not in a buffer, of the length returned.
+    pub fn encode(&self) -> (Header, [u8; INLINE_LIMIT], usize) {
+        let mut inline = [0; INLINE_LIMIT];
+        let mut header;
+        match *self {
+            Self::Ping => header = Header::new(Kind::Ping),
+            Self::Pong => header = Header::new(Kind::Pong),
+            Self::Prepare { migration, epoch } => {
+                header = about_epoch(Kind::Prepare, migration, epoch, &mut inline);
+            }
+            Self::Prepared { migration } => header = about(Kind::Prepared, migration, &mut inline),
+            Self::Commit { migration, epoch } => {
+                header = about_epoch(Kind::Commit, migration, epoch, &mut inline);
+            }
+            Self::Committed { migration } => {
+                header = about(Kind::Committed, migration, &mut inline);
+            }
+            Self::Abort { migration, reason } => {
+                header = about(Kind::Abort, migration, &mut inline);
+                header.status = reason.code();
+            }
+            Self::Query { migration } => header = about(Kind::Query, migration, &mut inline),
+            Self::Copy { slot, generation, extent, zeroes } => {
+                header = at(Kind::Copy, u32::from(slot.0), generation, extent);
+                header.flags = if zeroes { FLAG_ZEROES } else { 0 };
+                header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
+            }
+            Self::DoubleWrite { tag, generation, extent, zeroes, unmap } => {
+                header = at(Kind::DoubleWrite, tag.0, generation, extent);
+                header.flags =
+                    if zeroes { FLAG_ZEROES } else { 0 } | if unmap { FLAG_UNMAP } else { 0 };
+                header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
+            }
+            Self::Ack { tag, generation, result } => {
+                header = Header::new(Kind::Ack);
+                header.tag = tag;
+                header.generation = generation;
+                header.status = status(result);
+            }
+            Self::Verify { slot, generation, extent, digest } => {
+                header = at(Kind::Verify, u32::from(slot.0), generation, extent);
+                inline = digest;
+                header.payload_length = 32;
+            }
+            Self::Verified { slot, generation, result } => {
+                header = Header::new(Kind::Verified);
+                header.tag = u32::from(slot.0);
+                header.generation = generation;
+                header.status = status(result.map(|_| ()));
+                header.sectors = u32::from(result == Ok(true));
+            }
+            Self::Forward { tag, operation } => header = forward(tag, operation),
+            Self::ForwardReply { tag, length, result } => {
+                header = Header::new(Kind::ForwardReply);
+                header.tag = tag.0;
+                header.payload_length = length;
+                header.status = status(result);
+            }
+        }
+        let inline_length =
+            if header.payload_in_buffer() { 0 } else { header.payload_length as usize };
+        (header, inline, inline_length)
+    }
+
+    /// Reads a frame whose header is known. `body` is its payload, or empty when
+    /// [`Header::payload_in_buffer`] says that the payload belongs in a buffer.
+    ///
+    /// # Errors
+    /// [`DecodeError::Kind`] for greetings, [`DecodeError::Field`] or [`DecodeError::Body`].
+    pub fn decode(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
+        let generation = header.generation;
+        let zeroes = header.flags & FLAG_ZEROES != 0;
+        let tag = RequestTag(header.tag);
+        let expected = match header.kind {
+            Kind::Prepare | Kind::Commit => 24,
+            Kind::Prepared | Kind::Committed | Kind::Abort | Kind::Query => 16,
+            Kind::Verify => 32,
+            _ => 0,
+        };
+        if body.len() != expected || (!header.payload_in_buffer() && header.payload_length as usize != expected) {
+            return Err(DecodeError::Body);
+        }
+        Ok(match header.kind {
+            Kind::Ping => Self::Ping,
+            Kind::Pong => Self::Pong,
+            Kind::Prepare => {
+                Self::Prepare { migration: migration_in(body)?, epoch: epoch_in(body)? }
+            }
+            Kind::Prepared => Self::Prepared { migration: migration_in(body)? },
+            Kind::Commit => {
+                Self::Commit { migration: migration_in(body)?, epoch: epoch_in(body)? }
+            }
+            Kind::Committed => Self::Committed { migration: migration_in(body)? },
+            Kind::Abort => Self::Abort {
+                migration: migration_in(body)?,
+                reason: AbortReason::from_code(header.status),
+            },
+            Kind::Query => Self::Query { migration: migration_in(body)? },
+            Kind::Copy => {
+                let extent = data_extent(header, zeroes)?;
+                Self::Copy { slot: slot_in(header)?, generation, extent, zeroes }
+            }
+            Kind::DoubleWrite => {
+                let extent = data_extent(header, zeroes)?;
+                let unmap = header.flags & FLAG_UNMAP != 0;
+                Self::DoubleWrite { tag, generation, extent, zeroes, unmap }
+            }
+            Kind::Ack => Self::Ack {
+                tag: header.tag,
+                generation,
+                result: RequestError::from_code(header.status),
+            },
+            Kind::Verify => Self::Verify {
+                slot: slot_in(header)?,
+                generation,
+                extent: header.extent()?,
+                digest: array(body)?,
+            },
+            Kind::Verified => Self::Verified {
+                slot: slot_in(header)?,
+                generation,
+                result: RequestError::from_code(header.status).map(|()| header.sectors == 1),
+            },
+            Kind::ForwardRead => {
+                Self::Forward { tag, operation: Operation::Read(header.extent()?) }
+            }
+            Kind::ForwardWrite => {
+                let extent = data_extent(header, zeroes)?;
+                let fua = header.flags & FLAG_FUA != 0;
+                let unmap = header.flags & FLAG_UNMAP != 0;
+                let operation = if zeroes {
+                    Operation::WriteZeroes { extent, fua, unmap }
+                } else {
+                    Operation::Write { extent, fua }
+                };
+                Self::Forward { tag, operation }
+            }
+            Kind::ForwardFlush => Self::Forward { tag, operation: Operation::Flush },
+            Kind::ForwardReply => Self::ForwardReply {
+                tag,
+                length: header.payload_length,
+                result: RequestError::from_code(header.status),
+            },
+            Kind::Hello
+            | Kind::Welcome
+            | Kind::Refused
+            | Kind::Offer
+            | Kind::Accepted => return Err(DecodeError::Kind(header.kind as u8)),
+        })
+    }
+
+    /// The buffer whose bytes follow the header of this frame when this controller sends it. A
+    /// [`Message::ForwardReply`] is built by the body, which knows its buffer.
+    pub const fn payload(&self) -> Option<PayloadBuffer> {
+        match *self {
+            Self::Copy { slot, zeroes: false, .. } => Some(PayloadBuffer::Chunk(slot)),
+            Self::DoubleWrite { tag, zeroes: false, .. }
+            | Self::Forward { tag, operation: Operation::Write { .. } } => {
+                Some(PayloadBuffer::Request(tag))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether the frame may arrive on a connection of this class.
+    pub const fn belongs_on(&self, class: TrafficClass) -> bool {
+        match self {
+            Self::Copy { .. } | Self::Verify { .. } | Self::Verified { .. } => {
+                matches!(class, TrafficClass::Copy)
+            }
+            Self::DoubleWrite { .. } | Self::Forward { .. } | Self::ForwardReply { .. } => {
+                matches!(class, TrafficClass::Sync)
+            }
+            Self::Ack { .. } => matches!(class, TrafficClass::Sync | TrafficClass::Copy),
+            _ => matches!(class, TrafficClass::Control),
+        }
+    }
+}
+
+impl Header {
+    /// Whether the payload is a guest's or a chunk's data, which the body receives into a buffer
+    /// instead of handing it to [`Message::decode`].
+    pub const fn payload_in_buffer(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Copy | Kind::DoubleWrite | Kind::ForwardWrite | Kind::ForwardReply
+        )
+    }
+}
+
+fn about(kind: Kind, migration: MigrationId, inline: &mut [u8; INLINE_LIMIT]) -> Header {
+    inline[..16].copy_from_slice(&migration.0);
+    Header { payload_length: 16, ..Header::new(kind) }
+}
+
+fn about_epoch(
+    kind: Kind,
+    migration: MigrationId,
+    epoch: Epoch,
+    inline: &mut [u8; INLINE_LIMIT],
+) -> Header {
+    inline[16..24].copy_from_slice(&epoch.0.to_le_bytes());
+    Header { payload_length: 24, ..about(kind, migration, inline) }
+}
+
+fn at(kind: Kind, tag: u32, generation: Generation, extent: Extent) -> Header {
+    Header {
+        tag,
+        generation,
+        start: extent.start(),
+        sectors: extent.sectors(),
+        ..Header::new(kind)
+    }
+}
+
+fn forward(tag: RequestTag, operation: Operation) -> Header {
+    let generation = Generation(0);
+    match operation {
+        Operation::Read(extent) => at(Kind::ForwardRead, tag.0, generation, extent),
+        Operation::Write { extent, fua } => Header {
+            flags: if fua { FLAG_FUA } else { 0 },
+            payload_length: extent.bytes() as u32,
+            ..at(Kind::ForwardWrite, tag.0, generation, extent)
+        },
+        Operation::WriteZeroes { extent, fua, unmap } => Header {
+            flags: FLAG_ZEROES
+                | if fua { FLAG_FUA } else { 0 }
+                | if unmap { FLAG_UNMAP } else { 0 },
+            ..at(Kind::ForwardWrite, tag.0, generation, extent)
+        },
+        Operation::Flush => Header { tag: tag.0, ..Header::new(Kind::ForwardFlush) },
+    }
+}
+
+const fn status(result: Result<(), RequestError>) -> u16 {
+    match result {
+        Ok(()) => 0,
+        Err(error) => error.code(),
+    }
+}
+
+fn data_extent(header: &Header, zeroes: bool) -> Result<Extent, DecodeError> {
+    let extent = header.extent()?;
+    let expected = if zeroes { 0 } else { extent.bytes() };
+    if u64::from(header.payload_length) == expected {
+        Ok(extent)
+    } else {
+        Err(DecodeError::Field("payload length"))
+    }
+}
+
+fn slot_in(header: &Header) -> Result<ChunkSlot, DecodeError> {
+    u16::try_from(header.tag).map(ChunkSlot).map_err(|_| DecodeError::Field("slot"))
+}
+
+fn migration_in(body: &[u8]) -> Result<MigrationId, DecodeError> {
+    array(body).map(MigrationId)
+}
+
+fn epoch_in(body: &[u8]) -> Result<Epoch, DecodeError> {
+    array(&body[16..]).map(|bytes| Epoch(u64::from_le_bytes(bytes)))
+}
+
+fn array<const N: usize>(body: &[u8]) -> Result<[u8; N], DecodeError> {
+    body.first_chunk().copied().ok_or(DecodeError::Body)
+}

@@ -1,0 +1,83 @@
+//! Frames between two nodes: versioned, binary, little-endian, one codec for every body.
+//!
+//! Every frame is a 32-byte header, then `payload_length` bytes:
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..4 | magic, `GDW1` |
+//! | 4 | kind |
+//! | 5 | flags: 1 FUA, 2 unmap, 4 zeroes |
+//! | 6..8 | status: 0 or an error's code |
+//! | 8..12 | payload length in bytes, at most 32 MiB |
+//! | 12..16 | tag |
+//! | 16..20 | generation |
+//! | 20..28 | first sector |
+//! | 28..32 | sectors |
+//!
+//! A connection starts with a [`Hello`] and its answer ([`Reply`]); a migration's control
+//! connection then carries an [`Offer`] and its answer; [`Message`]s follow. All of these travel
+//! in the same frames.
+
+mod greeting;
+mod header;
+mod message;
+
+pub use greeting::{
+    Features, GREETING_LIMIT, Greeting, Hello, MAX_NAME, Offer, PROTOCOL_VERSION, Purpose, Refusal,
+    RefusalCode, Reply,
+};
+pub use header::{FLAG_FUA, FLAG_UNMAP, FLAG_ZEROES, HEADER_SIZE, Header, Kind, MAX_PAYLOAD};
+pub use message::{Message, PayloadBuffer};
+
+/// What a connection between two nodes carries. Each class has connections of its own, so that a
+/// bulk copy never delays a double write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TrafficClass {
+    /// Offers, the authority protocol, heartbeats.
+    Control,
+    /// Double writes, and after switchover the I/O of clients that stayed.
+    Sync,
+    /// Bulk copies and verification.
+    Copy,
+}
+
+impl TrafficClass {
+    /// The number that stands for the class in a hello.
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::Control => 1,
+            Self::Sync => 2,
+            Self::Copy => 3,
+        }
+    }
+
+    /// The class that a hello's number stands for.
+    pub const fn from_code(code: u8) -> Option<Self> {
+        match code {
+            1 => Some(Self::Control),
+            2 => Some(Self::Sync),
+            3 => Some(Self::Copy),
+            _ => None,
+        }
+    }
+}
+
+/// Bytes that are not a frame of this protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The first bytes are not those of a frame.
+    #[error("these bytes are not a Godwit frame")]
+    Magic,
+    /// The kind is not known.
+    #[error("frame kind {0} is not known")]
+    Kind(u8),
+    /// The payload is longer than its kind allows.
+    #[error("a payload of {0} bytes is too long for its frame")]
+    PayloadLength(u32),
+    /// A field holds a value that its kind does not allow.
+    #[error("the frame's {0} is not valid")]
+    Field(&'static str),
+    /// The body ends early or late.
+    #[error("the frame's body is malformed")]
+    Body,
+}
