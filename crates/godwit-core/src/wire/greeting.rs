@@ -77,6 +77,8 @@ pub struct Offer {
     pub chunk_sectors: u32,
     /// Chunks in flight at once.
     pub window_chunks: u16,
+    /// Copy connections that the source opens beside the control and sync connections.
+    pub copy_connections: u8,
 }
 
 /// Why a node said no, for programs.
@@ -194,6 +196,7 @@ impl Greeting {
                 put(&mut body, &offer.allocated.to_le_bytes());
                 put(&mut body, &offer.chunk_sectors.to_le_bytes());
                 put(&mut body, &offer.window_chunks.to_le_bytes());
+                body.push(offer.copy_connections);
                 Kind::Offer
             }
             Self::Reply(Reply::Welcome { version, features, node }) => {
@@ -251,6 +254,7 @@ impl Greeting {
                 allocated: u64::from_le_bytes(take(&mut from)?),
                 chunk_sectors: u32::from_le_bytes(take(&mut from)?),
                 window_chunks: u16::from_le_bytes(take(&mut from)?),
+                copy_connections: u8::from_le_bytes(take(&mut from)?),
             }),
             Kind::Welcome => Self::Reply(Reply::Welcome {
                 version: u16::from_le_bytes(take(&mut from)?),
