@@ -62,12 +62,18 @@ impl AuthorityRecord {
 
     /// The record of a disk that was created on this node.
     pub const fn created() -> Self {
-        Self { epoch: Epoch(1), ownership: Ownership::Serving }
+        Self {
+            epoch: Epoch(1),
+            ownership: Ownership::Serving,
+        }
     }
 
     /// The record of a disk that this node is about to receive for the first time.
     pub const fn vacant() -> Self {
-        Self { epoch: Epoch(0), ownership: Ownership::Vacant }
+        Self {
+            epoch: Epoch(0),
+            ownership: Ownership::Vacant,
+        }
     }
 
     /// The form in which it is stored.
@@ -126,13 +132,23 @@ pub enum Effect {
 enum Attempt {
     None,
     /// Source: asked the destination to accept.
-    Preparing { migration: MigrationId },
+    Preparing {
+        migration: MigrationId,
+    },
     /// Destination: takes copies and double writes.
-    Receiving { migration: MigrationId },
+    Receiving {
+        migration: MigrationId,
+    },
     /// Destination: makes what it received durable before it accepts.
-    Flushing { migration: MigrationId, epoch: Epoch },
+    Flushing {
+        migration: MigrationId,
+        epoch: Epoch,
+    },
     /// Destination: the source aborted while the acceptance was being stored.
-    Withdrawing { migration: MigrationId, reason: AbortReason },
+    Withdrawing {
+        migration: MigrationId,
+        reason: AbortReason,
+    },
 }
 
 /// The authority machine of one disk on one node.
@@ -148,7 +164,12 @@ impl Authority {
     /// The machine of a node that starts (again) with this record.
     pub const fn new(record: AuthorityRecord) -> Self {
         let confirmed = matches!(record.ownership, Ownership::Departed { .. });
-        Self { record, storing: None, attempt: Attempt::None, confirmed }
+        Self {
+            record,
+            storing: None,
+            attempt: Attempt::None,
+            confirmed,
+        }
     }
 
     /// What is durable.
@@ -187,7 +208,10 @@ impl Authority {
             return Vec::new();
         }
         self.attempt = Attempt::Preparing { migration };
-        vec![Effect::Send(Message::Prepare { migration, epoch: self.record.epoch.next() })]
+        vec![Effect::Send(Message::Prepare {
+            migration,
+            epoch: self.record.epoch.next(),
+        })]
     }
 
     /// Source: gives the attempt up. False once the decision to give the disk away is being
@@ -245,7 +269,9 @@ impl Authority {
 
     /// The record given with the last [`Effect::Persist`] is durable.
     pub fn persisted(&mut self) -> Vec<Effect> {
-        let Some(record) = self.storing.take() else { return Vec::new() };
+        let Some(record) = self.storing.take() else {
+            return Vec::new();
+        };
         let before = core::mem::replace(&mut self.record, record);
         match (before.ownership, record.ownership) {
             (_, Ownership::Relinquished { migration }) => {
@@ -253,7 +279,10 @@ impl Authority {
                 self.confirmed = false;
                 vec![
                     Effect::Relinquished(migration),
-                    Effect::Send(Message::Commit { migration, epoch: record.epoch }),
+                    Effect::Send(Message::Commit {
+                        migration,
+                        epoch: record.epoch,
+                    }),
                 ]
             }
             (_, Ownership::Accepted { migration }) => {
@@ -284,7 +313,10 @@ impl Authority {
             Message::Prepare { migration, epoch } => self.handle_prepare(migration, epoch),
             Message::Prepared { migration } => {
                 if self.attempt == (Attempt::Preparing { migration }) && self.may_serve() {
-                    self.store(self.record.epoch.next(), Ownership::Relinquished { migration })
+                    self.store(
+                        self.record.epoch.next(),
+                        Ownership::Relinquished { migration },
+                    )
                 } else {
                     Vec::new()
                 }
@@ -315,9 +347,10 @@ impl Authority {
         }
         match self.record.ownership {
             Ownership::Accepted { migration } => Some(Message::Query { migration }),
-            Ownership::Relinquished { migration } if !self.confirmed => {
-                Some(Message::Commit { migration, epoch: self.record.epoch })
-            }
+            Ownership::Relinquished { migration } if !self.confirmed => Some(Message::Commit {
+                migration,
+                epoch: self.record.epoch,
+            }),
             _ => None,
         }
     }
@@ -361,12 +394,18 @@ impl Authority {
             Ownership::Relinquished { migration: m } | Ownership::Departed { migration: m }
                 if m == migration);
         if gave_away {
-            return vec![Effect::Send(Message::Commit { migration, epoch: self.record.epoch })];
+            return vec![Effect::Send(Message::Commit {
+                migration,
+                epoch: self.record.epoch,
+            })];
         }
         if self.attempt == (Attempt::Preparing { migration }) {
             return Vec::new();
         }
-        vec![Effect::Send(Message::Abort { migration, reason: AbortReason::Cancelled })]
+        vec![Effect::Send(Message::Abort {
+            migration,
+            reason: AbortReason::Cancelled,
+        })]
     }
 
     fn handle_abort(&mut self, migration: MigrationId, reason: AbortReason) -> Vec<Effect> {

@@ -147,6 +147,10 @@ pub enum Event {
         /// What is stored now.
         record: AuthorityRecord,
     },
+    /// The node to which this one forwards does not own the disk any more: the body should close
+    /// the forwarding connection, find the owner and call
+    /// [`Controller::handle_forward_up`](crate::Controller::handle_forward_up).
+    OwnerMoved,
     /// The controller needs a control connection to the other node of this migration to find out
     /// who owns the disk. Repeated while it is needed.
     NeedPeer {

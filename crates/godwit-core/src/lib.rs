@@ -15,5 +15,6 @@ pub mod event;
 pub mod request;
 pub mod units;
 pub mod wire;
+mod write_table;
 
 pub use controller::{Controller, Limits, MigrationOptions, Progress, StartError};

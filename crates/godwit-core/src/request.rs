@@ -38,9 +38,9 @@ impl Operation {
     #[inline]
     pub const fn extent(&self) -> Option<Extent> {
         match *self {
-            Self::Read(extent)
-            | Self::Write { extent, .. }
-            | Self::WriteZeroes { extent, .. } => Some(extent),
+            Self::Read(extent) | Self::Write { extent, .. } | Self::WriteZeroes { extent, .. } => {
+                Some(extent)
+            }
             Self::Flush => None,
         }
     }
@@ -121,11 +121,7 @@ impl RequestError {
 ///
 /// # Errors
 /// [`RequestError::Misaligned`] or [`RequestError::OutOfRange`]; no arithmetic overflows.
-pub fn checked_extent(
-    offset: u64,
-    length: u32,
-    capacity: Sectors,
-) -> Result<Extent, RequestError> {
+pub fn checked_extent(offset: u64, length: u32, capacity: Sectors) -> Result<Extent, RequestError> {
     if !offset.is_multiple_of(SECTOR_SIZE) || !u64::from(length).is_multiple_of(SECTOR_SIZE) {
         return Err(RequestError::Misaligned);
     }
@@ -134,5 +130,9 @@ pub fn checked_extent(
     }
     let extent = Extent::new(Lba(offset / SECTOR_SIZE), length / SECTOR_SIZE as u32)
         .ok_or(RequestError::Misaligned)?;
-    if extent.within(capacity) { Ok(extent) } else { Err(RequestError::OutOfRange) }
+    if extent.within(capacity) {
+        Ok(extent)
+    } else {
+        Err(RequestError::OutOfRange)
+    }
 }

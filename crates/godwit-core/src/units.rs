@@ -34,7 +34,11 @@ pub struct Bytes(pub u64);
 impl Bytes {
     /// The number of whole sectors, or `None` when the count is not a multiple of 512.
     pub const fn sectors(self) -> Option<u64> {
-        if self.0.is_multiple_of(SECTOR_SIZE) { Some(self.0 / SECTOR_SIZE) } else { None }
+        if self.0.is_multiple_of(SECTOR_SIZE) {
+            Some(self.0 / SECTOR_SIZE)
+        } else {
+            None
+        }
     }
 }
 

@@ -1,13 +1,27 @@
 //! The controller of one disk on one node.
 
-use core::time::Duration;
+mod destination;
+mod dirty;
+mod guest;
+mod ownership;
+mod pacer;
+mod slots;
+mod source;
+mod window;
 
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use self::destination::Destination;
+use self::slots::{FORWARD, Slots, TagList, Work};
+use self::source::Source;
 use crate::action::{Action, Content, DiskTag};
-use crate::authority::AuthorityRecord;
-use crate::event::{AbortReason, Phase};
-use crate::request::{Request, RequestError, RequestTag};
-use crate::units::{Extent, MigrationId, Sectors, Time};
+use crate::authority::{Authority, AuthorityRecord};
+use crate::event::{AbortReason, Event, Phase};
+use crate::request::{Operation, RequestError, RequestTag};
+use crate::units::{MigrationId, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
+use crate::write_table::WriteTable;
 
 /// Sizes of the controller's tables, fixed for its life.
 #[derive(Clone, Copy, Debug)]
@@ -73,92 +87,264 @@ pub enum StartError {
     Option(&'static str),
 }
 
+/// The connection on which this node forwards I/O to the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ForwardLink {
+    /// None, and none is expected.
+    Absent,
+    /// Lost; requests wait for it.
+    Down,
+    /// Up.
+    Up,
+}
+
 /// The controller of one disk on one node: serves guests, moves the disk away, takes it in, and
 /// forwards the I/O of clients that stayed.
 ///
-/// Order of calls: after any `handle_*`, `start_*` or `cancel`, drain [`Self::poll_action`] until it
-/// is empty and carry the actions out. Tags are chosen by the body; a tag is busy from the call that
-/// brings it until [`Action::Complete`] or [`Action::ReleaseReplica`] names it. Call
-/// [`Self::handle_timer`] when [`Self::next_deadline`] has passed.
+/// Order of calls: after any `handle_*`, `start_*`, `cancel` or `fail_forwarded`, drain
+/// [`Self::poll_action`] until it is empty and carry the actions out. Tags are chosen by the body; a
+/// tag is busy from the call that brings it until [`Action::Complete`] or
+/// [`Action::ReleaseReplica`] names it. Call [`Self::handle_timer`] when [`Self::next_deadline`] has
+/// passed.
 #[derive(Debug)]
-pub struct Controller {}
+pub struct Controller {
+    limits: Limits,
+    capacity: Sectors,
+    slots: Slots,
+    table: WriteTable,
+    actions: VecDeque<Action>,
+    /// Tags whose blocker is gone, to be looked at again.
+    ready: VecDeque<RequestTag>,
+    /// Requests that wait until it is known who serves.
+    held: TagList,
+    /// Requests that have been admitted and not finished.
+    admitted: u32,
+    requests: u32,
+    authority: Authority,
+    source: Option<Box<Source>>,
+    last_progress: Option<Progress>,
+    destination: Option<Destination>,
+    /// Chunk reads of an abandoned migration that the disk has not finished.
+    orphaned_reads: u32,
+    forward_link: ForwardLink,
+    control_up: bool,
+    /// When to remind the other node of an undecided migration.
+    remind_at: Option<Time>,
+    now: Time,
+}
 
 impl Controller {
     /// A controller for a disk of `capacity` sectors whose stored authority is `record`.
-    pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self { todo!() }
+    pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {
+        let authority = Authority::new(record);
+        let remind_at = authority.in_doubt().map(|_| Time(0));
+        Self {
+            limits,
+            capacity,
+            slots: Slots::new(limits.requests),
+            table: WriteTable::new(limits.requests),
+            actions: VecDeque::with_capacity(
+                limits.requests as usize * 4 + usize::from(limits.window_chunks) * 2 + 16,
+            ),
+            ready: VecDeque::with_capacity(limits.requests as usize),
+            held: TagList::EMPTY,
+            admitted: 0,
+            requests: 0,
+            authority,
+            source: None,
+            last_progress: None,
+            destination: None,
+            orphaned_reads: 0,
+            forward_link: ForwardLink::Absent,
+            control_up: false,
+            remind_at,
+            now: Time(0),
+        }
+    }
 
     /// The next thing to do.
-    pub fn poll_action(&mut self) -> Option<Action> { todo!() }
+    #[inline]
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
 
     /// When [`Self::handle_timer`] wants to be called.
-    pub fn next_deadline(&self) -> Option<Time> { todo!() }
+    pub fn next_deadline(&self) -> Option<Time> {
+        let source = self.source.as_ref().map(|source| source.next_deadline());
+        let destination = self
+            .destination
+            .as_ref()
+            .map(|destination| destination.deadline);
+        [source, destination, self.remind_at]
+            .into_iter()
+            .flatten()
+            .min()
+    }
 
     /// A deadline passed.
-    pub fn handle_timer(&mut self, now: Time) { todo!() }
+    pub fn handle_timer(&mut self, now: Time) {
+        self.now = now;
+        self.source_timer();
+        self.destination_timer();
+        if self.remind_at.is_some_and(|at| at <= now) {
+            self.remind();
+        }
+    }
 
-    /// A guest or the peer (forwarding) asks for I/O. It is answered by [`Action::Complete`],
-    /// possibly only after a migration has been decided.
-    pub fn handle_request(&mut self, now: Time, request: Request) { todo!() }
-
-    /// A disk operation finished.
-    pub fn handle_disk_done(&mut self, now: Time, tag: DiskTag, result: Result<Content, RequestError>) { todo!() }
+    /// A disk operation finished. One that was not started is ignored.
+    #[inline]
+    pub fn handle_disk_done(
+        &mut self,
+        now: Time,
+        tag: DiskTag,
+        result: Result<Content, RequestError>,
+    ) {
+        self.now = now;
+        match tag {
+            DiskTag::Request(tag) => self.request_disk_done(tag, result.map(|_| ())),
+            DiskTag::Chunk(slot) => self.chunk_read(slot, result),
+            DiskTag::Replica(tag) => self.replica_disk_done(tag, result),
+            DiskTag::Barrier => self.barrier_done(result.map(|_| ())),
+        }
+        self.run_ready();
+    }
 
     /// A frame arrived on a connection of the current migration. `buffer` is the free tag in whose
     /// buffer the payload was received; [`Message::Copy`], [`Message::DoubleWrite`] and
     /// [`Message::Verify`] need one even without payload (a verification's data is read into it:
     /// it must hold the extent). The others must come without one. [`Message::Forward`] must not be
-    /// given here: the body turns it into [`Self::handle_request`] with [`Origin::Peer`](crate::request::Origin).
-    /// For [`Message::ForwardReply`] the payload is in the buffer of the request it answers.
-    pub fn handle_message(&mut self, now: Time, class: TrafficClass, message: Message, buffer: Option<RequestTag>) { todo!() }
+    /// given here: the body turns it into [`Self::handle_request`] with
+    /// [`Origin::Peer`](crate::request::Origin::Peer). For [`Message::ForwardReply`] the payload is
+    /// in the buffer of the request it answers; it comes from the connection on which this node
+    /// forwards.
+    #[inline]
+    pub fn handle_message(
+        &mut self,
+        now: Time,
+        class: TrafficClass,
+        message: Message,
+        buffer: Option<RequestTag>,
+    ) {
+        self.now = now;
+        match message {
+            Message::Ack {
+                tag,
+                generation,
+                result,
+            } => {
+                self.acknowledged(class, tag, generation, result);
+            }
+            Message::Copy { .. } | Message::DoubleWrite { .. } | Message::Verify { .. } => {
+                if let Some(tag) = buffer {
+                    self.replica(message, tag);
+                }
+            }
+            Message::Verified {
+                slot,
+                generation,
+                result,
+            } => {
+                self.chunk_compared(slot, generation, result);
+            }
+            Message::ForwardReply { tag, result, .. } => self.forward_reply(tag, result),
+            Message::Ping => {
+                self.heard();
+                self.send(TrafficClass::Control, Message::Pong);
+            }
+            Message::Pong => self.heard(),
+            Message::Forward { .. } => {}
+            Message::Prepare { .. }
+            | Message::Prepared { .. }
+            | Message::Commit { .. }
+            | Message::Committed { .. }
+            | Message::Abort { .. }
+            | Message::Query { .. } => self.authority_message(&message),
+        }
+        self.run_ready();
+    }
 
     /// The bytes of payload that a [`Message::ForwardReply`] for this tag carries when the request
     /// succeeded; `None` when no reply is expected (then the frame breaks the protocol).
-    pub fn forward_reply_length(&self, tag: RequestTag) -> Option<u32> { todo!() }
+    pub fn forward_reply_length(&self, tag: RequestTag) -> Option<u32> {
+        let slot = self
+            .slots
+            .get(tag)
+            .filter(|slot| slot.pending & FORWARD != 0)?;
+        match slot.work {
+            Work::Request {
+                operation: Operation::Read(extent),
+                ..
+            } => Some(extent.bytes() as u32),
+            Work::Request { .. } => Some(0),
+            _ => None,
+        }
+    }
 
     /// The record of the last [`Action::Persist`] is durable.
-    pub fn handle_persisted(&mut self, now: Time) { todo!() }
-
-    /// A connection of the current migration (any class) ended. Copies and double writes that were
-    /// not acknowledged are given up; before the point of no return the migration aborts. The sync
-    /// connection after switchover: forwarded I/O is kept and sent again after
-    /// [`Self::handle_forward_up`].
-    pub fn handle_connection_lost(&mut self, now: Time, class: TrafficClass) { todo!() }
-
-    /// A control connection to the other node of an undecided migration is up (again): see
-    /// [`Event::NeedPeer`](crate::event::Event::NeedPeer).
-    pub fn handle_control_up(&mut self, now: Time) { todo!() }
-
-    /// A sync connection to the node that owns the disk is up: held requests are forwarded on it,
-    /// and those that were forwarded on a lost connection are sent again. Frames of older
-    /// connections must not reach [`Self::handle_message`] any more.
-    pub fn handle_forward_up(&mut self, now: Time) { todo!() }
-
-    /// Forwarding has become hopeless: fails every request that waits for the owner.
-    pub fn fail_forwarded(&mut self, now: Time) { todo!() }
-
-    /// Starts to move the disk away. The connections are up and the destination accepted the offer.
-    pub fn start_source(&mut self, now: Time, options: MigrationOptions) -> Result<(), StartError> { todo!() }
-
-    /// Starts to take the disk in. The offer was accepted.
-    pub fn start_destination(&mut self, now: Time, migration: MigrationId, peer_timeout: Duration) -> Result<(), StartError> { todo!() }
+    pub fn handle_persisted(&mut self, now: Time) {
+        self.now = now;
+        let effects = self.authority.persisted();
+        let record = self.authority.record();
+        self.notify(Event::AuthorityChanged { record });
+        self.apply(effects);
+        self.run_ready();
+    }
 
     /// Ends the outgoing or incoming migration if that is still possible. False when it is too
     /// late (or there is none): then it will succeed, or only the other node can tell.
-    pub fn cancel(&mut self, now: Time, reason: AbortReason) -> bool { todo!() }
+    pub fn cancel(&mut self, now: Time, reason: AbortReason) -> bool {
+        self.now = now;
+        let cancelled = if self.source.is_some() {
+            self.abort_source(reason)
+        } else if let Some(migration) = self.authority.receiving() {
+            let effects = self.authority.stop_receiving(reason);
+            let stopped = !effects.is_empty();
+            if stopped {
+                self.send(TrafficClass::Control, Message::Abort { migration, reason });
+            }
+            self.apply(effects);
+            stopped
+        } else {
+            false
+        };
+        self.run_ready();
+        cancelled
+    }
 
     /// What is durably known about who owns the disk.
-    pub fn record(&self) -> AuthorityRecord { todo!() }
+    pub const fn record(&self) -> AuthorityRecord {
+        self.authority.record()
+    }
 
     /// Whether guest I/O is served from this node's disk now.
-    pub fn serves(&self) -> bool { todo!() }
+    pub const fn serves(&self) -> bool {
+        self.authority.may_serve()
+    }
 
     /// How far the outgoing migration is, or how the last one ended.
-    pub fn progress(&self) -> Option<Progress> { todo!() }
+    pub fn progress(&self) -> Option<Progress> {
+        self.source
+            .as_ref()
+            .map(|source| source.progress())
+            .or(self.last_progress)
+    }
 
     /// Requests that have entered and not been answered.
-    pub fn requests_in_flight(&self) -> u32 { todo!() }
+    pub const fn requests_in_flight(&self) -> u32 {
+        self.requests
+    }
 
-    /// Whether the tag's extent equals this one; a body's cross-check in tests.
-    #[doc(hidden)]
-    pub fn debug_extent(&self, tag: RequestTag) -> Option<Extent> { todo!() }
+    #[inline]
+    fn act(&mut self, action: Action) {
+        self.actions.push_back(action);
+    }
+
+    #[inline]
+    fn send(&mut self, class: TrafficClass, message: Message) {
+        self.act(Action::Send { class, message });
+    }
+
+    fn notify(&mut self, event: Event) {
+        self.act(Action::Notify(event));
+    }
 }

@@ -199,7 +199,11 @@ impl Greeting {
                 body.push(offer.copy_connections);
                 Kind::Offer
             }
-            Self::Reply(Reply::Welcome { version, features, node }) => {
+            Self::Reply(Reply::Welcome {
+                version,
+                features,
+                node,
+            }) => {
                 put(&mut body, &version.to_le_bytes());
                 put(&mut body, &features.0.to_le_bytes());
                 put_text(&mut body, node, MAX_NAME);
@@ -212,7 +216,11 @@ impl Greeting {
                 Kind::Refused
             }
         };
-        let header = Header { payload_length: body.len() as u32, status, ..Header::new(kind) };
+        let header = Header {
+            payload_length: body.len() as u32,
+            status,
+            ..Header::new(kind)
+        };
         let mut frame = Vec::with_capacity(HEADER_SIZE + body.len());
         frame.extend_from_slice(&header.encode());
         frame.extend_from_slice(&body);
@@ -275,8 +283,11 @@ impl Hello {
     /// The version to speak with the sender, if there is one.
     pub const fn agree(&self) -> Option<u16> {
         if self.min_version <= PROTOCOL_VERSION && self.max_version >= self.min_version {
-            let highest =
-                if self.max_version < PROTOCOL_VERSION { self.max_version } else { PROTOCOL_VERSION };
+            let highest = if self.max_version < PROTOCOL_VERSION {
+                self.max_version
+            } else {
+                PROTOCOL_VERSION
+            };
             if highest == 0 { None } else { Some(highest) }
         } else {
             None
@@ -308,5 +319,7 @@ fn take_text(from: &mut &[u8], limit: usize) -> Result<String, DecodeError> {
     }
     let (text, rest) = from.split_at_checked(length).ok_or(DecodeError::Body)?;
     *from = rest;
-    core::str::from_utf8(text).map(str::to_owned).map_err(|_| DecodeError::Field("text"))
+    core::str::from_utf8(text)
+        .map(str::to_owned)
+        .map_err(|_| DecodeError::Field("text"))
 }

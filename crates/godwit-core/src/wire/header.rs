@@ -21,7 +21,10 @@ const MAGIC: [u8; 4] = *b"GDW1";
 /// What a frame is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
-#[allow(missing_docs, reason = "each is documented on the type that it carries")]
+#[allow(
+    missing_docs,
+    reason = "each is documented on the type that it carries"
+)]
 pub enum Kind {
     Hello = 1,
     Welcome = 2,

@@ -157,29 +157,53 @@ impl Message {
                 header.status = reason.code();
             }
             Self::Query { migration } => header = about(Kind::Query, migration, &mut inline),
-            Self::Copy { slot, generation, extent, zeroes } => {
+            Self::Copy {
+                slot,
+                generation,
+                extent,
+                zeroes,
+            } => {
                 header = at(Kind::Copy, u32::from(slot.0), generation, extent);
                 header.flags = if zeroes { FLAG_ZEROES } else { 0 };
                 header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
             }
-            Self::DoubleWrite { tag, generation, extent, zeroes, unmap } => {
+            Self::DoubleWrite {
+                tag,
+                generation,
+                extent,
+                zeroes,
+                unmap,
+            } => {
                 header = at(Kind::DoubleWrite, tag.0, generation, extent);
                 header.flags =
                     if zeroes { FLAG_ZEROES } else { 0 } | if unmap { FLAG_UNMAP } else { 0 };
                 header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
             }
-            Self::Ack { tag, generation, result } => {
+            Self::Ack {
+                tag,
+                generation,
+                result,
+            } => {
                 header = Header::new(Kind::Ack);
                 header.tag = tag;
                 header.generation = generation;
                 header.status = status(result);
             }
-            Self::Verify { slot, generation, extent, digest } => {
+            Self::Verify {
+                slot,
+                generation,
+                extent,
+                digest,
+            } => {
                 header = at(Kind::Verify, u32::from(slot.0), generation, extent);
                 inline = digest;
                 header.payload_length = 32;
             }
-            Self::Verified { slot, generation, result } => {
+            Self::Verified {
+                slot,
+                generation,
+                result,
+            } => {
                 header = Header::new(Kind::Verified);
                 header.tag = u32::from(slot.0);
                 header.generation = generation;
@@ -187,15 +211,22 @@ impl Message {
                 header.sectors = u32::from(result == Ok(true));
             }
             Self::Forward { tag, operation } => header = forward(tag, operation),
-            Self::ForwardReply { tag, length, result } => {
+            Self::ForwardReply {
+                tag,
+                length,
+                result,
+            } => {
                 header = Header::new(Kind::ForwardReply);
                 header.tag = tag.0;
                 header.payload_length = length;
                 header.status = status(result);
             }
         }
-        let inline_length =
-            if header.payload_in_buffer() { 0 } else { header.payload_length as usize };
+        let inline_length = if header.payload_in_buffer() {
+            0
+        } else {
+            header.payload_length as usize
+        };
         (header, inline, inline_length)
     }
 
@@ -214,33 +245,54 @@ impl Message {
             Kind::Verify => 32,
             _ => 0,
         };
-        if body.len() != expected || (!header.payload_in_buffer() && header.payload_length as usize != expected) {
+        if body.len() != expected
+            || (!header.payload_in_buffer() && header.payload_length as usize != expected)
+        {
             return Err(DecodeError::Body);
         }
         Ok(match header.kind {
             Kind::Ping => Self::Ping,
             Kind::Pong => Self::Pong,
-            Kind::Prepare => {
-                Self::Prepare { migration: migration_in(body)?, epoch: epoch_in(body)? }
-            }
-            Kind::Prepared => Self::Prepared { migration: migration_in(body)? },
-            Kind::Commit => {
-                Self::Commit { migration: migration_in(body)?, epoch: epoch_in(body)? }
-            }
-            Kind::Committed => Self::Committed { migration: migration_in(body)? },
+            Kind::Prepare => Self::Prepare {
+                migration: migration_in(body)?,
+                epoch: epoch_in(body)?,
+            },
+            Kind::Prepared => Self::Prepared {
+                migration: migration_in(body)?,
+            },
+            Kind::Commit => Self::Commit {
+                migration: migration_in(body)?,
+                epoch: epoch_in(body)?,
+            },
+            Kind::Committed => Self::Committed {
+                migration: migration_in(body)?,
+            },
             Kind::Abort => Self::Abort {
                 migration: migration_in(body)?,
                 reason: AbortReason::from_code(header.status),
             },
-            Kind::Query => Self::Query { migration: migration_in(body)? },
+            Kind::Query => Self::Query {
+                migration: migration_in(body)?,
+            },
             Kind::Copy => {
                 let extent = data_extent(header, zeroes)?;
-                Self::Copy { slot: slot_in(header)?, generation, extent, zeroes }
+                Self::Copy {
+                    slot: slot_in(header)?,
+                    generation,
+                    extent,
+                    zeroes,
+                }
             }
             Kind::DoubleWrite => {
                 let extent = data_extent(header, zeroes)?;
                 let unmap = header.flags & FLAG_UNMAP != 0;
-                Self::DoubleWrite { tag, generation, extent, zeroes, unmap }
+                Self::DoubleWrite {
+                    tag,
+                    generation,
+                    extent,
+                    zeroes,
+                    unmap,
+                }
             }
             Kind::Ack => Self::Ack {
                 tag: header.tag,
@@ -258,9 +310,10 @@ impl Message {
                 generation,
                 result: RequestError::from_code(header.status).map(|()| header.sectors == 1),
             },
-            Kind::ForwardRead => {
-                Self::Forward { tag, operation: Operation::Read(header.extent()?) }
-            }
+            Kind::ForwardRead => Self::Forward {
+                tag,
+                operation: Operation::Read(header.extent()?),
+            },
             Kind::ForwardWrite => {
                 let extent = data_extent(header, zeroes)?;
                 let fua = header.flags & FLAG_FUA != 0;
@@ -272,17 +325,18 @@ impl Message {
                 };
                 Self::Forward { tag, operation }
             }
-            Kind::ForwardFlush => Self::Forward { tag, operation: Operation::Flush },
+            Kind::ForwardFlush => Self::Forward {
+                tag,
+                operation: Operation::Flush,
+            },
             Kind::ForwardReply => Self::ForwardReply {
                 tag,
                 length: header.payload_length,
                 result: RequestError::from_code(header.status),
             },
-            Kind::Hello
-            | Kind::Welcome
-            | Kind::Refused
-            | Kind::Offer
-            | Kind::Accepted => return Err(DecodeError::Kind(header.kind as u8)),
+            Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Offer | Kind::Accepted => {
+                return Err(DecodeError::Kind(header.kind as u8));
+            }
         })
     }
 
@@ -290,11 +344,18 @@ impl Message {
     /// [`Message::ForwardReply`] is built by the body, which knows its buffer.
     pub const fn payload(&self) -> Option<PayloadBuffer> {
         match *self {
-            Self::Copy { slot, zeroes: false, .. } => Some(PayloadBuffer::Chunk(slot)),
-            Self::DoubleWrite { tag, zeroes: false, .. }
-            | Self::Forward { tag, operation: Operation::Write { .. } } => {
-                Some(PayloadBuffer::Request(tag))
+            Self::Copy {
+                slot,
+                zeroes: false,
+                ..
+            } => Some(PayloadBuffer::Chunk(slot)),
+            Self::DoubleWrite {
+                tag, zeroes: false, ..
             }
+            | Self::Forward {
+                tag,
+                operation: Operation::Write { .. },
+            } => Some(PayloadBuffer::Request(tag)),
             _ => None,
         }
     }
@@ -327,7 +388,10 @@ impl Header {
 
 fn about(kind: Kind, migration: MigrationId, inline: &mut [u8; INLINE_LIMIT]) -> Header {
     inline[..16].copy_from_slice(&migration.0);
-    Header { payload_length: 16, ..Header::new(kind) }
+    Header {
+        payload_length: 16,
+        ..Header::new(kind)
+    }
 }
 
 fn about_epoch(
@@ -337,7 +401,10 @@ fn about_epoch(
     inline: &mut [u8; INLINE_LIMIT],
 ) -> Header {
     inline[16..24].copy_from_slice(&epoch.0.to_le_bytes());
-    Header { payload_length: 24, ..about(kind, migration, inline) }
+    Header {
+        payload_length: 24,
+        ..about(kind, migration, inline)
+    }
 }
 
 fn at(kind: Kind, tag: u32, generation: Generation, extent: Extent) -> Header {
@@ -365,7 +432,10 @@ fn forward(tag: RequestTag, operation: Operation) -> Header {
                 | if unmap { FLAG_UNMAP } else { 0 },
             ..at(Kind::ForwardWrite, tag.0, generation, extent)
         },
-        Operation::Flush => Header { tag: tag.0, ..Header::new(Kind::ForwardFlush) },
+        Operation::Flush => Header {
+            tag: tag.0,
+            ..Header::new(Kind::ForwardFlush)
+        },
     }
 }
 
@@ -387,7 +457,9 @@ fn data_extent(header: &Header, zeroes: bool) -> Result<Extent, DecodeError> {
 }
 
 fn slot_in(header: &Header) -> Result<ChunkSlot, DecodeError> {
-    u16::try_from(header.tag).map(ChunkSlot).map_err(|_| DecodeError::Field("slot"))
+    u16::try_from(header.tag)
+        .map(ChunkSlot)
+        .map_err(|_| DecodeError::Field("slot"))
 }
 
 fn migration_in(body: &[u8]) -> Result<MigrationId, DecodeError> {

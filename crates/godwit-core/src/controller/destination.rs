@@ -1,0 +1,264 @@
+//! The incoming migration: applies copies and double writes, and compares hashes.
+
+use core::time::Duration;
+
+use super::slots::{LOCAL, Stage, Work};
+use super::{Controller, StartError};
+use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
+use crate::event::AbortReason;
+use crate::request::{RequestError, RequestTag};
+use crate::units::{Generation, MigrationId, Time};
+use crate::wire::{Message, TrafficClass};
+
+/// What the destination remembers of a migration beside its authority.
+#[derive(Debug)]
+pub(super) struct Destination {
+    /// Highest generation seen: copies of an older one must not reach the disk.
+    generation: Generation,
+    timeout: Duration,
+    /// When the source counts as gone unless it is heard of.
+    pub(super) deadline: Time,
+    /// Frames whose disk operation has not finished.
+    in_flight: u32,
+}
+
+impl Controller {
+    /// Starts to take the disk in. The offer was accepted.
+    ///
+    /// # Errors
+    /// [`StartError::Busy`] when this node serves the disk, cannot know whether it does, or takes
+    /// it in already.
+    pub fn start_destination(
+        &mut self,
+        now: Time,
+        migration: MigrationId,
+        peer_timeout: Duration,
+    ) -> Result<(), StartError> {
+        if peer_timeout.is_zero() {
+            return Err(StartError::Option("peer timeout"));
+        }
+        let still_applying = self.destination.as_ref().is_some_and(|d| d.in_flight > 0);
+        if still_applying || self.source.is_some() || !self.authority.receive(migration) {
+            return Err(StartError::Busy);
+        }
+        self.now = now;
+        self.control_up = true;
+        self.destination = Some(Destination {
+            generation: Generation(0),
+            timeout: peer_timeout,
+            deadline: now.after(peer_timeout),
+            in_flight: 0,
+        });
+        Ok(())
+    }
+
+    /// A frame of the source that has to do with this node's disk.
+    pub(super) fn replica(&mut self, message: Message, tag: RequestTag) {
+        let (work, extent, generation) = match message {
+            Message::Copy {
+                slot,
+                generation,
+                extent,
+                zeroes,
+            } => (
+                Work::Copy {
+                    slot,
+                    generation,
+                    zeroes,
+                },
+                extent,
+                generation,
+            ),
+            Message::DoubleWrite {
+                tag,
+                generation,
+                extent,
+                zeroes,
+                unmap,
+            } => (
+                Work::DoubleWrite {
+                    tag: tag.0,
+                    generation,
+                    zeroes,
+                    unmap,
+                },
+                extent,
+                generation,
+            ),
+            Message::Verify {
+                slot,
+                generation,
+                extent,
+                digest,
+            } => (
+                Work::Verify {
+                    slot,
+                    generation,
+                    digest,
+                },
+                extent,
+                generation,
+            ),
+            _ => return,
+        };
+        self.destination_heard();
+        let Some(migration) = self.authority.receiving() else {
+            return self.act(Action::ReleaseReplica { tag });
+        };
+        let Some(destination) = &mut self.destination else {
+            return self.act(Action::ReleaseReplica { tag });
+        };
+        let stale = generation < destination.generation;
+        destination.generation = destination.generation.max(generation);
+        if stale && !matches!(work, Work::DoubleWrite { .. }) {
+            return self.act(Action::ReleaseReplica { tag });
+        }
+        if !extent.within(self.capacity) || !self.slots.occupy(tag, work, Some(extent)) {
+            let reason = AbortReason::Protocol;
+            self.act(Action::ReleaseReplica { tag });
+            self.send(TrafficClass::Control, Message::Abort { migration, reason });
+            let effects = self.authority.stop_receiving(reason);
+            return self.apply(effects);
+        }
+        destination.in_flight += 1;
+        self.join(tag);
+        self.advance(tag);
+    }
+
+    /// Starts a frame's disk operation: nothing that overlaps it is under way.
+    pub(super) fn issue_replica(&mut self, tag: RequestTag) {
+        let slot = &mut self.slots[tag];
+        let Some(extent) = slot.extent else { return };
+        slot.stage = Stage::InFlight;
+        slot.pending = LOCAL;
+        let zero = |unmap| DiskOperation::WriteZeroes {
+            extent,
+            fua: false,
+            unmap,
+        };
+        let operation = match slot.work {
+            Work::Copy { zeroes: true, .. } => zero(true),
+            Work::DoubleWrite {
+                zeroes: true,
+                unmap,
+                ..
+            } => zero(unmap),
+            Work::Verify { .. } => DiskOperation::Read {
+                extent,
+                inspect: Inspect::Digest,
+            },
+            _ => DiskOperation::Write { extent, fua: false },
+        };
+        self.act(Action::Disk {
+            tag: DiskTag::Replica(tag),
+            operation,
+        });
+    }
+
+    pub(super) fn replica_disk_done(
+        &mut self,
+        tag: RequestTag,
+        result: Result<Content, RequestError>,
+    ) {
+        let Some(slot) = self
+            .slots
+            .get_mut(tag)
+            .filter(|slot| slot.pending & LOCAL != 0)
+        else {
+            return;
+        };
+        slot.pending = 0;
+        let work = slot.work;
+        self.leave(tag);
+        self.slots.release(tag);
+        if let Some(destination) = &mut self.destination {
+            destination.in_flight -= 1;
+        }
+        let done = result.map(|_| ());
+        let answer = match work {
+            Work::Copy {
+                slot, generation, ..
+            } => {
+                let tag = u32::from(slot.0);
+                (
+                    TrafficClass::Copy,
+                    Message::Ack {
+                        tag,
+                        generation,
+                        result: done,
+                    },
+                )
+            }
+            Work::DoubleWrite {
+                tag, generation, ..
+            } => (
+                TrafficClass::Sync,
+                Message::Ack {
+                    tag,
+                    generation,
+                    result: done,
+                },
+            ),
+            Work::Verify {
+                slot,
+                generation,
+                digest,
+            } => {
+                let result = result.map(|content| content == Content::Digest(digest));
+                (
+                    TrafficClass::Copy,
+                    Message::Verified {
+                        slot,
+                        generation,
+                        result,
+                    },
+                )
+            }
+            Work::Free | Work::Request { .. } => return,
+        };
+        if self.authority.receiving().is_some() {
+            self.send(answer.0, answer.1);
+        }
+        self.act(Action::ReleaseReplica { tag });
+    }
+
+    /// Everything that was received is durable, or is not.
+    pub(super) fn barrier_done(&mut self, result: Result<(), RequestError>) {
+        let effects = match (result, self.authority.receiving()) {
+            (Ok(()), _) => self.authority.flushed(),
+            (Err(_), Some(migration)) => {
+                let reason = AbortReason::DestinationDisk;
+                self.send(TrafficClass::Control, Message::Abort { migration, reason });
+                self.authority.stop_receiving(reason)
+            }
+            (Err(_), None) => return,
+        };
+        self.apply(effects);
+    }
+
+    /// Whether a frame's disk operation is under way. The source drains before it asks for
+    /// acceptance, so one that is breaks the protocol.
+    pub(super) fn replicas_in_flight(&self) -> bool {
+        self.destination
+            .as_ref()
+            .is_some_and(|destination| destination.in_flight > 0)
+    }
+
+    pub(super) fn destination_heard(&mut self) {
+        if let Some(destination) = &mut self.destination {
+            destination.deadline = self.now.after(destination.timeout);
+        }
+    }
+
+    pub(super) fn destination_timer(&mut self) {
+        let Some(destination) = &mut self.destination else {
+            return;
+        };
+        if destination.deadline > self.now {
+            return;
+        }
+        destination.deadline = self.now.after(destination.timeout);
+        let effects = self.authority.stop_receiving(AbortReason::PeerTimeout);
+        self.apply(effects);
+    }
+}

@@ -1,0 +1,105 @@
+//! Which 4 KiB blocks were written since they were last compared.
+
+use crate::units::{Extent, Lba, Sectors};
+
+const BLOCK_SECTORS: u64 = 8;
+
+/// A bitmap over the disk's 4 KiB blocks: 32 MiB for a disk of 1 TiB.
+#[derive(Debug)]
+pub(super) struct DirtyBitmap {
+    words: Box<[u64]>,
+    capacity: Sectors,
+    count: u64,
+}
+
+impl DirtyBitmap {
+    pub(super) fn new(capacity: Sectors) -> Self {
+        let blocks = capacity.0.div_ceil(BLOCK_SECTORS);
+        let words = vec![0; blocks.div_ceil(64) as usize].into_boxed_slice();
+        Self {
+            words,
+            capacity,
+            count: 0,
+        }
+    }
+
+    /// Blocks that are set.
+    pub(super) fn count(&self) -> u64 {
+        self.count
+    }
+
+    pub(super) fn set(&mut self, extent: Extent) {
+        for block in blocks(extent) {
+            let (word, bit) = (&mut self.words[(block / 64) as usize], 1 << (block % 64));
+            self.count += u64::from(*word & bit == 0);
+            *word |= bit;
+        }
+    }
+
+    pub(super) fn clear(&mut self, extent: Extent) {
+        for block in blocks(extent) {
+            let (word, bit) = (&mut self.words[(block / 64) as usize], 1 << (block % 64));
+            self.count -= u64::from(*word & bit != 0);
+            *word &= !bit;
+        }
+    }
+
+    /// The first run of set blocks at or right of `from`, at most `limit` sectors of it.
+    pub(super) fn next_run(&self, from: Lba, limit: u32) -> Option<Extent> {
+        let first = self.next_set(from.0.div_ceil(BLOCK_SECTORS))?;
+        let most = first + u64::from(limit) / BLOCK_SECTORS;
+        let mut end = first + 1;
+        while end < most && self.is_set(end) {
+            end += 1;
+        }
+        let start = Lba(first * BLOCK_SECTORS);
+        let end = (end * BLOCK_SECTORS).min(self.capacity.0);
+        Extent::new(start, u32::try_from(end - start.0).ok()?)
+    }
+
+    fn next_set(&self, from: u64) -> Option<u64> {
+        let mut index = (from / 64) as usize;
+        let mut word = self.words.get(index)? & (u64::MAX << (from % 64));
+        while word == 0 {
+            index += 1;
+            word = *self.words.get(index)?;
+        }
+        Some(index as u64 * 64 + u64::from(word.trailing_zeros()))
+    }
+
+    fn is_set(&self, block: u64) -> bool {
+        self.words
+            .get((block / 64) as usize)
+            .is_some_and(|word| word & (1 << (block % 64)) != 0)
+    }
+}
+
+fn blocks(extent: Extent) -> core::ops::Range<u64> {
+    extent.start().0 / BLOCK_SECTORS..extent.end().0.div_ceil(BLOCK_SECTORS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(start: u64, sectors: u32) -> Extent {
+        Extent::new(Lba(start), sectors).unwrap()
+    }
+
+    #[test]
+    fn runs_are_whole_blocks_and_end_at_the_limit_or_the_disk() {
+        let mut dirty = DirtyBitmap::new(Sectors(1001));
+        dirty.set(extent(9, 1));
+        dirty.set(extent(15, 34));
+        dirty.set(extent(1000, 1));
+        assert_eq!(dirty.count(), 7);
+        assert_eq!(dirty.next_run(Lba(0), 1024), Some(extent(8, 48)));
+        assert_eq!(dirty.next_run(Lba(0), 16), Some(extent(8, 16)));
+        assert_eq!(dirty.next_run(Lba(24), 16), Some(extent(24, 16)));
+        assert_eq!(dirty.next_run(Lba(56), 64), Some(extent(1000, 1)));
+        dirty.clear(extent(8, 48));
+        assert_eq!(dirty.count(), 1);
+        assert_eq!(dirty.next_run(Lba(0), 64), Some(extent(1000, 1)));
+        assert_eq!(dirty.next_run(Lba(1001), 64), None);
+    }
+}

@@ -1,0 +1,388 @@
+//! The path of a guest's request: who serves it, whom it has to wait for, where it goes.
+
+use super::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
+use super::{Controller, ForwardLink};
+use crate::action::{Action, DiskOperation, DiskTag, Inspect};
+use crate::event::{AbortReason, Event};
+use crate::request::{Operation, Origin, Request, RequestError, RequestTag};
+use crate::units::Time;
+use crate::wire::{Message, TrafficClass};
+use crate::write_table::Entry;
+
+/// What happens to a request that arrives now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// It is served from the local disk.
+    Serve,
+    /// It waits until it is known who serves.
+    Hold,
+    /// It goes to the owner.
+    Forward,
+    /// It fails: the disk is elsewhere.
+    Refuse,
+}
+
+impl Controller {
+    /// A guest or the peer (forwarding) asks for I/O. It is answered by [`Action::Complete`],
+    /// possibly only after a migration has been decided. A tag that is busy or out of range is
+    /// ignored: the body hands out tags.
+    #[inline]
+    pub fn handle_request(&mut self, now: Time, request: Request) {
+        self.now = now;
+        let Request {
+            tag,
+            origin,
+            operation,
+        } = request;
+        let extent = operation.extent();
+        if !self
+            .slots
+            .occupy(tag, Work::Request { operation, origin }, extent)
+        {
+            debug_assert!(false, "{tag:?} is busy or out of range");
+            return;
+        }
+        self.requests += 1;
+        if extent.is_some_and(|extent| !extent.within(self.capacity)) {
+            self.answer(tag, Err(RequestError::OutOfRange));
+            return;
+        }
+        self.enter(tag, origin);
+    }
+
+    /// A sync connection to the node that owns the disk is up: held requests are forwarded on it,
+    /// and those that were forwarded on a lost connection are sent again. Frames of older
+    /// connections must not reach [`Self::handle_message`] any more.
+    pub fn handle_forward_up(&mut self, now: Time) {
+        self.now = now;
+        self.forward_link = ForwardLink::Up;
+        self.resend_forwarded();
+        self.release_held();
+        self.run_ready();
+    }
+
+    /// The connection on which this node forwards ended. Forwarded requests wait for the next one
+    /// ([`Self::handle_forward_up`]), for this node to become the owner, or for
+    /// [`Self::fail_forwarded`].
+    pub fn handle_forward_lost(&mut self, now: Time) {
+        self.now = now;
+        if self.forward_link == ForwardLink::Up {
+            self.forward_link = ForwardLink::Down;
+        }
+        if self.authority.may_serve() {
+            self.resend_forwarded();
+        }
+        self.run_ready();
+    }
+
+    /// Forwarding has become hopeless: fails every request that waits for the owner.
+    pub fn fail_forwarded(&mut self, now: Time) {
+        self.now = now;
+        self.forward_link = ForwardLink::Absent;
+        for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
+            self.slots[tag].pending = 0;
+            self.slots[tag].result = Err(RequestError::NotServing);
+            self.finish(tag);
+        }
+        self.release_held();
+        self.run_ready();
+    }
+
+    pub(super) fn gate(&self) -> Gate {
+        if self.authority.may_serve() {
+            let freezing = self
+                .source
+                .as_ref()
+                .is_some_and(|source| source.is_frozen());
+            return if freezing { Gate::Hold } else { Gate::Serve };
+        }
+        if self.authority.is_elsewhere() {
+            return match self.forward_link {
+                ForwardLink::Up => Gate::Forward,
+                ForwardLink::Down => Gate::Hold,
+                ForwardLink::Absent => Gate::Refuse,
+            };
+        }
+        Gate::Hold
+    }
+
+    /// Looks again at every request that was held, in order of arrival.
+    pub(super) fn release_held(&mut self) {
+        let mut held = core::mem::replace(&mut self.held, TagList::EMPTY);
+        while let Some(tag) = self.slots.pop(&mut held) {
+            let Work::Request { origin, .. } = self.slots[tag].work else {
+                continue;
+            };
+            if self.slots[tag].admitted {
+                // It keeps its place in the order of writes.
+                self.ready.push_back(tag);
+            } else {
+                self.enter(tag, origin);
+            }
+        }
+    }
+
+    #[inline]
+    fn enter(&mut self, tag: RequestTag, origin: Origin) {
+        match self.gate() {
+            Gate::Serve => self.admit(tag),
+            // The peer finds the owner by itself: passing its request on could send it in circles.
+            Gate::Forward if origin == Origin::Peer => {
+                self.answer(tag, Err(RequestError::NotServing));
+            }
+            Gate::Forward => self.admit(tag),
+            Gate::Hold => self.hold(tag),
+            Gate::Refuse => self.answer(tag, Err(RequestError::NotServing)),
+        }
+    }
+
+    fn hold(&mut self, tag: RequestTag) {
+        self.slots[tag].stage = Stage::Held;
+        let mut held = self.held;
+        self.slots.push(&mut held, tag);
+        self.held = held;
+    }
+
+    #[inline]
+    fn admit(&mut self, tag: RequestTag) {
+        self.admitted += 1;
+        self.slots[tag].admitted = true;
+        self.join(tag);
+        self.advance(tag);
+    }
+
+    /// Enters a slot's write into the order of writes.
+    #[inline]
+    pub(super) fn join(&mut self, tag: RequestTag) {
+        let slot = &mut self.slots[tag];
+        if let (true, Some(extent)) = (slot.is_write(), slot.extent) {
+            slot.registered = true;
+            let sequence = slot.sequence;
+            self.table.insert(Entry {
+                extent,
+                sequence,
+                tag,
+            });
+        }
+    }
+
+    /// Takes tags whose blocker is gone as far as they can go.
+    #[inline]
+    pub(super) fn run_ready(&mut self) {
+        while let Some(tag) = self.ready.pop_front() {
+            if self.slots.get(tag).is_some() {
+                self.advance(tag);
+            }
+        }
+        self.check_drained();
+    }
+
+    /// Starts the work in a slot, or makes it wait for an earlier overlapping write or for the
+    /// chunk that locks its addresses.
+    #[inline]
+    pub(super) fn advance(&mut self, tag: RequestTag) {
+        let slot = &self.slots[tag];
+        let (sequence, is_write) = (slot.sequence, slot.is_write());
+        if let Some(extent) = slot.extent {
+            let earlier = self.table.find(extent, |entry| entry.sequence < sequence);
+            if let Some(blocker) = earlier {
+                self.slots[tag].stage = Stage::Waiting;
+                self.slots.wait_for(blocker, tag);
+                return;
+            }
+            if is_write
+                && let Some(source) = &mut self.source
+                && let Some(chunk) = source.window.lock_over(extent)
+            {
+                self.slots[tag].stage = Stage::Waiting;
+                self.slots.push(&mut chunk.waiters, tag);
+                return;
+            }
+        }
+        if self.slots[tag].is_request() {
+            self.issue(tag)
+        } else {
+            self.issue_replica(tag)
+        }
+    }
+
+    #[inline]
+    fn issue(&mut self, tag: RequestTag) {
+        let Work::Request { operation, .. } = self.slots[tag].work else {
+            return;
+        };
+        if self.authority.may_serve() {
+            return self.issue_here(tag, operation);
+        }
+        if !self.authority.is_elsewhere() {
+            return self.hold(tag);
+        }
+        let slot = &mut self.slots[tag];
+        slot.stage = Stage::InFlight;
+        slot.pending = FORWARD;
+        slot.issued = self.now;
+        match self.forward_link {
+            ForwardLink::Up => {
+                self.send(TrafficClass::Sync, Message::Forward { tag, operation });
+            }
+            ForwardLink::Down => {}
+            ForwardLink::Absent => {
+                slot.pending = 0;
+                slot.result = Err(RequestError::NotServing);
+                self.finish(tag);
+            }
+        }
+    }
+
+    /// Starts a request on the local disk and, where the destination has the addresses already,
+    /// there too (`SendDoubleWrites`, Alg. 1).
+    #[inline]
+    fn issue_here(&mut self, tag: RequestTag, operation: Operation) {
+        let slot = &mut self.slots[tag];
+        slot.stage = Stage::InFlight;
+        slot.pending = LOCAL;
+        slot.issued = self.now;
+        let (local, remote) = match operation {
+            Operation::Read(extent) => (
+                DiskOperation::Read {
+                    extent,
+                    inspect: Inspect::Nothing,
+                },
+                None,
+            ),
+            Operation::Write { extent, fua } => (
+                DiskOperation::Write { extent, fua },
+                Some((extent, false, false)),
+            ),
+            Operation::WriteZeroes { extent, fua, unmap } => (
+                DiskOperation::WriteZeroes { extent, fua, unmap },
+                Some((extent, true, unmap)),
+            ),
+            // Until switchover the source's disk alone has to survive, and the destination makes
+            // everything durable before it accepts the disk: a local flush is a whole flush.
+            Operation::Flush => (DiskOperation::Flush, None),
+        };
+        self.act(Action::Disk {
+            tag: DiskTag::Request(tag),
+            operation: local,
+        });
+        if let Some((extent, zeroes, unmap)) = remote
+            && let Some(source) = &mut self.source
+            && source.has_copied(extent)
+        {
+            let generation = source.generation;
+            source.double_written(extent, zeroes);
+            self.slots[tag].pending |= REMOTE;
+            self.slots[tag].doubled = true;
+            let message = Message::DoubleWrite {
+                tag,
+                generation,
+                extent,
+                zeroes,
+                unmap,
+            };
+            self.send(TrafficClass::Sync, message);
+        }
+    }
+
+    #[inline]
+    pub(super) fn request_disk_done(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
+        let Some(slot) = self
+            .slots
+            .get_mut(tag)
+            .filter(|slot| slot.pending & LOCAL != 0)
+        else {
+            return;
+        };
+        slot.pending &= !LOCAL;
+        slot.result = result;
+        let doubled = slot.doubled;
+        if slot.pending == 0 {
+            self.finish(tag);
+        }
+        if result.is_err() && doubled {
+            // The destination may hold what the source failed to store: the images differ.
+            self.abort_source(AbortReason::SourceDisk);
+        }
+    }
+
+    /// The destination acknowledged (or failed) a double write.
+    #[inline]
+    pub(super) fn double_write_acknowledged(&mut self, tag: RequestTag) {
+        let Some(slot) = self
+            .slots
+            .get_mut(tag)
+            .filter(|slot| slot.pending & REMOTE != 0)
+        else {
+            return;
+        };
+        slot.pending &= !REMOTE;
+        if slot.pending == 0 {
+            self.finish(tag);
+        }
+    }
+
+    pub(super) fn forward_reply(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
+        let Some(slot) = self
+            .slots
+            .get_mut(tag)
+            .filter(|slot| slot.pending & FORWARD != 0)
+        else {
+            return;
+        };
+        if result != Err(RequestError::NotServing) {
+            slot.pending = 0;
+            slot.result = result;
+            return self.finish(tag);
+        }
+        // The other node did not do it because it does not own the disk any more.
+        if self.authority.may_serve() {
+            slot.pending = 0;
+            self.ready.push_back(tag);
+        } else if self.forward_link == ForwardLink::Up {
+            self.forward_link = ForwardLink::Down;
+            self.notify(Event::OwnerMoved);
+        }
+    }
+
+    /// Sends what was forwarded on a lost connection again, or does it here when this node has
+    /// become the owner. The old owner has either done it or never will, and no overlapping write
+    /// has been acknowledged since, so doing it (again) is what the client asked.
+    fn resend_forwarded(&mut self) {
+        for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
+            self.slots[tag].pending = 0;
+            self.ready.push_back(tag);
+        }
+    }
+
+    /// Ends a request that was admitted: frees its addresses, wakes who waited, answers.
+    #[inline]
+    fn finish(&mut self, tag: RequestTag) {
+        self.admitted -= 1;
+        self.leave(tag);
+        let result = self.slots[tag].result;
+        self.answer(tag, result);
+    }
+
+    /// Takes a finished slot out of the order of writes and wakes who waited for it.
+    #[inline]
+    pub(super) fn leave(&mut self, tag: RequestTag) {
+        let slot = &mut self.slots[tag];
+        let mut waiters = core::mem::replace(&mut slot.waiters, TagList::EMPTY);
+        if let (true, Some(extent)) = (slot.registered, slot.extent) {
+            slot.registered = false;
+            self.table.remove(tag, extent);
+            self.writes_left(extent);
+        }
+        while let Some(waiter) = self.slots.pop(&mut waiters) {
+            self.ready.push_back(waiter);
+        }
+    }
+
+    #[inline]
+    fn answer(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
+        self.slots.release(tag);
+        self.requests -= 1;
+        self.act(Action::Complete { tag, result });
+    }
+}

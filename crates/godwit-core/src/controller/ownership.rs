@@ -1,0 +1,134 @@
+//! Carries out what the authority machine decides, and keeps asking while it cannot.
+
+use core::time::Duration;
+
+use super::{Controller, ForwardLink};
+use crate::action::{Action, DiskOperation, DiskTag};
+use crate::authority::{Effect, Ownership};
+use crate::event::{AbortReason, Event, Phase};
+use crate::units::Time;
+use crate::wire::{Message, TrafficClass};
+
+/// How often an undecided node repeats its question.
+const REMIND_EVERY: Duration = Duration::from_millis(500);
+
+impl Controller {
+    /// A connection of the current migration (any class) ended, except the one that carries
+    /// forwarded I/O ([`Self::handle_forward_lost`]). Before the point of no return the migration
+    /// aborts: copies and double writes that were not acknowledged are given up.
+    pub fn handle_connection_lost(&mut self, now: Time, class: TrafficClass) {
+        self.now = now;
+        if class == TrafficClass::Control {
+            self.control_up = false;
+        }
+        if self.source.is_some() && !self.abort_source(AbortReason::PeerLost) {
+            // The disk is given away: what is left is to hear it confirmed.
+            if class == TrafficClass::Sync
+                && let Some(source) = &mut self.source
+            {
+                source.sync_up = false;
+            }
+        }
+        let effects = self.authority.stop_receiving(AbortReason::PeerLost);
+        self.apply(effects);
+        self.run_ready();
+    }
+
+    /// A control connection to the other node of an undecided migration is up (again): see
+    /// [`Event::NeedPeer`].
+    pub fn handle_control_up(&mut self, now: Time) {
+        self.now = now;
+        self.control_up = true;
+        self.remind();
+        self.run_ready();
+    }
+
+    pub(super) fn authority_message(&mut self, message: &Message) {
+        self.heard();
+        if matches!(message, Message::Prepare { .. })
+            && self.authority.receiving().is_some()
+            && self.replicas_in_flight()
+        {
+            self.cancel(self.now, AbortReason::Protocol);
+            return;
+        }
+        if let Message::Abort { migration, reason } = *message
+            && self
+                .source
+                .as_ref()
+                .is_some_and(|source| source.options.migration == migration)
+        {
+            self.abort_source(reason);
+            return;
+        }
+        let effects = self.authority.handle(message);
+        if self.authority.in_doubt().is_some() && self.remind_at.is_none() {
+            self.remind_at = Some(self.now.after(REMIND_EVERY));
+        }
+        self.apply(effects);
+    }
+
+    pub(super) fn apply(&mut self, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send(message) => self.send(TrafficClass::Control, message),
+                Effect::Flush => self.act(Action::Disk {
+                    tag: DiskTag::Barrier,
+                    operation: DiskOperation::Flush,
+                }),
+                Effect::Persist(record) => {
+                    if matches!(record.ownership, Ownership::Relinquished { .. }) {
+                        self.enter_phase(Phase::Relinquishing);
+                    }
+                    self.act(Action::Persist { record });
+                }
+                Effect::Relinquished(_) => {
+                    self.enter_phase(Phase::Committing);
+                    self.remind_at = Some(self.now.after(REMIND_EVERY));
+                }
+                Effect::Departed(migration) => {
+                    let sync_up = self.source.as_ref().is_some_and(|source| source.sync_up);
+                    self.forward_link = if sync_up {
+                        ForwardLink::Up
+                    } else {
+                        ForwardLink::Down
+                    };
+                    self.enter_phase(Phase::Completed);
+                    self.complete_source();
+                    self.notify(Event::MigrationCompleted { migration });
+                    if !sync_up {
+                        self.notify(Event::OwnerMoved);
+                    }
+                    self.release_held();
+                }
+                Effect::Owner(migration) => {
+                    self.destination = None;
+                    self.notify(Event::ReceiveCompleted { migration });
+                    self.release_held();
+                }
+                Effect::ReceiveAborted(migration, reason) => {
+                    self.notify(Event::ReceiveAborted { migration, reason });
+                    self.release_held();
+                }
+            }
+        }
+        if self.authority.in_doubt().is_none() {
+            self.remind_at = None;
+        } else if self.remind_at.is_none() {
+            self.remind_at = Some(self.now.after(REMIND_EVERY));
+        }
+    }
+
+    pub(super) fn remind(&mut self) {
+        let Some(migration) = self.authority.in_doubt() else {
+            self.remind_at = None;
+            return;
+        };
+        self.remind_at = Some(self.now.after(REMIND_EVERY));
+        if !self.control_up {
+            self.notify(Event::NeedPeer { migration });
+        } else if let Some(message) = self.authority.remind() {
+            self.send(TrafficClass::Control, message);
+        }
+    }
+}

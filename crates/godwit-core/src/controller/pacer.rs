@@ -1,0 +1,81 @@
+//! Keeps copies within a bandwidth budget that double writes have already drawn from.
+
+use core::time::Duration;
+
+use crate::units::Time;
+
+/// A token bucket that may go into debt: double writes are never held back, copies wait until the
+/// debt is paid.
+#[derive(Debug)]
+pub(super) struct Pacer {
+    bytes_per_second: u64,
+    /// Bytes that may be sent now; negative while in debt.
+    tokens: i64,
+    refilled: Time,
+}
+
+/// Unused budget is kept for this long, so that short stalls do not cost throughput.
+const BURST: Duration = Duration::from_millis(20);
+
+impl Pacer {
+    pub(super) fn new(bytes_per_second: u64, now: Time) -> Self {
+        Self {
+            bytes_per_second: bytes_per_second.max(1),
+            tokens: 0,
+            refilled: now,
+        }
+    }
+
+    /// Draws from the budget, into debt if it must.
+    pub(super) fn spend(&mut self, bytes: u64) {
+        self.tokens = self.tokens.saturating_sub_unsigned(bytes);
+    }
+
+    /// Whether a copy may be sent; otherwise when to ask again.
+    pub(super) fn ready(&mut self, now: Time) -> Result<(), Time> {
+        let elapsed = now.since(self.refilled).as_nanos();
+        let earned = elapsed * u128::from(self.bytes_per_second) / 1_000_000_000;
+        if earned > 0 {
+            let burst =
+                (BURST.as_nanos() * u128::from(self.bytes_per_second) / 1_000_000_000) as i64;
+            let earned = i64::try_from(earned).unwrap_or(i64::MAX);
+            self.tokens = self.tokens.saturating_add(earned).min(burst.max(1));
+            self.refilled = now;
+        }
+        if self.tokens > 0 {
+            return Ok(());
+        }
+        let wait = u128::from(self.tokens.unsigned_abs() + 1) * 1_000_000_000
+            / u128::from(self.bytes_per_second);
+        Err(now.after(Duration::from_nanos(
+            u64::try_from(wait).unwrap_or(u64::MAX).max(50_000),
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_keep_the_rate_and_pay_for_double_writes() {
+        let mut now = Time(0);
+        let mut pacer = Pacer::new(10_000_000, now);
+        let mut copied = 0;
+        while now < Time(1_000_000_000) {
+            match pacer.ready(now) {
+                Ok(()) => {
+                    pacer.spend(100_000);
+                    copied += 100_000;
+                }
+                Err(next) => {
+                    assert!(next > now);
+                    pacer.spend(next.since(now).as_nanos() as u64 / 250);
+                    now = next;
+                }
+            }
+        }
+        // 4 of the 10 MB/s went to double writes.
+        assert!((5_800_000..=6_300_000).contains(&copied), "{copied}");
+    }
+}

@@ -1,0 +1,234 @@
+//! One slot a tag: the requests and received frames that have not finished, and who waits for whom.
+
+use crate::action::{ChunkSlot, Digest};
+use crate::request::{Operation, Origin, RequestError, RequestTag};
+use crate::units::{Extent, Generation, Time};
+
+/// The local disk operation has not finished.
+pub(super) const LOCAL: u8 = 1;
+/// The destination has not acknowledged the double write.
+pub(super) const REMOTE: u8 = 2;
+/// The owner has not answered the forwarded request.
+pub(super) const FORWARD: u8 = 4;
+
+const NONE: u32 = u32::MAX;
+
+/// What a slot holds.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Work {
+    /// Nothing: the tag is free.
+    Free,
+    /// A guest's request, from here or forwarded by the peer.
+    Request {
+        operation: Operation,
+        origin: Origin,
+    },
+    /// A copy that the source sent.
+    Copy {
+        slot: ChunkSlot,
+        generation: Generation,
+        zeroes: bool,
+    },
+    /// A double write that the source sent.
+    DoubleWrite {
+        tag: u32,
+        generation: Generation,
+        zeroes: bool,
+        unmap: bool,
+    },
+    /// A comparison that the source asked for.
+    Verify {
+        slot: ChunkSlot,
+        generation: Generation,
+        digest: Digest,
+    },
+}
+
+/// How far the work in a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// Waits until it is known who serves.
+    Held,
+    /// Waits for an earlier overlapping write or for the locking window.
+    Waiting,
+    /// At the disk, the destination or the owner.
+    InFlight,
+}
+
+/// A first-in first-out list of tags, linked through the slots.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TagList {
+    head: u32,
+    tail: u32,
+}
+
+impl TagList {
+    pub(super) const EMPTY: Self = Self {
+        head: NONE,
+        tail: NONE,
+    };
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) work: Work,
+    pub(super) stage: Stage,
+    /// Operations that have not finished: [`LOCAL`], [`REMOTE`], [`FORWARD`].
+    pub(super) pending: u8,
+    /// Whether the request has passed the gate.
+    pub(super) admitted: bool,
+    /// Whether the write table knows it.
+    pub(super) registered: bool,
+    /// Whether the destination was told of this write.
+    pub(super) doubled: bool,
+    pub(super) extent: Option<Extent>,
+    pub(super) sequence: u64,
+    pub(super) issued: Time,
+    pub(super) result: Result<(), RequestError>,
+    pub(super) waiters: TagList,
+    next: u32,
+}
+
+impl Slot {
+    const FREE: Self = Self {
+        work: Work::Free,
+        stage: Stage::Held,
+        pending: 0,
+        admitted: false,
+        registered: false,
+        doubled: false,
+        extent: None,
+        sequence: 0,
+        issued: Time(0),
+        result: Ok(()),
+        waiters: TagList::EMPTY,
+        next: NONE,
+    };
+
+    pub(super) const fn is_free(&self) -> bool {
+        matches!(self.work, Work::Free)
+    }
+
+    pub(super) const fn is_request(&self) -> bool {
+        matches!(self.work, Work::Request { .. })
+    }
+
+    /// Whether the work changes the disk's content.
+    pub(super) const fn is_write(&self) -> bool {
+        match &self.work {
+            Work::Request { operation, .. } => operation.is_write(),
+            Work::Copy { .. } | Work::DoubleWrite { .. } => true,
+            Work::Free | Work::Verify { .. } => false,
+        }
+    }
+}
+
+/// All slots of a controller.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Box<[Slot]>,
+    next_sequence: u64,
+}
+
+impl Slots {
+    pub(super) fn new(count: u32) -> Self {
+        Self {
+            slots: vec![Slot::FREE; count as usize].into_boxed_slice(),
+            next_sequence: 0,
+        }
+    }
+
+    /// Puts work into a free slot. False when the tag is out of range or busy.
+    #[inline]
+    pub(super) fn occupy(&mut self, tag: RequestTag, work: Work, extent: Option<Extent>) -> bool {
+        let sequence = self.next_sequence;
+        match self.slots.get_mut(tag.0 as usize) {
+            Some(slot) if slot.is_free() => {
+                *slot = Slot {
+                    work,
+                    extent,
+                    sequence,
+                    ..Slot::FREE
+                };
+                self.next_sequence += 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    #[inline]
+    pub(super) fn release(&mut self, tag: RequestTag) {
+        self.slots[tag.0 as usize].work = Work::Free;
+    }
+
+    #[inline]
+    pub(super) fn get(&self, tag: RequestTag) -> Option<&Slot> {
+        self.slots
+            .get(tag.0 as usize)
+            .filter(|slot| !slot.is_free())
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, tag: RequestTag) -> Option<&mut Slot> {
+        self.slots
+            .get_mut(tag.0 as usize)
+            .filter(|slot| !slot.is_free())
+    }
+
+    /// The occupied slots that `matches` accepts, oldest first. For rare events: it allocates.
+    pub(super) fn select(&self, matches: impl Fn(&Slot) -> bool) -> Vec<RequestTag> {
+        let mut found: Vec<_> = (0u32..)
+            .zip(&*self.slots)
+            .filter(|(_, slot)| !slot.is_free() && matches(slot))
+            .map(|(tag, slot)| (slot.sequence, RequestTag(tag)))
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(_, tag)| tag).collect()
+    }
+
+    pub(super) fn push(&mut self, list: &mut TagList, tag: RequestTag) {
+        self.slots[tag.0 as usize].next = NONE;
+        if list.tail == NONE {
+            list.head = tag.0;
+        } else {
+            self.slots[list.tail as usize].next = tag.0;
+        }
+        list.tail = tag.0;
+    }
+
+    pub(super) fn pop(&mut self, list: &mut TagList) -> Option<RequestTag> {
+        if list.head == NONE {
+            return None;
+        }
+        let tag = list.head;
+        list.head = self.slots[tag as usize].next;
+        if list.head == NONE {
+            list.tail = NONE;
+        }
+        Some(RequestTag(tag))
+    }
+
+    /// Makes `tag` wait until `blocker` finishes.
+    pub(super) fn wait_for(&mut self, blocker: RequestTag, tag: RequestTag) {
+        let mut list = self.slots[blocker.0 as usize].waiters;
+        self.push(&mut list, tag);
+        self.slots[blocker.0 as usize].waiters = list;
+    }
+}
+
+impl core::ops::Index<RequestTag> for Slots {
+    type Output = Slot;
+
+    #[inline]
+    fn index(&self, tag: RequestTag) -> &Slot {
+        &self.slots[tag.0 as usize]
+    }
+}
+
+impl core::ops::IndexMut<RequestTag> for Slots {
+    #[inline]
+    fn index_mut(&mut self, tag: RequestTag) -> &mut Slot {
+        &mut self.slots[tag.0 as usize]
+    }
+}

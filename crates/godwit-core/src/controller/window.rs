@@ -1,0 +1,196 @@
+//! The locking window: the four pointers of the double-write algorithm (Fig. 5 and Alg. 1 of the
+//! SmartNIC storage-migration paper) and the chunks between them.
+
+use std::collections::VecDeque;
+
+use super::slots::TagList;
+use crate::action::{ChunkSlot, Digest};
+use crate::units::{Extent, Lba};
+
+/// How far a chunk in the window is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChunkState {
+    /// Locked; guest writes that were under way before have to finish before it is read.
+    Quiescing,
+    /// The local read is under way.
+    Reading,
+    /// Read, and waits for its turn to be sent.
+    Read(ChunkContent),
+    /// Sent to the destination.
+    Sent,
+    /// Acknowledged: unlocked, and migrated as far as guest I/O is concerned.
+    Done,
+}
+
+/// What the local read found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChunkContent {
+    Data,
+    Zeroes,
+    Digest(Digest),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Chunk {
+    pub(super) slot: ChunkSlot,
+    pub(super) extent: Extent,
+    pub(super) state: ChunkState,
+    pub(super) waiters: TagList,
+}
+
+/// The four pointers. They split the disk into *migrated* (below `write_tail`), *in flight* (the
+/// locking window, up to `read_head`) and *to be migrated*. Within a pass they only move right, and
+/// `write_tail <= write_head <= read_tail <= read_head`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Pointers {
+    /// Local reads were submitted up to here.
+    pub(super) read_head: Lba,
+    /// Local reads finished up to here.
+    pub(super) read_tail: Lba,
+    /// Remote writes were submitted up to here.
+    pub(super) write_head: Lba,
+    /// Remote writes were acknowledged up to here.
+    pub(super) write_tail: Lba,
+}
+
+/// The chunks of the window in address order, and the slots they use.
+#[derive(Debug)]
+pub(super) struct Window {
+    pub(super) pointers: Pointers,
+    chunks: VecDeque<Chunk>,
+    free: Vec<ChunkSlot>,
+    quiescing: u32,
+}
+
+impl Window {
+    pub(super) fn new(slots: u16) -> Self {
+        Self {
+            pointers: Pointers::default(),
+            chunks: VecDeque::with_capacity(usize::from(slots)),
+            free: (0..slots).rev().map(ChunkSlot).collect(),
+            quiescing: 0,
+        }
+    }
+
+    /// Starts a pass from the beginning of the disk.
+    pub(super) fn restart(&mut self) {
+        debug_assert!(self.chunks.is_empty(), "a pass ends with an empty window");
+        self.pointers = Pointers::default();
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    pub(super) fn has_free_slot(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    /// Locks the next chunk, at or right of the read head. `None` when the window is full.
+    pub(super) fn lock(&mut self, extent: Extent) -> Option<ChunkSlot> {
+        debug_assert!(
+            extent.start() >= self.pointers.read_head,
+            "pointers only move right"
+        );
+        let slot = self.free.pop()?;
+        let state = ChunkState::Quiescing;
+        self.chunks.push_back(Chunk {
+            slot,
+            extent,
+            state,
+            waiters: TagList::EMPTY,
+        });
+        self.quiescing += 1;
+        self.pointers.read_head = extent.end();
+        Some(slot)
+    }
+
+    /// Whether some chunk waits for guest writes to finish.
+    pub(super) fn has_quiescing(&self) -> bool {
+        self.quiescing > 0
+    }
+
+    /// How many chunks are in the window.
+    pub(super) fn len(&self) -> usize {
+        self.chunks.len()
+    }
+
+    /// The chunk at this place in the window, if it waits for guest writes and overlaps the extent.
+    pub(super) fn quiescing_at(&self, at: usize, extent: Extent) -> Option<(ChunkSlot, Extent)> {
+        let chunk = self.chunks.get(at)?;
+        (chunk.state == ChunkState::Quiescing && chunk.extent.overlaps(extent))
+            .then_some((chunk.slot, chunk.extent))
+    }
+
+    pub(super) fn get(&mut self, slot: ChunkSlot) -> Option<&mut Chunk> {
+        self.chunks.iter_mut().find(|chunk| chunk.slot == slot)
+    }
+
+    pub(super) fn start_reading(&mut self, slot: ChunkSlot) {
+        if let Some(chunk) = self.get(slot) {
+            chunk.state = ChunkState::Reading;
+            self.quiescing -= 1;
+        }
+    }
+
+    /// The chunk whose lock keeps a write to the extent waiting.
+    #[inline]
+    pub(super) fn lock_over(&mut self, extent: Extent) -> Option<&mut Chunk> {
+        if extent.start() >= self.pointers.read_head || extent.end() <= self.pointers.write_tail {
+            return None;
+        }
+        self.chunks
+            .iter_mut()
+            .find(|chunk| chunk.state != ChunkState::Done && chunk.extent.overlaps(extent))
+    }
+
+    /// The next chunk to send: chunks leave in address order, each once it is read.
+    pub(super) fn next_to_send(&mut self) -> Option<(ChunkSlot, Extent, ChunkContent)> {
+        let unsent = self
+            .chunks
+            .iter_mut()
+            .find(|chunk| !matches!(chunk.state, ChunkState::Sent | ChunkState::Done))?;
+        let ChunkState::Read(content) = unsent.state else {
+            return None;
+        };
+        unsent.state = ChunkState::Sent;
+        self.pointers.write_head = unsent.extent.end();
+        self.pointers.read_tail = self.pointers.read_tail.max(unsent.extent.end());
+        Some((unsent.slot, unsent.extent, content))
+    }
+
+    /// Marks a sent chunk as acknowledged and returns its extent and those who waited for it;
+    /// `None` when no such chunk was sent.
+    pub(super) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<(Extent, TagList)> {
+        let chunk = self
+            .get(slot)
+            .filter(|chunk| chunk.state == ChunkState::Sent)?;
+        chunk.state = ChunkState::Done;
+        let acknowledged = (
+            chunk.extent,
+            core::mem::replace(&mut chunk.waiters, TagList::EMPTY),
+        );
+        while let Some(chunk) = self
+            .chunks
+            .pop_front_if(|chunk| chunk.state == ChunkState::Done)
+        {
+            self.pointers.write_tail = chunk.extent.end();
+            self.free.push(chunk.slot);
+        }
+        Some(acknowledged)
+    }
+
+    /// Gives every chunk up. Returns how many local reads are still under way and who waited.
+    pub(super) fn abandon(&mut self) -> (u32, Vec<TagList>) {
+        let reading = self
+            .chunks
+            .iter()
+            .filter(|c| c.state == ChunkState::Reading)
+            .count() as u32;
+        self.quiescing = 0;
+        (
+            reading,
+            self.chunks.drain(..).map(|chunk| chunk.waiters).collect(),
+        )
+    }
+}
