@@ -1,1 +1,8 @@
-//! .
+//! The Godwit daemon: serves disks, moves them to and from other nodes, and answers an API.
+
+pub mod api;
+mod config;
+mod node;
+
+pub use config::{NodeConfig, PeerConfig, TlsFiles};
+pub use node::{NodeError, run};

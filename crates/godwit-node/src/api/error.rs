@@ -1,0 +1,81 @@
+//! Errors as a client of the API sees them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// What kind of error it is, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    /// The request makes no sense: a malformed body, name, size or option.
+    Invalid,
+    /// No such disk, migration, job or route.
+    NotFound,
+    /// A disk of that name exists.
+    Exists,
+    /// The disk is not in a state that allows it: in use, migrating, in doubt, or elsewhere.
+    Conflict,
+    /// The peer is not in this node's configuration.
+    UnknownPeer,
+    /// The peer cannot be reached or does not answer.
+    PeerUnreachable,
+    /// The peer's certificate, or ours at the peer, was not accepted.
+    PeerIdentity,
+    /// This node and the peer share no protocol version.
+    PeerVersion,
+    /// The peer said no.
+    PeerRefused,
+    /// Not enough space.
+    NoSpace,
+    /// A limit is reached; try again later.
+    Busy,
+    /// The node is shutting down.
+    ShuttingDown,
+    /// Something failed inside the node.
+    Internal,
+}
+
+impl ErrorCode {
+    /// The HTTP status that carries the error.
+    pub const fn status(self) -> u16 {
+        match self {
+            Self::Invalid => 400,
+            Self::NotFound => 404,
+            Self::Exists | Self::Conflict => 409,
+            Self::UnknownPeer => 422,
+            Self::PeerUnreachable | Self::PeerIdentity | Self::PeerVersion | Self::PeerRefused => {
+                502
+            }
+            Self::NoSpace => 507,
+            Self::Busy | Self::ShuttingDown => 503,
+            Self::Internal => 500,
+        }
+    }
+}
+
+/// The body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema, thiserror::Error)]
+#[error("{message}")]
+pub struct ErrorBody {
+    /// For programs.
+    pub code: ErrorCode,
+    /// What was attempted, on which disk or peer, and why it failed.
+    pub message: String,
+    /// What to do next, when there is something to do.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub hint: Option<String>,
+}
+
+impl ErrorBody {
+    /// An error without a hint.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), hint: None }
+    }
+
+    /// The same error with a hint.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
