@@ -1,1 +1,3 @@
-//! .
+//! Disks, front ends, and the engine that drives a migration controller.
+
+pub mod nbd;

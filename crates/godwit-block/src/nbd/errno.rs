@@ -1,0 +1,39 @@
+//! The errors an NBD reply can carry.
+
+use godwit_core::request::RequestError;
+
+/// An error number of the NBD protocol, independent of the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Errno {
+    /// `NBD_EIO`: the disk failed.
+    Io = 5,
+    /// `NBD_EINVAL`: the request cannot be carried out as it stands.
+    Invalid = 22,
+    /// `NBD_ENOSPC`: the write ends past the end of the disk, or nothing is left behind it.
+    NoSpace = 28,
+    /// `NBD_EOVERFLOW`: the read is too long for an answer in one piece.
+    Overflow = 75,
+    /// `NBD_ESHUTDOWN`: the disk is no longer served here.
+    Shutdown = 108,
+}
+
+impl Errno {
+    /// The number that a reply carries.
+    pub const fn code(self) -> u32 {
+        self as u32
+    }
+
+    /// How the protocol wants the failure of a request told. `writes` is true for
+    /// `NBD_CMD_WRITE` and `NBD_CMD_WRITE_ZEROES`, which report a range past the end as
+    /// `NBD_ENOSPC` where reads and trims report `NBD_EINVAL`.
+    pub const fn from_request(error: RequestError, writes: bool) -> Self {
+        match error {
+            RequestError::OutOfRange if writes => Self::NoSpace,
+            RequestError::OutOfRange | RequestError::Misaligned => Self::Invalid,
+            RequestError::Io => Self::Io,
+            RequestError::NoSpace => Self::NoSpace,
+            RequestError::NotServing => Self::Shutdown,
+        }
+    }
+}

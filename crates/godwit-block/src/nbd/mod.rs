@@ -1,0 +1,29 @@
+//! The server's side of the NBD protocol, without I/O.
+//!
+//! A connection has two phases. In the first, [`Handshake`] is fed what the client sends and says
+//! what to do: bytes to send, a disk to look up, TLS to start. It ends with [`Negotiated`]. In the
+//! second, the client sends a [`RequestHeader`] per request (followed by the data of a write) and
+//! gets a [`ReplyHeader`] for each (followed by the data of a read). The codecs of the second phase
+//! allocate nothing.
+//!
+//! Every byte a client sends is taken for hostile: lengths and counts are bounded before anything
+//! is stored, and no input panics or overflows. Time limits are the caller's to keep.
+//!
+//! Served is the fixed newstyle handshake, with `NBD_OPT_GO`, `INFO`, `EXPORT_NAME`, `LIST`,
+//! `ABORT`, `STARTTLS` and `STRUCTURED_REPLY`; every other option is answered with
+//! `NBD_REP_ERR_UNSUP`.
+
+mod constants;
+mod errno;
+mod handshake;
+mod transmission;
+
+pub use constants::{MAX_PAYLOAD, MAX_STRING, PREFERRED_BLOCK_SIZE};
+pub use errno::Errno;
+pub use handshake::{
+    ExportInfo, ExportRefusal, Handshake, HandshakeConfig, HandshakeError, HandshakeStep,
+    Negotiated, TlsPolicy,
+};
+pub use transmission::{
+    Command, Extents, InvalidRequest, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader,
+};

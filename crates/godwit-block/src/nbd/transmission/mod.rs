@@ -1,0 +1,9 @@
+//! The transmission phase: requests in, replies out, each a fixed number of bytes.
+
+mod extents;
+mod reply;
+mod request;
+
+pub use extents::Extents;
+pub use reply::ReplyHeader;
+pub use request::{Command, InvalidRequest, REQUEST_HEADER_SIZE, RequestHeader};
