@@ -1,1 +1,24 @@
-//! .
+//! What the system tests, the demo and the benchmarks share: nodes run as real processes, disks are
+//! reached over real sockets, and every byte a guest was promised is checked.
+//!
+//! - [`VerifyingClient`] is a guest: it keeps many requests in flight on a disk and knows, for
+//!   every sector, what may and what may not be read back.
+//! - [`Cluster`] runs `godwit node` processes with their own certificates on loopback, and the
+//!   `godwit` command against them.
+//! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
+
+pub mod client;
+
+
+
+pub mod nbd;
+pub mod process;
+pub mod random;
+
+
+pub use client::{Model, VerifyingClient, Workload};
+
+pub use nbd::NbdTarget;
+
+/// Bytes in a sector: the unit in which disks are addressed and checked.
+pub const SECTOR: usize = 512;

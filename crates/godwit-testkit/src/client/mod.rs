@@ -1,0 +1,13 @@
+//! A guest that checks everything it is told.
+
+mod content;
+mod driver;
+mod model;
+mod verify;
+mod workload;
+
+pub use content::Content;
+pub use driver::{ClientStats, End, Outcome, VerifyingClient};
+pub use model::{Initial, Model, ReadTicket, Violation, WriteTicket};
+pub use verify::{DiskReader, RawImage, Verified};
+pub use workload::Workload;

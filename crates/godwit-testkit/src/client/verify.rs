@@ -1,0 +1,87 @@
+//! Reading a whole disk back.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::model::Model;
+use crate::SECTOR;
+use crate::nbd::NbdConnection;
+
+const STEP: u64 = 1 << 20;
+
+/// Anything a whole disk can be read from.
+pub trait DiskReader {
+    /// Fills `into` from this byte on.
+    ///
+    /// # Errors
+    /// Those of what lies behind.
+    fn read_disk(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+}
+
+impl DiskReader for NbdConnection {
+    fn read_disk(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.read_at(offset, into)
+    }
+}
+
+/// A raw image file.
+#[derive(Debug)]
+pub struct RawImage(File);
+
+impl RawImage {
+    /// Opens the file for reading.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        File::open(path).map(Self)
+    }
+}
+
+impl DiskReader for RawImage {
+    fn read_disk(&mut self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(into, offset)
+    }
+}
+
+/// What a whole read proved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Sectors that were read and found right.
+    pub sectors: u64,
+    /// Those among them that had been written.
+    pub written: u64,
+}
+
+impl Model {
+    /// Reads the whole disk and proves that every sector holds its last acknowledged write or a
+    /// later one that was not acknowledged. Nothing may be in flight.
+    ///
+    /// # Errors
+    /// When the disk cannot be read, or with the sectors that are wrong: the first ten in words,
+    /// and the number of MiB that hold one.
+    pub fn verify_all(&mut self, disk: &mut dyn DiskReader) -> Result<Verified, String> {
+        let bytes = self.sectors() * SECTOR as u64;
+        let mut buffer = vec![0; STEP as usize];
+        let mut wrong = Vec::new();
+        let mut offset = 0;
+        while offset < bytes {
+            let length = STEP.min(bytes - offset) as usize;
+            let into = &mut buffer[..length];
+            disk.read_disk(offset, into).map_err(|error| format!("cannot verify: {error}"))?;
+            let ticket = self.begin_read(offset / SECTOR as u64);
+            if let Err(violation) = self.end_read(&ticket, into) {
+                wrong.push(violation.0);
+            }
+            offset += length as u64;
+        }
+        if wrong.is_empty() {
+            return Ok(Verified { sectors: self.sectors(), written: self.touched() as u64 });
+        }
+        let count = wrong.len();
+        wrong.truncate(10);
+        Err(format!("{count} MiB with wrong sectors:\n  {}", wrong.join("\n  ")))
+    }
+}

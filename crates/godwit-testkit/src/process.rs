@@ -1,0 +1,145 @@
+//! Programs that tests and the demo run.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output};
+use std::time::{Duration, Instant};
+
+/// The unit of `/proc/PID/stat`, the same on every Linux architecture.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// A child process that does not outlive its handle.
+#[derive(Debug)]
+pub struct Process {
+    child: Child,
+    name: String,
+}
+
+impl Process {
+    /// Starts the command.
+    ///
+    /// # Errors
+    /// When the program cannot be started, with its name.
+    pub fn spawn(command: &mut Command) -> io::Result<Self> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let child = command
+            .spawn()
+            .map_err(|error| io::Error::other(format!("cannot start {name}: {error}")))?;
+        Ok(Self { child, name })
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            // A process that is already gone needs no signal.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// Kills it at once and waits until it is gone.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Its exit status when it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Waits until it ends.
+    ///
+    /// # Errors
+    /// When it still runs after `timeout`.
+    pub fn wait(&mut self, timeout: Duration) -> io::Result<ExitStatus> {
+        wait_for(timeout, || self.ended())
+            .ok_or_else(|| io::Error::other(format!("{} still runs after {timeout:?}", self.name)))
+    }
+
+    /// The child itself, to reach its pipes.
+    pub fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// CPU seconds, user and system, that a process has used; `None` when it is gone.
+pub fn cpu_seconds(pid: u32) -> Option<f64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The program's name is in parentheses and may hold spaces.
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let user: u64 = fields.nth(11)?.parse().ok()?;
+    let system: u64 = fields.next()?.parse().ok()?;
+    Some((user + system) as f64 / TICKS_PER_SECOND)
+}
+
+/// Asks again and again until there is an answer; `None` when there is none in time.
+pub fn wait_for<T>(timeout: Duration, mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        if let Some(answer) = ask() {
+            return Some(answer);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs a program to its end.
+///
+/// # Errors
+/// When it cannot be started or fails, with the command line and what it printed.
+pub fn run(command: &mut Command) -> io::Result<Output> {
+    let line = command_line(command);
+    let output = command
+        .output()
+        .map_err(|error| io::Error::other(format!("cannot start '{line}': {error}")))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    Err(io::Error::other(format!(
+        "'{line}' failed ({}):\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )))
+}
+
+/// The command as one would type it.
+pub fn command_line(command: &Command) -> String {
+    std::iter::once(command.get_program())
+        .chain(command.get_args())
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// A directory for a run's files, on a file system with O_DIRECT: inside the build directory.
+///
+/// # Errors
+/// When it cannot be made.
+pub fn scratch_dir() -> io::Result<tempfile::TempDir> {
+    let base = target_dir().join("scratch");
+    std::fs::create_dir_all(&base)?;
+    // Short, because a unix socket's path has at most 107 bytes.
+    tempfile::Builder::new().prefix("t").rand_bytes(6).tempdir_in(base)
+}
+
+/// The workspace's build directory.
+pub fn target_dir() -> PathBuf {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let root = crates.skip(2).next().unwrap_or(Path::new("."));
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
+}
