@@ -8,16 +8,18 @@
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
 pub mod client;
-
-
+pub mod cluster;
+pub mod fio;
+pub mod image;
 
 pub mod nbd;
 pub mod process;
 pub mod random;
-
+pub mod report;
 
 pub use client::{Model, VerifyingClient, Workload};
 
+pub use cluster::{Cluster, Node};
 pub use nbd::NbdTarget;
 
 /// Bytes in a sector: the unit in which disks are addressed and checked.

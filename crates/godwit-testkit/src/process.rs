@@ -134,12 +134,15 @@ pub fn scratch_dir() -> io::Result<tempfile::TempDir> {
     let base = target_dir().join("scratch");
     std::fs::create_dir_all(&base)?;
     // Short, because a unix socket's path has at most 107 bytes.
-    tempfile::Builder::new().prefix("t").rand_bytes(6).tempdir_in(base)
+    tempfile::Builder::new()
+        .prefix("t")
+        .rand_bytes(6)
+        .tempdir_in(base)
 }
 
 /// The workspace's build directory.
 pub fn target_dir() -> PathBuf {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let root = crates.skip(2).next().unwrap_or(Path::new("."));
+    let mut crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
+    let root = crates.nth(2).unwrap_or(Path::new("."));
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }

@@ -18,7 +18,11 @@ impl Random {
 
     /// A number below `bound`; 0 when `bound` is 0.
     pub const fn below(&mut self, bound: u64) -> u64 {
-        if bound == 0 { 0 } else { self.next_u64() % bound }
+        if bound == 0 {
+            0
+        } else {
+            self.next_u64() % bound
+        }
     }
 
     /// True in `percent` of 100 cases.
@@ -45,5 +49,8 @@ pub const fn mix(value: u64) -> u64 {
 /// The seed of a test: `GODWIT_SEED` when it is set, otherwise `default`, so that a run is
 /// repeatable and can be varied without a rebuild.
 pub fn seed(default: u64) -> u64 {
-    std::env::var("GODWIT_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+    std::env::var("GODWIT_SEED")
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .unwrap_or(default)
 }

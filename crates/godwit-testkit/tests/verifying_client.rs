@@ -28,12 +28,21 @@ fn serve(model: &Model) -> Server {
     let (socket, image) = (dir.path().join("s"), dir.path().join("image"));
     model.write_image(&image).unwrap();
     let process = nbdkit(&socket, &image);
-    Server { process, target: NbdTarget::unix(socket, ""), image, _dir: dir }
+    Server {
+        process,
+        target: NbdTarget::unix(socket, ""),
+        image,
+        _dir: dir,
+    }
 }
 
 fn nbdkit(socket: &Path, image: &Path) -> Process {
     let mut command = Command::new("nbdkit");
-    command.args(["-f", "-U"]).arg(socket).arg("file").arg(image);
+    command
+        .args(["-f", "-U"])
+        .arg(socket)
+        .arg("file")
+        .arg(image);
     let process = Process::spawn(&mut command).unwrap();
     assert!(wait_for(PATIENCE, || socket.exists().then_some(())).is_some());
     process
@@ -66,13 +75,20 @@ fn a_right_server_passes_and_planted_faults_are_found() {
     let mut raw = RawImage::open(&server.image).unwrap();
     model.verify_all(&mut raw).unwrap();
 
-    let file = File::options().read(true).write(true).open(&server.image).unwrap();
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(&server.image)
+        .unwrap();
     let at = SIZE / 2 + 77;
     let mut byte = [0];
     file.read_exact_at(&mut byte, at).unwrap();
     file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     let found = model.verify_all(&mut connection).unwrap_err();
-    assert!(found.contains(&format!("sector {}", at / SECTOR as u64)), "{found}");
+    assert!(
+        found.contains(&format!("sector {}", at / SECTOR as u64)),
+        "{found}"
+    );
     file.write_all_at(&byte, at).unwrap();
     model.verify_all(&mut connection).unwrap();
 }
@@ -85,18 +101,29 @@ fn a_reverted_acknowledged_write_is_found() {
     let mut model = run_load(&server, model, 500);
     std::fs::copy(&server.image, &before).unwrap();
     model = run_load(&server, model, 500);
-    model.verify_all(&mut RawImage::open(&server.image).unwrap()).unwrap();
+    model
+        .verify_all(&mut RawImage::open(&server.image).unwrap())
+        .unwrap();
 
     // The first sector in which the later load changed something goes back to what it was.
-    let (old, new) = (std::fs::read(&before).unwrap(), std::fs::read(&server.image).unwrap());
+    let (old, new) = (
+        std::fs::read(&before).unwrap(),
+        std::fs::read(&server.image).unwrap(),
+    );
     let changed = (0..SIZE as usize)
         .step_by(SECTOR)
         .find(|&at| old[at..at + SECTOR] != new[at..at + SECTOR])
         .unwrap();
     let file = File::options().write(true).open(&server.image).unwrap();
-    file.write_all_at(&old[changed..changed + SECTOR], changed as u64).unwrap();
-    let found = model.verify_all(&mut RawImage::open(&server.image).unwrap()).unwrap_err();
-    assert!(found.contains(&format!("sector {}", changed / SECTOR)), "{found}");
+    file.write_all_at(&old[changed..changed + SECTOR], changed as u64)
+        .unwrap();
+    let found = model
+        .verify_all(&mut RawImage::open(&server.image).unwrap())
+        .unwrap_err();
+    assert!(
+        found.contains(&format!("sector {}", changed / SECTOR)),
+        "{found}"
+    );
 }
 
 #[test]
@@ -112,12 +139,18 @@ fn a_killed_server_leaves_a_model_that_the_restarted_one_satisfies() {
     assert!(matches!(outcome.end, End::Disconnected(_)));
     let mut model = outcome.clean().unwrap();
 
-    let NbdTarget::Unix { socket, .. } = &server.target else { unreachable!() };
+    let NbdTarget::Unix { socket, .. } = &server.target else {
+        unreachable!()
+    };
     std::fs::remove_file(socket).unwrap();
     server.process = nbdkit(socket, &server.image);
-    model.verify_all(&mut NbdConnection::connect(&server.target).unwrap()).unwrap();
+    model
+        .verify_all(&mut NbdConnection::connect(&server.target).unwrap())
+        .unwrap();
     let mut model = run_load(&server, model, 500);
-    model.verify_all(&mut NbdConnection::connect(&server.target).unwrap()).unwrap();
+    model
+        .verify_all(&mut NbdConnection::connect(&server.target).unwrap())
+        .unwrap();
 }
 
 #[test]
@@ -135,10 +168,12 @@ fn a_server_that_loses_one_write_is_found_while_the_load_runs() {
     ]);
     let _server = Process::spawn(&mut command).unwrap();
     assert!(wait_for(PATIENCE, || socket.exists().then_some(())).is_some());
-    let workload = Workload { zeroes: false, ..Workload::new(9) };
+    let workload = Workload {
+        zeroes: false,
+        ..Workload::new(9)
+    };
     let model = Model::new(14, SIZE, Initial::Zero);
-    let client =
-        VerifyingClient::start(&NbdTarget::unix(socket, ""), &workload, model).unwrap();
+    let client = VerifyingClient::start(&NbdTarget::unix(socket, ""), &workload, model).unwrap();
     assert!(client.progress(300, PATIENCE));
     let outcome = client.stop(PATIENCE);
     assert!(outcome.stats.violations > 0);

@@ -39,6 +39,10 @@ impl Content {
         let version = u64::from_le_bytes(word);
         let mut expected = [0; SECTOR];
         Self::generate(seed, sector, version, &mut expected);
-        if data == expected { Self::Data(version) } else { Self::Foreign }
+        if data == expected {
+            Self::Data(version)
+        } else {
+            Self::Foreign
+        }
     }
 }

@@ -136,7 +136,10 @@ impl VerifyingClient {
             stopping: false,
             end: None,
         };
-        let shared = Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new() });
+        let shared = Arc::new(Shared {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
         let (reader, writer) = connection.split();
         let socket = writer.try_clone()?;
         let sender = std::thread::spawn({
@@ -147,7 +150,12 @@ impl VerifyingClient {
             let shared = Arc::clone(&shared);
             move || shared.receive_all(reader)
         });
-        Ok(Self { shared, socket, sender, receiver })
+        Ok(Self {
+            shared,
+            socket,
+            sender,
+            receiver,
+        })
     }
 
     /// What it did so far.
@@ -177,8 +185,9 @@ impl VerifyingClient {
     /// or the session ends.
     pub fn progress(&self, requests: u64, timeout: Duration) -> bool {
         let goal = self.shared.lock().stats.completed + requests;
-        self.shared.wait(timeout, |state| state.stats.completed >= goal || state.end.is_some())
-            && self.shared.lock().stats.completed >= goal
+        self.shared.wait(timeout, |state| {
+            state.stats.completed >= goal || state.end.is_some()
+        }) && self.shared.lock().stats.completed >= goal
     }
 
     /// Waits until the server goes away; false when it does not in time.
@@ -199,7 +208,8 @@ impl VerifyingClient {
         self.socket.shutdown();
         for thread in [self.sender, self.receiver] {
             if thread.join().is_err() {
-                self.shared.finish(End::Disconnected("a client thread panicked".to_owned()));
+                self.shared
+                    .finish(End::Disconnected("a client thread panicked".to_owned()));
             }
         }
         let mut state = self.shared.lock();
@@ -231,8 +241,11 @@ impl Shared {
             if left.is_zero() {
                 return false;
             }
-            state =
-                self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         true
     }
@@ -243,7 +256,9 @@ impl Shared {
     }
 
     fn send_all(&self, mut writer: NbdWriter, mut steps: Steps, workload: &Workload) {
-        let pace = workload.rate.map(|rate| Duration::from_secs(1) / rate.max(1));
+        let pace = workload
+            .rate
+            .map(|rate| Duration::from_secs(1) / rate.max(1));
         let mut due = Instant::now();
         let mut cookie = 0;
         loop {
@@ -325,16 +340,28 @@ impl State {
                 Ticket::Write(self.model.begin_write(step.range.clone(), true))
             }
         };
-        self.pending.insert(cookie, Pending { sent: Instant::now(), step, ticket });
+        self.pending.insert(
+            cookie,
+            Pending {
+                sent: Instant::now(),
+                step,
+                ticket,
+            },
+        );
         Some((request, data))
     }
 
     fn complete(&mut self, reply: &Reply, data: &[u8]) {
-        let Some(pending) = self.pending.remove(&reply.cookie) else { return };
+        let Some(pending) = self.pending.remove(&reply.cookie) else {
+            return;
+        };
         self.stats.longest = self.stats.longest.max(pending.sent.elapsed());
         if reply.error != 0 {
             self.stats.errors += 1;
-            self.keep(format!("{:?} answered with error {}", pending.step, reply.error));
+            self.keep(format!(
+                "{:?} answered with error {}",
+                pending.step, reply.error
+            ));
             match pending.ticket {
                 Ticket::Write(ticket) => self.model.lose_write(&ticket),
                 Ticket::Read(ticket) => self.model.drop_read(&ticket),

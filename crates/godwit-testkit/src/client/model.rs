@@ -116,7 +116,12 @@ impl Model {
         for sector in range.clone() {
             let writes = self.written.entry(sector).or_insert_with(|| vec![initial]);
             writes.retain(|write| write.retired >= keep_from);
-            writes.push(Write { version, zero, end: NEVER, retired: NEVER });
+            writes.push(Write {
+                version,
+                zero,
+                end: NEVER,
+                retired: NEVER,
+            });
         }
         self.in_flight.insert(version, range);
         WriteTicket { version, start }
@@ -135,7 +140,9 @@ impl Model {
     pub fn end_write(&mut self, ticket: &WriteTicket) {
         self.clock += 1;
         let now = self.clock;
-        let Some(range) = self.in_flight.remove(&ticket.version) else { return };
+        let Some(range) = self.in_flight.remove(&ticket.version) else {
+            return;
+        };
         for sector in range {
             for write in self.written.entry(sector).or_default() {
                 if write.version == ticket.version {
@@ -168,7 +175,10 @@ impl Model {
     pub fn begin_read(&mut self, first: u64) -> ReadTicket {
         self.clock += 1;
         *self.reading.entry(self.clock).or_default() += 1;
-        ReadTicket { first, start: self.clock }
+        ReadTicket {
+            first,
+            start: self.clock,
+        }
     }
 
     /// The read failed or is void.
@@ -200,13 +210,20 @@ impl Model {
             Content::Foreign => false,
         };
         let known: &[Write] = self.written.get(&sector).map_or(&initial, |writes| writes);
-        if !known.iter().any(|write| shows(write) && write.retired >= start) {
+        if !known
+            .iter()
+            .any(|write| shows(write) && write.retired >= start)
+        {
             let may: Vec<String> = known
                 .iter()
                 .filter(|write| write.retired >= start)
                 .map(|write| {
                     let kind = if write.zero { "zero" } else { "data" };
-                    let state = if write.end == NEVER { " (in flight)" } else { "" };
+                    let state = if write.end == NEVER {
+                        " (in flight)"
+                    } else {
+                        ""
+                    };
                     format!("{kind} of version {}{state}", write.version)
                 })
                 .collect();
@@ -230,7 +247,9 @@ impl Model {
 
     fn lose(&mut self, version: u64) {
         let now = self.clock;
-        let Some(range) = self.in_flight.remove(&version) else { return };
+        let Some(range) = self.in_flight.remove(&version) else {
+            return;
+        };
         for sector in range {
             for write in self.written.entry(sector).or_default() {
                 if write.version == version {
@@ -242,7 +261,12 @@ impl Model {
 
     const fn initial_write(&self) -> Write {
         let zero = matches!(self.initial, Initial::Zero);
-        Write { version: 0, zero, end: 0, retired: NEVER }
+        Write {
+            version: 0,
+            zero,
+            end: 0,
+            retired: NEVER,
+        }
     }
 }
 
@@ -265,7 +289,10 @@ mod tests {
         let old = model.begin_write(5..6, false);
         assert!(read(&mut model, &[0; SECTOR]).is_ok(), "in flight: not yet");
         model.end_write(&old);
-        assert!(read(&mut model, &[0; SECTOR]).is_err(), "acknowledged: zero is gone");
+        assert!(
+            read(&mut model, &[0; SECTOR]).is_err(),
+            "acknowledged: zero is gone"
+        );
         let new = model.begin_write(5..6, false);
         model.end_write(&new);
         let (old, new) = (sector_of(&model, &old), sector_of(&model, &new));
@@ -282,7 +309,10 @@ mod tests {
         model.end_write(&one);
         let (one, two) = (sector_of(&model, &one), sector_of(&model, &two));
         assert!(read(&mut model, &two).is_ok());
-        assert!(read(&mut model, &one).is_err(), "two was shown, so it came last");
+        assert!(
+            read(&mut model, &one).is_err(),
+            "two was shown, so it came last"
+        );
     }
 
     #[test]
@@ -294,7 +324,10 @@ mod tests {
         model.settle();
         let (kept, lost) = (sector_of(&model, &kept), sector_of(&model, &lost));
         assert!(read(&mut model, &kept).is_ok());
-        assert!(read(&mut model, &lost).is_err(), "it was shown not to have happened");
+        assert!(
+            read(&mut model, &lost).is_err(),
+            "it was shown not to have happened"
+        );
         assert!(read(&mut model, &[0; SECTOR]).is_err());
     }
 
@@ -317,7 +350,10 @@ mod tests {
         let write = model.begin_write(5..7, false);
         model.end_write(&write);
         let both = model.data(&write, 5..7);
-        assert!(read(&mut model, &both[SECTOR..]).is_err(), "sector 6's data at sector 5");
+        assert!(
+            read(&mut model, &both[SECTOR..]).is_err(),
+            "sector 6's data at sector 5"
+        );
         let mut torn = both[..SECTOR].to_vec();
         torn[500] ^= 1;
         assert!(read(&mut model, &torn).is_err());

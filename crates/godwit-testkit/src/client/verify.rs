@@ -70,7 +70,8 @@ impl Model {
         while offset < bytes {
             let length = STEP.min(bytes - offset) as usize;
             let into = &mut buffer[..length];
-            disk.read_disk(offset, into).map_err(|error| format!("cannot verify: {error}"))?;
+            disk.read_disk(offset, into)
+                .map_err(|error| format!("cannot verify: {error}"))?;
             let ticket = self.begin_read(offset / SECTOR as u64);
             if let Err(violation) = self.end_read(&ticket, into) {
                 wrong.push(violation.0);
@@ -78,10 +79,16 @@ impl Model {
             offset += length as u64;
         }
         if wrong.is_empty() {
-            return Ok(Verified { sectors: self.sectors(), written: self.touched() as u64 });
+            return Ok(Verified {
+                sectors: self.sectors(),
+                written: self.touched() as u64,
+            });
         }
         let count = wrong.len();
         wrong.truncate(10);
-        Err(format!("{count} MiB with wrong sectors:\n  {}", wrong.join("\n  ")))
+        Err(format!(
+            "{count} MiB with wrong sectors:\n  {}",
+            wrong.join("\n  ")
+        ))
     }
 }

@@ -29,7 +29,13 @@ impl Workload {
     /// Sixteen requests in flight, a quarter of them reads, at most 4000 a second: a load that
     /// leaves a small machine room for the nodes under test.
     pub const fn new(seed: u64) -> Self {
-        Self { seed, depth: 16, rate: Some(4000), reads: 25, zeroes: true }
+        Self {
+            seed,
+            depth: 16,
+            rate: Some(4000),
+            reads: 25,
+            zeroes: true,
+        }
     }
 
     /// The same load with this number of requests in flight.
@@ -66,16 +72,28 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(workload: &Workload, sectors: u64) -> Self {
-        Self { random: Random::new(workload.seed), workload: workload.clone(), sectors }
+        Self {
+            random: Random::new(workload.seed),
+            workload: workload.clone(),
+            sectors,
+        }
     }
 
     pub(super) fn next_step(&mut self) -> Step {
         let command = self.command();
         if command == Command::Flush {
-            return Step { command, fua: false, range: 0..0 };
+            return Step {
+                command,
+                fua: false,
+                range: 0..0,
+            };
         }
         let fua = command != Command::Read && self.random.percent(5);
-        Step { command, fua, range: self.range() }
+        Step {
+            command,
+            fua,
+            range: self.range(),
+        }
     }
 
     fn command(&mut self) -> Command {

@@ -108,7 +108,13 @@ impl NbdConnection {
         let (size, flags) = negotiate(&mut stream, target.export())?;
         stream.set_read_timeout(None)?;
         let writer = NbdWriter(stream.try_clone()?);
-        Ok(Self { size, flags, reader: NbdReader(stream), writer, next_cookie: 1 })
+        Ok(Self {
+            size,
+            flags,
+            reader: NbdReader(stream),
+            writer,
+            next_cookie: 1,
+        })
     }
 
     /// The export's size in bytes.
@@ -141,10 +147,22 @@ impl NbdConnection {
     ) -> io::Result<u32> {
         self.next_cookie += 1;
         let cookie = self.next_cookie;
-        self.writer.send(&Request { command, fua: false, cookie, offset, length }, data)?;
+        self.writer.send(
+            &Request {
+                command,
+                fua: false,
+                cookie,
+                offset,
+                length,
+            },
+            data,
+        )?;
         let reply = self.reader.reply()?;
         if reply.cookie != cookie {
-            return Err(bad(format!("reply to {} where {cookie} was asked", reply.cookie)));
+            return Err(bad(format!(
+                "reply to {} where {cookie} was asked",
+                reply.cookie
+            )));
         }
         if command == Command::Read && reply.error == 0 {
             self.reader.data(into)?;
@@ -236,8 +254,13 @@ impl NbdWriter {
 
     /// Says goodbye; the server closes the connection.
     pub fn disconnect(&mut self) {
-        let goodbye =
-            Request { command: Command::Disconnect, fua: false, cookie: 0, offset: 0, length: 0 };
+        let goodbye = Request {
+            command: Command::Disconnect,
+            fua: false,
+            cookie: 0,
+            offset: 0,
+            length: 0,
+        };
         // A server that is gone needs no goodbye.
         let _ = self.send(&goodbye, &[]);
     }
@@ -301,7 +324,9 @@ fn negotiate(stream: &mut NbdStream, export: &str) -> io::Result<(u64, u16)> {
             REP_ACK => return found.ok_or_else(|| bad("export without size".to_owned())),
             error if error & REP_ERROR != 0 => {
                 let words = String::from_utf8_lossy(&body);
-                return Err(bad(format!("export '{export}' refused ({error:#x}): {words}")));
+                return Err(bad(format!(
+                    "export '{export}' refused ({error:#x}): {words}"
+                )));
             }
             other => return Err(bad(format!("option reply of kind {other}"))),
         }
@@ -312,7 +337,9 @@ fn succeeded(what: &str, offset: u64, error: u32) -> io::Result<()> {
     if error == 0 {
         Ok(())
     } else {
-        Err(io::Error::other(format!("{what} at byte {offset}: server's error {error}")))
+        Err(io::Error::other(format!(
+            "{what} at byte {offset}: server's error {error}"
+        )))
     }
 }
 

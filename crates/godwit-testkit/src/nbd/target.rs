@@ -26,12 +26,18 @@ pub enum NbdTarget {
 impl NbdTarget {
     /// An export on a unix socket.
     pub fn unix(socket: impl Into<PathBuf>, export: &str) -> Self {
-        Self::Unix { socket: socket.into(), export: export.to_owned() }
+        Self::Unix {
+            socket: socket.into(),
+            export: export.to_owned(),
+        }
     }
 
     /// An export on plain TCP.
     pub fn tcp(address: SocketAddr, export: &str) -> Self {
-        Self::Tcp { address, export: export.to_owned() }
+        Self::Tcp {
+            address,
+            export: export.to_owned(),
+        }
     }
 
     /// The URI that standard NBD tools take.

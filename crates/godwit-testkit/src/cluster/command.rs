@@ -1,0 +1,95 @@
+//! The `godwit` command as a person or a script would call it.
+
+use std::fmt;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::process::command_line;
+
+/// A `godwit` command that did not exit with 0.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// What was called.
+    pub line: String,
+    /// Its exit code, when it was not killed.
+    pub code: Option<i32>,
+    /// What it printed on standard error and standard output.
+    pub text: String,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            formatter,
+            "'{}' exited with {:?}: {}",
+            self.line, self.code, self.text
+        )
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Failure> for std::io::Error {
+    fn from(failure: Failure) -> Self {
+        Self::other(failure.to_string())
+    }
+}
+
+/// A call that is being put together.
+#[derive(Debug)]
+pub struct GodwitCommand(Command);
+
+impl GodwitCommand {
+    /// A call of the node whose API is on this socket.
+    pub fn new(godwit: &Path, socket: &Path, args: &[&str]) -> Self {
+        let mut command = Command::new(godwit);
+        command.args(args).env("GODWIT_SOCKET", socket);
+        Self(command)
+    }
+
+    /// Runs it as people do.
+    ///
+    /// # Errors
+    /// When it does not succeed.
+    pub fn text(mut self) -> Result<String, Failure> {
+        let line = command_line(&self.0);
+        let output = self.0.output().map_err(|error| Failure {
+            line: line.clone(),
+            code: None,
+            text: error.to_string(),
+        })?;
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        if output.status.success() {
+            return Ok(stdout);
+        }
+        let text = format!("{}{stdout}", String::from_utf8_lossy(&output.stderr));
+        Err(Failure {
+            line,
+            code: output.status.code(),
+            text,
+        })
+    }
+
+    /// Runs it with `--json` and reads what it prints; of several documents, the last.
+    ///
+    /// # Errors
+    /// When it does not succeed or does not print JSON.
+    pub fn json(mut self) -> Result<Value, Failure> {
+        self.0.arg("--json");
+        let line = command_line(&self.0);
+        let text = self.text()?;
+        let documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
+        let failure = |what: String| Failure {
+            line: line.clone(),
+            code: Some(0),
+            text: what,
+        };
+        let mut last = Value::Null;
+        for document in documents {
+            last = document.map_err(|error| failure(format!("not JSON ({error}): {text}")))?;
+        }
+        Ok(last)
+    }
+}

@@ -1,0 +1,181 @@
+//! Godwit nodes as real processes on loopback.
+
+mod binary;
+mod command;
+mod node;
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use tempfile::TempDir;
+
+pub use binary::{godwit_binary, release_binary};
+pub use command::{Failure, GodwitCommand};
+pub use node::{Node, NodeSpec};
+
+use crate::process::{run, scratch_dir};
+
+/// How the nodes of a cluster are set up.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// The `godwit` program.
+    pub godwit: PathBuf,
+    /// Whether the nodes talk over mutual TLS; otherwise plain TCP on loopback.
+    pub tls: bool,
+}
+
+/// Some nodes that know each other, in a directory that goes with them.
+#[derive(Debug)]
+pub struct Cluster {
+    nodes: Vec<Node>,
+    certificates: PathBuf,
+    dir: TempDir,
+    options: ClusterOptions,
+}
+
+impl Cluster {
+    /// Starts nodes with these names, with TLS, from the binary that tests use.
+    ///
+    /// # Errors
+    /// When the binary cannot be built or a node does not come up; with the node's log.
+    pub fn start(names: &[&str]) -> io::Result<Self> {
+        Self::start_with(
+            names,
+            ClusterOptions {
+                godwit: godwit_binary()?,
+                tls: true,
+            },
+        )
+    }
+
+    /// Starts nodes with these names.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub fn start_with(names: &[&str], options: ClusterOptions) -> io::Result<Self> {
+        let mut cluster = Self::prepare(names, options)?;
+        for node in &mut cluster.nodes {
+            node.start(&[])?;
+        }
+        Ok(cluster)
+    }
+
+    /// Makes directories, ports and certificates, and starts nothing.
+    ///
+    /// # Errors
+    /// When `godwit certs` fails.
+    pub fn prepare(names: &[&str], options: ClusterOptions) -> io::Result<Self> {
+        let dir = scratch_dir()?;
+        let certificates = dir.path().join("certs");
+        let godwit = &options.godwit;
+        run(Command::new(godwit)
+            .args(["certs", "init", "--dir"])
+            .arg(&certificates))?;
+        let addresses = names
+            .iter()
+            .map(|_| free_port())
+            .collect::<io::Result<Vec<_>>>()?;
+        let mut nodes = Vec::with_capacity(names.len());
+        for (index, name) in names.iter().enumerate() {
+            issue(godwit, &certificates, name, &[])?;
+            let peers = names.iter().zip(&addresses).enumerate();
+            let spec = NodeSpec {
+                godwit: godwit.clone(),
+                name: (*name).to_owned(),
+                dir: dir.path().join(name),
+                listen: addresses[index],
+                nbd_listen: free_port()?,
+                nbd_plain: !options.tls,
+                certificates: certificates.clone(),
+                certificate_of: (*name).to_owned(),
+                tls: options.tls,
+                peers: peers
+                    .filter(|(other, _)| *other != index)
+                    .map(|(_, (peer, address))| ((*peer).to_owned(), *address))
+                    .collect(),
+            };
+            nodes.push(Node::new(spec)?);
+        }
+        Ok(Self {
+            nodes,
+            certificates,
+            dir,
+            options,
+        })
+    }
+
+    /// The node of this name.
+    ///
+    /// # Panics
+    /// When there is none: a mistake in the test.
+    pub fn node(&self, name: &str) -> &Node {
+        let found = self.nodes.iter().find(|node| node.name() == name);
+        found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
+    }
+
+    /// The node of this name, to stop and start it.
+    ///
+    /// # Panics
+    /// When there is none: a mistake in the test.
+    pub fn node_mut(&mut self, name: &str) -> &mut Node {
+        let found = self.nodes.iter_mut().find(|node| node.name() == name);
+        found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
+    }
+
+    /// All nodes.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The directory that everything lives in.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The certificates of the nodes: `ca.pem`, `NAME.pem`, `NAME.key`.
+    pub fn certificates(&self) -> &Path {
+        &self.certificates
+    }
+
+    /// How it was set up.
+    pub fn options(&self) -> &ClusterOptions {
+        &self.options
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for node in &self.nodes {
+                eprintln!(
+                    "--- log of node '{}' ---\n{}",
+                    node.name(),
+                    node.log_tail(60)
+                );
+            }
+        }
+    }
+}
+
+/// Issues a certificate from the authority in `directory`.
+///
+/// # Errors
+/// When `godwit certs issue` fails.
+pub fn issue(godwit: &Path, directory: &Path, name: &str, more: &[&str]) -> io::Result<()> {
+    let mut command = Command::new(godwit);
+    command
+        .args(["certs", "issue", name, "--dir"])
+        .arg(directory)
+        .args(more);
+    run(&mut command).map(drop)
+}
+
+/// A port of loopback that was free a moment ago.
+///
+/// # Errors
+/// When there is none.
+pub fn free_port() -> io::Result<SocketAddr> {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+}

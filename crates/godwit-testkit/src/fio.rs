@@ -1,0 +1,285 @@
+//! fio as a guest, and what its latency logs say about any stretch of time.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hdrhistogram::Histogram;
+use rustix::process::Signal;
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::nbd::NbdTarget;
+use crate::process::{Process, run};
+
+/// A random-write load that reads everything back and checks its CRC.
+#[derive(Clone, Debug)]
+pub struct FioLoad {
+    /// The part of the disk that it writes to, in bytes.
+    pub region: Range<u64>,
+    /// Bytes that it writes per second; the same again is read for verification.
+    pub rate: u64,
+    /// Requests in flight.
+    pub depth: u32,
+    /// The longest that it runs when it is not stopped.
+    pub runtime: Duration,
+}
+
+/// A fio that runs.
+#[derive(Debug)]
+pub struct RunningFio {
+    process: Process,
+    prefix: PathBuf,
+}
+
+/// One answered request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// When it was answered, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// How long it took in nanoseconds.
+    pub nanoseconds: u64,
+    /// Whether it was a write.
+    pub write: bool,
+}
+
+/// What fio reported when it ended.
+#[derive(Clone, Debug)]
+pub struct FioReport {
+    /// fio's error number, 0 when every request succeeded and every CRC was right.
+    pub error: i64,
+    /// What fio printed when something was wrong.
+    pub messages: String,
+    /// Every answered request, in the order of answers.
+    pub samples: Vec<Sample>,
+}
+
+/// The guest's view of a stretch of time.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Window {
+    /// Length in seconds.
+    pub seconds: f64,
+    /// Requests answered per second: writes and the reads that check them.
+    pub iops: f64,
+    /// Writes among them.
+    pub write_iops: f64,
+    /// Median latency in microseconds.
+    pub p50_us: u64,
+    /// 99th percentile in microseconds.
+    pub p99_us: u64,
+    /// 99.99th percentile in microseconds.
+    pub p9999_us: u64,
+    /// Longest in microseconds.
+    pub max_us: u64,
+    /// Requests that failed or were wrong.
+    pub errors: u64,
+}
+
+impl FioLoad {
+    /// Starts fio on a disk; its logs go into `dir`.
+    ///
+    /// # Errors
+    /// When fio cannot be started.
+    pub fn start(&self, target: &NbdTarget, dir: &Path) -> io::Result<RunningFio> {
+        let prefix = dir.join("fio");
+        let messages = File::create(prefix.with_extension("messages"))?;
+        let mut command = Command::new("fio");
+        command
+            .current_dir(dir)
+            .args([
+                "--name=guest",
+                "--ioengine=nbd",
+                "--rw=randwrite",
+                "--bs=4k",
+            ])
+            .arg(format!("--uri={}", target.uri()))
+            .arg(format!("--offset={}", self.region.start))
+            .arg(format!("--size={}", self.region.end - self.region.start))
+            .arg(format!("--rate={}", self.rate))
+            .arg(format!("--iodepth={}", self.depth))
+            .arg(format!("--runtime={}", self.runtime.as_secs()))
+            .args([
+                "--time_based",
+                "--verify=crc32c",
+                "--verify_backlog=1024",
+                "--verify_fatal=1",
+            ])
+            .args([
+                "--verify_state_save=0",
+                "--write_lat_log=fio",
+                "--log_unix_epoch=1",
+            ])
+            .args(["--output-format=json", "--output=fio.json"])
+            .stdout(messages.try_clone()?)
+            .stderr(messages);
+        Ok(RunningFio {
+            process: Process::spawn(&mut command)?,
+            prefix,
+        })
+    }
+
+    /// Fills the region of an image file with blocks that carry fio's checksums.
+    ///
+    /// # Errors
+    /// When fio fails.
+    pub fn prepare(&self, image: &Path) -> io::Result<()> {
+        let file = format!("--filename={}", image.display());
+        self.whole_region(
+            &["--ioengine=psync", "--rw=write", "--do_verify=0", &file],
+            image,
+        )
+    }
+
+    /// Reads the whole region of a disk and checks every block's checksum.
+    ///
+    /// # Errors
+    /// When fio finds one that is wrong, or cannot read.
+    pub fn check(&self, target: &NbdTarget, dir: &Path) -> io::Result<()> {
+        let uri = format!("--uri={}", target.uri());
+        self.whole_region(
+            &["--ioengine=nbd", "--rw=read", "--iodepth=32", &uri],
+            &dir.join("x"),
+        )
+    }
+
+    fn whole_region(&self, args: &[&str], near: &Path) -> io::Result<()> {
+        let mut command = Command::new("fio");
+        command
+            .current_dir(near.parent().unwrap_or(Path::new(".")))
+            .args([
+                "--name=region",
+                "--bs=4k",
+                "--verify=crc32c",
+                "--verify_fatal=1",
+            ])
+            .arg("--verify_state_save=0")
+            .arg(format!("--offset={}", self.region.start))
+            .arg(format!("--size={}", self.region.end - self.region.start))
+            .args(args);
+        run(&mut command).map(drop)
+    }
+}
+
+impl RunningFio {
+    /// Whether it still runs.
+    pub fn alive(&mut self) -> bool {
+        self.process.ended().is_none()
+    }
+
+    /// Stops it and collects what it measured.
+    ///
+    /// # Errors
+    /// When it does not end within a minute or its report cannot be read.
+    pub fn stop(mut self) -> io::Result<FioReport> {
+        if self.alive() {
+            self.process.signal(Signal::INT);
+        }
+        self.process.wait(Duration::from_secs(60))?;
+        let text = std::fs::read_to_string(self.prefix.with_extension("json"))?;
+        let messages = std::fs::read_to_string(self.prefix.with_extension("messages"))?;
+        // A line about the signal may precede the document.
+        let document = text.find('{').map_or("", |start| &text[start..]);
+        let report: Value = serde_json::from_str(document)?;
+        let error = report["jobs"][0]["error"].as_i64().unwrap_or(-1);
+        let log = std::fs::read_to_string(self.prefix.with_file_name("fio_lat.1.log"))?;
+        Ok(FioReport {
+            error,
+            messages,
+            samples: log.lines().filter_map(sample).collect(),
+        })
+    }
+}
+
+impl FioReport {
+    /// What happened between two instants in milliseconds since 1970. An error, which ends fio,
+    /// belongs to the window in which the last request was answered.
+    pub fn window(&self, from_ms: u64, to_ms: u64) -> Window {
+        let seconds = to_ms.saturating_sub(from_ms) as f64 / 1000.0;
+        let mut histogram = latency_histogram();
+        let mut writes = 0u64;
+        let inside = |sample: &&Sample| (from_ms..to_ms).contains(&sample.at_ms);
+        for sample in self.samples.iter().filter(inside) {
+            histogram.saturating_record(sample.nanoseconds);
+            writes += u64::from(sample.write);
+        }
+        let at = |quantile| histogram.value_at_quantile(quantile) / 1000;
+        let ended_here = self.samples.last().as_ref().is_some_and(inside);
+        Window {
+            seconds,
+            iops: histogram.len() as f64 / seconds.max(0.001),
+            write_iops: writes as f64 / seconds.max(0.001),
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            p9999_us: at(0.9999),
+            max_us: histogram.max() / 1000,
+            errors: u64::from(self.error != 0 && ended_here),
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_millis() as u64)
+}
+
+fn latency_histogram() -> Histogram<u64> {
+    // Three digits between 1 µs and 10 minutes; the bounds are constants that are always valid.
+    Histogram::new_with_bounds(1000, 600_000_000_000, 3).expect("valid histogram bounds")
+}
+
+/// A line of fio's latency log: time in ms, latency in ns, 1 for a write, size, offset.
+fn sample(line: &str) -> Option<Sample> {
+    let mut fields = line.split(',').map(str::trim);
+    Some(Sample {
+        at_ms: fields.next()?.parse().ok()?,
+        nanoseconds: fields.next()?.parse().ok()?,
+        write: fields.next()? == "1",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_take_what_was_answered_in_them() {
+        let samples = (0..1000)
+            .map(|at_ms| Sample {
+                at_ms,
+                nanoseconds: if at_ms == 500 { 90_000_000 } else { 100_000 },
+                write: at_ms % 2 == 0,
+            })
+            .collect();
+        let report = FioReport {
+            error: 5,
+            messages: String::new(),
+            samples,
+        };
+        let first = report.window(0, 500);
+        assert_eq!(
+            (first.iops, first.write_iops, first.errors),
+            (1000.0, 500.0, 0)
+        );
+        assert!((99..=101).contains(&first.p50_us) && first.max_us < 110);
+        let second = report.window(500, 1000);
+        assert!(second.max_us >= 89_000 && second.p50_us < 110);
+        assert_eq!(second.errors, 1, "fio ended in this one");
+    }
+
+    #[test]
+    fn log_lines_are_read() {
+        let read = sample("1795224539708, 330385, 1, 4096, 0");
+        let expected = Sample {
+            at_ms: 1_795_224_539_708,
+            nanoseconds: 330_385,
+            write: true,
+        };
+        assert_eq!(read, Some(expected));
+        assert_eq!(sample("garbage"), None);
+    }
+}
