@@ -1,3 +1,5 @@
 //! Disks, front ends, and the engine that drives a migration controller.
 
+pub mod engine;
+pub mod image;
 pub mod nbd;

@@ -1,0 +1,85 @@
+//! What an engine is started with, what it tells its owner, and how it fails.
+
+use std::io;
+
+use godwit_core::Limits;
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::Event;
+use godwit_core::units::Bytes;
+
+/// How an engine is sized. All of it is fixed for the engine's life.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// The disk's name, for errors and logs.
+    pub disk: String,
+    /// Sizes of the controller's tables. Requests are raised to at least 64.
+    pub limits: Limits,
+    /// Memory for the data of requests in flight, raised to at least 96 MiB so that the longest
+    /// request fits in each of its parts. Address space, committed only as it is used.
+    pub memory: Bytes,
+    /// NBD clients attached at once.
+    pub max_clients: u32,
+}
+
+impl EngineConfig {
+    /// The usual sizes: 1024 requests, 64 chunks, 128 MiB, 64 clients.
+    pub const fn new(disk: String) -> Self {
+        Self {
+            disk,
+            limits: Limits { requests: 1024, window_chunks: 64 },
+            memory: Bytes(128 << 20),
+            max_clients: 64,
+        }
+    }
+}
+
+/// What the engine tells its owner. Given to the `events` callback on the engine's thread, which
+/// serves no I/O until the callback returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EngineEvent {
+    /// The controller's events.
+    Core(Event),
+    /// Store this durably for the disk, then call
+    /// [`EngineHandle::persisted`](super::EngineHandle::persisted).
+    Persist(AuthorityRecord),
+    /// Clients of this node need the disk's owner and no connection to it is up: dial it and call
+    /// [`EngineHandle::forward`](super::EngineHandle::forward), or
+    /// [`EngineHandle::fail_forwarded`](super::EngineHandle::fail_forwarded) when that is hopeless.
+    /// Not repeated until one of them was called.
+    ForwardDown,
+    /// A client attached or left; the number attached now.
+    Clients(u32),
+    /// The engine has ended because of a failure that it cannot go on from.
+    Failed(String),
+}
+
+/// Why an engine could not start, or how it ended.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The kernel refused a resource.
+    #[error("disk {disk}: cannot {action}")]
+    Start {
+        /// The disk's name.
+        disk: String,
+        /// What was tried.
+        action: &'static str,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The engine failed while it ran.
+    #[error("disk {disk}: the engine failed: {cause}")]
+    Failed {
+        /// The disk's name.
+        disk: String,
+        /// What happened.
+        cause: String,
+    },
+    /// The last writes could not be made durable when the engine ended.
+    #[error("disk {disk}: cannot flush the image")]
+    Flush {
+        /// The disk's name.
+        disk: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+}

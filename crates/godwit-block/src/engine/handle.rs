@@ -1,0 +1,221 @@
+//! The engine's handle: commands go in through a queue, the state is read from what was published.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use godwit_core::event::AbortReason;
+use godwit_core::units::MigrationId;
+use godwit_core::{MigrationOptions, StartError};
+
+use super::config::EngineError;
+use super::snapshot::Snapshot;
+use super::streams::{ClientStream, PeerStream, PeerStreams};
+
+/// Called once with a command's result, on the engine's thread.
+pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
+
+/// What a handle asks of its engine.
+pub(super) enum Command {
+    Attach(ClientStream),
+    StartSource {
+        options: MigrationOptions,
+        streams: PeerStreams,
+        reply: Reply<Result<(), StartError>>,
+    },
+    StartDestination {
+        migration: MigrationId,
+        peer_timeout: Duration,
+        streams: PeerStreams,
+        reply: Reply<Result<(), StartError>>,
+    },
+    ControlUp { migration: MigrationId, control: PeerStream },
+    Forward(PeerStream),
+    ServeForwarded { peer: String, sync: PeerStream },
+    Cancel { reason: AbortReason, reply: Reply<bool> },
+    FailForwarded,
+    Persisted,
+    Shutdown,
+}
+
+impl Command {
+    /// Answers a command that came after the engine's end.
+    pub(super) fn refuse(self) {
+        match self {
+            Self::StartSource { reply, .. } | Self::StartDestination { reply, .. } => {
+                reply(Err(StartError::NotServing));
+            }
+            Self::Cancel { reply, .. } => reply(false),
+            _ => {}
+        }
+    }
+}
+
+/// Wakes the engine's thread from its wait.
+pub(super) struct Waker {
+    event: Arc<OwnedFd>,
+}
+
+impl Waker {
+    pub(super) const fn new(event: Arc<OwnedFd>) -> Self {
+        Self { event }
+    }
+
+    fn wake(&self) {
+        // The only failure is a counter about to overflow, and then the engine is awake anyway.
+        let _ = rustix::io::write(&*self.event, &1_u64.to_ne_bytes());
+    }
+}
+
+impl std::fmt::Debug for Waker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Waker").field(&self.event.as_raw_fd()).finish()
+    }
+}
+
+pub(super) type Published = Arc<Mutex<Snapshot>>;
+pub(super) type EngineThread = JoinHandle<Result<(), EngineError>>;
+
+/// Controls a running engine. Clones control the same engine; when the last one is dropped the
+/// engine shuts down. No method blocks except [`EngineHandle::join`].
+#[derive(Clone)]
+pub struct EngineHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    commands: mpsc::Sender<Command>,
+    waker: Waker,
+    snapshot: Published,
+    thread: Mutex<Option<EngineThread>>,
+}
+
+impl Inner {
+    fn send(&self, command: Command) {
+        match self.commands.send(command) {
+            Ok(()) => self.waker.wake(),
+            Err(mpsc::SendError(command)) => command.refuse(),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.send(Command::Shutdown);
+    }
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineHandle").field("waker", &self.inner.waker).finish_non_exhaustive()
+    }
+}
+
+impl EngineHandle {
+    pub(super) fn new(
+        commands: mpsc::Sender<Command>,
+        waker: Waker,
+        snapshot: Published,
+        thread: EngineThread,
+    ) -> Self {
+        let thread = Mutex::new(Some(thread));
+        Self { inner: Arc::new(Inner { commands, waker, snapshot, thread }) }
+    }
+
+    /// Serves an NBD client. Beyond [`EngineConfig::max_clients`](super::EngineConfig::max_clients)
+    /// it is disconnected.
+    pub fn attach(&self, client: ClientStream) {
+        self.inner.send(Command::Attach(client));
+    }
+
+    /// Starts to move the disk away. The destination has accepted the offer. Connections of an
+    /// earlier migration are closed.
+    ///
+    /// # Errors
+    /// `reply` gets what [`godwit_core::Controller::start_source`] says.
+    pub fn start_source(
+        &self,
+        options: MigrationOptions,
+        streams: PeerStreams,
+        reply: Reply<Result<(), StartError>>,
+    ) {
+        self.inner.send(Command::StartSource { options, streams, reply });
+    }
+
+    /// Starts to take the disk in, once all connections are up. What an earlier incoming migration
+    /// still writes is waited for. Connections of an earlier migration are closed.
+    ///
+    /// # Errors
+    /// `reply` gets what [`godwit_core::Controller::start_destination`] says.
+    pub fn start_destination(
+        &self,
+        migration: MigrationId,
+        peer_timeout: Duration,
+        streams: PeerStreams,
+        reply: Reply<Result<(), StartError>>,
+    ) {
+        self.inner.send(Command::StartDestination { migration, peer_timeout, streams, reply });
+    }
+
+    /// A control connection to the other node of an undecided migration is up again.
+    pub fn control_up(&self, migration: MigrationId, control: PeerStream) {
+        self.inner.send(Command::ControlUp { migration, control });
+    }
+
+    /// Forwards the I/O of this node's clients to the disk's owner on this connection, in place of
+    /// an earlier one.
+    pub fn forward(&self, sync: PeerStream) {
+        self.inner.send(Command::Forward(sync));
+    }
+
+    /// Serves the I/O that `peer` forwards here on this connection. It replaces that node's earlier
+    /// one: nothing more is read from that, and nothing is read from this one before everything
+    /// that arrived on that is done.
+    pub fn serve_forwarded(&self, peer: String, sync: PeerStream) {
+        self.inner.send(Command::ServeForwarded { peer, sync });
+    }
+
+    /// Ends the migration under way, if that is still possible; `reply` gets whether it was.
+    pub fn cancel(&self, reason: AbortReason, reply: Reply<bool>) {
+        self.inner.send(Command::Cancel { reason, reply });
+    }
+
+    /// The disk's owner cannot be reached: fails every request that waits for it.
+    pub fn fail_forwarded(&self) {
+        self.inner.send(Command::FailForwarded);
+    }
+
+    /// The record of the last [`EngineEvent::Persist`](super::EngineEvent::Persist) is durable.
+    pub fn persisted(&self) {
+        self.inner.send(Command::Persisted);
+    }
+
+    /// What the engine last published.
+    pub fn snapshot(&self) -> Snapshot {
+        *self.inner.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops taking requests, finishes what is in flight within 5 seconds, flushes the image and
+    /// ends. A migration that can still be ended is cancelled.
+    pub fn shutdown(&self) {
+        self.inner.send(Command::Shutdown);
+    }
+
+    /// Waits for the engine's end. The second call returns at once.
+    ///
+    /// # Errors
+    /// [`EngineError::Failed`] or [`EngineError::Flush`].
+    pub fn join(self) -> Result<(), EngineError> {
+        let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match thread.map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(result)) => result,
+            Some(Err(_)) => Err(EngineError::Failed {
+                disk: String::from("unknown"),
+                cause: String::from("its thread panicked"),
+            }),
+        }
+    }
+}
