@@ -1,6 +1,7 @@
 //! The Godwit daemon: serves disks, moves them to and from other nodes, and answers an API.
 
 pub mod api;
+pub mod certificates;
 mod config;
 mod node;
 
