@@ -169,6 +169,15 @@ impl RunningFio {
         self.process.ended().is_none()
     }
 
+    /// Why it ended although nobody stopped it.
+    pub fn explain(&self) -> String {
+        let read = |kind| std::fs::read_to_string(self.prefix.with_extension(kind));
+        format!(
+            "fio ended by itself: {}",
+            read("messages").unwrap_or_default()
+        )
+    }
+
     /// Stops it and collects what it measured.
     ///
     /// # Errors

@@ -1,0 +1,29 @@
+//! The main job, shown: a disk with a file system and a running load moves between two nodes and
+//! back, and everything is checked by programs that are not Godwit.
+//!
+//! The disk's first half holds an ext4 file system that nobody writes to, so it must come out
+//! byte-identical; its second half belongs to fio, which writes random blocks with checksums all
+//! the time and reads every one back.
+
+mod guest_disk;
+mod report;
+mod run;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match run::demo() {
+        Ok(problems) if problems.is_empty() => ExitCode::SUCCESS,
+        Ok(problems) => {
+            eprintln!("\nThe demo found problems:");
+            for problem in problems {
+                eprintln!("  - {problem}");
+            }
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("\nThe demo could not finish: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

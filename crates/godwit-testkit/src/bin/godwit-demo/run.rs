@@ -1,0 +1,202 @@
+//! The demo from beginning to end.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::{ClusterOptions, release_binary};
+use godwit_testkit::fio::{RunningFio, now_ms};
+use godwit_testkit::report::write_report;
+use serde_json::Value;
+
+use crate::guest_disk::GuestDisk;
+use crate::report::{Cpu, Guest, Report, RoundTrip};
+
+const DISK: &str = "demo";
+const WARM_UP: Duration = Duration::from_secs(2);
+const QUIET: Duration = Duration::from_secs(5);
+
+/// A migration that ended well.
+struct Moved {
+    answer: Value,
+    from_ms: u64,
+    to_ms: u64,
+    command_seconds: f64,
+    cpu: Cpu,
+}
+
+impl Moved {
+    fn lm_seconds(&self) -> f64 {
+        self.answer["lm_seconds"]
+            .as_f64()
+            .unwrap_or(self.command_seconds)
+    }
+
+    fn bytes(&self, field: &str) -> u64 {
+        self.answer["progress"][field].as_u64().unwrap_or(0)
+    }
+
+    fn verified(&self) -> bool {
+        self.answer["verified"].as_bool().unwrap_or(false)
+    }
+}
+
+/// Runs it; returns what was found wrong.
+pub(crate) fn demo() -> io::Result<Vec<String>> {
+    let options = ClusterOptions {
+        godwit: release_binary()?,
+        tls: true,
+    };
+    step("starting two nodes with certificates of their own");
+    let mut cluster = Cluster::start_with(&["a", "b"], options)?;
+    step("making a 2 GiB disk: ext4 with content, and a region for fio");
+    let guest = GuestDisk::make(cluster.dir())?;
+    step("importing it at node a");
+    let image = guest.image().to_string_lossy().into_owned();
+    cluster
+        .node("a")
+        .godwit(&["disk", "import", DISK, &image])
+        .json()?;
+
+    step("starting fio at node a");
+    let mut fio = GuestDisk::load().start(&cluster.node("a").nbd(DISK), cluster.dir())?;
+    std::thread::sleep(WARM_UP);
+    let started_ms = now_ms();
+    stay(&mut fio, QUIET)?;
+
+    let mut problems = Vec::new();
+    let there = migrate(&cluster, "a", "b")?;
+    stay(&mut fio, QUIET)?;
+    let after_ms = now_ms();
+    expect_states(&cluster, "departed", "serving", &mut problems);
+    step("comparing the file system at node b with the original");
+    let different = guest.compare_file_system(&cluster.node("b").nbd(DISK))?;
+    let verified = there.verified() && different.is_none();
+    problems.extend(different.map(|words| format!("at node b: {words}")));
+
+    let back = migrate(&cluster, "b", "a")?;
+    stay(&mut fio, QUIET)?;
+    let end_ms = now_ms();
+    expect_states(&cluster, "serving", "departed", &mut problems);
+    let load = fio.stop()?;
+    if load.error != 0 {
+        problems.push(format!(
+            "fio ended with error {}: {}",
+            load.error, load.messages
+        ));
+    }
+
+    step("checking every block of fio and every file after the round trip");
+    let before_checks = problems.len();
+    problems.extend(check_disk(&cluster, &guest)?);
+    let round_trip_verified = back.verified() && problems.len() == before_checks;
+    for (moved, way) in [(&there, "there"), (&back, "back")] {
+        if !moved.verified() {
+            problems.push(format!(
+                "the migration {way} was not verified: {}",
+                moved.answer
+            ));
+        }
+    }
+    step("stopping both nodes");
+    for name in ["a", "b"] {
+        if let Err(error) = cluster.node_mut(name).terminate(Duration::from_secs(20)) {
+            problems.push(error.to_string());
+        }
+    }
+
+    let window = |from_ms, to_ms| load.window(from_ms, to_ms);
+    let report = Report {
+        lm_seconds: there.lm_seconds(),
+        command_seconds: there.command_seconds,
+        bytes_copied: there.bytes("bytes_copied"),
+        bytes_sent: there.bytes("bytes_sent") + there.bytes("double_write_bytes"),
+        guest: Guest {
+            before: window(started_ms, there.from_ms),
+            during: window(there.from_ms, there.to_ms),
+            after: window(there.to_ms, after_ms),
+        },
+        cpu_seconds: there.cpu,
+        verified,
+        round_trip_verified,
+        round_trip: RoundTrip {
+            lm_seconds: back.lm_seconds(),
+            bytes_copied: back.bytes("bytes_copied"),
+            during: window(back.from_ms, back.to_ms),
+            after: window(back.to_ms, end_ms),
+            cpu_seconds: back.cpu,
+        },
+        guest_requests: load.samples.len() as u64,
+        problems,
+    };
+    report.print();
+    println!("\n  {}", write_report("demo", &report)?.display());
+    Ok(report.problems)
+}
+
+fn migrate(cluster: &Cluster, from: &str, to: &str) -> io::Result<Moved> {
+    step(&format!("godwit migrate {DISK} --to {to} --verify"));
+    let (source, destination) = (cluster.node(from), cluster.node(to));
+    let cpu = || (source.cpu_seconds(), destination.cpu_seconds());
+    let (before, from_ms, started) = (cpu(), now_ms(), Instant::now());
+    let answer = source
+        .godwit(&["migrate", DISK, "--to", to, "--verify"])
+        .json()?;
+    let (command_seconds, to_ms, after) = (started.elapsed().as_secs_f64(), now_ms(), cpu());
+    let cpu = Cpu {
+        source: after.0 - before.0,
+        destination: after.1 - before.1,
+    };
+    if answer["phase"] != "completed" {
+        return Err(io::Error::other(format!(
+            "the migration did not complete: {answer}"
+        )));
+    }
+    Ok(Moved {
+        answer,
+        from_ms,
+        to_ms,
+        command_seconds,
+        cpu,
+    })
+}
+
+/// Lets the load run, and notices when it does not.
+fn stay(fio: &mut RunningFio, how_long: Duration) -> io::Result<()> {
+    std::thread::sleep(how_long);
+    if fio.alive() {
+        return Ok(());
+    }
+    Err(io::Error::other(fio.explain()))
+}
+
+fn expect_states(cluster: &Cluster, a: &str, b: &str, problems: &mut Vec<String>) {
+    for (name, expected) in [("a", a), ("b", b)] {
+        let state = cluster.node(name).disk_state(DISK);
+        if state != expected {
+            problems.push(format!(
+                "node {name} says '{state}' where '{expected}' is right"
+            ));
+        }
+    }
+}
+
+fn check_disk(cluster: &Cluster, guest: &GuestDisk) -> io::Result<Vec<String>> {
+    let node = cluster.node("a");
+    let mut problems = Vec::new();
+    if let Err(error) = GuestDisk::load().check(&node.nbd(DISK), cluster.dir()) {
+        problems.push(format!("fio finds wrong blocks at node a: {error}"));
+    }
+    if let Some(words) = guest.compare_file_system(&node.nbd(DISK))? {
+        problems.push(format!("at node a: {words}"));
+    }
+    let exported = cluster.dir().join("exported.img");
+    node.godwit(&["disk", "export", DISK, &exported.to_string_lossy()])
+        .json()?;
+    problems.extend(guest.check_export(&exported)?);
+    Ok(problems)
+}
+
+fn step(what: &str) {
+    println!("• {what}");
+}
