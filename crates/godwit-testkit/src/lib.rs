@@ -16,6 +16,7 @@ pub mod nbd;
 pub mod process;
 pub mod random;
 pub mod report;
+pub mod scenario;
 
 pub use client::{Model, VerifyingClient, Workload};
 

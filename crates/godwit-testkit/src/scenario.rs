@@ -1,0 +1,131 @@
+//! What every system test begins with: a turn of its own, a seed, and disks under a checked load.
+
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::client::{Initial, Model, Outcome, Verified, VerifyingClient, Workload};
+use crate::cluster::{Failure, Node};
+use crate::nbd::NbdConnection;
+use crate::process::wait_for;
+use crate::random::seed;
+
+/// How long anything that must happen may take on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A system test's turn: they need the machine for themselves, so one runs at a time.
+#[derive(Debug)]
+pub struct Scenario {
+    /// From which the test derives its random choices.
+    pub seed: u64,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Scenario {
+    /// Waits for the turn and prints the command that repeats the test (shown when it fails).
+    pub fn begin(file: &str, test: &str) -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let seed = seed(1);
+        println!("repeat: GODWIT_SEED={seed} cargo test -p godwit-testkit --test {file} -- {test}");
+        Self { seed, _turn: turn }
+    }
+}
+
+/// Makes a disk of `bytes` bytes at the node, filled with the model's pattern.
+///
+/// # Errors
+/// When the image cannot be made or imported.
+pub fn import_pattern(node: &Node, disk: &str, bytes: u64, seed: u64) -> io::Result<Model> {
+    let model = Model::new(seed, bytes, Initial::Pattern);
+    let image = node.spec().dir.with_file_name(format!("{disk}.import"));
+    model.write_image(&image)?;
+    node.godwit(&["disk", "import", disk, &image.to_string_lossy()])
+        .json()?;
+    std::fs::remove_file(image)?;
+    Ok(model)
+}
+
+/// A checking guest on the node's disk, at a pace that leaves room for everything else.
+///
+/// # Errors
+/// Those of connecting.
+pub fn load(node: &Node, disk: &str, seed: u64, model: Model) -> io::Result<VerifyingClient> {
+    let workload = Workload::new(seed).rate(Some(1500));
+    VerifyingClient::start(&node.nbd(disk), &workload, model)
+}
+
+/// Reads the whole disk at the node and proves it right.
+///
+/// # Errors
+/// What is wrong, in words.
+pub fn verify(node: &Node, disk: &str, model: &mut Model) -> Result<Verified, String> {
+    let mut connection = NbdConnection::connect(&node.nbd(disk))
+        .map_err(|error| format!("cannot attach at '{}': {error}", node.name()))?;
+    model.verify_all(&mut connection)
+}
+
+/// Ends the load; nothing may have failed or been wrong, and it must have lasted to here.
+///
+/// # Errors
+/// What went wrong, in words.
+pub fn finish(client: VerifyingClient) -> Result<Model, String> {
+    let Outcome { model, stats, end } = client.stop(PATIENCE);
+    if end != crate::client::End::Stopped {
+        return Err(format!("the client lost its server: {end:?}"));
+    }
+    Outcome { model, stats, end }.clean()
+}
+
+/// Moves the disk and waits until it is done.
+///
+/// # Errors
+/// When the command fails.
+pub fn migrate(from: &Node, disk: &str, to: &str, more: &[&str]) -> Result<Value, Failure> {
+    let mut args = vec!["migrate", disk, "--to", to];
+    args.extend(more);
+    from.godwit(&args).json()
+}
+
+/// Starts to move the disk; gives the migration's id.
+///
+/// # Errors
+/// When the command fails or prints no id.
+pub fn start_migration(
+    from: &Node,
+    disk: &str,
+    to: &str,
+    more: &[&str],
+) -> Result<String, Failure> {
+    let mut args = vec!["--detach"];
+    args.extend(more);
+    let answer = migrate(from, disk, to, &args)?;
+    let id = answer["id"].as_str().map(str::to_owned);
+    id.ok_or_else(|| Failure {
+        line: format!("godwit migrate {disk} --to {to} --detach"),
+        code: Some(0),
+        text: format!("no id in {answer}"),
+    })
+}
+
+/// The migration as the node shows it; null when it does not know it.
+pub fn migration(node: &Node, id: &str) -> Value {
+    node.godwit(&["migration", "show", id])
+        .json()
+        .unwrap_or(Value::Null)
+}
+
+/// Waits until the migration has ended; gives what the node shows then, null when it does not end.
+pub fn await_end(node: &Node, id: &str) -> Value {
+    let ended = || {
+        let shown = migration(node, id);
+        let over = ["completed", "aborted"]
+            .iter()
+            .any(|phase| shown["phase"] == *phase);
+        over.then_some(shown)
+    };
+    wait_for(PATIENCE, ended).unwrap_or(Value::Null)
+}

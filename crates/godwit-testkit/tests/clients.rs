@@ -1,0 +1,233 @@
+//! Programs that know nothing of Godwit, unmodified, on a disk that it serves.
+
+use std::path::Path;
+use std::process::Command;
+
+use godwit_testkit::client::RawImage;
+use godwit_testkit::cluster::issue;
+use godwit_testkit::fio::FioLoad;
+use godwit_testkit::image::{first_difference, write_random};
+use godwit_testkit::nbd::NbdConnection;
+use godwit_testkit::process::run;
+use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::{Cluster, Node};
+
+const SIZE: u64 = 64 << 20;
+
+fn text(program: &str, args: &[&str]) -> String {
+    let output = run(Command::new(program).args(args)).unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn disk(node: &Node, name: &str) -> String {
+    node.godwit(&["disk", "create", name, "--size", &SIZE.to_string()])
+        .json()
+        .unwrap();
+    node.nbd(name).uri()
+}
+
+fn assert_same(node: &Node, name: &str, image: &Path) {
+    let mut served = NbdConnection::connect(&node.nbd(name)).unwrap();
+    let mut file = RawImage::open(image).unwrap();
+    assert_eq!(
+        first_difference(&mut served, &mut file, 0..SIZE).unwrap(),
+        None
+    );
+}
+
+#[test]
+fn nbdinfo_sees_what_the_disk_can_do() {
+    let _turn = Scenario::begin("clients", "nbdinfo_sees_what_the_disk_can_do");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let uri = disk(cluster.node("a"), "info");
+    let info: serde_json::Value =
+        serde_json::from_str(&text("nbdinfo", &["--json", &uri])).unwrap();
+    assert_eq!(info["protocol"], "newstyle-fixed");
+    assert_eq!(info["structured"], true);
+    let export = &info["exports"][0];
+    assert_eq!(export["export-size"], SIZE);
+    for can in [
+        "can_flush",
+        "can_fua",
+        "can_multi_conn",
+        "can_trim",
+        "can_zero",
+    ] {
+        assert_eq!(export[can], true, "{can} in {export}");
+    }
+    assert_eq!(export["is_read_only"], false);
+    assert_eq!(export["block_minimum"], 512, "{export}");
+    assert!(text("nbdinfo", &["--list", &uri]).contains("info"));
+    assert!(run(Command::new("nbdinfo").arg(cluster.node("a").nbd("other").uri())).is_err());
+}
+
+#[test]
+fn nbdcopy_copies_in_both_directions() {
+    let turn = Scenario::begin("clients", "nbdcopy_copies_in_both_directions");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let uri = disk(cluster.node("a"), "copy");
+    let (image, back) = (cluster.dir().join("image"), cluster.dir().join("back"));
+    write_random(&image, SIZE, turn.seed).unwrap();
+    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(&uri)).unwrap();
+    assert_same(cluster.node("a"), "copy", &image);
+    run(Command::new("nbdcopy").arg(&uri).arg(&back)).unwrap();
+    assert_same(cluster.node("a"), "copy", &back);
+    let other = disk(cluster.node("a"), "other");
+    run(Command::new("nbdcopy").args(["--flush", &uri, &other])).unwrap();
+    assert_same(cluster.node("a"), "other", &image);
+}
+
+#[test]
+fn qemu_img_converts_compares_and_checks() {
+    let turn = Scenario::begin("clients", "qemu_img_converts_compares_and_checks");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let uri = disk(cluster.node("a"), "convert");
+    let image = cluster.dir().join("image");
+    write_random(&image, SIZE, turn.seed).unwrap();
+    let image = image.to_string_lossy().into_owned();
+    text(
+        "qemu-img",
+        &["convert", "-n", "-f", "raw", "-O", "raw", &image, &uri],
+    );
+    let compared = text(
+        "qemu-img",
+        &["compare", "-f", "raw", "-F", "raw", &image, &uri],
+    );
+    assert!(compared.contains("Images are identical."), "{compared}");
+    let info = text("qemu-img", &["info", "--output=json", &uri]);
+    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["virtual-size"], SIZE);
+
+    // A qcow2 inside the disk has metadata that can be checked, over the same protocol.
+    let other = disk(cluster.node("a"), "qcow2");
+    text("qemu-img", &["create", "-f", "qcow2", &other, "32M"]);
+    text(
+        "qemu-io",
+        &[
+            "-f",
+            "qcow2",
+            "-c",
+            "write -P 7 1M 5M",
+            "-c",
+            "discard 2M 1M",
+            &other,
+        ],
+    );
+    let checked = text("qemu-img", &["check", "-f", "qcow2", &other]);
+    assert!(checked.contains("No errors were found"), "{checked}");
+    text(
+        "qemu-io",
+        &[
+            "-f",
+            "qcow2",
+            "-c",
+            "read -P 7 1M 1M",
+            "-c",
+            "read -P 7 4M 2M",
+            &other,
+        ],
+    );
+
+    // The disk differs as soon as one sector does.
+    text(
+        "qemu-io",
+        &["-f", "raw", "-c", "write -P 9 12345k 512", &uri],
+    );
+    let differs =
+        run(Command::new("qemu-img").args(["compare", "-f", "raw", "-F", "raw", &image, &uri]));
+    assert!(differs.is_err());
+}
+
+#[test]
+fn qemu_io_flushes_discards_and_writes_zeroes() {
+    let _turn = Scenario::begin("clients", "qemu_io_flushes_discards_and_writes_zeroes");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let uri = disk(cluster.node("a"), "io");
+    let commands = [
+        "write -P 0xa5 1M 3M",
+        "flush",
+        "read -P 0xa5 1M 3M",
+        "write -z 1536k 4k",
+        "write -z -u 2M 512",
+        "discard 3M 1M",
+        "write -f -P 0x5a 3584k 512",
+        "aio_write -P 1 8M 64k",
+        "aio_write -P 2 9M 64k",
+        "aio_flush",
+        "read -P 0xa5 1M 512k",
+        "read -P 0 1536k 4k",
+        "read -P 0xa5 1540k 508k",
+        "read -P 0 2M 512",
+        "read -P 0x5a 3584k 512",
+        "read -P 1 8M 64k",
+        "read -P 2 9M 64k",
+    ];
+    let mut args = vec!["-f", "raw", "-t", "none", "-d", "unmap"];
+    args.extend(commands.iter().flat_map(|command| ["-c", command]));
+    args.push(&uri);
+    let printed = text("qemu-io", &args);
+    assert!(
+        !printed.contains("failed") && !printed.contains("error"),
+        "{printed}"
+    );
+    let wrong = run(Command::new("qemu-io").args(["-f", "raw", "-c", "read -P 3 1M 512", &uri]));
+    let noticed = wrong.map_or(true, |output| {
+        String::from_utf8_lossy(&output.stdout).contains("Pattern verification failed")
+    });
+    assert!(noticed, "qemu-io would not have noticed wrong data");
+}
+
+#[test]
+fn fio_verifies_what_it_wrote() {
+    let _turn = Scenario::begin("clients", "fio_verifies_what_it_wrote");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    disk(cluster.node("a"), "fio");
+    let load = FioLoad {
+        region: 0..SIZE,
+        rate: 40_000_000,
+        depth: 16,
+        runtime: PATIENCE,
+    };
+    let fio = load
+        .start(&cluster.node("a").nbd("fio"), cluster.dir())
+        .unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let report = fio.stop().unwrap();
+    assert_eq!(report.error, 0, "{}", report.messages);
+    assert!(report.samples.iter().filter(|sample| sample.write).count() > 1000);
+    assert!(report.samples.iter().filter(|sample| !sample.write).count() > 1000);
+}
+
+#[test]
+fn standard_clients_attach_over_tls() {
+    let turn = Scenario::begin("clients", "standard_clients_attach_over_tls");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let node = cluster.node("a");
+    disk(node, "tls");
+    let godwit = &cluster.options().godwit;
+    issue(godwit, cluster.certificates(), "guest", &["--client"]).unwrap();
+    let address = node.spec().nbd_listen;
+    let certificates = cluster.certificates().join("guest");
+    let uri = format!(
+        "nbds://{address}/tls?tls-certificates={}",
+        certificates.display()
+    );
+    let info = text("nbdinfo", &["--json", &uri]);
+    let info: serde_json::Value = serde_json::from_str(&info).unwrap();
+    assert_eq!(info["TLS"], true, "{info}");
+    let image = cluster.dir().join("image");
+    write_random(&image, SIZE, turn.seed).unwrap();
+    run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(&uri)).unwrap();
+    assert_same(node, "tls", &image);
+
+    let plain = format!("nbd://{address}/tls");
+    assert!(
+        run(Command::new("nbdinfo").arg(plain)).is_err(),
+        "plain TCP is refused"
+    );
+    let anonymous = format!("nbds://{address}/tls");
+    assert!(
+        run(Command::new("nbdinfo").arg(anonymous)).is_err(),
+        "so is a client without a name"
+    );
+}

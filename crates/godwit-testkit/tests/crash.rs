@@ -1,0 +1,211 @@
+//! `kill -9` of the source or the destination in every phase of a migration, under a load that
+//! checks itself: after a restart exactly one node serves, and every acknowledged write is there.
+//!
+//! A fail point holds the migration in its phase for a few seconds. Whichever node is killed is
+//! started again without it; the other goes on by itself.
+
+use std::time::{Duration, Instant};
+
+use godwit_testkit::process::wait_for;
+use godwit_testkit::scenario::{
+    PATIENCE, Scenario, finish, import_pattern, load, migrate, migration, start_migration, verify,
+};
+use godwit_testkit::{Cluster, Model, VerifyingClient};
+
+const DISK: &str = "crash";
+const SIZE: u64 = 64 << 20;
+/// Long enough to notice that the phase is reached and to kill, short enough to go on by itself.
+const HOLD: &str = "sleep(5000)";
+/// What the held node needs to be surely inside the fail point after its sign was seen.
+const SETTLE: Duration = Duration::from_millis(500);
+
+/// A moment at which a node dies.
+struct Moment {
+    phase: &'static str,
+    /// The node that is held, and where; the copy is held by its bandwidth instead.
+    hold: Option<(&'static str, &'static str)>,
+    /// How the moment is recognised: a node, and the state in which it shows the disk.
+    sign: Sign,
+    /// Who must own the disk in the end, when only one outcome is right.
+    owner: Option<&'static str>,
+}
+
+enum Sign {
+    /// The disk's state at the destination.
+    State(&'static str),
+    /// The migration's phase at the source.
+    Phase(&'static str),
+}
+
+const OFFER: Moment = Moment {
+    phase: "offer",
+    hold: Some(("b", "offer::received")),
+    sign: Sign::State("receiving"),
+    owner: Some("a"),
+};
+const COPYING: Moment = Moment {
+    phase: "copying",
+    hold: None,
+    sign: Sign::Phase("copying"),
+    owner: Some("a"),
+};
+const PREPARING: Moment = Moment {
+    phase: "preparing",
+    hold: Some(("b", "persist::before::accepted")),
+    sign: Sign::Phase("preparing"),
+    owner: None,
+};
+const PREPARED: Moment = Moment {
+    phase: "prepared",
+    hold: Some(("a", "persist::before::relinquished")),
+    sign: Sign::State("accepted"),
+    owner: None,
+};
+const RELINQUISHED: Moment = Moment {
+    phase: "relinquished",
+    hold: Some(("a", "persist::after::relinquished")),
+    sign: Sign::State("accepted"),
+    owner: Some("b"),
+};
+const COMMITTED: Moment = Moment {
+    phase: "committed",
+    hold: Some(("b", "persist::after::serving")),
+    sign: Sign::Phase("committing"),
+    owner: Some("b"),
+};
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Source,
+    Destination,
+}
+
+fn kill_and_recover(test: &str, moment: &Moment, victim: Victim) {
+    let turn = Scenario::begin("crash", test);
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    if let Some((name, point)) = moment.hold {
+        let node = cluster.node_mut(name);
+        node.terminate(PATIENCE).unwrap();
+        node.start(&[(point, HOLD)]).unwrap();
+    }
+    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
+    assert!(client.progress(500, PATIENCE));
+
+    let slow: &[&str] = if moment.hold.is_none() {
+        &["--max-bandwidth", "8MiB"]
+    } else {
+        &[]
+    };
+    let id = start_migration(cluster.node("a"), DISK, "b", slow).unwrap();
+    let reached = || match moment.sign {
+        Sign::State(state) => (cluster.node("b").disk_state(DISK) == state).then_some(()),
+        Sign::Phase(phase) => (migration(cluster.node("a"), &id)["phase"] == phase).then_some(()),
+    };
+    assert!(
+        wait_for(PATIENCE, reached).is_some(),
+        "phase '{}' was not reached: {}; at b: {}",
+        moment.phase,
+        migration(cluster.node("a"), &id),
+        cluster.node("b").disk_state(DISK)
+    );
+    std::thread::sleep(SETTLE);
+    let name = if victim == Victim::Source { "a" } else { "b" };
+    cluster.node_mut(name).kill();
+
+    let survivor = if victim == Victim::Source { "b" } else { "a" };
+    println!(
+        "{name} killed; {survivor} shows '{}'",
+        cluster.node(survivor).disk_state(DISK)
+    );
+    std::thread::sleep(SETTLE);
+    cluster.node_mut(name).start(&[]).unwrap();
+    let owner = one_owner(&cluster);
+    if let Some(expected) = moment.owner {
+        assert_eq!(owner, expected, "in phase '{}'", moment.phase);
+    }
+
+    let mut model = end_load(client, victim);
+    println!(
+        "{owner} serves: {:?}",
+        verify(cluster.node(owner), DISK, &mut model).unwrap()
+    );
+
+    // Nothing is left behind that would be in the way of the next load and the next migration.
+    let other = if owner == "a" { "b" } else { "a" };
+    let client = load(cluster.node(owner), DISK, turn.seed + 1, model).unwrap();
+    assert!(client.progress(200, PATIENCE));
+    let moved = migrate(cluster.node(owner), DISK, other, &["--verify"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert!(client.progress(200, PATIENCE));
+    let mut model = finish(client).unwrap();
+    verify(cluster.node(other), DISK, &mut model).unwrap();
+    assert_eq!(cluster.node(owner).disk_state(DISK), "departed");
+}
+
+/// Waits until the disk has one owner that serves; never may two serve at a time.
+fn one_owner(cluster: &Cluster) -> &'static str {
+    let started = Instant::now();
+    loop {
+        let shown = ["a", "b"].map(|name| cluster.node(name).disk(DISK).ok());
+        let serves = shown.each_ref().map(|disk| {
+            disk.as_ref()
+                .is_some_and(|disk| disk["serves"] == true && disk["state"] == "serving")
+        });
+        let open = shown.iter().flatten().any(|disk| {
+            ["accepted", "relinquished", "receiving"]
+                .iter()
+                .any(|state| disk["state"] == *state)
+        });
+        match serves {
+            [true, true] => panic!("two nodes serve: {shown:?}"),
+            [true, false] if !open => return "a",
+            [false, true] if !open => return "b",
+            _ => {}
+        }
+        assert!(
+            started.elapsed() < PATIENCE,
+            "no owner was found: {shown:?}"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn end_load(client: VerifyingClient, victim: Victim) -> Model {
+    if victim == Victim::Source {
+        assert!(client.wait_disconnected(PATIENCE), "its node was killed");
+        return client.stop(PATIENCE).clean().unwrap();
+    }
+    // The client's own node lives: the death of the other must not be noticed but as a pause.
+    assert!(
+        client.progress(200, PATIENCE),
+        "the load goes on: {:?}",
+        client.stats()
+    );
+    println!("longest request: {:?}", client.stats().longest);
+    finish(client).unwrap()
+}
+
+macro_rules! crash_tests {
+    ($($name:ident: $moment:expr, $victim:expr;)*) => {$(
+        #[test]
+        fn $name() {
+            kill_and_recover(stringify!($name), &$moment, $victim);
+        }
+    )*};
+}
+
+crash_tests! {
+    source_dies_in_offer: OFFER, Victim::Source;
+    source_dies_in_copying: COPYING, Victim::Source;
+    source_dies_in_preparing: PREPARING, Victim::Source;
+    source_dies_in_prepared: PREPARED, Victim::Source;
+    source_dies_in_relinquished: RELINQUISHED, Victim::Source;
+    source_dies_in_committed: COMMITTED, Victim::Source;
+    destination_dies_in_offer: OFFER, Victim::Destination;
+    destination_dies_in_copying: COPYING, Victim::Destination;
+    destination_dies_in_preparing: PREPARING, Victim::Destination;
+    destination_dies_in_prepared: PREPARED, Victim::Destination;
+    destination_dies_in_relinquished: RELINQUISHED, Victim::Destination;
+    destination_dies_in_committed: COMMITTED, Victim::Destination;
+}

@@ -1,0 +1,131 @@
+//! Disks that move under load: two at a time, there and back, and not at all after a cancel.
+
+use std::time::Duration;
+
+use godwit_testkit::random::Random;
+use godwit_testkit::scenario::{
+    PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, migration,
+    start_migration, verify,
+};
+use godwit_testkit::{Cluster, VerifyingClient};
+
+const SIZE: u64 = 96 << 20;
+
+fn keep_going(client: &VerifyingClient) {
+    assert!(
+        client.progress(300, PATIENCE),
+        "the load stopped: {:?}",
+        client.stats()
+    );
+    let stats = client.stats();
+    assert_eq!(
+        (stats.errors, stats.violations),
+        (0, 0),
+        "{:?}",
+        stats.problems
+    );
+}
+
+#[test]
+fn two_disks_move_at_the_same_time() {
+    let turn = Scenario::begin("moves", "two_disks_move_at_the_same_time");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let one = import_pattern(a, "one", SIZE, turn.seed).unwrap();
+    let two = import_pattern(b, "two", SIZE, turn.seed + 1).unwrap();
+    let three = import_pattern(a, "three", SIZE, turn.seed + 2).unwrap();
+    let one = load(a, "one", turn.seed, one).unwrap();
+    let two = load(b, "two", turn.seed + 1, two).unwrap();
+    let three = load(a, "three", turn.seed + 2, three).unwrap();
+    let limit = ["--verify", "--max-bandwidth", "48MiB"];
+    let ids = [
+        (a, start_migration(a, "one", "b", &limit).unwrap()),
+        (b, start_migration(b, "two", "a", &limit).unwrap()),
+        (a, start_migration(a, "three", "b", &limit).unwrap()),
+    ];
+    let copying = ids.iter().filter(|(node, id)| {
+        let phase = migration(node, id)["phase"].clone();
+        phase != "completed" && phase != "aborted"
+    });
+    assert!(copying.count() >= 2, "they were to overlap");
+    for (node, id) in &ids {
+        let ended = await_end(node, id);
+        assert_eq!(ended["phase"], "completed", "{ended}");
+        assert_eq!(ended["verified"], true, "{ended}");
+    }
+    for (client, node, disk) in [(one, b, "one"), (two, a, "two"), (three, b, "three")] {
+        keep_going(&client);
+        let mut model = finish(client).unwrap();
+        verify(node, disk, &mut model).unwrap();
+        assert_eq!(node.disk_state(disk), "serving");
+    }
+}
+
+#[test]
+fn a_disk_moves_there_and_back_and_there_with_clients_attached() {
+    let turn = Scenario::begin("moves", "a_disk_moves_there_and_back_and_there");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let model = import_pattern(a, "tour", SIZE, turn.seed).unwrap();
+    let client = load(a, "tour", turn.seed, model).unwrap();
+    keep_going(&client);
+    for (from, to) in [(a, "b"), (b, "a"), (a, "b")] {
+        let moved = migrate(from, "tour", to, &["--verify"]).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["verified"], true, "{moved}");
+        keep_going(&client);
+        assert_eq!(cluster.node(to).disk_state("tour"), "serving");
+        assert_eq!(from.disk_state("tour"), "departed");
+    }
+    println!("longest request: {:?}", client.stats().longest);
+    let mut model = finish(client).unwrap();
+    verify(b, "tour", &mut model).unwrap();
+    // Through the node that forwards, it is the same disk.
+    verify(a, "tour", &mut model).unwrap();
+    assert_eq!(b.disk("tour").unwrap()["epoch"], 4);
+}
+
+#[test]
+fn a_cancel_at_any_moment_costs_nothing() {
+    let turn = Scenario::begin("moves", "a_cancel_at_any_moment_costs_nothing");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let model = import_pattern(a, "calm", SIZE, turn.seed).unwrap();
+    let client = load(a, "calm", turn.seed, model).unwrap();
+    let mut random = Random::new(turn.seed);
+    let (mut aborted, mut rounds) = (0, 0);
+    let mut at = a;
+    while rounds < 12 {
+        rounds += 1;
+        let other = if at.name() == "a" { b } else { a };
+        let verify = if random.percent(50) {
+            &["--verify"][..]
+        } else {
+            &[]
+        };
+        let id = start_migration(at, "calm", other.name(), verify).unwrap();
+        std::thread::sleep(Duration::from_millis(random.below(1500)));
+        let cancelled = at.godwit(&["migration", "cancel", &id]).json();
+        let ended = await_end(at, &id);
+        println!(
+            "round {rounds}: {} (cancel: {})",
+            ended["phase"],
+            cancelled.is_ok()
+        );
+        if ended["phase"] == "completed" {
+            at = other;
+        } else {
+            assert_eq!(ended["phase"], "aborted", "{ended}");
+            aborted += 1;
+        }
+        keep_going(&client);
+        assert_eq!(at.disk_state("calm"), "serving");
+    }
+    assert!(aborted > 0, "every migration was too fast to be cancelled");
+    let other = if at.name() == "a" { b } else { a };
+    let moved = migrate(at, "calm", other.name(), &["--verify"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    println!("longest request: {:?}", client.stats().longest);
+    let mut model = finish(client).unwrap();
+    verify(other, "calm", &mut model).unwrap();
+}
