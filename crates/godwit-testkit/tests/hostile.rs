@@ -1,12 +1,10 @@
 //! Bytes that no honest client sends: the node answers with an error or hangs up, and goes on.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use godwit_testkit::cluster::{ClusterOptions, godwit_binary};
-use godwit_testkit::nbd::{Command, NbdConnection, Request};
+use godwit_testkit::nbd::{Command, NbdConnection, NbdStream, NbdTarget, Request};
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
 use godwit_testkit::{Cluster, Model, Node};
@@ -103,52 +101,23 @@ fn requests_that_do_not_fit_the_disk() {
 }
 
 /// Everything that a node listens on.
-fn every_port(
-    node: &Node,
-) -> Vec<(
-    &'static str,
-    Box<dyn Fn() -> std::io::Result<Box<dyn Wire>>>,
-)> {
+fn every_port(node: &Node) -> [(&'static str, NbdTarget); 4] {
     let spec = node.spec();
-    let (peer, nbd, dir) = (spec.listen, spec.nbd_listen, spec.dir.clone());
-    let nbd_socket = dir.join("nbd.sock");
-    let api_socket = dir.join("godwit.sock");
-    vec![
-        (
-            "peer port",
-            Box::new(move || Ok(Box::new(TcpStream::connect(peer)?) as Box<dyn Wire>)),
-        ),
-        (
-            "NBD port",
-            Box::new(move || Ok(Box::new(TcpStream::connect(nbd)?) as Box<dyn Wire>)),
-        ),
-        (
-            "NBD socket",
-            Box::new(move || Ok(Box::new(UnixStream::connect(&nbd_socket)?) as Box<dyn Wire>)),
-        ),
+    [
+        ("peer port", NbdTarget::tcp(spec.listen, "")),
+        ("NBD port", NbdTarget::tcp(spec.nbd_listen, "")),
+        ("NBD socket", NbdTarget::unix(spec.dir.join("nbd.sock"), "")),
         (
             "API socket",
-            Box::new(move || Ok(Box::new(UnixStream::connect(&api_socket)?) as Box<dyn Wire>)),
+            NbdTarget::unix(spec.dir.join("godwit.sock"), ""),
         ),
     ]
 }
 
-trait Wire: Read + Write {
-    fn patience(&self, timeout: Duration);
-}
-
-impl Wire for TcpStream {
-    fn patience(&self, timeout: Duration) {
-        self.set_read_timeout(Some(timeout)).unwrap();
-        self.set_write_timeout(Some(timeout)).unwrap();
-    }
-}
-
-impl Wire for UnixStream {
-    fn patience(&self, timeout: Duration) {
-        self.set_read_timeout(Some(timeout)).unwrap();
-        self.set_write_timeout(Some(timeout)).unwrap();
-    }
+fn open(port: &str, target: &NbdTarget) -> NbdStream {
+    target
+        .open()
+        .unwrap_or_else(|error| panic!("{port}: {error}"))
 }
 
 fn random_bytes_everywhere(test: &str, tls: bool) {
@@ -170,10 +139,11 @@ fn random_bytes_everywhere(test: &str, tls: bool) {
         b"\0\0\0\x01IHAVEOPT\0\0\0\x07\0\0\0\x0a\0\0\0\x06target\0\0",
         b"GDWT",
     ];
-    for (port, connect) in every_port(a) {
+    for (port, target) in every_port(a) {
         for round in 0..24 {
-            let mut wire = connect().unwrap_or_else(|error| panic!("{port}: {error}"));
-            wire.patience(Duration::from_millis(100));
+            let mut wire = open(port, &target);
+            wire.set_read_timeout(Some(Duration::from_millis(100)))
+                .unwrap();
             let mut bytes = starts[round % starts.len()].to_vec();
             let length = bytes.len() + random.below(4096) as usize;
             let from = bytes.len();
@@ -212,8 +182,8 @@ fn handshakes_that_never_end() {
     let cluster = Cluster::start(&["a", "b"]).unwrap();
     let a = cluster.node("a");
     let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
-    let mut held: Vec<(&str, Box<dyn Wire>)> = Vec::new();
-    for (port, connect) in every_port(a) {
+    let mut held = Vec::new();
+    for (port, target) in every_port(a) {
         for half in [
             &b""[..],
             b"\0\0\0\x03",
@@ -222,10 +192,9 @@ fn handshakes_that_never_end() {
             b"\x16\x03\x01",
         ] {
             for _ in 0..6 {
-                let mut wire = connect().unwrap_or_else(|error| panic!("{port}: {error}"));
-                wire.patience(Duration::from_secs(1));
+                let mut wire = open(port, &target);
                 wire.write_all(half).unwrap();
-                held.push((port, wire));
+                held.push(wire);
             }
         }
     }
