@@ -134,7 +134,9 @@ pub fn init(directory: &Path, force: bool) -> Result<CertificateFiles, Certifica
 
     let now = OffsetDateTime::now_utc();
     let mut parameters = CertificateParams::default();
-    parameters.distinguished_name.push(DnType::CommonName, "Godwit CA");
+    parameters
+        .distinguished_name
+        .push(DnType::CommonName, "Godwit CA");
     parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     parameters.not_before = now - CLOCK_SKEW;
@@ -145,7 +147,12 @@ pub fn init(directory: &Path, force: bool) -> Result<CertificateFiles, Certifica
     write_file(&key, &pair.serialize_pem(), 0o600, force)?;
     write_file(&certificate, &signed.pem(), 0o644, force)?;
     let not_after = parameters.not_after.unix_timestamp();
-    Ok(CertificateFiles { ca: certificate.clone(), certificate, key, not_after })
+    Ok(CertificateFiles {
+        ca: certificate.clone(),
+        certificate,
+        key,
+        not_after,
+    })
 }
 
 /// Issues a certificate from the authority in a directory.
@@ -172,7 +179,10 @@ pub fn issue(request: &IssueRequest<'_>) -> Result<CertificateFiles, Certificate
     }
     write_file(&files.key, &pair.serialize_pem(), 0o600, request.force)?;
     write_file(&files.certificate, &signed.pem(), 0o644, request.force)?;
-    Ok(CertificateFiles { not_after: parameters.not_after.unix_timestamp(), ..files })
+    Ok(CertificateFiles {
+        not_after: parameters.not_after.unix_timestamp(),
+        ..files
+    })
 }
 
 fn target_files(request: &IssueRequest<'_>) -> CertificateFiles {
@@ -194,14 +204,23 @@ fn target_files(request: &IssueRequest<'_>) -> CertificateFiles {
             )
         }
     };
-    CertificateFiles { ca, certificate, key, not_after: 0 }
+    CertificateFiles {
+        ca,
+        certificate,
+        key,
+        not_after: 0,
+    }
 }
 
 fn leaf_parameters(request: &IssueRequest<'_>) -> Result<CertificateParams, CertificateError> {
     let mut parameters = CertificateParams::default();
-    parameters.distinguished_name.push(DnType::CommonName, request.name);
+    parameters
+        .distinguished_name
+        .push(DnType::CommonName, request.name);
     for name in std::iter::once(request.name).chain(request.dns.iter().map(String::as_str)) {
-        let dns = name.try_into().map_err(|_| CertificateError::DnsName(name.to_owned()))?;
+        let dns = name
+            .try_into()
+            .map_err(|_| CertificateError::DnsName(name.to_owned()))?;
         parameters.subject_alt_names.push(SanType::DnsName(dns));
     }
     let addresses = request.ip.iter().copied().map(SanType::IpAddress);
@@ -211,7 +230,9 @@ fn leaf_parameters(request: &IssueRequest<'_>) -> Result<CertificateParams, Cert
     parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     if request.usage == Usage::Node {
-        parameters.extended_key_usages.push(ExtendedKeyUsagePurpose::ServerAuth);
+        parameters
+            .extended_key_usages
+            .push(ExtendedKeyUsagePurpose::ServerAuth);
     }
     let now = OffsetDateTime::now_utc();
     parameters.not_before = now - CLOCK_SKEW;
@@ -240,9 +261,16 @@ fn check_name(name: &str) -> Result<(), CertificateError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     let valid = name.len() <= MAX_NAME.min(63)
         && name.bytes().all(allowed)
-        && name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric())
+        && name
+            .bytes()
+            .next()
+            .is_some_and(|byte| byte.is_ascii_alphanumeric())
         && name != "ca";
-    if valid { Ok(()) } else { Err(CertificateError::Name(name.to_owned())) }
+    if valid {
+        Ok(())
+    } else {
+        Err(CertificateError::Name(name.to_owned()))
+    }
 }
 
 fn refuse_existing(paths: &[&Path], force: bool) -> Result<(), CertificateError> {
@@ -268,7 +296,11 @@ fn write_file(path: &Path, content: &str, mode: u32, force: bool) -> Result<(), 
             file.sync_all()
         })
         .and_then(|()| {
-            if force { fs::rename(&temporary, path) } else { fs::hard_link(&temporary, path) }
+            if force {
+                fs::rename(&temporary, path)
+            } else {
+                fs::hard_link(&temporary, path)
+            }
         });
     // After a rename there is nothing left to remove; the write's own outcome is what matters.
     let _ = fs::remove_file(&temporary);
@@ -280,7 +312,11 @@ fn write_file(path: &Path, content: &str, mode: u32, force: bool) -> Result<(), 
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CertificateError {
     let path = path.to_owned();
-    move |source| CertificateError::Io { action, path, source }
+    move |source| CertificateError::Io {
+        action,
+        path,
+        source,
+    }
 }
 
 fn building(action: &'static str) -> impl Fn(rcgen::Error) -> CertificateError + Copy {
@@ -319,7 +355,10 @@ mod tests {
             WebPkiServerVerifier::builder_with_provider(roots(&files.ca), provider).build();
         let leaf = CertificateDer::from_pem_file(&files.certificate).unwrap();
         let name = ServerName::try_from(name.to_owned()).unwrap();
-        verifier.unwrap().verify_server_cert(&leaf, &[], &name, &[], UnixTime::now()).map(drop)
+        verifier
+            .unwrap()
+            .verify_server_cert(&leaf, &[], &name, &[], UnixTime::now())
+            .map(drop)
     }
 
     fn verify_client(files: &CertificateFiles) -> Result<(), rustls::Error> {
@@ -327,12 +366,17 @@ mod tests {
         let verifier =
             WebPkiClientVerifier::builder_with_provider(roots(&files.ca), provider).build();
         let leaf = CertificateDer::from_pem_file(&files.certificate).unwrap();
-        verifier.unwrap().verify_client_cert(&leaf, &[], UnixTime::now()).map(drop)
+        verifier
+            .unwrap()
+            .verify_client_cert(&leaf, &[], UnixTime::now())
+            .map(drop)
     }
 
     fn roots(ca: &Path) -> Arc<RootCertStore> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_file(ca).unwrap()).unwrap();
+        roots
+            .add(CertificateDer::from_pem_file(ca).unwrap())
+            .unwrap();
         Arc::new(roots)
     }
 
@@ -359,10 +403,16 @@ mod tests {
         init(here.path(), false).unwrap();
         init(there.path(), false).unwrap();
         let foreign = issue(&request(there.path(), "alpha")).unwrap();
-        let foreign = CertificateFiles { ca: here.path().join("ca.pem"), ..foreign };
+        let foreign = CertificateFiles {
+            ca: here.path().join("ca.pem"),
+            ..foreign
+        };
         assert!(verify_server(&foreign, "alpha").is_err());
 
-        let expired = IssueRequest { validity: Validity::Expired, ..request(here.path(), "beta") };
+        let expired = IssueRequest {
+            validity: Validity::Expired,
+            ..request(here.path(), "beta")
+        };
         let error = verify_server(&issue(&expired).unwrap(), "beta").unwrap_err();
         assert!(format!("{error:?}").contains("Expired"), "{error:?}");
     }
@@ -371,7 +421,10 @@ mod tests {
     fn an_nbd_client_certificate_has_the_layout_of_gnutls_and_cannot_act_as_a_server() {
         let directory = tempfile::tempdir().unwrap();
         init(directory.path(), false).unwrap();
-        let client = IssueRequest { usage: Usage::NbdClient, ..request(directory.path(), "vm1") };
+        let client = IssueRequest {
+            usage: Usage::NbdClient,
+            ..request(directory.path(), "vm1")
+        };
         let files = issue(&client).unwrap();
         for name in ["ca-cert.pem", "client-cert.pem", "client-key.pem"] {
             assert!(directory.path().join("vm1").join(name).is_file(), "{name}");
@@ -392,10 +445,17 @@ mod tests {
         let before = fs::read(&node.certificate).unwrap();
         let again = issue(&request(directory.path(), "alpha")).unwrap_err();
         assert!(matches!(again, CertificateError::Exists(_)), "{again}");
-        assert!(matches!(init(directory.path(), false), Err(CertificateError::Exists(_))));
+        assert!(matches!(
+            init(directory.path(), false),
+            Err(CertificateError::Exists(_))
+        ));
         assert_eq!(fs::read(&node.certificate).unwrap(), before);
 
-        issue(&IssueRequest { force: true, ..request(directory.path(), "alpha") }).unwrap();
+        issue(&IssueRequest {
+            force: true,
+            ..request(directory.path(), "alpha")
+        })
+        .unwrap();
         assert_ne!(fs::read(&node.certificate).unwrap(), before);
         let left: Vec<_> = fs::read_dir(directory.path()).unwrap().collect();
         assert_eq!(left.len(), 4, "temporary files are left: {left:?}");
@@ -408,7 +468,10 @@ mod tests {
         let long = "a".repeat(64);
         for name in ["", "ca", "../x", "a/b", ".a", "-a", "a b", "é", &long] {
             let error = issue(&request(directory.path(), name)).unwrap_err();
-            assert!(matches!(error, CertificateError::Name(_)), "{name:?}: {error}");
+            assert!(
+                matches!(error, CertificateError::Name(_)),
+                "{name:?}: {error}"
+            );
         }
     }
 
