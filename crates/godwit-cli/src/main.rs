@@ -1,1 +1,73 @@
-fn main() {}
+//! The `godwit` command: runs a node, and tells nodes what to do.
+
+mod arguments;
+mod client;
+mod commands;
+mod failure;
+mod output;
+mod progress;
+mod routes;
+mod units;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::arguments::{Arguments, Command, Connection};
+use crate::client::{Client, Endpoint};
+use crate::failure::Failure;
+use crate::output::Output;
+
+fn main() -> ExitCode {
+    // Prints help, versions and usage errors itself, with exit code 2 for the latter.
+    let arguments = Arguments::parse();
+    let json = arguments.json;
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            match serde_json::to_string_pretty(&failure.to_body()) {
+                Ok(body) if json => eprintln!("{body}"),
+                _ => eprintln!("{failure}"),
+            }
+            ExitCode::from(failure.exit)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<(), Failure> {
+    let Arguments {
+        connection,
+        json,
+        command,
+    } = arguments;
+    let output = Output { json };
+    match command {
+        Command::Node(node) => commands::node::run(*node, connection),
+        Command::Certs(command) => commands::certs::run(command, output),
+        Command::Completions { shell } => commands::completions::run(shell),
+        Command::Migrate(arguments) => with_client(&connection, async |client| {
+            commands::migrate::run(arguments, client, output).await
+        }),
+        Command::Migration(command) => with_client(&connection, async |client| {
+            commands::migration::run(command, client, output).await
+        }),
+        Command::Disk(command) => with_client(&connection, async |client| {
+            commands::disk::run(command, client, output).await
+        }),
+        Command::Peer(command) => with_client(&connection, async |client| {
+            commands::peer::run(command, client, output).await
+        }),
+    }
+}
+
+fn with_client(
+    connection: &Connection,
+    call: impl AsyncFnOnce(&mut Client) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let mut client = Client::new(Endpoint::from_arguments(connection)?);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::caused("cannot start", &error))?;
+    runtime.block_on(call(&mut client))
+}

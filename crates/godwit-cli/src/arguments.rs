@@ -1,0 +1,359 @@
+//! The command line.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+
+use crate::units::{parse_rate, parse_size};
+
+/// Where a node keeps its data unless it is told otherwise.
+pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/godwit";
+
+/// Moves running disks from one host to another.
+#[derive(Debug, Parser)]
+#[command(
+    name = "godwit",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub connection: Connection,
+    /// Print JSON instead of text; fields are those of the API
+    #[arg(long, global = true)]
+    pub json: bool,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Which node the command talks to, and as whom.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct Connection {
+    /// The node's API socket
+    #[arg(long, global = true, env = "GODWIT_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// A node's API on the network, over mutual TLS
+    #[arg(
+        long,
+        global = true,
+        env = "GODWIT_API",
+        value_name = "https://HOST:PORT"
+    )]
+    pub api: Option<String>,
+    /// Certificate to show: PEM
+    #[arg(long, global = true, env = "GODWIT_CERT", value_name = "FILE")]
+    pub cert: Option<PathBuf>,
+    /// The certificate's private key: PEM
+    #[arg(long, global = true, env = "GODWIT_KEY", value_name = "FILE")]
+    pub key: Option<PathBuf>,
+    /// Certificate of the authority to trust: PEM
+    #[arg(long, global = true, env = "GODWIT_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Move a running disk to another node
+    Migrate(MigrateArguments),
+    /// Look at migrations, follow or cancel them
+    #[command(subcommand)]
+    Migration(MigrationCommand),
+    /// Create, import, export, show and remove disks
+    #[command(subcommand)]
+    Disk(DiskCommand),
+    /// Look at the other nodes
+    #[command(subcommand)]
+    Peer(PeerCommand),
+    /// Run a node
+    Node(Box<NodeArguments>),
+    /// Make certificates for nodes and clients
+    #[command(subcommand)]
+    Certs(CertsCommand),
+    /// Print completions for a shell
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct MigrateArguments {
+    /// The disk
+    pub disk: String,
+    /// The node to move it to
+    #[arg(long, value_name = "NODE")]
+    pub to: String,
+    /// How it is moved
+    #[arg(long, value_enum, default_value_t)]
+    pub policy: PolicyArgument,
+    /// Most bytes in flight between the two disks
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub window: Option<u64>,
+    /// Bytes per copy, a multiple of 4K up to 16M
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub chunk: Option<u64>,
+    /// Most bytes per second that copies may take; what the guest writes is never held back
+    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
+    pub max_bandwidth: Option<u64>,
+    /// Compare both images by hash before the switchover
+    #[arg(long)]
+    pub verify: bool,
+    /// Print the migration's id and return at once
+    #[arg(long)]
+    pub detach: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PolicyArgument {
+    /// A single pass; writes to what was copied already go to both nodes
+    #[default]
+    DoubleWrite,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MigrationCommand {
+    /// List migrations, those under way first
+    List,
+    /// Show a migration
+    Show {
+        /// Its id, or as many of its first digits as tell it apart
+        id: String,
+    },
+    /// Follow a migration until it ends
+    Watch {
+        /// Its id, or as many of its first digits as tell it apart
+        id: String,
+    },
+    /// Cancel a migration; the source serves on
+    Cancel {
+        /// Its id, or as many of its first digits as tell it apart
+        id: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DiskCommand {
+    /// Create a disk, empty or from an image that is used in place
+    Create {
+        /// Its name, the same on every node
+        name: String,
+        /// Its size; needed unless --path names an image that exists
+        #[arg(long, value_name = "SIZE", value_parser = parse_size, required_unless_present = "path")]
+        size: Option<u64>,
+        /// Use this image file or block device on the node's host
+        #[arg(long)]
+        path: Option<PathBuf>,
+    },
+    /// Copy a raw image into a new disk
+    Import {
+        /// The new disk's name
+        name: String,
+        /// The raw image on the node's host
+        file: PathBuf,
+    },
+    /// Copy a disk into a new raw image
+    Export {
+        /// The disk
+        name: String,
+        /// The file to write on the node's host; it must not exist
+        file: PathBuf,
+    },
+    /// List disks
+    List,
+    /// Show a disk: who serves it, its clients, what they do
+    Show {
+        /// The disk
+        name: String,
+    },
+    /// Remove a disk and, unless it was created with --path, its image
+    Rm {
+        /// The disk
+        name: String,
+    },
+    /// Print where NBD clients reach a disk
+    Attach {
+        /// The disk
+        name: String,
+        /// The address on the network instead of the unix socket
+        #[arg(long)]
+        tcp: bool,
+    },
+    /// Make this node the owner of a disk whose owner is in doubt and will never answer
+    Claim {
+        /// The disk
+        name: String,
+        /// Needed: if the other node has the disk and comes back, writes are lost
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum PeerCommand {
+    /// List the nodes that this node knows, and whether they answer
+    List,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct NodeArguments {
+    /// The node's name, as in its certificate
+    #[arg(long, env = "GODWIT_NAME")]
+    pub name: String,
+    /// Where images, the store and the sockets are
+    #[arg(long, env = "GODWIT_DATA_DIR", default_value = DEFAULT_DATA_DIR, value_name = "DIR")]
+    pub data_dir: PathBuf,
+    /// Where other nodes connect
+    #[arg(
+        long,
+        env = "GODWIT_LISTEN",
+        default_value = "0.0.0.0:7001",
+        value_name = "ADDR:PORT"
+    )]
+    pub listen: SocketAddr,
+    /// Another node (repeat, or separate by commas)
+    #[arg(
+        long = "peer",
+        env = "GODWIT_PEERS",
+        value_name = "NAME=HOST:PORT",
+        value_delimiter = ',',
+        action = ArgAction::Append,
+        value_parser = parse_peer
+    )]
+    pub peers: Vec<(String, String)>,
+    /// Serve the API over mutual TLS here, besides its unix socket
+    #[arg(long, env = "GODWIT_API_LISTEN", value_name = "ADDR:PORT")]
+    pub api_listen: Option<SocketAddr>,
+    /// Serve NBD here, besides its unix socket; over TLS with client certificates
+    #[arg(long, env = "GODWIT_NBD_LISTEN", value_name = "ADDR:PORT")]
+    pub nbd_listen: Option<SocketAddr>,
+    /// Serve NBD without TLS; on a loopback address only
+    #[arg(long, requires = "nbd_listen")]
+    pub nbd_plain: bool,
+    /// Talk to other nodes without TLS; on loopback addresses only
+    #[arg(long)]
+    pub insecure_loopback: bool,
+    /// How log lines look
+    #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
+    pub log_format: LogFormatArgument,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormatArgument {
+    /// For people
+    #[default]
+    Text,
+    /// One JSON object per line
+    Json,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CertsCommand {
+    /// Make a certificate authority, valid for ten years
+    Init {
+        /// Where its files go
+        #[arg(long, value_name = "DIR", default_value = "godwit-certs")]
+        dir: PathBuf,
+        /// Replace the authority that is there; what it issued is not trusted any more
+        #[arg(long)]
+        force: bool,
+    },
+    /// Issue a certificate for a node, an API client or an NBD client
+    Issue {
+        /// The holder's name; for a node, the node's name
+        name: String,
+        /// The authority's directory
+        #[arg(long, value_name = "DIR", default_value = "godwit-certs")]
+        dir: PathBuf,
+        /// A further DNS name of the holder (may be repeated)
+        #[arg(long, value_name = "NAME")]
+        dns: Vec<String>,
+        /// An IP address of the holder (may be repeated)
+        #[arg(long, value_name = "ADDRESS")]
+        ip: Vec<IpAddr>,
+        /// Days of validity, up to 3650
+        #[arg(
+            long,
+            default_value_t = 365,
+            value_parser = clap::value_parser!(u32).range(1..=i64::from(godwit_node::certificates::MAX_DAYS))
+        )]
+        days: u32,
+        /// Make a certificate that has ended already, for tests
+        #[arg(long, hide = true)]
+        expired: bool,
+        /// For an NBD client: a directory that QEMU and libnbd read
+        #[arg(long)]
+        nbd_client: bool,
+        /// Replace files that are there
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+fn parse_peer(text: &str) -> Result<(String, String), String> {
+    let (name, address) = text
+        .split_once('=')
+        .ok_or("a peer is NAME=HOST:PORT, like b=192.0.2.7:7001")?;
+    let port = address
+        .rsplit_once(':')
+        .map(|(host, port)| (host, port.parse::<u16>()));
+    match port {
+        _ if name.is_empty() => Err("the peer's name is missing".to_owned()),
+        Some((host, Ok(1..))) if !host.is_empty() => Ok((name.to_owned(), address.to_owned())),
+        _ => Err(format!("{address:?} is not HOST:PORT, like 192.0.2.7:7001")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_contradicts_itself_nowhere() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn peers_need_a_name_a_host_and_a_port() {
+        assert_eq!(
+            parse_peer("b=host:7001"),
+            Ok(("b".to_owned(), "host:7001".to_owned()))
+        );
+        assert_eq!(
+            parse_peer("b=[::1]:7001"),
+            Ok(("b".to_owned(), "[::1]:7001".to_owned()))
+        );
+        for text in [
+            "",
+            "b",
+            "=h:1",
+            "b=",
+            "b=h",
+            "b=:1",
+            "b=h:0",
+            "b=h:70000",
+            "b=h:x",
+        ] {
+            assert!(parse_peer(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_connection_and_json_can_stand_anywhere() {
+        let arguments =
+            Arguments::try_parse_from(["godwit", "disk", "list", "--json", "--socket", "/s"])
+                .unwrap();
+        assert!(arguments.json);
+        assert_eq!(arguments.connection.socket, Some(PathBuf::from("/s")));
+    }
+
+    #[test]
+    fn a_disk_without_size_and_image_is_refused() {
+        let parsed = Arguments::try_parse_from(["godwit", "disk", "create", "d"]);
+        assert!(parsed.unwrap_err().to_string().contains("--size"));
+    }
+}

@@ -1,0 +1,210 @@
+//! Calls a node's API.
+
+mod connect;
+
+use std::time::Duration;
+
+use godwit_node::api::ErrorBody;
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::SendRequest;
+use hyper::{Method, Request, StatusCode, header};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+pub(crate) use self::connect::Endpoint;
+use crate::failure::Failure;
+
+/// Longest wait for an answer. Starting a migration dials another node, which has its own, shorter
+/// limits.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest answer that is read.
+const ANSWER_LIMIT: usize = 16 << 20;
+
+/// A node's API. Keeps its connection from call to call.
+#[derive(Debug)]
+pub(crate) struct Client {
+    endpoint: Endpoint,
+    sender: Option<SendRequest<Full<Bytes>>>,
+}
+
+/// Why a call has no result.
+#[derive(Debug)]
+pub(crate) enum CallError {
+    /// The node cannot be reached, or the connection broke before it answered.
+    Unreachable(Failure),
+    /// The node said no.
+    Refused(ErrorBody),
+}
+
+impl From<CallError> for Failure {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Unreachable(failure) => failure,
+            CallError::Refused(body) => body.into(),
+        }
+    }
+}
+
+impl Client {
+    /// A client that connects when it is first used.
+    pub(crate) fn new(endpoint: Endpoint) -> Self {
+        Self {
+            endpoint,
+            sender: None,
+        }
+    }
+
+    /// Whether the node is on this host, so that both mean the same by a file's path.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self.endpoint, Endpoint::Unix(_))
+    }
+
+    /// Reads.
+    pub(crate) async fn get<T: DeserializeOwned>(&mut self, path: &str) -> Result<T, CallError> {
+        self.call(Method::GET, path, Bytes::new()).await
+    }
+
+    /// Asks for something.
+    pub(crate) async fn post<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T, CallError> {
+        let body = serde_json::to_vec(body).map_err(|error| {
+            CallError::Unreachable(Failure::caused("cannot write the request as JSON", &error))
+        })?;
+        self.call(Method::POST, path, body.into()).await
+    }
+
+    /// Removes.
+    pub(crate) async fn delete(&mut self, path: &str) -> Result<(), CallError> {
+        self.exchange(Method::DELETE, path, Bytes::new())
+            .await
+            .map(drop)
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<T, CallError> {
+        let answer = self.exchange(method, path, body).await?;
+        serde_json::from_slice(&answer).map_err(|error| {
+            let what = format!("{} answered {path} in a way not understood", self.endpoint);
+            let hint = "are the node and this command of the same version?";
+            CallError::Unreachable(Failure::caused(what, &error).hint(hint))
+        })
+    }
+
+    async fn exchange(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<Bytes, CallError> {
+        let answer = tokio::time::timeout(ANSWER_TIMEOUT, self.send(method, path, body)).await;
+        match answer {
+            Ok(Ok((status, body))) if status.is_success() => Ok(body),
+            Ok(Ok((status, body))) => Err(refusal(path, status, &body)),
+            Ok(Err(failure)) => {
+                self.sender = None;
+                Err(CallError::Unreachable(failure))
+            }
+            Err(_elapsed) => {
+                self.sender = None;
+                let message = format!("{} did not answer {path} within a minute", self.endpoint);
+                Err(CallError::Unreachable(
+                    Failure::new(message).hint("look at the node's log, then try again"),
+                ))
+            }
+        }
+    }
+
+    async fn send(
+        &mut self,
+        method: Method,
+        path: &str,
+        body: Bytes,
+    ) -> Result<(StatusCode, Bytes), Failure> {
+        let broken = |endpoint: &Endpoint, error: &dyn std::error::Error| {
+            Failure::caused(format!("the connection to {endpoint} broke"), error)
+                .hint("has the node been stopped? What was asked for may have been done")
+        };
+        // A connection that the node closed meanwhile is replaced; nothing was sent on it yet.
+        let mut kept = self.sender.take();
+        if let Some(sender) = &mut kept
+            && sender.ready().await.is_err()
+        {
+            kept = None;
+        }
+        let mut sender = match kept {
+            Some(sender) => sender,
+            None => self.endpoint.connect().await?,
+        };
+        let request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, self.endpoint.host())
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| Failure::caused(format!("cannot ask for {path:?}"), &error))?;
+        let response = sender
+            .send_request(request)
+            .await
+            .map_err(|error| broken(&self.endpoint, &error))?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), ANSWER_LIMIT)
+            .collect()
+            .await
+            .map_err(|error| broken(&self.endpoint, error.as_ref()))?;
+        self.sender = Some(sender);
+        Ok((status, body.to_bytes()))
+    }
+}
+
+fn refusal(path: &str, status: StatusCode, body: &[u8]) -> CallError {
+    match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(body) => CallError::Refused(body),
+        Err(_) => CallError::Unreachable(
+            Failure::new(format!(
+                "the node answered {path} with {status} and no explanation"
+            ))
+            .hint("are the node and this command of the same version?"),
+        ),
+    }
+}
+
+/// Makes a name from the command line one segment of a path.
+pub(crate) fn segment(name: &str) -> String {
+    name.bytes().fold(String::new(), |mut path, byte| {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'~' => path.push(byte.into()),
+            // A segment of dots alone would mean a folder.
+            b'.' if name.bytes().any(|byte| byte != b'.') => path.push('.'),
+            _ => path.push_str(&format!("%{byte:02X}")),
+        }
+        path
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stays_one_segment() {
+        assert_eq!(segment("vm-1.root"), "vm-1.root");
+        assert_eq!(segment("a/b?c#d e%"), "a%2Fb%3Fc%23d%20e%25");
+        assert_eq!(segment(".."), "%2E%2E");
+        assert_eq!(segment("é"), "%C3%A9");
+    }
+
+    #[test]
+    fn an_answer_that_is_no_api_error_is_explained() {
+        let failure = Failure::from(refusal("/v1/x", StatusCode::NOT_FOUND, b"<html>"));
+        assert!(failure.message.contains("404"), "{failure}");
+        assert!(failure.hint.is_some());
+    }
+}

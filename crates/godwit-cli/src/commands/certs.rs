@@ -1,0 +1,112 @@
+//! `godwit certs`
+
+use godwit_node::certificates::{
+    CertificateError, CertificateFiles, IssueRequest, Usage, Validity, init, issue,
+};
+use serde::Serialize;
+
+use crate::arguments::CertsCommand;
+use crate::failure::Failure;
+use crate::output::{Output, facts};
+
+/// What was written, for `--json`.
+#[derive(Serialize)]
+struct Written {
+    ca: String,
+    certificate: String,
+    key: String,
+    not_after: i64,
+}
+
+pub(crate) fn run(command: CertsCommand, output: Output) -> Result<(), Failure> {
+    let files = match command {
+        CertsCommand::Init { dir, force } => init(&dir, force).map_err(explain)?,
+        CertsCommand::Issue {
+            name,
+            dir,
+            dns,
+            ip,
+            days,
+            expired,
+            nbd_client,
+            force,
+        } => issue(&IssueRequest {
+            directory: &dir,
+            name: &name,
+            dns: &dns,
+            ip: &ip,
+            usage: if nbd_client {
+                Usage::NbdClient
+            } else {
+                Usage::Node
+            },
+            validity: if expired {
+                Validity::Expired
+            } else {
+                Validity::Days(days)
+            },
+            force,
+        })
+        .map_err(explain)?,
+    };
+    output.print(&written(&files), |files| {
+        facts([
+            ("certificate", Some(files.certificate.clone())),
+            ("key", Some(format!("{} (keep it secret)", files.key))),
+            ("authority", Some(files.ca.clone())),
+        ])
+    })
+}
+
+fn written(files: &CertificateFiles) -> Written {
+    Written {
+        ca: files.ca.display().to_string(),
+        certificate: files.certificate.display().to_string(),
+        key: files.key.display().to_string(),
+        not_after: files.not_after,
+    }
+}
+
+fn explain(error: CertificateError) -> Failure {
+    let cause = std::error::Error::source(&error);
+    let failure = match cause {
+        Some(cause) => Failure::caused(error.to_string(), cause),
+        None => Failure::new(error.to_string()),
+    };
+    match error {
+        CertificateError::Exists(_) => failure.hint("to replace it, repeat with --force"),
+        CertificateError::NoAuthority(directory) => failure.hint(format!(
+            "make one first: godwit certs init --dir {}",
+            directory.display()
+        )),
+        CertificateError::Build { .. } => {
+            failure.hint("are ca.pem and ca.key what godwit certs init wrote?")
+        }
+        CertificateError::Io { .. } => failure.hint("may you read and write the directory?"),
+        CertificateError::Name(_) | CertificateError::DnsName(_) => failure,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_authority_says_how_to_make_one() {
+        let failure = explain(CertificateError::NoAuthority("/etc/x".into()));
+        assert_eq!(
+            failure.hint.as_deref(),
+            Some("make one first: godwit certs init --dir /etc/x")
+        );
+    }
+
+    #[test]
+    fn an_io_error_keeps_its_cause() {
+        let failure = explain(CertificateError::Io {
+            action: "write",
+            path: "/x/y".into(),
+            source: std::io::Error::other("disk on fire"),
+        });
+        assert_eq!(failure.message, "cannot write /x/y: disk on fire");
+    }
+}

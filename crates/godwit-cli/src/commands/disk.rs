@@ -1,0 +1,279 @@
+//! `godwit disk`
+
+use std::path::Path;
+
+use godwit_node::api::{ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job};
+use serde_json::json;
+
+use super::job;
+use crate::arguments::DiskCommand;
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output::{Output, facts, table};
+use crate::routes;
+use crate::units::{format_bytes, format_micros};
+
+pub(crate) async fn run(
+    command: DiskCommand,
+    client: &mut Client,
+    output: Output,
+) -> Result<(), Failure> {
+    match command {
+        DiskCommand::Create { name, size, path } => {
+            let path = path.map(|path| node_path(&path, client)).transpose()?;
+            let request = CreateDisk {
+                name,
+                size_bytes: size,
+                path,
+            };
+            let disk: Disk = client.post(routes::DISKS, &request).await?;
+            output.print(&disk, |disk| {
+                format!(
+                    "created disk '{}' of {}",
+                    disk.name,
+                    format_bytes(disk.size_bytes)
+                )
+            })
+        }
+        DiskCommand::Import { name, file } => {
+            let request = ImportDisk {
+                path: node_path(&file, client)?,
+                name,
+            };
+            let started: Job = client.post(routes::IMPORTS, &request).await?;
+            job::wait(client, started).await?;
+            let disk: Disk = client.get(&routes::disk(&request.name)).await?;
+            output.print(&disk, |disk| {
+                format!(
+                    "imported disk '{}' of {}",
+                    disk.name,
+                    format_bytes(disk.size_bytes)
+                )
+            })
+        }
+        DiskCommand::Export { name, file } => {
+            let request = ExportDisk {
+                path: node_path(&file, client)?,
+            };
+            let started: Job = client.post(&routes::disk_export(&name), &request).await?;
+            let ended = job::wait(client, started).await?;
+            output.print(&ended, |job| {
+                format!("exported disk '{}' to {}", job.disk, job.path)
+            })
+        }
+        DiskCommand::List => {
+            let disks: Vec<Disk> = client.get(routes::DISKS).await?;
+            output.print(&disks, |disks| list(disks))
+        }
+        DiskCommand::Show { name } => {
+            let disk: Disk = client.get(&routes::disk(&name)).await?;
+            output.print(&disk, show)
+        }
+        DiskCommand::Rm { name } => {
+            client.delete(&routes::disk(&name)).await?;
+            output.print(&json!({ "name": name }), |_| {
+                format!("removed disk '{name}'")
+            })
+        }
+        DiskCommand::Attach { name, tcp } => {
+            let disk: Disk = client.get(&routes::disk(&name)).await?;
+            let uri = attach_uri(&disk, tcp || !client.is_local())?;
+            if let Some(node) = &disk.moved_to {
+                eprintln!(
+                    "note: disk '{name}' is on '{node}' now; I/O through this address is \
+                     forwarded there"
+                );
+            }
+            output.print(&json!({ "uri": uri }), |_| uri.clone())
+        }
+        DiskCommand::Claim { name, force } => {
+            if !force {
+                return Err(
+                    Failure::usage(format!("disk '{name}' is claimed only with --force")).hint(
+                        "if the other node has the disk and ever comes back, the two images \
+                         differ and writes are lost: make sure that it never serves the disk again",
+                    ),
+                );
+            }
+            let request = ClaimDisk { force };
+            let disk: Disk = client.post(&routes::disk_claim(&name), &request).await?;
+            output.print(&disk, |disk| {
+                format!(
+                    "this node serves disk '{}' now, in epoch {}",
+                    disk.name, disk.epoch
+                )
+            })
+        }
+    }
+}
+
+/// A path as the node understands it: absolute, and for a node elsewhere given as such.
+fn node_path(path: &Path, client: &Client) -> Result<String, Failure> {
+    let shown = path.display();
+    if !client.is_local() && path.is_relative() {
+        return Err(Failure::usage(format!("{shown} must be an absolute path"))
+            .hint("the file is read and written on the node's host, which is not this one"));
+    }
+    let absolute = std::path::absolute(path)
+        .map_err(|error| Failure::caused(format!("cannot make {shown} absolute"), &error))?;
+    absolute
+        .into_os_string()
+        .into_string()
+        .map_err(|path| Failure::usage(format!("{} is not UTF-8", Path::new(&path).display())))
+}
+
+fn attach_uri(disk: &Disk, tcp: bool) -> Result<String, Failure> {
+    let matches = |uri: &&String| uri.starts_with("nbd+unix:") != tcp;
+    match disk.nbd.iter().find(matches) {
+        Some(uri) => Ok(uri.clone()),
+        None if tcp => Err(
+            Failure::new(format!("disk '{}' is not served over TCP", disk.name))
+                .hint("start the node with --nbd-listen ADDR:PORT"),
+        ),
+        None => Err(
+            Failure::new(format!("disk '{}' cannot be attached here", disk.name))
+                .hint(format!("see why: godwit disk show {}", disk.name)),
+        ),
+    }
+}
+
+fn list(disks: &[Disk]) -> String {
+    let row = |disk: &Disk| {
+        let place = match (disk.state, &disk.moved_to) {
+            (DiskState::Departed, Some(node)) => format!("on {node}"),
+            _ => disk.problem.clone().unwrap_or_default(),
+        };
+        [
+            disk.name.clone(),
+            format_bytes(disk.size_bytes),
+            disk.state.name().to_owned(),
+            disk.clients.to_string(),
+            place,
+        ]
+    };
+    let empty = "no disks: make one with godwit disk create NAME --size SIZE";
+    table(
+        ["NAME", "SIZE", "STATE", "CLIENTS", "NOTE"],
+        disks.iter().map(row),
+        empty,
+    )
+}
+
+fn show(disk: &Disk) -> String {
+    let io = &disk.io;
+    let used = disk.allocated_bytes.map(format_bytes);
+    let done = format!(
+        "{} reads ({}), {} writes ({}), {} flushes, {} discards, {} forwarded, {} errors",
+        io.reads,
+        format_bytes(io.read_bytes),
+        io.writes,
+        format_bytes(io.written_bytes),
+        io.flushes,
+        io.discards,
+        io.forwarded,
+        io.errors
+    );
+    let latency = &disk.latency;
+    let latency = (latency.iops > 0.0).then(|| {
+        format!(
+            "{:.0} a second; p50 {}, p99 {}, p99.99 {}, max {}",
+            latency.iops,
+            format_micros(latency.p50_us),
+            format_micros(latency.p99_us),
+            format_micros(latency.p9999_us),
+            format_micros(latency.max_us)
+        )
+    });
+    facts([
+        ("name", Some(disk.name.clone())),
+        (
+            "state",
+            Some(format!("{}: {}", disk.state.name(), disk.status)),
+        ),
+        ("problem", disk.problem.clone()),
+        (
+            "size",
+            Some(format!(
+                "{} ({} bytes)",
+                format_bytes(disk.size_bytes),
+                disk.size_bytes
+            )),
+        ),
+        ("used", used),
+        ("image", Some(disk.path.clone())),
+        ("epoch", Some(disk.epoch.to_string())),
+        ("on", disk.moved_to.clone()),
+        ("migration", disk.migration.clone()),
+        ("clients", Some(disk.clients.to_string())),
+        ("requests", latency),
+        ("since start", Some(done)),
+        (
+            "attach at",
+            (!disk.nbd.is_empty()).then(|| disk.nbd.join("\n             ")),
+        ),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_node::api::{GuestLatency, IoCounters};
+
+    use super::*;
+
+    fn disk() -> Disk {
+        Disk {
+            name: "d".to_owned(),
+            size_bytes: 1 << 30,
+            allocated_bytes: None,
+            path: "/x".to_owned(),
+            managed: true,
+            state: DiskState::Serving,
+            status: "this node serves it".to_owned(),
+            epoch: 1,
+            counterpart: None,
+            moved_to: None,
+            clients: 2,
+            serves: true,
+            migration: None,
+            nbd: vec!["nbd+unix:///d?socket=/n.sock".to_owned()],
+            io: IoCounters::default(),
+            latency: GuestLatency::default(),
+            problem: None,
+        }
+    }
+
+    #[test]
+    fn the_address_is_the_one_that_was_asked_for() {
+        let mut disk = disk();
+        assert_eq!(
+            attach_uri(&disk, false).unwrap(),
+            "nbd+unix:///d?socket=/n.sock"
+        );
+        let failure = attach_uri(&disk, true).unwrap_err();
+        assert!(failure.hint.unwrap().contains("--nbd-listen"));
+        disk.nbd.push("nbds://h:10809/d".to_owned());
+        assert_eq!(attach_uri(&disk, true).unwrap(), "nbds://h:10809/d");
+        disk.nbd.clear();
+        assert!(attach_uri(&disk, false).is_err());
+    }
+
+    #[test]
+    fn a_disk_that_left_says_where_it_is() {
+        let mut disk = disk();
+        disk.state = DiskState::Departed;
+        disk.moved_to = Some("b".to_owned());
+        let text = list(&[disk]);
+        let row = text.lines().nth(1).unwrap();
+        assert_eq!(
+            row.split_whitespace().collect::<Vec<_>>(),
+            ["d", "1.00", "GiB", "departed", "2", "on", "b"]
+        );
+    }
+
+    #[test]
+    fn showing_an_idle_disk_makes_up_no_latency() {
+        let text = show(&disk());
+        assert!(text.contains("serving: this node serves it"), "{text}");
+        assert!(!text.contains("p99"), "{text}");
+    }
+}

@@ -1,0 +1,184 @@
+//! `godwit migrate`
+
+use godwit_node::api::{MigrateRequest, Migration, MigrationPhase, Policy};
+
+use super::follow::{Followed, OnInterrupt, follow, interrupts};
+use crate::arguments::{MigrateArguments, PolicyArgument};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output::Output;
+use crate::routes;
+use crate::units::{format_bytes, format_rate, format_seconds};
+
+pub(crate) async fn run(
+    arguments: MigrateArguments,
+    client: &mut Client,
+    output: Output,
+) -> Result<(), Failure> {
+    // Before the request: Ctrl-C while the node dials its peer cancels what it started.
+    let interrupts = interrupts()?;
+    let request = MigrateRequest {
+        disk: arguments.disk,
+        to: arguments.to,
+        policy: match arguments.policy {
+            PolicyArgument::DoubleWrite => Policy::DoubleWrite,
+        },
+        window_bytes: arguments.window,
+        chunk_bytes: arguments.chunk,
+        max_bandwidth: arguments.max_bandwidth,
+        verify: arguments.verify,
+    };
+    let started: Migration = client.post(routes::MIGRATIONS, &request).await?;
+    if arguments.detach {
+        return output.print(&started, |started| started.id.clone());
+    }
+    let followed = follow(client, started, interrupts, OnInterrupt::Cancel, None).await?;
+    match failure(&followed) {
+        Some(failure) => Err(failure),
+        None => output.print(&followed.migration, summary),
+    }
+}
+
+/// Why a migration that ended did not move the disk; `None` when it did.
+pub(crate) fn failure(followed: &Followed) -> Option<Failure> {
+    let Migration {
+        phase,
+        disk,
+        from,
+        to,
+        error,
+        ..
+    } = &followed.migration;
+    if *phase == MigrationPhase::Completed {
+        return None;
+    }
+    if followed.cancelled {
+        return Some(Failure::new(format!(
+            "cancelled: disk '{disk}' stays on '{from}'"
+        )));
+    }
+    let failure = match error {
+        Some(error) => Failure::from(error.clone()),
+        None => Failure::new("the node gave no reason").hint("the node's log says more"),
+    };
+    let message = format!(
+        "disk '{disk}' was not moved to '{to}' and stays on '{from}': {}",
+        failure.message
+    );
+    Some(Failure { message, ..failure })
+}
+
+/// What a completed migration did, in two lines.
+pub(crate) fn summary(migration: &Migration) -> String {
+    let Migration {
+        disk,
+        from,
+        to,
+        progress,
+        ..
+    } = migration;
+    let mut facts = vec![format!("{} copied", format_bytes(progress.bytes_copied))];
+    if let Some(seconds) = migration.lm_seconds {
+        let rate = progress.bytes_copied as f64 / seconds.max(0.001);
+        let time = format_seconds(seconds);
+        facts[0].push_str(&format!(" in {time} ({})", format_rate(rate)));
+    }
+    facts.push(format!(
+        "{} of data sent",
+        format_bytes(progress.bytes_sent)
+    ));
+    if progress.double_write_bytes > 0 {
+        facts.push(format!(
+            "{} of double writes",
+            format_bytes(progress.double_write_bytes)
+        ));
+    }
+    if migration.verified {
+        facts.push("verified: identical".to_owned());
+    }
+    format!(
+        "disk '{disk}' moved from '{from}' to '{to}'\n{}",
+        facts.join(", ")
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_node::api::{Direction, ErrorBody, ErrorCode, MigrationProgress};
+
+    use super::*;
+
+    fn ended(phase: MigrationPhase) -> Migration {
+        Migration {
+            id: "00112233445566778899aabbccddeeff".to_owned(),
+            disk: "d".to_owned(),
+            from: "a".to_owned(),
+            to: "b".to_owned(),
+            direction: Direction::Outgoing,
+            phase,
+            options: None,
+            progress: MigrationProgress {
+                bytes_copied: 2 << 30,
+                bytes_sent: 1 << 30,
+                double_write_bytes: 5 << 20,
+                ..MigrationProgress::default()
+            },
+            rate_bytes_per_second: None,
+            eta_seconds: None,
+            guest: None,
+            started_at: String::new(),
+            ended_at: None,
+            lm_seconds: Some(4.0),
+            error: None,
+            verified: true,
+        }
+    }
+
+    #[test]
+    fn a_completed_migration_is_summed_up() {
+        assert_eq!(
+            summary(&ended(MigrationPhase::Completed)),
+            "disk 'd' moved from 'a' to 'b'\n2.00 GiB copied in 4.0 s (512 MiB/s), \
+             1.00 GiB of data sent, 5.00 MiB of double writes, verified: identical"
+        );
+        let followed = Followed {
+            migration: ended(MigrationPhase::Completed),
+            cancelled: true,
+        };
+        assert!(
+            failure(&followed).is_none(),
+            "a cancel that came too late is no failure"
+        );
+    }
+
+    #[test]
+    fn an_aborted_migration_says_why_and_who_has_the_disk() {
+        let mut migration = ended(MigrationPhase::Aborted);
+        migration.error = Some(ErrorBody::new(
+            ErrorCode::NoSpace,
+            "no space is left on 'b'",
+        ));
+        let told = failure(&Followed {
+            migration,
+            cancelled: false,
+        })
+        .unwrap();
+        assert_eq!(
+            told.message,
+            "disk 'd' was not moved to 'b' and stays on 'a': no space is left on 'b'"
+        );
+        assert!(told.hint.is_some());
+    }
+
+    #[test]
+    fn a_cancelled_migration_says_where_the_disk_is() {
+        let migration = ended(MigrationPhase::Aborted);
+        let told = failure(&Followed {
+            migration,
+            cancelled: true,
+        })
+        .unwrap();
+        assert_eq!(told.message, "cancelled: disk 'd' stays on 'a'");
+        assert_eq!(told.exit, crate::failure::EXIT_FAILED);
+    }
+}

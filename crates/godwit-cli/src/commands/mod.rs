@@ -1,0 +1,11 @@
+//! What each command does.
+
+pub(crate) mod certs;
+pub(crate) mod completions;
+pub(crate) mod disk;
+mod follow;
+mod job;
+pub(crate) mod migrate;
+pub(crate) mod migration;
+pub(crate) mod node;
+pub(crate) mod peer;

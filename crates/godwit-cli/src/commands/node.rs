@@ -1,0 +1,118 @@
+//! `godwit node`
+
+use godwit_node::{NodeConfig, PeerConfig, TlsFiles};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::arguments::{Connection, NodeArguments};
+use crate::failure::Failure;
+
+pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<(), Failure> {
+    let config = config(arguments, connection)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::caused("cannot start the node", &error))?;
+    runtime.block_on(async {
+        let unavailable = |error| Failure::caused("cannot listen for signals", &error);
+        let mut terminate = signal(SignalKind::terminate()).map_err(unavailable)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(unavailable)?;
+        let shutdown = async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        godwit_node::run(config, shutdown)
+            .await
+            .map_err(|error| Failure::caused("the node cannot run", &error))
+    })
+}
+
+fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig, Failure> {
+    let tls = match (connection.cert, connection.key, connection.ca) {
+        (Some(certificate), Some(key), Some(authority)) => Some(TlsFiles {
+            certificate,
+            key,
+            authority,
+        }),
+        (None, None, None) if arguments.insecure_loopback => None,
+        (None, None, None) => {
+            return Err(
+                Failure::usage("a node needs a certificate: --cert, --key and --ca").hint(
+                    "make them with godwit certs init and godwit certs issue NAME; on one host, \
+                 --insecure-loopback does without",
+                ),
+            );
+        }
+        _ => return Err(Failure::usage("--cert, --key and --ca belong together")),
+    };
+    let peers = arguments.peers.into_iter();
+    Ok(NodeConfig {
+        name: arguments.name,
+        data_dir: arguments.data_dir,
+        listen: arguments.listen,
+        tls,
+        insecure_loopback: arguments.insecure_loopback,
+        api_listen: arguments.api_listen,
+        nbd_listen: arguments.nbd_listen,
+        nbd_plain: arguments.nbd_plain,
+        peers: peers
+            .map(|(name, address)| PeerConfig { name, address })
+            .collect(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::arguments::{Arguments, Command};
+
+    fn parse(more: &[&str]) -> Result<NodeConfig, Failure> {
+        let line = ["godwit", "node", "--name", "a", "--data-dir", "/d"];
+        let parsed = Arguments::try_parse_from(line.iter().chain(more)).unwrap();
+        let Command::Node(arguments) = parsed.command else {
+            panic!("not a node")
+        };
+        config(*arguments, parsed.connection)
+    }
+
+    #[test]
+    fn certificates_come_whole_or_not_at_all() {
+        let config = parse(&["--cert", "c", "--key", "k", "--ca", "a"]).unwrap();
+        assert!(config.tls.is_some());
+        assert!(
+            parse(&["--cert", "c"])
+                .unwrap_err()
+                .message
+                .contains("belong together")
+        );
+        assert!(
+            parse(&[])
+                .unwrap_err()
+                .hint
+                .unwrap()
+                .contains("godwit certs init")
+        );
+        assert!(parse(&["--insecure-loopback"]).unwrap().tls.is_none());
+    }
+
+    #[test]
+    fn peers_are_listed_or_repeated() {
+        let more = [
+            "--insecure-loopback",
+            "--peer",
+            "b=h:1,c=h:2",
+            "--peer",
+            "d=h:3",
+        ];
+        let names: Vec<_> = parse(&more)
+            .unwrap()
+            .peers
+            .into_iter()
+            .map(|p| p.name)
+            .collect();
+        assert_eq!(names, ["b", "c", "d"]);
+    }
+}

@@ -1,0 +1,161 @@
+//! What went wrong, for the person at the terminal: what failed, and what to do next.
+
+use std::fmt;
+
+use godwit_node::api::{ErrorBody, ErrorCode};
+
+/// Exit code when what was asked for was not done.
+pub(crate) const EXIT_FAILED: u8 = 1;
+/// Exit code when the command line makes no sense.
+pub(crate) const EXIT_USAGE: u8 = 2;
+
+/// A command that did not do what it was asked for.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    /// What was tried and why it failed, in one line.
+    pub message: String,
+    /// What to do next, when something helps.
+    pub hint: Option<String>,
+    /// The process's exit code.
+    pub exit: u8,
+    /// What the API said, for `--json`.
+    pub code: Option<ErrorCode>,
+}
+
+impl Failure {
+    /// A failure without a hint.
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            hint: None,
+            exit: EXIT_FAILED,
+            code: None,
+        }
+    }
+
+    /// A command line that makes no sense.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self {
+            exit: EXIT_USAGE,
+            ..Self::new(message)
+        }
+    }
+
+    /// A failure whose message is followed by the chain of its causes.
+    pub(crate) fn caused(message: impl Into<String>, cause: &dyn std::error::Error) -> Self {
+        let mut message = message.into();
+        let mut next = Some(cause);
+        while let Some(error) = next {
+            message.push_str(": ");
+            message.push_str(&error.to_string());
+            next = error.source();
+        }
+        Self::new(message)
+    }
+
+    /// The same failure with a hint.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The failure as the API spells errors.
+    pub(crate) fn to_body(&self) -> ErrorBody {
+        let code = self.code.unwrap_or(if self.exit == EXIT_USAGE {
+            ErrorCode::Invalid
+        } else {
+            ErrorCode::Internal
+        });
+        ErrorBody {
+            code,
+            message: self.message.clone(),
+            hint: self.hint.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\nhint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<ErrorBody> for Failure {
+    fn from(body: ErrorBody) -> Self {
+        let hint = body
+            .hint
+            .or_else(|| default_hint(body.code).map(str::to_owned));
+        Self {
+            message: body.message,
+            hint,
+            exit: EXIT_FAILED,
+            code: Some(body.code),
+        }
+    }
+}
+
+/// What helps with an error that came without advice of its own.
+const fn default_hint(code: ErrorCode) -> Option<&'static str> {
+    match code {
+        ErrorCode::NotFound => Some("see what is there: godwit disk list, godwit migration list"),
+        ErrorCode::Exists => Some("choose another name, or remove the disk: godwit disk rm NAME"),
+        ErrorCode::Conflict => Some("see the disk's state: godwit disk show NAME"),
+        ErrorCode::UnknownPeer => {
+            Some("see which peers the node was started with: godwit peer list")
+        }
+        ErrorCode::PeerUnreachable => {
+            Some("is the other node running? See how it answers: godwit peer list")
+        }
+        ErrorCode::PeerIdentity => Some(
+            "both nodes' certificates must come from the same authority, be valid today and bear \
+             the nodes' names: godwit certs issue NAME",
+        ),
+        ErrorCode::PeerVersion => Some("upgrade the older of the two nodes"),
+        ErrorCode::NoSpace => Some("free space, or choose a node that has it"),
+        ErrorCode::Busy => Some("try again in a moment"),
+        ErrorCode::ShuttingDown => Some("start the node again, then retry"),
+        ErrorCode::Internal => Some("the node's log says more"),
+        ErrorCode::Invalid | ErrorCode::PeerRefused => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nodes_own_hint_wins_over_the_general_one() {
+        let own = ErrorBody::new(ErrorCode::UnknownPeer, "no peer 'x'").hint("did you mean 'y'?");
+        assert_eq!(
+            Failure::from(own).to_string(),
+            "error: no peer 'x'\nhint: did you mean 'y'?"
+        );
+        let bare = ErrorBody::new(ErrorCode::UnknownPeer, "no peer 'x'");
+        let shown = Failure::from(bare).to_string();
+        assert!(
+            shown.contains("hint: ") && shown.contains("godwit peer list"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn causes_are_told_in_order() {
+        let cause = std::io::Error::other("inner");
+        assert_eq!(
+            Failure::caused("cannot open a", &cause).message,
+            "cannot open a: inner"
+        );
+    }
+
+    #[test]
+    fn a_wrong_command_line_is_told_apart_by_its_exit_code() {
+        assert_eq!(Failure::usage("x").exit, 2);
+        assert_eq!(Failure::usage("x").to_body().code, ErrorCode::Invalid);
+        assert_eq!(Failure::new("x").exit, 1);
+    }
+}

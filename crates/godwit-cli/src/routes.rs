@@ -1,0 +1,32 @@
+//! Where the API keeps what.
+
+use crate::client::segment;
+
+pub(crate) const DISKS: &str = "/v1/disks";
+pub(crate) const IMPORTS: &str = "/v1/imports";
+pub(crate) const MIGRATIONS: &str = "/v1/migrations";
+pub(crate) const PEERS: &str = "/v1/peers";
+
+pub(crate) fn disk(name: &str) -> String {
+    format!("{DISKS}/{}", segment(name))
+}
+
+pub(crate) fn disk_export(name: &str) -> String {
+    format!("{}/export", disk(name))
+}
+
+pub(crate) fn disk_claim(name: &str) -> String {
+    format!("{}/claim", disk(name))
+}
+
+pub(crate) fn migration(id: &str) -> String {
+    format!("{MIGRATIONS}/{}", segment(id))
+}
+
+pub(crate) fn migration_cancel(id: &str) -> String {
+    format!("{}/cancel", migration(id))
+}
+
+pub(crate) fn job(id: &str) -> String {
+    format!("/v1/jobs/{}", segment(id))
+}

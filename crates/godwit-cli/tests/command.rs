@@ -1,0 +1,487 @@
+//! The `godwit` command against an API that answers what each test tells it to.
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use godwit_node::api::{
+    Direction, ErrorBody, ErrorCode, Migration, MigrationPhase, MigrationProgress, Peer,
+};
+use serde_json::{Value, json};
+
+const ID: &str = "00112233445566778899aabbccddeeff";
+
+/// What the API answers to `METHOD /path`: one after the other, the last one for ever.
+type Script = HashMap<String, Vec<(u16, Value)>>;
+
+/// An API on a unix socket, and what it was asked.
+struct FakeApi {
+    directory: tempfile::TempDir,
+    asked: Arc<Mutex<Vec<(String, Value)>>>,
+}
+
+impl FakeApi {
+    fn start(script: &[(&str, Vec<(u16, Value)>)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("godwit.sock")).unwrap();
+        let script: Script = script
+            .iter()
+            .map(|(call, answers)| ((*call).to_owned(), answers.clone()))
+            .collect();
+        let script = Arc::new(Mutex::new(script));
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&asked);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().map_while(Result::ok) {
+                let (script, log) = (Arc::clone(&script), Arc::clone(&log));
+                std::thread::spawn(move || serve(stream, &script, &log));
+            }
+        });
+        Self { directory, asked }
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("godwit.sock")
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+        command
+            .args(args)
+            .env("GODWIT_SOCKET", self.socket())
+            .env_remove("GODWIT_API");
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        Ran::from(self.command(args).output().unwrap())
+    }
+
+    fn asked(&self, call: &str) -> Vec<Value> {
+        let asked = self.asked.lock().unwrap();
+        asked
+            .iter()
+            .filter(|(made, _)| made == call)
+            .map(|(_, body)| body.clone())
+            .collect()
+    }
+}
+
+fn serve(stream: UnixStream, script: &Mutex<Script>, log: &Mutex<Vec<(String, Value)>>) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let mut writer = stream;
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+            return;
+        }
+        let mut words = line.split_whitespace();
+        let call = format!("{} {}", words.next().unwrap(), words.next().unwrap());
+        let mut length = 0;
+        loop {
+            let mut header = String::new();
+            reader.read_line(&mut header).unwrap();
+            if header.trim().is_empty() {
+                break;
+            }
+            if let Some(value) = header.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+        }
+        let mut body = vec![0; length];
+        reader.read_exact(&mut body).unwrap();
+        let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        log.lock().unwrap().push((call.clone(), body));
+        let (status, answer) = match script.lock().unwrap().get_mut(&call) {
+            Some(answers) if answers.len() > 1 => answers.remove(0),
+            Some(answers) => answers[0].clone(),
+            None => (
+                404,
+                json!({ "code": "not_found", "message": format!("no {call}") }),
+            ),
+        };
+        let text = if answer.is_null() {
+            String::new()
+        } else {
+            answer.to_string()
+        };
+        let head = format!(
+            "HTTP/1.1 {status} x\r\ncontent-length: {}\r\n\r\n",
+            text.len()
+        );
+        if writer
+            .write_all(head.as_bytes())
+            .and_then(|()| writer.write_all(text.as_bytes()))
+            .is_err()
+        {
+            return;
+        }
+    }
+}
+
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+fn migration(phase: MigrationPhase, done: u64) -> Migration {
+    Migration {
+        id: ID.to_owned(),
+        disk: "d".to_owned(),
+        from: "a".to_owned(),
+        to: "b".to_owned(),
+        direction: Direction::Outgoing,
+        phase,
+        options: None,
+        progress: MigrationProgress {
+            bytes_total: 1 << 30,
+            bytes_done: done,
+            bytes_copied: done,
+            ..MigrationProgress::default()
+        },
+        rate_bytes_per_second: None,
+        eta_seconds: None,
+        guest: None,
+        started_at: "2026-01-01T00:00:00Z".to_owned(),
+        ended_at: None,
+        lm_seconds: Some(2.0),
+        error: None,
+        verified: phase == MigrationPhase::Completed,
+    }
+}
+
+fn ok(value: impl serde::Serialize) -> (u16, Value) {
+    (200, serde_json::to_value(value).unwrap())
+}
+
+fn refused(status: u16, body: ErrorBody) -> (u16, Value) {
+    (status, serde_json::to_value(body).unwrap())
+}
+
+fn get_migration() -> String {
+    format!("GET /v1/migrations/{ID}")
+}
+
+#[test]
+fn migrate_follows_to_the_end_and_sums_up() {
+    let api = FakeApi::start(&[
+        (
+            "POST /v1/migrations",
+            vec![ok(migration(MigrationPhase::Offering, 0))],
+        ),
+        (
+            &get_migration(),
+            vec![
+                ok(migration(MigrationPhase::Copying, 1 << 29)),
+                ok(migration(MigrationPhase::Draining, 1 << 30)),
+                ok(migration(MigrationPhase::Completed, 1 << 30)),
+            ],
+        ),
+    ]);
+    let args = [
+        "migrate",
+        "d",
+        "--to",
+        "b",
+        "--verify",
+        "--max-bandwidth",
+        "100M/s",
+        "--chunk",
+        "64K",
+    ];
+    let ran = api.run(&args);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(
+        ran.stdout.contains("moved from 'a' to 'b'"),
+        "{}",
+        ran.stdout
+    );
+    assert!(ran.stdout.contains("verified: identical"), "{}", ran.stdout);
+    assert!(
+        ran.stderr
+            .contains("copying to b, 512 MiB of 1.00 GiB left"),
+        "{}",
+        ran.stderr
+    );
+    assert!(
+        ran.stderr.contains("draining"),
+        "every phase is shown at once: {}",
+        ran.stderr
+    );
+    let asked = &api.asked("POST /v1/migrations")[0];
+    assert_eq!(asked["max_bandwidth"], 100 << 20);
+    assert_eq!(asked["chunk_bytes"], 64 << 10);
+    assert_eq!(asked["policy"], "double-write");
+    assert_eq!(asked["verify"], true);
+}
+
+#[test]
+fn migrate_with_json_prints_the_ended_migration_as_the_api_spells_it() {
+    let done = migration(MigrationPhase::Completed, 1 << 30);
+    let api = FakeApi::start(&[
+        (
+            "POST /v1/migrations",
+            vec![ok(migration(MigrationPhase::Offering, 0))],
+        ),
+        (&get_migration(), vec![ok(&done)]),
+    ]);
+    let ran = api.run(&["migrate", "d", "--to", "b", "--json"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert_eq!(
+        serde_json::from_str::<Migration>(&ran.stdout).unwrap(),
+        done
+    );
+}
+
+#[test]
+fn migrate_detached_prints_the_id_alone() {
+    let api = FakeApi::start(&[(
+        "POST /v1/migrations",
+        vec![ok(migration(MigrationPhase::Offering, 0))],
+    )]);
+    let ran = api.run(&["migrate", "d", "--to", "b", "--detach"]);
+    assert_eq!(
+        (ran.code, ran.stdout.as_str()),
+        (0, format!("{ID}\n").as_str())
+    );
+    assert!(api.asked(&get_migration()).is_empty());
+}
+
+#[test]
+fn an_aborted_migration_fails_with_its_reason() {
+    let mut aborted = migration(MigrationPhase::Aborted, 1 << 20);
+    aborted.error = Some(ErrorBody::new(
+        ErrorCode::NoSpace,
+        "no space is left on 'b'",
+    ));
+    let api = FakeApi::start(&[
+        (
+            "POST /v1/migrations",
+            vec![ok(migration(MigrationPhase::Offering, 0))],
+        ),
+        (&get_migration(), vec![ok(aborted)]),
+    ]);
+    let ran = api.run(&["migrate", "d", "--to", "b"]);
+    assert_eq!(ran.code, 1);
+    assert!(
+        ran.stderr.contains("stays on 'a': no space is left on 'b'"),
+        "{}",
+        ran.stderr
+    );
+    assert!(ran.stderr.contains("\nhint: "), "{}", ran.stderr);
+}
+
+#[test]
+fn ctrl_c_asks_the_node_to_cancel_and_waits_for_the_outcome() {
+    let mut answers = vec![ok(migration(MigrationPhase::Copying, 1 << 20)); 12];
+    answers.push(ok(migration(MigrationPhase::Aborted, 1 << 20)));
+    let cancel = format!("POST /v1/migrations/{ID}/cancel");
+    let api = FakeApi::start(&[
+        (
+            "POST /v1/migrations",
+            vec![ok(migration(MigrationPhase::Copying, 0))],
+        ),
+        (&get_migration(), answers),
+        (
+            &cancel,
+            vec![ok(migration(MigrationPhase::Copying, 1 << 20))],
+        ),
+    ]);
+    let child = api.command(&["migrate", "d", "--to", "b"]).spawn().unwrap();
+    wait_until("it follows", || !api.asked(&get_migration()).is_empty());
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    assert_eq!(api.asked(&cancel).len(), 1);
+    assert_eq!(ran.code, 1);
+    assert!(
+        ran.stderr
+            .contains("error: cancelled: disk 'd' stays on 'a'"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn watch_with_json_prints_a_line_per_phase() {
+    let api = FakeApi::start(&[(
+        &get_migration(),
+        vec![
+            ok(migration(MigrationPhase::Copying, 0)),
+            ok(migration(MigrationPhase::Copying, 1)),
+            ok(migration(MigrationPhase::Completed, 2)),
+        ],
+    )]);
+    let ran = api.run(&["migration", "watch", ID, "--json"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let phases: Vec<MigrationPhase> = ran
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str::<Migration>(line).unwrap().phase)
+        .collect();
+    assert_eq!(phases, [MigrationPhase::Copying, MigrationPhase::Completed]);
+}
+
+#[test]
+fn errors_of_the_api_keep_their_hint_and_come_as_json_when_asked() {
+    let body = ErrorBody::new(ErrorCode::UnknownPeer, "no peer 'x'").hint("known are: b");
+    let api = FakeApi::start(&[("POST /v1/migrations", vec![refused(422, body.clone())])]);
+    let ran = api.run(&["migrate", "d", "--to", "x"]);
+    assert_eq!(ran.code, 1);
+    assert_eq!(ran.stderr, "error: no peer 'x'\nhint: known are: b\n");
+    let ran = api.run(&["migrate", "d", "--to", "x", "--json"]);
+    assert_eq!(
+        serde_json::from_str::<ErrorBody>(&ran.stderr).unwrap(),
+        body
+    );
+    assert!(ran.stdout.is_empty());
+}
+
+#[test]
+fn a_node_that_is_not_there_is_told_with_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("none.sock");
+    let output = Command::new(env!("CARGO_BIN_EXE_godwit"))
+        .args(["disk", "list", "--socket", socket.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let ran = Ran::from(output);
+    assert_eq!(ran.code, 1);
+    assert!(
+        ran.stderr
+            .starts_with("error: cannot connect to the node at"),
+        "{}",
+        ran.stderr
+    );
+    assert!(
+        ran.stderr.contains("hint: is the node running?"),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn a_wrong_command_line_exits_with_2_before_anything_is_asked() {
+    let api = FakeApi::start(&[]);
+    for args in [
+        &["disk", "create", "d", "--size", "10X"][..],
+        &["disk", "create", "d"],
+        &["disk", "claim", "d"],
+        &["migrate", "d"],
+        &["migrate", "d", "--to", "b", "--policy", "magic"],
+        &["node", "--name", "a", "--data-dir", "/nonexistent"],
+        &["--api", "http://h:1", "disk", "list"],
+    ] {
+        let ran = api.run(args);
+        assert_eq!(ran.code, 2, "{args:?}: {}", ran.stderr);
+        assert!(
+            ran.stderr.starts_with("error: "),
+            "{args:?}: {}",
+            ran.stderr
+        );
+    }
+    assert!(api.asked.lock().unwrap().is_empty());
+}
+
+#[test]
+fn peers_are_listed_with_what_is_wrong() {
+    let peer = |name: &str, error: Option<ErrorBody>| Peer {
+        name: name.to_owned(),
+        address: format!("{name}:7001"),
+        reachable: error.is_none(),
+        protocol_version: error.is_none().then_some(1),
+        error,
+    };
+    let expired = ErrorBody::new(ErrorCode::PeerIdentity, "its certificate expired");
+    let peers = [peer("b", None), peer("c", Some(expired))];
+    let api = FakeApi::start(&[("GET /v1/peers", vec![ok(&peers[..])])]);
+    let ran = api.run(&["peer", "list"]);
+    assert_eq!(
+        ran.stdout,
+        "NAME  ADDRESS  STATUS\n\
+         b     b:7001   answers, protocol 1\n\
+         c     c:7001   its certificate expired\n"
+    );
+}
+
+#[test]
+fn certificates_are_made_without_a_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = directory.path().to_str().unwrap();
+    let godwit = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+        Ran::from(
+            command
+                .arg("certs")
+                .args(args)
+                .args(["--dir", dir])
+                .output()
+                .unwrap(),
+        )
+    };
+    let early = godwit(&["issue", "a"]);
+    assert_eq!(early.code, 1);
+    assert!(
+        early
+            .stderr
+            .contains("hint: make one first: godwit certs init"),
+        "{}",
+        early.stderr
+    );
+    assert_eq!(godwit(&["init"]).code, 0);
+    let issued = godwit(&["issue", "a", "--ip", "127.0.0.1", "--json"]);
+    let files: Value = serde_json::from_str(&issued.stdout).unwrap();
+    for file in ["ca", "certificate", "key"] {
+        assert!(
+            PathBuf::from(files[file].as_str().unwrap()).is_file(),
+            "{file}"
+        );
+    }
+    let again = godwit(&["issue", "a"]);
+    assert!(
+        again.stderr.contains("repeat with --force"),
+        "{}",
+        again.stderr
+    );
+    assert_eq!(godwit(&["issue", "a", "--force"]).code, 0);
+    assert_eq!(
+        godwit(&["issue", "vm", "--nbd-client", "--days", "0"]).code,
+        2
+    );
+}
+
+fn wait_until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(
+            start.elapsed() < Duration::from_secs(20),
+            "{what}: not within 20 s"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
