@@ -1,9 +1,21 @@
-//! Disk images on the local machine.
+//! Disk images: raw, in a regular file or on a block device.
 
-use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+mod copy;
+mod direct;
+mod error;
+mod open;
 
-use godwit_core::units::Sectors;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use godwit_core::units::{Bytes, SECTOR_SIZE, Sectors};
+use rustix::fs;
+
+pub use copy::{CopyProgress, export, import};
+pub use error::ImageError;
 
 /// What holds an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,19 +26,106 @@ pub enum ImageKind {
     BlockDevice,
 }
 
-/// An opened disk image.
+/// An opened disk image, locked against every other node and process that opens it this way.
+///
+/// The lock ends with `file`, which therefore must stay open as long as the disk is in use.
 #[derive(Debug)]
 pub struct Image {
     /// The open file, with `O_DIRECT` when `direct`.
     pub file: OwnedFd,
-    /// The disk's size.
+    /// The same file through the page cache, for requests that are not multiples of `alignment`;
+    /// `None` when `file` takes them all.
+    ///
+    /// The kernel writes dirty pages back before direct I/O to them and drops them after it, so
+    /// both views agree as long as no two requests to the same `alignment` bytes are in flight at
+    /// once. Syncing either makes the writes of both durable.
+    pub buffered: Option<OwnedFd>,
+    /// The disk's size: at least one sector.
     pub capacity: Sectors,
-    /// Whether `file` bypasses the page cache.
+    /// Whether `file` bypasses the page cache. Its buffers must then be aligned to 4096 bytes in
+    /// memory.
     pub direct: bool,
-    /// What direct I/O must be a multiple of, in bytes: 512 or 4096.
+    /// What offset and length of I/O on `file` must be multiples of, in bytes: 512 or 4096.
     pub alignment: u32,
     /// What holds the image.
     pub kind: ImageKind,
     /// Where it is.
     pub path: PathBuf,
+}
+
+impl Image {
+    /// Creates an image of `size` bytes that reads as zeroes and takes no space yet, durably.
+    ///
+    /// # Errors
+    /// [`ImageError::Size`] when the size is not a positive multiple of 512;
+    /// [`ImageError::Exists`] when something is at `path`, which is then left alone; or what the
+    /// file system says.
+    pub fn create(path: &Path, size: Bytes) -> Result<Self, ImageError> {
+        checked_capacity(path, size)?;
+        let new = open::NewFile::create(path)?;
+        fs::ftruncate(new.as_fd(), size.0).map_err(|errno| match errno {
+            rustix::io::Errno::FBIG | rustix::io::Errno::INVAL => ImageError::TooLarge {
+                path: path.to_owned(),
+                bytes: size.0,
+            },
+            errno => ImageError::io("extend", path, errno),
+        })?;
+        new.keep()?;
+        Self::open(path)
+    }
+
+    /// Opens an image for reading and writing, bypassing the page cache where that is possible.
+    ///
+    /// # Errors
+    /// [`ImageError::Missing`], [`ImageError::Kind`] when it is neither a regular file nor a block
+    /// device, [`ImageError::Locked`] when it is in use, [`ImageError::Size`], or what the file
+    /// system says.
+    pub fn open(path: &Path) -> Result<Self, ImageError> {
+        let kind = open::kind(path)?;
+        let opened = direct::open(path, kind)?;
+        let size = open::size(opened.file.as_fd(), path, kind)?;
+        Ok(Self {
+            capacity: checked_capacity(path, size)?,
+            file: opened.file,
+            buffered: opened.buffered,
+            direct: opened.direct,
+            alignment: opened.alignment,
+            kind,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Bytes of storage that the image takes: of a sparse file, those that were written.
+    ///
+    /// # Errors
+    /// What the file system says.
+    pub fn allocated(&self) -> Result<Bytes, ImageError> {
+        match self.kind {
+            ImageKind::BlockDevice => Ok(self.capacity.bytes()),
+            ImageKind::File => fs::fstat(&self.file)
+                .map(|stat| Bytes(u64::try_from(stat.st_blocks).unwrap_or(0) * SECTOR_SIZE))
+                .map_err(|errno| ImageError::io("inspect", &self.path, errno)),
+        }
+    }
+}
+
+/// Bytes that an unprivileged process may still store in the file system that holds `directory`.
+///
+/// # Errors
+/// What the file system says.
+pub fn free_space(directory: &Path) -> Result<Bytes, ImageError> {
+    fs::statvfs(directory)
+        .map(|stat| Bytes(stat.f_bavail.saturating_mul(stat.f_frsize)))
+        .map_err(|errno| ImageError::io("ask for the free space of", directory, errno))
+}
+
+/// The capacity of a disk of `size` bytes.
+fn checked_capacity(path: &Path, size: Bytes) -> Result<Sectors, ImageError> {
+    match size.sectors() {
+        Some(sectors) if sectors > 0 => Ok(Sectors(sectors)),
+        _ => Err(ImageError::Size {
+            path: path.to_owned(),
+            bytes: size.0,
+        }),
+    }
 }

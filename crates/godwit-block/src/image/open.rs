@@ -1,0 +1,152 @@
+//! Files, opened and created so that nobody else interferes.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use godwit_core::units::Bytes;
+use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags, SeekFrom};
+use rustix::io::Errno;
+
+use super::{ImageError, ImageKind};
+
+/// What is at `path`, looked at without opening it: to open a pipe or a tape has effects.
+pub(super) fn kind(path: &Path) -> Result<ImageKind, ImageError> {
+    let stat = fs::stat(path).map_err(|errno| ImageError::io("inspect", path, errno))?;
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => Ok(ImageKind::File),
+        FileType::BlockDevice => Ok(ImageKind::BlockDevice),
+        _ => Err(ImageError::Kind {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+/// Opens what was found to be of this kind. With `O_EXCL` a block device refuses when it is
+/// mounted or otherwise claimed.
+pub(super) fn open(path: &Path, kind: ImageKind, flags: OFlags) -> Result<OwnedFd, Errno> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+    let file = fs::open(path, flags, Mode::empty())?;
+    let expected = match kind {
+        ImageKind::File => FileType::RegularFile,
+        ImageKind::BlockDevice => FileType::BlockDevice,
+    };
+    if FileType::from_raw_mode(fs::fstat(&file)?.st_mode) == expected {
+        Ok(file)
+    } else {
+        Err(Errno::STALE)
+    }
+}
+
+/// Locks an open image until it is closed; shared locks exclude exclusive ones only.
+pub(super) fn lock(file: BorrowedFd<'_>, path: &Path, exclusive: bool) -> Result<(), ImageError> {
+    let operation = if exclusive {
+        FlockOperation::NonBlockingLockExclusive
+    } else {
+        FlockOperation::NonBlockingLockShared
+    };
+    fs::flock(file, operation).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => ImageError::Locked {
+            path: path.to_owned(),
+        },
+        errno => ImageError::io("lock", path, errno),
+    })
+}
+
+/// The size of an open image.
+pub(super) fn size(
+    file: BorrowedFd<'_>,
+    path: &Path,
+    kind: ImageKind,
+) -> Result<Bytes, ImageError> {
+    let size = match kind {
+        ImageKind::File => fs::fstat(file).map(|stat| u64::try_from(stat.st_size).unwrap_or(0)),
+        // A device's stat has no size; where its end is, it tells when sought.
+        ImageKind::BlockDevice => fs::seek(file, SeekFrom::End(0)),
+    };
+    size.map(Bytes)
+        .map_err(|errno| ImageError::io("ask for the size of", path, errno))
+}
+
+/// The error for an image that could not be opened.
+pub(super) fn open_error(path: &Path, errno: Errno) -> ImageError {
+    match errno {
+        Errno::BUSY | Errno::TXTBSY => ImageError::Locked {
+            path: path.to_owned(),
+        },
+        Errno::STALE => ImageError::Changed {
+            path: path.to_owned(),
+        },
+        Errno::ISDIR | Errno::NXIO | Errno::NODEV => ImageError::Kind {
+            path: path.to_owned(),
+        },
+        errno => ImageError::io("open", path, errno),
+    }
+}
+
+/// A new regular file, removed again unless it is kept.
+#[derive(Debug)]
+pub(super) struct NewFile {
+    file: OwnedFd,
+    path: PathBuf,
+    kept: bool,
+}
+
+impl NewFile {
+    /// Creates the file, which nothing may be in the place of, locked for this process.
+    pub(super) fn create(path: &Path) -> Result<Self, ImageError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(|errno| match errno {
+            // The file is not there by intent, so it is its directory that is missing.
+            Errno::NOENT => ImageError::Missing {
+                path: directory_of(path).to_owned(),
+            },
+            errno => ImageError::io("create", path, errno),
+        })?;
+        let new = Self {
+            file,
+            path: path.to_owned(),
+            kept: false,
+        };
+        lock(new.as_fd(), path, true)?;
+        Ok(new)
+    }
+
+    /// Makes the file and its name durable.
+    pub(super) fn keep(mut self) -> Result<(), ImageError> {
+        fs::fsync(&self.file).map_err(|errno| ImageError::io("sync", &self.path, errno))?;
+        let directory = directory_of(&self.path);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        fs::open(directory, flags, Mode::empty())
+            .and_then(fs::fsync)
+            .map_err(|errno| ImageError::io("sync", directory, errno))?;
+        self.kept = true;
+        Ok(())
+    }
+}
+
+impl AsFd for NewFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if !self.kept
+            && let Err(error) = fs::unlink(&self.path)
+        {
+            tracing::warn!(
+                path = %self.path.display(), %error,
+                "a file that was not finished could not be removed: remove it by hand"
+            );
+        }
+    }
+}
+
+/// The directory that holds `path`.
+fn directory_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
