@@ -3,3 +3,7 @@
 pub mod engine;
 pub mod image;
 pub mod nbd;
+
+mod memory;
+mod ring;
+mod stream;

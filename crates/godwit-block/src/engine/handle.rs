@@ -1,6 +1,6 @@
 //! The engine's handle: commands go in through a queue, the state is read from what was published.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -69,12 +69,6 @@ impl Waker {
     }
 }
 
-impl std::fmt::Debug for Waker {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Waker").field(&self.event.as_raw_fd()).finish()
-    }
-}
-
 pub(super) type Published = Arc<Mutex<Snapshot>>;
 pub(super) type EngineThread = JoinHandle<Result<(), EngineError>>;
 
@@ -86,6 +80,7 @@ pub struct EngineHandle {
 }
 
 struct Inner {
+    disk: String,
     commands: mpsc::Sender<Command>,
     waker: Waker,
     snapshot: Published,
@@ -109,19 +104,20 @@ impl Drop for Inner {
 
 impl std::fmt::Debug for EngineHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineHandle").field("waker", &self.inner.waker).finish_non_exhaustive()
+        f.debug_struct("EngineHandle").field("disk", &self.inner.disk).finish_non_exhaustive()
     }
 }
 
 impl EngineHandle {
     pub(super) fn new(
+        disk: String,
         commands: mpsc::Sender<Command>,
         waker: Waker,
         snapshot: Published,
         thread: EngineThread,
     ) -> Self {
         let thread = Mutex::new(Some(thread));
-        Self { inner: Arc::new(Inner { commands, waker, snapshot, thread }) }
+        Self { inner: Arc::new(Inner { disk, commands, waker, snapshot, thread }) }
     }
 
     /// Serves an NBD client. Beyond [`EngineConfig::max_clients`](super::EngineConfig::max_clients)
@@ -213,7 +209,7 @@ impl EngineHandle {
             None => Ok(()),
             Some(Ok(result)) => result,
             Some(Err(_)) => Err(EngineError::Failed {
-                disk: String::from("unknown"),
+                disk: self.inner.disk.clone(),
                 cause: String::from("its thread panicked"),
             }),
         }

@@ -1,30 +1,143 @@
 //! One engine per disk: a thread that owns the disk's image, its clients' sockets and its peers'
 //! connections, and drives a [`godwit_core::Controller`] with them.
+//!
+//! ```text
+//!  handle ── commands ──►┌────────────────────────────┐── events ──► owner
+//!                        │ engine thread              │
+//!  NBD clients ◄── ring ─┤  slots, buffers            ├─ ring ──► image
+//!  other nodes ◄── ring ─┤  controller (godwit-core)  │
+//!                        └────────────────────────────┘
+//! ```
+//!
+//! Each turn of the thread takes all completions from its `io_uring`, feeds them to the controller,
+//! carries out what it decides, and submits the resulting operations with one system call. Data
+//! moves between sockets and disk through page-aligned slot buffers without a copy in between. A
+//! request takes a slot from its class (client, sync, copy), so that no class starves another; a
+//! connection whose request finds none is not read from until one is free.
 
+mod actions;
+mod chunks;
+mod clients;
+mod closing;
+mod commands;
 mod config;
+mod connections;
+mod disk;
 mod handle;
+mod inspect;
+mod links;
+mod peers;
+mod receive;
+mod run;
+mod slots;
 mod snapshot;
+mod stats;
 mod streams;
 
-pub use config::{EngineConfig, EngineError, EngineEvent};
-pub use handle::{EngineHandle, Reply};
-pub use snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary, Snapshot};
-pub use streams::{ClientStream, PeerStream, PeerStreams};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 
-use godwit_core::authority::AuthorityRecord;
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use rustix::event::{EventfdFlags, eventfd};
 
+pub use self::config::{EngineConfig, EngineError, EngineEvent};
+pub use self::handle::{EngineHandle, Reply};
+pub use self::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary, Snapshot};
+pub use self::streams::{ClientStream, PeerStream, PeerStreams};
+
+use self::handle::Waker;
+use self::run::{Engine, Parts};
 use crate::image::Image;
+
+/// Fewest request tags: each class gets at least 16.
+const FEWEST_REQUESTS: u32 = 64;
 
 /// Starts the engine of a disk whose stored authority is `record`.
 ///
 /// # Errors
 /// [`EngineError::Start`] when the kernel refuses a thread, memory, or an `io_uring`.
 pub fn spawn(
-    config: EngineConfig,
+    mut config: EngineConfig,
     image: Image,
     record: AuthorityRecord,
     events: Box<dyn Fn(EngineEvent) + Send>,
 ) -> Result<EngineHandle, EngineError> {
-    let _ = (config, image, record, events);
-    todo!("the engine's thread")
+    config.limits.requests = config.limits.requests.max(FEWEST_REQUESTS);
+    let disk = config.disk.clone();
+    let refused = |action: &'static str, source: io::Error| EngineError::Start {
+        disk: disk.clone(),
+        action,
+        source,
+    };
+    let wake = eventfd(0, EventfdFlags::CLOEXEC)
+        .map_err(|errno| refused("create an event counter", errno.into()))?;
+    let wake = Arc::new(wake);
+    let (sender, commands) = mpsc::channel();
+    let published = Arc::new(Mutex::new(Snapshot {
+        record,
+        serves: record.ownership == Ownership::Serving,
+        progress: None,
+        clients: 0,
+        requests_in_flight: 0,
+        counters: Counters::default(),
+        latency: LatencySummary::default(),
+        latencies: Latencies::default(),
+        cpu_seconds: 0.0,
+    }));
+    let parts = Parts {
+        config,
+        image,
+        record,
+        commands,
+        wake: Arc::clone(&wake),
+        published: Arc::clone(&published),
+        events,
+    };
+    let (ready, started) = mpsc::sync_channel(1);
+    // Thread names hold 15 bytes.
+    let name = format!("disk {disk}").chars().take(15).collect();
+    let thread = thread::Builder::new()
+        .name(name)
+        .spawn(move || match Engine::new(parts) {
+            Ok(engine) => {
+                let _ = ready.send(Ok(()));
+                run(engine)
+            }
+            Err(error) => {
+                let _ = ready.send(Err(error));
+                Ok(())
+            }
+        })
+        .map_err(|error| refused("start its thread", error))?;
+    match started.recv() {
+        Ok(Ok(())) => Ok(EngineHandle::new(disk, sender, Waker::new(wake), published, thread)),
+        Ok(Err(error)) => Err(error),
+        Err(mpsc::RecvError) => {
+            Err(refused("start its thread", io::Error::other("it ended at once")))
+        }
+    }
+}
+
+/// Runs an engine to its end, however that comes.
+fn run(mut engine: Engine) -> Result<(), EngineError> {
+    let disk = engine.config.disk.clone();
+    let result = catch_unwind(AssertUnwindSafe(|| engine.run())).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        let cause = format!("a defect: {}", text.unwrap_or("it panicked"));
+        Err(EngineError::Failed { disk, cause })
+    });
+    let released = engine.release();
+    if let Err(error) = &result {
+        tracing::error!("{error}");
+        engine.tell(EngineEvent::Failed(error.to_string()));
+    }
+    if !released {
+        // The kernel may still write to the engine's memory, which must therefore stay.
+        tracing::error!(disk = engine.config.disk, "the kernel keeps the engine's memory");
+        std::mem::forget(engine);
+    }
+    result
 }

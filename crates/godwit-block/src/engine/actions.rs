@@ -1,0 +1,87 @@
+//! Carries out what the controller decides.
+
+use godwit_core::action::{Action, DiskOperation, DiskTag};
+use godwit_core::event::Event;
+use godwit_core::request::{RequestError, RequestTag};
+use godwit_core::units::Extent;
+
+use super::config::EngineEvent;
+use super::run::Engine;
+use super::slots::Owner;
+
+impl Engine {
+    /// Carries out everything that the controller wants done.
+    pub(super) fn drain(&mut self) {
+        while let Some(action) = self.core.poll_action() {
+            match action {
+                Action::Disk { tag, operation } => self.start_disk(tag, operation),
+                Action::Send { class, message } => self.send(class, message),
+                Action::Complete { tag, result } => self.answer(tag, result),
+                Action::ReleaseReplica { tag } => self.slots.finish(tag),
+                Action::Persist { record } => self.tell(EngineEvent::Persist(record)),
+                Action::Notify(event) => self.notify(event),
+            }
+        }
+    }
+
+    fn start_disk(&mut self, tag: DiskTag, operation: DiskOperation) {
+        let needed = match operation {
+            DiskOperation::Read { extent, .. } | DiskOperation::Write { extent, .. } => {
+                Some(extent)
+            }
+            DiskOperation::WriteZeroes { .. } | DiskOperation::Flush => None,
+        };
+        let bytes = needed.map_or(0, Extent::bytes) as usize;
+        let (memory, keep) = match tag {
+            DiskTag::Request(request) | DiskTag::Replica(request) if bytes > 0 => {
+                let place = self.slots.address(request, 0).filter(|&(_, room)| room >= bytes);
+                (place.map(|(pointer, _)| pointer), None)
+            }
+            DiskTag::Chunk(slot) if bytes > 0 => {
+                let (pointer, keep) = self.chunks.buffer(slot, bytes).unzip();
+                (pointer, keep)
+            }
+            _ => (Some(std::ptr::null_mut()), None),
+        };
+        let Some(memory) = memory else {
+            // The controller asked for more than the request has: only a defect can do that.
+            debug_assert!(false, "{tag:?} has no buffer for {operation:?}");
+            self.core.handle_disk_done(self.now, tag, Err(RequestError::Io));
+            return;
+        };
+        if let DiskTag::Request(request) | DiskTag::Replica(request) = tag {
+            self.slots.hold(request);
+        }
+        // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, `keep` a
+        // chunk's. The controller starts one operation at a time on a buffer that changes it.
+        unsafe { self.disk.start(&mut self.ring, tag, operation, memory, keep) };
+    }
+
+    /// A step of a disk operation ended.
+    pub(super) fn disk_done(&mut self, index: u32, result: i32) {
+        let Some(finished) = self.disk.completed(&mut self.ring, index, result) else { return };
+        self.core.handle_disk_done(self.now, finished.tag, finished.result);
+        if let DiskTag::Request(tag) | DiskTag::Replica(tag) = finished.tag {
+            self.slots.release(tag);
+        }
+        self.drain();
+    }
+
+    fn answer(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
+        match self.slots.owner(tag) {
+            Owner::Client { connection, request, operation, rest } => {
+                self.answer_client(tag, (connection, request, operation, rest), result);
+            }
+            Owner::Forwarded { connection, tag: peer_tag, operation } => {
+                self.answer_peer(tag, (connection, peer_tag, operation), result);
+            }
+            Owner::Replica | Owner::None => self.slots.finish(tag),
+        }
+    }
+
+    fn notify(&mut self, event: Event) {
+        self.relink(&event);
+        self.publish();
+        self.tell(EngineEvent::Core(event));
+    }
+}

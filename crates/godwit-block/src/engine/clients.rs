@@ -1,0 +1,150 @@
+//! NBD clients: their requests and the answers.
+
+use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
+use godwit_core::units::Time;
+
+use super::config::EngineEvent;
+use super::connections::{ConnectionKey, Head, Life, Parse, Party};
+use super::receive::Lost;
+use super::run::Engine;
+use super::slots::{Class, Owner, Rest};
+use super::streams::ClientStream;
+use crate::nbd::Errno;
+use crate::nbd::{Command, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader};
+use crate::stream::{Frame, Stream};
+
+/// How long a client that leaves may take to read its last answers.
+const FAREWELL: std::time::Duration = std::time::Duration::from_secs(30);
+
+impl Engine {
+    /// Serves a client, or sends it away when there are too many.
+    pub(super) fn attach(&mut self, client: ClientStream) {
+        let ClientStream { socket, tls, received, structured_replies, address } = client;
+        let disk = &self.config.disk;
+        if self.shutdown.is_some() || self.clients >= self.config.max_clients {
+            tracing::warn!(disk, client = address, "too many clients are attached; refused one");
+            return;
+        }
+        let stream = match Stream::new(socket, tls, &received) {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(disk, client = address, "cannot use the client's socket: {error}");
+                return;
+            }
+        };
+        tracing::info!(disk, client = address, "client attached");
+        let party = Party::Client { address, structured: structured_replies };
+        let key = self.connections.insert(stream, party, self.now);
+        self.clients += 1;
+        self.tell(EngineEvent::Clients(self.clients));
+        self.advance(key);
+    }
+
+    /// A client's request starts.
+    pub(super) fn client_header(
+        &mut self,
+        key: ConnectionKey,
+        bytes: &[u8; REQUEST_HEADER_SIZE],
+    ) -> Result<(), Lost> {
+        let request = RequestHeader::decode(bytes)?;
+        if request.payload_is_absurd() {
+            return Err(Lost::TooLong(request.payload_length()));
+        }
+        let capacity = self.disk.capacity();
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+        let Party::Client { structured, .. } = connection.party else { return Ok(()) };
+        let (operation, rest) = match request.command(capacity, structured) {
+            Ok(Command::Operation(operation)) => (operation, None),
+            Ok(Command::WriteZeroes { mut extents, fua, unmap }) => {
+                let Some(extent) = extents.next() else { return Ok(()) };
+                let rest = (extents.len() > 0).then_some(Rest { extents, fua, unmap });
+                (Operation::WriteZeroes { extent, fua, unmap }, rest)
+            }
+            Ok(Command::Disconnect) => {
+                self.leave(key, FAREWELL);
+                return Ok(());
+            }
+            Err(errno) => {
+                if request.payload_length() > 0 {
+                    connection.parse = Parse::Discard { remaining: request.payload_length() };
+                }
+                let reply = ReplyHeader::new(&request, structured, Err(errno));
+                connection.stream.queue(Frame::new(&[reply.as_bytes()], None));
+                self.stats.counters.errors += 1;
+                self.connections.mark(key);
+                return Ok(());
+            }
+        };
+        self.admit(key, Head::Client { request, operation, rest }, false);
+        Ok(())
+    }
+
+    /// What a client's request needs: its class, owner, buffer, and data to receive.
+    pub(super) fn client_needs(
+        &self,
+        connection: ConnectionKey,
+        request: RequestHeader,
+        operation: Operation,
+        rest: Option<Rest>,
+    ) -> (Class, Owner, u32, u32) {
+        let (buffer, length) = match operation {
+            Operation::Read(extent) => (extent.bytes() as u32, 0),
+            Operation::Write { extent, .. } => (extent.bytes() as u32, extent.bytes() as u32),
+            Operation::WriteZeroes { .. } | Operation::Flush => (0, 0),
+        };
+        (Class::Client, Owner::Client { connection, request, operation, rest }, buffer, length)
+    }
+
+    /// A client's request is here, with its data.
+    pub(super) fn client_request(&mut self, key: ConnectionKey, tag: RequestTag, operation: Operation) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.unanswered += 1;
+        }
+        self.slots.set_arrived(tag, self.now);
+        let request = Request { tag, origin: Origin::Client, operation };
+        self.core.handle_request(self.now, request);
+        self.drain();
+    }
+
+    /// The controller answered a client's request.
+    pub(super) fn answer_client(
+        &mut self,
+        tag: RequestTag,
+        owner: (ConnectionKey, RequestHeader, Operation, Option<Rest>),
+        result: Result<(), RequestError>,
+    ) {
+        let (key, request, operation, rest) = owner;
+        let reachable = self.connections.get(key).is_some_and(|c| c.life != Life::Closing);
+        if let (Ok(()), Some(mut rest), true) = (result, rest, reachable)
+            && let Some(extent) = rest.extents.next()
+        {
+            let Rest { fua, unmap, .. } = rest;
+            let rest = (rest.extents.len() > 0).then_some(rest);
+            let next = Operation::WriteZeroes { extent, fua, unmap };
+            let owner = Owner::Client { connection: key, request, operation, rest };
+            self.slots.set_owner(tag, owner);
+            let request = Request { tag, origin: Origin::Client, operation: next };
+            return self.core.handle_request(self.now, request);
+        }
+        let arrived: Time = self.slots.arrived(tag);
+        self.stats.answered(&operation, result.is_ok(), arrived, self.now);
+        if let Some(connection) = self.connections.get_mut(key)
+            && let Party::Client { structured, .. } = connection.party
+        {
+            connection.unanswered -= 1;
+            if connection.life != Life::Closing {
+                let payload = match (operation, result) {
+                    (Operation::Read(extent), Ok(())) => {
+                        self.slots.payload(tag, extent.bytes() as usize)
+                    }
+                    _ => None,
+                };
+                let errno: Result<(), Errno> = result.map_err(|error| request.errno(error));
+                let reply = ReplyHeader::new(&request, structured, errno);
+                connection.stream.queue(Frame::new(&[reply.as_bytes()], payload));
+                self.connections.mark(key);
+            }
+        }
+        self.slots.finish(tag);
+    }
+}

@@ -1,0 +1,207 @@
+//! How connections send what they have, and how they end.
+
+use std::time::Duration;
+
+use godwit_core::units::Time;
+
+use super::config::EngineEvent;
+use super::connections::{ConnectionKey, Head, Life, Parse, Party};
+use super::receive::Lost;
+use super::run::Engine;
+use super::slots::{Class, Slots};
+use crate::ring::Token;
+use crate::stream::{Keep, Payload, StreamError};
+
+/// How long a request may be half received, or, while others wait for its memory, an answer half
+/// sent.
+const STALL: Duration = Duration::from_secs(30);
+
+/// Ends the use of a payload that has been sent.
+fn release(slots: &mut Slots) -> impl FnMut(Payload) + '_ {
+    |payload| {
+        if let Keep::Slot(tag) = payload.keep {
+            slots.release(tag);
+        }
+    }
+}
+
+impl Engine {
+    /// A send operation ended.
+    pub(super) fn sent(&mut self, index: u32, result: i32) {
+        let now = self.now;
+        let Some(connection) = self.connections.at(index) else { return };
+        let key = connection.key;
+        connection.moved = now;
+        let outcome = connection.stream.sent(result, &mut release(&mut self.slots));
+        let throttled = connection.throttled;
+        if connection.life == Life::Closing {
+            return self.reap(key);
+        }
+        match outcome {
+            Ok(()) if throttled => self.advance(key),
+            Ok(()) => self.connections.mark(key),
+            Err(error) => self.lost(key, &error.into()),
+        }
+    }
+
+    /// Sends what the turn has queued, and closes what has nothing left to do.
+    pub(super) fn flush_marked(&mut self) {
+        while let Some(key) = self.connections.next_marked() {
+            let now = self.now;
+            let Some(connection) = self.connections.get_mut(key) else { continue };
+            if connection.life == Life::Closing {
+                continue;
+            }
+            if connection.stream.outbox().overflows() {
+                self.lost(key, &StreamError::Backlog.into());
+                continue;
+            }
+            if connection.stream.wants_send() {
+                connection.moved = now;
+                let token = Token::Send(key.index);
+                let slots = &mut self.slots;
+                let sent = connection.stream.send(&mut self.ring, token, &mut release(slots));
+                if let Err(error) = sent {
+                    self.lost(key, &error.into());
+                    continue;
+                }
+            }
+            self.say_goodbye(key);
+        }
+    }
+
+    /// Ends a leaving connection that has nothing left to send.
+    fn say_goodbye(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Life::Leaving { deadline, said_goodbye } = connection.life else { return };
+        let stream = &mut connection.stream;
+        if connection.unanswered > 0 || stream.wants_send() || stream.is_sending() {
+            return;
+        }
+        if !said_goodbye {
+            connection.life = Life::Leaving { deadline, said_goodbye: true };
+            stream.close_session();
+            return self.connections.mark(key);
+        }
+        stream.shut_down_sending();
+        if connection.is_client() {
+            self.depart(key);
+        }
+    }
+
+    /// Lets a connection finish what it has, then closes it.
+    pub(super) fn leave(&mut self, key: ConnectionKey, within: Duration) {
+        let deadline = self.now.after(within);
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.life == Life::Open {
+            connection.life = Life::Leaving { deadline, said_goodbye: false };
+            if let Some(uses) = connection.uses_mut() {
+                *uses = super::connections::Uses::default();
+            }
+            self.connections.mark(key);
+        }
+    }
+
+    /// The connection is of no use any more: closes it and tells whoever relied on it.
+    pub(super) fn lost(&mut self, key: ConnectionKey, why: &Lost) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.life == Life::Closing {
+            return;
+        }
+        let disk = &self.config.disk;
+        match &connection.party {
+            Party::Client { address, .. } => match why {
+                Lost::Stream(StreamError::Closed) => {
+                    tracing::info!(disk, client = address, "client left");
+                }
+                why => tracing::warn!(disk, client = address, "client disconnected: {why}"),
+            },
+            Party::Peer { class, .. } if connection.life == Life::Open => {
+                tracing::info!(disk, ?class, "connection to the other node ended: {why}");
+            }
+            Party::Peer { .. } => {}
+        }
+        self.depart(key);
+    }
+
+    /// Closes a connection and tells whoever relied on it.
+    fn depart(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let about = match connection.party {
+            Party::Client { .. } => None,
+            Party::Peer { class, uses } => Some((class, uses)),
+        };
+        self.close(key);
+        match about {
+            None => {
+                self.clients -= 1;
+                self.tell(EngineEvent::Clients(self.clients));
+            }
+            Some((class, uses)) => self.unlink(key, class, uses),
+        }
+    }
+
+    /// Closes a connection: nothing of it is handled from now on. Its memory goes when the kernel
+    /// has let go of it.
+    pub(super) fn close(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        if connection.life == Life::Closing {
+            return;
+        }
+        connection.life = Life::Closing;
+        let index = key.index;
+        connection.stream.abort(&mut self.ring, Token::Receive(index), Token::Send(index));
+        self.reap(key);
+    }
+
+    /// Frees a closed connection as soon as the kernel uses nothing of it.
+    pub(super) fn reap(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        connection.stream.clear(&mut release(&mut self.slots));
+        if !connection.stream.is_idle() {
+            return;
+        }
+        let parse = connection.parse;
+        drop(self.connections.remove(key));
+        if let Parse::Payload { head, tag, .. } = parse {
+            match head {
+                Head::Client { .. } => self.slots.finish(tag),
+                Head::Peer(message) => self.drop_frame(message, tag),
+            }
+        }
+    }
+
+    /// Drops connections that take too long. True while one must be watched.
+    pub(super) fn drop_stalled(&mut self) -> bool {
+        let now = self.now;
+        let crowded = [Class::Client, Class::Sync, Class::Copy].map(|class| self.slots.is_short(class));
+        let crowded = crowded.contains(&true);
+        let mut watch = false;
+        let mut stalled: Vec<(ConnectionKey, bool)> = Vec::new();
+        for connection in self.connections.iter() {
+            let partial = matches!(connection.parse, Parse::Payload { .. } | Parse::Discard { .. });
+            let stuck = connection.stream.is_sending();
+            match connection.life {
+                Life::Closing => watch = true,
+                Life::Leaving { deadline, .. } => {
+                    watch = true;
+                    if deadline <= now {
+                        stalled.push((connection.key, true));
+                    }
+                }
+                Life::Open if partial || stuck => {
+                    watch = true;
+                    let late = Time(connection.moved.0).after(STALL) <= now;
+                    if late && (partial || crowded) {
+                        stalled.push((connection.key, false));
+                    }
+                }
+                Life::Open => {}
+            }
+        }
+        for (key, leaving) in stalled {
+            if leaving { self.depart(key) } else { self.lost(key, &Lost::Stalled) }
+        }
+        watch
+    }
+}

@@ -1,0 +1,155 @@
+//! Carries out what the handle asks.
+
+use std::time::Duration;
+
+use godwit_core::authority::Ownership;
+use godwit_core::event::AbortReason;
+use godwit_core::units::MigrationId;
+use godwit_core::{MigrationOptions, StartError};
+
+use super::chunks::Chunks;
+use super::handle::{Command, Reply};
+use super::run::Engine;
+use super::streams::{ClientStream, PeerStreams};
+
+/// How long the engine waits for what is in flight when it ends.
+const SHUTDOWN: Duration = Duration::from_secs(5);
+
+/// Commands that may wait for the end of an earlier migration's writes.
+const MOST_DEFERRED: usize = 4;
+
+impl Engine {
+    /// Carries out everything in the queue.
+    pub(super) fn run_commands(&mut self) {
+        loop {
+            match self.commands.try_recv() {
+                Ok(command) => self.run_command(command),
+                Err(std::sync::mpsc::TryRecvError::Empty) => return,
+                Err(std::sync::mpsc::TryRecvError::Disconnected) => return self.shut_down(),
+            }
+        }
+    }
+
+    fn run_command(&mut self, command: Command) {
+        match command {
+            Command::Attach(client) => self.attach_or_wait(client),
+            Command::StartSource { options, streams, reply } => {
+                self.start_source(options, streams, reply);
+            }
+            // What the last migration still writes must not land on top of the next one's data.
+            Command::StartDestination { .. }
+                if self.slots.applies() && self.deferred.len() < MOST_DEFERRED =>
+            {
+                self.deferred.push(command);
+            }
+            Command::StartDestination { migration, peer_timeout, streams, reply } => {
+                self.start_destination(migration, peer_timeout, streams, reply);
+            }
+            Command::ControlUp { migration, control } => self.control_up(migration, control),
+            Command::Forward(sync) => self.forward(sync),
+            Command::ServeForwarded { peer, sync } => self.serve_forwarded(peer, sync),
+            Command::Cancel { reason, reply } => {
+                let cancelled = self.core.cancel(self.now, reason);
+                self.drain();
+                reply(cancelled);
+            }
+            Command::FailForwarded => {
+                self.forward_asked = false;
+                self.core.fail_forwarded(self.now);
+                self.drain();
+                self.attach_waiting();
+            }
+            Command::Persisted => {
+                self.core.handle_persisted(self.now);
+                self.drain();
+            }
+            Command::Shutdown => self.shut_down(),
+        }
+    }
+
+    /// Carries out what waited for the last migration's writes.
+    pub(super) fn run_deferred(&mut self) {
+        if !self.deferred.is_empty() && !self.slots.applies() {
+            for command in std::mem::take(&mut self.deferred) {
+                self.run_command(command);
+            }
+        }
+    }
+
+    /// A client of a disk that has moved away is served once the owner can be reached.
+    fn attach_or_wait(&mut self, client: ClientStream) {
+        let departed = matches!(self.core.record().ownership, Ownership::Departed { .. });
+        if departed && self.forwarding.is_none() {
+            if self.waiting_clients.len() < self.config.max_clients as usize {
+                self.waiting_clients.push(client);
+                self.ask_forward();
+            }
+        } else {
+            self.attach(client);
+        }
+    }
+
+    fn start_source(
+        &mut self,
+        options: MigrationOptions,
+        streams: PeerStreams,
+        reply: Reply<Result<(), StartError>>,
+    ) {
+        if self.shutdown.is_some() {
+            return reply(Err(StartError::NotServing));
+        }
+        // Only then does the controller read chunks, and only when this is carried out below.
+        if let Err(error) = self.core.start_source(self.now, options) {
+            return reply(Err(error));
+        }
+        let chunk = options.chunk_sectors as usize * 512;
+        match Chunks::new(options.window_chunks, chunk) {
+            Ok(chunks) => self.chunks = chunks,
+            Err(error) => {
+                let disk = &self.config.disk;
+                tracing::warn!(disk, "no memory for the chunks of a migration: {error}");
+                self.core.cancel(self.now, AbortReason::SourceDisk);
+                self.drain();
+                return reply(Err(StartError::Option("window")));
+            }
+        }
+        self.link(options.migration, streams);
+        reply(Ok(()));
+        self.drain();
+        self.open_links();
+    }
+
+    fn start_destination(
+        &mut self,
+        migration: MigrationId,
+        peer_timeout: Duration,
+        streams: PeerStreams,
+        reply: Reply<Result<(), StartError>>,
+    ) {
+        if self.shutdown.is_some() {
+            return reply(Err(StartError::NotServing));
+        }
+        if let Err(error) = self.core.start_destination(self.now, migration, peer_timeout) {
+            return reply(Err(error));
+        }
+        self.link(migration, streams);
+        reply(Ok(()));
+        self.drain();
+        self.open_links();
+    }
+
+    fn shut_down(&mut self) {
+        if self.shutdown.is_some() {
+            return;
+        }
+        self.shutdown = Some(self.now.after(SHUTDOWN));
+        self.waiting_clients.clear();
+        self.core.cancel(self.now, AbortReason::Cancelled);
+        self.drain();
+        let clients: Vec<_> =
+            self.connections.iter().filter(|c| c.is_client()).map(|c| c.key).collect();
+        for key in clients {
+            self.leave(key, SHUTDOWN);
+        }
+    }
+}

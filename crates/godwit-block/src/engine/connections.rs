@@ -1,0 +1,201 @@
+//! The engine's connections, and what each is in the middle of receiving.
+
+use std::net::TcpStream;
+
+use godwit_core::request::{Operation, RequestTag};
+use godwit_core::units::Time;
+use godwit_core::wire::{Header, Message, TrafficClass};
+
+use super::slots::Rest;
+use crate::nbd::RequestHeader;
+use crate::stream::Stream;
+
+/// Names a connection for good: an index that is used again has another generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnectionKey {
+    pub(super) index: u32,
+    generation: u32,
+}
+
+/// What is being received.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Parse {
+    /// A header.
+    Header,
+    /// What follows a peer's header and belongs to the frame itself.
+    Body(Header),
+    /// The header is here; a tag or memory for its request is not.
+    Waiting(Head),
+    /// Data for a slot's buffer.
+    Payload { head: Head, tag: RequestTag, length: u32, received: u32 },
+    /// Data that nobody needs.
+    Discard { remaining: u32 },
+}
+
+/// A decoded header whose request has not been handed to the controller.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Head {
+    /// An NBD request, what it asks, and how many pieces follow its first.
+    Client { request: RequestHeader, operation: Operation, rest: Option<Rest> },
+    /// A peer's frame.
+    Peer(Message),
+}
+
+/// What a peer's connection may carry. One connection can do several of these.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Uses {
+    /// Frames of the migration under way.
+    pub(super) migration: bool,
+    /// Requests of this node's clients go out, answers come in.
+    pub(super) forwarding: bool,
+    /// Requests of the peer's clients come in, answers go out.
+    pub(super) served: bool,
+}
+
+/// Who is at the other end.
+#[derive(Debug)]
+pub(super) enum Party {
+    /// An NBD client.
+    Client { address: String, structured: bool },
+    /// Another node.
+    Peer { class: TrafficClass, uses: Uses },
+}
+
+/// How much of a connection's life is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Life {
+    /// In use.
+    Open,
+    /// It closes when everything that came by it is answered and everything queued has left, or at
+    /// this time. A client's is not read any more; what still comes on a peer's is dropped, until
+    /// the peer closes it too, because closing it before could destroy what was sent last.
+    Leaving { deadline: Time, said_goodbye: bool },
+    /// It waits for the kernel to let go of its memory.
+    Closing,
+}
+
+/// One connection.
+pub(super) struct Connection {
+    pub(super) key: ConnectionKey,
+    pub(super) stream: Stream,
+    pub(super) party: Party,
+    pub(super) parse: Parse,
+    pub(super) life: Life,
+    /// Not read from for now: something older must finish first.
+    pub(super) paused: bool,
+    /// Not read from for now: too many answers wait to be sent.
+    pub(super) throttled: bool,
+    /// The last frame carried data, so the next will too: read no further than its header.
+    pub(super) bulk: bool,
+    /// Requests that came by it and are not answered.
+    pub(super) unanswered: u32,
+    /// When bytes last moved while a request was half received or an answer half sent.
+    pub(super) moved: Time,
+    /// It is on the list of connections to look at before the next wait.
+    pub(super) marked: bool,
+}
+
+impl Connection {
+    pub(super) const fn is_client(&self) -> bool {
+        matches!(self.party, Party::Client { .. })
+    }
+
+    pub(super) fn uses(&self) -> Uses {
+        match self.party {
+            Party::Client { .. } => Uses::default(),
+            Party::Peer { uses, .. } => uses,
+        }
+    }
+
+    pub(super) fn uses_mut(&mut self) -> Option<&mut Uses> {
+        match &mut self.party {
+            Party::Client { .. } => None,
+            Party::Peer { uses, .. } => Some(uses),
+        }
+    }
+}
+
+/// All connections, by index.
+#[derive(Default)]
+pub(super) struct Connections {
+    entries: Vec<Option<Box<Connection>>>,
+    generation: u32,
+    /// Connections with work for the end of the turn.
+    marked: Vec<ConnectionKey>,
+}
+
+impl Connections {
+    pub(super) fn insert(&mut self, stream: Stream, party: Party, now: Time) -> ConnectionKey {
+        let index = match self.entries.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                self.entries.push(None);
+                self.entries.len() - 1
+            }
+        };
+        self.generation = self.generation.wrapping_add(1);
+        let key = ConnectionKey { index: index as u32, generation: self.generation };
+        self.entries[index] = Some(Box::new(Connection {
+            key,
+            stream,
+            party,
+            parse: Parse::Header,
+            life: Life::Open,
+            paused: false,
+            throttled: false,
+            bulk: false,
+            unanswered: 0,
+            moved: now,
+            marked: false,
+        }));
+        key
+    }
+
+    /// The connection, unless it is gone.
+    pub(super) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection> {
+        self.at(key.index).filter(|connection| connection.key == key)
+    }
+
+    pub(super) fn get(&self, key: ConnectionKey) -> Option<&Connection> {
+        let connection = self.entries.get(key.index as usize)?.as_deref()?;
+        (connection.key == key).then_some(connection)
+    }
+
+    /// The connection that holds the index now.
+    pub(super) fn at(&mut self, index: u32) -> Option<&mut Connection> {
+        self.entries.get_mut(index as usize)?.as_deref_mut()
+    }
+
+    /// Takes a connection out. Its stream must be idle.
+    pub(super) fn remove(&mut self, key: ConnectionKey) -> Option<Box<Connection>> {
+        let entry = self.entries.get_mut(key.index as usize)?;
+        entry.take_if(|connection| connection.key == key)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Connection> {
+        self.entries.iter().flatten().map(|connection| &**connection)
+    }
+
+    /// Puts the connection on the list of those to look at before the next wait.
+    pub(super) fn mark(&mut self, key: ConnectionKey) {
+        if let Some(connection) = self.get_mut(key)
+            && !std::mem::replace(&mut connection.marked, true)
+        {
+            self.marked.push(key);
+        }
+    }
+
+    /// Takes one off that list.
+    pub(super) fn next_marked(&mut self) -> Option<ConnectionKey> {
+        let key = self.marked.pop()?;
+        if let Some(connection) = self.get_mut(key) {
+            connection.marked = false;
+        }
+        Some(key)
+    }
+}
+
+/// A TCP socket as the owned descriptor that streams are made of.
+pub(super) fn descriptor(socket: TcpStream) -> std::os::fd::OwnedFd {
+    socket.into()
+}

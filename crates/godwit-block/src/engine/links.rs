@@ -1,0 +1,323 @@
+//! Which connection to which node does what.
+
+use std::time::Duration;
+
+use godwit_core::authority::Ownership;
+use godwit_core::event::Event;
+use godwit_core::units::{MigrationId, Time};
+use godwit_core::wire::TrafficClass;
+
+use super::config::EngineEvent;
+use super::connections::{ConnectionKey, Party, Uses, descriptor};
+use super::run::Engine;
+use super::streams::{PeerStream, PeerStreams};
+use crate::stream::Stream;
+
+/// How long the connections of a migration stay open after its end, so that both sides hear it.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How long the other side may take to close a connection that this one has said goodbye on.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Control connections of undecided migrations kept at once.
+const MOST_RESOLVING: usize = 4;
+
+/// Forwarding nodes served at once.
+const MOST_SERVED: usize = 64;
+
+/// The connections of the current or last migration.
+pub(super) struct Links {
+    pub(super) migration: MigrationId,
+    peer: String,
+    pub(super) control: Option<ConnectionKey>,
+    pub(super) sync: Option<ConnectionKey>,
+    pub(super) copies: Vec<ConnectionKey>,
+    /// The migration has not ended.
+    pub(super) active: bool,
+    /// When to close the connections of a migration that has ended.
+    retire_at: Option<Time>,
+}
+
+impl Engine {
+    /// Takes over a peer's connection; `None` when its socket is of no use.
+    fn adopt(
+        &mut self,
+        stream: PeerStream,
+        class: TrafficClass,
+        uses: Uses,
+    ) -> Option<ConnectionKey> {
+        let PeerStream { socket, tls, received } = stream;
+        match Stream::new(descriptor(socket), tls, &received) {
+            Ok(stream) => {
+                if class == TrafficClass::Copy {
+                    stream.widen();
+                }
+                Some(self.connections.insert(stream, Party::Peer { class, uses }, self.now))
+            }
+            Err(error) => {
+                let disk = &self.config.disk;
+                tracing::warn!(disk, ?class, "cannot use a connection to another node: {error}");
+                None
+            }
+        }
+    }
+
+    /// Replaces the connections of the last migration with those of a new one.
+    pub(super) fn link(&mut self, migration: MigrationId, streams: PeerStreams) {
+        self.retire();
+        let PeerStreams { peer, control, sync, copies } = streams;
+        let uses = Uses { migration: true, ..Uses::default() };
+        let control = self.adopt(control, TrafficClass::Control, uses);
+        let sync = self.adopt(sync, TrafficClass::Sync, uses);
+        let copies: Vec<_> = copies
+            .into_iter()
+            .map_while(|stream| self.adopt(stream, TrafficClass::Copy, uses))
+            .collect();
+        self.links = Some(Links {
+            migration,
+            peer,
+            control,
+            sync,
+            copies,
+            active: true,
+            retire_at: None,
+        });
+    }
+
+    /// Starts to read from the migration's connections, after the controller knows of it.
+    pub(super) fn open_links(&mut self) {
+        let Some(links) = &self.links else { return };
+        let complete = links.control.is_some() && links.sync.is_some() && !links.copies.is_empty();
+        let keys: Vec<_> =
+            links.control.into_iter().chain(links.sync).chain(links.copies.clone()).collect();
+        if !complete {
+            self.core.handle_connection_lost(self.now, TrafficClass::Control);
+            self.drain();
+        }
+        for key in keys {
+            self.advance(key);
+        }
+    }
+
+    /// Closes the connections of a migration that has ended, except one that found other uses.
+    pub(super) fn retire(&mut self) {
+        let Some(links) = self.links.take() else { return };
+        for key in links.control.into_iter().chain(links.copies) {
+            self.leave(key, FAREWELL);
+        }
+        let Some(sync) = links.sync else { return };
+        if let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut()) {
+            uses.migration = false;
+            if !uses.forwarding && !uses.served {
+                self.leave(sync, FAREWELL);
+            }
+        }
+    }
+
+    /// A control connection for a migration that a crash or a lost connection left undecided.
+    pub(super) fn control_up(&mut self, migration: MigrationId, control: PeerStream) {
+        let uses = Uses { migration: true, ..Uses::default() };
+        let Some(key) = self.adopt(control, TrafficClass::Control, uses) else { return };
+        let mut replaced = None;
+        match &mut self.links {
+            Some(links) if links.migration == migration => replaced = links.control.replace(key),
+            _ => {
+                if let Some(at) = self.resolving.iter().position(|(id, _)| *id == migration) {
+                    replaced = Some(self.resolving.remove(at).1);
+                } else if self.resolving.len() >= MOST_RESOLVING {
+                    replaced = Some(self.resolving.remove(0).1);
+                }
+                self.resolving.push((migration, key));
+            }
+        }
+        if let Some(old) = replaced {
+            self.close(old);
+        }
+        self.core.handle_control_up(self.now);
+        self.drain();
+        self.advance(key);
+    }
+
+    /// This node's clients are forwarded on this connection from now on.
+    pub(super) fn forward(&mut self, sync: PeerStream) {
+        self.forward_asked = false;
+        let uses = Uses { forwarding: true, ..Uses::default() };
+        let Some(key) = self.adopt(sync, TrafficClass::Sync, uses) else {
+            return self.ask_forward();
+        };
+        self.stop_forwarding();
+        self.forwarding = Some(key);
+        self.core.handle_forward_up(self.now);
+        self.drain();
+        self.advance(key);
+        self.attach_waiting();
+    }
+
+    /// Gives up the connection on which this node forwards: nothing more is read from it.
+    pub(super) fn stop_forwarding(&mut self) {
+        if let Some(old) = self.forwarding.take() {
+            self.close(old);
+            self.core.handle_forward_lost(self.now);
+            self.drain();
+        }
+    }
+
+    /// Serves what `peer` forwards on this connection, after all that it forwarded before.
+    pub(super) fn serve_forwarded(&mut self, peer: String, sync: PeerStream) {
+        let uses = Uses { served: true, ..Uses::default() };
+        let Some(key) = self.adopt(sync, TrafficClass::Sync, uses) else { return };
+        self.replace_served(peer, key);
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.paused = true;
+        }
+        self.resume_served();
+    }
+
+    fn replace_served(&mut self, peer: String, key: ConnectionKey) {
+        let old = self.served.iter().position(|(name, _)| *name == peer);
+        let crowded = (self.served.len() >= MOST_SERVED).then_some(0);
+        if let Some(at) = old.or(crowded) {
+            let (_, old) = self.served.remove(at);
+            self.close(old);
+        }
+        self.served.push((peer, key));
+    }
+
+    /// Reads from served connections again once what came by their predecessors is done.
+    pub(super) fn resume_served(&mut self) {
+        let keys: Vec<_> = self.served.iter().map(|(_, key)| *key).collect();
+        let paused = |key: &ConnectionKey| self.connections.get(*key).is_some_and(|c| c.paused);
+        if !keys.iter().any(paused) || self.slots.serves_others_than(&keys) {
+            return;
+        }
+        for key in keys {
+            if let Some(connection) = self.connections.get_mut(key)
+                && std::mem::take(&mut connection.paused)
+            {
+                self.advance(key);
+            }
+        }
+    }
+
+    /// Asks the owner of this engine for a connection to the disk's owner, if one is needed.
+    pub(super) fn ask_forward(&mut self) {
+        let departed = matches!(self.core.record().ownership, Ownership::Departed { .. });
+        let needed = self.clients > 0
+            || !self.waiting_clients.is_empty()
+            || self.core.requests_in_flight() > 0;
+        if departed && needed && self.forwarding.is_none() && !self.forward_asked {
+            self.forward_asked = true;
+            self.tell(EngineEvent::ForwardDown);
+        }
+    }
+
+    /// Attaches the clients that waited for a connection to the disk's owner.
+    pub(super) fn attach_waiting(&mut self) {
+        for client in std::mem::take(&mut self.waiting_clients) {
+            self.attach(client);
+        }
+    }
+
+    /// What an event of the controller means for the connections.
+    pub(super) fn relink(&mut self, event: &Event) {
+        match *event {
+            Event::MigrationCompleted { migration } => {
+                self.end_links(migration);
+                let sync = self.links.as_ref().and_then(|links| links.sync);
+                let old = std::mem::replace(&mut self.forwarding, sync);
+                if let Some(old) = old.filter(|old| Some(*old) != sync) {
+                    self.close(old);
+                }
+                let uses = sync.and_then(|key| self.connections.get_mut(key)?.uses_mut());
+                if let Some(uses) = uses {
+                    uses.forwarding = true;
+                }
+            }
+            Event::ReceiveCompleted { migration } => {
+                self.end_links(migration);
+                let linked = self.links.as_ref().and_then(|l| Some((l.peer.clone(), l.sync?)));
+                if let Some((peer, sync)) = linked
+                    && let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut())
+                {
+                    uses.served = true;
+                    self.replace_served(peer, sync);
+                }
+            }
+            Event::MigrationAborted { migration, .. } | Event::ReceiveAborted { migration, .. } => {
+                self.end_links(migration);
+            }
+            Event::OwnerMoved => {
+                self.close_forwarding = true;
+            }
+            _ => {}
+        }
+    }
+
+    /// The migration is over: what its copy and sync connections still bring is dropped, and all
+    /// of them close soon.
+    fn end_links(&mut self, migration: MigrationId) {
+        let at = self.now.after(GRACE);
+        if let Some(links) = &mut self.links
+            && links.migration == migration
+        {
+            links.active = false;
+            links.retire_at = Some(at);
+            for &key in links.copies.iter().chain(&links.sync) {
+                if let Some(uses) = self.connections.get_mut(key).and_then(|c| c.uses_mut()) {
+                    uses.migration = false;
+                }
+            }
+        }
+        for (id, key) in &self.resolving {
+            if *id == migration {
+                self.decided.push((at, *key));
+            }
+        }
+        self.resolving.retain(|(id, _)| *id != migration);
+    }
+
+    /// Closes what a migration's end left open. True while something is left.
+    pub(super) fn retire_old(&mut self) -> bool {
+        let now = self.now;
+        if self.links.as_ref().is_some_and(|links| links.retire_at.is_some_and(|at| at <= now)) {
+            self.retire();
+        }
+        while let Some(at) = self.decided.iter().position(|(at, _)| *at <= now) {
+            let (_, key) = self.decided.swap_remove(at);
+            self.leave(key, FAREWELL);
+        }
+        !self.decided.is_empty()
+            || self.links.as_ref().is_some_and(|links| links.retire_at.is_some())
+    }
+
+    /// A peer's connection is gone: tells the controller, once for each thing that it did.
+    pub(super) fn unlink(&mut self, key: ConnectionKey, class: TrafficClass, uses: Uses) {
+        let mut report = false;
+        if let Some(links) = &mut self.links {
+            let linked = links.control == Some(key)
+                || links.sync == Some(key)
+                || links.copies.contains(&key);
+            report = linked && links.active;
+            links.control.take_if(|control| *control == key);
+            links.sync.take_if(|sync| *sync == key);
+            links.copies.retain(|copy| *copy != key);
+        }
+        if let Some(at) = self.resolving.iter().position(|(_, k)| *k == key) {
+            self.resolving.remove(at);
+            // With a migration under way the controller would take it for that migration's.
+            report = !self.links.as_ref().is_some_and(|links| links.active);
+        }
+        self.decided.retain(|(_, k)| *k != key);
+        self.served.retain(|(_, k)| *k != key);
+        if report {
+            self.core.handle_connection_lost(self.now, class);
+            self.drain();
+        }
+        if uses.forwarding && self.forwarding == Some(key) {
+            self.forwarding = None;
+            self.core.handle_forward_lost(self.now);
+            self.drain();
+            self.ask_forward();
+        }
+    }
+}

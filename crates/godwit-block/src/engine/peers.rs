@@ -1,0 +1,240 @@
+//! Frames of other nodes, in both directions.
+
+use godwit_core::action::ChunkSlot;
+use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
+use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
+
+use super::connections::{ConnectionKey, Head, Life, Parse, Party};
+use super::receive::Lost;
+use super::run::Engine;
+use super::slots::{Class, Owner};
+use crate::stream::{Frame, Keep, Payload};
+
+impl Engine {
+    /// A peer's frame starts; `payload` bytes for a buffer follow it.
+    pub(super) fn peer_frame(
+        &mut self,
+        key: ConnectionKey,
+        message: Message,
+        payload: u32,
+    ) -> Result<(), Lost> {
+        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+        let Party::Peer { class, uses } = connection.party else { return Ok(()) };
+        if !message.belongs_on(class) {
+            return Err(Lost::Unexpected(message));
+        }
+        let wanted = match message {
+            Message::Forward { .. } => uses.served,
+            Message::ForwardReply { .. } => uses.forwarding,
+            _ => uses.migration,
+        };
+        if !wanted {
+            let forwarded = matches!(message, Message::Forward { .. } | Message::ForwardReply { .. });
+            if forwarded && connection.life == Life::Open {
+                return Err(Lost::Unexpected(message));
+            }
+            // The migration has ended; what was under way when it did is dropped.
+            if payload > 0 {
+                connection.parse = Parse::Discard { remaining: payload };
+            }
+            return Ok(());
+        }
+        match message {
+            Message::Copy { .. }
+            | Message::DoubleWrite { .. }
+            | Message::Verify { .. }
+            | Message::Forward { .. } => {
+                self.admit(key, Head::Peer(message), false);
+            }
+            Message::ForwardReply { tag, result, .. } => {
+                let expected = self.core.forward_reply_length(tag).ok_or(Lost::Unexpected(message))?;
+                if payload != if result.is_ok() { expected } else { 0 } {
+                    return Err(Lost::Unexpected(message));
+                }
+                connection.bulk = payload > 0;
+                // The slot must outlive the transfer even if the request is given up meanwhile.
+                self.slots.hold(tag);
+                if payload > 0 {
+                    let head = Head::Peer(message);
+                    connection.parse = Parse::Payload { head, tag, length: payload, received: 0 };
+                } else {
+                    self.peer_payload(key, message, tag);
+                }
+            }
+            _ => {
+                connection.bulk = false;
+                self.core.handle_message(self.now, class, message, None);
+                self.drain();
+            }
+        }
+        Ok(())
+    }
+
+    /// What a peer's frame needs: its class, owner, buffer, and data to receive.
+    pub(super) fn peer_needs(
+        &self,
+        connection: ConnectionKey,
+        message: Message,
+    ) -> (Class, Owner, u32, u32) {
+        let sent = |extent: godwit_core::units::Extent, zeroes: bool| {
+            if zeroes { 0 } else { extent.bytes() as u32 }
+        };
+        match message {
+            Message::Copy { extent, zeroes, .. } => {
+                let length = sent(extent, zeroes);
+                (Class::Copy, Owner::Replica, length, length)
+            }
+            Message::Verify { extent, .. } => {
+                (Class::Copy, Owner::Replica, extent.bytes() as u32, 0)
+            }
+            Message::Forward { tag, operation } => {
+                let owner = Owner::Forwarded { connection, tag, operation };
+                match operation {
+                    Operation::Read(extent) => (Class::Sync, owner, extent.bytes() as u32, 0),
+                    Operation::Write { extent, .. } => {
+                        let length = extent.bytes() as u32;
+                        (Class::Sync, owner, length, length)
+                    }
+                    Operation::WriteZeroes { .. } | Operation::Flush => (Class::Sync, owner, 0, 0),
+                }
+            }
+            Message::DoubleWrite { extent, zeroes, .. } => {
+                let length = sent(extent, zeroes);
+                (Class::Sync, Owner::Replica, length, length)
+            }
+            // No other frame takes a slot.
+            _ => (Class::Sync, Owner::Replica, 0, 0),
+        }
+    }
+
+    /// A frame of a peer is here, with its payload in the slot's buffer.
+    pub(super) fn peer_payload(&mut self, key: ConnectionKey, message: Message, tag: RequestTag) {
+        let party = self.connections.get_mut(key).map(|connection| {
+            let served = connection.uses().served;
+            if served && matches!(message, Message::Forward { .. }) {
+                connection.unanswered += 1;
+            }
+            (connection.uses(), connection.life)
+        });
+        let Some((uses, Life::Open | Life::Leaving { .. })) = party else {
+            return self.drop_frame(message, tag);
+        };
+        match message {
+            Message::Forward { operation, .. } if uses.served => {
+                self.stats.counters.forwarded += 1;
+                let request = Request { tag, origin: Origin::Peer, operation };
+                self.core.handle_request(self.now, request);
+            }
+            Message::ForwardReply { tag, .. } => {
+                // It may have been given up while its data was on the way.
+                if uses.forwarding && self.core.forward_reply_length(tag).is_some() {
+                    self.core.handle_message(self.now, TrafficClass::Sync, message, None);
+                    self.drain();
+                }
+                self.slots.release(tag);
+            }
+            Message::Copy { .. } | Message::Verify { .. } if uses.migration => {
+                self.core.handle_message(self.now, TrafficClass::Copy, message, Some(tag));
+            }
+            Message::DoubleWrite { .. } if uses.migration => {
+                self.core.handle_message(self.now, TrafficClass::Sync, message, Some(tag));
+            }
+            _ => self.drop_frame(message, tag),
+        }
+        self.drain();
+    }
+
+    /// Gives up a frame that was (partly) received.
+    pub(super) fn drop_frame(&mut self, message: Message, tag: RequestTag) {
+        if matches!(message, Message::ForwardReply { .. }) {
+            self.slots.release(tag);
+        } else {
+            self.slots.finish(tag);
+        }
+    }
+
+    /// Answers forwarded I/O on the connection that it came by.
+    pub(super) fn answer_peer(
+        &mut self,
+        tag: RequestTag,
+        (key, peer_tag, operation): (ConnectionKey, RequestTag, Operation),
+        result: Result<(), RequestError>,
+    ) {
+        if let Some(connection) = self.connections.get_mut(key) {
+            connection.unanswered = connection.unanswered.saturating_sub(1);
+            if connection.life != Life::Closing {
+                let length = match (operation, result) {
+                    (Operation::Read(extent), Ok(())) => extent.bytes() as u32,
+                    _ => 0,
+                };
+                let payload =
+                    if length > 0 { self.slots.payload(tag, length as usize) } else { None };
+                let message = Message::ForwardReply { tag: peer_tag, length, result };
+                let (header, _, _) = message.encode();
+                connection.stream.queue(Frame::new(&[&header.encode()], payload));
+                self.connections.mark(key);
+            }
+        }
+        self.slots.finish(tag);
+    }
+
+    /// Queues a frame of the controller. Without a connection for it, it is dropped: the controller
+    /// has been told, or will be, that the connection is lost.
+    pub(super) fn send(&mut self, class: TrafficClass, message: Message) {
+        let Some(key) = self.route(class, &message) else { return };
+        let (header, inline, length) = message.encode();
+        let payload = match message.payload() {
+            None => None,
+            Some(PayloadBuffer::Request(tag)) => {
+                self.slots.payload(tag, header.payload_length as usize)
+            }
+            Some(PayloadBuffer::Chunk(slot)) => {
+                self.chunk_payload(slot, header.payload_length as usize)
+            }
+        };
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        connection.stream.queue(Frame::new(&[&header.encode(), &inline[..length]], payload));
+        self.connections.mark(key);
+    }
+
+    fn chunk_payload(&self, slot: ChunkSlot, length: usize) -> Option<Payload> {
+        let (pointer, memory) = self.chunks.buffer(slot, length)?;
+        // SAFETY: the reference keeps the memory mapped until the payload is released, and it was
+        // read from the disk before the controller had it sent. The controller reuses the slot once
+        // the destination has acknowledged it, which an honest one does after all has left here; a
+        // dishonest one gets bytes of the same disk.
+        Some(unsafe { Payload::new(pointer, length, Keep::Chunk(memory)) })
+    }
+
+    /// The connection that a frame of the controller goes by.
+    fn route(&self, class: TrafficClass, message: &Message) -> Option<ConnectionKey> {
+        let links = self.links.as_ref();
+        match class {
+            TrafficClass::Control => {
+                let about = match *message {
+                    Message::Prepare { migration, .. }
+                    | Message::Prepared { migration }
+                    | Message::Commit { migration, .. }
+                    | Message::Committed { migration }
+                    | Message::Abort { migration, .. }
+                    | Message::Query { migration } => Some(migration),
+                    _ => None,
+                };
+                let current = links.filter(|links| about.is_none_or(|id| id == links.migration));
+                current.and_then(|links| links.control).or_else(|| {
+                    let resolving = self.resolving.iter();
+                    resolving.rev().find(|(id, _)| about.is_none_or(|a| a == *id)).map(|&(_, k)| k)
+                })
+            }
+            TrafficClass::Sync => match message {
+                Message::Forward { .. } => {
+                    self.forwarding.or_else(|| links.and_then(|links| links.sync))
+                }
+                _ => links.and_then(|links| links.sync),
+            },
+            TrafficClass::Copy => links?.copies.iter().copied().min_by_key(|&key| {
+                self.connections.get(key).map_or(usize::MAX, |c| c.stream.outbox().bytes())
+            }),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Turns the bytes that arrive on a connection into requests and frames.
+
+use godwit_core::request::RequestTag;
+use godwit_core::wire::{DecodeError, HEADER_SIZE, Header, Message};
+
+use super::connections::{ConnectionKey, Head, Life, Parse};
+use super::run::Engine;
+use super::slots::Class;
+use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
+use crate::ring::Token;
+use crate::stream::StreamError;
+
+/// Bytes of headers read at once from a connection whose requests carry no data.
+const AHEAD: usize = 1024;
+
+/// Answers that may wait to be sent before a client is not read from any more.
+const MOST_ANSWERS: usize = 256;
+
+/// Why a connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Lost {
+    /// It ended, or the other side reads nothing.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
+    /// The client does not speak NBD.
+    #[error(transparent)]
+    Request(#[from] InvalidRequest),
+    /// A write is longer than any server need take.
+    #[error("the client sent a write of {0} bytes, and 32 MiB is the most there may be")]
+    TooLong(u32),
+    /// The peer's bytes are not frames.
+    #[error(transparent)]
+    Frame(#[from] DecodeError),
+    /// The frame has no business on this connection or at this time.
+    #[error("the other node sent a frame that does not belong here: {0:?}")]
+    Unexpected(Message),
+    /// Nothing moved for too long.
+    #[error("the other side stopped in the middle of a transfer")]
+    Stalled,
+}
+
+impl Engine {
+    /// A receive operation ended.
+    pub(super) fn received(&mut self, index: u32, result: i32) {
+        let now = self.now;
+        let Some(connection) = self.connections.at(index) else { return };
+        let key = connection.key;
+        connection.moved = now;
+        let outcome = connection.stream.received(result);
+        if connection.life == Life::Closing {
+            return self.reap(key);
+        }
+        match outcome {
+            Ok(count) => {
+                if let Parse::Payload { received, .. } = &mut connection.parse {
+                    *received += count as u32;
+                }
+                self.advance(key);
+            }
+            Err(error) => self.lost(key, &error.into()),
+        }
+    }
+
+    /// Handles everything that has arrived on the connection, then asks for more.
+    pub(super) fn advance(&mut self, key: ConnectionKey) {
+        match self.parse(key) {
+            Ok(()) => self.ask_for_more(key),
+            Err(error) => self.lost(key, &error),
+        }
+        self.connections.mark(key);
+    }
+
+    fn parse(&mut self, key: ConnectionKey) -> Result<(), Lost> {
+        loop {
+            let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+            let leaves = connection.life != Life::Open && connection.is_client();
+            if connection.paused || leaves || connection.life == Life::Closing {
+                return Ok(());
+            }
+            let progress = match connection.parse {
+                Parse::Header if connection.is_client() => {
+                    let mut bytes = [0; REQUEST_HEADER_SIZE];
+                    connection.throttled = connection.stream.outbox().frames() > MOST_ANSWERS;
+                    let complete =
+                        !connection.throttled && connection.stream.take_exactly(&mut bytes)?;
+                    if complete {
+                        self.client_header(key, &bytes)?;
+                    }
+                    complete
+                }
+                Parse::Header => {
+                    let mut bytes = [0; HEADER_SIZE];
+                    let complete = connection.stream.take_exactly(&mut bytes)?;
+                    if complete {
+                        let header = Header::decode(&bytes)?;
+                        if header.payload_in_buffer() || header.payload_length == 0 {
+                            let message = Message::decode(&header, &[])?;
+                            self.peer_frame(key, message, header.payload_length)?;
+                        } else if header.payload_length as usize <= HEADER_SIZE {
+                            connection.parse = Parse::Body(header);
+                        } else {
+                            return Err(DecodeError::PayloadLength(header.payload_length).into());
+                        }
+                    }
+                    complete
+                }
+                Parse::Body(header) => {
+                    let mut body = [0; HEADER_SIZE];
+                    let body = &mut body[..header.payload_length as usize];
+                    let complete = connection.stream.take_exactly(body)?;
+                    if complete {
+                        connection.parse = Parse::Header;
+                        let message = Message::decode(&header, body)?;
+                        self.peer_frame(key, message, 0)?;
+                    }
+                    complete
+                }
+                Parse::Payload { head, tag, length, ref mut received } => {
+                    let range = *received as usize..length as usize;
+                    let room = self.slots.bytes_mut(tag, range);
+                    *received += connection.stream.take_payload(room)? as u32;
+                    let complete = *received == length;
+                    if complete {
+                        connection.parse = Parse::Header;
+                        self.payload_complete(key, head, tag);
+                    }
+                    complete
+                }
+                Parse::Discard { ref mut remaining } => {
+                    *remaining -= connection.stream.discard(*remaining as usize)? as u32;
+                    let complete = *remaining == 0;
+                    if complete {
+                        connection.parse = Parse::Header;
+                    }
+                    complete
+                }
+                Parse::Waiting(_) => false,
+            };
+            if !progress {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Starts the connection's next receive operation, unless it must not be read from now.
+    fn ask_for_more(&mut self, key: ConnectionKey) {
+        let Some(connection) = self.connections.get_mut(key) else { return };
+        let leaves = connection.life != Life::Open && connection.is_client();
+        if connection.paused
+            || connection.throttled
+            || leaves
+            || connection.life == Life::Closing
+            || connection.stream.is_receiving()
+        {
+            return;
+        }
+        let header = if connection.is_client() { REQUEST_HEADER_SIZE } else { HEADER_SIZE };
+        let (payload, ahead) = match connection.parse {
+            Parse::Waiting(_) => return,
+            Parse::Payload { tag, length, received, .. } => {
+                let rest = (length - received) as usize;
+                let place = self.slots.address(tag, received as usize);
+                (place.map(|(pointer, room)| (pointer, rest.min(room))), header)
+            }
+            Parse::Header if connection.bulk => {
+                (None, header.saturating_sub(connection.stream.staged()))
+            }
+            _ => (None, AHEAD),
+        };
+        // SAFETY: the slot's buffer stays in place while the connection receives into it: a new
+        // request's slot is busy and an answered one's is held, both until the payload is complete
+        // or `reap` finds the stream idle. Nothing else uses the buffer meanwhile.
+        unsafe { connection.stream.receive(&mut self.ring, Token::Receive(key.index), payload, ahead) };
+    }
+
+    /// Everything that a request needs has been received.
+    fn payload_complete(&mut self, key: ConnectionKey, head: Head, tag: RequestTag) {
+        match head {
+            Head::Client { operation, .. } => self.client_request(key, tag, operation),
+            Head::Peer(message) => self.peer_payload(key, message, tag),
+        }
+    }
+
+    /// Tries again for connections that waited for a tag or memory, in order.
+    pub(super) fn retry_waiting(&mut self) {
+        for class in [Class::Sync, Class::Client, Class::Copy] {
+            while let Some(key) = self.slots.first_waiting(class) {
+                let waits = self.connections.get(key).and_then(|connection| {
+                    match (connection.parse, connection.life) {
+                        (_, Life::Closing) => None,
+                        (Parse::Waiting(head), _) => Some(head),
+                        _ => None,
+                    }
+                });
+                let admitted = match waits {
+                    None => true,
+                    Some(head) => self.admit(key, head, true),
+                };
+                if !admitted {
+                    break;
+                }
+                self.slots.stop_waiting(class);
+                if waits.is_some() {
+                    self.advance(key);
+                }
+            }
+        }
+    }
+
+    /// Gives a request its slot and goes on to receive its data, or lets the connection wait.
+    pub(super) fn admit(&mut self, key: ConnectionKey, head: Head, waited: bool) -> bool {
+        let (class, owner, buffer, length) = match head {
+            Head::Client { request, operation, rest } => {
+                self.client_needs(key, request, operation, rest)
+            }
+            Head::Peer(message) => self.peer_needs(key, message),
+        };
+        let tag = self.slots.take(class, buffer, owner, waited);
+        let Some(connection) = self.connections.get_mut(key) else {
+            if let Some(tag) = tag {
+                self.slots.finish(tag);
+            }
+            return true;
+        };
+        let Some(tag) = tag else {
+            connection.parse = Parse::Waiting(head);
+            if !waited {
+                self.slots.wait(class, key);
+            }
+            return false;
+        };
+        connection.bulk = length > 0;
+        if length > 0 {
+            connection.parse = Parse::Payload { head, tag, length, received: 0 };
+        } else {
+            connection.parse = Parse::Header;
+            self.payload_complete(key, head, tag);
+        }
+        true
+    }
+}

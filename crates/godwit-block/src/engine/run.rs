@@ -1,0 +1,299 @@
+//! The engine's thread: what it owns, and its loop.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::{Arc, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use godwit_core::Controller;
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::units::{MigrationId, Time};
+use io_uring::{opcode, types};
+
+use super::chunks::Chunks;
+use super::config::{EngineConfig, EngineError, EngineEvent};
+use super::connections::{ConnectionKey, Connections, Life};
+use super::disk::Disk;
+use super::handle::{Command, Published};
+use super::links::Links;
+use super::slots::Slots;
+use super::snapshot::Snapshot;
+use super::stats::{Stats, thread_cpu_seconds};
+use super::streams::ClientStream;
+use crate::image::Image;
+use crate::memory::Staging;
+use crate::ring::{Completion, Ring, Token};
+
+/// How often an engine that has something to do publishes its state and looks for what is late.
+const TICK: Duration = Duration::from_millis(100);
+
+/// How long the kernel may take to let go of the engine's memory at its end.
+const RELEASE: Duration = Duration::from_secs(5);
+
+/// Completions handled before the ring is looked at again.
+const BATCH: usize = 256;
+
+/// Everything that an engine's thread owns.
+pub(super) struct Engine {
+    pub(super) config: EngineConfig,
+    pub(super) core: Controller,
+    pub(super) disk: Disk,
+    pub(super) slots: Slots,
+    pub(super) chunks: Chunks,
+    pub(super) connections: Connections,
+    /// The connections of the current or last migration.
+    pub(super) links: Option<Links>,
+    /// Control connections of migrations that are to be decided after a crash.
+    pub(super) resolving: Vec<(MigrationId, ConnectionKey)>,
+    /// Those of migrations that have been decided, and when to close them.
+    pub(super) decided: Vec<(Time, ConnectionKey)>,
+    /// Carries the requests of this node's clients to the owner.
+    pub(super) forwarding: Option<ConnectionKey>,
+    /// The forwarding connection leads to a node that is not the owner any more.
+    pub(super) close_forwarding: bool,
+    /// The owner was asked to dial, and has not answered.
+    pub(super) forward_asked: bool,
+    /// Nodes that forward here.
+    pub(super) served: Vec<(String, ConnectionKey)>,
+    pub(super) clients: u32,
+    /// Clients that came while the disk's owner could not be reached.
+    pub(super) waiting_clients: Vec<ClientStream>,
+    /// Commands that wait for the last migration's writes.
+    pub(super) deferred: Vec<Command>,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) stats: Stats,
+    pub(super) now: Time,
+    /// When the engine ends at the latest.
+    pub(super) shutdown: Option<Time>,
+    events: Box<dyn Fn(EngineEvent) + Send>,
+    published: Published,
+    started: Instant,
+    tick_at: Option<Time>,
+    wake: Arc<OwnedFd>,
+    wake_count: Staging,
+    pub(super) ring: Ring,
+}
+
+/// What an engine's thread is started with.
+pub(super) struct Parts {
+    pub(super) config: EngineConfig,
+    pub(super) image: Image,
+    pub(super) record: AuthorityRecord,
+    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) wake: Arc<OwnedFd>,
+    pub(super) published: Published,
+    pub(super) events: Box<dyn Fn(EngineEvent) + Send>,
+}
+
+impl Engine {
+    /// Builds the engine on its own thread, which the ring belongs to.
+    pub(super) fn new(parts: Parts) -> Result<Self, EngineError> {
+        let Parts { config, image, record, commands, wake, published, events } = parts;
+        let name = config.disk.clone();
+        let refused = |action: &'static str| {
+            let disk = name.clone();
+            move |source: io::Error| EngineError::Start { disk, action, source }
+        };
+        let ring = Ring::new().map_err(refused("set up io_uring"))?;
+        let operations = config.limits.requests as usize + usize::from(config.limits.window_chunks);
+        let capacity = image.capacity;
+        let disk = Disk::new(image, config.disk.clone(), operations)
+            .map_err(refused("prepare the image"))?;
+        let slots = Slots::new(config.limits.requests, config.memory.0 as usize)
+            .map_err(refused("map memory for requests"))?;
+        let wake_count = Staging::new(8).map_err(refused("map memory for commands"))?;
+        let stats = Stats::new(Time(0))
+            .map_err(|error| refused("set up its histogram")(io::Error::other(error)))?;
+        Ok(Self {
+            core: Controller::new(config.limits, capacity, record),
+            config,
+            disk,
+            slots,
+            chunks: Chunks::default(),
+            connections: Connections::default(),
+            links: None,
+            resolving: Vec::new(),
+            decided: Vec::new(),
+            forwarding: None,
+            close_forwarding: false,
+            forward_asked: false,
+            served: Vec::new(),
+            clients: 0,
+            waiting_clients: Vec::new(),
+            deferred: Vec::new(),
+            commands,
+            stats,
+            now: Time(0),
+            shutdown: None,
+            events,
+            published,
+            started: Instant::now(),
+            tick_at: None,
+            wake,
+            wake_count,
+            ring,
+        })
+    }
+
+    /// Runs until it is told to end.
+    pub(super) fn run(&mut self) -> Result<(), EngineError> {
+        let mut batch = [Completion { token: Token::Wake, result: 0 }; BATCH];
+        self.listen();
+        self.run_commands();
+        self.drain();
+        loop {
+            self.end_turn();
+            if self.is_finished() {
+                break;
+            }
+            let timeout = self.timeout();
+            self.ring.wait(timeout).map_err(|source| self.failure("wait for I/O", &source))?;
+            self.now = Time(self.started.elapsed().as_nanos() as u64);
+            loop {
+                let count = self.ring.completions(&mut batch);
+                for completion in &batch[..count] {
+                    self.completed(*completion);
+                }
+                if count < BATCH {
+                    break;
+                }
+            }
+            if self.core.next_deadline().is_some_and(|at| at <= self.now) {
+                self.core.handle_timer(self.now);
+                self.drain();
+            }
+            if self.tick_at.is_some_and(|at| at <= self.now) {
+                self.tick();
+            }
+        }
+        self.publish();
+        rustix::fs::fdatasync(self.disk.file()).map_err(|errno| EngineError::Flush {
+            disk: self.config.disk.clone(),
+            source: errno.into(),
+        })
+    }
+
+    fn failure(&self, action: &str, source: &io::Error) -> EngineError {
+        let disk = self.config.disk.clone();
+        EngineError::Failed { disk, cause: format!("cannot {action}: {source}") }
+    }
+
+    fn completed(&mut self, completion: Completion) {
+        match completion.token {
+            Token::Disk(index) => self.disk_done(index, completion.result),
+            Token::Receive(index) => self.received(index, completion.result),
+            Token::Send(index) => self.sent(index, completion.result),
+            Token::Wake => {
+                self.listen();
+                self.run_commands();
+            }
+            Token::Cancel => {}
+        }
+        if self.tick_at.is_none() {
+            self.tick_at = Some(self.now.after(TICK));
+        }
+    }
+
+    /// Waits for the next command.
+    fn listen(&mut self) {
+        let fd = types::Fd(self.wake.as_raw_fd());
+        let (pointer, _) = self.wake_count.room();
+        let entry = opcode::Read::new(fd, pointer, 8).build();
+        // SAFETY: the counter's memory belongs to the engine, which waits for its operations before
+        // it is dropped; nothing else uses it.
+        unsafe { self.ring.push(entry, Token::Wake) };
+    }
+
+    /// What is done once for everything that happened since the last wait.
+    fn end_turn(&mut self) {
+        self.run_deferred();
+        if std::mem::take(&mut self.close_forwarding) {
+            self.stop_forwarding();
+            self.ask_forward();
+        }
+        if !self.waiting_clients.is_empty() && self.core.serves() {
+            self.attach_waiting();
+        }
+        self.resume_served();
+        self.retry_waiting();
+        self.flush_marked();
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        let deadline = self.core.next_deadline().into_iter().chain(self.tick_at).min()?;
+        let now = Time(self.started.elapsed().as_nanos() as u64);
+        Some(deadline.since(now))
+    }
+
+    /// Publishes, and deals with what is late.
+    fn tick(&mut self) {
+        self.publish();
+        let watch = self.drop_stalled();
+        let retiring = self.retire_old();
+        let busy = watch
+            || retiring
+            || self.shutdown.is_some()
+            || !self.deferred.is_empty()
+            || self.stats.is_moving();
+        self.tick_at = busy.then(|| self.now.after(TICK));
+    }
+
+    fn is_finished(&self) -> bool {
+        let Some(deadline) = self.shutdown else { return false };
+        let sending = |c: &super::connections::Connection| {
+            c.life == Life::Open && (c.stream.is_sending() || c.stream.wants_send())
+        };
+        let idle = self.clients == 0
+            && self.slots.used() == 0
+            && self.disk.in_flight() == 0
+            && !self.connections.iter().any(sending);
+        idle || deadline <= self.now
+    }
+
+    /// Lets others see the state.
+    pub(super) fn publish(&mut self) {
+        let snapshot = Snapshot {
+            record: self.core.record(),
+            serves: self.core.serves(),
+            progress: self.core.progress(),
+            clients: self.clients,
+            requests_in_flight: self.core.requests_in_flight(),
+            counters: self.stats.counters,
+            latency: self.stats.summary(self.now),
+            latencies: self.stats.latencies,
+            cpu_seconds: thread_cpu_seconds(),
+        };
+        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+
+    /// Calls the owner's callback.
+    pub(super) fn tell(&self, event: EngineEvent) {
+        (self.events)(event);
+    }
+
+    /// Ends all operations, so that the kernel uses none of the engine's memory. False when that
+    /// takes too long: then the engine must be leaked instead of dropped.
+    pub(super) fn release(&mut self) -> bool {
+        let keys: Vec<_> = self.connections.iter().map(|connection| connection.key).collect();
+        for key in keys {
+            if let Some(connection) = self.connections.get_mut(key) {
+                let (receive, send) = (Token::Receive(key.index), Token::Send(key.index));
+                connection.stream.abort(&mut self.ring, receive, send);
+            }
+        }
+        self.ring.cancel(Token::Wake);
+        let mut batch = [Completion { token: Token::Wake, result: 0 }; BATCH];
+        let deadline = Instant::now() + RELEASE;
+        while self.ring.in_flight() > 0 && Instant::now() < deadline {
+            if self.ring.wait(Some(TICK)).is_err() {
+                break;
+            }
+            self.ring.completions(&mut batch);
+        }
+        while let Ok(command) = self.commands.try_recv() {
+            command.refuse();
+        }
+        self.deferred.drain(..).for_each(Command::refuse);
+        self.ring.in_flight() == 0
+    }
+}

@@ -1,0 +1,267 @@
+//! Request slots: what each tag of the controller stands for, and the buffer of its data.
+
+use std::collections::VecDeque;
+use std::io;
+
+use godwit_core::request::{Operation, RequestTag};
+use godwit_core::units::Time;
+
+use super::connections::ConnectionKey;
+use crate::memory::{Arena, Block, LARGEST};
+use crate::nbd::{Extents, RequestHeader};
+use crate::stream::{Keep, Payload};
+
+/// Kinds of requests that must not starve each other: each has tags and memory of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// Requests of this node's clients.
+    Client,
+    /// Double writes and forwarded requests of peers.
+    Sync,
+    /// Copies and verifications of peers.
+    Copy,
+}
+
+const CLASSES: usize = 3;
+
+/// Who gets the answer.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Owner {
+    /// Nobody: the slot is free, or its request was abandoned.
+    None,
+    /// An NBD client.
+    Client {
+        connection: ConnectionKey,
+        request: RequestHeader,
+        operation: Operation,
+        /// What is left of a range longer than one request.
+        rest: Option<Rest>,
+    },
+    /// A frame of a migration: the controller answers it.
+    Replica,
+    /// A request that a peer forwarded.
+    Forwarded {
+        connection: ConnectionKey,
+        /// The peer's own tag.
+        tag: RequestTag,
+        operation: Operation,
+    },
+}
+
+/// The rest of a range that is zeroed in pieces.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rest {
+    pub(super) extents: Extents,
+    pub(super) fua: bool,
+    pub(super) unmap: bool,
+}
+
+struct Slot {
+    class: Class,
+    block: Option<Block>,
+    /// The controller, or the connection that receives into it, still uses the slot.
+    busy: bool,
+    /// Operations of the kernel and queued frames that use the buffer.
+    holds: u32,
+    owner: Owner,
+    arrived: Time,
+}
+
+struct Pool {
+    arena: Arena,
+    free: Vec<RequestTag>,
+    /// Connections that wait for a tag or memory, first come first served.
+    waiting: VecDeque<ConnectionKey>,
+}
+
+/// All slots and their memory.
+pub(super) struct Slots {
+    slots: Box<[Slot]>,
+    pools: [Pool; CLASSES],
+    used: u32,
+}
+
+impl Slots {
+    /// `requests` slots (at least 64) and `memory` bytes (at least 96 MiB), shared out between the
+    /// classes: half to clients, a quarter to each of the others.
+    pub(super) fn new(requests: u32, memory: usize) -> io::Result<Self> {
+        let quarter = requests / 4;
+        let share = (memory / 4).max(LARGEST);
+        let pool = |tags: std::ops::Range<u32>, bytes: usize| -> io::Result<Pool> {
+            let free = tags.rev().map(RequestTag).collect();
+            Ok(Pool { arena: Arena::new(bytes)?, free, waiting: VecDeque::with_capacity(64) })
+        };
+        let slot = |tag| Slot {
+            class: match tag {
+                tag if tag < quarter => Class::Copy,
+                tag if tag < 2 * quarter => Class::Sync,
+                _ => Class::Client,
+            },
+            block: None,
+            busy: false,
+            holds: 0,
+            owner: Owner::None,
+            arrived: Time(0),
+        };
+        let clients = memory.saturating_sub(2 * share).max(LARGEST);
+        Ok(Self {
+            slots: (0..requests).map(slot).collect(),
+            pools: [
+                pool(2 * quarter..requests, clients)?,
+                pool(quarter..2 * quarter, share)?,
+                pool(0..quarter, share)?,
+            ],
+            used: 0,
+        })
+    }
+
+    /// A slot with a buffer of `length` bytes (none when zero), busy from now on. `None` when the
+    /// class has no tag or memory left, or others wait for it already and `waited` is false.
+    pub(super) fn take(
+        &mut self,
+        class: Class,
+        length: u32,
+        owner: Owner,
+        waited: bool,
+    ) -> Option<RequestTag> {
+        let pool = &mut self.pools[class as usize];
+        if !waited && !pool.waiting.is_empty() {
+            return None;
+        }
+        let tag = *pool.free.last()?;
+        let block = match length {
+            0 => None,
+            length => Some(pool.arena.allocate(length as usize)?),
+        };
+        pool.free.pop();
+        self.used += 1;
+        let slot = &mut self.slots[tag.0 as usize];
+        debug_assert!(!slot.busy && slot.holds == 0 && slot.class == class);
+        slot.block = block;
+        slot.busy = true;
+        slot.owner = owner;
+        Some(tag)
+    }
+
+    /// Lets the connection wait until the class has something free again.
+    pub(super) fn wait(&mut self, class: Class, connection: ConnectionKey) {
+        self.pools[class as usize].waiting.push_back(connection);
+    }
+
+    /// The connection that waits longest for the class.
+    pub(super) fn first_waiting(&self, class: Class) -> Option<ConnectionKey> {
+        self.pools[class as usize].waiting.front().copied()
+    }
+
+    /// The first waiting connection waits no more.
+    pub(super) fn stop_waiting(&mut self, class: Class) {
+        self.pools[class as usize].waiting.pop_front();
+    }
+
+    /// Whether a connection waits for the class of this tag.
+    pub(super) fn is_short(&self, class: Class) -> bool {
+        !self.pools[class as usize].waiting.is_empty()
+    }
+
+    /// The controller is done with the slot; it is free once no hold is left.
+    pub(super) fn finish(&mut self, tag: RequestTag) {
+        let slot = &mut self.slots[tag.0 as usize];
+        debug_assert!(slot.busy, "{tag:?} is finished twice");
+        slot.busy = false;
+        slot.owner = Owner::None;
+        self.free_if_unused(tag);
+    }
+
+    /// Keeps the slot's buffer in place until [`Slots::release`].
+    pub(super) fn hold(&mut self, tag: RequestTag) {
+        self.slots[tag.0 as usize].holds += 1;
+    }
+
+    /// Ends a hold.
+    pub(super) fn release(&mut self, tag: RequestTag) {
+        self.slots[tag.0 as usize].holds -= 1;
+        self.free_if_unused(tag);
+    }
+
+    fn free_if_unused(&mut self, tag: RequestTag) {
+        let slot = &mut self.slots[tag.0 as usize];
+        if slot.busy || slot.holds > 0 {
+            return;
+        }
+        let pool = &mut self.pools[slot.class as usize];
+        if let Some(block) = slot.block.take() {
+            pool.arena.free(block);
+        }
+        pool.free.push(tag);
+        self.used -= 1;
+    }
+
+    /// Slots in use.
+    pub(super) const fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Whether a forwarded request is unanswered that came by a connection not among these.
+    pub(super) fn serves_others_than(&self, current: &[ConnectionKey]) -> bool {
+        self.slots.iter().any(|slot| {
+            matches!(slot.owner, Owner::Forwarded { connection, .. }
+                if !current.contains(&connection))
+        })
+    }
+
+    /// Whether a frame of a migration is being applied.
+    pub(super) fn applies(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot.owner, Owner::Replica))
+    }
+
+    pub(super) fn owner(&self, tag: RequestTag) -> Owner {
+        self.slots[tag.0 as usize].owner
+    }
+
+    pub(super) fn set_owner(&mut self, tag: RequestTag, owner: Owner) {
+        self.slots[tag.0 as usize].owner = owner;
+    }
+
+    pub(super) fn arrived(&self, tag: RequestTag) -> Time {
+        self.slots[tag.0 as usize].arrived
+    }
+
+    pub(super) fn set_arrived(&mut self, tag: RequestTag, now: Time) {
+        self.slots[tag.0 as usize].arrived = now;
+    }
+
+    /// The address of the byte at `offset` of the slot's buffer, and the bytes from there to its
+    /// end; `None` when it has none.
+    pub(super) fn address(&self, tag: RequestTag, offset: usize) -> Option<(*mut u8, usize)> {
+        let slot = self.slots.get(tag.0 as usize)?;
+        let block = slot.block.as_ref()?;
+        let length = block.length().checked_sub(offset)?;
+        let base = self.pools[slot.class as usize].arena.address(block);
+        // SAFETY: `offset` is at most the block's length, as the subtraction shows.
+        Some((unsafe { base.add(offset) }, length))
+    }
+
+    /// Part of the slot's buffer, for this thread to fill while no operation of the kernel uses it.
+    pub(super) fn bytes_mut(&mut self, tag: RequestTag, range: std::ops::Range<usize>) -> &mut [u8] {
+        match self.address(tag, range.start) {
+            Some((pointer, length)) => {
+                let wanted = range.end.saturating_sub(range.start).min(length);
+                // SAFETY: the block holds `length` initialised bytes from `pointer`; `&mut self`
+                // keeps other slices away. The engine receives into a slot before it starts other
+                // operations on its buffer, so the kernel does not use the bytes.
+                unsafe { std::slice::from_raw_parts_mut(pointer, wanted) }
+            }
+            None => &mut [],
+        }
+    }
+
+    /// The first `length` bytes of the slot's buffer as the payload of a frame; takes a hold.
+    pub(super) fn payload(&mut self, tag: RequestTag, length: usize) -> Option<Payload> {
+        let (pointer, available) = self.address(tag, 0)?;
+        let length = length.min(available);
+        self.hold(tag);
+        // SAFETY: the hold keeps the block allocated until the payload is released. The controller
+        // changes nothing in a buffer that it has told the engine to send.
+        Some(unsafe { Payload::new(pointer, length, Keep::Slot(tag)) })
+    }
+}

@@ -1,0 +1,322 @@
+//! Page-aligned memory for the data of requests in flight.
+
+use std::io;
+use std::ptr::NonNull;
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+/// Smallest block: what direct I/O needs in length and alignment on any disk.
+const SMALLEST: usize = 4096;
+
+/// Longest block: one request's data.
+pub(crate) const LARGEST: usize = 32 << 20;
+
+const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
+
+/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched. It is plain
+/// memory that the kernel may read and write, so it is only reached through raw pointers; whoever
+/// makes a slice of it sees to it that no operation of the kernel uses the same bytes meanwhile.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+impl Mapping {
+    /// Maps `length` bytes, rounded up to a page.
+    pub(crate) fn new(length: usize) -> io::Result<Self> {
+        let length = length.max(1).next_multiple_of(SMALLEST);
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE | MapFlags::NORESERVE,
+            )?
+        };
+        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { base, length })
+    }
+
+    /// The address of the byte at `offset`, which must lie within.
+    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.length, "an address outside of its mapping");
+        // SAFETY: the assertion keeps the address within the mapping or one past its end.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    /// Bytes mapped.
+    pub(crate) const fn length(&self) -> usize {
+        self.length
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length and is not used after this. A
+        // failure leaves it mapped, which harms nothing.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// A byte buffer that the kernel fills or empties in the background: [`Mapping`] with the part
+/// that holds data.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    memory: Mapping,
+    start: usize,
+    end: usize,
+}
+
+impl Staging {
+    pub(crate) fn new(length: usize) -> io::Result<Self> {
+        Ok(Self { memory: Mapping::new(length)?, start: 0, end: 0 })
+    }
+
+    /// The bytes that hold data. Not to be called while the kernel fills or empties the buffer,
+    /// except that it may be filling what follows them.
+    pub(crate) fn data(&self) -> &[u8] {
+        // SAFETY: `start..end` lies within the mapping, was initialised, and only the kernel's
+        // operations write elsewhere than through `&mut self`; those write past `end`.
+        unsafe { std::slice::from_raw_parts(self.memory.at(self.start), self.end - self.start) }
+    }
+
+    /// Address and length of the data, for the kernel to read.
+    pub(crate) fn pending(&self) -> (*const u8, usize) {
+        (self.memory.at(self.start), self.end - self.start)
+    }
+
+    /// Drops `count` bytes from the front of the data.
+    pub(crate) fn consume(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.end);
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+    }
+
+    /// Moves the data to the front, so that [`Staging::room`] is as long as it can be. Not to be
+    /// called while the kernel uses the buffer.
+    pub(crate) fn compact(&mut self) {
+        let length = self.end - self.start;
+        if self.start > 0 {
+            // SAFETY: both ranges lie within the mapping; `copy` allows them to overlap.
+            unsafe { std::ptr::copy(self.memory.at(self.start), self.memory.at(0), length) };
+            (self.start, self.end) = (0, length);
+        }
+    }
+
+    /// Address and length of the free space behind the data, for the kernel to fill.
+    pub(crate) fn room(&self) -> (*mut u8, usize) {
+        (self.memory.at(self.end), self.memory.length() - self.end)
+    }
+
+    /// Counts `count` bytes of the free space as data: the kernel has filled them.
+    pub(crate) fn filled(&mut self, count: usize) {
+        self.end = (self.end + count).min(self.memory.length());
+    }
+
+    /// The free space, for this thread to fill. Not to be called while the kernel fills it.
+    pub(crate) fn room_mut(&mut self) -> &mut [u8] {
+        let (pointer, length) = self.room();
+        // SAFETY: the range lies within the mapping, which is initialised (zeroed by the kernel),
+        // and `&mut self` keeps other slices of it away.
+        unsafe { std::slice::from_raw_parts_mut(pointer, length) }
+    }
+}
+
+impl io::Write for Staging {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = self.room_mut();
+        let count = bytes.len().min(room.len());
+        room[..count].copy_from_slice(&bytes[..count]);
+        self.filled(count);
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A block of an [`Arena`]. It is not freed when dropped: give it back with [`Arena::free`].
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    page: u32,
+    order: u8,
+}
+
+impl Block {
+    /// Bytes in the block.
+    pub(crate) const fn length(&self) -> usize {
+        SMALLEST << self.order
+    }
+}
+
+const NONE: u32 = u32::MAX;
+const NOT_FREE: u8 = u8::MAX;
+
+#[derive(Clone, Copy)]
+struct Link {
+    previous: u32,
+    next: u32,
+    /// Order of the free block that starts at this page.
+    free: u8,
+}
+
+/// A buddy allocator over one mapping: blocks of 4 KiB to 32 MiB, each a power of two and aligned
+/// to its length. Allocating and freeing take a bounded number of steps and no memory.
+pub(crate) struct Arena {
+    memory: Mapping,
+    links: Box<[Link]>,
+    heads: [u32; ORDERS],
+}
+
+impl Arena {
+    /// An arena of `length` bytes, rounded up to a multiple of 32 MiB.
+    pub(crate) fn new(length: usize) -> io::Result<Self> {
+        let length = length.max(1).next_multiple_of(LARGEST);
+        let memory = Mapping::new(length)?;
+        let link = Link { previous: NONE, next: NONE, free: NOT_FREE };
+        let links = vec![link; length / SMALLEST].into_boxed_slice();
+        let mut arena = Self { memory, links, heads: [NONE; ORDERS] };
+        for page in (0..length / SMALLEST).step_by(LARGEST / SMALLEST) {
+            arena.insert(page as u32, ORDERS as u8 - 1);
+        }
+        Ok(arena)
+    }
+
+    /// A block of at least `length` bytes; `None` when none is free or it is longer than 32 MiB.
+    pub(crate) fn allocate(&mut self, length: usize) -> Option<Block> {
+        let wanted = length.max(1).div_ceil(SMALLEST).next_power_of_two().trailing_zeros() as u8;
+        let mut order =
+            (wanted..ORDERS as u8).find(|&order| self.heads[usize::from(order)] != NONE)?;
+        let page = self.heads[usize::from(order)];
+        self.remove(page);
+        while order > wanted {
+            order -= 1;
+            self.insert(page + (1 << order), order);
+        }
+        Some(Block { page, order })
+    }
+
+    /// Gives a block back.
+    pub(crate) fn free(&mut self, block: Block) {
+        let Block { mut page, mut order } = block;
+        while usize::from(order) < ORDERS - 1 {
+            let buddy = page ^ (1 << order);
+            if self.links[buddy as usize].free != order {
+                break;
+            }
+            self.remove(buddy);
+            page = page.min(buddy);
+            order += 1;
+        }
+        self.insert(page, order);
+    }
+
+    /// The block's address.
+    pub(crate) fn address(&self, block: &Block) -> *mut u8 {
+        self.memory.at(block.page as usize * SMALLEST)
+    }
+
+    fn insert(&mut self, page: u32, order: u8) {
+        let head = std::mem::replace(&mut self.heads[usize::from(order)], page);
+        self.links[page as usize] = Link { previous: NONE, next: head, free: order };
+        if head != NONE {
+            self.links[head as usize].previous = page;
+        }
+    }
+
+    fn remove(&mut self, page: u32) {
+        let Link { previous, next, free } = self.links[page as usize];
+        self.links[page as usize].free = NOT_FREE;
+        if previous == NONE {
+            self.heads[usize::from(free)] = next;
+        } else {
+            self.links[previous as usize].next = next;
+        }
+        if next != NONE {
+            self.links[next as usize].previous = previous;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn blocks_are_aligned_and_long_enough() {
+        let mut arena = Arena::new(LARGEST).expect("memory");
+        for length in [1, 512, 4096, 4097, 12_288, 1 << 20] {
+            let block = arena.allocate(length).expect("a block");
+            assert!(block.length() >= length);
+            assert_eq!(arena.address(&block) as usize % SMALLEST, 0);
+            assert_eq!(block.page as usize * SMALLEST % block.length(), 0);
+        }
+    }
+
+    #[test]
+    fn a_freed_arena_holds_the_longest_block_again() {
+        let mut arena = Arena::new(LARGEST).expect("memory");
+        let mut blocks = Vec::new();
+        while let Some(block) = arena.allocate(SMALLEST) {
+            blocks.push(block);
+        }
+        assert_eq!(blocks.len(), LARGEST / SMALLEST);
+        assert_eq!(arena.allocate(SMALLEST), None);
+        blocks.into_iter().step_by(1).for_each(|block| arena.free(block));
+        assert!(arena.allocate(LARGEST).is_some());
+        assert!(arena.allocate(SMALLEST).is_none());
+    }
+
+    #[test]
+    fn a_block_longer_than_the_longest_is_refused() {
+        let mut arena = Arena::new(3 * LARGEST).expect("memory");
+        assert_eq!(arena.allocate(LARGEST + 1), None);
+    }
+
+    proptest! {
+        #[test]
+        fn live_blocks_never_overlap(steps in prop::collection::vec((0_usize..1 << 23, any::<u8>()), 1..300)) {
+            let mut arena = Arena::new(LARGEST).expect("memory");
+            let mut live: Vec<Block> = Vec::new();
+            for (length, choice) in steps {
+                if choice % 3 == 0 && !live.is_empty() {
+                    let block = live.swap_remove(usize::from(choice) % live.len());
+                    arena.free(block);
+                } else if let Some(block) = arena.allocate(length) {
+                    let range = |b: &Block| {
+                        let start = b.page as usize * SMALLEST;
+                        start..start + b.length()
+                    };
+                    let new = range(&block);
+                    for other in &live {
+                        let other = range(other);
+                        prop_assert!(new.end <= other.start || other.end <= new.start);
+                    }
+                    live.push(block);
+                }
+            }
+            live.into_iter().for_each(|block| arena.free(block));
+            prop_assert!(arena.allocate(LARGEST).is_some());
+        }
+    }
+
+    #[test]
+    fn staging_keeps_data_in_order() {
+        use std::io::Write as _;
+        let mut staging = Staging::new(4096).expect("memory");
+        assert_eq!(staging.write(&[1, 2, 3, 4]).expect("room"), 4);
+        staging.consume(2);
+        staging.compact();
+        assert_eq!(staging.data(), [3, 4]);
+        assert_eq!(staging.write(&[5; 5000]).expect("room"), 4094);
+        assert_eq!(staging.data().len(), 4096);
+        staging.consume(4096);
+        assert_eq!(staging.room().1, 4096);
+    }
+}

@@ -1,0 +1,216 @@
+//! The engine's `io_uring`: disk and socket operations go in, completions come out.
+
+use std::collections::VecDeque;
+use std::io;
+use std::time::Duration;
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{IoUring, opcode, squeue};
+
+/// Which operation a completion belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Token {
+    /// The read of the command queue's event counter.
+    Wake,
+    /// An operation on the image: the index of its entry.
+    Disk(u32),
+    /// The receive operation of a connection: the connection's index.
+    Receive(u32),
+    /// The send operation of a connection: the connection's index.
+    Send(u32),
+    /// A request to cancel other operations.
+    Cancel,
+}
+
+impl Token {
+    const fn encode(self) -> u64 {
+        let (kind, index) = match self {
+            Self::Wake => (0, 0),
+            Self::Disk(index) => (1, index),
+            Self::Receive(index) => (2, index),
+            Self::Send(index) => (3, index),
+            Self::Cancel => (4, 0),
+        };
+        kind << 32 | index as u64
+    }
+
+    const fn decode(data: u64) -> Self {
+        let index = data as u32;
+        match data >> 32 {
+            0 => Self::Wake,
+            1 => Self::Disk(index),
+            2 => Self::Receive(index),
+            3 => Self::Send(index),
+            _ => Self::Cancel,
+        }
+    }
+}
+
+/// A finished operation: a non-negative result, or a negated error number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completion {
+    pub(crate) token: Token,
+    pub(crate) result: i32,
+}
+
+/// Submission and completion queues of one thread.
+pub(crate) struct Ring {
+    ring: IoUring,
+    /// Entries that found the submission queue full while the kernel would take no more.
+    backlog: VecDeque<squeue::Entry>,
+    in_flight: u32,
+}
+
+const SUBMISSIONS: u32 = 512;
+const COMPLETIONS: u32 = 8192;
+
+impl Ring {
+    /// A ring for the calling thread only.
+    pub(crate) fn new() -> io::Result<Self> {
+        let newest = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_cqsize(COMPLETIONS)
+            .build(SUBMISSIONS);
+        // Kernels before 6.1 know neither of the two modes.
+        let ring = match newest {
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+                IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS)?
+            }
+            other => other?,
+        };
+        let parameters = ring.params();
+        if !parameters.is_feature_submit_stable()
+            || !parameters.is_feature_ext_arg()
+            || !parameters.is_feature_nodrop()
+        {
+            return Err(io::Error::other("the kernel's io_uring is too old: Linux 5.11 is needed"));
+        }
+        Ok(Self { ring, backlog: VecDeque::new(), in_flight: 0 })
+    }
+
+    /// Queues an operation.
+    ///
+    /// # Safety
+    /// The memory that the operation reads or writes stays valid, and is used by nobody in a way
+    /// that conflicts, until its completion was returned by [`Ring::completions`].
+    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry, token: Token) {
+        let entry = entry.user_data(token.encode());
+        self.in_flight += 1;
+        if !self.backlog.is_empty() || !self.try_push(&entry) {
+            // A failure shows again when the engine waits, and is dealt with there.
+            let _ = self.ring.submit();
+            self.drain_backlog();
+            if !self.backlog.is_empty() || !self.try_push(&entry) {
+                self.backlog.push_back(entry);
+            }
+        }
+    }
+
+    /// Asks the kernel to end every operation on the file descriptor early.
+    pub(crate) fn cancel(&mut self, token: Token) {
+        let entry = opcode::AsyncCancel::new(token.encode()).build();
+        // SAFETY: cancelling uses no memory.
+        unsafe { self.push(entry, Token::Cancel) };
+    }
+
+    /// Operations queued whose completion has not been returned.
+    pub(crate) const fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// Submits what is queued and waits for a completion, at most `timeout` long.
+    pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        self.drain_backlog();
+        let waiting = self.ring.completion().is_empty();
+        let result = match timeout {
+            _ if !waiting => self.ring.submit(),
+            None => self.ring.submit_and_wait(1),
+            Some(timeout) => {
+                let timespec = Timespec::from(timeout);
+                let args = SubmitArgs::new().timespec(&timespec);
+                self.ring.submitter().submit_with_args(1, &args)
+            }
+        };
+        match result {
+            Ok(_) => Ok(()),
+            Err(error) => match error.raw_os_error() {
+                // Time is over; a signal; or completions must be taken first.
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => Ok(()),
+                _ => Err(error),
+            },
+        }
+    }
+
+    /// Moves completions into `into` and returns their number.
+    pub(crate) fn completions(&mut self, into: &mut [Completion]) -> usize {
+        let mut count = 0;
+        for (place, entry) in into.iter_mut().zip(&mut self.ring.completion()) {
+            *place =
+                Completion { token: Token::decode(entry.user_data()), result: entry.result() };
+            count += 1;
+        }
+        self.in_flight -= count as u32;
+        count
+    }
+
+    fn try_push(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: the caller of `push` answers for the memory that the entry names.
+        unsafe { self.ring.submission().push(entry).is_ok() }
+    }
+
+    fn drain_backlog(&mut self) {
+        while let Some(entry) = self.backlog.pop_front() {
+            if !self.try_push(&entry) {
+                self.backlog.push_front(entry);
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_survive_the_kernel() {
+        for token in [
+            Token::Wake,
+            Token::Disk(7),
+            Token::Receive(u32::MAX),
+            Token::Send(0),
+            Token::Cancel,
+        ] {
+            assert_eq!(Token::decode(token.encode()), token);
+        }
+    }
+
+    #[test]
+    fn more_operations_than_the_queue_holds_all_complete() {
+        let mut ring = Ring::new().expect("a ring");
+        let count = 3 * SUBMISSIONS + 5;
+        for index in 0..count {
+            // SAFETY: a no-op uses no memory.
+            unsafe { ring.push(opcode::Nop::new().build(), Token::Disk(index)) };
+        }
+        let mut seen = vec![false; count as usize];
+        let mut batch = [Completion { token: Token::Wake, result: 0 }; 64];
+        while ring.in_flight() > 0 {
+            ring.wait(Some(Duration::from_secs(1))).expect("a wait");
+            let taken = ring.completions(&mut batch);
+            for completion in &batch[..taken] {
+                let Token::Disk(index) = completion.token else { panic!("a foreign token") };
+                assert!(!std::mem::replace(&mut seen[index as usize], true));
+            }
+        }
+        assert!(seen.into_iter().all(|seen| seen));
+    }
+
+    #[test]
+    fn waiting_ends_with_the_timeout() {
+        let mut ring = Ring::new().expect("a ring");
+        ring.wait(Some(Duration::from_millis(1))).expect("a wait");
+        assert_eq!(ring.completions(&mut []), 0);
+    }
+}

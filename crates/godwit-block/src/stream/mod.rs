@@ -1,0 +1,330 @@
+//! Byte streams over sockets, plain or TLS, whose reads and writes run in the ring.
+//!
+//! A plain stream moves payload between the socket and its final buffer without a copy here. A TLS
+//! stream decrypts straight into that buffer and encrypts straight out of it.
+
+mod outbox;
+mod tls;
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use io_uring::{opcode, types};
+
+pub(crate) use self::outbox::{Frame, Keep, Outbox, Payload};
+use self::tls::Session;
+use crate::memory::Staging;
+use crate::ring::{Ring, Token};
+
+/// Bytes of headers that a stream reads ahead at most. One page: all that a mapping can be less
+/// than.
+const STAGING: usize = 4096;
+
+/// Why a stream ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StreamError {
+    /// The other side closed it.
+    #[error("the connection was closed by the other side")]
+    Closed,
+    /// The socket failed.
+    #[error("the connection failed: {0}")]
+    Socket(io::Error),
+    /// The TLS session failed.
+    #[error("the connection's TLS session failed: {0}")]
+    Tls(rustls::Error),
+    /// The other side takes no data and what waits for it grows too long.
+    #[error("the other side leaves too many answers unread")]
+    Backlog,
+}
+
+impl StreamError {
+    fn from_result(result: i32) -> Self {
+        match result {
+            0 => Self::Closed,
+            negative => Self::Socket(io::Error::from_raw_os_error(-negative)),
+        }
+    }
+}
+
+/// Memory of one receive operation's description; it stays where it is while the kernel reads it.
+struct Gather {
+    header: libc::msghdr,
+    parts: [libc::iovec; 2],
+}
+
+/// One connection's bytes in both directions. While [`Stream::is_idle`] is false the kernel uses
+/// its memory, and it must not be dropped.
+pub(crate) struct Stream {
+    socket: OwnedFd,
+    session: Option<Box<Session>>,
+    /// Plaintext: headers, and the few bytes that were read past one.
+    staging: Staging,
+    gather: Box<Gather>,
+    receiving: bool,
+    /// Bytes of the receive operation in flight that go to a payload's buffer.
+    payload_wanted: usize,
+    outbox: Outbox,
+}
+
+impl Stream {
+    /// A stream over a connected socket; `received` is plaintext that was read from it already.
+    pub(crate) fn new(
+        socket: OwnedFd,
+        tls: Option<rustls::Connection>,
+        received: &[u8],
+    ) -> io::Result<Self> {
+        // With O_NONBLOCK the ring would report EAGAIN instead of waiting.
+        let flags = rustix::fs::fcntl_getfl(&socket)?;
+        rustix::fs::fcntl_setfl(&socket, flags - rustix::fs::OFlags::NONBLOCK)?;
+        // Unix sockets have no such option.
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+        let mut staging = Staging::new(STAGING.max(received.len() + STAGING))?;
+        staging.room_mut()[..received.len()].copy_from_slice(received);
+        staging.filled(received.len());
+        // SAFETY: all-zero bytes are a valid value of both C structures.
+        let gather = Box::new(unsafe { std::mem::zeroed::<Gather>() });
+        let session = tls.map(Session::new).transpose()?.map(Box::new);
+        let outbox = Outbox::new(session.is_some())?;
+        Ok(Self {
+            socket,
+            session,
+            staging,
+            gather,
+            receiving: false,
+            payload_wanted: 0,
+            outbox,
+        })
+    }
+
+    /// Makes the socket's buffers large enough for bulk data.
+    pub(crate) fn widen(&self) {
+        // Best effort: the kernel's limits may be lower.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.socket, 4 << 20);
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&self.socket, 4 << 20);
+    }
+
+    /// Whether the kernel uses none of the stream's memory.
+    pub(crate) const fn is_idle(&self) -> bool {
+        !self.receiving && !self.outbox.is_sending()
+    }
+
+    /// Whether a receive operation is in flight.
+    pub(crate) const fn is_receiving(&self) -> bool {
+        self.receiving
+    }
+
+    /// Whether a send operation is in flight.
+    pub(crate) const fn is_sending(&self) -> bool {
+        self.outbox.is_sending()
+    }
+
+    /// Bytes of plaintext that wait to be taken, those inside a TLS session not counted.
+    pub(crate) fn staged(&self) -> usize {
+        self.staging.data().len()
+    }
+
+    /// What waits to be sent.
+    pub(crate) const fn outbox(&self) -> &Outbox {
+        &self.outbox
+    }
+
+    /// Queues a frame.
+    pub(crate) fn queue(&mut self, frame: Frame) {
+        self.outbox.push(frame);
+    }
+
+    /// Fills `into` from the plaintext, or takes nothing and returns false when too little of it
+    /// has arrived. At most a page.
+    pub(crate) fn take_exactly(&mut self, into: &mut [u8]) -> Result<bool, StreamError> {
+        if self.receiving {
+            return Ok(false);
+        }
+        let wanted = into.len();
+        if self.staging.data().len() < wanted
+            && let Some(session) = &mut self.session
+        {
+            self.staging.compact();
+            while self.staging.data().len() < wanted {
+                let missing = wanted - self.staging.data().len();
+                match session.read(&mut self.staging.room_mut()[..missing])? {
+                    0 => break,
+                    count => self.staging.filled(count),
+                }
+            }
+        }
+        let Some(data) = self.staging.data().get(..wanted) else { return Ok(false) };
+        into.copy_from_slice(data);
+        self.staging.consume(wanted);
+        Ok(true)
+    }
+
+    /// Fills `into` as far as plaintext has arrived and returns the number of bytes.
+    pub(crate) fn take_payload(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+        if self.receiving {
+            return Ok(0);
+        }
+        let staged = self.staging.data().len().min(into.len());
+        into[..staged].copy_from_slice(&self.staging.data()[..staged]);
+        self.staging.consume(staged);
+        let mut taken = staged;
+        if let Some(session) = &mut self.session {
+            while taken < into.len() {
+                match session.read(&mut into[taken..])? {
+                    0 => break,
+                    count => taken += count,
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    /// Drops up to `count` bytes of plaintext that have arrived and returns the number.
+    pub(crate) fn discard(&mut self, count: usize) -> Result<usize, StreamError> {
+        let mut scratch = [0; 4096];
+        let mut dropped = 0;
+        while dropped < count {
+            let length = scratch.len().min(count - dropped);
+            match self.take_payload(&mut scratch[..length])? {
+                0 => break,
+                taken => dropped += taken,
+            }
+        }
+        Ok(dropped)
+    }
+
+    /// Starts a receive operation unless one is in flight: the next bytes go to `payload` (address
+    /// and length), those after it, at most `ahead`, are read as headers.
+    ///
+    /// # Safety
+    /// The payload's memory stays valid and unused until [`Stream::received`].
+    pub(crate) unsafe fn receive(
+        &mut self,
+        ring: &mut Ring,
+        token: Token,
+        payload: Option<(*mut u8, usize)>,
+        ahead: usize,
+    ) {
+        if self.receiving {
+            return;
+        }
+        let fd = types::Fd(self.socket.as_raw_fd());
+        self.receiving = true;
+        if let Some(session) = &mut self.session {
+            let (pointer, length) = session.room();
+            let entry = opcode::Recv::new(fd, pointer, length as u32).build();
+            // SAFETY: the session's buffer lives as long as the stream, which outlives the
+            // operation, and is not used while `receiving`.
+            unsafe { ring.push(entry, token) };
+            return;
+        }
+        self.staging.compact();
+        let (room, space) = self.staging.room();
+        let gather = &mut *self.gather;
+        let mut count = 0;
+        self.payload_wanted = 0;
+        if let Some((pointer, length)) = payload {
+            gather.parts[0] = libc::iovec { iov_base: pointer.cast(), iov_len: length };
+            self.payload_wanted = length;
+            count = 1;
+        }
+        gather.parts[count] = libc::iovec { iov_base: room.cast(), iov_len: space.min(ahead) };
+        gather.header.msg_iov = gather.parts.as_mut_ptr();
+        gather.header.msg_iovlen = count + 1;
+        let entry = opcode::RecvMsg::new(fd, &raw mut gather.header).build();
+        // SAFETY: the staging and the gather list live as long as the stream, which outlives the
+        // operation; the staging's free part is not used while `receiving`; the caller answers for
+        // the payload.
+        unsafe { ring.push(entry, token) };
+    }
+
+    /// The receive operation ended. Returns the bytes that went to the payload's buffer.
+    pub(crate) fn received(&mut self, result: i32) -> Result<usize, StreamError> {
+        self.receiving = false;
+        if result <= 0 {
+            if matches!(-result, libc::EINTR | libc::EAGAIN) {
+                return Ok(0);
+            }
+            return Err(StreamError::from_result(result));
+        }
+        let count = result as usize;
+        if let Some(session) = &mut self.session {
+            session.received(count);
+            return Ok(0);
+        }
+        let payload = count.min(self.payload_wanted);
+        self.staging.filled(count - payload);
+        Ok(payload)
+    }
+
+    /// Whether something waits to be sent and no send operation is in flight.
+    pub(crate) fn wants_send(&self) -> bool {
+        let session = self.session.as_ref().is_some_and(|session| session.wants_send());
+        !self.outbox.is_sending() && (session || !self.outbox.is_empty())
+    }
+
+    /// Starts a send operation if there is something to send. `release` gets the payloads that are
+    /// not needed any more.
+    pub(crate) fn send(
+        &mut self,
+        ring: &mut Ring,
+        token: Token,
+        release: &mut dyn FnMut(Payload),
+    ) -> Result<(), StreamError> {
+        let fd = types::Fd(self.socket.as_raw_fd());
+        if !self.wants_send() {
+            return Ok(());
+        }
+        match &mut self.session {
+            None => self.outbox.send(ring, fd, token),
+            Some(session) => {
+                self.outbox.encrypt(session, release)?;
+                let pending = session.pending()?;
+                self.outbox.send_encrypted(ring, fd, token, pending);
+            }
+        }
+        Ok(())
+    }
+
+    /// The send operation ended.
+    pub(crate) fn sent(
+        &mut self,
+        result: i32,
+        release: &mut dyn FnMut(Payload),
+    ) -> Result<(), StreamError> {
+        let count = self.outbox.finish(result)?;
+        match &mut self.session {
+            None => self.outbox.advance(count, release),
+            Some(session) => session.sent(count),
+        }
+        Ok(())
+    }
+
+    /// Drops what waits to be sent, as far as the kernel does not send it at the moment.
+    pub(crate) fn clear(&mut self, release: &mut dyn FnMut(Payload)) {
+        self.outbox.clear(release);
+    }
+
+    /// Queues the end of the TLS session, behind everything queued before it was encrypted.
+    pub(crate) fn close_session(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.close();
+        }
+    }
+
+    /// Tells the other side that nothing more comes, once everything queued has left.
+    pub(crate) fn shut_down_sending(&self) {
+        // It fails when the connection is gone, which is as good.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
+    }
+
+    /// Makes operations in flight end soon.
+    pub(crate) fn abort(&self, ring: &mut Ring, receive: Token, send: Token) {
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        if self.receiving {
+            ring.cancel(receive);
+        }
+        if self.outbox.is_sending() {
+            ring.cancel(send);
+        }
+    }
+}

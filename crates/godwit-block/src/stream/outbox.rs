@@ -1,0 +1,274 @@
+//! What waits to be sent on one connection.
+
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+
+use godwit_core::request::RequestTag;
+use io_uring::{opcode, types};
+
+use super::StreamError;
+use super::tls::{Session, TURN};
+use crate::memory::Mapping;
+use crate::ring::{Ring, Token};
+
+/// Longest header, with what follows it inside a frame.
+const HEADER: usize = 64;
+
+/// Frames sent with one operation.
+const BATCH: usize = 32;
+
+/// Payload bytes sent with one operation, so that the copy into the socket leaves time for others.
+const BATCH_BYTES: usize = 1 << 20;
+
+/// Frames that may wait: far more than honest peers can cause.
+const LONGEST: usize = 1 << 16;
+
+/// What keeps a payload's memory in place until it has been sent.
+#[derive(Debug)]
+pub(crate) enum Keep {
+    /// The buffer of a request's slot, on which a hold was taken.
+    Slot(RequestTag),
+    /// Memory of chunks.
+    Chunk(#[allow(dead_code, reason = "dropping it releases the memory")] Rc<Mapping>),
+}
+
+/// Bytes that follow a frame's header.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    pointer: *const u8,
+    length: usize,
+    pub(crate) keep: Keep,
+}
+
+impl Payload {
+    /// # Safety
+    /// What `keep` names holds the `length` bytes at `pointer` in place, initialised and unchanged,
+    /// until the payload is released.
+    pub(crate) const unsafe fn new(pointer: *const u8, length: usize, keep: Keep) -> Self {
+        Self { pointer, length, keep }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: as `new` was promised.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
+    }
+}
+
+/// A header and what follows it.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    header: [u8; HEADER],
+    header_length: usize,
+    payload: Option<Payload>,
+}
+
+impl Frame {
+    /// A frame that starts with the concatenation of `parts`, at most 64 bytes in all.
+    pub(crate) fn new(parts: &[&[u8]], payload: Option<Payload>) -> Self {
+        let mut header = [0; HEADER];
+        let mut header_length = 0;
+        for part in parts {
+            header[header_length..header_length + part.len()].copy_from_slice(part);
+            header_length += part.len();
+        }
+        Self { header, header_length, payload }
+    }
+
+    fn length(&self) -> usize {
+        self.header_length + self.payload.as_ref().map_or(0, |payload| payload.length)
+    }
+}
+
+/// Memory of one send operation's description; it stays where it is while the kernel reads it.
+struct Scatter {
+    header: libc::msghdr,
+    parts: [libc::iovec; 2 * BATCH],
+}
+
+/// The frames that wait to be sent on one connection, in order, and those that are being sent.
+pub(crate) struct Outbox {
+    waiting: VecDeque<Frame>,
+    /// Frames that the operation in flight sends. Never grows beyond its capacity, so that their
+    /// headers stay in place.
+    flying: VecDeque<Frame>,
+    /// Bytes of the first frame (of `flying`, or with TLS of `waiting`) that are done.
+    done: usize,
+    bytes: usize,
+    scatter: Box<Scatter>,
+    sending: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(tls: bool) -> io::Result<Self> {
+        // SAFETY: all-zero bytes are a valid value of both C structures.
+        let scatter = Box::new(unsafe { std::mem::zeroed::<Scatter>() });
+        let batch = if tls { 0 } else { BATCH };
+        Ok(Self {
+            waiting: VecDeque::with_capacity(2 * BATCH),
+            flying: VecDeque::with_capacity(batch),
+            done: 0,
+            bytes: 0,
+            scatter,
+            sending: false,
+        })
+    }
+
+    /// Bytes that have not left.
+    pub(crate) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Frames that have not left.
+    pub(crate) fn frames(&self) -> usize {
+        self.waiting.len() + self.flying.len()
+    }
+
+    /// Whether nothing is queued.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.flying.is_empty()
+    }
+
+    /// Whether more is queued than any honest other side can cause.
+    pub(crate) fn overflows(&self) -> bool {
+        self.frames() > LONGEST
+    }
+
+    pub(super) const fn is_sending(&self) -> bool {
+        self.sending
+    }
+
+    pub(super) fn push(&mut self, frame: Frame) {
+        self.bytes += frame.length();
+        self.waiting.push_back(frame);
+    }
+
+    /// Sends as much as one operation takes.
+    pub(super) fn send(&mut self, ring: &mut Ring, fd: types::Fd, token: Token) {
+        while self.flying.len() < BATCH
+            && let Some(frame) = self.waiting.pop_front()
+        {
+            self.flying.push_back(frame);
+        }
+        let scatter = &mut *self.scatter;
+        let (mut count, mut total, mut skip) = (0, 0, self.done);
+        for frame in &self.flying {
+            let header = &frame.header[..frame.header_length];
+            let payload = frame.payload.as_ref().map_or(&[][..], Payload::bytes);
+            for part in [header, payload] {
+                let done = skip.min(part.len());
+                skip -= done;
+                let part = &part[done..];
+                if part.is_empty() || total >= BATCH_BYTES {
+                    continue;
+                }
+                let length = part.len().min(BATCH_BYTES - total);
+                scatter.parts[count] =
+                    libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: length };
+                total += length;
+                count += 1;
+            }
+        }
+        scatter.header.msg_iov = scatter.parts.as_mut_ptr();
+        scatter.header.msg_iovlen = count;
+        let entry =
+            opcode::SendMsg::new(fd, &raw const scatter.header).flags(libc::MSG_NOSIGNAL as u32);
+        self.sending = true;
+        // SAFETY: headers lie in `flying`, which is not changed while `sending`; payloads are kept
+        // as `Payload::new` was promised; the list is boxed. All outlive the operation, because a
+        // stream is not dropped before it is idle.
+        unsafe { ring.push(entry.build(), token) };
+    }
+
+    /// Hands frames to the session, a bounded number of bytes.
+    pub(super) fn encrypt(
+        &mut self,
+        session: &mut Session,
+        release: &mut dyn FnMut(Payload),
+    ) -> Result<(), StreamError> {
+        let mut budget = TURN;
+        while budget > 0
+            && let Some(frame) = self.waiting.front()
+        {
+            if self.done < frame.header_length {
+                let header = &frame.header[self.done..frame.header_length];
+                session.write(header)?;
+                budget = budget.saturating_sub(header.len());
+                self.bytes -= header.len();
+                self.done = frame.header_length;
+            }
+            if let Some(payload) = &frame.payload {
+                let rest = &payload.bytes()[self.done - frame.header_length..];
+                let part = &rest[..rest.len().min(budget)];
+                session.write(part)?;
+                budget -= part.len();
+                self.bytes -= part.len();
+                self.done += part.len();
+            }
+            if self.done < frame.length() {
+                break;
+            }
+            self.done = 0;
+            if let Some(payload) = self.waiting.pop_front().and_then(|frame| frame.payload) {
+                release(payload);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends ciphertext.
+    pub(super) fn send_encrypted(
+        &mut self,
+        ring: &mut Ring,
+        fd: types::Fd,
+        token: Token,
+        (pointer, length): (*const u8, usize),
+    ) {
+        if length == 0 {
+            return;
+        }
+        let entry = opcode::Send::new(fd, pointer, length as u32).flags(libc::MSG_NOSIGNAL);
+        self.sending = true;
+        // SAFETY: the ciphertext lies in the session's buffer, which is not changed while
+        // `sending` and outlives the operation, because a stream is not dropped before it is idle.
+        unsafe { ring.push(entry.build(), token) };
+    }
+
+    /// The operation ended; the number of bytes it sent.
+    pub(super) fn finish(&mut self, result: i32) -> Result<usize, StreamError> {
+        self.sending = false;
+        match result {
+            count if count > 0 => Ok(count as usize),
+            error if matches!(-error, libc::EINTR | libc::EAGAIN) => Ok(0),
+            error => Err(StreamError::from_result(error)),
+        }
+    }
+
+    /// `count` bytes of the frames in flight have left.
+    pub(super) fn advance(&mut self, count: usize, release: &mut dyn FnMut(Payload)) {
+        self.bytes -= count;
+        self.done += count;
+        while let Some(frame) = self.flying.front()
+            && self.done >= frame.length()
+        {
+            self.done -= frame.length();
+            if let Some(payload) = self.flying.pop_front().and_then(|frame| frame.payload) {
+                release(payload);
+            }
+        }
+    }
+
+    /// Drops everything that the kernel does not use at the moment.
+    pub(super) fn clear(&mut self, release: &mut dyn FnMut(Payload)) {
+        let flying = if self.sending { None } else { Some(self.flying.drain(..)) };
+        for frame in self.waiting.drain(..).chain(flying.into_iter().flatten()) {
+            self.bytes = self.bytes.saturating_sub(frame.length());
+            if let Some(payload) = frame.payload {
+                release(payload);
+            }
+        }
+        if self.flying.is_empty() {
+            self.done = 0;
+        }
+    }
+}
