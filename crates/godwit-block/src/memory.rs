@@ -71,7 +71,11 @@ pub(crate) struct Staging {
 
 impl Staging {
     pub(crate) fn new(length: usize) -> io::Result<Self> {
-        Ok(Self { memory: Mapping::new(length)?, start: 0, end: 0 })
+        Ok(Self {
+            memory: Mapping::new(length)?,
+            start: 0,
+            end: 0,
+        })
     }
 
     /// The bytes that hold data. Not to be called while the kernel fills or empties the buffer,
@@ -177,9 +181,17 @@ impl Arena {
     pub(crate) fn new(length: usize) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(LARGEST);
         let memory = Mapping::new(length)?;
-        let link = Link { previous: NONE, next: NONE, free: NOT_FREE };
+        let link = Link {
+            previous: NONE,
+            next: NONE,
+            free: NOT_FREE,
+        };
         let links = vec![link; length / SMALLEST].into_boxed_slice();
-        let mut arena = Self { memory, links, heads: [NONE; ORDERS] };
+        let mut arena = Self {
+            memory,
+            links,
+            heads: [NONE; ORDERS],
+        };
         for page in (0..length / SMALLEST).step_by(LARGEST / SMALLEST) {
             arena.insert(page as u32, ORDERS as u8 - 1);
         }
@@ -188,7 +200,11 @@ impl Arena {
 
     /// A block of at least `length` bytes; `None` when none is free or it is longer than 32 MiB.
     pub(crate) fn allocate(&mut self, length: usize) -> Option<Block> {
-        let wanted = length.max(1).div_ceil(SMALLEST).next_power_of_two().trailing_zeros() as u8;
+        let wanted = length
+            .max(1)
+            .div_ceil(SMALLEST)
+            .next_power_of_two()
+            .trailing_zeros() as u8;
         let mut order =
             (wanted..ORDERS as u8).find(|&order| self.heads[usize::from(order)] != NONE)?;
         let page = self.heads[usize::from(order)];
@@ -202,7 +218,10 @@ impl Arena {
 
     /// Gives a block back.
     pub(crate) fn free(&mut self, block: Block) {
-        let Block { mut page, mut order } = block;
+        let Block {
+            mut page,
+            mut order,
+        } = block;
         while usize::from(order) < ORDERS - 1 {
             let buddy = page ^ (1 << order);
             if self.links[buddy as usize].free != order {
@@ -222,14 +241,22 @@ impl Arena {
 
     fn insert(&mut self, page: u32, order: u8) {
         let head = std::mem::replace(&mut self.heads[usize::from(order)], page);
-        self.links[page as usize] = Link { previous: NONE, next: head, free: order };
+        self.links[page as usize] = Link {
+            previous: NONE,
+            next: head,
+            free: order,
+        };
         if head != NONE {
             self.links[head as usize].previous = page;
         }
     }
 
     fn remove(&mut self, page: u32) {
-        let Link { previous, next, free } = self.links[page as usize];
+        let Link {
+            previous,
+            next,
+            free,
+        } = self.links[page as usize];
         self.links[page as usize].free = NOT_FREE;
         if previous == NONE {
             self.heads[usize::from(free)] = next;
@@ -268,7 +295,10 @@ mod tests {
         }
         assert_eq!(blocks.len(), LARGEST / SMALLEST);
         assert_eq!(arena.allocate(SMALLEST), None);
-        blocks.into_iter().step_by(1).for_each(|block| arena.free(block));
+        blocks
+            .into_iter()
+            .step_by(1)
+            .for_each(|block| arena.free(block));
         assert!(arena.allocate(LARGEST).is_some());
         assert!(arena.allocate(SMALLEST).is_none());
     }

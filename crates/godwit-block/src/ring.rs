@@ -74,9 +74,9 @@ impl Ring {
             .build(SUBMISSIONS);
         // Kernels before 6.1 know neither of the two modes.
         let ring = match newest {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-                IoUring::builder().setup_cqsize(COMPLETIONS).build(SUBMISSIONS)?
-            }
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder()
+                .setup_cqsize(COMPLETIONS)
+                .build(SUBMISSIONS)?,
             other => other?,
         };
         let parameters = ring.params();
@@ -84,9 +84,15 @@ impl Ring {
             || !parameters.is_feature_ext_arg()
             || !parameters.is_feature_nodrop()
         {
-            return Err(io::Error::other("the kernel's io_uring is too old: Linux 5.11 is needed"));
+            return Err(io::Error::other(
+                "the kernel's io_uring is too old: Linux 5.11 is needed",
+            ));
         }
-        Ok(Self { ring, backlog: VecDeque::new(), in_flight: 0 })
+        Ok(Self {
+            ring,
+            backlog: VecDeque::new(),
+            in_flight: 0,
+        })
     }
 
     /// Queues an operation.
@@ -146,8 +152,10 @@ impl Ring {
     pub(crate) fn completions(&mut self, into: &mut [Completion]) -> usize {
         let mut count = 0;
         for (place, entry) in into.iter_mut().zip(&mut self.ring.completion()) {
-            *place =
-                Completion { token: Token::decode(entry.user_data()), result: entry.result() };
+            *place = Completion {
+                token: Token::decode(entry.user_data()),
+                result: entry.result(),
+            };
             count += 1;
         }
         self.in_flight -= count as u32;
@@ -195,12 +203,17 @@ mod tests {
             unsafe { ring.push(opcode::Nop::new().build(), Token::Disk(index)) };
         }
         let mut seen = vec![false; count as usize];
-        let mut batch = [Completion { token: Token::Wake, result: 0 }; 64];
+        let mut batch = [Completion {
+            token: Token::Wake,
+            result: 0,
+        }; 64];
         while ring.in_flight() > 0 {
             ring.wait(Some(Duration::from_secs(1))).expect("a wait");
             let taken = ring.completions(&mut batch);
             for completion in &batch[..taken] {
-                let Token::Disk(index) = completion.token else { panic!("a foreign token") };
+                let Token::Disk(index) = completion.token else {
+                    panic!("a foreign token")
+                };
                 assert!(!std::mem::replace(&mut seen[index as usize], true));
             }
         }

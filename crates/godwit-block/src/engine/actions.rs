@@ -34,7 +34,10 @@ impl Engine {
         let bytes = needed.map_or(0, Extent::bytes) as usize;
         let (memory, keep) = match tag {
             DiskTag::Request(request) | DiskTag::Replica(request) if bytes > 0 => {
-                let place = self.slots.address(request, 0).filter(|&(_, room)| room >= bytes);
+                let place = self
+                    .slots
+                    .address(request, 0)
+                    .filter(|&(_, room)| room >= bytes);
                 (place.map(|(pointer, _)| pointer), None)
             }
             DiskTag::Chunk(slot) if bytes > 0 => {
@@ -46,7 +49,8 @@ impl Engine {
         let Some(memory) = memory else {
             // The controller asked for more than the request has: only a defect can do that.
             debug_assert!(false, "{tag:?} has no buffer for {operation:?}");
-            self.core.handle_disk_done(self.now, tag, Err(RequestError::Io));
+            self.core
+                .handle_disk_done(self.now, tag, Err(RequestError::Io));
             return;
         };
         if let DiskTag::Request(request) | DiskTag::Replica(request) = tag {
@@ -54,13 +58,19 @@ impl Engine {
         }
         // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, `keep` a
         // chunk's. The controller starts one operation at a time on a buffer that changes it.
-        unsafe { self.disk.start(&mut self.ring, tag, operation, memory, keep) };
+        unsafe {
+            self.disk
+                .start(&mut self.ring, tag, operation, memory, keep)
+        };
     }
 
     /// A step of a disk operation ended.
     pub(super) fn disk_done(&mut self, index: u32, result: i32) {
-        let Some(finished) = self.disk.completed(&mut self.ring, index, result) else { return };
-        self.core.handle_disk_done(self.now, finished.tag, finished.result);
+        let Some(finished) = self.disk.completed(&mut self.ring, index, result) else {
+            return;
+        };
+        self.core
+            .handle_disk_done(self.now, finished.tag, finished.result);
         if let DiskTag::Request(tag) | DiskTag::Replica(tag) = finished.tag {
             self.slots.release(tag);
         }
@@ -69,10 +79,19 @@ impl Engine {
 
     fn answer(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
         match self.slots.owner(tag) {
-            Owner::Client { connection, request, operation, rest } => {
+            Owner::Client {
+                connection,
+                request,
+                operation,
+                rest,
+            } => {
                 self.answer_client(tag, (connection, request, operation, rest), result);
             }
-            Owner::Forwarded { connection, tag: peer_tag, operation } => {
+            Owner::Forwarded {
+                connection,
+                tag: peer_tag,
+                operation,
+            } => {
                 self.answer_peer(tag, (connection, peer_tag, operation), result);
             }
             Owner::Replica | Owner::None => self.slots.finish(tag),

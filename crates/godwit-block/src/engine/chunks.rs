@@ -20,7 +20,10 @@ impl Chunks {
     pub(super) fn new(slots: u16, chunk_bytes: usize) -> io::Result<Self> {
         let chunk_bytes = chunk_bytes.next_multiple_of(4096);
         let memory = Mapping::new(usize::from(slots) * chunk_bytes)?;
-        Ok(Self { memory: Some(Rc::new(memory)), chunk_bytes })
+        Ok(Self {
+            memory: Some(Rc::new(memory)),
+            chunk_bytes,
+        })
     }
 
     /// The address of a slot's buffer and what keeps it mapped; `None` when there is none of at

@@ -19,21 +19,38 @@ const FAREWELL: std::time::Duration = std::time::Duration::from_secs(30);
 impl Engine {
     /// Serves a client, or sends it away when there are too many.
     pub(super) fn attach(&mut self, client: ClientStream) {
-        let ClientStream { socket, tls, received, structured_replies, address } = client;
+        let ClientStream {
+            socket,
+            tls,
+            received,
+            structured_replies,
+            address,
+        } = client;
         let disk = &self.config.disk;
         if self.shutdown.is_some() || self.clients >= self.config.max_clients {
-            tracing::warn!(disk, client = address, "too many clients are attached; refused one");
+            tracing::warn!(
+                disk,
+                client = address,
+                "too many clients are attached; refused one"
+            );
             return;
         }
         let stream = match Stream::new(socket, tls, &received) {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::warn!(disk, client = address, "cannot use the client's socket: {error}");
+                tracing::warn!(
+                    disk,
+                    client = address,
+                    "cannot use the client's socket: {error}"
+                );
                 return;
             }
         };
         tracing::info!(disk, client = address, "client attached");
-        let party = Party::Client { address, structured: structured_replies };
+        let party = Party::Client {
+            address,
+            structured: structured_replies,
+        };
         let key = self.connections.insert(stream, party, self.now);
         self.clients += 1;
         self.tell(EngineEvent::Clients(self.clients));
@@ -51,13 +68,27 @@ impl Engine {
             return Err(Lost::TooLong(request.payload_length()));
         }
         let capacity = self.disk.capacity();
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
-        let Party::Client { structured, .. } = connection.party else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return Ok(());
+        };
+        let Party::Client { structured, .. } = connection.party else {
+            return Ok(());
+        };
         let (operation, rest) = match request.command(capacity, structured) {
             Ok(Command::Operation(operation)) => (operation, None),
-            Ok(Command::WriteZeroes { mut extents, fua, unmap }) => {
-                let Some(extent) = extents.next() else { return Ok(()) };
-                let rest = (extents.len() > 0).then_some(Rest { extents, fua, unmap });
+            Ok(Command::WriteZeroes {
+                mut extents,
+                fua,
+                unmap,
+            }) => {
+                let Some(extent) = extents.next() else {
+                    return Ok(());
+                };
+                let rest = (extents.len() > 0).then_some(Rest {
+                    extents,
+                    fua,
+                    unmap,
+                });
                 (Operation::WriteZeroes { extent, fua, unmap }, rest)
             }
             Ok(Command::Disconnect) => {
@@ -66,16 +97,28 @@ impl Engine {
             }
             Err(errno) => {
                 if request.payload_length() > 0 {
-                    connection.parse = Parse::Discard { remaining: request.payload_length() };
+                    connection.parse = Parse::Discard {
+                        remaining: request.payload_length(),
+                    };
                 }
                 let reply = ReplyHeader::new(&request, structured, Err(errno));
-                connection.stream.queue(Frame::new(&[reply.as_bytes()], None));
+                connection
+                    .stream
+                    .queue(Frame::new(&[reply.as_bytes()], None));
                 self.stats.counters.errors += 1;
                 self.connections.mark(key);
                 return Ok(());
             }
         };
-        self.admit(key, Head::Client { request, operation, rest }, false);
+        self.admit(
+            key,
+            Head::Client {
+                request,
+                operation,
+                rest,
+            },
+            false,
+        );
         Ok(())
     }
 
@@ -92,16 +135,35 @@ impl Engine {
             Operation::Write { extent, .. } => (extent.bytes() as u32, extent.bytes() as u32),
             Operation::WriteZeroes { .. } | Operation::Flush => (0, 0),
         };
-        (Class::Client, Owner::Client { connection, request, operation, rest }, buffer, length)
+        (
+            Class::Client,
+            Owner::Client {
+                connection,
+                request,
+                operation,
+                rest,
+            },
+            buffer,
+            length,
+        )
     }
 
     /// A client's request is here, with its data.
-    pub(super) fn client_request(&mut self, key: ConnectionKey, tag: RequestTag, operation: Operation) {
+    pub(super) fn client_request(
+        &mut self,
+        key: ConnectionKey,
+        tag: RequestTag,
+        operation: Operation,
+    ) {
         if let Some(connection) = self.connections.get_mut(key) {
             connection.unanswered += 1;
         }
         self.slots.set_arrived(tag, self.now);
-        let request = Request { tag, origin: Origin::Client, operation };
+        let request = Request {
+            tag,
+            origin: Origin::Client,
+            operation,
+        };
         self.core.handle_request(self.now, request);
         self.drain();
     }
@@ -114,20 +176,33 @@ impl Engine {
         result: Result<(), RequestError>,
     ) {
         let (key, request, operation, rest) = owner;
-        let reachable = self.connections.get(key).is_some_and(|c| c.life != Life::Closing);
+        let reachable = self
+            .connections
+            .get(key)
+            .is_some_and(|c| c.life != Life::Closing);
         if let (Ok(()), Some(mut rest), true) = (result, rest, reachable)
             && let Some(extent) = rest.extents.next()
         {
             let Rest { fua, unmap, .. } = rest;
             let rest = (rest.extents.len() > 0).then_some(rest);
             let next = Operation::WriteZeroes { extent, fua, unmap };
-            let owner = Owner::Client { connection: key, request, operation, rest };
+            let owner = Owner::Client {
+                connection: key,
+                request,
+                operation,
+                rest,
+            };
             self.slots.set_owner(tag, owner);
-            let request = Request { tag, origin: Origin::Client, operation: next };
+            let request = Request {
+                tag,
+                origin: Origin::Client,
+                operation: next,
+            };
             return self.core.handle_request(self.now, request);
         }
         let arrived: Time = self.slots.arrived(tag);
-        self.stats.answered(&operation, result.is_ok(), arrived, self.now);
+        self.stats
+            .answered(&operation, result.is_ok(), arrived, self.now);
         if let Some(connection) = self.connections.get_mut(key)
             && let Party::Client { structured, .. } = connection.party
         {
@@ -141,7 +216,9 @@ impl Engine {
                 };
                 let errno: Result<(), Errno> = result.map_err(|error| request.errno(error));
                 let reply = ReplyHeader::new(&request, structured, errno);
-                connection.stream.queue(Frame::new(&[reply.as_bytes()], payload));
+                connection
+                    .stream
+                    .queue(Frame::new(&[reply.as_bytes()], payload));
                 self.connections.mark(key);
             }
         }

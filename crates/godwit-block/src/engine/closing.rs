@@ -29,10 +29,14 @@ impl Engine {
     /// A send operation ended.
     pub(super) fn sent(&mut self, index: u32, result: i32) {
         let now = self.now;
-        let Some(connection) = self.connections.at(index) else { return };
+        let Some(connection) = self.connections.at(index) else {
+            return;
+        };
         let key = connection.key;
         connection.moved = now;
-        let outcome = connection.stream.sent(result, &mut release(&mut self.slots));
+        let outcome = connection
+            .stream
+            .sent(result, &mut release(&mut self.slots));
         let throttled = connection.throttled;
         if connection.life == Life::Closing {
             return self.reap(key);
@@ -48,7 +52,9 @@ impl Engine {
     pub(super) fn flush_marked(&mut self) {
         while let Some(key) = self.connections.next_marked() {
             let now = self.now;
-            let Some(connection) = self.connections.get_mut(key) else { continue };
+            let Some(connection) = self.connections.get_mut(key) else {
+                continue;
+            };
             if connection.life == Life::Closing {
                 continue;
             }
@@ -60,7 +66,9 @@ impl Engine {
                 connection.moved = now;
                 let token = Token::Send(key.index);
                 let slots = &mut self.slots;
-                let sent = connection.stream.send(&mut self.ring, token, &mut release(slots));
+                let sent = connection
+                    .stream
+                    .send(&mut self.ring, token, &mut release(slots));
                 if let Err(error) = sent {
                     self.lost(key, &error.into());
                     continue;
@@ -72,14 +80,25 @@ impl Engine {
 
     /// Ends a leaving connection that has nothing left to send.
     fn say_goodbye(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
-        let Life::Leaving { deadline, said_goodbye } = connection.life else { return };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        let Life::Leaving {
+            deadline,
+            said_goodbye,
+        } = connection.life
+        else {
+            return;
+        };
         let stream = &mut connection.stream;
         if connection.unanswered > 0 || stream.wants_send() || stream.is_sending() {
             return;
         }
         if !said_goodbye {
-            connection.life = Life::Leaving { deadline, said_goodbye: true };
+            connection.life = Life::Leaving {
+                deadline,
+                said_goodbye: true,
+            };
             stream.close_session();
             return self.connections.mark(key);
         }
@@ -92,9 +111,14 @@ impl Engine {
     /// Lets a connection finish what it has, then closes it.
     pub(super) fn leave(&mut self, key: ConnectionKey, within: Duration) {
         let deadline = self.now.after(within);
-        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
         if connection.life == Life::Open {
-            connection.life = Life::Leaving { deadline, said_goodbye: false };
+            connection.life = Life::Leaving {
+                deadline,
+                said_goodbye: false,
+            };
             if let Some(uses) = connection.uses_mut() {
                 *uses = super::connections::Uses::default();
             }
@@ -104,7 +128,9 @@ impl Engine {
 
     /// The connection is of no use any more: closes it and tells whoever relied on it.
     pub(super) fn lost(&mut self, key: ConnectionKey, why: &Lost) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
         if connection.life == Life::Closing {
             return;
         }
@@ -126,7 +152,9 @@ impl Engine {
 
     /// Closes a connection and tells whoever relied on it.
     fn depart(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
         let about = match connection.party {
             Party::Client { .. } => None,
             Party::Peer { class, uses } => Some((class, uses)),
@@ -144,19 +172,25 @@ impl Engine {
     /// Closes a connection: nothing of it is handled from now on. Its memory goes when the kernel
     /// has let go of it.
     pub(super) fn close(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
         if connection.life == Life::Closing {
             return;
         }
         connection.life = Life::Closing;
         let index = key.index;
-        connection.stream.abort(&mut self.ring, Token::Receive(index), Token::Send(index));
+        connection
+            .stream
+            .abort(&mut self.ring, Token::Receive(index), Token::Send(index));
         self.reap(key);
     }
 
     /// Frees a closed connection as soon as the kernel uses nothing of it.
     pub(super) fn reap(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
         connection.stream.clear(&mut release(&mut self.slots));
         if !connection.stream.is_idle() {
             return;
@@ -174,12 +208,16 @@ impl Engine {
     /// Drops connections that take too long. True while one must be watched.
     pub(super) fn drop_stalled(&mut self) -> bool {
         let now = self.now;
-        let crowded = [Class::Client, Class::Sync, Class::Copy].map(|class| self.slots.is_short(class));
+        let crowded =
+            [Class::Client, Class::Sync, Class::Copy].map(|class| self.slots.is_short(class));
         let crowded = crowded.contains(&true);
         let mut watch = false;
         let mut stalled: Vec<(ConnectionKey, bool)> = Vec::new();
         for connection in self.connections.iter() {
-            let partial = matches!(connection.parse, Parse::Payload { .. } | Parse::Discard { .. });
+            let partial = matches!(
+                connection.parse,
+                Parse::Payload { .. } | Parse::Discard { .. }
+            );
             let stuck = connection.stream.is_sending();
             match connection.life {
                 Life::Closing => watch = true,
@@ -200,7 +238,11 @@ impl Engine {
             }
         }
         for (key, leaving) in stalled {
-            if leaving { self.depart(key) } else { self.lost(key, &Lost::Stalled) }
+            if leaving {
+                self.depart(key)
+            } else {
+                self.lost(key, &Lost::Stalled)
+            }
         }
         watch
     }

@@ -33,7 +33,11 @@ impl Engine {
     fn run_command(&mut self, command: Command) {
         match command {
             Command::Attach(client) => self.attach_or_wait(client),
-            Command::StartSource { options, streams, reply } => {
+            Command::StartSource {
+                options,
+                streams,
+                reply,
+            } => {
                 self.start_source(options, streams, reply);
             }
             // What the last migration still writes must not land on top of the next one's data.
@@ -42,7 +46,12 @@ impl Engine {
             {
                 self.deferred.push(command);
             }
-            Command::StartDestination { migration, peer_timeout, streams, reply } => {
+            Command::StartDestination {
+                migration,
+                peer_timeout,
+                streams,
+                reply,
+            } => {
                 self.start_destination(migration, peer_timeout, streams, reply);
             }
             Command::ControlUp { migration, control } => self.control_up(migration, control),
@@ -129,7 +138,10 @@ impl Engine {
         if self.shutdown.is_some() {
             return reply(Err(StartError::NotServing));
         }
-        if let Err(error) = self.core.start_destination(self.now, migration, peer_timeout) {
+        if let Err(error) = self
+            .core
+            .start_destination(self.now, migration, peer_timeout)
+        {
             return reply(Err(error));
         }
         self.link(migration, streams);
@@ -146,8 +158,12 @@ impl Engine {
         self.waiting_clients.clear();
         self.core.cancel(self.now, AbortReason::Cancelled);
         self.drain();
-        let clients: Vec<_> =
-            self.connections.iter().filter(|c| c.is_client()).map(|c| c.key).collect();
+        let clients: Vec<_> = self
+            .connections
+            .iter()
+            .filter(|c| c.is_client())
+            .map(|c| c.key)
+            .collect();
         for key in clients {
             self.leave(key, SHUTDOWN);
         }

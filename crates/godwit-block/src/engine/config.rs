@@ -26,7 +26,10 @@ impl EngineConfig {
     pub const fn new(disk: String) -> Self {
         Self {
             disk,
-            limits: Limits { requests: 1024, window_chunks: 64 },
+            limits: Limits {
+                requests: 1024,
+                window_chunks: 64,
+            },
             memory: Bytes(128 << 20),
             max_clients: 64,
         }

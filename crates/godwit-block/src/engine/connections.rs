@@ -27,7 +27,12 @@ pub(super) enum Parse {
     /// The header is here; a tag or memory for its request is not.
     Waiting(Head),
     /// Data for a slot's buffer.
-    Payload { head: Head, tag: RequestTag, length: u32, received: u32 },
+    Payload {
+        head: Head,
+        tag: RequestTag,
+        length: u32,
+        received: u32,
+    },
     /// Data that nobody needs.
     Discard { remaining: u32 },
 }
@@ -36,7 +41,11 @@ pub(super) enum Parse {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Head {
     /// An NBD request, what it asks, and how many pieces follow its first.
-    Client { request: RequestHeader, operation: Operation, rest: Option<Rest> },
+    Client {
+        request: RequestHeader,
+        operation: Operation,
+        rest: Option<Rest>,
+    },
     /// A peer's frame.
     Peer(Message),
 }
@@ -134,7 +143,10 @@ impl Connections {
             }
         };
         self.generation = self.generation.wrapping_add(1);
-        let key = ConnectionKey { index: index as u32, generation: self.generation };
+        let key = ConnectionKey {
+            index: index as u32,
+            generation: self.generation,
+        };
         self.entries[index] = Some(Box::new(Connection {
             key,
             stream,
@@ -153,7 +165,8 @@ impl Connections {
 
     /// The connection, unless it is gone.
     pub(super) fn get_mut(&mut self, key: ConnectionKey) -> Option<&mut Connection> {
-        self.at(key.index).filter(|connection| connection.key == key)
+        self.at(key.index)
+            .filter(|connection| connection.key == key)
     }
 
     pub(super) fn get(&self, key: ConnectionKey) -> Option<&Connection> {
@@ -173,7 +186,10 @@ impl Connections {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Connection> {
-        self.entries.iter().flatten().map(|connection| &**connection)
+        self.entries
+            .iter()
+            .flatten()
+            .map(|connection| &**connection)
     }
 
     /// Puts the connection on the list of those to look at before the next wait.

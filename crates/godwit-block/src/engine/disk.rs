@@ -76,7 +76,10 @@ pub(super) struct Disk {
 impl Disk {
     /// The operations of an image; at most `operations` are in flight at once as a rule.
     pub(super) fn new(image: Image, name: String, operations: usize) -> io::Result<Self> {
-        for file in [Some(&image.file), image.buffered.as_ref()].into_iter().flatten() {
+        for file in [Some(&image.file), image.buffered.as_ref()]
+            .into_iter()
+            .flatten()
+        {
             // With O_NONBLOCK the ring could report EAGAIN instead of waiting.
             let flags = rustix::fs::fcntl_getfl(file)?;
             rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::NONBLOCK)?;
@@ -126,8 +129,19 @@ impl Disk {
             DiskOperation::Read { extent, inspect } => (Work::Read(inspect), range(extent), false),
             DiskOperation::Write { extent, fua } => (Work::Write, range(extent), fua),
             DiskOperation::WriteZeroes { extent, fua, unmap } => {
-                let first = if unmap { ZeroWay::Punch } else { ZeroWay::Range };
-                (Work::Zero { first, way: self.possible(first, first) }, range(extent), fua)
+                let first = if unmap {
+                    ZeroWay::Punch
+                } else {
+                    ZeroWay::Range
+                };
+                (
+                    Work::Zero {
+                        first,
+                        way: self.possible(first, first),
+                    },
+                    range(extent),
+                    fua,
+                )
             }
             DiskOperation::Flush => (Work::Sync, (0, 0), false),
         };
@@ -135,8 +149,17 @@ impl Disk {
         // each other: see `Image::buffered`.
         let writes = matches!(work, Work::Write | Work::Zero { .. });
         let exclusive = writes && !self.is_aligned(offset, length);
-        let entry =
-            Entry { tag, work, fua, offset, length, done: 0, memory, keep, exclusive };
+        let entry = Entry {
+            tag,
+            work,
+            fua,
+            offset,
+            length,
+            done: 0,
+            memory,
+            keep,
+            exclusive,
+        };
         let index = match self.free.pop() {
             Some(index) => {
                 self.entries[index as usize] = entry;
@@ -167,7 +190,10 @@ impl Disk {
             return None;
         };
         let entry = &mut self.entries[index as usize];
-        let finished = Finished { tag: entry.tag, result };
+        let finished = Finished {
+            tag: entry.tag,
+            result,
+        };
         entry.keep = None;
         self.running -= 1;
         if entry.exclusive {
@@ -217,7 +243,10 @@ impl Disk {
             }
         }
         let progress = match entry.work {
-            Work::Zero { way: ZeroWay::Punch | ZeroWay::Range, .. } => entry.length - entry.done,
+            Work::Zero {
+                way: ZeroWay::Punch | ZeroWay::Range,
+                ..
+            } => entry.length - entry.done,
             Work::Sync => 0,
             _ => {
                 let done = entry.done + result as u64;
@@ -308,14 +337,21 @@ impl Disk {
         let fd = types::Fd(file.as_raw_fd());
         let memory = entry.memory.wrapping_add(entry.done as usize);
         match entry.work {
-            Work::Read(_) => opcode::Read::new(fd, memory, rest as u32).offset(offset).build(),
+            Work::Read(_) => opcode::Read::new(fd, memory, rest as u32)
+                .offset(offset)
+                .build(),
             Work::Write => opcode::Write::new(fd, memory, rest as u32)
                 .offset(offset)
                 .rw_flags(if entry.fua { libc::RWF_DSYNC } else { 0 })
                 .build(),
-            Work::Zero { way: ZeroWay::Write, .. } => {
+            Work::Zero {
+                way: ZeroWay::Write,
+                ..
+            } => {
                 let piece = rest.min(ZERO_PIECE) as u32;
-                opcode::Write::new(fd, self.zeroes.at(0), piece).offset(offset).build()
+                opcode::Write::new(fd, self.zeroes.at(0), piece)
+                    .offset(offset)
+                    .build()
             }
             Work::Zero { way, .. } => {
                 let mode = match way {
@@ -327,9 +363,9 @@ impl Disk {
                     .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
                     .build()
             }
-            Work::Sync => {
-                opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build()
-            }
+            Work::Sync => opcode::Fsync::new(fd)
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
         }
     }
 }

@@ -31,10 +31,19 @@ pub(super) enum Command {
         streams: PeerStreams,
         reply: Reply<Result<(), StartError>>,
     },
-    ControlUp { migration: MigrationId, control: PeerStream },
+    ControlUp {
+        migration: MigrationId,
+        control: PeerStream,
+    },
     Forward(PeerStream),
-    ServeForwarded { peer: String, sync: PeerStream },
-    Cancel { reason: AbortReason, reply: Reply<bool> },
+    ServeForwarded {
+        peer: String,
+        sync: PeerStream,
+    },
+    Cancel {
+        reason: AbortReason,
+        reply: Reply<bool>,
+    },
     FailForwarded,
     Persisted,
     Shutdown,
@@ -104,7 +113,9 @@ impl Drop for Inner {
 
 impl std::fmt::Debug for EngineHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("EngineHandle").field("disk", &self.inner.disk).finish_non_exhaustive()
+        f.debug_struct("EngineHandle")
+            .field("disk", &self.inner.disk)
+            .finish_non_exhaustive()
     }
 }
 
@@ -117,7 +128,15 @@ impl EngineHandle {
         thread: EngineThread,
     ) -> Self {
         let thread = Mutex::new(Some(thread));
-        Self { inner: Arc::new(Inner { disk, commands, waker, snapshot, thread }) }
+        Self {
+            inner: Arc::new(Inner {
+                disk,
+                commands,
+                waker,
+                snapshot,
+                thread,
+            }),
+        }
     }
 
     /// Serves an NBD client. Beyond [`EngineConfig::max_clients`](super::EngineConfig::max_clients)
@@ -137,7 +156,11 @@ impl EngineHandle {
         streams: PeerStreams,
         reply: Reply<Result<(), StartError>>,
     ) {
-        self.inner.send(Command::StartSource { options, streams, reply });
+        self.inner.send(Command::StartSource {
+            options,
+            streams,
+            reply,
+        });
     }
 
     /// Starts to take the disk in, once all connections are up. What an earlier incoming migration
@@ -152,7 +175,12 @@ impl EngineHandle {
         streams: PeerStreams,
         reply: Reply<Result<(), StartError>>,
     ) {
-        self.inner.send(Command::StartDestination { migration, peer_timeout, streams, reply });
+        self.inner.send(Command::StartDestination {
+            migration,
+            peer_timeout,
+            streams,
+            reply,
+        });
     }
 
     /// A control connection to the other node of an undecided migration is up again.
@@ -190,7 +218,11 @@ impl EngineHandle {
 
     /// What the engine last published.
     pub fn snapshot(&self) -> Snapshot {
-        *self.inner.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+        *self
+            .inner
+            .snapshot
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Stops taking requests, finishes what is in flight within 5 seconds, flushes the image and
@@ -204,7 +236,12 @@ impl EngineHandle {
     /// # Errors
     /// [`EngineError::Failed`] or [`EngineError::Flush`].
     pub fn join(self) -> Result<(), EngineError> {
-        let thread = self.inner.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self
+            .inner
+            .thread
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         match thread.map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(result)) => result,

@@ -9,7 +9,10 @@ pub(super) fn is_zero(data: &[u8]) -> bool {
 /// Written so that it compiles to a few vector instructions.
 fn is_zero_block(block: &[u8; 64]) -> bool {
     let (words, _) = block.as_chunks::<8>();
-    words.iter().fold(0, |any, word| any | u64::from_ne_bytes(*word)) == 0
+    words
+        .iter()
+        .fold(0, |any, word| any | u64::from_ne_bytes(*word))
+        == 0
 }
 
 #[cfg(test)]

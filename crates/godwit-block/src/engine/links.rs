@@ -46,17 +46,28 @@ impl Engine {
         class: TrafficClass,
         uses: Uses,
     ) -> Option<ConnectionKey> {
-        let PeerStream { socket, tls, received } = stream;
+        let PeerStream {
+            socket,
+            tls,
+            received,
+        } = stream;
         match Stream::new(descriptor(socket), tls, &received) {
             Ok(stream) => {
                 if class == TrafficClass::Copy {
                     stream.widen();
                 }
-                Some(self.connections.insert(stream, Party::Peer { class, uses }, self.now))
+                Some(
+                    self.connections
+                        .insert(stream, Party::Peer { class, uses }, self.now),
+                )
             }
             Err(error) => {
                 let disk = &self.config.disk;
-                tracing::warn!(disk, ?class, "cannot use a connection to another node: {error}");
+                tracing::warn!(
+                    disk,
+                    ?class,
+                    "cannot use a connection to another node: {error}"
+                );
                 None
             }
         }
@@ -65,8 +76,16 @@ impl Engine {
     /// Replaces the connections of the last migration with those of a new one.
     pub(super) fn link(&mut self, migration: MigrationId, streams: PeerStreams) {
         self.retire();
-        let PeerStreams { peer, control, sync, copies } = streams;
-        let uses = Uses { migration: true, ..Uses::default() };
+        let PeerStreams {
+            peer,
+            control,
+            sync,
+            copies,
+        } = streams;
+        let uses = Uses {
+            migration: true,
+            ..Uses::default()
+        };
         let control = self.adopt(control, TrafficClass::Control, uses);
         let sync = self.adopt(sync, TrafficClass::Sync, uses);
         let copies: Vec<_> = copies
@@ -88,10 +107,15 @@ impl Engine {
     pub(super) fn open_links(&mut self) {
         let Some(links) = &self.links else { return };
         let complete = links.control.is_some() && links.sync.is_some() && !links.copies.is_empty();
-        let keys: Vec<_> =
-            links.control.into_iter().chain(links.sync).chain(links.copies.clone()).collect();
+        let keys: Vec<_> = links
+            .control
+            .into_iter()
+            .chain(links.sync)
+            .chain(links.copies.clone())
+            .collect();
         if !complete {
-            self.core.handle_connection_lost(self.now, TrafficClass::Control);
+            self.core
+                .handle_connection_lost(self.now, TrafficClass::Control);
             self.drain();
         }
         for key in keys {
@@ -101,7 +125,9 @@ impl Engine {
 
     /// Closes the connections of a migration that has ended, except one that found other uses.
     pub(super) fn retire(&mut self) {
-        let Some(links) = self.links.take() else { return };
+        let Some(links) = self.links.take() else {
+            return;
+        };
         for key in links.control.into_iter().chain(links.copies) {
             self.leave(key, FAREWELL);
         }
@@ -116,8 +142,13 @@ impl Engine {
 
     /// A control connection for a migration that a crash or a lost connection left undecided.
     pub(super) fn control_up(&mut self, migration: MigrationId, control: PeerStream) {
-        let uses = Uses { migration: true, ..Uses::default() };
-        let Some(key) = self.adopt(control, TrafficClass::Control, uses) else { return };
+        let uses = Uses {
+            migration: true,
+            ..Uses::default()
+        };
+        let Some(key) = self.adopt(control, TrafficClass::Control, uses) else {
+            return;
+        };
         let mut replaced = None;
         match &mut self.links {
             Some(links) if links.migration == migration => replaced = links.control.replace(key),
@@ -141,7 +172,10 @@ impl Engine {
     /// This node's clients are forwarded on this connection from now on.
     pub(super) fn forward(&mut self, sync: PeerStream) {
         self.forward_asked = false;
-        let uses = Uses { forwarding: true, ..Uses::default() };
+        let uses = Uses {
+            forwarding: true,
+            ..Uses::default()
+        };
         let Some(key) = self.adopt(sync, TrafficClass::Sync, uses) else {
             return self.ask_forward();
         };
@@ -164,8 +198,13 @@ impl Engine {
 
     /// Serves what `peer` forwards on this connection, after all that it forwarded before.
     pub(super) fn serve_forwarded(&mut self, peer: String, sync: PeerStream) {
-        let uses = Uses { served: true, ..Uses::default() };
-        let Some(key) = self.adopt(sync, TrafficClass::Sync, uses) else { return };
+        let uses = Uses {
+            served: true,
+            ..Uses::default()
+        };
+        let Some(key) = self.adopt(sync, TrafficClass::Sync, uses) else {
+            return;
+        };
         self.replace_served(peer, key);
         if let Some(connection) = self.connections.get_mut(key) {
             connection.paused = true;
@@ -235,7 +274,10 @@ impl Engine {
             }
             Event::ReceiveCompleted { migration } => {
                 self.end_links(migration);
-                let linked = self.links.as_ref().and_then(|l| Some((l.peer.clone(), l.sync?)));
+                let linked = self
+                    .links
+                    .as_ref()
+                    .and_then(|l| Some((l.peer.clone(), l.sync?)));
                 if let Some((peer, sync)) = linked
                     && let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut())
                 {
@@ -279,7 +321,11 @@ impl Engine {
     /// Closes what a migration's end left open. True while something is left.
     pub(super) fn retire_old(&mut self) -> bool {
         let now = self.now;
-        if self.links.as_ref().is_some_and(|links| links.retire_at.is_some_and(|at| at <= now)) {
+        if self
+            .links
+            .as_ref()
+            .is_some_and(|links| links.retire_at.is_some_and(|at| at <= now))
+        {
             self.retire();
         }
         while let Some(at) = self.decided.iter().position(|(at, _)| *at <= now) {
@@ -287,7 +333,10 @@ impl Engine {
             self.leave(key, FAREWELL);
         }
         !self.decided.is_empty()
-            || self.links.as_ref().is_some_and(|links| links.retire_at.is_some())
+            || self
+                .links
+                .as_ref()
+                .is_some_and(|links| links.retire_at.is_some())
     }
 
     /// A peer's connection is gone: tells the controller, once for each thing that it did.

@@ -112,11 +112,18 @@ pub fn spawn(
         })
         .map_err(|error| refused("start its thread", error))?;
     match started.recv() {
-        Ok(Ok(())) => Ok(EngineHandle::new(disk, sender, Waker::new(wake), published, thread)),
+        Ok(Ok(())) => Ok(EngineHandle::new(
+            disk,
+            sender,
+            Waker::new(wake),
+            published,
+            thread,
+        )),
         Ok(Err(error)) => Err(error),
-        Err(mpsc::RecvError) => {
-            Err(refused("start its thread", io::Error::other("it ended at once")))
-        }
+        Err(mpsc::RecvError) => Err(refused(
+            "start its thread",
+            io::Error::other("it ended at once"),
+        )),
     }
 }
 
@@ -136,7 +143,10 @@ fn run(mut engine: Engine) -> Result<(), EngineError> {
     }
     if !released {
         // The kernel may still write to the engine's memory, which must therefore stay.
-        tracing::error!(disk = engine.config.disk, "the kernel keeps the engine's memory");
+        tracing::error!(
+            disk = engine.config.disk,
+            "the kernel keeps the engine's memory"
+        );
         std::mem::forget(engine);
     }
     result

@@ -18,8 +18,12 @@ impl Engine {
         message: Message,
         payload: u32,
     ) -> Result<(), Lost> {
-        let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
-        let Party::Peer { class, uses } = connection.party else { return Ok(()) };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return Ok(());
+        };
+        let Party::Peer { class, uses } = connection.party else {
+            return Ok(());
+        };
         if !message.belongs_on(class) {
             return Err(Lost::Unexpected(message));
         }
@@ -29,7 +33,10 @@ impl Engine {
             _ => uses.migration,
         };
         if !wanted {
-            let forwarded = matches!(message, Message::Forward { .. } | Message::ForwardReply { .. });
+            let forwarded = matches!(
+                message,
+                Message::Forward { .. } | Message::ForwardReply { .. }
+            );
             if forwarded && connection.life == Life::Open {
                 return Err(Lost::Unexpected(message));
             }
@@ -47,7 +54,10 @@ impl Engine {
                 self.admit(key, Head::Peer(message), false);
             }
             Message::ForwardReply { tag, result, .. } => {
-                let expected = self.core.forward_reply_length(tag).ok_or(Lost::Unexpected(message))?;
+                let expected = self
+                    .core
+                    .forward_reply_length(tag)
+                    .ok_or(Lost::Unexpected(message))?;
                 if payload != if result.is_ok() { expected } else { 0 } {
                     return Err(Lost::Unexpected(message));
                 }
@@ -56,7 +66,12 @@ impl Engine {
                 self.slots.hold(tag);
                 if payload > 0 {
                     let head = Head::Peer(message);
-                    connection.parse = Parse::Payload { head, tag, length: payload, received: 0 };
+                    connection.parse = Parse::Payload {
+                        head,
+                        tag,
+                        length: payload,
+                        received: 0,
+                    };
                 } else {
                     self.peer_payload(key, message, tag);
                 }
@@ -88,7 +103,11 @@ impl Engine {
                 (Class::Copy, Owner::Replica, extent.bytes() as u32, 0)
             }
             Message::Forward { tag, operation } => {
-                let owner = Owner::Forwarded { connection, tag, operation };
+                let owner = Owner::Forwarded {
+                    connection,
+                    tag,
+                    operation,
+                };
                 match operation {
                     Operation::Read(extent) => (Class::Sync, owner, extent.bytes() as u32, 0),
                     Operation::Write { extent, .. } => {
@@ -122,22 +141,29 @@ impl Engine {
         match message {
             Message::Forward { operation, .. } if uses.served => {
                 self.stats.counters.forwarded += 1;
-                let request = Request { tag, origin: Origin::Peer, operation };
+                let request = Request {
+                    tag,
+                    origin: Origin::Peer,
+                    operation,
+                };
                 self.core.handle_request(self.now, request);
             }
             Message::ForwardReply { tag, .. } => {
                 // It may have been given up while its data was on the way.
                 if uses.forwarding && self.core.forward_reply_length(tag).is_some() {
-                    self.core.handle_message(self.now, TrafficClass::Sync, message, None);
+                    self.core
+                        .handle_message(self.now, TrafficClass::Sync, message, None);
                     self.drain();
                 }
                 self.slots.release(tag);
             }
             Message::Copy { .. } | Message::Verify { .. } if uses.migration => {
-                self.core.handle_message(self.now, TrafficClass::Copy, message, Some(tag));
+                self.core
+                    .handle_message(self.now, TrafficClass::Copy, message, Some(tag));
             }
             Message::DoubleWrite { .. } if uses.migration => {
-                self.core.handle_message(self.now, TrafficClass::Sync, message, Some(tag));
+                self.core
+                    .handle_message(self.now, TrafficClass::Sync, message, Some(tag));
             }
             _ => self.drop_frame(message, tag),
         }
@@ -167,11 +193,20 @@ impl Engine {
                     (Operation::Read(extent), Ok(())) => extent.bytes() as u32,
                     _ => 0,
                 };
-                let payload =
-                    if length > 0 { self.slots.payload(tag, length as usize) } else { None };
-                let message = Message::ForwardReply { tag: peer_tag, length, result };
+                let payload = if length > 0 {
+                    self.slots.payload(tag, length as usize)
+                } else {
+                    None
+                };
+                let message = Message::ForwardReply {
+                    tag: peer_tag,
+                    length,
+                    result,
+                };
                 let (header, _, _) = message.encode();
-                connection.stream.queue(Frame::new(&[&header.encode()], payload));
+                connection
+                    .stream
+                    .queue(Frame::new(&[&header.encode()], payload));
                 self.connections.mark(key);
             }
         }
@@ -181,7 +216,9 @@ impl Engine {
     /// Queues a frame of the controller. Without a connection for it, it is dropped: the controller
     /// has been told, or will be, that the connection is lost.
     pub(super) fn send(&mut self, class: TrafficClass, message: Message) {
-        let Some(key) = self.route(class, &message) else { return };
+        let Some(key) = self.route(class, &message) else {
+            return;
+        };
         let (header, inline, length) = message.encode();
         let payload = match message.payload() {
             None => None,
@@ -192,8 +229,12 @@ impl Engine {
                 self.chunk_payload(slot, header.payload_length as usize)
             }
         };
-        let Some(connection) = self.connections.get_mut(key) else { return };
-        connection.stream.queue(Frame::new(&[&header.encode(), &inline[..length]], payload));
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        connection
+            .stream
+            .queue(Frame::new(&[&header.encode(), &inline[..length]], payload));
         self.connections.mark(key);
     }
 
@@ -223,17 +264,22 @@ impl Engine {
                 let current = links.filter(|links| about.is_none_or(|id| id == links.migration));
                 current.and_then(|links| links.control).or_else(|| {
                     let resolving = self.resolving.iter();
-                    resolving.rev().find(|(id, _)| about.is_none_or(|a| a == *id)).map(|&(_, k)| k)
+                    resolving
+                        .rev()
+                        .find(|(id, _)| about.is_none_or(|a| a == *id))
+                        .map(|&(_, k)| k)
                 })
             }
             TrafficClass::Sync => match message {
-                Message::Forward { .. } => {
-                    self.forwarding.or_else(|| links.and_then(|links| links.sync))
-                }
+                Message::Forward { .. } => self
+                    .forwarding
+                    .or_else(|| links.and_then(|links| links.sync)),
                 _ => links.and_then(|links| links.sync),
             },
             TrafficClass::Copy => links?.copies.iter().copied().min_by_key(|&key| {
-                self.connections.get(key).map_or(usize::MAX, |c| c.stream.outbox().bytes())
+                self.connections
+                    .get(key)
+                    .map_or(usize::MAX, |c| c.stream.outbox().bytes())
             }),
         }
     }

@@ -43,7 +43,9 @@ impl Engine {
     /// A receive operation ended.
     pub(super) fn received(&mut self, index: u32, result: i32) {
         let now = self.now;
-        let Some(connection) = self.connections.at(index) else { return };
+        let Some(connection) = self.connections.at(index) else {
+            return;
+        };
         let key = connection.key;
         connection.moved = now;
         let outcome = connection.stream.received(result);
@@ -72,7 +74,9 @@ impl Engine {
 
     fn parse(&mut self, key: ConnectionKey) -> Result<(), Lost> {
         loop {
-            let Some(connection) = self.connections.get_mut(key) else { return Ok(()) };
+            let Some(connection) = self.connections.get_mut(key) else {
+                return Ok(());
+            };
             let leaves = connection.life != Life::Open && connection.is_client();
             if connection.paused || leaves || connection.life == Life::Closing {
                 return Ok(());
@@ -115,7 +119,12 @@ impl Engine {
                     }
                     complete
                 }
-                Parse::Payload { head, tag, length, ref mut received } => {
+                Parse::Payload {
+                    head,
+                    tag,
+                    length,
+                    ref mut received,
+                } => {
                     let range = *received as usize..length as usize;
                     let room = self.slots.bytes_mut(tag, range);
                     *received += connection.stream.take_payload(room)? as u32;
@@ -144,7 +153,9 @@ impl Engine {
 
     /// Starts the connection's next receive operation, unless it must not be read from now.
     fn ask_for_more(&mut self, key: ConnectionKey) {
-        let Some(connection) = self.connections.get_mut(key) else { return };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
         let leaves = connection.life != Life::Open && connection.is_client();
         if connection.paused
             || connection.throttled
@@ -154,13 +165,25 @@ impl Engine {
         {
             return;
         }
-        let header = if connection.is_client() { REQUEST_HEADER_SIZE } else { HEADER_SIZE };
+        let header = if connection.is_client() {
+            REQUEST_HEADER_SIZE
+        } else {
+            HEADER_SIZE
+        };
         let (payload, ahead) = match connection.parse {
             Parse::Waiting(_) => return,
-            Parse::Payload { tag, length, received, .. } => {
+            Parse::Payload {
+                tag,
+                length,
+                received,
+                ..
+            } => {
                 let rest = (length - received) as usize;
                 let place = self.slots.address(tag, received as usize);
-                (place.map(|(pointer, room)| (pointer, rest.min(room))), header)
+                (
+                    place.map(|(pointer, room)| (pointer, rest.min(room))),
+                    header,
+                )
             }
             Parse::Header if connection.bulk => {
                 (None, header.saturating_sub(connection.stream.staged()))
@@ -170,7 +193,11 @@ impl Engine {
         // SAFETY: the slot's buffer stays in place while the connection receives into it: a new
         // request's slot is busy and an answered one's is held, both until the payload is complete
         // or `reap` finds the stream idle. Nothing else uses the buffer meanwhile.
-        unsafe { connection.stream.receive(&mut self.ring, Token::Receive(key.index), payload, ahead) };
+        unsafe {
+            connection
+                .stream
+                .receive(&mut self.ring, Token::Receive(key.index), payload, ahead)
+        };
     }
 
     /// Everything that a request needs has been received.
@@ -210,9 +237,11 @@ impl Engine {
     /// Gives a request its slot and goes on to receive its data, or lets the connection wait.
     pub(super) fn admit(&mut self, key: ConnectionKey, head: Head, waited: bool) -> bool {
         let (class, owner, buffer, length) = match head {
-            Head::Client { request, operation, rest } => {
-                self.client_needs(key, request, operation, rest)
-            }
+            Head::Client {
+                request,
+                operation,
+                rest,
+            } => self.client_needs(key, request, operation, rest),
             Head::Peer(message) => self.peer_needs(key, message),
         };
         let tag = self.slots.take(class, buffer, owner, waited);
@@ -231,7 +260,12 @@ impl Engine {
         };
         connection.bulk = length > 0;
         if length > 0 {
-            connection.parse = Parse::Payload { head, tag, length, received: 0 };
+            connection.parse = Parse::Payload {
+                head,
+                tag,
+                length,
+                received: 0,
+            };
         } else {
             connection.parse = Parse::Header;
             self.payload_complete(key, head, tag);

@@ -88,11 +88,23 @@ pub(super) struct Parts {
 impl Engine {
     /// Builds the engine on its own thread, which the ring belongs to.
     pub(super) fn new(parts: Parts) -> Result<Self, EngineError> {
-        let Parts { config, image, record, commands, wake, published, events } = parts;
+        let Parts {
+            config,
+            image,
+            record,
+            commands,
+            wake,
+            published,
+            events,
+        } = parts;
         let name = config.disk.clone();
         let refused = |action: &'static str| {
             let disk = name.clone();
-            move |source: io::Error| EngineError::Start { disk, action, source }
+            move |source: io::Error| EngineError::Start {
+                disk,
+                action,
+                source,
+            }
         };
         let ring = Ring::new().map_err(refused("set up io_uring"))?;
         let operations = config.limits.requests as usize + usize::from(config.limits.window_chunks);
@@ -137,7 +149,10 @@ impl Engine {
 
     /// Runs until it is told to end.
     pub(super) fn run(&mut self) -> Result<(), EngineError> {
-        let mut batch = [Completion { token: Token::Wake, result: 0 }; BATCH];
+        let mut batch = [Completion {
+            token: Token::Wake,
+            result: 0,
+        }; BATCH];
         self.listen();
         self.run_commands();
         self.drain();
@@ -147,7 +162,9 @@ impl Engine {
                 break;
             }
             let timeout = self.timeout();
-            self.ring.wait(timeout).map_err(|source| self.failure("wait for I/O", &source))?;
+            self.ring
+                .wait(timeout)
+                .map_err(|source| self.failure("wait for I/O", &source))?;
             self.now = Time(self.started.elapsed().as_nanos() as u64);
             loop {
                 let count = self.ring.completions(&mut batch);
@@ -175,7 +192,10 @@ impl Engine {
 
     fn failure(&self, action: &str, source: &io::Error) -> EngineError {
         let disk = self.config.disk.clone();
-        EngineError::Failed { disk, cause: format!("cannot {action}: {source}") }
+        EngineError::Failed {
+            disk,
+            cause: format!("cannot {action}: {source}"),
+        }
     }
 
     fn completed(&mut self, completion: Completion) {
@@ -220,7 +240,12 @@ impl Engine {
     }
 
     fn timeout(&self) -> Option<Duration> {
-        let deadline = self.core.next_deadline().into_iter().chain(self.tick_at).min()?;
+        let deadline = self
+            .core
+            .next_deadline()
+            .into_iter()
+            .chain(self.tick_at)
+            .min()?;
         let now = Time(self.started.elapsed().as_nanos() as u64);
         Some(deadline.since(now))
     }
@@ -239,7 +264,9 @@ impl Engine {
     }
 
     fn is_finished(&self) -> bool {
-        let Some(deadline) = self.shutdown else { return false };
+        let Some(deadline) = self.shutdown else {
+            return false;
+        };
         let sending = |c: &super::connections::Connection| {
             c.life == Life::Open && (c.stream.is_sending() || c.stream.wants_send())
         };
@@ -263,7 +290,10 @@ impl Engine {
             latencies: self.stats.latencies,
             cpu_seconds: thread_cpu_seconds(),
         };
-        *self.published.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+        *self
+            .published
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = snapshot;
     }
 
     /// Calls the owner's callback.
@@ -274,7 +304,11 @@ impl Engine {
     /// Ends all operations, so that the kernel uses none of the engine's memory. False when that
     /// takes too long: then the engine must be leaked instead of dropped.
     pub(super) fn release(&mut self) -> bool {
-        let keys: Vec<_> = self.connections.iter().map(|connection| connection.key).collect();
+        let keys: Vec<_> = self
+            .connections
+            .iter()
+            .map(|connection| connection.key)
+            .collect();
         for key in keys {
             if let Some(connection) = self.connections.get_mut(key) {
                 let (receive, send) = (Token::Receive(key.index), Token::Send(key.index));
@@ -282,7 +316,10 @@ impl Engine {
             }
         }
         self.ring.cancel(Token::Wake);
-        let mut batch = [Completion { token: Token::Wake, result: 0 }; BATCH];
+        let mut batch = [Completion {
+            token: Token::Wake,
+            result: 0,
+        }; BATCH];
         let deadline = Instant::now() + RELEASE;
         while self.ring.in_flight() > 0 && Instant::now() < deadline {
             if self.ring.wait(Some(TICK)).is_err() {

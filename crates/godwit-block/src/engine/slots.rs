@@ -89,7 +89,11 @@ impl Slots {
         let share = (memory / 4).max(LARGEST);
         let pool = |tags: std::ops::Range<u32>, bytes: usize| -> io::Result<Pool> {
             let free = tags.rev().map(RequestTag).collect();
-            Ok(Pool { arena: Arena::new(bytes)?, free, waiting: VecDeque::with_capacity(64) })
+            Ok(Pool {
+                arena: Arena::new(bytes)?,
+                free,
+                waiting: VecDeque::with_capacity(64),
+            })
         };
         let slot = |tag| Slot {
             class: match tag {
@@ -211,7 +215,9 @@ impl Slots {
 
     /// Whether a frame of a migration is being applied.
     pub(super) fn applies(&self) -> bool {
-        self.slots.iter().any(|slot| matches!(slot.owner, Owner::Replica))
+        self.slots
+            .iter()
+            .any(|slot| matches!(slot.owner, Owner::Replica))
     }
 
     pub(super) fn owner(&self, tag: RequestTag) -> Owner {
@@ -242,7 +248,11 @@ impl Slots {
     }
 
     /// Part of the slot's buffer, for this thread to fill while no operation of the kernel uses it.
-    pub(super) fn bytes_mut(&mut self, tag: RequestTag, range: std::ops::Range<usize>) -> &mut [u8] {
+    pub(super) fn bytes_mut(
+        &mut self,
+        tag: RequestTag,
+        range: std::ops::Range<usize>,
+    ) -> &mut [u8] {
         match self.address(tag, range.start) {
             Some((pointer, length)) => {
                 let wanted = range.end.saturating_sub(range.start).min(length);

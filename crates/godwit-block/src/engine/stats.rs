@@ -98,7 +98,12 @@ mod tests {
         for n in 1..=100_u64 {
             let arrived = Time(n * 1000);
             let done = Time(arrived.0 + n * 1_000_000);
-            stats.answered(&Operation::Write { extent, fua: false }, n != 7, arrived, done);
+            stats.answered(
+                &Operation::Write { extent, fua: false },
+                n != 7,
+                arrived,
+                done,
+            );
         }
         assert_eq!(stats.summary(Time(SECOND / 2)), LatencySummary::default());
         let summary = stats.summary(Time(SECOND * 2));

@@ -152,7 +152,9 @@ impl Stream {
                 }
             }
         }
-        let Some(data) = self.staging.data().get(..wanted) else { return Ok(false) };
+        let Some(data) = self.staging.data().get(..wanted) else {
+            return Ok(false);
+        };
         into.copy_from_slice(data);
         self.staging.consume(wanted);
         Ok(true)
@@ -223,11 +225,17 @@ impl Stream {
         let mut count = 0;
         self.payload_wanted = 0;
         if let Some((pointer, length)) = payload {
-            gather.parts[0] = libc::iovec { iov_base: pointer.cast(), iov_len: length };
+            gather.parts[0] = libc::iovec {
+                iov_base: pointer.cast(),
+                iov_len: length,
+            };
             self.payload_wanted = length;
             count = 1;
         }
-        gather.parts[count] = libc::iovec { iov_base: room.cast(), iov_len: space.min(ahead) };
+        gather.parts[count] = libc::iovec {
+            iov_base: room.cast(),
+            iov_len: space.min(ahead),
+        };
         gather.header.msg_iov = gather.parts.as_mut_ptr();
         gather.header.msg_iovlen = count + 1;
         let entry = opcode::RecvMsg::new(fd, &raw mut gather.header).build();
@@ -258,7 +266,10 @@ impl Stream {
 
     /// Whether something waits to be sent and no send operation is in flight.
     pub(crate) fn wants_send(&self) -> bool {
-        let session = self.session.as_ref().is_some_and(|session| session.wants_send());
+        let session = self
+            .session
+            .as_ref()
+            .is_some_and(|session| session.wants_send());
         !self.outbox.is_sending() && (session || !self.outbox.is_empty())
     }
 

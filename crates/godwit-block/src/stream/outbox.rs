@@ -46,7 +46,11 @@ impl Payload {
     /// What `keep` names holds the `length` bytes at `pointer` in place, initialised and unchanged,
     /// until the payload is released.
     pub(crate) const unsafe fn new(pointer: *const u8, length: usize, keep: Keep) -> Self {
-        Self { pointer, length, keep }
+        Self {
+            pointer,
+            length,
+            keep,
+        }
     }
 
     fn bytes(&self) -> &[u8] {
@@ -72,7 +76,11 @@ impl Frame {
             header[header_length..header_length + part.len()].copy_from_slice(part);
             header_length += part.len();
         }
-        Self { header, header_length, payload }
+        Self {
+            header,
+            header_length,
+            payload,
+        }
     }
 
     fn length(&self) -> usize {
@@ -163,8 +171,10 @@ impl Outbox {
                     continue;
                 }
                 let length = part.len().min(BATCH_BYTES - total);
-                scatter.parts[count] =
-                    libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: length };
+                scatter.parts[count] = libc::iovec {
+                    iov_base: part.as_ptr().cast_mut().cast(),
+                    iov_len: length,
+                };
                 total += length;
                 count += 1;
             }
@@ -260,7 +270,11 @@ impl Outbox {
 
     /// Drops everything that the kernel does not use at the moment.
     pub(super) fn clear(&mut self, release: &mut dyn FnMut(Payload)) {
-        let flying = if self.sending { None } else { Some(self.flying.drain(..)) };
+        let flying = if self.sending {
+            None
+        } else {
+            Some(self.flying.drain(..))
+        };
         for frame in self.waiting.drain(..).chain(flying.into_iter().flatten()) {
             self.bytes = self.bytes.saturating_sub(frame.length());
             if let Some(payload) = frame.payload {

@@ -24,7 +24,12 @@ impl Session {
         // The outbox bounds what it hands over.
         connection.set_buffer_limit(None);
         let (incoming, outgoing) = (Staging::new(INCOMING)?, Staging::new(OUTGOING)?);
-        Ok(Self { connection, incoming, outgoing, closed: false })
+        Ok(Self {
+            connection,
+            incoming,
+            outgoing,
+            closed: false,
+        })
     }
 
     /// Where the kernel puts ciphertext.
@@ -56,10 +61,14 @@ impl Session {
             if before == 0 {
                 return Ok(0);
             }
-            self.connection.read_tls(&mut ciphertext).map_err(StreamError::Socket)?;
+            self.connection
+                .read_tls(&mut ciphertext)
+                .map_err(StreamError::Socket)?;
             let consumed = before - ciphertext.len();
             self.incoming.consume(consumed);
-            self.connection.process_new_packets().map_err(StreamError::Tls)?;
+            self.connection
+                .process_new_packets()
+                .map_err(StreamError::Tls)?;
             if consumed == 0 {
                 return Err(StreamError::Closed);
             }
@@ -68,7 +77,10 @@ impl Session {
 
     /// Encrypts `plaintext`.
     pub(super) fn write(&mut self, plaintext: &[u8]) -> Result<(), StreamError> {
-        self.connection.writer().write_all(plaintext).map_err(StreamError::Socket)
+        self.connection
+            .writer()
+            .write_all(plaintext)
+            .map_err(StreamError::Socket)
     }
 
     /// Ends the session after what was encrypted so far.
@@ -85,7 +97,9 @@ impl Session {
     pub(super) fn pending(&mut self) -> Result<(*const u8, usize), StreamError> {
         self.outgoing.compact();
         while self.connection.wants_write() && self.outgoing.room().1 > 0 {
-            self.connection.write_tls(&mut self.outgoing).map_err(StreamError::Socket)?;
+            self.connection
+                .write_tls(&mut self.outgoing)
+                .map_err(StreamError::Socket)?;
         }
         Ok(self.outgoing.pending())
     }

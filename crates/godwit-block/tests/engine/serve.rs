@@ -1,0 +1,275 @@
+//! NBD clients and the image.
+
+use std::collections::HashMap;
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use godwit_block::engine::{EngineConfig, EngineEvent};
+use godwit_core::authority::AuthorityRecord;
+
+use crate::support::*;
+
+const MIB: u64 = 1 << 20;
+
+fn engine(size: u64) -> TestEngine {
+    TestEngine::new("serve", size, AuthorityRecord::created())
+}
+
+/// Mixed operations of one client, one at a time, against a copy in memory.
+fn mixed(structured: bool, seed: u64) {
+    let size = 16 * MIB;
+    let engine = engine(size);
+    let mut client = engine.attach(structured);
+    let mut model = vec![0_u8; size as usize];
+    let mut random = Random(seed);
+    for _ in 0..400 {
+        let longest = if random.below(20) == 0 { 4096 } else { 40 };
+        let length = (1 + random.below(longest)) * 512;
+        let offset = random.below((size - length) / 512) * 512;
+        let range = offset as usize..(offset + length) as usize;
+        let fua = if random.below(8) == 0 { FUA } else { 0 };
+        match random.below(10) {
+            0..=3 => {
+                let data = random.bytes(length as usize);
+                assert_eq!(
+                    client.call(WRITE, fua, offset, length as u32, &data).error,
+                    0
+                );
+                model[range].copy_from_slice(&data);
+            }
+            4..=6 => assert!(client.read(offset, length as usize) == model[range]),
+            7 => {
+                assert_eq!(client.call(TRIM, fua, offset, length as u32, &[]).error, 0);
+                model[range].fill(0);
+            }
+            8 => {
+                let flags = fua | if random.below(2) == 0 { NO_HOLE } else { 0 };
+                assert_eq!(
+                    client
+                        .call(WRITE_ZEROES, flags, offset, length as u32, &[])
+                        .error,
+                    0
+                );
+                model[range].fill(0);
+            }
+            _ => assert_eq!(client.call(FLUSH, 0, 0, 0, &[]).error, 0),
+        }
+    }
+    let snapshot = engine.handle.snapshot();
+    assert_eq!(snapshot.clients, 1);
+    assert!(engine.finish() == model, "the image differs from the model");
+}
+
+#[test]
+fn every_operation_does_what_the_model_does_with_simple_replies() {
+    mixed(false, 1);
+}
+
+#[test]
+fn every_operation_does_what_the_model_does_with_structured_replies() {
+    mixed(true, 2);
+}
+
+#[test]
+fn the_longest_requests_work_and_longer_ranges_are_split() {
+    let engine = engine(160 * MIB);
+    let mut client = engine.attach(true);
+    let data = Random(3).bytes(32 << 20);
+    client.write(512, &data);
+    assert!(client.read(512, 32 << 20) == data);
+    let answer = client.call(WRITE_ZEROES, FUA, 1024, (120 << 20) + 512, &[]);
+    assert_eq!(answer.error, 0);
+    let after = client.read(0, 32 << 20);
+    assert!(after[512..1024] == data[..512]);
+    assert!(after[1024..].iter().all(|&byte| byte == 0));
+    assert!(
+        client
+            .read((32 << 20) + 512, 512)
+            .iter()
+            .all(|&byte| byte == 0)
+    );
+    assert_eq!(client.call(TRIM, 0, 0, 160 << 20, &[]).error, 0);
+    assert_eq!(client.call(TRIM, 0, 512, 160 << 20, &[]).error, 22);
+    assert!(engine.finish().iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn many_requests_in_flight_are_each_answered_once() {
+    let engine = engine(64 * MIB);
+    let mut client = engine.attach(false);
+    let mut expected = HashMap::new();
+    let mut random = Random(4);
+    let blocks: Vec<Vec<u8>> = (0..64).map(|_| random.bytes(4096)).collect();
+    for round in 0..4_u64 {
+        for (index, block) in blocks.iter().enumerate() {
+            let cookie = client.send(WRITE, 0, (round * 64 + index as u64) * 4096, 4096, block);
+            expected.insert(cookie, None);
+        }
+        for _ in 0..blocks.len() {
+            let answer = client.receive(|_| 0);
+            assert_eq!(answer.error, 0);
+            assert_eq!(expected.remove(&answer.cookie), Some(None::<usize>));
+        }
+        for index in 0..blocks.len() {
+            let cookie = client.send(READ, 0, (round * 64 + index as u64) * 4096, 4096, &[]);
+            expected.insert(cookie, Some(index));
+        }
+        for _ in 0..blocks.len() {
+            let answer = client.receive(|_| 4096);
+            let index = expected
+                .remove(&answer.cookie)
+                .flatten()
+                .expect("a read of ours");
+            assert!(answer.data == blocks[index]);
+        }
+    }
+    assert!(expected.is_empty());
+    engine.wait_until(|snapshot| snapshot.counters.writes == 256 && snapshot.counters.reads == 256);
+}
+
+#[test]
+fn bad_requests_are_answered_and_the_connection_goes_on() {
+    let engine = engine(MIB);
+    let mut client = engine.attach(true);
+    for (kind, flags, offset, length, error) in [
+        (READ, 0, 0, 0, 22),
+        (READ, 0, 1, 512, 22),
+        (READ, 0, 0, 513, 22),
+        (READ, 0, MIB, 512, 22),
+        (READ, 0, u64::MAX - 511, 512, 22),
+        (READ, 0, 0, (32 << 20) + 512, 22),
+        (FLUSH, 0x80, 0, 0, 22),
+        (99, 0, 0, 512, 22),
+        (WRITE_ZEROES, 0, MIB - 512, 1024, 28),
+        (TRIM, 0, MIB - 512, 1024, 22),
+    ] {
+        let answer = client.call(kind, flags, offset, length, &[]);
+        assert_eq!(answer.error, error, "kind {kind} at {offset} of {length}");
+    }
+    // The data of refused writes is read past.
+    let data = vec![0x28; 5000];
+    assert_eq!(client.call(WRITE, 0, MIB, 4096, &data[..4096]).error, 28);
+    assert_eq!(client.call(WRITE, 0, 7, 5000, &data).error, 22);
+    client.write(4096, &data[..512]);
+    assert!(client.read(4096, 512) == data[..512]);
+    engine.wait_until(|snapshot| snapshot.counters.errors == 12);
+}
+
+#[test]
+fn a_client_that_disconnects_is_answered_first() {
+    let engine = engine(16 * MIB);
+    let mut client = engine.attach(false);
+    let data = vec![7; 1 << 20];
+    let write = client.send(WRITE, FUA, 0, 1 << 20, &data);
+    client.send(DISCONNECT, 0, 0, 0, &[]);
+    assert_eq!(
+        client.receive(|_| 0),
+        Answer {
+            cookie: write,
+            error: 0,
+            data: vec![]
+        }
+    );
+    assert!(client.is_closed());
+    engine.wait_for(|event| *event == EngineEvent::Clients(1));
+    engine.wait_for(|event| *event == EngineEvent::Clients(0));
+}
+
+#[test]
+fn a_client_that_reads_nothing_does_not_hold_up_others() {
+    let mut config = EngineConfig::new("slow".to_owned());
+    config.limits.requests = 64;
+    let engine = TestEngine::with_config(config, 64 * MIB, AuthorityRecord::created());
+    let mut slow = engine.attach(false);
+    // Fewer than the tags there are, and more data than sockets hold.
+    for index in 0..16_u64 {
+        slow.send(READ, 0, index << 20, 1 << 20, &[]);
+    }
+    let mut fast = engine.attach(false);
+    let started = Instant::now();
+    for index in 0..200_u64 {
+        fast.write(index * 4096, &[index as u8; 4096]);
+    }
+    assert!(started.elapsed() < Duration::from_secs(10));
+    for _ in 0..16 {
+        assert_eq!(slow.receive(|_| 1 << 20).error, 0);
+    }
+}
+
+#[test]
+fn more_requests_than_tags_and_memory_all_get_through() {
+    let mut config = EngineConfig::new("crowd".to_owned());
+    config.limits.requests = 64;
+    let engine = TestEngine::with_config(config, 128 * MIB, AuthorityRecord::created());
+    let workers: Vec<_> = (0..4_u64)
+        .map(|worker| {
+            let mut client = engine.attach(worker % 2 == 0);
+            std::thread::spawn(move || {
+                let mut random = Random(worker + 10);
+                let base = worker * 32 * MIB;
+                for _ in 0..6 {
+                    // 40 MiB in flight per client, of 64 MiB for all of them.
+                    let blocks: Vec<_> = (0..40).map(|_| random.bytes(4096)).collect();
+                    let large = random.bytes(20 << 20);
+                    client.send(WRITE, 0, base, 20 << 20, &large);
+                    for (index, block) in blocks.iter().enumerate() {
+                        client.send(WRITE, 0, base + 24 * MIB + index as u64 * 4096, 4096, block);
+                    }
+                    for _ in 0..41 {
+                        assert_eq!(client.receive(|_| 0).error, 0);
+                    }
+                    assert!(client.read(base, 20 << 20) == large);
+                    for (index, block) in blocks.iter().enumerate() {
+                        let offset = base + 24 * MIB + index as u64 * 4096;
+                        assert!(client.read(offset, 4096) == *block);
+                    }
+                }
+            })
+        })
+        .collect();
+    for worker in workers {
+        worker.join().expect("a worker");
+    }
+    engine.wait_until(|snapshot| snapshot.requests_in_flight == 0);
+}
+
+#[test]
+fn too_many_clients_are_refused() {
+    let mut config = EngineConfig::new("full".to_owned());
+    config.max_clients = 1;
+    let engine = TestEngine::with_config(config, MIB, AuthorityRecord::created());
+    let mut first = engine.attach(false);
+    first.write(0, &[1; 512]);
+    assert!(engine.attach(false).is_closed());
+    assert!(first.read(0, 512) == [1; 512]);
+}
+
+#[test]
+fn shutdown_finishes_what_is_in_flight() {
+    let engine = engine(64 * MIB);
+    let (ours, theirs) = UnixStream::pair().expect("sockets");
+    engine.attach_socket(theirs.into(), false);
+    let mut client = Client::new(Box::new(ours), false);
+    let data = vec![9; 4 << 20];
+    for index in 0..8 {
+        client.send(WRITE, 0, index << 22, 4 << 20, &data);
+    }
+    assert_eq!(client.receive(|_| 0).error, 0);
+    engine.handle.shutdown();
+    engine.handle.clone().join().expect("a clean end");
+    // A call on an engine that has ended does nothing.
+    engine.handle.attach(godwit_block::engine::ClientStream {
+        socket: UnixStream::pair().expect("sockets").0.into(),
+        tls: None,
+        received: vec![],
+        structured_replies: false,
+        address: String::new(),
+    });
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let reason = godwit_core::event::AbortReason::Cancelled;
+    engine.handle.cancel(
+        reason,
+        Box::new(move |cancelled| sender.send(cancelled).expect("sent")),
+    );
+    assert!(!receiver.recv().expect("an answer"));
+}

@@ -1,0 +1,355 @@
+//! An engine with an image of its own, an NBD client, and connections between two engines.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{OnceLock, mpsc};
+use std::time::{Duration, Instant};
+
+use godwit_block::engine::{
+    ClientStream, EngineConfig, EngineEvent, EngineHandle, PeerStream, PeerStreams, Snapshot, spawn,
+};
+use godwit_block::image::Image;
+use godwit_block::nbd::RequestHeader;
+use godwit_core::MigrationOptions;
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::Event;
+use godwit_core::units::{Bytes, MigrationId};
+
+pub(crate) const READ: u16 = 0;
+pub(crate) const WRITE: u16 = 1;
+pub(crate) const DISCONNECT: u16 = 2;
+pub(crate) const FLUSH: u16 = 3;
+pub(crate) const TRIM: u16 = 4;
+pub(crate) const WRITE_ZEROES: u16 = 6;
+pub(crate) const FUA: u16 = 1;
+pub(crate) const NO_HOLE: u16 = 2;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// An engine whose records are "stored" at once, and its events.
+pub(crate) struct TestEngine {
+    pub(crate) handle: EngineHandle,
+    pub(crate) events: mpsc::Receiver<EngineEvent>,
+    directory: tempfile::TempDir,
+}
+
+impl TestEngine {
+    /// An engine over a new image of `size` bytes.
+    pub(crate) fn new(name: &str, size: u64, record: AuthorityRecord) -> Self {
+        Self::with_config(EngineConfig::new(name.to_owned()), size, record)
+    }
+
+    pub(crate) fn with_config(config: EngineConfig, size: u64, record: AuthorityRecord) -> Self {
+        // Not in /tmp, where O_DIRECT may be missing.
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let image = Image::create(&directory.path().join("disk"), Bytes(size)).expect("an image");
+        let (sender, events) = mpsc::channel();
+        let own: &'static OnceLock<EngineHandle> = Box::leak(Box::new(OnceLock::new()));
+        let callback = move |event| {
+            if let EngineEvent::Persist(_) = event
+                && let Some(handle) = own.get()
+            {
+                handle.persisted();
+            }
+            let _ = sender.send(event);
+        };
+        let handle = spawn(config, image, record, Box::new(callback)).expect("an engine");
+        own.set(handle.clone()).expect("set once");
+        Self {
+            handle,
+            events,
+            directory,
+        }
+    }
+
+    pub(crate) fn attach(&self, structured: bool) -> Client {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        self.attach_socket(theirs.into(), structured);
+        Client::new(Box::new(ours), structured)
+    }
+
+    pub(crate) fn attach_socket(&self, socket: OwnedFd, structured_replies: bool) {
+        self.handle.attach(ClientStream {
+            socket,
+            tls: None,
+            received: Vec::new(),
+            structured_replies,
+            address: "test".to_owned(),
+        });
+    }
+
+    /// Waits for an event that `wanted` accepts.
+    pub(crate) fn wait_for(&self, wanted: impl Fn(&EngineEvent) -> bool) -> EngineEvent {
+        let deadline = Instant::now() + PATIENCE;
+        let mut seen = Vec::new();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.events.recv_timeout(left) {
+                Ok(event) if wanted(&event) => return event,
+                Ok(event) => seen.push(event),
+                Err(_) => panic!("the event did not come; these did: {seen:?}"),
+            }
+        }
+    }
+
+    pub(crate) fn wait_for_core(&self, wanted: impl Fn(&Event) -> bool) -> Event {
+        match self.wait_for(|event| matches!(event, EngineEvent::Core(event) if wanted(event))) {
+            EngineEvent::Core(event) => event,
+            other => panic!("{other:?} is not the controller's"),
+        }
+    }
+
+    /// Waits for a state that `wanted` accepts.
+    pub(crate) fn wait_until(&self, wanted: impl Fn(&Snapshot) -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !wanted(&self.handle.snapshot()) {
+            assert!(
+                Instant::now() < deadline,
+                "stayed at {:?}",
+                self.handle.snapshot()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Ends the engine and returns the image's bytes.
+    pub(crate) fn finish(self) -> Vec<u8> {
+        self.handle.shutdown();
+        self.handle.clone().join().expect("a clean end");
+        std::fs::read(self.image_path()).expect("the image")
+    }
+
+    pub(crate) fn image_path(&self) -> std::path::PathBuf {
+        self.directory.path().join("disk")
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+}
+
+/// A byte stream to an engine.
+pub(crate) trait Connection: Read + Write + Send {}
+impl<T: Read + Write + Send> Connection for T {}
+
+/// A synchronous NBD client in the transmission phase.
+pub(crate) struct Client {
+    stream: Box<dyn Connection>,
+    structured: bool,
+    next_cookie: u64,
+}
+
+/// An answer: the error number, and a read's data.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) cookie: u64,
+    pub(crate) error: u32,
+    pub(crate) data: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) fn new(stream: Box<dyn Connection>, structured: bool) -> Self {
+        Self {
+            stream,
+            structured,
+            next_cookie: 1,
+        }
+    }
+
+    /// Sends a request and returns its cookie.
+    pub(crate) fn send(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+    ) -> u64 {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let header = RequestHeader {
+            flags,
+            kind,
+            cookie,
+            offset,
+            length,
+        };
+        let mut bytes = header.encode().to_vec();
+        bytes.extend_from_slice(data);
+        self.stream.write_all(&bytes).expect("the request to leave");
+        cookie
+    }
+
+    pub(crate) fn send_raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.stream.write_all(bytes)
+    }
+
+    /// Receives an answer; `length` tells how much data that of a read's cookie carries.
+    pub(crate) fn receive(&mut self, length: impl Fn(u64) -> usize) -> Answer {
+        let magic = u32::from_be_bytes(self.array());
+        if magic == 0x6744_6698 {
+            let error = u32::from_be_bytes(self.array());
+            let cookie = u64::from_be_bytes(self.array());
+            let expected = if error == 0 { length(cookie) } else { 0 };
+            assert!(
+                !self.structured || expected == 0,
+                "a simple reply to a read"
+            );
+            let mut data = vec![0; expected];
+            self.stream.read_exact(&mut data).expect("data");
+            return Answer {
+                cookie,
+                error,
+                data,
+            };
+        }
+        assert_eq!(magic, 0x668e_33ef, "neither reply's magic");
+        assert!(
+            self.structured,
+            "a structured reply that was not negotiated"
+        );
+        let [_, _, kind @ ..]: [u8; 4] = self.array();
+        let flags_done = 1;
+        let _ = flags_done;
+        let cookie = u64::from_be_bytes(self.array());
+        let count = u32::from_be_bytes(self.array()) as usize;
+        let mut body = vec![0; count];
+        self.stream.read_exact(&mut body).expect("a chunk");
+        match u16::from_be_bytes(kind) {
+            1 => {
+                assert_eq!(body.len() - 8, length(cookie), "the length of a read");
+                Answer {
+                    cookie,
+                    error: 0,
+                    data: body.split_off(8),
+                }
+            }
+            0x8001 => {
+                let error = u32::from_be_bytes(*body.first_chunk().expect("a number"));
+                Answer {
+                    cookie,
+                    error,
+                    data: Vec::new(),
+                }
+            }
+            other => panic!("chunk type {other:#x}"),
+        }
+    }
+
+    pub(crate) fn call(
+        &mut self,
+        kind: u16,
+        flags: u16,
+        offset: u64,
+        length: u32,
+        data: &[u8],
+    ) -> Answer {
+        let cookie = self.send(kind, flags, offset, length, data);
+        let expected = if kind == READ { length as usize } else { 0 };
+        let answer = self.receive(|_| expected);
+        assert_eq!(answer.cookie, cookie);
+        answer
+    }
+
+    pub(crate) fn write(&mut self, offset: u64, data: &[u8]) {
+        let answer = self.call(WRITE, 0, offset, data.len() as u32, data);
+        assert_eq!(answer.error, 0, "a write at {offset}");
+    }
+
+    pub(crate) fn read(&mut self, offset: u64, length: usize) -> Vec<u8> {
+        let answer = self.call(READ, 0, offset, length as u32, &[]);
+        assert_eq!(answer.error, 0, "a read at {offset}");
+        answer.data
+    }
+
+    /// Whether the other side has closed the connection; waits for it.
+    pub(crate) fn is_closed(&mut self) -> bool {
+        let mut byte = [0];
+        !matches!(self.stream.read(&mut byte), Ok(1))
+    }
+
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.stream.read_exact(&mut bytes).expect("an answer");
+        bytes
+    }
+}
+
+/// Two ends of a TCP connection on loopback.
+pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let ours = TcpStream::connect(listener.local_addr().expect("an address")).expect("to connect");
+    let (theirs, _) = listener.accept().expect("to accept");
+    (ours, theirs)
+}
+
+pub(crate) fn plain(socket: TcpStream) -> PeerStream {
+    PeerStream {
+        socket,
+        tls: None,
+        received: Vec::new(),
+    }
+}
+
+/// The connections of a migration from node `a` to node `b`.
+pub(crate) fn links(copies: usize) -> (PeerStreams, PeerStreams) {
+    let pair = || {
+        let (ours, theirs) = tcp_pair();
+        (plain(ours), plain(theirs))
+    };
+    let ((control, control_b), (sync, sync_b)) = (pair(), pair());
+    let (copies, copies_b) = (0..copies).map(|_| pair()).unzip();
+    (
+        PeerStreams {
+            peer: "b".to_owned(),
+            control,
+            sync,
+            copies,
+        },
+        PeerStreams {
+            peer: "a".to_owned(),
+            control: control_b,
+            sync: sync_b,
+            copies: copies_b,
+        },
+    )
+}
+
+pub(crate) fn options(id: u8) -> MigrationOptions {
+    MigrationOptions {
+        migration: MigrationId([id; 16]),
+        chunk_sectors: 2048,
+        window_chunks: 8,
+        max_bandwidth: None,
+        verify: true,
+        peer_timeout: Duration::from_secs(5),
+    }
+}
+
+/// A small generator of numbers, so that a failure can be repeated.
+pub(crate) struct Random(pub u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let x = self.0 ^ (self.0 >> 33);
+        x.wrapping_mul(0xff51_afd7_ed55_8ccd) ^ (x >> 29)
+    }
+
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit
+    }
+
+    pub(crate) fn bytes(&mut self, length: usize) -> Vec<u8> {
+        (0..length.div_ceil(8))
+            .flat_map(|_| self.next().to_le_bytes())
+            .take(length)
+            .collect()
+    }
+}
