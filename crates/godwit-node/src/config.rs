@@ -1,7 +1,11 @@
 //! What a node is told when it starts.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+
+use crate::names;
+use crate::run::NodeError;
 
 /// Everything that a node needs to know to run.
 #[derive(Clone, Debug)]
@@ -66,5 +70,157 @@ impl NodeConfig {
     /// The folder of the images that the node made itself.
     pub fn disks_dir(&self) -> PathBuf {
         self.data_dir.join("disks")
+    }
+}
+
+impl NodeConfig {
+    /// Checks that the parts do not contradict each other.
+    ///
+    /// # Errors
+    /// [`NodeError::Config`] saying which do, and what to change.
+    pub(crate) fn check(&self) -> Result<(), NodeError> {
+        let wrong = |text: String| Err(NodeError::Config(text));
+        let named = |name: &str| {
+            names::check("node", name).map_err(|error| {
+                let hint = error.hint.unwrap_or_default();
+                NodeError::Config(format!("{}: {hint}", error.message))
+            })
+        };
+        named(&self.name)?;
+        let mut seen = BTreeSet::from([self.name.as_str()]);
+        for peer in &self.peers {
+            named(&peer.name)?;
+            if !seen.insert(&peer.name) {
+                return wrong(format!(
+                    "two nodes are named {}: each needs its own name",
+                    peer.name
+                ));
+            }
+            if !peer.address.contains(':') {
+                return wrong(format!(
+                    "peer {}: {:?} is not HOST:PORT",
+                    peer.name, peer.address
+                ));
+            }
+        }
+        match (&self.tls, self.insecure_loopback) {
+            (None, false) => {
+                return wrong(String::from(
+                    "a node needs certificates: give --cert, --key and --ca ('godwit certs' makes \
+                     them), or --insecure-loopback to try it on one machine",
+                ));
+            }
+            (Some(_), true) => {
+                return wrong(String::from(
+                    "--insecure-loopback turns certificates off: leave out one of them",
+                ));
+            }
+            (None, true) if !self.listen.ip().is_loopback() => {
+                return wrong(format!(
+                    "--insecure-loopback allows loopback addresses only, and --listen is {}",
+                    self.listen
+                ));
+            }
+            _ => {}
+        }
+        if self.tls.is_none() && self.api_listen.is_some() {
+            return wrong(String::from(
+                "--api-listen needs certificates: give --cert, --key, --ca",
+            ));
+        }
+        match self.nbd_listen {
+            Some(address) if self.nbd_plain && !address.ip().is_loopback() => wrong(format!(
+                "--nbd-plain allows loopback addresses only, and --nbd-listen is {address}"
+            )),
+            Some(_) if !self.nbd_plain && self.tls.is_none() => wrong(String::from(
+                "--nbd-listen needs certificates, or --nbd-plain on a loopback address",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loopback() -> NodeConfig {
+        NodeConfig {
+            name: String::from("a"),
+            data_dir: PathBuf::from("/nowhere"),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            tls: None,
+            insecure_loopback: true,
+            api_listen: None,
+            nbd_listen: None,
+            nbd_plain: false,
+            peers: vec![PeerConfig {
+                name: String::from("b"),
+                address: String::from("b:1"),
+            }],
+        }
+    }
+
+    #[test]
+    fn plain_connections_never_leave_the_machine() {
+        loopback().check().expect("loopback is fine");
+        let anywhere = SocketAddr::from(([0, 0, 0, 0], 0));
+        let near = loopback().listen;
+        for wrong in [
+            NodeConfig {
+                insecure_loopback: false,
+                ..loopback()
+            },
+            NodeConfig {
+                listen: anywhere,
+                ..loopback()
+            },
+            NodeConfig {
+                nbd_listen: Some(anywhere),
+                nbd_plain: true,
+                ..loopback()
+            },
+            NodeConfig {
+                nbd_listen: Some(near),
+                ..loopback()
+            },
+            NodeConfig {
+                api_listen: Some(near),
+                ..loopback()
+            },
+        ] {
+            assert!(
+                matches!(wrong.check(), Err(NodeError::Config(_))),
+                "{wrong:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_are_checked_and_differ() {
+        let own_name = PeerConfig {
+            name: String::from("a"),
+            address: String::from("h:1"),
+        };
+        let no_port = PeerConfig {
+            name: String::from("c"),
+            address: String::from("h"),
+        };
+        for wrong in [
+            NodeConfig {
+                name: String::from("a/b"),
+                ..loopback()
+            },
+            NodeConfig {
+                peers: vec![own_name],
+                ..loopback()
+            },
+            NodeConfig {
+                peers: vec![no_port],
+                ..loopback()
+            },
+        ] {
+            assert!(wrong.check().is_err(), "{wrong:?}");
+        }
     }
 }

@@ -2,8 +2,25 @@
 
 pub mod api;
 pub mod certificates;
+mod clock;
 mod config;
+mod data_dir;
+mod disks;
+mod failpoint;
+mod logging;
+mod metrics;
+mod migrations;
+mod names;
+mod nbd_listener;
 mod node;
+mod notify;
+mod peers;
+mod recover;
+mod run;
+mod slots;
+mod store;
+mod transport;
 
 pub use config::{NodeConfig, PeerConfig, TlsFiles};
-pub use node::{NodeError, run};
+pub use logging::{LogFormat, init_logging};
+pub use run::{NodeError, run};

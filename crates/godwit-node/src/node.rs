@@ -1,28 +1,116 @@
-//! The life of a node, from its start to its orderly end.
+//! What all parts of a running node share.
 
-use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::config::NodeConfig;
+use tokio::sync::watch;
 
-/// Why a node could not start or had to end.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// The configuration contradicts itself.
-    #[error("{0}")]
-    Config(String),
+use crate::api::{ErrorBody, ErrorCode};
+use crate::config::{NodeConfig, PeerConfig};
+use crate::disks::Disks;
+use crate::disks::jobs::Jobs;
+use crate::migrations::Migrations;
+use crate::migrations::incoming::Gatherings;
+use crate::peers::dial::Dialer;
+use crate::peers::probe::PeerHealth;
+use crate::store::Store;
+
+/// Longest wait for any answer of the other node during a migration.
+pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A running node.
+#[derive(Debug)]
+pub(crate) struct Node {
+    /// What it was told at its start.
+    pub(crate) config: NodeConfig,
+    /// When it started, as the API shows it.
+    pub(crate) started_at: String,
+    /// What survives a restart.
+    pub(crate) store: Store,
+    /// Its disks.
+    pub(crate) disks: Disks,
+    /// Migrations under way and ended.
+    pub(crate) migrations: Migrations,
+    /// Incoming migrations whose connections are not complete.
+    pub(crate) gatherings: Gatherings,
+    /// Imports and exports.
+    pub(crate) jobs: Jobs,
+    /// Opens connections to other nodes.
+    pub(crate) dialer: Dialer,
+    /// Which peers answered lately.
+    pub(crate) peer_health: PeerHealth,
+    /// True once the node is about to end.
+    pub(crate) closing: watch::Sender<bool>,
 }
 
-/// Runs a node until `shutdown` is ready, then ends it in order: listeners first, then the disks,
-/// then the store. Must be called on a tokio runtime of several threads.
+impl Node {
+    /// The peer of this name.
+    ///
+    /// # Errors
+    /// [`ErrorCode::UnknownPeer`] with the peers that are known.
+    pub(crate) fn peer(&self, name: &str) -> Result<&PeerConfig, ErrorBody> {
+        self.config
+            .peers
+            .iter()
+            .find(|peer| peer.name == name)
+            .ok_or_else(|| {
+                let shown: String = name.chars().take(128).collect();
+                let known: Vec<_> = self
+                    .config
+                    .peers
+                    .iter()
+                    .map(|peer| peer.name.as_str())
+                    .collect();
+                let known = if known.is_empty() {
+                    String::from("it knows none")
+                } else {
+                    format!("it knows {}", known.join(", "))
+                };
+                ErrorBody::new(
+                    ErrorCode::UnknownPeer,
+                    format!(
+                        "node {} knows no peer named {shown:?}: {known}",
+                        self.config.name
+                    ),
+                )
+                .hint("start the node with --peer NAME=HOST:PORT for each other node")
+            })
+    }
+
+    /// Whether the node is about to end.
+    pub(crate) fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    /// Refuses new work once the node is about to end.
+    ///
+    /// # Errors
+    /// [`ErrorCode::ShuttingDown`].
+    pub(crate) fn check_open(&self) -> Result<(), ErrorBody> {
+        if self.is_closing() {
+            return Err(ErrorBody::new(
+                ErrorCode::ShuttingDown,
+                format!("node {} is shutting down", self.config.name),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Ready once the node is about to end.
+    pub(crate) async fn closed(self: &Arc<Self>) {
+        // The sender lives as long as the node, so waiting cannot fail.
+        let _ = self.closing.subscribe().wait_for(|closing| *closing).await;
+    }
+}
+
+/// Runs work that blocks on a thread of its own.
 ///
 /// # Errors
-/// [`NodeError`] when it cannot start; once it runs, trouble with one disk or peer is logged and
-/// shown by the API instead.
-pub async fn run(
-    config: NodeConfig,
-    shutdown: impl Future<Output = ()> + Send,
-) -> Result<(), NodeError> {
-    let _ = config;
-    shutdown.await;
-    Ok(())
+/// [`ErrorCode::Internal`] when the work panicked.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ErrorBody> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("a task failed: {error}")))
 }

@@ -1,7 +1,12 @@
-//! What the node's JSON API speaks: the types are shared with the command line.
+//! What the node's JSON API speaks (the types are shared with the command line), and its server.
 
 pub mod error;
+mod openapi;
+mod routes;
+mod serve;
 pub mod types;
 
 pub use error::{ErrorBody, ErrorCode};
+pub use openapi::document;
+pub(crate) use serve::{listen_tls, listen_unix};
 pub use types::*;

@@ -414,4 +414,3 @@ pub struct Job {
     /// Why it failed.
     pub error: Option<ErrorBody>,
 }
-

@@ -1,0 +1,379 @@
+//! The API's routes.
+
+use std::sync::Arc;
+
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodRouter, get, post};
+use axum::{Json, Router};
+use godwit_core::wire::PROTOCOL_VERSION;
+use serde::{Deserialize, Serialize};
+
+use super::error::{ErrorBody, ErrorCode};
+use super::types::{
+    ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest, Migration,
+    Node as NodeView, Peer,
+};
+use crate::disks::{claim, create, jobs, remove, view};
+use crate::migrations::{live, outgoing};
+use crate::node::{Node, blocking};
+use crate::{clock, metrics, peers};
+
+/// Longest request body in bytes.
+const MAX_BODY: usize = 64 << 10;
+
+type Shared = State<Arc<Node>>;
+
+/// Every route with its path, so that tests can go over them.
+pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+    vec![
+        ("/health", get(health)),
+        ("/metrics", get(show_metrics)),
+        ("/openapi.json", get(openapi)),
+        ("/v1/node", get(show_node)),
+        ("/v1/disks", get(list_disks).post(create_disk)),
+        ("/v1/disks/import", post(import_disk)),
+        ("/v1/disks/{name}", get(show_disk).delete(remove_disk)),
+        ("/v1/disks/{name}/export", post(export_disk)),
+        ("/v1/disks/{name}/claim", post(claim_disk)),
+        ("/v1/jobs", get(list_jobs)),
+        ("/v1/jobs/{id}", get(show_job)),
+        ("/v1/migrations", get(list_migrations).post(migrate)),
+        ("/v1/migrations/{id}", get(show_migration)),
+        ("/v1/migrations/{id}/cancel", post(cancel_migration)),
+        ("/v1/peers", get(list_peers)),
+    ]
+}
+
+/// The API of a node.
+pub(super) fn router(node: Arc<Node>) -> Router {
+    routes()
+        .into_iter()
+        .fold(Router::new(), |router, (path, methods)| {
+            router.route(path, methods.fallback(wrong_method))
+        })
+        .fallback(no_route)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(node)
+}
+
+/// A JSON body, whose faults are told as JSON errors.
+pub(super) struct Body<T>(T);
+
+impl<T, S> FromRequest<S> for Body<T>
+where
+    Json<T>: FromRequest<S, Rejection = JsonRejection>,
+    S: Send + Sync,
+{
+    type Rejection = ErrorBody;
+
+    async fn from_request(
+        request: axum::extract::Request,
+        state: &S,
+    ) -> Result<Self, Self::Rejection> {
+        match Json::<T>::from_request(request, state).await {
+            Ok(Json(body)) => Ok(Self(body)),
+            Err(rejection) => Err(ErrorBody::new(
+                ErrorCode::Invalid,
+                format!("the request's body is not valid: {}", rejection.body_text()),
+            )
+            .hint("see /openapi.json for what each route takes")),
+        }
+    }
+}
+
+/// A query string, whose faults are told as JSON errors.
+pub(super) struct Parameters<T>(T);
+
+impl<T, S> FromRequestParts<S> for Parameters<T>
+where
+    Query<T>: FromRequestParts<S, Rejection = QueryRejection>,
+    S: Send + Sync,
+{
+    type Rejection = ErrorBody;
+
+    async fn from_request_parts(
+        parts: &mut axum::http::request::Parts,
+        state: &S,
+    ) -> Result<Self, Self::Rejection> {
+        match Query::<T>::from_request_parts(parts, state).await {
+            Ok(Query(parameters)) => Ok(Self(parameters)),
+            Err(rejection) => Err(ErrorBody::new(
+                ErrorCode::Invalid,
+                format!("the query is not valid: {}", rejection.body_text()),
+            )),
+        }
+    }
+}
+
+async fn no_route() -> ErrorBody {
+    ErrorBody::new(ErrorCode::NotFound, "there is no such route").hint("see /openapi.json")
+}
+
+async fn wrong_method() -> Response {
+    let error = ErrorBody::new(ErrorCode::Invalid, "the route does not take this method")
+        .hint("see /openapi.json");
+    (StatusCode::METHOD_NOT_ALLOWED, Json(error)).into_response()
+}
+
+/// Whether the node takes work.
+#[utoipa::path(get, path = "/health", responses(
+    (status = 200, description = "It does"),
+    (status = 503, description = "It is shutting down", body = ErrorBody)))]
+pub(super) async fn health(State(node): Shared) -> Result<Json<Health>, ErrorBody> {
+    node.check_open()?;
+    Ok(Json(Health { status: "ok" }))
+}
+
+/// The answer of a healthy node.
+#[derive(Serialize)]
+pub(super) struct Health {
+    status: &'static str,
+}
+
+/// Metrics in the OpenMetrics text format.
+#[utoipa::path(get, path = "/metrics", responses(
+    (status = 200, description = "The metrics", content_type = "application/openmetrics-text",
+        body = String)))]
+pub(super) async fn show_metrics(State(node): Shared) -> Result<Response, ErrorBody> {
+    let text = blocking(move || metrics::encode(&node))
+        .await?
+        .map_err(|error| {
+            ErrorBody::new(
+                ErrorCode::Internal,
+                format!("the metrics cannot be written: {error}"),
+            )
+        })?;
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    Ok(([(CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response())
+}
+
+/// This document.
+#[utoipa::path(get, path = "/openapi.json", responses(
+    (status = 200, description = "The OpenAPI document")))]
+pub(super) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+    Json(super::document())
+}
+
+/// The node itself.
+#[utoipa::path(get, path = "/v1/node", responses((status = 200, body = NodeView)))]
+pub(super) async fn show_node(State(node): Shared) -> Json<NodeView> {
+    Json(NodeView {
+        name: node.config.name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        protocol_version: PROTOCOL_VERSION,
+        peer_listen: node.config.listen.to_string(),
+        data_dir: node.config.data_dir.display().to_string(),
+        started_at: node.started_at.clone(),
+        cpu_seconds: clock::process_cpu_seconds(),
+    })
+}
+
+/// All disks that this node knows.
+#[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
+pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, ErrorBody> {
+    let disks = blocking(move || {
+        node.disks
+            .all()
+            .iter()
+            .map(|disk| view::disk(&node.config, disk))
+            .collect()
+    });
+    Ok(Json(disks.await?))
+}
+
+/// One disk.
+#[utoipa::path(get, path = "/v1/disks/{name}", params(("name" = String, Path)), responses(
+    (status = 200, body = Disk), (status = 404, body = ErrorBody)))]
+pub(super) async fn show_disk(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<Disk>, ErrorBody> {
+    let disk = node.disks.get(&name)?;
+    shown(node, disk).await.map(Json)
+}
+
+async fn shown(node: Arc<Node>, disk: Arc<crate::disks::disk::Disk>) -> Result<Disk, ErrorBody> {
+    blocking(move || view::disk(&node.config, &disk)).await
+}
+
+/// Creates a disk.
+#[utoipa::path(post, path = "/v1/disks", request_body = CreateDisk, responses(
+    (status = 201, body = Disk), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 507, body = ErrorBody)))]
+pub(super) async fn create_disk(
+    State(node): Shared,
+    Body(request): Body<CreateDisk>,
+) -> Result<(StatusCode, Json<Disk>), ErrorBody> {
+    node.check_open()?;
+    let made = detached(Arc::clone(&node), move |node| async move {
+        create::create(&node, request).await
+    });
+    let disk = made.await?;
+    Ok((StatusCode::CREATED, Json(shown(node, disk).await?)))
+}
+
+/// Starts to copy a raw image into a new disk; the job tells how far it is.
+#[utoipa::path(post, path = "/v1/disks/import", request_body = ImportDisk, responses(
+    (status = 202, body = Job), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 507, body = ErrorBody)))]
+pub(super) async fn import_disk(
+    State(node): Shared,
+    Body(request): Body<ImportDisk>,
+) -> Result<(StatusCode, Json<Job>), ErrorBody> {
+    node.check_open()?;
+    let job = detached(node, move |node| async move {
+        jobs::start_import(&node, request.name, request.path).await
+    });
+    Ok((StatusCode::ACCEPTED, Json(job.await?)))
+}
+
+/// Starts to copy a disk that nobody uses into a raw image; the job tells how far it is.
+#[utoipa::path(post, path = "/v1/disks/{name}/export", params(("name" = String, Path)),
+    request_body = ExportDisk, responses(
+    (status = 202, body = Job), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn export_disk(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<ExportDisk>,
+) -> Result<(StatusCode, Json<Job>), ErrorBody> {
+    node.check_open()?;
+    Ok((
+        StatusCode::ACCEPTED,
+        Json(jobs::start_export(&node, &name, request.path).await?),
+    ))
+}
+
+/// How a removal is asked for.
+#[derive(Deserialize, utoipa::IntoParams)]
+pub(super) struct RemoveParameters {
+    /// Also when clients are attached or the disk is in doubt.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Removes a disk, and its image if that is the node's own.
+#[utoipa::path(delete, path = "/v1/disks/{name}", params(("name" = String, Path), RemoveParameters),
+    responses((status = 204, description = "It is gone"), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn remove_disk(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Parameters(parameters): Parameters<RemoveParameters>,
+) -> Result<StatusCode, ErrorBody> {
+    node.check_open()?;
+    let removed = detached(node, move |node| async move {
+        remove::remove(&node, &name, parameters.force).await
+    });
+    removed.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Makes this node the owner of a disk that is in doubt. If the other node serves it too, writes
+/// are lost.
+#[utoipa::path(post, path = "/v1/disks/{name}/claim", params(("name" = String, Path)),
+    request_body = ClaimDisk, responses(
+    (status = 200, body = Disk), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn claim_disk(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<ClaimDisk>,
+) -> Result<Json<Disk>, ErrorBody> {
+    node.check_open()?;
+    let claimed = detached(Arc::clone(&node), move |node| async move {
+        claim::claim(&node, &name, request.force).await
+    });
+    let disk = claimed.await?;
+    shown(node, disk).await.map(Json)
+}
+
+/// Imports and exports of this run of the node.
+#[utoipa::path(get, path = "/v1/jobs", responses((status = 200, body = Vec<Job>)))]
+pub(super) async fn list_jobs(State(node): Shared) -> Json<Vec<Job>> {
+    Json(node.jobs.all())
+}
+
+/// One import or export.
+#[utoipa::path(get, path = "/v1/jobs/{id}", params(("id" = String, Path)), responses(
+    (status = 200, body = Job), (status = 404, body = ErrorBody)))]
+pub(super) async fn show_job(
+    State(node): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<Job>, ErrorBody> {
+    node.jobs.get(&id).map(Json)
+}
+
+/// Migrations under way and the last that ended, oldest first.
+#[utoipa::path(get, path = "/v1/migrations", responses((status = 200, body = Vec<Migration>)))]
+pub(super) async fn list_migrations(State(node): Shared) -> Json<Vec<Migration>> {
+    let migrations = node
+        .migrations
+        .all()
+        .into_iter()
+        .map(|view| match view.id.parse() {
+            Ok(id) => live(&node, id, view),
+            Err(_) => view,
+        });
+    Json(migrations.collect())
+}
+
+/// One migration, as it is now.
+#[utoipa::path(get, path = "/v1/migrations/{id}", params(("id" = String, Path)), responses(
+    (status = 200, body = Migration), (status = 404, body = ErrorBody)))]
+pub(super) async fn show_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<Migration>, ErrorBody> {
+    let (id, view) = node.migrations.get(&id)?;
+    Ok(Json(live(&node, id, view)))
+}
+
+/// Starts to move a disk to another node. Answers once copying has begun.
+#[utoipa::path(post, path = "/v1/migrations", request_body = MigrateRequest, responses(
+    (status = 201, body = Migration), (status = 400, body = ErrorBody),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 422, body = ErrorBody), (status = 502, body = ErrorBody),
+    (status = 507, body = ErrorBody)))]
+pub(super) async fn migrate(
+    State(node): Shared,
+    Body(request): Body<MigrateRequest>,
+) -> Result<(StatusCode, Json<Migration>), ErrorBody> {
+    let started = detached(node, move |node| async move {
+        outgoing::start(&node, request).await
+    });
+    Ok((StatusCode::CREATED, Json(started.await?)))
+}
+
+/// Ends a migration; the source serves on.
+#[utoipa::path(post, path = "/v1/migrations/{id}/cancel", params(("id" = String, Path)), responses(
+    (status = 200, body = Migration), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn cancel_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<Migration>, ErrorBody> {
+    outgoing::cancel(&node, &id).await.map(Json)
+}
+
+/// The other nodes, and whether they answer now.
+#[utoipa::path(get, path = "/v1/peers", responses((status = 200, body = Vec<Peer>)))]
+pub(super) async fn list_peers(State(node): Shared) -> Json<Vec<Peer>> {
+    Json(peers::probe::probe_all(&node).await)
+}
+
+/// Runs work to its end even when the client that asked for it hangs up: half of it must not
+/// remain.
+async fn detached<T: Send + 'static, F: Future<Output = Result<T, ErrorBody>> + Send + 'static>(
+    node: Arc<Node>,
+    work: impl FnOnce(Arc<Node>) -> F,
+) -> Result<T, ErrorBody> {
+    tokio::spawn(work(node)).await.unwrap_or_else(|error| {
+        Err(ErrorBody::new(
+            ErrorCode::Internal,
+            format!("the request's task failed: {error}"),
+        ))
+    })
+}

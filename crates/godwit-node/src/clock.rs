@@ -1,0 +1,44 @@
+//! Points in time as the API shows them.
+
+use time::OffsetDateTime;
+
+/// Now, in UTC and RFC 3339 with milliseconds.
+pub(crate) fn now_text() -> String {
+    text(OffsetDateTime::now_utc())
+}
+
+fn text(at: OffsetDateTime) -> String {
+    format!(
+        "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z",
+        at.year(),
+        u8::from(at.month()),
+        at.day(),
+        at.hour(),
+        at.minute(),
+        at.second(),
+        at.millisecond()
+    )
+}
+
+/// Processor time that this process has used, in seconds.
+pub(crate) fn process_cpu_seconds() -> f64 {
+    let mut used = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: the call writes to the given timespec, which lives until it returns, and nowhere
+    // else. It cannot fail for this clock; if it did, the zeroes would stay.
+    unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut used) };
+    used.tv_sec as f64 + used.tv_nsec as f64 / 1e9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_rfc_3339() {
+        let at = OffsetDateTime::UNIX_EPOCH + time::Duration::milliseconds(1_700_000_000_042);
+        assert_eq!(text(at), "2023-11-14T22:13:20.042Z");
+    }
+}

@@ -1,0 +1,83 @@
+//! The node's data directory: one node at a time, and nobody else looks in.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use rustix::fs::{FlockOperation, flock};
+use tokio::net::UnixListener;
+
+use crate::config::NodeConfig;
+use crate::run::NodeError;
+
+/// Longest path of a unix socket in bytes: what the kernel's address holds.
+const MAX_SOCKET_PATH: usize = 107;
+
+/// Keeps other nodes off the data directory until it is dropped, or the process ends.
+#[derive(Debug)]
+pub(crate) struct DataDirLock {
+    _file: File,
+}
+
+/// Makes the data directory ready and takes it. Its path becomes absolute.
+pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError> {
+    let given = config.data_dir.clone();
+    config.data_dir =
+        std::path::absolute(&given).map_err(|error| failed("use the folder", &given, error))?;
+    for folder in [config.data_dir.clone(), config.disks_dir()] {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&folder)
+            .and_then(|()| std::fs::set_permissions(&folder, Permissions::from_mode(0o700)))
+            .map_err(|error| failed("make the folder", &folder, error))?;
+    }
+    let path = config.data_dir.join("lock");
+    let file = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(&path)
+        .map_err(|error| failed("open", &path, error))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(DataDirLock { _file: file }),
+        Err(rustix::io::Errno::WOULDBLOCK) => Err(NodeError::InUse {
+            path: config.data_dir.display().to_string(),
+        }),
+        Err(errno) => Err(failed("lock", &path, errno.into())),
+    }
+}
+
+/// Listens on a unix socket that only this user can open. One that an earlier run left is replaced:
+/// the lock says that nobody listens on it.
+pub(crate) fn unix_listener(what: &'static str, path: &Path) -> Result<UnixListener, NodeError> {
+    let failed = |source| NodeError::Listen {
+        what,
+        address: path.display().to_string(),
+        source,
+    };
+    if path.as_os_str().len() > MAX_SOCKET_PATH {
+        return Err(NodeError::Config(format!(
+            "the path of the socket {} is longer than {MAX_SOCKET_PATH} bytes: choose a shorter \
+             --data-dir",
+            path.display()
+        )));
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path).map_err(failed)?;
+    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(failed)?;
+    Ok(listener)
+}
+
+fn failed(action: &'static str, path: &Path, source: io::Error) -> NodeError {
+    NodeError::DataDir {
+        action,
+        path: path.display().to_string(),
+        source,
+    }
+}

@@ -1,0 +1,77 @@
+//! Lets an operator decide who owns a disk when the other node cannot be asked.
+
+use std::sync::Arc;
+
+use godwit_core::authority::{AuthorityRecord, Ownership};
+
+use super::disk::{Activity, Disk};
+use super::{create, run};
+use crate::api::{ErrorBody, ErrorCode};
+use crate::node::Node;
+
+/// Makes this node the owner of a disk that is in doubt.
+///
+/// # Errors
+/// The disk is not in doubt or being worked with, or `force` is missing.
+pub(crate) async fn claim(
+    node: &Arc<Node>,
+    name: &str,
+    force: bool,
+) -> Result<Arc<Disk>, ErrorBody> {
+    let disk = node.disks.get(name)?;
+    let mut other = String::from("the other node");
+    let _guard =
+        disk.begin(Activity::Claiming, |inner| {
+            if inner.in_doubt().is_none() {
+                return Err(ErrorBody::new(
+                    ErrorCode::Conflict,
+                    format!(
+                        "disk {name} is not in doubt: it is {}",
+                        inner.state().name()
+                    ),
+                )
+                .hint("only a disk whose owner cannot be known can be claimed"));
+            }
+            if let Some(counterpart) = &inner.entry.counterpart {
+                other.clone_from(counterpart);
+            }
+            if force {
+                return Ok(());
+            }
+            Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!(
+                "disk {name} is in doubt: if node {other} serves it, claiming it here makes two \
+                 owners, and writes of one of them are lost"
+            ),
+        )
+        .hint(format!("make sure that {other} is down for good, then claim it with --force")))
+        })?;
+    tracing::warn!(
+        disk = name,
+        other,
+        "an operator claims the disk: if the other node serves it too, writes are lost"
+    );
+    run::stop(&disk).await;
+    let (mut entry, record) = {
+        let inner = disk.lock();
+        (inner.entry.clone(), inner.record)
+    };
+    // The engine may have heard the answer while it was ending.
+    if record.ownership != Ownership::Serving {
+        let record = AuthorityRecord {
+            epoch: record.epoch.next(),
+            ownership: Ownership::Serving,
+        };
+        entry.adopt(&record);
+        if let Err(error) = node.store.put_disk(name, &entry, record).await {
+            run::open_and_start(node, &disk).await;
+            return Err(create::stored_badly(&disk, &error));
+        }
+        let mut inner = disk.lock();
+        inner.entry = entry;
+        inner.record = record;
+    }
+    run::open_and_start(node, &disk).await;
+    Ok(disk)
+}

@@ -1,0 +1,241 @@
+//! New disks: empty ones, and images that exist already.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::units::{Bytes, Sectors};
+
+use super::disk::{Activity, Disk};
+use super::image;
+use crate::api::{CreateDisk, ErrorBody, ErrorCode};
+use crate::names;
+use crate::node::{Node, blocking};
+use crate::store::{DiskEntry, Mark};
+
+/// Creates a disk and serves it.
+///
+/// # Errors
+/// The name or size is not valid, the name is taken, or the image cannot be made or used.
+pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<Disk>, ErrorBody> {
+    names::check("disk", &request.name)?;
+    match (request.path, request.size_bytes) {
+        (Some(path), size) => attach(node, request.name, PathBuf::from(path), size).await,
+        (None, Some(size)) => create_managed(node, request.name, size).await,
+        (None, None) => Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!("disk {} has neither a size nor a path", request.name),
+        )
+        .hint("give a size for a new image, or the path of an image that exists")),
+    }
+}
+
+async fn create_managed(node: &Arc<Node>, name: String, size: u64) -> Result<Arc<Disk>, ErrorBody> {
+    let sectors = checked_sectors(&name, size)?;
+    let path = image::managed_path(&node.config.disks_dir(), &name);
+    let disk = reserve(node, name, path, sectors).await?;
+    let made = {
+        let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
+        blocking(move || image::create(&name, &path, Bytes(size)))
+            .await
+            .flatten()
+    };
+    match made {
+        Ok(made) => finish(node, &disk, made).await?,
+        Err(error) => return Err(undo(node, &disk, error).await),
+    }
+    tracing::info!(disk = disk.name, bytes = size, "created the disk");
+    Ok(disk)
+}
+
+/// The number of sectors of a disk of this size.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] unless it is a positive multiple of 512.
+pub(crate) fn checked_sectors(name: &str, size: u64) -> Result<Sectors, ErrorBody> {
+    match Bytes(size).sectors() {
+        Some(sectors) if sectors > 0 => Ok(Sectors(sectors)),
+        _ => Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!("disk {name} cannot have {size} bytes: a size is a positive multiple of 512"),
+        )
+        .hint(match size.max(1).checked_next_multiple_of(512) {
+            Some(next) => format!("the next size that fits is {next}"),
+            None => String::from("choose a smaller size"),
+        })),
+    }
+}
+
+/// Takes the name and stores that the disk is being created: a crash from now on leaves nothing
+/// behind.
+pub(crate) async fn reserve(
+    node: &Arc<Node>,
+    name: String,
+    path: PathBuf,
+    sectors: Sectors,
+) -> Result<Arc<Disk>, ErrorBody> {
+    let entry = DiskEntry {
+        path,
+        sectors: sectors.0,
+        managed: true,
+        counterpart: None,
+        moved_to: None,
+        mark: Some(Mark::Creating),
+    };
+    let record = AuthorityRecord::created();
+    let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
+    node.disks.insert(&disk)?;
+    // A file that no disk of this node owns is not ours to replace, and the mark would make a
+    // restart delete it.
+    let stored = if entry.path.exists() {
+        Err(ErrorBody::new(
+            ErrorCode::Exists,
+            format!(
+                "disk {}: {} exists already",
+                disk.name,
+                entry.path.display()
+            ),
+        )
+        .hint("move the file away, or use it with 'godwit disk create --path'"))
+    } else {
+        node.store
+            .put_disk(&disk.name, &entry, record)
+            .await
+            .map_err(|e| stored_badly(&disk, &e))
+    };
+    if let Err(error) = stored {
+        node.disks.remove(&disk.name);
+        return Err(error);
+    }
+    Ok(disk)
+}
+
+/// The image is complete: serves the disk.
+pub(crate) async fn finish(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    made: godwit_block::image::Image,
+) -> Result<(), ErrorBody> {
+    let mut entry = disk.lock().entry.clone();
+    entry.mark = None;
+    let record = AuthorityRecord::created();
+    if let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
+        drop(made);
+        return Err(undo(node, disk, stored_badly(disk, &error)).await);
+    }
+    disk.lock().entry = entry;
+    let started = super::run::start(node, disk, made);
+    if let Err(error) = &started {
+        disk.lock().problem = Some(error.message.clone());
+    }
+    disk.end(Activity::Creating);
+    started
+}
+
+/// Removes what an unfinished creation left, and returns why it did not finish.
+pub(crate) async fn undo(node: &Arc<Node>, disk: &Arc<Disk>, error: ErrorBody) -> ErrorBody {
+    let path = disk.lock().entry.path.clone();
+    let deleted = blocking(move || image::delete(&path)).await;
+    if let Err(error) = node.store.remove_disk(&disk.name).await {
+        tracing::error!(disk = disk.name, %error, "cannot forget the disk that was not created");
+    }
+    if let Ok(Err(error)) = deleted {
+        tracing::error!(disk = disk.name, %error, "cannot delete the unfinished image");
+    }
+    node.disks.remove(&disk.name);
+    error
+}
+
+async fn attach(
+    node: &Arc<Node>,
+    name: String,
+    path: PathBuf,
+    size: Option<u64>,
+) -> Result<Arc<Disk>, ErrorBody> {
+    if !path.is_absolute() {
+        return Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!("disk {name}: the path {} is not absolute", path.display()),
+        )
+        .hint("give the whole path from /"));
+    }
+    if let Some(other) = user_of(node, &path) {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!(
+                "disk {name}: {} is the image of disk {other}",
+                path.display()
+            ),
+        )
+        .hint("two disks cannot share an image"));
+    }
+    let opened = {
+        let (name, path) = (name.clone(), path.clone());
+        blocking(move || image::open(&name, &path))
+            .await
+            .flatten()?
+    };
+    if let Some(size) = size
+        && opened.capacity.bytes().0 != size
+    {
+        return Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!(
+                "disk {name}: {} has {} bytes, not {size}",
+                path.display(),
+                opened.capacity.bytes().0
+            ),
+        )
+        .hint("leave the size out to take the image's own"));
+    }
+    let entry = DiskEntry {
+        path,
+        sectors: opened.capacity.0,
+        managed: false,
+        counterpart: None,
+        moved_to: None,
+        mark: None,
+    };
+    let record = AuthorityRecord::created();
+    let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
+    node.disks.insert(&disk)?;
+    let started = match node.store.put_disk(&disk.name, &entry, record).await {
+        Ok(()) => super::run::start(node, &disk, opened),
+        Err(error) => Err(stored_badly(&disk, &error)),
+    };
+    if let Err(error) = started {
+        if let Err(error) = node.store.remove_disk(&disk.name).await {
+            tracing::error!(disk = disk.name, %error, "cannot forget the disk");
+        }
+        node.disks.remove(&disk.name);
+        return Err(error);
+    }
+    disk.end(Activity::Creating);
+    tracing::info!(disk = disk.name, path = %entry.path.display(), "attached the image");
+    Ok(disk)
+}
+
+/// The disk that uses this image.
+fn user_of(node: &Arc<Node>, path: &Path) -> Option<String> {
+    let identity = |path: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(path)
+            .ok()
+            .map(|metadata| (metadata.dev(), metadata.ino()))
+    };
+    let wanted = identity(path)?;
+    node.disks
+        .all()
+        .into_iter()
+        .find(|disk| identity(&disk.lock().entry.path) == Some(wanted))
+        .map(|disk| disk.name.clone())
+}
+
+/// A store's failure about a disk, for the API.
+pub(crate) fn stored_badly(disk: &Disk, error: &crate::store::StoreError) -> ErrorBody {
+    ErrorBody::new(
+        ErrorCode::Internal,
+        format!("disk {} cannot be stored: {error}", disk.name),
+    )
+    .hint("see the node's log, and whether its data directory has space")
+}

@@ -1,0 +1,224 @@
+//! One disk of this node: what is stored about it, its engine, and what is being done with it.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use godwit_block::engine::EngineHandle;
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::MigrationId;
+use tokio::task::{AbortHandle, JoinHandle};
+
+use crate::api::{DiskState, ErrorBody, ErrorCode};
+use crate::store::{DiskEntry, Mark};
+
+/// A disk. Its lock is held for moments only, never across an await.
+#[derive(Debug)]
+pub(crate) struct Disk {
+    /// Its name.
+    pub(crate) name: String,
+    /// NBD clients attached, as the engine last said.
+    pub(crate) clients: Arc<AtomicU32>,
+    inner: Mutex<Inner>,
+}
+
+/// The part of a [`Disk`] that changes.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// What is stored.
+    pub(crate) entry: DiskEntry,
+    /// The authority record that is stored.
+    pub(crate) record: AuthorityRecord,
+    /// The engine, once it runs.
+    pub(crate) engine: Option<Engine>,
+    /// What is being done with the disk.
+    pub(crate) activity: Activity,
+    /// Why the disk cannot be used.
+    pub(crate) problem: Option<String>,
+    /// The task that looks for the other node of an undecided migration.
+    pub(crate) resolver: Option<AbortHandle>,
+    /// Whether a task looks for the disk's owner, to forward to it.
+    pub(crate) forwarding: bool,
+}
+
+/// A running engine.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    /// Controls it.
+    pub(crate) handle: EngineHandle,
+    /// The task that takes its events; it ends with the engine.
+    pub(crate) events: JoinHandle<()>,
+}
+
+/// What is being done with a disk: one thing at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activity {
+    /// Nothing but serving.
+    Idle,
+    /// Its image is made or copied in.
+    Creating,
+    /// Its image is copied out.
+    Exporting,
+    /// It is being removed.
+    Removing,
+    /// An operator takes it.
+    Claiming,
+    /// It moves away.
+    Outgoing(MigrationId),
+    /// It comes in.
+    Incoming(MigrationId),
+}
+
+impl Activity {
+    /// What is being done, in words that follow "the disk is".
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Creating => "being created",
+            Self::Exporting => "being exported",
+            Self::Removing => "being removed",
+            Self::Claiming => "being claimed",
+            Self::Outgoing(_) => "migrating to another node",
+            Self::Incoming(_) => "being received from another node",
+        }
+    }
+
+    /// The migration, if it is one.
+    pub(crate) const fn migration(self) -> Option<MigrationId> {
+        match self {
+            Self::Outgoing(migration) | Self::Incoming(migration) => Some(migration),
+            _ => None,
+        }
+    }
+}
+
+impl Disk {
+    pub(crate) fn new(
+        name: String,
+        entry: DiskEntry,
+        record: AuthorityRecord,
+        activity: Activity,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name,
+            clients: Arc::default(),
+            inner: Mutex::new(Inner {
+                entry,
+                record,
+                engine: None,
+                activity,
+                problem: None,
+                resolver: None,
+                forwarding: false,
+            }),
+        })
+    }
+
+    /// The part that changes.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// NBD clients attached.
+    pub(crate) fn clients(&self) -> u32 {
+        self.clients.load(Ordering::Relaxed)
+    }
+
+    /// The engine's handle, while it runs.
+    pub(crate) fn engine(&self) -> Option<EngineHandle> {
+        self.lock()
+            .engine
+            .as_ref()
+            .map(|engine| engine.handle.clone())
+    }
+
+    /// Begins something with the disk if nothing else is under way and `allowed` agrees. It ends
+    /// when the returned guard is dropped.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`] naming what is under way, or what `allowed` says.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        activity: Activity,
+        allowed: impl FnOnce(&Inner) -> Result<(), ErrorBody>,
+    ) -> Result<ActivityGuard, ErrorBody> {
+        let mut inner = self.lock();
+        if inner.activity != Activity::Idle {
+            let error = ErrorBody::new(
+                ErrorCode::Conflict,
+                format!("disk {} is {}", self.name, inner.activity.describe()),
+            );
+            return Err(match inner.activity.migration() {
+                Some(migration) => {
+                    error.hint(format!("wait for migration {migration}, or cancel it"))
+                }
+                None => error.hint("try again when that is done"),
+            });
+        }
+        allowed(&inner)?;
+        inner.activity = activity;
+        Ok(ActivityGuard {
+            disk: Arc::clone(self),
+            activity,
+        })
+    }
+
+    /// Ends an activity, if it is still the one under way.
+    pub(crate) fn end(&self, activity: Activity) {
+        let mut inner = self.lock();
+        if inner.activity == activity {
+            inner.activity = Activity::Idle;
+        }
+    }
+}
+
+impl Inner {
+    /// What this node knows about its right to serve the disk.
+    pub(crate) fn state(&self) -> DiskState {
+        if self.problem.is_some() && self.engine.is_none() {
+            return DiskState::Failed;
+        }
+        match self.record.ownership {
+            _ if self.entry.mark == Some(Mark::Creating) => DiskState::Importing,
+            Ownership::Serving => DiskState::Serving,
+            Ownership::Accepted { .. } => DiskState::Accepted,
+            Ownership::Relinquished { .. } => DiskState::Relinquished,
+            Ownership::Vacant | Ownership::Departed { .. } => {
+                if matches!(self.activity, Activity::Incoming(_)) {
+                    DiskState::Receiving
+                } else {
+                    DiskState::Departed
+                }
+            }
+        }
+    }
+
+    /// The undecided migration, when this node cannot know by itself who owns the disk.
+    pub(crate) const fn in_doubt(&self) -> Option<MigrationId> {
+        match self.record.ownership {
+            Ownership::Accepted { migration } | Ownership::Relinquished { migration } => {
+                Some(migration)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Something under way with a disk; dropping it ends that.
+#[derive(Debug)]
+pub(crate) struct ActivityGuard {
+    disk: Arc<Disk>,
+    activity: Activity,
+}
+
+impl ActivityGuard {
+    /// Leaves the activity under way: an event will end it.
+    pub(crate) fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for ActivityGuard {
+    fn drop(&mut self) {
+        self.disk.end(self.activity);
+    }
+}

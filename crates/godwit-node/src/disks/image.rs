@@ -1,0 +1,133 @@
+//! Images of disks, with errors that a client of the API understands.
+
+use std::path::{Path, PathBuf};
+
+use godwit_block::image::{Image, ImageError, free_space};
+use godwit_core::units::Bytes;
+
+use crate::api::{ErrorBody, ErrorCode};
+
+/// Space that is left free on the file system of the images, in bytes.
+const SPACE_MARGIN: u64 = 64 << 20;
+
+/// Where the node keeps the image of a disk of its own.
+pub(crate) fn managed_path(disks_dir: &Path, name: &str) -> PathBuf {
+    disks_dir.join(format!("{name}.raw"))
+}
+
+/// An image's error about a disk, for the API. The image's text says what to do itself.
+pub(crate) fn error(disk: &str, error: &ImageError) -> ErrorBody {
+    let code = match error {
+        ImageError::Size { .. } | ImageError::TooLarge { .. } | ImageError::Kind { .. } => {
+            ErrorCode::Invalid
+        }
+        ImageError::Missing { .. } => ErrorCode::NotFound,
+        ImageError::Exists { .. } => ErrorCode::Exists,
+        ImageError::Locked { .. }
+        | ImageError::Changed { .. }
+        | ImageError::Cancelled { .. }
+        | ImageError::Permission { .. } => ErrorCode::Conflict,
+        ImageError::NoSpace { .. } => ErrorCode::NoSpace,
+        ImageError::Io { .. } => ErrorCode::Internal,
+    };
+    let mut text = format!("disk {disk}: {error}");
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    ErrorBody::new(code, text)
+}
+
+/// Checks that `needed` bytes fit into the folder's file system with a margin to spare.
+///
+/// # Errors
+/// [`ErrorCode::NoSpace`] with the bytes needed and free.
+pub(crate) fn check_space(
+    node: &str,
+    disk: &str,
+    folder: &Path,
+    needed: u64,
+) -> Result<(), ErrorBody> {
+    let free = free_space(folder)
+        .map_err(|problem| error(disk, &problem))?
+        .0;
+    if needed.saturating_add(SPACE_MARGIN) <= free {
+        return Ok(());
+    }
+    Err(ErrorBody::new(
+        ErrorCode::NoSpace,
+        format!(
+            "node {node} has no space for disk {disk} in {}: it needs {needed} bytes and \
+             {SPACE_MARGIN} to spare, {free} are free",
+            folder.display()
+        ),
+    )
+    .hint("free space there, or use another node"))
+}
+
+/// Creates an image. Blocks.
+pub(crate) fn create(disk: &str, path: &Path, size: Bytes) -> Result<Image, ErrorBody> {
+    Image::create(path, size).map_err(|problem| error(disk, &problem))
+}
+
+/// Opens an image. Blocks.
+pub(crate) fn open(disk: &str, path: &Path) -> Result<Image, ErrorBody> {
+    Image::open(path).map_err(|problem| error(disk, &problem))
+}
+
+/// Deletes an image durably; that it is gone already is fine. Blocks.
+pub(crate) fn delete(path: &Path) -> std::io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    match path.parent() {
+        Some(folder) => std::fs::File::open(folder)?.sync_all(),
+        None => Ok(()),
+    }
+}
+
+/// Bytes that the image at `path` occupies, when that can be told.
+pub(crate) fn allocated(path: &Path) -> Option<u64> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let metadata = std::fs::metadata(path).ok()?;
+    if metadata.file_type().is_block_device() {
+        None
+    } else {
+        Some(metadata.blocks() * 512)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_little_space_names_node_path_and_bytes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        check_space("b", "root", folder.path(), 0).expect("nothing fits");
+        let error = check_space("b", "root", folder.path(), 1 << 60).expect_err("too much");
+        assert_eq!(error.code, ErrorCode::NoSpace);
+        let path = folder.path().display().to_string();
+        for part in [
+            "node b",
+            "disk root",
+            &path,
+            &(1_u64 << 60).to_string(),
+            "are free",
+        ] {
+            assert!(error.message.contains(part), "{part}: {error}");
+        }
+    }
+
+    #[test]
+    fn deleting_twice_is_fine() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = managed_path(folder.path(), "root");
+        drop(create("root", &path, Bytes(4096)).expect("creates"));
+        delete(&path).expect("deletes");
+        delete(&path).expect("is gone already");
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,93 @@
+//! Removes disks.
+
+use std::sync::Arc;
+
+use super::disk::{Activity, Disk, Inner};
+use super::{create, image, run};
+use crate::api::{ErrorBody, ErrorCode};
+use crate::node::{Node, blocking};
+use crate::store::Mark;
+
+/// Removes a disk: of its own images the node deletes the file, others it leaves alone.
+///
+/// # Errors
+/// The disk is being worked with, has clients or is in doubt; `force` overrides the last two.
+pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
+    let disk = node.disks.get(name)?;
+    let guard = disk.begin(Activity::Removing, |inner| allowed(&disk, inner, force))?;
+    run::stop(&disk).await;
+    if let Err(error) = finish(node, &disk).await {
+        disk.lock().problem = Some(error.message.clone());
+        return Err(error);
+    }
+    guard.keep();
+    tracing::info!(disk = name, "removed the disk");
+    Ok(())
+}
+
+fn allowed(disk: &Disk, inner: &Inner, force: bool) -> Result<(), ErrorBody> {
+    if force {
+        return Ok(());
+    }
+    let clients = disk.clients();
+    if clients > 0 {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("disk {} is used by {clients} clients", disk.name),
+        )
+        .hint("detach them, or remove it with --force: they will see I/O errors"));
+    }
+    if let Some(migration) = inner.in_doubt() {
+        let other = inner
+            .entry
+            .counterpart
+            .as_deref()
+            .unwrap_or("the other node");
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!(
+                "disk {} is in doubt: migration {migration} with {other} is not decided, so this \
+                 may be the only good copy",
+                disk.name
+            ),
+        )
+        .hint(format!(
+            "bring {other} up; --force removes the copy here all the same"
+        )));
+    }
+    Ok(())
+}
+
+/// Removes entry and image of a disk whose engine has ended. A crash meanwhile leaves the mark,
+/// and the next start goes on.
+pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
+    let (mut entry, record) = {
+        let inner = disk.lock();
+        (inner.entry.clone(), inner.record)
+    };
+    let stored = |error| create::stored_badly(disk, &error);
+    if entry.managed {
+        entry.mark = Some(Mark::Removing);
+        node.store
+            .put_disk(&disk.name, &entry, record)
+            .await
+            .map_err(stored)?;
+        let path = entry.path.clone();
+        blocking(move || image::delete(&path))
+            .await?
+            .map_err(|error| {
+                ErrorBody::new(
+                    ErrorCode::Internal,
+                    format!(
+                        "disk {}: cannot delete {}: {error}",
+                        disk.name,
+                        entry.path.display()
+                    ),
+                )
+                .hint("remove the disk again once that is fixed")
+            })?;
+    }
+    node.store.remove_disk(&disk.name).await.map_err(stored)?;
+    node.disks.remove(&disk.name);
+    Ok(())
+}

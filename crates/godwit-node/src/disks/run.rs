@@ -1,0 +1,180 @@
+//! Starts and stops a disk's engine, and carries out what it asks for.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use godwit_block::engine::{self, EngineConfig, EngineEvent, EngineHandle};
+use godwit_block::image::Image;
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::Sectors;
+use tokio::sync::mpsc;
+
+use super::disk::{Disk, Engine};
+use crate::api::{ErrorBody, ErrorCode};
+use crate::failpoint;
+use crate::migrations;
+use crate::node::{Node, blocking};
+
+/// NBD clients attached to one disk at once.
+pub(crate) const MAX_CLIENTS: u32 = 16;
+
+/// How long to wait before a failed store is tried again.
+const STORE_RETRY: Duration = Duration::from_secs(1);
+
+/// Starts the disk's engine on its image, with the record that is stored.
+///
+/// # Errors
+/// The image has another size than the disk, or the engine cannot start.
+pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
+    let (record, sectors) = {
+        let inner = disk.lock();
+        (inner.record, inner.entry.sectors)
+    };
+    if image.capacity != Sectors(sectors) {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!(
+                "disk {} has {} bytes, but its image {} has {}",
+                disk.name,
+                Sectors(sectors).bytes().0,
+                image.path.display(),
+                image.capacity.bytes().0
+            ),
+        )
+        .hint("give the image its size back, or remove the disk and create it anew"));
+    }
+    let mut config = EngineConfig::new(disk.name.clone());
+    config.max_clients = MAX_CLIENTS;
+    let (sender, events) = mpsc::unbounded_channel();
+    let clients = Arc::clone(&disk.clients);
+    let report = move |event| {
+        if let EngineEvent::Clients(count) = event {
+            clients.store(count, Ordering::Relaxed);
+        } else {
+            // Nobody listens any more only when the node has ended.
+            let _ = sender.send(event);
+        }
+    };
+    let handle = engine::spawn(config, image, record, Box::new(report))
+        .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
+    let task = run_events(Arc::clone(node), Arc::clone(disk), handle.clone(), events);
+    let mut inner = disk.lock();
+    inner.problem = None;
+    inner.engine = Some(Engine {
+        handle,
+        events: tokio::spawn(task),
+    });
+    Ok(())
+}
+
+/// Ends the disk's engine and waits for it and its events. Not to be called by the task that
+/// handles these.
+pub(crate) async fn stop(disk: &Arc<Disk>) {
+    let engine = {
+        let mut inner = disk.lock();
+        if let Some(resolver) = inner.resolver.take() {
+            resolver.abort();
+        }
+        inner.engine.take()
+    };
+    let Some(engine) = engine else { return };
+    engine.handle.shutdown();
+    let handle = engine.handle;
+    match tokio::task::spawn_blocking(move || handle.join()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::error!(
+                disk = disk.name,
+                error = chain(&error),
+                "the engine ended badly"
+            );
+        }
+        Err(error) => tracing::error!(disk = disk.name, %error, "the engine's end failed"),
+    }
+    // Its events end with the engine.
+    let _ = engine.events.await;
+    disk.clients.store(0, Ordering::Relaxed);
+}
+
+async fn run_events(
+    node: Arc<Node>,
+    disk: Arc<Disk>,
+    handle: EngineHandle,
+    mut events: mpsc::UnboundedReceiver<EngineEvent>,
+) {
+    while let Some(event) = events.recv().await {
+        match event {
+            EngineEvent::Persist(record) => {
+                persist(&node, &disk, record).await;
+                handle.persisted();
+            }
+            EngineEvent::Core(event) => migrations::handle_event(&node, &disk, event).await,
+            EngineEvent::ForwardDown => migrations::forward::start(&node, &disk),
+            // Counted where it is reported.
+            EngineEvent::Clients(_) => {}
+            EngineEvent::Failed(problem) => {
+                tracing::error!(disk = disk.name, problem, "the disk's engine failed");
+                let mut inner = disk.lock();
+                inner.problem = Some(problem);
+                // The handle is of no use any more; the thread has ended or is about to.
+                inner.engine = None;
+            }
+        }
+    }
+}
+
+/// Makes a record durable, together with what must change with it. Tries until it works: the
+/// engine holds the guest's I/O meanwhile, and going on without would risk two owners.
+async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) {
+    let step = match record.ownership {
+        Ownership::Vacant => "vacant",
+        Ownership::Serving => "serving",
+        Ownership::Accepted { .. } => "accepted",
+        Ownership::Relinquished { .. } => "relinquished",
+        Ownership::Departed { .. } => "departed",
+    };
+    failpoint::reach(format!("persist::before::{step}")).await;
+    let mut entry = disk.lock().entry.clone();
+    entry.adopt(&record);
+    while let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
+        tracing::error!(disk = disk.name, %error, "cannot store who owns the disk; trying again");
+        disk.lock().problem = Some(format!("who owns the disk cannot be stored: {error}"));
+        tokio::time::sleep(STORE_RETRY).await;
+    }
+    failpoint::reach(format!("persist::after::{step}")).await;
+    let mut inner = disk.lock();
+    inner.entry = entry;
+    inner.record = record;
+    inner.problem = None;
+    tracing::info!(
+        disk = disk.name,
+        epoch = record.epoch.0,
+        ownership = step,
+        "stored ownership"
+    );
+}
+
+/// Opens the disk's image and starts its engine; trouble is kept as the disk's problem.
+pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
+    let path = disk.lock().entry.path.clone();
+    let name = disk.name.clone();
+    let opened = blocking(move || super::image::open(&name, &path))
+        .await
+        .flatten();
+    if let Err(error) = opened.and_then(|image| start(node, disk, image)) {
+        tracing::error!(disk = disk.name, %error, "cannot start the disk");
+        disk.lock().problem = Some(error.message);
+    }
+}
+
+/// An error with all its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(&format!(": {cause}"));
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,143 @@
+//! Disks as the API shows them.
+
+use godwit_block::engine::{LatencySummary, Snapshot};
+use godwit_core::units::Sectors;
+
+use super::disk::{Disk, Inner};
+use super::image;
+use crate::api::{self, DiskState, GuestLatency, IoCounters};
+use crate::config::NodeConfig;
+
+/// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
+pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> api::Disk {
+    let path = disk.lock().entry.path.clone();
+    let allocated_bytes = image::allocated(&path);
+    let inner = disk.lock();
+    let snapshot = inner.engine.as_ref().map(|engine| engine.handle.snapshot());
+    let state = inner.state();
+    api::Disk {
+        name: disk.name.clone(),
+        size_bytes: Sectors(inner.entry.sectors).bytes().0,
+        allocated_bytes,
+        path: path.display().to_string(),
+        managed: inner.entry.managed,
+        state,
+        status: status(&inner, state),
+        epoch: inner.record.epoch.0,
+        counterpart: inner.entry.counterpart.clone(),
+        moved_to: inner.entry.moved_to.clone(),
+        clients: disk.clients(),
+        serves: snapshot.as_ref().is_some_and(|snapshot| snapshot.serves),
+        migration: inner
+            .activity
+            .migration()
+            .or_else(|| inner.in_doubt())
+            .map(|migration| migration.to_string()),
+        nbd: nbd_uris(config, &disk.name),
+        io: snapshot.as_ref().map(counters).unwrap_or_default(),
+        latency: snapshot
+            .as_ref()
+            .map(|s| latency(&s.latency))
+            .unwrap_or_default(),
+        problem: inner.problem.clone(),
+    }
+}
+
+fn status(inner: &Inner, state: DiskState) -> String {
+    let other = inner
+        .entry
+        .counterpart
+        .as_deref()
+        .unwrap_or("the other node");
+    let doing = inner.activity.describe();
+    match state {
+        DiskState::Serving if inner.activity.migration().is_some() => {
+            format!("served here, migrating to node {other}")
+        }
+        DiskState::Serving => String::from("served here"),
+        DiskState::Receiving => format!("being received from node {other}, which serves it"),
+        DiskState::Accepted => format!(
+            "in doubt: accepted from node {other}, which is asked whether it gave the disk away; \
+             I/O is held"
+        ),
+        DiskState::Relinquished => {
+            format!("given away to node {other}, which is asked to confirm; I/O is held")
+        }
+        DiskState::Departed => match &inner.entry.moved_to {
+            Some(owner) => format!("moved to node {owner}; the image here is stale"),
+            None => format!("not served here ({doing})"),
+        },
+        DiskState::Importing => String::from("its image is being made"),
+        DiskState::Failed => {
+            format!(
+                "not usable: {}",
+                inner.problem.as_deref().unwrap_or("its engine has ended")
+            )
+        }
+    }
+}
+
+/// Where NBD clients can attach to a disk.
+pub(crate) fn nbd_uris(config: &NodeConfig, disk: &str) -> Vec<String> {
+    let mut uris = vec![format!(
+        "nbd+unix:///{disk}?socket={}",
+        encoded(&config.nbd_socket())
+    )];
+    if let Some(address) = config.nbd_listen {
+        let scheme = if config.nbd_plain { "nbd" } else { "nbds" };
+        uris.push(format!("{scheme}://{address}/{disk}"));
+    }
+    uris
+}
+
+/// A path as the value of a URI's query.
+fn encoded(path: &std::path::Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    path.as_os_str()
+        .as_bytes()
+        .iter()
+        .fold(String::new(), |mut text, &byte| {
+            if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
+                text.push(char::from(byte));
+            } else {
+                text.push_str(&format!("%{byte:02X}"));
+            }
+            text
+        })
+}
+
+fn counters(snapshot: &Snapshot) -> IoCounters {
+    let from = snapshot.counters;
+    IoCounters {
+        reads: from.reads,
+        writes: from.writes,
+        flushes: from.flushes,
+        discards: from.discards,
+        read_bytes: from.read_bytes,
+        written_bytes: from.written_bytes,
+        errors: from.errors,
+        forwarded: from.forwarded,
+    }
+}
+
+/// An engine's latency summary for the API.
+pub(crate) const fn latency(from: &LatencySummary) -> GuestLatency {
+    GuestLatency {
+        p50_us: from.p50_us,
+        p99_us: from.p99_us,
+        p9999_us: from.p9999_us,
+        max_us: from.max_us,
+        iops: from.iops,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sockets_in_odd_places_survive_the_uri() {
+        let path = std::path::Path::new("/run/my disks/a&b?.sock");
+        assert_eq!(encoded(path), "/run/my%20disks/a%26b%3F.sock");
+    }
+}

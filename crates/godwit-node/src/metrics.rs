@@ -1,0 +1,310 @@
+//! Metrics in the OpenMetrics text format, gathered when they are asked for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use godwit_block::engine::{LATENCY_BOUNDS_US, Snapshot};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::api::{Direction, Migration};
+use crate::disks::view;
+use crate::migrations::live;
+use crate::node::Node;
+use crate::{api, clock};
+
+/// Microseconds in a second.
+const MICROS: f64 = 1e6;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DiskLabels {
+    disk: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OperationLabels {
+    disk: String,
+    operation: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PeerLabels {
+    peer: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MigrationLabels {
+    disk: String,
+    migration: String,
+    direction: &'static str,
+    phase: &'static str,
+}
+
+/// All metrics of the node as text.
+///
+/// # Errors
+/// Nothing that happens: writing to a string does not fail.
+pub(crate) fn encode(node: &Arc<Node>) -> Result<String, fmt::Error> {
+    let mut registry = Registry::with_prefix("godwit");
+    registry.register_collector(Box::new(Collector {
+        gathered: gather(node),
+    }));
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry)?;
+    Ok(text)
+}
+
+#[derive(Debug)]
+struct Gathered {
+    disks: Vec<(api::Disk, Option<Snapshot>)>,
+    migrations: Vec<Migration>,
+    ended: [(&'static str, u64); 2],
+    peers: Vec<(String, bool)>,
+    cpu_seconds: f64,
+}
+
+fn gather(node: &Arc<Node>) -> Gathered {
+    let disks = node.disks.all();
+    let all = node.migrations.all();
+    let ended = |phase| {
+        u64::try_from(
+            all.iter()
+                .filter(|migration| migration.phase == phase)
+                .count(),
+        )
+        .unwrap_or(0)
+    };
+    Gathered {
+        ended: [
+            ("completed", ended(api::MigrationPhase::Completed)),
+            ("aborted", ended(api::MigrationPhase::Aborted)),
+        ],
+        disks: disks
+            .iter()
+            .map(|disk| {
+                let snapshot = disk.engine().map(|engine| engine.snapshot());
+                (view::disk(&node.config, disk), snapshot)
+            })
+            .collect(),
+        peers: node.peer_health.all().into_iter().collect(),
+        migrations: all
+            .into_iter()
+            .filter(|migration| !migration.phase.ended())
+            .filter_map(|migration| {
+                let id = migration.id.parse().ok()?;
+                Some(live(node, id, migration))
+            })
+            .collect(),
+        cpu_seconds: clock::process_cpu_seconds(),
+    }
+}
+
+#[derive(Debug)]
+struct Collector {
+    gathered: Gathered,
+}
+
+impl prometheus_client::collector::Collector for Collector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.disks(&mut encoder)?;
+        self.requests(&mut encoder)?;
+        self.latency(&mut encoder)?;
+        self.migrations(&mut encoder)?;
+        self.node(&mut encoder)
+    }
+}
+
+type DiskValue = fn(&api::Disk) -> f64;
+type MigrationValue = fn(&Migration) -> f64;
+
+impl Collector {
+    fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let gauges: [(&str, &str, DiskValue); 6] = [
+            ("disk_clients", "NBD clients attached", |disk| {
+                f64::from(disk.clients)
+            }),
+            ("disk_epoch", "Owners that the disk has had", |disk| {
+                disk.epoch as f64
+            }),
+            (
+                "disk_serves",
+                "1 while this node answers the guest",
+                |disk| f64::from(u8::from(disk.serves)),
+            ),
+            (
+                "disk_in_doubt",
+                "1 while it is not known who owns the disk",
+                |disk| f64::from(u8::from(disk.state.in_doubt())),
+            ),
+            ("disk_failed", "1 while the disk cannot be used", |disk| {
+                f64::from(u8::from(disk.state == api::DiskState::Failed))
+            }),
+            ("disk_size_bytes", "The disk's size", |disk| {
+                disk.size_bytes as f64
+            }),
+        ];
+        for (name, help, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (disk, _) in &self.gathered.disks {
+                let labels = DiskLabels {
+                    disk: disk.name.clone(),
+                };
+                ConstGauge::new(value(disk)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut counted =
+            |name, help, values: fn(&api::IoCounters) -> Vec<(&'static str, u64)>| -> fmt::Result {
+                let mut family =
+                    encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
+                for (disk, _) in &self.gathered.disks {
+                    for (operation, value) in values(&disk.io) {
+                        let labels = OperationLabels {
+                            disk: disk.name.clone(),
+                            operation,
+                        };
+                        ConstCounter::new(value).encode(family.encode_family(&labels)?)?;
+                    }
+                }
+                Ok(())
+            };
+        counted(
+            "disk_requests",
+            "Requests of clients that were answered",
+            |io| {
+                vec![
+                    ("read", io.reads),
+                    ("write", io.writes),
+                    ("flush", io.flushes),
+                    ("discard", io.discards),
+                ]
+            },
+        )?;
+        counted("disk_bytes", "Bytes that clients read and wrote", |io| {
+            vec![("read", io.read_bytes), ("write", io.written_bytes)]
+        })?;
+        counted(
+            "disk_request_errors",
+            "Requests answered with an error",
+            |io| vec![("any", io.errors)],
+        )?;
+        counted(
+            "disk_forwarded_requests",
+            "Requests that crossed between nodes",
+            |io| vec![("any", io.forwarded)],
+        )
+    }
+
+    fn latency(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = encoder.encode_descriptor(
+            "disk_request_seconds",
+            "How long clients waited for their requests",
+            None,
+            MetricType::Histogram,
+        )?;
+        for (disk, snapshot) in &self.gathered.disks {
+            let Some(snapshot) = snapshot else { continue };
+            let latencies = &snapshot.latencies;
+            let bounds = LATENCY_BOUNDS_US
+                .iter()
+                .map(|&us| us as f64 / MICROS)
+                .chain([f64::MAX]);
+            let buckets: Vec<_> = bounds.zip(latencies.counts).collect();
+            let count = latencies.counts.iter().sum();
+            let labels = DiskLabels {
+                disk: disk.name.clone(),
+            };
+            family
+                .encode_family(&labels)?
+                .encode_histogram::<DiskLabels>(
+                    latencies.sum_us as f64 / MICROS,
+                    count,
+                    &buckets,
+                    None,
+                )?;
+        }
+        Ok(())
+    }
+
+    fn migrations(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let gauges: [(&str, &str, MigrationValue); 5] = [
+            (
+                "migration_bytes_total",
+                "Bytes that the current pass goes over",
+                |migration| migration.progress.bytes_total as f64,
+            ),
+            (
+                "migration_bytes_done",
+                "Bytes that the current pass has finished",
+                |migration| migration.progress.bytes_done as f64,
+            ),
+            (
+                "migration_bytes_sent",
+                "Data bytes of copies that were sent",
+                |migration| migration.progress.bytes_sent as f64,
+            ),
+            (
+                "migration_double_write_bytes",
+                "Data bytes of double writes",
+                |migration| migration.progress.double_write_bytes as f64,
+            ),
+            (
+                "migration_eta_seconds",
+                "Seconds until the pass is done; -1: unknown",
+                |migration| migration.eta_seconds.unwrap_or(-1.0),
+            ),
+        ];
+        for (name, help, value) in gauges {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for migration in &self.gathered.migrations {
+                let labels = MigrationLabels {
+                    disk: migration.disk.clone(),
+                    migration: migration.id.clone(),
+                    direction: match migration.direction {
+                        Direction::Outgoing => "outgoing",
+                        Direction::Incoming => "incoming",
+                    },
+                    phase: migration.phase.name(),
+                };
+                ConstGauge::new(value(migration)).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let mut family = encoder.encode_descriptor(
+            "migrations_remembered",
+            "Ended migrations in the history",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (outcome, count) in self.gathered.ended {
+            let labels = [("outcome", outcome)];
+            ConstGauge::new(count as f64).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn node(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = encoder.encode_descriptor(
+            "peer_up",
+            "1 when the peer answered lately",
+            None,
+            MetricType::Gauge,
+        )?;
+        for (peer, up) in &self.gathered.peers {
+            let labels = PeerLabels { peer: peer.clone() };
+            ConstGauge::new(f64::from(u8::from(*up))).encode(family.encode_family(&labels)?)?;
+        }
+        let cpu = encoder.encode_descriptor(
+            "cpu_seconds",
+            "Processor time of the node",
+            None,
+            MetricType::Counter,
+        )?;
+        ConstCounter::new(self.gathered.cpu_seconds).encode(cpu)
+    }
+}

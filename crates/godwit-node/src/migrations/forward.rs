@@ -1,0 +1,166 @@
+//! Keeps clients that stayed connected to the disk they lost: finds its owner and forwards to it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::authority::Ownership;
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Hello, Purpose, Refusal, RefusalCode, TrafficClass};
+use tokio::time::Instant;
+
+use crate::config::PeerConfig;
+use crate::disks::disk::Disk;
+use crate::node::Node;
+use crate::peers::{PeerConnection, greeting, into_stream};
+
+/// How long the owner may be out of reach before clients see errors.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
+/// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+/// Longest wait between two attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+
+/// Looks for the disk's owner, unless that is being done.
+pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
+    {
+        let mut inner = disk.lock();
+        if inner.forwarding {
+            return;
+        }
+        inner.forwarding = true;
+    }
+    tokio::spawn(connect(Arc::clone(node), Arc::clone(disk)));
+}
+
+async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
+    let deadline = Instant::now() + GIVE_UP_AFTER;
+    let mut backoff = MIN_BACKOFF;
+    loop {
+        let elsewhere = matches!(
+            disk.lock().record.ownership,
+            Ownership::Departed { .. } | Ownership::Relinquished { .. } | Ownership::Vacant
+        );
+        if node.is_closing() || !elsewhere {
+            disk.lock().forwarding = false;
+            return;
+        }
+        for peer in candidates(&node, &disk) {
+            match dial(&node, &disk, peer).await {
+                Ok(sync) => {
+                    tracing::info!(
+                        disk = disk.name,
+                        owner = peer.name,
+                        "forwarding to the owner"
+                    );
+                    let engine = disk.engine();
+                    // Before the engine has it: it may be lost and reported at once.
+                    disk.lock().forwarding = false;
+                    if let Some(engine) = engine {
+                        engine.forward(sync);
+                    }
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(disk = disk.name, peer = peer.name, error, "not the owner");
+                }
+            }
+        }
+        if Instant::now() + backoff >= deadline {
+            break;
+        }
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(MAX_BACKOFF);
+    }
+    tracing::error!(
+        disk = disk.name,
+        "no node served the disk for {} seconds: its clients here see errors",
+        GIVE_UP_AFTER.as_secs()
+    );
+    let engine = disk.engine();
+    disk.lock().forwarding = false;
+    if let Some(engine) = engine {
+        engine.fail_forwarded();
+    }
+}
+
+/// The peers to ask: the node that took the disk first, then the others, because it may have moved
+/// on.
+fn candidates<'a>(node: &'a Node, disk: &Disk) -> Vec<&'a PeerConfig> {
+    let first = {
+        let inner = disk.lock();
+        inner
+            .entry
+            .moved_to
+            .clone()
+            .or_else(|| inner.entry.counterpart.clone())
+    };
+    let mut peers: Vec<_> = node.config.peers.iter().collect();
+    peers.sort_by_key(|peer| Some(&peer.name) != first.as_ref());
+    peers
+}
+
+async fn dial(
+    node: &Arc<Node>,
+    disk: &Disk,
+    peer: &PeerConfig,
+) -> Result<godwit_block::engine::PeerStream, String> {
+    let hello = greeting::hello(
+        &node.config.name,
+        &disk.name,
+        TrafficClass::Sync,
+        Purpose::Forward,
+        MigrationId::default(),
+    );
+    let (sync, _) = node
+        .dialer
+        .dial(peer, hello)
+        .await
+        .map_err(|error| error.to_string())?;
+    into_stream(sync).await.map_err(|error| error.to_string())
+}
+
+/// The disk that another node may forward to here.
+///
+/// # Errors
+/// [`RefusalCode::Unknown`] when this node neither serves it nor is about to.
+pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
+    let refuse = |text| Refusal {
+        code: RefusalCode::Unknown,
+        text,
+    };
+    let name = &node.config.name;
+    let disk = node
+        .disks
+        .find(&hello.disk)
+        .ok_or_else(|| refuse(format!("node {name} has no disk named {:?}", hello.disk)))?;
+    let inner = disk.lock();
+    match inner.record.ownership {
+        Ownership::Serving | Ownership::Accepted { .. } => {
+            drop(inner);
+            Ok(disk)
+        }
+        _ => {
+            let owner = inner.entry.moved_to.as_deref().unwrap_or("an unknown node");
+            Err(refuse(format!(
+                "node {name} does not serve disk {}: it moved to {owner}",
+                hello.disk
+            )))
+        }
+    }
+}
+
+/// Serves what the other node forwards on this connection, whose hello was welcomed.
+pub(crate) async fn serve(disk: Arc<Disk>, sync: PeerConnection, peer: String) {
+    let Some(engine) = disk.engine() else { return };
+    match into_stream(sync).await {
+        Ok(sync) => {
+            tracing::info!(
+                disk = disk.name,
+                peer,
+                "serving clients that stayed at the other node"
+            );
+            engine.serve_forwarded(peer, sync);
+        }
+        Err(error) => tracing::debug!(disk = disk.name, peer, %error, "the forwarder is gone"),
+    }
+}

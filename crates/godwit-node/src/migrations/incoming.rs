@@ -1,0 +1,470 @@
+//! Takes disks in.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use godwit_block::engine::{PeerStream, PeerStreams};
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::{Bytes, MigrationId, Sectors};
+use godwit_core::wire::{Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::table::{self, Begin};
+use crate::api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::{image, remove, run};
+use crate::failpoint;
+use crate::names;
+use crate::node::{Node, PEER_TIMEOUT, blocking};
+use crate::peers::{PeerConnection, greeting, into_stream};
+use crate::store::{DiskEntry, Mark};
+
+/// Longest wait for the connections that follow an accepted offer.
+const GATHER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long an offer waits for what is under way with the disk here: the end of an earlier
+/// migration, or of its clearing away.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Incoming migrations whose connections are not complete.
+const MAX_GATHERINGS: usize = 16;
+
+/// Copy connections of one migration.
+const MAX_COPY_CONNECTIONS: u8 = 16;
+
+/// Incoming migrations whose connections are not complete.
+#[derive(Debug, Default)]
+pub(crate) struct Gatherings {
+    by_migration: Mutex<HashMap<MigrationId, Gathering>>,
+}
+
+#[derive(Debug)]
+struct Gathering {
+    peer: String,
+    disk: String,
+    streams: mpsc::Sender<(TrafficClass, PeerConnection)>,
+}
+
+impl Gatherings {
+    fn lock(&self) -> MutexGuard<'_, HashMap<MigrationId, Gathering>> {
+        self.by_migration
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where a connection of this migration goes, if `hello` is from the node that made the offer.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Unknown`] when no such offer was accepted.
+    pub(crate) fn join(
+        &self,
+        hello: &Hello,
+    ) -> Result<mpsc::Sender<(TrafficClass, PeerConnection)>, Refusal> {
+        self.lock()
+            .get(&hello.migration)
+            .filter(|gathering| gathering.peer == hello.node && gathering.disk == hello.disk)
+            .map(|gathering| gathering.streams.clone())
+            .ok_or_else(|| Refusal {
+                code: RefusalCode::Unknown,
+                text: format!("no offer of migration {} was accepted", hello.migration),
+            })
+    }
+}
+
+/// Takes a control connection whose hello was welcomed: an offer follows.
+pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hello: Hello) {
+    let offer = match greeting::read(&mut control).await {
+        Ok(Greeting::Offer(offer)) => offer,
+        other => {
+            tracing::debug!(peer = hello.node, ?other, "no offer followed the hello");
+            return;
+        }
+    };
+    tracing::info!(peer = hello.node, disk = hello.disk, migration = %hello.migration, "offered");
+    let disk = match prepare(&node, &hello, &offer).await {
+        Ok(disk) => disk,
+        Err(refusal) => {
+            tracing::warn!(peer = hello.node, disk = hello.disk, %refusal, "refused the offer");
+            greeting::refuse(&mut control, refusal).await;
+            return;
+        }
+    };
+    let (number, view, _) = node.migrations.begin(Begin {
+        id: hello.migration,
+        disk: disk.name.clone(),
+        from: hello.node.clone(),
+        to: node.config.name.clone(),
+        direction: Direction::Incoming,
+        phase: MigrationPhase::Receiving,
+        options: None,
+        bytes_total: offer.capacity.bytes().0,
+    });
+    table::store(&node, number, &view).await;
+    failpoint::reach(String::from("offer::received")).await;
+    if let Err(error) = receive(&node, &disk, control, &hello, &offer).await {
+        table::end(&node, &disk, hello.migration, Err(error)).await;
+        discard(node, disk, hello.migration).await;
+    }
+}
+
+/// Accepts the offer, waits for the other connections, and starts the engine's part.
+async fn receive(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    mut control: PeerConnection,
+    hello: &Hello,
+    offer: &Offer,
+) -> Result<(), ErrorBody> {
+    let failed = |why: &dyn std::fmt::Display| {
+        ErrorBody::new(
+            ErrorCode::PeerUnreachable,
+            format!(
+                "cannot receive disk {} from node {}: {why}",
+                disk.name, hello.node
+            ),
+        )
+        .hint("start the migration again")
+    };
+    let (sender, mut arrivals) = mpsc::channel(usize::from(MAX_COPY_CONNECTIONS) + 1);
+    let gathering = Gathering {
+        peer: hello.node.clone(),
+        disk: disk.name.clone(),
+        streams: sender,
+    };
+    node.gatherings.lock().insert(hello.migration, gathering);
+    let _listed = Listed {
+        node,
+        migration: hello.migration,
+    };
+    greeting::write(&mut control, &Greeting::Reply(Reply::Accepted))
+        .await
+        .map_err(|error| failed(&error))?;
+    node.migrations.accepted(hello.migration);
+    let gather = gather(&mut arrivals, usize::from(offer.copy_connections));
+    let (sync, copies) = tokio::select! {
+        gathered = tokio::time::timeout(GATHER_TIMEOUT, gather) => match gathered {
+            Ok(Ok(streams)) => streams,
+            Ok(Err(error)) => return Err(failed(&error)),
+            Err(_) => return Err(failed(&"its connections did not arrive in time")),
+        },
+        () = node.closed() => return Err(failed(&"this node is shutting down")),
+    };
+    let control = into_stream(control).await.map_err(|error| failed(&error))?;
+    let streams = PeerStreams {
+        peer: hello.node.clone(),
+        control,
+        sync,
+        copies,
+    };
+    let engine = disk
+        .engine()
+        .ok_or_else(|| failed(&"the disk's engine has ended"))?;
+    let (reply, answer) = oneshot::channel();
+    let reply = move |result| {
+        let _ = reply.send(result);
+    };
+    engine.start_destination(hello.migration, PEER_TIMEOUT, streams, Box::new(reply));
+    match answer.await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(failed(&error)),
+        Err(_) => Err(failed(&"the disk's engine has ended")),
+    }
+}
+
+async fn gather(
+    arrivals: &mut mpsc::Receiver<(TrafficClass, PeerConnection)>,
+    wanted: usize,
+) -> std::io::Result<(PeerStream, Vec<PeerStream>)> {
+    let mut sync = None;
+    let mut copies = Vec::with_capacity(wanted);
+    loop {
+        match sync.take() {
+            Some(sync) if copies.len() == wanted => return Ok((sync, copies)),
+            kept => sync = kept,
+        }
+        // The table keeps a sender as long as this waits.
+        let Some((class, connection)) = arrivals.recv().await else {
+            return Err(std::io::ErrorKind::ConnectionAborted.into());
+        };
+        match class {
+            TrafficClass::Sync if sync.is_none() => sync = Some(into_stream(connection).await?),
+            TrafficClass::Copy if copies.len() < wanted => {
+                copies.push(into_stream(connection).await?);
+            }
+            // One too many: closed.
+            _ => {}
+        }
+    }
+}
+
+/// Takes the gathering out of the table when it is over.
+struct Listed<'a> {
+    node: &'a Arc<Node>,
+    migration: MigrationId,
+}
+
+impl Drop for Listed<'_> {
+    fn drop(&mut self) {
+        self.node.gatherings.lock().remove(&self.migration);
+    }
+}
+
+/// Makes the image ready to receive, or says why not. What is under way with the disk here gets a
+/// moment to end.
+async fn prepare(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<Arc<Disk>, Refusal> {
+    check(node, hello, offer)?;
+    let deadline = Instant::now() + SETTLE_TIMEOUT;
+    loop {
+        let prepared = match node.disks.find(&hello.disk) {
+            None => prepare_new(node, hello, offer).await,
+            Some(disk) => prepare_known(node, &disk, hello, offer).await,
+        };
+        match prepared {
+            Err(refusal) if refusal.code == RefusalCode::Busy && Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            prepared => return prepared,
+        }
+    }
+}
+
+fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> {
+    let refuse = |code, text: String| Err(Refusal { code, text });
+    if let Err(error) = node.check_open() {
+        return refuse(RefusalCode::Busy, error.message);
+    }
+    if let Err(error) = names::check("disk", &hello.disk) {
+        return refuse(RefusalCode::Invalid, error.message);
+    }
+    // The longest that both a file's offset and the core can express.
+    if offer.capacity.0 == 0 || offer.capacity.0 > (1 << 54) {
+        return refuse(
+            RefusalCode::Invalid,
+            format!("a disk of {} sectors is not possible", offer.capacity.0),
+        );
+    }
+    if offer.copy_connections == 0 || offer.copy_connections > MAX_COPY_CONNECTIONS {
+        return refuse(
+            RefusalCode::Invalid,
+            format!(
+                "{} copy connections were offered; 1 to {MAX_COPY_CONNECTIONS} are possible",
+                offer.copy_connections
+            ),
+        );
+    }
+    if node.gatherings.lock().len() >= MAX_GATHERINGS {
+        return refuse(
+            RefusalCode::Busy,
+            format!(
+                "node {} has {MAX_GATHERINGS} offers to answer already",
+                node.config.name
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// For a disk that this node has never had.
+async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<Arc<Disk>, Refusal> {
+    let folder = node.config.disks_dir();
+    let path = image::managed_path(&folder, &hello.disk);
+    if path.exists() {
+        return Err(Refusal {
+            code: RefusalCode::DiskExists,
+            text: format!(
+                "node {} has a file {} already",
+                node.config.name,
+                path.display()
+            ),
+        });
+    }
+    image::check_space(&node.config.name, &hello.disk, &folder, offer.allocated)
+        .map_err(refusal)?;
+    let entry = DiskEntry {
+        path: path.clone(),
+        sectors: offer.capacity.0,
+        managed: true,
+        counterpart: Some(hello.node.clone()),
+        moved_to: None,
+        mark: Some(Mark::Receiving {
+            migration: hello.migration.to_string(),
+            new: true,
+        }),
+    };
+    let record = AuthorityRecord::vacant();
+    let activity = Activity::Incoming(hello.migration);
+    let disk = Disk::new(hello.disk.clone(), entry.clone(), record, activity);
+    // Somebody else was faster: look again.
+    node.disks.insert(&disk).map_err(|error| Refusal {
+        code: RefusalCode::Busy,
+        text: error.message,
+    })?;
+    let ready = async {
+        node.store
+            .put_disk(&disk.name, &entry, record)
+            .await
+            .map_err(|error| internal(node, &disk, &error))?;
+        open_new_image(node, &disk).await
+    };
+    if let Err(refusal) = ready.await {
+        discard(Arc::clone(node), Arc::clone(&disk), hello.migration).await;
+        return Err(refusal);
+    }
+    Ok(disk)
+}
+
+/// For a disk that was here before: its stale image is filled again.
+async fn prepare_known(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    hello: &Hello,
+    offer: &Offer,
+) -> Result<Arc<Disk>, Refusal> {
+    let name = &node.config.name;
+    let activity = Activity::Incoming(hello.migration);
+    let mut code = RefusalCode::Busy;
+    let guard = disk
+        .begin(activity, |inner| match inner.record.ownership {
+            Ownership::Vacant | Ownership::Departed { .. } => Ok(()),
+            Ownership::Serving => {
+                code = RefusalCode::DiskExists;
+                Err(ErrorBody::new(
+                    ErrorCode::Exists,
+                    format!("node {name} serves a disk named {} itself", disk.name),
+                ))
+            }
+            Ownership::Accepted { .. } | Ownership::Relinquished { .. } => Err(ErrorBody::new(
+                ErrorCode::Conflict,
+                format!(
+                    "disk {} is in doubt at node {name}: an earlier migration is not decided",
+                    disk.name
+                ),
+            )),
+        })
+        .map_err(|error| Refusal {
+            code,
+            text: error.message,
+        })?;
+    let (usable, managed, path) = {
+        let inner = disk.lock();
+        let same = inner.entry.sectors == offer.capacity.0;
+        (
+            inner.engine.is_some() && same,
+            inner.entry.managed,
+            inner.entry.path.clone(),
+        )
+    };
+    let held = image::allocated(&path).unwrap_or(0);
+    let folder = path.parent().unwrap_or(&path);
+    if managed {
+        let more = offer.allocated.saturating_sub(held);
+        image::check_space(name, &disk.name, folder, more).map_err(refusal)?;
+    }
+    if !usable {
+        if !managed || disk.clients() > 0 {
+            return Err(Refusal {
+                code: RefusalCode::DiskExists,
+                text: format!(
+                    "the image {} of disk {} at node {name} cannot take {} bytes: remove the disk \
+                     there first",
+                    path.display(),
+                    disk.name,
+                    offer.capacity.bytes().0
+                ),
+            });
+        }
+        replace_image(node, disk, offer.capacity).await?;
+    }
+    disk.lock().entry.counterpart = Some(hello.node.clone());
+    guard.keep();
+    Ok(Arc::clone(disk))
+}
+
+/// Makes a new image in place of the stale one.
+async fn replace_image(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    capacity: Sectors,
+) -> Result<(), Refusal> {
+    run::stop(disk).await;
+    let (entry, record) = {
+        let mut inner = disk.lock();
+        inner.entry.sectors = capacity.0;
+        (inner.entry.clone(), inner.record)
+    };
+    node.store
+        .put_disk(&disk.name, &entry, record)
+        .await
+        .map_err(|error| internal(node, disk, &error))?;
+    let path = entry.path;
+    blocking(move || image::delete(&path))
+        .await
+        .map_err(refusal)?
+        .map_err(|error| internal(node, disk, &error))?;
+    open_new_image(node, disk).await
+}
+
+async fn open_new_image(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusal> {
+    let (path, size) = {
+        let inner = disk.lock();
+        (
+            inner.entry.path.clone(),
+            Sectors(inner.entry.sectors).bytes(),
+        )
+    };
+    let name = disk.name.clone();
+    let made = blocking(move || image::create(&name, &path, Bytes(size.0)))
+        .await
+        .flatten();
+    made.and_then(|made| run::start(node, disk, made))
+        .map_err(refusal)
+}
+
+/// Puts away what an incoming migration left that did not make this node the owner: of a disk that
+/// was unknown here before, everything.
+pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
+    {
+        let mut inner = disk.lock();
+        if inner.activity != Activity::Incoming(migration) {
+            return;
+        }
+        if !matches!(inner.entry.mark, Some(Mark::Receiving { new: true, .. })) {
+            inner.activity = Activity::Idle;
+            return;
+        }
+        inner.activity = Activity::Removing;
+    }
+    run::stop(&disk).await;
+    if let Err(error) = remove::finish(&node, &disk).await {
+        tracing::error!(disk = disk.name, %error, "cannot remove the image that was not received");
+        let mut inner = disk.lock();
+        inner.problem = Some(error.message);
+        inner.activity = Activity::Idle;
+    }
+}
+
+fn refusal(error: ErrorBody) -> Refusal {
+    let code = match error.code {
+        ErrorCode::NoSpace => RefusalCode::NoSpace,
+        ErrorCode::Exists => RefusalCode::DiskExists,
+        ErrorCode::Invalid => RefusalCode::Invalid,
+        ErrorCode::Busy => RefusalCode::Busy,
+        _ => RefusalCode::Internal,
+    };
+    Refusal {
+        code,
+        text: error.message,
+    }
+}
+
+fn internal(node: &Arc<Node>, disk: &Disk, error: &dyn std::fmt::Display) -> Refusal {
+    Refusal {
+        code: RefusalCode::Internal,
+        text: format!(
+            "disk {} cannot be received at node {}: {error}",
+            disk.name, node.config.name
+        ),
+    }
+}

@@ -1,0 +1,118 @@
+//! Migrations of this node's disks, in and out.
+
+pub(crate) mod forward;
+pub(crate) mod incoming;
+pub(crate) mod options;
+pub(crate) mod outgoing;
+pub(crate) mod resolve;
+mod table;
+
+use std::sync::Arc;
+
+use godwit_core::event::{AbortReason, Event, Phase};
+use godwit_core::units::Extent;
+pub(crate) use table::{Migrations, live, sample_rates};
+
+use crate::api::{ErrorBody, ErrorCode, MigrationPhase};
+use crate::disks::disk::{Activity, Disk};
+use crate::failpoint;
+use crate::node::Node;
+
+/// Takes a controller's event about a disk.
+pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Event) {
+    match event {
+        Event::PhaseEntered { migration, phase } => {
+            tracing::info!(disk = disk.name, %migration, phase = phase.name(), "migration");
+            if let Some(phase) = under_way(phase) {
+                node.migrations.enter(migration, phase);
+            }
+            if phase == Phase::Copying {
+                failpoint::reach(String::from("phase::copying")).await;
+            }
+        }
+        Event::MigrationCompleted { migration } => {
+            disk.end(Activity::Outgoing(migration));
+            table::end(node, disk, migration, Ok(())).await;
+        }
+        Event::MigrationAborted {
+            migration,
+            reason,
+            mismatch,
+        } => {
+            disk.end(Activity::Outgoing(migration));
+            let error = aborted(&disk.name, reason, mismatch);
+            table::end(node, disk, migration, Err(error)).await;
+        }
+        Event::ReceiveCompleted { migration } => {
+            disk.end(Activity::Incoming(migration));
+            table::end(node, disk, migration, Ok(())).await;
+        }
+        Event::ReceiveAborted { migration, reason } => {
+            table::end(
+                node,
+                disk,
+                migration,
+                Err(aborted(&disk.name, reason, None)),
+            )
+            .await;
+            // It ends the engine, whose events this task handles.
+            tokio::spawn(incoming::discard(
+                Arc::clone(node),
+                Arc::clone(disk),
+                migration,
+            ));
+        }
+        Event::AuthorityChanged { record } => {
+            use godwit_core::authority::Ownership;
+            if let Ownership::Accepted { migration } = record.ownership {
+                node.migrations.enter(migration, MigrationPhase::Accepted);
+            }
+        }
+        Event::OwnerMoved => forward::start(node, disk),
+        Event::NeedPeer { migration } => resolve::start(node, disk, migration),
+    }
+}
+
+/// The phase for the API, while the migration has not ended.
+const fn under_way(phase: Phase) -> Option<MigrationPhase> {
+    Some(match phase {
+        Phase::Copying => MigrationPhase::Copying,
+        Phase::Verifying => MigrationPhase::Verifying,
+        Phase::Draining => MigrationPhase::Draining,
+        Phase::Preparing => MigrationPhase::Preparing,
+        Phase::Relinquishing => MigrationPhase::Relinquishing,
+        Phase::Committing => MigrationPhase::Committing,
+        Phase::Completed | Phase::Aborted => return None,
+    })
+}
+
+/// Why a migration ended without moving the disk, and what to do about it.
+fn aborted(disk: &str, reason: AbortReason, mismatch: Option<Extent>) -> ErrorBody {
+    let (code, hint) = match reason {
+        AbortReason::Cancelled => (ErrorCode::Conflict, "start it again when you are ready"),
+        AbortReason::PeerLost | AbortReason::PeerTimeout => (
+            ErrorCode::PeerUnreachable,
+            "see that the other node runs, and start it again",
+        ),
+        AbortReason::SourceDisk => (ErrorCode::Internal, "check the source's storage"),
+        AbortReason::DestinationDisk => (ErrorCode::Internal, "check the destination's storage"),
+        AbortReason::DestinationNoSpace => (
+            ErrorCode::NoSpace,
+            "free space at the destination and start it again",
+        ),
+        AbortReason::VerifyMismatch => (
+            ErrorCode::Internal,
+            "check memory and storage of both nodes before trying again",
+        ),
+        AbortReason::Protocol => (ErrorCode::Internal, "see the logs of both nodes"),
+        AbortReason::Refused => (ErrorCode::PeerRefused, "see the log of the other node"),
+    };
+    let place = mismatch
+        .map(|extent| format!(" (at {extent})"))
+        .unwrap_or_default();
+    ErrorBody::new(
+        code,
+        format!("the migration of disk {disk} ended: {reason}{place}"),
+    )
+    .hint(hint)
+}

@@ -1,0 +1,301 @@
+//! Moves disks away.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_block::engine::PeerStreams;
+use godwit_core::MigrationOptions;
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::AbortReason;
+use godwit_core::units::{MigrationId, Sectors};
+use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TrafficClass};
+use tokio::sync::oneshot;
+
+use super::options;
+use super::table::{self, Begin};
+use crate::api::{
+    Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
+    MigrationSettings,
+};
+use crate::config::PeerConfig;
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::image;
+use crate::failpoint;
+use crate::node::{Node, PEER_TIMEOUT, blocking};
+use crate::peers::dial::{DialError, refused};
+use crate::peers::{greeting, into_stream};
+
+/// Connections for bulk copies.
+const COPY_CONNECTIONS: u8 = 2;
+
+/// Longest wait for the answer to an offer: the destination makes an image meanwhile.
+const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a cancelled migration may take to end.
+const CANCEL_WAIT: Duration = Duration::from_secs(5);
+
+/// Starts to move a disk. Returns once copying has begun.
+///
+/// # Errors
+/// The request makes no sense, the peer cannot be reached, or it refused.
+pub(crate) async fn start(
+    node: &Arc<Node>,
+    request: MigrateRequest,
+) -> Result<Migration, ErrorBody> {
+    node.check_open()?;
+    let settings = options::settings(&request)?;
+    let disk = node.disks.get(&request.disk)?;
+    if request.to == node.config.name {
+        return Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!("disk {} is on node {} already", disk.name, request.to),
+        )
+        .hint("name another node"));
+    }
+    let peer = node.peer(&request.to)?.clone();
+    let id = options::new_id()?;
+    let mut capacity = Sectors(0);
+    let mut record = AuthorityRecord::vacant();
+    let guard = disk.begin(Activity::Outgoing(id), |inner| {
+        capacity = Sectors(inner.entry.sectors);
+        record = inner.record;
+        let state = inner.state();
+        if state == DiskState::Serving && inner.engine.is_some() {
+            return Ok(());
+        }
+        let error = ErrorBody::new(
+            ErrorCode::Conflict,
+            format!(
+                "disk {} cannot be moved from here: it is {}",
+                disk.name,
+                state.name()
+            ),
+        );
+        Err(match &inner.entry.moved_to {
+            Some(owner) => error.hint(format!("node {owner} serves it: ask that node")),
+            None => error.hint("see 'godwit disk show'"),
+        })
+    })?;
+    let (number, view, cancelled) = node.migrations.begin(Begin {
+        id,
+        disk: disk.name.clone(),
+        from: node.config.name.clone(),
+        to: peer.name.clone(),
+        direction: Direction::Outgoing,
+        phase: MigrationPhase::Offering,
+        options: Some(settings.clone()),
+        bytes_total: capacity.bytes().0,
+    });
+    table::store(node, number, &view).await;
+    tracing::info!(disk = disk.name, to = peer.name, migration = %id, "offering the disk");
+    let attempt = Attempt {
+        node,
+        disk: &disk,
+        peer: &peer,
+        id,
+        settings: &settings,
+    };
+    let connected = tokio::select! {
+        connected = attempt.connect(capacity, record) => connected,
+        () = cancelled.notified() => Err(given_up(&disk, ErrorCode::Conflict, "was cancelled")),
+        () = node.closed() => {
+            Err(given_up(&disk, ErrorCode::ShuttingDown, "ended with the node"))
+        }
+    };
+    let started = match connected {
+        Ok(streams) => attempt.start(streams).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = started {
+        tracing::warn!(disk = disk.name, migration = %id, %error, "the migration did not start");
+        if let Some((number, view)) = node.migrations.end(id, Err(error.clone()), None) {
+            table::store(node, number, &view).await;
+        }
+        drop(guard);
+        return Err(error);
+    }
+    guard.keep();
+    // A cancellation may have come between the offer and the engine's start.
+    tokio::select! {
+        biased;
+        () = cancelled.notified() => {
+            cancel_in_engine(&disk).await;
+        }
+        () = std::future::ready(()) => {}
+    }
+    let (_, view) = node.migrations.get(&id.to_string())?;
+    Ok(table::live(node, id, view))
+}
+
+fn given_up(disk: &Disk, code: ErrorCode, how: &str) -> ErrorBody {
+    ErrorBody::new(
+        code,
+        format!("the migration of disk {} {how} before it began", disk.name),
+    )
+}
+
+/// One migration that is about to start.
+struct Attempt<'a> {
+    node: &'a Arc<Node>,
+    disk: &'a Arc<Disk>,
+    peer: &'a PeerConfig,
+    id: MigrationId,
+    settings: &'a MigrationSettings,
+}
+
+impl Attempt<'_> {
+    /// Opens the connections and makes the offer.
+    async fn connect(
+        &self,
+        capacity: Sectors,
+        record: AuthorityRecord,
+    ) -> Result<PeerStreams, ErrorBody> {
+        let attempted = format!("migrate disk {}", self.disk.name);
+        let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
+        let path = self.disk.lock().entry.path.clone();
+        let allocated = blocking(move || image::allocated(&path))
+            .await?
+            .unwrap_or(capacity.bytes().0);
+        let (mut control, _) = self.dial(TrafficClass::Control).await.map_err(body)?;
+        let offer = Greeting::Offer(Offer {
+            epoch: record.epoch.next(),
+            capacity,
+            allocated,
+            chunk_sectors: options::chunk_sectors(self.settings),
+            window_chunks: options::window_chunks(self.settings),
+            copy_connections: COPY_CONNECTIONS,
+        });
+        let lost = |why: &dyn std::fmt::Display| {
+            ErrorBody::new(
+                ErrorCode::PeerUnreachable,
+                format!(
+                    "cannot {attempted}: node {} did not answer the offer: {why}",
+                    self.peer.name
+                ),
+            )
+            .hint("see the log of the other node, and start the migration again")
+        };
+        greeting::write(&mut control, &offer)
+            .await
+            .map_err(|error| lost(&error))?;
+        failpoint::reach(String::from("offer::sent")).await;
+        match greeting::read_within(&mut control, OFFER_TIMEOUT).await {
+            Ok(Greeting::Reply(Reply::Accepted)) => {}
+            Ok(Greeting::Reply(Reply::Refused(refusal))) => {
+                return Err(refused(&refusal, &self.peer.name, &attempted));
+            }
+            Ok(_) => return Err(lost(&"it answered something else")),
+            Err(error) => return Err(lost(&error)),
+        }
+        self.node.migrations.accepted(self.id);
+        let (sync, _) = self.dial(TrafficClass::Sync).await.map_err(body)?;
+        let mut copies = Vec::with_capacity(usize::from(COPY_CONNECTIONS));
+        for _ in 0..COPY_CONNECTIONS {
+            let (copy, _) = self.dial(TrafficClass::Copy).await.map_err(body)?;
+            copies.push(into_stream(copy).await.map_err(|error| lost(&error))?);
+        }
+        Ok(PeerStreams {
+            peer: self.peer.name.clone(),
+            control: into_stream(control).await.map_err(|error| lost(&error))?,
+            sync: into_stream(sync).await.map_err(|error| lost(&error))?,
+            copies,
+        })
+    }
+
+    async fn dial(
+        &self,
+        class: TrafficClass,
+    ) -> Result<(crate::peers::PeerConnection, u16), DialError> {
+        let name = &self.node.config.name;
+        let hello = greeting::hello(name, &self.disk.name, class, Purpose::Migrate, self.id);
+        self.node.dialer.dial(self.peer, hello).await
+    }
+
+    /// Hands the connections to the engine.
+    async fn start(&self, streams: PeerStreams) -> Result<(), ErrorBody> {
+        let options = MigrationOptions {
+            migration: self.id,
+            chunk_sectors: options::chunk_sectors(self.settings),
+            window_chunks: options::window_chunks(self.settings),
+            max_bandwidth: self.settings.max_bandwidth,
+            verify: self.settings.verify,
+            peer_timeout: PEER_TIMEOUT,
+        };
+        let failed = |why: String| {
+            ErrorBody::new(
+                ErrorCode::Conflict,
+                format!("cannot migrate disk {}: {why}", self.disk.name),
+            )
+            .hint("see 'godwit disk show'")
+        };
+        let engine = {
+            let mut inner = self.disk.lock();
+            // Stored together with the record that gives the disk away.
+            inner.entry.counterpart = Some(self.peer.name.clone());
+            inner.engine.as_ref().map(|engine| engine.handle.clone())
+        }
+        .ok_or_else(|| failed(String::from("its engine has ended")))?;
+        let (reply, answer) = oneshot::channel();
+        let reply = move |result| {
+            // The request that waits for it may be gone.
+            let _ = reply.send(result);
+        };
+        engine.start_source(options, streams, Box::new(reply));
+        match answer.await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(failed(error.to_string())),
+            Err(_) => Err(failed(String::from("its engine has ended"))),
+        }
+    }
+}
+
+/// Cancels a migration of either direction.
+///
+/// # Errors
+/// There is none such, it has ended, or it is too late: the disk is given away.
+pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<Migration, ErrorBody> {
+    let deadline = tokio::time::Instant::now() + CANCEL_WAIT;
+    let (id, view) = node.migrations.get(id)?;
+    if view.phase.ended() {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("migration {id} has ended: it is {}", view.phase.name()),
+        ));
+    }
+    let disk = node.disks.get(&view.disk)?;
+    node.migrations.cancel_offer(id);
+    let mut stopped = view.phase == MigrationPhase::Offering;
+    if !stopped && disk.lock().activity.migration() == Some(id) {
+        stopped = cancel_in_engine(&disk).await;
+    }
+    loop {
+        let (_, view) = node.migrations.get(&id.to_string())?;
+        if view.phase.ended() {
+            return Ok(view);
+        }
+        if !stopped || tokio::time::Instant::now() >= deadline {
+            return Err(ErrorBody::new(
+                ErrorCode::Conflict,
+                format!(
+                    "migration {id} of disk {} is {}: it cannot be cancelled any more",
+                    view.disk,
+                    view.phase.name()
+                ),
+            )
+            .hint("let it end, then migrate the disk back"));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn cancel_in_engine(disk: &Arc<Disk>) -> bool {
+    let Some(engine) = disk.engine() else {
+        return false;
+    };
+    let (reply, answer) = oneshot::channel();
+    let reply = move |stopped| {
+        let _ = reply.send(stopped);
+    };
+    engine.cancel(AbortReason::Cancelled, Box::new(reply));
+    answer.await.unwrap_or(false)
+}

@@ -1,0 +1,248 @@
+//! Finds out who owns a disk after a crash or a lost connection: asks the other node, and answers
+//! when it asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::authority::{Authority, Effect};
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{
+    HEADER_SIZE, Header, Hello, Message, Purpose, Refusal, RefusalCode, Reply, TrafficClass,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::disks::disk::Disk;
+use crate::node::Node;
+use crate::peers::{PeerConnection, greeting, into_stream};
+
+/// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
+const MIN_BACKOFF: Duration = Duration::from_millis(200);
+/// Longest wait between two attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// How long an answered connection may stay silent.
+const ANSWER_IDLE: Duration = Duration::from_secs(10);
+/// Longest body of a frame of the authority protocol, in bytes.
+const MAX_BODY: u32 = 64;
+
+/// Looks for the other node of an undecided migration, unless that is being done.
+pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, migration: MigrationId) {
+    let mut inner = disk.lock();
+    if inner
+        .resolver
+        .as_ref()
+        .is_some_and(|running| !running.is_finished())
+    {
+        return;
+    }
+    let task = tokio::spawn(resolve(Arc::clone(node), Arc::clone(disk), migration));
+    inner.resolver = Some(task.abort_handle());
+}
+
+async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
+    let mut backoff = MIN_BACKOFF;
+    // Both nodes may look for each other at once, and each connection replaces the one before:
+    // waiting differently long keeps them from undoing each other's work.
+    tokio::time::sleep(jitter(&node.config.name)).await;
+    let mut told = false;
+    loop {
+        let (open, counterpart, engine) = {
+            let inner = disk.lock();
+            let engine = inner.engine.as_ref().map(|engine| engine.handle.clone());
+            (
+                inner.in_doubt() == Some(migration),
+                inner.entry.counterpart.clone(),
+                engine,
+            )
+        };
+        let (true, Some(engine), false) = (open, engine, node.is_closing()) else {
+            return;
+        };
+        let counterpart = counterpart.unwrap_or_default();
+        let error = match node.peer(&counterpart) {
+            Err(error) => error.message,
+            Ok(peer) => match ask(&node, peer, &disk, migration).await {
+                Ok(control) => {
+                    tracing::info!(
+                        disk = disk.name,
+                        peer = counterpart,
+                        "asking who owns the disk"
+                    );
+                    engine.control_up(migration, control);
+                    return;
+                }
+                Err(error) => error,
+            },
+        };
+        if told {
+            tracing::debug!(
+                disk = disk.name,
+                peer = counterpart,
+                error,
+                "still in doubt"
+            );
+        } else {
+            tracing::warn!(
+                disk = disk.name,
+                peer = counterpart,
+                error,
+                "the disk is in doubt and the other node does not answer; asking on"
+            );
+            told = true;
+        }
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(MAX_BACKOFF);
+    }
+}
+
+/// A wait of up to a quarter second that differs between nodes and from one time to the next.
+fn jitter(name: &str) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    Duration::from_millis(RandomState::new().hash_one(name) % 256)
+}
+
+async fn ask(
+    node: &Arc<Node>,
+    peer: &crate::config::PeerConfig,
+    disk: &Disk,
+    migration: MigrationId,
+) -> Result<godwit_block::engine::PeerStream, String> {
+    let name = &node.config.name;
+    let hello = greeting::hello(
+        name,
+        &disk.name,
+        TrafficClass::Control,
+        Purpose::Resolve,
+        migration,
+    );
+    let (control, _) = node
+        .dialer
+        .dial(peer, hello)
+        .await
+        .map_err(|error| error.to_string())?;
+    into_stream(control)
+        .await
+        .map_err(|error| error.to_string())
+}
+
+/// What is to be done with another node's question.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// The disk's engine has a part in that migration: it talks.
+    Engine(Arc<Disk>),
+    /// It is history here: the stored record answers.
+    Record(Arc<Disk>),
+}
+
+/// Decides who answers a question.
+///
+/// # Errors
+/// [`RefusalCode::Unknown`] when there is no such disk; [`RefusalCode::Identity`] when the
+/// migration is another node's.
+pub(crate) fn decide(node: &Arc<Node>, hello: &Hello) -> Result<Answer, Refusal> {
+    let disk = node.disks.find(&hello.disk).ok_or_else(|| Refusal {
+        code: RefusalCode::Unknown,
+        text: format!(
+            "node {} has no disk named {:?}",
+            node.config.name, hello.disk
+        ),
+    })?;
+    let mut inner = disk.lock();
+    let migration = Some(hello.migration);
+    if inner.activity.migration() != migration && inner.in_doubt() != migration {
+        drop(inner);
+        return Ok(Answer::Record(disk));
+    }
+    if inner.entry.counterpart.as_deref() != Some(hello.node.as_str()) {
+        return Err(Refusal {
+            code: RefusalCode::Identity,
+            text: format!("migration {} is not node {}'s", hello.migration, hello.node),
+        });
+    }
+    if let Some(resolver) = inner.resolver.take() {
+        resolver.abort();
+    }
+    drop(inner);
+    Ok(Answer::Engine(disk))
+}
+
+/// Takes a connection on which another node asks; `answer` was decided by its hello.
+pub(crate) async fn take_question(
+    node: Arc<Node>,
+    mut control: PeerConnection,
+    hello: Hello,
+    welcome: Reply,
+    answer: Answer,
+) {
+    if let Err(error) =
+        greeting::write(&mut control, &godwit_core::wire::Greeting::Reply(welcome)).await
+    {
+        tracing::debug!(peer = hello.node, %error, "the asking node is gone");
+        return;
+    }
+    match answer {
+        Answer::Engine(disk) => {
+            let Some(engine) = disk.engine() else { return };
+            match into_stream(control).await {
+                Ok(control) => engine.control_up(hello.migration, control),
+                Err(error) => tracing::debug!(peer = hello.node, %error, "the asking node is gone"),
+            }
+        }
+        Answer::Record(disk) => {
+            let answering = answer_from_record(&disk, &mut control, hello.migration);
+            tokio::select! {
+                result = answering => if let Err(error) = result {
+                    tracing::debug!(disk = disk.name, peer = hello.node, %error, "answered");
+                },
+                () = node.closed() => {}
+            }
+        }
+    }
+}
+
+/// Answers from the stored record until the other node has heard enough. The machine that decides
+/// the answers is the engine's; here it can do nothing but answer.
+async fn answer_from_record(
+    disk: &Disk,
+    control: &mut PeerConnection,
+    migration: MigrationId,
+) -> std::io::Result<()> {
+    let invalid = |error| std::io::Error::new(std::io::ErrorKind::InvalidData, error);
+    loop {
+        let mut header = [0; HEADER_SIZE];
+        match tokio::time::timeout(ANSWER_IDLE, control.read_exact(&mut header)).await {
+            Err(_) => return Ok(()),
+            Ok(read) => read?,
+        };
+        let header = Header::decode(&header).map_err(invalid)?;
+        if header.payload_length > MAX_BODY {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        let mut body = vec![0; header.payload_length as usize];
+        control.read_exact(&mut body).await?;
+        let message = Message::decode(&header, &body).map_err(invalid)?;
+        let about = match message {
+            Message::Query { migration } | Message::Commit { migration, .. } => migration,
+            Message::Ping => {
+                send(control, &Message::Pong).await?;
+                continue;
+            }
+            _ => continue,
+        };
+        if about != migration {
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        let record = disk.lock().record;
+        for effect in Authority::new(record).handle(&message) {
+            if let Effect::Send(reply) = effect {
+                send(control, &reply).await?;
+            }
+        }
+    }
+}
+
+async fn send(control: &mut PeerConnection, message: &Message) -> std::io::Result<()> {
+    let (header, inline, length) = message.encode();
+    control.write_all(&header.encode()).await?;
+    control.write_all(&inline[..length]).await?;
+    control.flush().await
+}

@@ -1,0 +1,423 @@
+//! What is known about migrations: those under way, and the last ended ones.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use godwit_core::Progress;
+use godwit_core::units::MigrationId;
+use tokio::sync::Notify;
+
+use crate::api::{
+    Direction, ErrorBody, ErrorCode, Migration, MigrationPhase, MigrationProgress,
+    MigrationSettings,
+};
+use crate::clock;
+use crate::disks::disk::Disk;
+use crate::disks::view;
+use crate::node::Node;
+
+/// Ended migrations that are remembered.
+const MAX_ENDED: usize = 1000;
+
+/// How often the rate of migrations under way is measured.
+pub(crate) const SAMPLE_EVERY: Duration = Duration::from_millis(500);
+
+/// How much of the old rate each sample keeps: the estimate follows the last three seconds or so.
+const RATE_MEMORY: f64 = 0.8;
+
+/// How long the engine may take to publish how a migration ended.
+const FINAL_PROGRESS_WAIT: Duration = Duration::from_millis(500);
+
+/// Migrations under way and ended.
+#[derive(Debug, Default)]
+pub(crate) struct Migrations {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    /// Oldest first. Only ended ones are dropped.
+    all: VecDeque<Tracked>,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    number: u64,
+    id: MigrationId,
+    view: Migration,
+    /// When the offer was accepted.
+    accepted: Option<Instant>,
+    /// Tells the task that makes the offer to give up.
+    cancelled: Arc<Notify>,
+    /// The last sample: when, the phase, and the bytes done then.
+    sample: Option<(Instant, MigrationPhase, u64)>,
+}
+
+/// What is known of a migration when it begins.
+#[derive(Debug)]
+pub(crate) struct Begin {
+    pub(crate) id: MigrationId,
+    pub(crate) disk: String,
+    pub(crate) from: String,
+    pub(crate) to: String,
+    pub(crate) direction: Direction,
+    pub(crate) phase: MigrationPhase,
+    pub(crate) options: Option<MigrationSettings>,
+    pub(crate) bytes_total: u64,
+}
+
+impl Migrations {
+    /// Takes the migrations that were stored. One that had not ended did so with the node, unless
+    /// `open` says that its disk still waits for the outcome. Returns those that are changed by
+    /// that, to be stored.
+    pub(crate) fn restore(
+        &self,
+        stored: Vec<(u64, Migration)>,
+        open: impl Fn(MigrationId) -> bool,
+    ) -> Vec<(u64, Migration)> {
+        let mut table = self.lock();
+        let mut changed = Vec::new();
+        for (number, mut view) in stored {
+            let Ok(id) = view.id.parse::<MigrationId>() else {
+                continue;
+            };
+            if !view.phase.ended() {
+                if open(id) {
+                    view.phase = match view.direction {
+                        Direction::Outgoing => MigrationPhase::Committing,
+                        Direction::Incoming => MigrationPhase::Accepted,
+                    };
+                } else {
+                    view.phase = MigrationPhase::Aborted;
+                    view.ended_at = Some(clock::now_text());
+                    view.error = Some(
+                        ErrorBody::new(
+                            ErrorCode::ShuttingDown,
+                            format!("the node ended while disk {} was migrating", view.disk),
+                        )
+                        .hint("start the migration again"),
+                    );
+                    changed.push((number, view.clone()));
+                }
+            }
+            table.next = table.next.max(number + 1);
+            table.all.push_back(Tracked {
+                number,
+                id,
+                view,
+                accepted: None,
+                cancelled: Arc::default(),
+                sample: None,
+            });
+        }
+        changed
+    }
+
+    /// A migration begins. Returns its number in the store, what is to be stored, and what tells
+    /// its task to give up.
+    pub(crate) fn begin(&self, begin: Begin) -> (u64, Migration, Arc<Notify>) {
+        let mut table = self.lock();
+        let number = table.next;
+        table.next += 1;
+        let view = Migration {
+            id: begin.id.to_string(),
+            disk: begin.disk,
+            from: begin.from,
+            to: begin.to,
+            direction: begin.direction,
+            phase: begin.phase,
+            options: begin.options,
+            progress: MigrationProgress {
+                bytes_total: begin.bytes_total,
+                ..MigrationProgress::default()
+            },
+            rate_bytes_per_second: None,
+            eta_seconds: None,
+            guest: None,
+            started_at: clock::now_text(),
+            ended_at: None,
+            lm_seconds: None,
+            error: None,
+            verified: false,
+        };
+        let cancelled = Arc::new(Notify::new());
+        table.all.push_back(Tracked {
+            number,
+            id: begin.id,
+            view: view.clone(),
+            accepted: None,
+            cancelled: Arc::clone(&cancelled),
+            sample: None,
+        });
+        while table.all.len() > MAX_ENDED
+            && let Some(oldest) = table
+                .all
+                .iter()
+                .position(|tracked| tracked.view.phase.ended())
+        {
+            table.all.remove(oldest);
+        }
+        (number, view, cancelled)
+    }
+
+    /// The offer of a migration was accepted.
+    pub(crate) fn accepted(&self, id: MigrationId) {
+        self.change(id, |tracked| tracked.accepted = Some(Instant::now()));
+    }
+
+    /// A migration entered a phase.
+    pub(crate) fn enter(&self, id: MigrationId, phase: MigrationPhase) {
+        self.change(id, |tracked| {
+            if !tracked.view.phase.ended() {
+                tracked.view.phase = phase;
+            }
+        });
+    }
+
+    /// Tells the task that makes a migration's offer to give up.
+    pub(crate) fn cancel_offer(&self, id: MigrationId) {
+        self.change(id, |tracked| tracked.cancelled.notify_one());
+    }
+
+    /// Ends a migration, once. Returns its number and what is to be stored.
+    pub(crate) fn end(
+        &self,
+        id: MigrationId,
+        result: Result<(), ErrorBody>,
+        progress: Option<Progress>,
+    ) -> Option<(u64, Migration)> {
+        let mut table = self.lock();
+        let tracked = table.all.iter_mut().find(|tracked| tracked.id == id)?;
+        if tracked.view.phase.ended() {
+            return None;
+        }
+        if let Some(progress) = progress {
+            adopt(&mut tracked.view, &progress);
+        }
+        let view = &mut tracked.view;
+        view.lm_seconds = tracked.accepted.map(|at| at.elapsed().as_secs_f64());
+        view.ended_at = Some(clock::now_text());
+        view.eta_seconds = None;
+        view.rate_bytes_per_second = None;
+        match result {
+            Ok(()) => view.phase = MigrationPhase::Completed,
+            Err(error) => {
+                view.phase = MigrationPhase::Aborted;
+                view.error = Some(error);
+            }
+        }
+        Some((tracked.number, view.clone()))
+    }
+
+    /// All migrations as they are stored here, oldest first.
+    pub(crate) fn all(&self) -> Vec<Migration> {
+        self.lock().all.iter().map(Tracked::view).collect()
+    }
+
+    /// One migration as it is stored here.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Invalid`] when the id is none, [`ErrorCode::NotFound`].
+    pub(crate) fn get(&self, id: &str) -> Result<(MigrationId, Migration), ErrorBody> {
+        let shown: String = id.chars().take(64).collect();
+        let parsed = id.parse::<MigrationId>().map_err(|error| {
+            ErrorBody::new(ErrorCode::Invalid, format!("{shown:?}: {error}"))
+                .hint("see 'godwit migration list'")
+        })?;
+        let table = self.lock();
+        let tracked = table
+            .all
+            .iter()
+            .find(|tracked| tracked.id == parsed)
+            .ok_or_else(|| {
+                ErrorBody::new(
+                    ErrorCode::NotFound,
+                    format!("this node knows no migration {shown}"),
+                )
+                .hint("see 'godwit migration list'")
+            })?;
+        Ok((parsed, tracked.view()))
+    }
+
+    /// The migrations under way, with their disks.
+    pub(crate) fn under_way(&self) -> Vec<(MigrationId, String)> {
+        self.lock()
+            .all
+            .iter()
+            .filter(|tracked| !tracked.view.phase.ended())
+            .map(|tracked| (tracked.id, tracked.view.disk.clone()))
+            .collect()
+    }
+
+    /// Takes a measurement of a migration under way.
+    fn sample(&self, id: MigrationId, progress: &Progress) {
+        self.change(id, |tracked| {
+            if tracked.view.phase.ended() {
+                return;
+            }
+            adopt(&mut tracked.view, progress);
+            let (now, phase) = (Instant::now(), tracked.view.phase);
+            let done = progress.bytes_done;
+            let before = tracked.sample.replace((now, phase, done));
+            let Some((then, phase_then, done_then)) = before else {
+                return;
+            };
+            if phase_then != phase || done < done_then {
+                tracked.view.rate_bytes_per_second = None;
+                return;
+            }
+            let seconds = now.duration_since(then).as_secs_f64();
+            if seconds <= 0.0 {
+                return;
+            }
+            let rate = (done - done_then) as f64 / seconds;
+            let rate = match tracked.view.rate_bytes_per_second {
+                Some(old) => old * RATE_MEMORY + rate * (1.0 - RATE_MEMORY),
+                None => rate,
+            };
+            tracked.view.rate_bytes_per_second = Some(rate);
+        });
+    }
+
+    fn change(&self, id: MigrationId, change: impl FnOnce(&mut Tracked)) {
+        if let Some(tracked) = self.lock().all.iter_mut().find(|tracked| tracked.id == id) {
+            change(tracked);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tracked {
+    fn view(&self) -> Migration {
+        let mut view = self.view.clone();
+        if !view.phase.ended() {
+            view.lm_seconds = self.accepted.map(|at| at.elapsed().as_secs_f64());
+            view.eta_seconds = eta(&view);
+        }
+        view
+    }
+}
+
+/// Seconds until the current pass is done, when it moves at all.
+fn eta(view: &Migration) -> Option<f64> {
+    let rate = view.rate_bytes_per_second.filter(|rate| *rate >= 1.0)?;
+    let left = view
+        .progress
+        .bytes_total
+        .saturating_sub(view.progress.bytes_done);
+    Some(left as f64 / rate)
+}
+
+fn adopt(view: &mut Migration, progress: &Progress) {
+    view.progress = MigrationProgress {
+        bytes_total: progress.bytes_total,
+        bytes_done: progress.bytes_done,
+        bytes_copied: progress.bytes_copied,
+        bytes_sent: progress.copy_bytes_sent,
+        double_write_bytes: progress.double_write_bytes_sent,
+        bytes_verified: progress.bytes_verified,
+    };
+    view.verified = progress.verified;
+}
+
+/// The migration with what the engine says about it right now.
+pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migration {
+    if view.phase.ended() {
+        return view;
+    }
+    let Some(engine) = node.disks.find(&view.disk).and_then(|disk| disk.engine()) else {
+        return view;
+    };
+    let snapshot = engine.snapshot();
+    if let Some(progress) = snapshot
+        .progress
+        .filter(|progress| progress.migration == id)
+    {
+        adopt(&mut view, &progress);
+        view.eta_seconds = eta(&view);
+    }
+    view.guest = Some(view::latency(&snapshot.latency));
+    view
+}
+
+/// Measures the rate of migrations under way until the node ends.
+pub(crate) async fn sample_rates(node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(SAMPLE_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = node.closed() => return,
+        }
+        for (id, disk) in node.migrations.under_way() {
+            let progress = node
+                .disks
+                .find(&disk)
+                .and_then(|disk| disk.engine())
+                .and_then(|engine| engine.snapshot().progress)
+                .filter(|progress| progress.migration == id);
+            if let Some(progress) = progress {
+                node.migrations.sample(id, &progress);
+            }
+        }
+    }
+}
+
+/// Stores that a migration began or changed; that it is missing from the history is no reason to
+/// stop it.
+pub(crate) async fn store(node: &Node, number: u64, view: &Migration) {
+    if let Err(error) = node.store.put_migration(number, view).await {
+        tracing::error!(migration = view.id, %error, "cannot store the migration's history");
+    }
+}
+
+/// A migration has ended. Its last progress may take the engine a moment to publish.
+pub(crate) async fn end(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    id: MigrationId,
+    result: Result<(), ErrorBody>,
+) {
+    match &result {
+        Ok(()) => tracing::info!(disk = disk.name, migration = %id, "the migration is complete"),
+        Err(error) => {
+            tracing::warn!(disk = disk.name, migration = %id, %error, "the migration ended");
+        }
+    }
+    let outgoing = node
+        .migrations
+        .get(&id.to_string())
+        .is_ok_and(|(_, view)| view.direction == Direction::Outgoing);
+    let engine = disk.engine().filter(|_| outgoing);
+    let node = Arc::clone(node);
+    let finish = async move {
+        let mut progress = None;
+        let deadline = Instant::now() + FINAL_PROGRESS_WAIT;
+        if let Some(engine) = engine {
+            loop {
+                progress = engine
+                    .snapshot()
+                    .progress
+                    .filter(|progress| progress.migration == id);
+                let over = progress.is_none_or(|progress| {
+                    use godwit_core::event::Phase;
+                    matches!(progress.phase, Phase::Completed | Phase::Aborted)
+                });
+                if over || Instant::now() >= deadline {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
+        if let Some((number, view)) = node.migrations.end(id, result, progress) {
+            store(&node, number, &view).await;
+        }
+    };
+    // The disk's next event (often a record to store) must not wait for this.
+    tokio::spawn(finish);
+}

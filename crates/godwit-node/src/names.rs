@@ -1,0 +1,58 @@
+//! Which names disks and nodes may have.
+
+use crate::api::{ErrorBody, ErrorCode};
+
+/// Longest name in bytes.
+const MAX_NAME: usize = godwit_core::wire::MAX_NAME;
+
+/// Checks a name of a disk or node: 1 to 128 of `A-Z a-z 0-9 . _ -`, not starting with `.` or `-`.
+/// Such a name is also a safe file name.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] saying what is wrong; `what` is the kind of thing that is named.
+pub(crate) fn check(what: &str, name: &str) -> Result<(), ErrorBody> {
+    let wrong = if name.is_empty() {
+        String::from("it is empty")
+    } else if name.len() > MAX_NAME {
+        format!("it has {} bytes, more than {MAX_NAME}", name.len())
+    } else if name.starts_with(['.', '-']) {
+        String::from("it starts with a dot or dash")
+    } else if let Some(bad) = name
+        .chars()
+        .find(|&c| !(c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')))
+    {
+        format!("it contains {bad:?}")
+    } else {
+        return Ok(());
+    };
+    let shown: String = name.chars().take(64).collect();
+    Err(ErrorBody::new(
+        ErrorCode::Invalid,
+        format!("{shown:?} is not a {what} name: {wrong}"),
+    )
+    .hint("use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ordinary_names_are_taken() {
+        for name in ["a", "vm-1.root_disk", "0", "_x", &"n".repeat(128)] {
+            assert_eq!(check("disk", name), Ok(()), "{name}");
+        }
+    }
+
+    #[test]
+    fn names_that_could_leave_the_folder_or_confuse_are_refused() {
+        let long = "n".repeat(129);
+        for name in [
+            "", ".", "..", ".hidden", "-rf", "a/b", "a\\b", "a b", "a\0", "ä", &long,
+        ] {
+            let error = check("disk", name).expect_err(name);
+            assert_eq!(error.code, ErrorCode::Invalid, "{name}");
+            assert!(error.hint.is_some());
+        }
+    }
+}

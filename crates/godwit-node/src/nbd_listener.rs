@@ -1,0 +1,281 @@
+//! Takes NBD clients: performs their handshake and hands them to the disk's engine.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_block::engine::{ClientStream, EngineHandle};
+use godwit_block::nbd::{
+    ExportInfo, ExportRefusal, Handshake, HandshakeConfig, HandshakeError, HandshakeStep,
+    Negotiated, TlsPolicy,
+};
+use godwit_core::units::Sectors;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::{TlsAcceptor, TlsStream};
+
+use crate::api::DiskState;
+use crate::disks::disk::Activity;
+use crate::disks::run::MAX_CLIENTS;
+use crate::node::Node;
+use crate::peers::tls::NodeTls;
+use crate::slots::HandshakeSlots;
+use crate::transport::Transport;
+
+/// Clients whose handshake is not finished, per listener.
+const MAX_HANDSHAKES: usize = 128;
+
+/// Longest handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why a client did not get to the transmission phase.
+#[derive(Debug, thiserror::Error)]
+enum ClientError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Handshake(#[from] HandshakeError),
+    #[error("the handshake took longer than {} seconds", HANDSHAKE_TIMEOUT.as_secs())]
+    Timeout,
+    #[error("the client left")]
+    Left,
+}
+
+/// A socket that clients connect with.
+trait ClientSocket: AsyncRead + AsyncWrite + Unpin + Send + Sized + 'static {
+    /// The blocking socket.
+    fn into_fd(self) -> io::Result<OwnedFd>;
+}
+
+impl ClientSocket for TcpStream {
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        let socket = self.into_std()?;
+        socket.set_nonblocking(false)?;
+        Ok(socket.into())
+    }
+}
+
+impl ClientSocket for UnixStream {
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        let socket = self.into_std()?;
+        socket.set_nonblocking(false)?;
+        Ok(socket.into())
+    }
+}
+
+/// Takes clients on the unix socket until the node is about to end.
+pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
+    let slots = HandshakeSlots::new(MAX_HANDSHAKES);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((socket, _)) => take(&node, &slots, socket, String::from("unix socket"), None),
+                Err(error) => pause(&error).await,
+            },
+            () = node.closed() => return,
+        }
+    }
+}
+
+/// Takes clients over TCP until the node is about to end; with `tls` they must use it.
+pub(crate) async fn listen_tcp(node: Arc<Node>, listener: TcpListener, tls: Option<NodeTls>) {
+    let slots = HandshakeSlots::new(MAX_HANDSHAKES);
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((socket, address)) => {
+                    // Replies are small; without the option they are only slower.
+                    let _ = socket.set_nodelay(true);
+                    take(&node, &slots, socket, address.to_string(), tls.clone());
+                }
+                Err(error) => pause(&error).await,
+            },
+            () = node.closed() => return,
+        }
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::warn!(%error, "cannot take an NBD client");
+    // Usually no file descriptors are left: others must close some first.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+}
+
+fn take<S: ClientSocket>(
+    node: &Arc<Node>,
+    slots: &Arc<HandshakeSlots>,
+    socket: S,
+    address: String,
+    tls: Option<NodeTls>,
+) {
+    let node = Arc::clone(node);
+    slots.spawn(async move {
+        let serving = serve(&node, socket, &address, tls);
+        let result = tokio::time::timeout(HANDSHAKE_TIMEOUT, serving)
+            .await
+            .unwrap_or(Err(ClientError::Timeout));
+        if let Err(error) = result {
+            tracing::debug!(address, %error, "an NBD client was turned away");
+        }
+    });
+}
+
+async fn serve<S: ClientSocket>(
+    node: &Arc<Node>,
+    socket: S,
+    address: &str,
+    tls: Option<NodeTls>,
+) -> Result<(), ClientError> {
+    let mut connection = Transport::Plain(socket);
+    let policy = if tls.is_some() {
+        TlsPolicy::Required
+    } else {
+        TlsPolicy::Off
+    };
+    let mut handshake = Handshake::new(HandshakeConfig::new(policy));
+    let mut buffer = [0; 4096];
+    let mut engine = None;
+    let negotiated = loop {
+        match handshake.poll() {
+            HandshakeStep::Receive => match connection.read(&mut buffer).await? {
+                0 => return Err(ClientError::Left),
+                count => handshake.receive(&buffer[..count]),
+            },
+            HandshakeStep::Send(bytes) => {
+                connection.write_all(&bytes).await?;
+                connection.flush().await?;
+            }
+            HandshakeStep::NeedExport { name } => {
+                handshake.export(export(node, &name).map(|(found, info)| {
+                    engine = Some(found);
+                    info
+                }))
+            }
+            HandshakeStep::List => handshake.list(names(node)),
+            HandshakeStep::StartTls => {
+                connection = start_tls(connection, tls.as_ref()).await?;
+                handshake.tls_done();
+            }
+            HandshakeStep::Done(negotiated) => break negotiated,
+            HandshakeStep::Aborted => return Err(ClientError::Left),
+            HandshakeStep::Failed(error) => return Err(error.into()),
+        }
+    };
+    let Some(engine) = engine else {
+        return Err(ClientError::Left);
+    };
+    tracing::info!(disk = negotiated.export, address, "an NBD client attached");
+    attach(&engine, connection, negotiated, address)?;
+    Ok(())
+}
+
+fn attach<S: ClientSocket>(
+    engine: &EngineHandle,
+    connection: Transport<S>,
+    negotiated: Negotiated,
+    address: &str,
+) -> io::Result<()> {
+    let parts = connection.into_parts()?;
+    let mut received = negotiated.leftover;
+    received.extend_from_slice(&parts.received);
+    engine.attach(ClientStream {
+        socket: parts.socket.into_fd()?,
+        tls: parts.tls,
+        received,
+        structured_replies: negotiated.structured_replies,
+        address: address.to_owned(),
+    });
+    Ok(())
+}
+
+async fn start_tls<S: ClientSocket>(
+    connection: Transport<S>,
+    tls: Option<&NodeTls>,
+) -> io::Result<Transport<S>> {
+    let (Transport::Plain(socket), Some(tls)) = (connection, tls) else {
+        return Err(io::ErrorKind::InvalidData.into());
+    };
+    let stream = TlsAcceptor::from(Arc::clone(&tls.server))
+        .accept(socket)
+        .await?;
+    Ok(Transport::Tls(Box::new(TlsStream::Server(stream))))
+}
+
+/// The disks that clients can have now.
+fn names(node: &Arc<Node>) -> Vec<String> {
+    let serving = |disk: &crate::disks::disk::Disk| {
+        let inner = disk.lock();
+        inner.engine.is_some() && inner.state() == DiskState::Serving
+    };
+    node.disks
+        .all()
+        .iter()
+        .filter(|disk| serving(disk))
+        .map(|disk| disk.name.clone())
+        .collect()
+}
+
+/// The disk that a client asks for, if it may have it.
+fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), ExportRefusal> {
+    if node.is_closing() {
+        let text = format!("node {} is shutting down", node.config.name);
+        return Err(ExportRefusal::Shutdown(text));
+    }
+    let disk = node.disks.find(name).ok_or_else(|| {
+        let shown: String = name.chars().take(128).collect();
+        ExportRefusal::Unknown(format!(
+            "node {} has no disk named {shown:?}: see 'godwit disk list'",
+            node.config.name
+        ))
+    })?;
+    let clients = disk.clients();
+    let inner = disk.lock();
+    let state = inner.state();
+    let other = inner
+        .entry
+        .counterpart
+        .as_deref()
+        .unwrap_or("the other node");
+    let refusal = match (state, inner.activity, &inner.engine) {
+        (DiskState::Serving, Activity::Idle | Activity::Outgoing(_), Some(engine)) => {
+            if clients < MAX_CLIENTS {
+                let info = ExportInfo {
+                    capacity: Sectors(inner.entry.sectors),
+                };
+                return Ok((engine.handle.clone(), info));
+            }
+            format!("disk {name} has {clients} clients, the most it can: detach one")
+        }
+        (DiskState::Serving, Activity::Idle | Activity::Outgoing(_), None) => format!(
+            "disk {name} has no engine: {}",
+            inner
+                .problem
+                .as_deref()
+                .unwrap_or("it is starting or ending")
+        ),
+        (DiskState::Serving, activity, _) => {
+            format!(
+                "disk {name} is {}: try again when that is done",
+                activity.describe()
+            )
+        }
+        (DiskState::Receiving, ..) => {
+            format!("disk {name} is being received: node {other} serves it until that is done")
+        }
+        (DiskState::Accepted | DiskState::Relinquished, ..) => format!(
+            "disk {name} is in doubt: it is not known whether this node or node {other} owns it; \
+             node {other} is being asked"
+        ),
+        (DiskState::Departed, ..) => match &inner.entry.moved_to {
+            Some(owner) => format!("disk {name} moved to node {owner}: attach it there"),
+            None => format!("disk {name} is not served here: see 'godwit disk show {name}'"),
+        },
+        (DiskState::Importing, ..) => format!("disk {name} is being made: try again shortly"),
+        (DiskState::Failed, ..) => format!(
+            "disk {name} cannot be used: {}",
+            inner.problem.as_deref().unwrap_or("its engine has ended")
+        ),
+    };
+    Err(ExportRefusal::Policy(refusal))
+}

@@ -1,0 +1,189 @@
+//! Takes connections of other nodes.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::wire::{Greeting, Hello, Purpose, Refusal, RefusalCode, TrafficClass};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::{TlsAcceptor, TlsStream};
+
+use super::tls::{NodeTls, belongs_to};
+use super::{GREETING_TIMEOUT, PeerConnection, greeting};
+use crate::migrations::{forward, incoming, resolve};
+use crate::names;
+use crate::node::Node;
+use crate::slots::HandshakeSlots;
+use crate::transport::Transport;
+
+/// Connections that have not said who they are.
+const MAX_HANDSHAKES: usize = 64;
+
+/// How long a client that was turned away may take to notice, and how much is read meanwhile.
+const LINGER: Duration = Duration::from_secs(1);
+const LINGER_BYTES: u64 = 64 << 10;
+
+/// Takes connections until the node is about to end.
+pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener, tls: Option<NodeTls>) {
+    let slots = HandshakeSlots::new(MAX_HANDSHAKES);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = node.closed() => return,
+        };
+        match accepted {
+            Ok((socket, address)) => {
+                if tls.is_none() && !address.ip().is_loopback() {
+                    continue;
+                }
+                let (node, tls) = (Arc::clone(&node), tls.clone());
+                slots.spawn(async move {
+                    if let Err(error) = welcome(&node, socket, tls.as_ref()).await {
+                        tracing::debug!(%address, %error, "turned a connection away");
+                    }
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot take a connection of another node");
+                // Usually no file descriptors are left: others must close some first.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Finds out who connected and what for.
+async fn welcome(
+    node: &Arc<Node>,
+    socket: TcpStream,
+    tls: Option<&NodeTls>,
+) -> Result<(), greeting::GreetingError> {
+    // Greetings are small and wait for each other; without the option they are only slower.
+    let _ = socket.set_nodelay(true);
+    let mut connection = match tls {
+        None => Transport::Plain(socket),
+        Some(tls) => accept_tls(socket, tls).await?,
+    };
+    let Greeting::Hello(hello) = greeting::read(&mut connection).await? else {
+        return Err(greeting::GreetingError::Unexpected);
+    };
+    match dispatch(node, &connection, &hello) {
+        Ok((reply, action)) => action.run(reply, node, connection, hello).await,
+        Err(refusal) => {
+            tracing::warn!(peer = hello.node, disk = hello.disk, %refusal, "refused a connection");
+            greeting::refuse(&mut connection, refusal).await;
+            Ok(())
+        }
+    }
+}
+
+async fn accept_tls(socket: TcpStream, tls: &NodeTls) -> io::Result<PeerConnection> {
+    let acceptor = TlsAcceptor::from(Arc::clone(&tls.server));
+    let accepting = acceptor.accept(socket).into_fallible();
+    match tokio::time::timeout(GREETING_TIMEOUT, accepting).await {
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(TlsStream::Server(stream)))),
+        Ok(Err((error, mut socket))) => {
+            // The alert that says why must not be lost because the client's first bytes, which
+            // nobody reads, reset the connection.
+            let _ = socket.shutdown().await;
+            let reading = async {
+                let mut rest = socket.take(LINGER_BYTES);
+                tokio::io::copy(&mut rest, &mut tokio::io::sink()).await
+            };
+            let _ = tokio::time::timeout(LINGER, reading).await;
+            Err(error)
+        }
+    }
+}
+
+/// What a welcomed connection is for.
+enum Action {
+    /// To see whether this node answers.
+    Probe,
+    /// An offer follows.
+    Offer,
+    /// It belongs to an offer that was accepted.
+    Join(tokio::sync::mpsc::Sender<(TrafficClass, PeerConnection)>),
+    /// Who owns the disk?
+    Resolve(resolve::Answer),
+    /// I/O of clients that stayed.
+    Forward(Arc<crate::disks::disk::Disk>),
+}
+
+fn dispatch(
+    node: &Arc<Node>,
+    connection: &PeerConnection,
+    hello: &Hello,
+) -> Result<(godwit_core::wire::Reply, Action), Refusal> {
+    let reply = greeting::welcome(hello, &node.config.name)?;
+    if let Some(certificate) = connection.certificate()
+        && !belongs_to(certificate, &hello.node)
+    {
+        return Err(Refusal {
+            code: RefusalCode::Identity,
+            text: format!("the certificate is not for the node {:?}", hello.node),
+        });
+    }
+    let invalid = |text: String| Refusal {
+        code: RefusalCode::Invalid,
+        text,
+    };
+    names::check("node", &hello.node).map_err(|error| invalid(error.message))?;
+    if hello.node == node.config.name {
+        return Err(invalid(format!(
+            "node {} was dialled by itself: check the peers' addresses",
+            hello.node
+        )));
+    }
+    let action = match (hello.purpose, hello.class) {
+        (Purpose::Resolve, TrafficClass::Control) if hello.disk.is_empty() => Action::Probe,
+        (Purpose::Migrate, TrafficClass::Control) => Action::Offer,
+        (Purpose::Migrate, TrafficClass::Sync | TrafficClass::Copy) => {
+            Action::Join(node.gatherings.join(hello)?)
+        }
+        (Purpose::Resolve, TrafficClass::Control) => Action::Resolve(resolve::decide(node, hello)?),
+        (Purpose::Forward, TrafficClass::Sync) => Action::Forward(forward::admit(node, hello)?),
+        _ => {
+            return Err(invalid(String::from(
+                "purpose and traffic class do not go together",
+            )));
+        }
+    };
+    Ok((reply, action))
+}
+
+impl Action {
+    /// Answers, and hands the connection on: what follows takes longer than a handshake may.
+    async fn run(
+        self,
+        reply: godwit_core::wire::Reply,
+        node: &Arc<Node>,
+        mut connection: PeerConnection,
+        hello: Hello,
+    ) -> Result<(), greeting::GreetingError> {
+        let node = Arc::clone(node);
+        if let Self::Resolve(answer) = self {
+            tokio::spawn(resolve::take_question(
+                node, connection, hello, reply, answer,
+            ));
+            return Ok(());
+        }
+        greeting::write(&mut connection, &Greeting::Reply(reply)).await?;
+        match self {
+            Self::Probe | Self::Resolve(_) => {}
+            Self::Offer => {
+                tokio::spawn(incoming::take_offer(node, connection, hello));
+            }
+            Self::Join(streams) => {
+                // The migration may have been given up meanwhile: then it is closed.
+                let _ = streams.send((hello.class, connection)).await;
+            }
+            Self::Forward(disk) => {
+                tokio::spawn(forward::serve(disk, connection, hello.node));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,37 @@
+//! Connections between nodes: who may open them, and what is said before an engine takes over.
+
+pub(crate) mod dial;
+pub(crate) mod greeting;
+pub(crate) mod listen;
+pub(crate) mod probe;
+pub(crate) mod tls;
+
+use std::time::Duration;
+
+use godwit_block::engine::PeerStream;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use crate::transport::Transport;
+
+/// Longest wait for each step of a greeting.
+pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// An open connection to another node, before an engine takes it over.
+pub(crate) type PeerConnection = Transport<TcpStream>;
+
+/// Hands a connection over to an engine: the socket becomes a blocking one.
+///
+/// # Errors
+/// The connection failed meanwhile.
+pub(crate) async fn into_stream(mut connection: PeerConnection) -> std::io::Result<PeerStream> {
+    connection.flush().await?;
+    let parts = connection.into_parts()?;
+    let socket = parts.socket.into_std()?;
+    socket.set_nonblocking(false)?;
+    Ok(PeerStream {
+        socket,
+        tls: parts.tls,
+        received: parts.received,
+    })
+}

@@ -1,0 +1,87 @@
+//! Which peers answer.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Purpose, TrafficClass};
+use tokio::task::JoinSet;
+
+use super::greeting;
+use crate::api::Peer;
+use crate::config::PeerConfig;
+use crate::node::Node;
+
+/// How often peers are asked for the metrics.
+const PROBE_EVERY: Duration = Duration::from_secs(15);
+
+/// Which peers answered when they were last asked.
+#[derive(Debug, Default)]
+pub(crate) struct PeerHealth {
+    up: Mutex<BTreeMap<String, bool>>,
+}
+
+impl PeerHealth {
+    /// The peers that were asked, and whether they answered.
+    pub(crate) fn all(&self) -> BTreeMap<String, bool> {
+        self.up
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn set(&self, peer: &str, up: bool) {
+        self.up
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(peer.to_owned(), up);
+    }
+}
+
+/// Asks all peers at once whether they are there.
+pub(crate) async fn probe_all(node: &Arc<Node>) -> Vec<Peer> {
+    let mut probes = JoinSet::new();
+    for peer in node.config.peers.clone() {
+        let node = Arc::clone(node);
+        probes.spawn(async move { probe(&node, peer).await });
+    }
+    let mut peers = probes.join_all().await;
+    peers.sort_by(|a, b| a.name.cmp(&b.name));
+    peers
+}
+
+async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
+    let hello = greeting::hello(
+        &node.config.name,
+        "",
+        TrafficClass::Control,
+        Purpose::Resolve,
+        MigrationId::default(),
+    );
+    let (version, error) = match node.dialer.dial(&peer, hello).await {
+        Ok((_, version)) => (Some(version), None),
+        Err(error) => (None, Some(error.into_body(&peer.name, "reach a peer"))),
+    };
+    node.peer_health.set(&peer.name, error.is_none());
+    Peer {
+        name: peer.name,
+        address: peer.address,
+        reachable: error.is_none(),
+        protocol_version: version,
+        error,
+    }
+}
+
+/// Asks the peers from time to time until the node ends.
+pub(crate) async fn watch(node: Arc<Node>) {
+    let mut ticks = tokio::time::interval(PROBE_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = node.closed() => return,
+        }
+        probe_all(&node).await;
+    }
+}

@@ -1,0 +1,138 @@
+//! Who a node is and whom it trusts: mutual TLS with one authority.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::{Resumption, verify_server_name};
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+
+use crate::config::TlsFiles;
+
+/// The TLS settings of a node.
+#[derive(Clone, Debug)]
+pub(crate) struct NodeTls {
+    /// For connections that this node opens to others.
+    pub(crate) client: Arc<ClientConfig>,
+    /// For connections that come in; the client's certificate is required.
+    pub(crate) server: Arc<ServerConfig>,
+}
+
+/// Why the certificates cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TlsError {
+    /// A file cannot be read as PEM.
+    #[error("cannot read the {what} {path}: {why}")]
+    File {
+        /// What it should hold.
+        what: &'static str,
+        /// Its path.
+        path: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The certificate is for somebody else.
+    #[error(
+        "the certificate {path} is not for the node {name:?}: issue one with 'godwit certs issue'"
+    )]
+    Name {
+        /// The certificate's path.
+        path: String,
+        /// This node's name.
+        name: String,
+    },
+    /// The parts do not fit together.
+    #[error("the certificate, its key and the authority do not fit together: {0}")]
+    Settings(String),
+}
+
+impl NodeTls {
+    /// Reads the files and checks that they fit together and belong to the node `name`.
+    pub(crate) fn load(name: &str, files: &TlsFiles) -> Result<Self, TlsError> {
+        let chain = certificates("certificate", &files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key)
+            .map_err(|error| unreadable("private key", &files.key, &error))?;
+        if !chain.first().is_some_and(|own| belongs_to(own, name)) {
+            return Err(TlsError::Name {
+                path: files.certificate.display().to_string(),
+                name: name.to_owned(),
+            });
+        }
+        let mut roots = RootCertStore::empty();
+        for authority in certificates("authority", &files.authority)? {
+            roots
+                .add(authority)
+                .map_err(|error| TlsError::Settings(error.to_string()))?;
+        }
+        Self::new(roots, chain, key)
+    }
+
+    /// Settings for this chain and key, trusting these authorities.
+    pub(crate) fn new(
+        roots: RootCertStore,
+        chain: Vec<CertificateDer<'static>>,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<Self, TlsError> {
+        let settings = |error: &dyn std::error::Error| TlsError::Settings(error.to_string());
+        let provider = Arc::new(ring::default_provider());
+        let roots = Arc::new(roots);
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+                .build()
+                .map_err(|error| settings(&error))?;
+        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| settings(&error))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(|error| settings(&error))?;
+        // Every connection proves anew who it is: nothing is resumed.
+        server.send_tls13_tickets = 0;
+        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| settings(&error))?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)
+            .map_err(|error| settings(&error))?;
+        client.resumption = Resumption::disabled();
+        Ok(Self {
+            client: Arc::new(client),
+            server: Arc::new(server),
+        })
+    }
+}
+
+/// Whether a certificate is for the node of this name.
+pub(crate) fn belongs_to(certificate: &CertificateDer<'_>, name: &str) -> bool {
+    let Ok(name) = ServerName::try_from(name) else {
+        return false;
+    };
+    ParsedCertificate::try_from(certificate)
+        .is_ok_and(|certificate| verify_server_name(&certificate, &name).is_ok())
+}
+
+fn certificates(what: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let found = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| unreadable(what, path, &error))?;
+    if found.is_empty() {
+        return Err(TlsError::File {
+            what,
+            path: path.display().to_string(),
+            why: String::from("it holds no certificate"),
+        });
+    }
+    Ok(found)
+}
+
+fn unreadable(what: &'static str, path: &Path, error: &dyn std::fmt::Display) -> TlsError {
+    TlsError::File {
+        what,
+        path: path.display().to_string(),
+        why: error.to_string(),
+    }
+}

@@ -1,0 +1,148 @@
+//! Brings back what the store knows: after an orderly end, a crash, or a power failure alike.
+
+use std::sync::Arc;
+
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::MigrationId;
+
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::{image, run};
+use crate::node::{Node, blocking};
+use crate::run::NodeError;
+use crate::store::{DiskEntry, Mark};
+
+/// What is to be done with a disk that the store knows.
+#[derive(Debug, PartialEq, Eq)]
+enum Plan {
+    /// What was under way left nothing that is worth keeping.
+    Remove,
+    /// It is a disk, with this under way.
+    Keep(Activity),
+}
+
+/// Takes over what is stored and starts the disks.
+pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
+    let store = node.store.clone();
+    let contents = blocking(move || store.load())
+        .await
+        .map_err(|error| NodeError::Store(error.message))?
+        .map_err(|error| NodeError::Store(error.to_string()))?;
+    let mut undecided = Vec::new();
+    for (name, entry, record) in contents.disks {
+        match plan(&entry, &record) {
+            Plan::Remove => remove(node, &name, entry).await,
+            Plan::Keep(activity) => {
+                undecided.extend(activity.migration());
+                let disk = Disk::new(name, entry, record, activity);
+                node.disks
+                    .insert(&disk)
+                    .map_err(|error| NodeError::Store(error.message))?;
+            }
+        }
+    }
+    let open = |id: MigrationId| undecided.contains(&id);
+    for (number, view) in node.migrations.restore(contents.migrations, open) {
+        node.store
+            .put_migration(number, &view)
+            .await
+            .map_err(|error| NodeError::Store(error.to_string()))?;
+    }
+    for disk in node.disks.all() {
+        run::open_and_start(node, &disk).await;
+    }
+    Ok(())
+}
+
+fn plan(entry: &DiskEntry, record: &AuthorityRecord) -> Plan {
+    match (&entry.mark, record.ownership) {
+        (Some(Mark::Creating | Mark::Removing), _)
+        | (Some(Mark::Receiving { new: true, .. }), Ownership::Vacant) => Plan::Remove,
+        (_, Ownership::Accepted { migration }) => Plan::Keep(Activity::Incoming(migration)),
+        (_, Ownership::Relinquished { migration }) => Plan::Keep(Activity::Outgoing(migration)),
+        _ => Plan::Keep(Activity::Idle),
+    }
+}
+
+/// Removes what is left of a disk. What cannot be removed now is tried at the next start.
+async fn remove(node: &Arc<Node>, name: &str, entry: DiskEntry) {
+    tracing::info!(disk = name, mark = ?entry.mark, "removing what an unfinished step left");
+    if entry.managed {
+        let path = entry.path.clone();
+        let deleted = blocking(move || image::delete(&path)).await;
+        if let Ok(Err(error)) = deleted {
+            tracing::error!(
+                disk = name, path = %entry.path.display(), %error,
+                "cannot delete an unfinished image"
+            );
+            return;
+        }
+    }
+    if let Err(error) = node.store.remove_disk(name).await {
+        tracing::error!(disk = name, %error, "cannot forget an unfinished disk");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_core::units::Epoch;
+
+    fn entry(mark: Option<Mark>) -> DiskEntry {
+        DiskEntry {
+            path: "/nowhere".into(),
+            sectors: 8,
+            managed: true,
+            counterpart: Some(String::from("a")),
+            moved_to: None,
+            mark,
+        }
+    }
+
+    fn record(ownership: Ownership) -> AuthorityRecord {
+        AuthorityRecord {
+            epoch: Epoch(3),
+            ownership,
+        }
+    }
+
+    #[test]
+    fn only_what_cannot_be_the_disk_is_removed() {
+        let migration = MigrationId([5; 16]);
+        let receiving = || {
+            Some(Mark::Receiving {
+                migration: migration.to_string(),
+                new: true,
+            })
+        };
+        let accepted = Ownership::Accepted { migration };
+        let relinquished = Ownership::Relinquished { migration };
+        let departed = Ownership::Departed { migration };
+        let idle = Plan::Keep(Activity::Idle);
+        for (mark, ownership, expected) in [
+            (Some(Mark::Creating), Ownership::Serving, Plan::Remove),
+            (Some(Mark::Removing), departed, Plan::Remove),
+            (receiving(), Ownership::Vacant, Plan::Remove),
+            (
+                receiving(),
+                accepted,
+                Plan::Keep(Activity::Incoming(migration)),
+            ),
+            (receiving(), Ownership::Serving, Plan::Keep(Activity::Idle)),
+            (None, accepted, Plan::Keep(Activity::Incoming(migration))),
+            (
+                None,
+                relinquished,
+                Plan::Keep(Activity::Outgoing(migration)),
+            ),
+            (None, departed, Plan::Keep(Activity::Idle)),
+            (None, Ownership::Vacant, Plan::Keep(Activity::Idle)),
+            (None, Ownership::Serving, idle),
+        ] {
+            assert_eq!(
+                plan(&entry(mark.clone()), &record(ownership)),
+                expected,
+                "{mark:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The life of a node, from its start to its orderly end.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::config::NodeConfig;
+use crate::data_dir::{self, DataDirLock};
+use crate::disks::Disks;
+use crate::disks::run;
+use crate::node::Node;
+use crate::peers::dial::Dialer;
+use crate::peers::tls::NodeTls;
+use crate::store::Store;
+use crate::{api, clock, failpoint, migrations, nbd_listener, notify, peers, recover};
+
+/// How long listeners may take to end once they are told to.
+const LISTENERS_END: Duration = Duration::from_secs(8);
+
+/// Why a node could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The configuration contradicts itself or cannot be used.
+    #[error("{0}")]
+    Config(String),
+    /// Another node runs on the data directory.
+    #[error("another node runs on {path}: stop it first, or give this one its own --data-dir")]
+    InUse {
+        /// The data directory.
+        path: String,
+    },
+    /// The data directory cannot be used.
+    #[error("cannot {action} {path}: {source}")]
+    DataDir {
+        /// What was tried.
+        action: &'static str,
+        /// On which file or folder.
+        path: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A listener cannot be opened.
+    #[error("cannot listen for {what} on {address}: {source}")]
+    Listen {
+        /// Who would connect there.
+        what: &'static str,
+        /// The address or path.
+        address: String,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The store cannot be opened or read.
+    #[error("{0}")]
+    Store(String),
+}
+
+/// Runs a node until `shutdown` is ready, then ends it in order: listeners first, then the disks,
+/// then the store. Must be called on a tokio runtime of several threads.
+///
+/// # Errors
+/// [`NodeError`] when it cannot start; once it runs, trouble with one disk or peer is logged and
+/// shown by the API instead.
+pub async fn run(
+    mut config: NodeConfig,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), NodeError> {
+    failpoint::set_up();
+    config.check()?;
+    let tls = match &config.tls {
+        Some(files) => Some(
+            NodeTls::load(&config.name, files)
+                .map_err(|error| NodeError::Config(error.to_string()))?,
+        ),
+        None => None,
+    };
+    let lock = data_dir::prepare(&mut config)?;
+    let listeners = Listeners::open(&mut config).await?;
+    let node = open(config, tls.clone()).await?;
+    recover::recover(&node).await?;
+
+    let mut tasks = JoinSet::new();
+    listeners.serve(&node, tls.as_ref(), &mut tasks);
+    tasks.spawn(migrations::sample_rates(Arc::clone(&node)));
+    tasks.spawn(peers::probe::watch(Arc::clone(&node)));
+    tracing::info!(
+        node = node.config.name,
+        listen = %node.config.listen,
+        data_dir = %node.config.data_dir.display(),
+        disks = node.disks.all().len(),
+        "the node runs"
+    );
+    notify::service_manager("READY=1");
+
+    shutdown.await;
+    notify::service_manager("STOPPING=1");
+    close(node, tasks, lock).await;
+    Ok(())
+}
+
+/// Opens the store and makes the node of it, without its disks.
+async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, NodeError> {
+    let path = config.store_path();
+    let store = tokio::task::spawn_blocking(move || Store::open(&path))
+        .await
+        .map_err(|error| NodeError::Store(error.to_string()))?
+        .map_err(|error| NodeError::Store(error.to_string()))?;
+    Ok(Arc::new(Node {
+        config,
+        started_at: clock::now_text(),
+        store,
+        disks: Disks::default(),
+        migrations: migrations::Migrations::default(),
+        gatherings: migrations::incoming::Gatherings::default(),
+        jobs: crate::disks::jobs::Jobs::default(),
+        dialer: Dialer { tls },
+        peer_health: peers::probe::PeerHealth::default(),
+        closing: watch::Sender::new(false),
+    }))
+}
+
+/// Ends the node: nothing new comes in, what is in flight ends, and what was written is durable.
+async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
+    tracing::info!(node = node.config.name, "the node is ending");
+    node.closing.send_replace(true);
+    let ended = async { while tasks.join_next().await.is_some() {} };
+    if tokio::time::timeout(LISTENERS_END, ended).await.is_err() {
+        tracing::warn!("some requests did not end in time");
+        tasks.shutdown().await;
+    }
+    let mut engines = JoinSet::new();
+    for disk in node.disks.all() {
+        engines.spawn(async move { run::stop(&disk).await });
+    }
+    engines.join_all().await;
+    for socket in [node.config.api_socket(), node.config.nbd_socket()] {
+        // A socket that is left over does no harm: the next start replaces it.
+        let _ = std::fs::remove_file(socket);
+    }
+    tracing::info!(node = node.config.name, "the node has ended");
+    drop(node);
+    drop(lock);
+}
+
+/// The node's listeners, before anything is served.
+struct Listeners {
+    peers: TcpListener,
+    api: UnixListener,
+    api_tls: Option<TcpListener>,
+    nbd: UnixListener,
+    nbd_tcp: Option<TcpListener>,
+}
+
+impl Listeners {
+    /// Opens all of them. Ports that were left to the system are put into the configuration.
+    async fn open(config: &mut NodeConfig) -> Result<Self, NodeError> {
+        let peers = tcp("other nodes", &mut config.listen).await?;
+        let api_tls = match &mut config.api_listen {
+            Some(address) => Some(tcp("API clients", address).await?),
+            None => None,
+        };
+        let nbd_tcp = match &mut config.nbd_listen {
+            Some(address) => Some(tcp("NBD clients", address).await?),
+            None => None,
+        };
+        let api = data_dir::unix_listener("API clients", &config.api_socket())?;
+        let nbd = data_dir::unix_listener("NBD clients", &config.nbd_socket())?;
+        Ok(Self {
+            peers,
+            api,
+            api_tls,
+            nbd,
+            nbd_tcp,
+        })
+    }
+
+    /// Serves all of them until the node is about to end.
+    fn serve(self, node: &Arc<Node>, tls: Option<&NodeTls>, tasks: &mut JoinSet<()>) {
+        let shared = || Arc::clone(node);
+        tasks.spawn(peers::listen::listen(shared(), self.peers, tls.cloned()));
+        tasks.spawn(api::listen_unix(shared(), self.api));
+        tasks.spawn(nbd_listener::listen_unix(shared(), self.nbd));
+        if let (Some(listener), Some(tls)) = (self.api_tls, tls) {
+            tasks.spawn(api::listen_tls(shared(), listener, tls.clone()));
+        }
+        if let Some(listener) = self.nbd_tcp {
+            let tls = tls.filter(|_| !node.config.nbd_plain).cloned();
+            tasks.spawn(nbd_listener::listen_tcp(shared(), listener, tls));
+        }
+    }
+}
+
+async fn tcp(
+    what: &'static str,
+    address: &mut std::net::SocketAddr,
+) -> Result<TcpListener, NodeError> {
+    let failed = |source| NodeError::Listen {
+        what,
+        address: address.to_string(),
+        source,
+    };
+    let listener = TcpListener::bind(*address).await.map_err(failed)?;
+    *address = listener.local_addr().map_err(failed)?;
+    Ok(listener)
+}

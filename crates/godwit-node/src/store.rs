@@ -1,0 +1,401 @@
+//! What survives a restart: disks, who owns them, and past migrations.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_core::authority::AuthorityRecord;
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::{Deserialize, Serialize};
+
+use crate::api::Migration;
+
+/// The format that this build writes. A later one is refused rather than misread.
+const FORMAT: u64 = 1;
+
+/// Migrations kept; older ones are forgotten.
+const MAX_MIGRATIONS: u64 = 1000;
+
+const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
+const DISKS: TableDefinition<&str, &[u8]> = TableDefinition::new("disks");
+const AUTHORITY: TableDefinition<&str, &[u8]> = TableDefinition::new("authority");
+const MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("migrations");
+
+/// A disk as it is stored, beside its authority record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskEntry {
+    /// The image.
+    pub(crate) path: PathBuf,
+    /// The disk's size in sectors.
+    pub(crate) sectors: u64,
+    /// Whether the image is the node's own.
+    pub(crate) managed: bool,
+    /// The other node of the last or current migration.
+    pub(crate) counterpart: Option<String>,
+    /// The node that the disk was moved to.
+    pub(crate) moved_to: Option<String>,
+    /// What was under way: a restart finishes or undoes it.
+    pub(crate) mark: Option<Mark>,
+}
+
+/// Something under way that a restart must finish or undo.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Mark {
+    /// The image is being made or copied in: a restart removes both.
+    Creating,
+    /// The disk is being received. `new` when this node did not know it before: then a restart
+    /// that finds it not accepted removes image and entry.
+    Receiving {
+        /// Which migration, in hexadecimal.
+        migration: String,
+        /// The disk was unknown here before.
+        new: bool,
+    },
+    /// The disk is being removed: a restart goes on.
+    Removing,
+}
+
+impl DiskEntry {
+    /// Brings the entry in line with a new authority record; both are stored together.
+    pub(crate) fn adopt(&mut self, record: &AuthorityRecord) {
+        use godwit_core::authority::Ownership;
+        match record.ownership {
+            Ownership::Serving => {
+                self.moved_to = None;
+                self.mark = None;
+            }
+            Ownership::Departed { .. } => self.moved_to = self.counterpart.clone(),
+            Ownership::Vacant | Ownership::Accepted { .. } | Ownership::Relinquished { .. } => {}
+        }
+    }
+}
+
+/// Everything in the store.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    /// Name, entry and record of each disk.
+    pub(crate) disks: Vec<(String, DiskEntry, AuthorityRecord)>,
+    /// Migrations by their number, oldest first.
+    pub(crate) migrations: Vec<(u64, Migration)>,
+}
+
+/// Why the store cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreError {
+    /// It cannot be opened.
+    #[error("cannot open the store {path}: {source}")]
+    Open {
+        /// Its file.
+        path: PathBuf,
+        /// What redb says.
+        source: redb::Error,
+    },
+    /// It was written by a later version.
+    #[error("the store has format {found}, this version knows {FORMAT}: run the newer godwit")]
+    Format {
+        /// The format found.
+        found: u64,
+    },
+    /// Reading or writing failed.
+    #[error("the store failed: {0}")]
+    Database(#[from] redb::Error),
+    /// What is stored is not what this version writes.
+    #[error("the store's entry {key:?} is damaged: {why}")]
+    Damaged {
+        /// Which entry.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The thread that does the work ended.
+    #[error("the store's thread ended")]
+    Ended,
+}
+
+/// The store. Clones share it; every write is durable when its future is ready.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    database: Arc<Database>,
+}
+
+impl Store {
+    /// Opens or creates the store. Blocks.
+    pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
+        let database = Database::create(path).map_err(|error| StoreError::Open {
+            path: path.to_owned(),
+            source: error.into(),
+        })?;
+        let store = Self {
+            database: Arc::new(database),
+        };
+        store.prepare()?;
+        Ok(store)
+    }
+
+    fn prepare(&self) -> Result<(), StoreError> {
+        let write = self.database.begin_write().map_err(redb::Error::from)?;
+        {
+            let mut meta = write.open_table(META).map_err(redb::Error::from)?;
+            let found = meta
+                .get("format")
+                .map_err(redb::Error::from)?
+                .map(|f| f.value());
+            match found {
+                None => {
+                    meta.insert("format", FORMAT).map_err(redb::Error::from)?;
+                }
+                Some(FORMAT) => {}
+                Some(found) => return Err(StoreError::Format { found }),
+            }
+            write.open_table(DISKS).map_err(redb::Error::from)?;
+            write.open_table(AUTHORITY).map_err(redb::Error::from)?;
+            write.open_table(MIGRATIONS).map_err(redb::Error::from)?;
+        }
+        write.commit().map_err(redb::Error::from)?;
+        Ok(())
+    }
+
+    /// Reads everything. Blocks.
+    pub(crate) fn load(&self) -> Result<Contents, StoreError> {
+        let read = self.database.begin_read().map_err(redb::Error::from)?;
+        let disks = read.open_table(DISKS).map_err(redb::Error::from)?;
+        let authority = read.open_table(AUTHORITY).map_err(redb::Error::from)?;
+        let mut contents = Contents {
+            disks: Vec::new(),
+            migrations: Vec::new(),
+        };
+        for item in disks.iter().map_err(redb::Error::from)? {
+            let (name, entry) = item.map_err(redb::Error::from)?;
+            let name = name.value().to_owned();
+            let damaged = |why: String| StoreError::Damaged {
+                key: format!("disk {name}"),
+                why,
+            };
+            let entry = serde_json::from_slice(entry.value())
+                .map_err(|error| damaged(error.to_string()))?;
+            let record = authority
+                .get(name.as_str())
+                .map_err(redb::Error::from)?
+                .and_then(|bytes| AuthorityRecord::from_bytes(bytes.value().try_into().ok()?))
+                .ok_or_else(|| damaged(String::from("its authority record is missing or wrong")))?;
+            contents.disks.push((name, entry, record));
+        }
+        let migrations = read.open_table(MIGRATIONS).map_err(redb::Error::from)?;
+        for item in migrations.iter().map_err(redb::Error::from)? {
+            let (number, migration) = item.map_err(redb::Error::from)?;
+            let number = number.value();
+            let migration =
+                serde_json::from_slice(migration.value()).map_err(|error| StoreError::Damaged {
+                    key: format!("migration {number}"),
+                    why: error.to_string(),
+                })?;
+            contents.migrations.push((number, migration));
+        }
+        Ok(contents)
+    }
+
+    /// Stores a disk and its authority record in one step.
+    pub(crate) async fn put_disk(
+        &self,
+        name: &str,
+        entry: &DiskEntry,
+        record: AuthorityRecord,
+    ) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        let entry = json(&name, entry)?;
+        self.write(move |write| {
+            write
+                .open_table(DISKS)?
+                .insert(name.as_str(), entry.as_slice())?;
+            write
+                .open_table(AUTHORITY)?
+                .insert(name.as_str(), record.to_bytes().as_slice())?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Forgets a disk.
+    pub(crate) async fn remove_disk(&self, name: &str) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        self.write(move |write| {
+            write.open_table(DISKS)?.remove(name.as_str())?;
+            write.open_table(AUTHORITY)?.remove(name.as_str())?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Stores a migration under its number and forgets the oldest beyond the bound.
+    pub(crate) async fn put_migration(
+        &self,
+        number: u64,
+        migration: &Migration,
+    ) -> Result<(), StoreError> {
+        let migration = json(&migration.id, migration)?;
+        self.write(move |write| {
+            let mut migrations = write.open_table(MIGRATIONS)?;
+            migrations.insert(number, migration.as_slice())?;
+            migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
+            Ok(())
+        })
+        .await
+    }
+
+    async fn write(
+        &self,
+        change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
+    ) -> Result<(), StoreError> {
+        let database = Arc::clone(&self.database);
+        // A transaction is durable once its commit returns: redb's default.
+        tokio::task::spawn_blocking(move || {
+            let write = database.begin_write()?;
+            change(&write)?;
+            write.commit()?;
+            Ok(())
+        })
+        .await
+        .map_err(|_| StoreError::Ended)?
+        .map_err(StoreError::Database)
+    }
+}
+
+fn json(key: &str, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
+    serde_json::to_vec(value).map_err(|error| StoreError::Damaged {
+        key: key.to_owned(),
+        why: error.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::{Direction, MigrationPhase, MigrationProgress};
+    use godwit_core::authority::Ownership;
+    use godwit_core::units::{Epoch, MigrationId};
+
+    fn entry() -> DiskEntry {
+        DiskEntry {
+            path: PathBuf::from("/images/root.raw"),
+            sectors: 2048,
+            managed: true,
+            counterpart: Some(String::from("b")),
+            moved_to: None,
+            mark: None,
+        }
+    }
+
+    fn migration(id: &str) -> Migration {
+        Migration {
+            id: id.to_owned(),
+            disk: String::from("root"),
+            from: String::from("a"),
+            to: String::from("b"),
+            direction: Direction::Outgoing,
+            phase: MigrationPhase::Completed,
+            options: None,
+            progress: MigrationProgress::default(),
+            rate_bytes_per_second: None,
+            eta_seconds: None,
+            guest: None,
+            started_at: String::new(),
+            ended_at: None,
+            lm_seconds: None,
+            error: None,
+            verified: true,
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_stored_is_there_after_reopening() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("store");
+        let record = AuthorityRecord {
+            epoch: Epoch(7),
+            ownership: Ownership::Departed {
+                migration: MigrationId([9; 16]),
+            },
+        };
+        let mut stored = entry();
+        stored.adopt(&record);
+        assert_eq!(stored.moved_to.as_deref(), Some("b"));
+        {
+            let store = Store::open(&path).expect("opens");
+            store
+                .put_disk("root", &stored, record)
+                .await
+                .expect("stores");
+            store
+                .put_disk("gone", &entry(), AuthorityRecord::created())
+                .await
+                .expect("stores");
+            store.remove_disk("gone").await.expect("removes");
+        }
+        let contents = Store::open(&path)
+            .expect("opens again")
+            .load()
+            .expect("loads");
+        assert_eq!(contents.disks, [(String::from("root"), stored, record)]);
+    }
+
+    #[tokio::test]
+    async fn old_migrations_are_forgotten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("store")).expect("opens");
+        for number in [1, 2, MAX_MIGRATIONS + 1] {
+            store
+                .put_migration(number, &migration("x"))
+                .await
+                .expect("stores");
+        }
+        let kept: Vec<_> = store
+            .load()
+            .expect("loads")
+            .migrations
+            .into_iter()
+            .map(|(number, _)| number)
+            .collect();
+        assert_eq!(kept, [2, MAX_MIGRATIONS + 1]);
+    }
+
+    #[tokio::test]
+    async fn a_damaged_record_is_an_error_that_names_the_disk() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("store")).expect("opens");
+        store
+            .put_disk("root", &entry(), AuthorityRecord::created())
+            .await
+            .expect("stores");
+        store
+            .write(|write| {
+                write
+                    .open_table(AUTHORITY)?
+                    .insert("root", [7_u8; 3].as_slice())?;
+                Ok(())
+            })
+            .await
+            .expect("writes");
+        let error = store.load().expect_err("the record is damaged").to_string();
+        assert!(error.contains("disk root"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_later_format_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("store");
+        {
+            let store = Store::open(&path).expect("opens");
+            store
+                .write(|write| {
+                    write.open_table(META)?.insert("format", FORMAT + 1)?;
+                    Ok(())
+                })
+                .await
+                .expect("writes");
+        }
+        assert!(matches!(
+            Store::open(&path),
+            Err(StoreError::Format { found: 2 })
+        ));
+    }
+}
