@@ -172,6 +172,9 @@ pub(crate) enum DiskCommand {
     Rm {
         /// The disk
         name: String,
+        /// Also when clients are attached or its owner is in doubt
+        #[arg(long)]
+        force: bool,
     },
     /// Print where NBD clients reach a disk
     Attach {

@@ -3,12 +3,21 @@
 use crate::client::segment;
 
 pub(crate) const DISKS: &str = "/v1/disks";
-pub(crate) const IMPORTS: &str = "/v1/imports";
+pub(crate) const IMPORTS: &str = "/v1/disks/import";
 pub(crate) const MIGRATIONS: &str = "/v1/migrations";
 pub(crate) const PEERS: &str = "/v1/peers";
 
 pub(crate) fn disk(name: &str) -> String {
     format!("{DISKS}/{}", segment(name))
+}
+
+pub(crate) fn disk_removal(name: &str, force: bool) -> String {
+    let path = disk(name);
+    if force {
+        format!("{path}?force=true")
+    } else {
+        path
+    }
 }
 
 pub(crate) fn disk_export(name: &str) -> String {

@@ -15,9 +15,8 @@ use serde::de::DeserializeOwned;
 pub(crate) use self::connect::Endpoint;
 use crate::failure::Failure;
 
-/// Longest wait for an answer. Starting a migration dials another node, which has its own, shorter
-/// limits.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest wait for an answer: a little longer than a node lets any request take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(95);
 /// Longest answer that is read.
 const ANSWER_LIMIT: usize = 16 << 20;
 
@@ -114,7 +113,10 @@ impl Client {
             }
             Err(_elapsed) => {
                 self.sender = None;
-                let message = format!("{} did not answer {path} within a minute", self.endpoint);
+                let message = format!(
+                    "{} did not answer {path} within {ANSWER_TIMEOUT:?}",
+                    self.endpoint
+                );
                 Err(CallError::Unreachable(
                     Failure::new(message).hint("look at the node's log, then try again"),
                 ))

@@ -69,8 +69,8 @@ pub(crate) async fn run(
             let disk: Disk = client.get(&routes::disk(&name)).await?;
             output.print(&disk, show)
         }
-        DiskCommand::Rm { name } => {
-            client.delete(&routes::disk(&name)).await?;
+        DiskCommand::Rm { name, force } => {
+            client.delete(&routes::disk_removal(&name, force)).await?;
             output.print(&json!({ "name": name }), |_| {
                 format!("removed disk '{name}'")
             })

@@ -23,7 +23,8 @@ pub(crate) async fn run(
     match command {
         MigrationCommand::List => {
             let mut migrations: Vec<Migration> = client.get(routes::MIGRATIONS).await?;
-            // Stable: the node's order, newest first, stays within each group.
+            // The node lists the oldest first; people look for what runs and what just ended.
+            migrations.reverse();
             migrations.sort_by_key(|migration| migration.phase.ended());
             output.print(&migrations, |migrations| list(migrations))
         }

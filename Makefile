@@ -1,0 +1,48 @@
+# On a machine with a Rust toolchain each target is the only command needed.
+
+CARGO ?= cargo
+FUZZ_SECONDS ?= 60
+
+.PHONY: build test demo bench-idle-copy bench-core lint fmt fuzz deny
+
+build:
+	scripts/install-deps
+	$(CARGO) build --release --locked -p godwit-cli
+
+# The tests of the whole system run the binary of this very build, with its fail points.
+test:
+	scripts/install-deps
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked --workspace --features godwit-cli/failpoints
+
+demo:
+	scripts/install-deps
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/godwit-demo
+
+# How long an idle disk takes, beside nbdcopy between two nbdkit servers.
+bench-idle-copy:
+	scripts/install-deps
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/idle-copy
+
+# How many guest writes a second the core decides.
+bench-core:
+	$(CARGO) bench --locked -p godwit-core
+
+lint:
+	$(CARGO) fmt --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	scripts/check-core-purity
+
+fmt:
+	$(CARGO) fmt
+
+# Every parser that meets bytes from outside, for FUZZ_SECONDS each.
+fuzz:
+	fuzz/run $(FUZZ_SECONDS)
+
+# Licences, advisories and sources of everything that is linked in.
+deny:
+	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
+	$(CARGO) deny check
