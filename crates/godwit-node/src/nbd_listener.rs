@@ -219,13 +219,13 @@ fn names(node: &Arc<Node>) -> Vec<String> {
 /// The disk that a client asks for, if it may have it.
 fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), ExportRefusal> {
     if node.is_closing() {
-        let text = format!("node {} is shutting down", node.config.name);
+        let text = format!("node '{}' is shutting down", node.config.name);
         return Err(ExportRefusal::Shutdown(text));
     }
     let disk = node.disks.find(name).ok_or_else(|| {
         let shown: String = name.chars().take(128).collect();
         ExportRefusal::Unknown(format!(
-            "node {} has no disk named {shown:?}: see 'godwit disk list'",
+            "node '{}' has no disk named {shown:?}: see 'godwit disk list'",
             node.config.name
         ))
     })?;
@@ -261,14 +261,14 @@ fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), Ex
             )
         }
         (DiskState::Receiving, ..) => {
-            format!("disk {name} is being received: node {other} serves it until that is done")
+            format!("disk {name} is being received: node '{other}' serves it until that is done")
         }
         (DiskState::Accepted | DiskState::Relinquished, ..) => format!(
-            "disk {name} is in doubt: it is not known whether this node or node {other} owns it; \
-             node {other} is being asked"
+            "disk {name} is in doubt: it is not known whether this node or node '{other}' owns it; \
+             node '{other}' is being asked"
         ),
         (DiskState::Departed, ..) => match &inner.entry.moved_to {
-            Some(owner) => format!("disk {name} moved to node {owner}: attach it there"),
+            Some(owner) => format!("disk {name} moved to node '{owner}': attach it there"),
             None => format!("disk {name} is not served here: see 'godwit disk show {name}'"),
         },
         (DiskState::Importing, ..) => format!("disk {name} is being made: try again shortly"),

@@ -69,7 +69,7 @@ impl Node {
                 ErrorBody::new(
                     ErrorCode::UnknownPeer,
                     format!(
-                        "node {} knows no peer named {shown:?}: {known}",
+                        "node '{}' knows no peer named {shown:?}: {known}",
                         self.config.name
                     ),
                 )
@@ -90,7 +90,7 @@ impl Node {
         if self.is_closing() {
             return Err(ErrorBody::new(
                 ErrorCode::ShuttingDown,
-                format!("node {} is shutting down", self.config.name),
+                format!("node '{}' is shutting down", self.config.name),
             ));
         }
         Ok(())

@@ -331,7 +331,8 @@ pub(super) async fn show_migration(
     Ok(Json(live(&node, id, view)))
 }
 
-/// Starts to move a disk to another node. Answers once copying has begun.
+/// Starts to move a disk to another node. Answers once copying has begun, or after a moment while
+/// the other node has not answered the offer yet.
 #[utoipa::path(post, path = "/v1/migrations", request_body = MigrateRequest, responses(
     (status = 201, body = Migration), (status = 400, body = ErrorBody),
     (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),

@@ -41,7 +41,7 @@ pub(crate) async fn claim(
             Err(ErrorBody::new(
             ErrorCode::Conflict,
             format!(
-                "disk {name} is in doubt: if node {other} serves it, claiming it here makes two \
+                "disk {name} is in doubt: if node '{other}' serves it, claiming it here makes two \
                  owners, and writes of one of them are lost"
             ),
         )

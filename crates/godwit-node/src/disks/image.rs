@@ -8,7 +8,7 @@ use godwit_core::units::Bytes;
 use crate::api::{ErrorBody, ErrorCode};
 
 /// Space that is left free on the file system of the images, in bytes.
-const SPACE_MARGIN: u64 = 64 << 20;
+const SPACE_MARGIN: u64 = 8 << 20;
 
 /// Where the node keeps the image of a disk of its own.
 pub(crate) fn managed_path(disks_dir: &Path, name: &str) -> PathBuf {
@@ -58,7 +58,7 @@ pub(crate) fn check_space(
     Err(ErrorBody::new(
         ErrorCode::NoSpace,
         format!(
-            "node {node} has no space for disk {disk} in {}: it needs {needed} bytes and \
+            "node '{node}' has no space for disk {disk} in {}: it needs {needed} bytes and \
              {SPACE_MARGIN} to spare, {free} are free",
             folder.display()
         ),
@@ -111,7 +111,7 @@ mod tests {
         assert_eq!(error.code, ErrorCode::NoSpace);
         let path = folder.path().display().to_string();
         for part in [
-            "node b",
+            "node 'b'",
             "disk root",
             &path,
             &(1_u64 << 60).to_string(),

@@ -214,7 +214,7 @@ pub(crate) async fn start_export(
         let state = inner.state();
         if state != DiskState::Serving {
             let hint = match &inner.entry.moved_to {
-                Some(owner) => format!("export it at node {owner}"),
+                Some(owner) => format!("export it at node '{owner}'"),
                 None => String::from("see 'godwit disk show'"),
             };
             return Err(ErrorBody::new(

@@ -67,11 +67,19 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
     };
     let stored = |error| create::stored_badly(disk, &error);
     if entry.managed {
-        entry.mark = Some(Mark::Removing);
-        node.store
-            .put_disk(&disk.name, &entry, record)
-            .await
-            .map_err(stored)?;
+        // A disk that is not whole is removed by a restart as it is: on a full file system nothing
+        // could be stored before the image is gone.
+        let unfinished = matches!(
+            entry.mark,
+            Some(Mark::Creating | Mark::Receiving { new: true, .. })
+        );
+        if !unfinished {
+            entry.mark = Some(Mark::Removing);
+            node.store
+                .put_disk(&disk.name, &entry, record)
+                .await
+                .map_err(stored)?;
+        }
         let path = entry.path.clone();
         blocking(move || image::delete(&path))
             .await?

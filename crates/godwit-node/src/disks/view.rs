@@ -52,19 +52,19 @@ fn status(inner: &Inner, state: DiskState) -> String {
     let doing = inner.activity.describe();
     match state {
         DiskState::Serving if inner.activity.migration().is_some() => {
-            format!("served here, migrating to node {other}")
+            format!("served here, migrating to node '{other}'")
         }
         DiskState::Serving => String::from("served here"),
-        DiskState::Receiving => format!("being received from node {other}, which serves it"),
+        DiskState::Receiving => format!("being received from node '{other}', which serves it"),
         DiskState::Accepted => format!(
-            "in doubt: accepted from node {other}, which is asked whether it gave the disk away; \
+            "in doubt: accepted from node '{other}', which is asked whether it gave the disk away; \
              I/O is held"
         ),
         DiskState::Relinquished => {
-            format!("given away to node {other}, which is asked to confirm; I/O is held")
+            format!("given away to node '{other}', which is asked to confirm; I/O is held")
         }
         DiskState::Departed => match &inner.entry.moved_to {
-            Some(owner) => format!("moved to node {owner}; the image here is stale"),
+            Some(owner) => format!("moved to node '{owner}'; the image here is stale"),
             None => format!("not served here ({doing})"),
         },
         DiskState::Importing => String::from("its image is being made"),

@@ -132,7 +132,7 @@ pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusa
     let disk = node
         .disks
         .find(&hello.disk)
-        .ok_or_else(|| refuse(format!("node {name} has no disk named {:?}", hello.disk)))?;
+        .ok_or_else(|| refuse(format!("node '{name}' has no disk named {:?}", hello.disk)))?;
     let inner = disk.lock();
     match inner.record.ownership {
         Ownership::Serving | Ownership::Accepted { .. } => {
@@ -142,7 +142,7 @@ pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusa
         _ => {
             let owner = inner.entry.moved_to.as_deref().unwrap_or("an unknown node");
             Err(refuse(format!(
-                "node {name} does not serve disk {}: it moved to {owner}",
+                "node '{name}' does not serve disk {}: it moved to {owner}",
                 hello.disk
             )))
         }

@@ -121,7 +121,7 @@ async fn receive(
         ErrorBody::new(
             ErrorCode::PeerUnreachable,
             format!(
-                "cannot receive disk {} from node {}: {why}",
+                "cannot receive disk {} from node '{}': {why}",
                 disk.name, hello.node
             ),
         )
@@ -258,7 +258,7 @@ fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> 
         return refuse(
             RefusalCode::Busy,
             format!(
-                "node {} has {MAX_GATHERINGS} offers to answer already",
+                "node '{}' has {MAX_GATHERINGS} offers to answer already",
                 node.config.name
             ),
         );
@@ -274,7 +274,7 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         return Err(Refusal {
             code: RefusalCode::DiskExists,
             text: format!(
-                "node {} has a file {} already",
+                "node '{}' has a file {} already",
                 node.config.name,
                 path.display()
             ),
@@ -332,13 +332,16 @@ async fn prepare_known(
                 code = RefusalCode::DiskExists;
                 Err(ErrorBody::new(
                     ErrorCode::Exists,
-                    format!("node {name} serves a disk named {} itself", disk.name),
+                    format!(
+                        "a disk named {} exists at node '{name}', which serves it",
+                        disk.name
+                    ),
                 ))
             }
             Ownership::Accepted { .. } | Ownership::Relinquished { .. } => Err(ErrorBody::new(
                 ErrorCode::Conflict,
                 format!(
-                    "disk {} is in doubt at node {name}: an earlier migration is not decided",
+                    "disk {} is in doubt at node '{name}': an earlier migration is not decided",
                     disk.name
                 ),
             )),
@@ -367,7 +370,7 @@ async fn prepare_known(
             return Err(Refusal {
                 code: RefusalCode::DiskExists,
                 text: format!(
-                    "the image {} of disk {} at node {name} cannot take {} bytes: remove the disk \
+                    "the image {} of disk {} at node '{name}' cannot take {} bytes: remove the disk \
                      there first",
                     path.display(),
                     disk.name,
@@ -463,7 +466,7 @@ fn internal(node: &Arc<Node>, disk: &Disk, error: &dyn std::fmt::Display) -> Ref
     Refusal {
         code: RefusalCode::Internal,
         text: format!(
-            "disk {} cannot be received at node {}: {error}",
+            "disk {} cannot be received at node '{}': {error}",
             disk.name, node.config.name
         ),
     }

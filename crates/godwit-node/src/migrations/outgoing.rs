@@ -9,7 +9,7 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TrafficClass};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 use super::options;
 use super::table::{self, Begin};
@@ -18,7 +18,7 @@ use crate::api::{
     MigrationSettings,
 };
 use crate::config::PeerConfig;
-use crate::disks::disk::{Activity, Disk};
+use crate::disks::disk::{Activity, ActivityGuard, Disk};
 use crate::disks::image;
 use crate::failpoint;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
@@ -31,10 +31,14 @@ const COPY_CONNECTIONS: u8 = 2;
 /// Longest wait for the answer to an offer: the destination makes an image meanwhile.
 const OFFER_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a request waits for copying to begin before it is answered without that.
+const ANSWER_AFTER: Duration = Duration::from_millis(1500);
+
 /// How long a cancelled migration may take to end.
 const CANCEL_WAIT: Duration = Duration::from_secs(5);
 
-/// Starts to move a disk. Returns once copying has begun.
+/// Starts to move a disk. Returns once copying has begun, or after [`ANSWER_AFTER`] while the other
+/// node has not answered the offer.
 ///
 /// # Errors
 /// The request makes no sense, the peer cannot be reached, or it refused.
@@ -48,7 +52,7 @@ pub(crate) async fn start(
     if request.to == node.config.name {
         return Err(ErrorBody::new(
             ErrorCode::Invalid,
-            format!("disk {} is on node {} already", disk.name, request.to),
+            format!("disk {} is on node '{}' already", disk.name, request.to),
         )
         .hint("name another node"));
     }
@@ -72,7 +76,7 @@ pub(crate) async fn start(
             ),
         );
         Err(match &inner.entry.moved_to {
-            Some(owner) => error.hint(format!("node {owner} serves it: ask that node")),
+            Some(owner) => error.hint(format!("node '{owner}' serves it: ask that node")),
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
@@ -89,39 +93,23 @@ pub(crate) async fn start(
     table::store(node, number, &view).await;
     tracing::info!(disk = disk.name, to = peer.name, migration = %id, "offering the disk");
     let attempt = Attempt {
-        node,
-        disk: &disk,
-        peer: &peer,
+        node: Arc::clone(node),
+        disk,
+        peer,
         id,
-        settings: &settings,
+        settings,
     };
-    let connected = tokio::select! {
-        connected = attempt.connect(capacity, record) => connected,
-        () = cancelled.notified() => Err(given_up(&disk, ErrorCode::Conflict, "was cancelled")),
-        () = node.closed() => {
-            Err(given_up(&disk, ErrorCode::ShuttingDown, "ended with the node"))
+    let mut attempt = tokio::spawn(attempt.run(guard, cancelled, capacity, record));
+    match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
+        // The other node takes its time; the migration tells how it goes on.
+        Err(_) => {}
+        Ok(Ok(started)) => started?,
+        Ok(Err(error)) => {
+            return Err(ErrorBody::new(
+                ErrorCode::Internal,
+                format!("the task that offers disk {} failed: {error}", request.disk),
+            ));
         }
-    };
-    let started = match connected {
-        Ok(streams) => attempt.start(streams).await,
-        Err(error) => Err(error),
-    };
-    if let Err(error) = started {
-        tracing::warn!(disk = disk.name, migration = %id, %error, "the migration did not start");
-        if let Some((number, view)) = node.migrations.end(id, Err(error.clone()), None) {
-            table::store(node, number, &view).await;
-        }
-        drop(guard);
-        return Err(error);
-    }
-    guard.keep();
-    // A cancellation may have come between the offer and the engine's start.
-    tokio::select! {
-        biased;
-        () = cancelled.notified() => {
-            cancel_in_engine(&disk).await;
-        }
-        () = std::future::ready(()) => {}
     }
     let (_, view) = node.migrations.get(&id.to_string())?;
     Ok(table::live(node, id, view))
@@ -135,15 +123,57 @@ fn given_up(disk: &Disk, code: ErrorCode, how: &str) -> ErrorBody {
 }
 
 /// One migration that is about to start.
-struct Attempt<'a> {
-    node: &'a Arc<Node>,
-    disk: &'a Arc<Disk>,
-    peer: &'a PeerConfig,
+struct Attempt {
+    node: Arc<Node>,
+    disk: Arc<Disk>,
+    peer: PeerConfig,
     id: MigrationId,
-    settings: &'a MigrationSettings,
+    settings: MigrationSettings,
 }
 
-impl Attempt<'_> {
+impl Attempt {
+    /// Brings the migration to where the engine goes on, or ends it.
+    async fn run(
+        self,
+        guard: ActivityGuard,
+        cancelled: Arc<Notify>,
+        capacity: Sectors,
+        record: AuthorityRecord,
+    ) -> Result<(), ErrorBody> {
+        let connected = tokio::select! {
+            connected = self.connect(capacity, record) => connected,
+            () = cancelled.notified() => {
+                Err(given_up(&self.disk, ErrorCode::Conflict, "was cancelled"))
+            }
+            () = self.node.closed() => {
+                Err(given_up(&self.disk, ErrorCode::ShuttingDown, "ended with the node"))
+            }
+        };
+        let started = match connected {
+            Ok(streams) => self.start(streams).await,
+            Err(error) => Err(error),
+        };
+        if let Err(error) = started {
+            let id = self.id;
+            tracing::warn!(disk = self.disk.name, migration = %id, %error, "did not start");
+            drop(guard);
+            if let Some((number, view)) = self.node.migrations.end(id, Err(error.clone()), None) {
+                table::store(&self.node, number, &view).await;
+            }
+            return Err(error);
+        }
+        guard.keep();
+        // A cancellation may have come between the offer and the engine's start.
+        tokio::select! {
+            biased;
+            () = cancelled.notified() => {
+                cancel_in_engine(&self.disk).await;
+            }
+            () = std::future::ready(()) => {}
+        }
+        Ok(())
+    }
+
     /// Opens the connections and makes the offer.
     async fn connect(
         &self,
@@ -161,15 +191,15 @@ impl Attempt<'_> {
             epoch: record.epoch.next(),
             capacity,
             allocated,
-            chunk_sectors: options::chunk_sectors(self.settings),
-            window_chunks: options::window_chunks(self.settings),
+            chunk_sectors: options::chunk_sectors(&self.settings),
+            window_chunks: options::window_chunks(&self.settings),
             copy_connections: COPY_CONNECTIONS,
         });
         let lost = |why: &dyn std::fmt::Display| {
             ErrorBody::new(
                 ErrorCode::PeerUnreachable,
                 format!(
-                    "cannot {attempted}: node {} did not answer the offer: {why}",
+                    "cannot {attempted}: node '{}' did not answer the offer: {why}",
                     self.peer.name
                 ),
             )
@@ -208,15 +238,15 @@ impl Attempt<'_> {
     ) -> Result<(crate::peers::PeerConnection, u16), DialError> {
         let name = &self.node.config.name;
         let hello = greeting::hello(name, &self.disk.name, class, Purpose::Migrate, self.id);
-        self.node.dialer.dial(self.peer, hello).await
+        self.node.dialer.dial(&self.peer, hello).await
     }
 
     /// Hands the connections to the engine.
     async fn start(&self, streams: PeerStreams) -> Result<(), ErrorBody> {
         let options = MigrationOptions {
             migration: self.id,
-            chunk_sectors: options::chunk_sectors(self.settings),
-            window_chunks: options::window_chunks(self.settings),
+            chunk_sectors: options::chunk_sectors(&self.settings),
+            window_chunks: options::window_chunks(&self.settings),
             max_bandwidth: self.settings.max_bandwidth,
             verify: self.settings.verify,
             peer_timeout: PEER_TIMEOUT,

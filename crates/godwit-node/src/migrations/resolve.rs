@@ -142,7 +142,7 @@ pub(crate) fn decide(node: &Arc<Node>, hello: &Hello) -> Result<Answer, Refusal>
     let disk = node.disks.find(&hello.disk).ok_or_else(|| Refusal {
         code: RefusalCode::Unknown,
         text: format!(
-            "node {} has no disk named {:?}",
+            "node '{}' has no disk named {:?}",
             node.config.name, hello.disk
         ),
     })?;
@@ -155,7 +155,10 @@ pub(crate) fn decide(node: &Arc<Node>, hello: &Hello) -> Result<Answer, Refusal>
     if inner.entry.counterpart.as_deref() != Some(hello.node.as_str()) {
         return Err(Refusal {
             code: RefusalCode::Identity,
-            text: format!("migration {} is not node {}'s", hello.migration, hello.node),
+            text: format!(
+                "migration {} is not node '{}''s",
+                hello.migration, hello.node
+            ),
         });
     }
     if let Some(resolver) = inner.resolver.take() {

@@ -62,7 +62,7 @@ impl DialError {
                 "check the peer's address: it is not a node's peer port",
             ),
         };
-        ErrorBody::new(code, format!("cannot {attempted}: node {peer}: {self}")).hint(hint)
+        ErrorBody::new(code, format!("cannot {attempted}: node '{peer}': {self}")).hint(hint)
     }
 }
 
@@ -77,13 +77,13 @@ pub(crate) fn refused(refusal: &Refusal, peer: &str, attempted: &str) -> ErrorBo
         RefusalCode::NoSpace => (
             ErrorCode::NoSpace,
             Some(format!(
-                "free space on node {peer}, or move the disk elsewhere"
+                "free space on node '{peer}', or move the disk elsewhere"
             )),
         ),
         RefusalCode::DiskExists => (
             ErrorCode::PeerRefused,
             Some(format!(
-                "remove or rename the disk of the same name on node {peer}"
+                "remove or rename the disk of the same name on node '{peer}'"
             )),
         ),
         RefusalCode::Busy => (ErrorCode::PeerRefused, Some("try again shortly".to_owned())),
@@ -93,7 +93,7 @@ pub(crate) fn refused(refusal: &Refusal, peer: &str, attempted: &str) -> ErrorBo
     };
     let body = ErrorBody::new(
         code,
-        format!("cannot {attempted}: node {peer} refused: {refusal}"),
+        format!("cannot {attempted}: node '{peer}' refused: {refusal}"),
     );
     ErrorBody { hint, ..body }
 }

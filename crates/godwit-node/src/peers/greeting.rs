@@ -103,7 +103,7 @@ pub(crate) fn welcome(hello: &Hello, node: &str) -> Result<Reply, Refusal> {
         None => Err(Refusal {
             code: RefusalCode::Version,
             text: format!(
-                "node {} speaks protocol versions {} to {}, node {node} speaks 1 to \
+                "node '{}' speaks protocol versions {} to {}, node '{node}' speaks 1 to \
                  {PROTOCOL_VERSION}: upgrade the older one",
                 hello.node, hello.min_version, hello.max_version
             ),

@@ -133,7 +133,7 @@ fn dispatch(
     names::check("node", &hello.node).map_err(|error| invalid(error.message))?;
     if hello.node == node.config.name {
         return Err(invalid(format!(
-            "node {} was dialled by itself: check the peers' addresses",
+            "node '{}' was dialled by itself: check the peers' addresses",
             hello.node
         )));
     }
