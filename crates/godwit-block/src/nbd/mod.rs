@@ -18,6 +18,9 @@ mod errno;
 mod handshake;
 mod transmission;
 
+#[cfg(test)]
+mod tests;
+
 pub use constants::{MAX_PAYLOAD, MAX_STRING, PREFERRED_BLOCK_SIZE};
 pub use errno::Errno;
 pub use handshake::{

@@ -1,0 +1,2 @@
+mod handshake;
+mod transmission;
