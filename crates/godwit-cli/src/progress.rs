@@ -138,6 +138,7 @@ fn phase_text(migration: &Migration) -> String {
     match (migration.phase, migration.direction) {
         (MigrationPhase::Offering, _) => format!("asking {} to take it", migration.to),
         (MigrationPhase::Receiving, _) => format!("receiving from {}", migration.from),
+        (MigrationPhase::Verifying, _) => format!("comparing with {}", migration.to),
         (phase, Direction::Outgoing) => format!("{} to {}", phase.name(), migration.to),
         (phase, Direction::Incoming) => format!("{} from {}", phase.name(), migration.from),
     }

@@ -391,7 +391,6 @@ fn a_wrong_command_line_exits_with_2_before_anything_is_asked() {
     for args in [
         &["disk", "create", "d", "--size", "10X"][..],
         &["disk", "create", "d"],
-        &["disk", "claim", "d"],
         &["migrate", "d"],
         &["migrate", "d", "--to", "b", "--policy", "magic"],
         &["node", "--name", "a", "--data-dir", "/nonexistent"],

@@ -78,23 +78,13 @@ pub(crate) async fn run(
         DiskCommand::Attach { name, tcp } => {
             let disk: Disk = client.get(&routes::disk(&name)).await?;
             let uri = attach_uri(&disk, tcp || !client.is_local())?;
-            if let Some(node) = &disk.moved_to {
-                eprintln!(
-                    "note: disk '{name}' is on '{node}' now; I/O through this address is \
-                     forwarded there"
-                );
+            if uri.contains("//0.0.0.0:") || uri.contains("//[::]:") {
+                eprintln!("note: the node listens on every address; name its host instead");
             }
             output.print(&json!({ "uri": uri }), |_| uri.clone())
         }
         DiskCommand::Claim { name, force } => {
-            if !force {
-                return Err(
-                    Failure::usage(format!("disk '{name}' is claimed only with --force")).hint(
-                        "if the other node has the disk and ever comes back, the two images \
-                         differ and writes are lost: make sure that it never serves the disk again",
-                    ),
-                );
-            }
+            // Without force the node refuses, and says which node it is about.
             let request = ClaimDisk { force };
             let disk: Disk = client.post(&routes::disk_claim(&name), &request).await?;
             output.print(&disk, |disk| {
@@ -122,7 +112,16 @@ fn node_path(path: &Path, client: &Client) -> Result<String, Failure> {
         .map_err(|path| Failure::usage(format!("{} is not UTF-8", Path::new(&path).display())))
 }
 
+/// Where a new client can attach. Clients that were attached when the disk left stay, but the node
+/// takes no new ones for it.
 fn attach_uri(disk: &Disk, tcp: bool) -> Result<String, Failure> {
+    if let (DiskState::Departed, Some(node)) = (disk.state, &disk.moved_to) {
+        let name = &disk.name;
+        return Err(
+            Failure::new(format!("disk '{name}' is on node '{node}' now"))
+                .hint(format!("ask there: godwit disk attach {name}")),
+        );
+    }
     let matches = |uri: &&String| uri.starts_with("nbd+unix:") != tcp;
     match disk.nbd.iter().find(matches) {
         Some(uri) => Ok(uri.clone()),
@@ -262,6 +261,8 @@ mod tests {
         let mut disk = disk();
         disk.state = DiskState::Departed;
         disk.moved_to = Some("b".to_owned());
+        let told = attach_uri(&disk, false).unwrap_err().to_string();
+        assert!(told.contains("on node 'b'"), "{told}");
         let text = list(&[disk]);
         let row = text.lines().nth(1).unwrap();
         assert_eq!(

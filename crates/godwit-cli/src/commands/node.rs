@@ -1,13 +1,18 @@
 //! `godwit node`
 
-use godwit_node::{NodeConfig, PeerConfig, TlsFiles};
+use godwit_node::{LogFormat, NodeConfig, PeerConfig, TlsFiles, init_logging};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::{Connection, NodeArguments};
+use crate::arguments::{Connection, LogFormatArgument, NodeArguments};
 use crate::failure::Failure;
 
 pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<(), Failure> {
+    let format = match arguments.log_format {
+        LogFormatArgument::Text => LogFormat::Text,
+        LogFormatArgument::Json => LogFormat::Json,
+    };
     let config = config(arguments, connection)?;
+    init_logging(format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
