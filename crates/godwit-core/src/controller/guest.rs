@@ -183,8 +183,14 @@ impl Controller {
     pub(super) fn advance(&mut self, tag: RequestTag) {
         let slot = &self.slots[tag];
         let (sequence, is_write) = (slot.sequence, slot.is_write());
+        let is_request = slot.is_request();
         if let Some(extent) = slot.extent {
-            let earlier = self.table.find(extent, |entry| entry.sequence < sequence);
+            // While a disk comes back to this node, its clients' requests go to the owner, whose
+            // double writes of them arrive here as frames: those must not wait for the requests.
+            let slots = &self.slots;
+            let earlier = self.table.find(extent, |entry| {
+                entry.sequence < sequence && slots[entry.tag].is_request() == is_request
+            });
             if let Some(blocker) = earlier {
                 self.slots[tag].stage = Stage::Waiting;
                 self.slots.wait_for(blocker, tag);
