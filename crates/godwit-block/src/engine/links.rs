@@ -312,7 +312,7 @@ impl Engine {
         }
         for (id, key) in &self.resolving {
             if *id == migration {
-                self.decided.push((at, *key));
+                self.decided.push((at, *id, *key));
             }
         }
         self.resolving.retain(|(id, _)| *id != migration);
@@ -328,8 +328,8 @@ impl Engine {
         {
             self.retire();
         }
-        while let Some(at) = self.decided.iter().position(|(at, _)| *at <= now) {
-            let (_, key) = self.decided.swap_remove(at);
+        while let Some(at) = self.decided.iter().position(|(at, ..)| *at <= now) {
+            let (_, _, key) = self.decided.swap_remove(at);
             self.leave(key, FAREWELL);
         }
         !self.decided.is_empty()
@@ -356,7 +356,7 @@ impl Engine {
             // With a migration under way the controller would take it for that migration's.
             report = !self.links.as_ref().is_some_and(|links| links.active);
         }
-        self.decided.retain(|(_, k)| *k != key);
+        self.decided.retain(|(_, _, k)| *k != key);
         self.served.retain(|(_, k)| *k != key);
         if report {
             self.core.handle_connection_lost(self.now, class);

@@ -263,11 +263,10 @@ impl Engine {
                 };
                 let current = links.filter(|links| about.is_none_or(|id| id == links.migration));
                 current.and_then(|links| links.control).or_else(|| {
-                    let resolving = self.resolving.iter();
-                    resolving
-                        .rev()
-                        .find(|(id, _)| about.is_none_or(|a| a == *id))
-                        .map(|&(_, k)| k)
+                    // The last word on a migration follows its decision.
+                    let decided = self.decided.iter().map(|&(_, id, key)| (id, key));
+                    let mut others = self.resolving.iter().copied().chain(decided);
+                    others.find(|(id, _)| about.is_none_or(|a| a == *id)).map(|(_, key)| key)
                 })
             }
             TrafficClass::Sync => match message {

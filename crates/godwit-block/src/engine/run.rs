@@ -46,7 +46,7 @@ pub(super) struct Engine {
     /// Control connections of migrations that are to be decided after a crash.
     pub(super) resolving: Vec<(MigrationId, ConnectionKey)>,
     /// Those of migrations that have been decided, and when to close them.
-    pub(super) decided: Vec<(Time, ConnectionKey)>,
+    pub(super) decided: Vec<(Time, MigrationId, ConnectionKey)>,
     /// Carries the requests of this node's clients to the owner.
     pub(super) forwarding: Option<ConnectionKey>,
     /// The forwarding connection leads to a node that is not the owner any more.

@@ -1,1 +1,318 @@
-//! .
+//! Two engines and the connections between them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use godwit_block::engine::{EngineEvent, PeerStreams};
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::event::{AbortReason, Event, Phase};
+use godwit_core::units::MigrationId;
+use godwit_core::{MigrationOptions, StartError};
+
+use crate::support::*;
+
+const MIB: u64 = 1 << 20;
+
+struct Pair {
+    a: TestEngine,
+    b: TestEngine,
+}
+
+impl Pair {
+    fn new(size: u64) -> Self {
+        Self {
+            a: TestEngine::new("a", size, AuthorityRecord::created()),
+            b: TestEngine::new("b", size, AuthorityRecord::vacant()),
+        }
+    }
+}
+
+/// Starts a migration on both sides.
+fn start(
+    source: &TestEngine,
+    destination: &TestEngine,
+    options: MigrationOptions,
+    (ours, theirs): (PeerStreams, PeerStreams),
+) {
+    let (sender, receiver) = mpsc::channel();
+    let reply = sender.clone();
+    destination.handle.start_destination(
+        options.migration,
+        Duration::from_secs(5),
+        theirs,
+        Box::new(move |result| reply.send(result).expect("sent")),
+    );
+    assert_eq!(receiver.recv(), Ok(Ok(())), "at the destination");
+    source.handle.start_source(
+        options,
+        ours,
+        Box::new(move |result| sender.send(result).expect("sent")),
+    );
+    assert_eq!(receiver.recv(), Ok(Ok(())), "at the source");
+}
+
+/// Waits until both sides agree that the migration succeeded.
+fn wait_for_success(source: &TestEngine, destination: &TestEngine) {
+    source.wait_for_core(|event| match event {
+        Event::MigrationAborted { reason, mismatch, .. } => {
+            panic!("aborted: {reason} {mismatch:?}")
+        }
+        Event::MigrationCompleted { .. } => true,
+        _ => false,
+    });
+    destination.wait_for_core(|event| matches!(event, Event::ReceiveCompleted { .. }));
+    destination.wait_until(|snapshot| snapshot.serves);
+}
+
+/// A client that keeps requests in flight on its own range and checks what it reads, until told to
+/// stop; returns the range's content.
+fn load(
+    mut client: Client,
+    base: u64,
+    length: u64,
+    seed: u64,
+    stop: Arc<AtomicBool>,
+) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut random = Random(seed);
+        let mut model = vec![0_u8; length as usize];
+        let mut rounds = 0;
+        while !stop.load(Ordering::Relaxed) || rounds < 20 {
+            rounds += 1;
+            // Sixteen requests in flight, one per part, so that none overlap.
+            let part = length / 16;
+            let mut flying = HashMap::new();
+            for index in 0..16 {
+                let sectors = 1 + random.below(part / 512 / 4);
+                let offset = index * part + random.below(part / 512 - sectors) * 512;
+                let bytes = sectors * 512;
+                let range = offset as usize..(offset + bytes) as usize;
+                let at = base + offset;
+                let cookie = match random.below(8) {
+                    0..=3 => {
+                        let data = random.bytes(bytes as usize);
+                        model[range.clone()].copy_from_slice(&data);
+                        let fua = if random.below(8) == 0 { FUA } else { 0 };
+                        client.send(WRITE, fua, at, bytes as u32, &data)
+                    }
+                    4 => {
+                        model[range.clone()].fill(0);
+                        client.send(TRIM, 0, at, bytes as u32, &[])
+                    }
+                    5 if index == 0 => client.send(FLUSH, 0, 0, 0, &[]),
+                    _ => {
+                        let cookie = client.send(READ, 0, at, bytes as u32, &[]);
+                        flying.insert(cookie, Some(range));
+                        continue;
+                    }
+                };
+                flying.insert(cookie, None);
+            }
+            while !flying.is_empty() {
+                let answer = client.receive(|cookie| {
+                    flying[&cookie].as_ref().map_or(0, |range| range.len())
+                });
+                assert_eq!(answer.error, 0, "the guest saw an error in round {rounds}");
+                if let Some(range) = flying.remove(&answer.cookie).expect("a request of ours") {
+                    assert!(answer.data == model[range], "a read saw something else");
+                }
+            }
+        }
+        model
+    })
+}
+
+#[test]
+fn an_idle_disk_moves() {
+    let pair = Pair::new(32 * MIB + 512);
+    let mut client = pair.a.attach(true);
+    let data = Random(1).bytes(3 << 20);
+    client.write(5 * MIB + 512, &data);
+    client.write(32 * MIB, &data[..512]);
+    start(&pair.a, &pair.b, options(1), links(2));
+    wait_for_success(&pair.a, &pair.b);
+    let snapshot = pair.a.handle.snapshot();
+    let progress = snapshot.progress.expect("progress");
+    assert_eq!(progress.phase, Phase::Completed);
+    assert!(progress.verified);
+    assert!(progress.copy_bytes_sent < 8 * MIB, "zeroes were sent: {progress:?}");
+    assert!(!snapshot.serves);
+    pair.a.wait_until(|snapshot| matches!(snapshot.record.ownership, Ownership::Departed { .. }));
+    // The client stayed: its requests are forwarded.
+    assert!(client.read(5 * MIB + 512, 3 << 20) == data);
+    client.write(0, &data[..4096]);
+    assert_eq!(client.call(FLUSH, 0, 0, 0, &[]).error, 0);
+    assert_eq!(client.call(TRIM, 0, 5 * MIB + 512, MIB as u32, &[]).error, 0);
+    pair.b.wait_until(|snapshot| snapshot.counters.forwarded == 4);
+    let moved = pair.b.finish();
+    assert!(moved[..4096] == data[..4096]);
+    assert!(moved[32 * MIB as usize..] == data[..512]);
+    let start = 5 * MIB as usize + 512;
+    assert!(moved[start..start + MIB as usize].iter().all(|&byte| byte == 0));
+    assert!(moved[start + MIB as usize..start + data.len()] == data[MIB as usize..]);
+}
+
+#[test]
+fn a_disk_moves_there_and_back_under_load() {
+    let pair = Pair::new(64 * MIB);
+    let stop = Arc::new(AtomicBool::new(false));
+    let workers: Vec<_> = (0..2)
+        .map(|n| load(pair.a.attach(n == 0), n * 32 * MIB, 32 * MIB, n + 5, Arc::clone(&stop)))
+        .collect();
+    std::thread::sleep(Duration::from_millis(100));
+    for round in 0..3 {
+        start(&pair.a, &pair.b, options(10 + round), links(2));
+        wait_for_success(&pair.a, &pair.b);
+        std::thread::sleep(Duration::from_millis(100));
+        start(&pair.b, &pair.a, options(20 + round), links(1));
+        wait_for_success(&pair.b, &pair.a);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let expected: Vec<u8> =
+        workers.into_iter().flat_map(|worker| worker.join().expect("a worker")).collect();
+    pair.a.wait_until(|snapshot| snapshot.requests_in_flight == 0);
+    assert_eq!(pair.a.handle.snapshot().counters.errors, 0);
+    assert!(pair.a.finish() == expected, "the image differs from what was acknowledged");
+}
+
+#[test]
+fn cancelled_migrations_leave_the_source_serving() {
+    let pair = Pair::new(64 * MIB);
+    let stop = Arc::new(AtomicBool::new(false));
+    let worker = load(pair.a.attach(true), 0, 64 * MIB, 3, Arc::clone(&stop));
+    let mut random = Random(77);
+    for attempt in 0..8 {
+        let mut options = options(attempt);
+        options.max_bandwidth = Some(200 << 20);
+        start(&pair.a, &pair.b, options, links(2));
+        std::thread::sleep(Duration::from_millis(random.below(120)));
+        let (sender, receiver) = mpsc::channel();
+        let reply = Box::new(move |cancelled| sender.send(cancelled).expect("sent"));
+        pair.a.handle.cancel(AbortReason::Cancelled, reply);
+        assert!(receiver.recv().expect("an answer"), "too late to cancel after 120 ms");
+        pair.b.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+        assert!(pair.a.handle.snapshot().serves);
+    }
+    stop.store(true, Ordering::Relaxed);
+    let expected = worker.join().expect("a worker");
+    assert!(pair.a.finish() == expected);
+}
+
+#[test]
+fn a_lost_destination_leaves_the_source_serving() {
+    let pair = Pair::new(64 * MIB);
+    let mut client = pair.a.attach(true);
+    client.write(0, &Random(8).bytes(16 << 20));
+    let mut options = options(1);
+    options.max_bandwidth = Some(50 << 20);
+    start(&pair.a, &pair.b, options, links(1));
+    client.write(4 * MIB, &[3; 4096]);
+    pair.b.handle.shutdown();
+    pair.b.handle.clone().join().expect("a clean end");
+    pair.a.wait_for_core(|event| matches!(event, Event::MigrationAborted { .. }));
+    assert!(client.read(4 * MIB, 4096) == [3; 4096]);
+    client.write(0, &[1; 512]);
+}
+
+#[test]
+fn a_source_that_vanishes_frees_the_destination() {
+    let pair = Pair::new(MIB);
+    let (ours, theirs) = links(1);
+    let (sender, receiver) = mpsc::channel();
+    pair.b.handle.start_destination(
+        MigrationId([1; 16]),
+        Duration::from_secs(5),
+        theirs,
+        Box::new(move |result| sender.send(result).expect("sent")),
+    );
+    assert_eq!(receiver.recv(), Ok(Ok(())));
+    drop(ours);
+    let event = pair.b.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+    let reason = AbortReason::PeerLost;
+    assert_eq!(event, Event::ReceiveAborted { migration: MigrationId([1; 16]), reason });
+}
+
+#[test]
+fn only_the_owner_can_start_a_migration_and_only_one() {
+    let pair = Pair::new(MIB);
+    let refused = |engine: &TestEngine, id| {
+        let (sender, receiver) = mpsc::channel();
+        let reply = Box::new(move |result| sender.send(result).expect("sent"));
+        engine.handle.start_source(options(id), links(1).0, reply);
+        receiver.recv().expect("an answer")
+    };
+    assert_eq!(refused(&pair.b, 1), Err(StartError::NotServing));
+    let (ours, theirs) = links(1);
+    let (sender, receiver) = mpsc::channel();
+    let reply = Box::new(move |result| sender.send(result).expect("sent"));
+    pair.a.handle.start_source(options(2), ours, reply);
+    assert_eq!(receiver.recv(), Ok(Ok(())));
+    assert_eq!(refused(&pair.a, 3), Err(StartError::Busy));
+    drop(theirs);
+    pair.a.wait_for_core(|event| matches!(event, Event::MigrationAborted { .. }));
+}
+
+#[test]
+fn forwarding_survives_a_lost_connection() {
+    let pair = Pair::new(16 * MIB);
+    let stop = Arc::new(AtomicBool::new(false));
+    let worker = load(pair.a.attach(true), 0, 16 * MIB, 21, Arc::clone(&stop));
+    start(&pair.a, &pair.b, options(1), links(1));
+    wait_for_success(&pair.a, &pair.b);
+    for _ in 0..4 {
+        std::thread::sleep(Duration::from_millis(60));
+        let (ours, theirs) = tcp_pair();
+        pair.b.handle.serve_forwarded("a".to_owned(), plain(theirs));
+        pair.a.wait_for(|event| *event == EngineEvent::ForwardDown);
+        pair.a.handle.forward(plain(ours));
+    }
+    stop.store(true, Ordering::Relaxed);
+    let expected = worker.join().expect("a worker");
+    assert!(pair.b.finish() == expected, "the image differs from what was acknowledged");
+}
+
+#[test]
+fn clients_of_a_disk_that_left_wait_for_its_owner() {
+    let size = 4 * MIB;
+    let migration = MigrationId([9; 16]);
+    let epoch = AuthorityRecord::created().epoch.next();
+    let departed = AuthorityRecord { epoch, ownership: Ownership::Departed { migration } };
+    let owner = AuthorityRecord { epoch, ownership: Ownership::Serving };
+    let a = TestEngine::new("a", size, departed);
+    let b = TestEngine::new("b", size, owner);
+    let mut client = a.attach(false);
+    let write = client.send(WRITE, 0, 0, 512, &[5; 512]);
+    a.wait_for(|event| *event == EngineEvent::ForwardDown);
+    let (ours, theirs) = tcp_pair();
+    b.handle.serve_forwarded("a".to_owned(), plain(theirs));
+    a.handle.forward(plain(ours));
+    assert_eq!(client.receive(|_| 0), Answer { cookie: write, error: 0, data: vec![] });
+    // Without an owner, requests fail after the node has given up.
+    b.handle.shutdown();
+    a.wait_for(|event| *event == EngineEvent::ForwardDown);
+    client.send(READ, 0, 0, 512, &[]);
+    a.handle.fail_forwarded();
+    assert_eq!(client.receive(|_| 512).error, 108);
+}
+
+#[test]
+fn an_undecided_migration_is_resolved_over_a_new_control_connection() {
+    let migration = MigrationId([4; 16]);
+    let epoch = AuthorityRecord::created().epoch.next();
+    let gave = AuthorityRecord { epoch, ownership: Ownership::Relinquished { migration } };
+    let took = AuthorityRecord { epoch, ownership: Ownership::Accepted { migration } };
+    let a = TestEngine::new("a", MIB, gave);
+    let b = TestEngine::new("b", MIB, took);
+    for engine in [&a, &b] {
+        engine.wait_for_core(|event| *event == Event::NeedPeer { migration });
+    }
+    let (ours, theirs) = tcp_pair();
+    a.handle.control_up(migration, plain(ours));
+    b.handle.control_up(migration, plain(theirs));
+    b.wait_for_core(|event| *event == Event::ReceiveCompleted { migration });
+    a.wait_for_core(|event| *event == Event::MigrationCompleted { migration });
+    b.wait_until(|snapshot| snapshot.serves);
+}
