@@ -266,7 +266,9 @@ impl Engine {
                     // The last word on a migration follows its decision.
                     let decided = self.decided.iter().map(|&(_, id, key)| (id, key));
                     let mut others = self.resolving.iter().copied().chain(decided);
-                    others.find(|(id, _)| about.is_none_or(|a| a == *id)).map(|(_, key)| key)
+                    others
+                        .find(|(id, _)| about.is_none_or(|a| a == *id))
+                        .map(|(_, key)| key)
                 })
             }
             TrafficClass::Sync => match message {

@@ -1,1 +1,303 @@
-//! .
+//! Bytes that no honest client or node sends.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use godwit_block::engine::{EngineEvent, PeerStreams};
+use godwit_core::action::ChunkSlot;
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::{AbortReason, Event};
+use godwit_core::request::{Operation, RequestTag};
+use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
+use godwit_core::wire::{Header, Kind, Message};
+
+use crate::support::*;
+
+const MIB: u64 = 1 << 20;
+const ID: MigrationId = MigrationId([1; 16]);
+
+fn frame(message: Message) -> Vec<u8> {
+    let (header, inline, length) = message.encode();
+    [&header.encode(), &inline[..length]].concat()
+}
+
+/// The three sockets of a peer that this test plays.
+struct Puppet {
+    control: TcpStream,
+    sync: TcpStream,
+    copy: TcpStream,
+}
+
+impl Puppet {
+    fn new() -> (Self, PeerStreams) {
+        let (control, control_b) = tcp_pair();
+        let (sync, sync_b) = tcp_pair();
+        let (copy, copy_b) = tcp_pair();
+        for socket in [&control, &sync, &copy] {
+            socket
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .expect("a timeout");
+        }
+        let streams = PeerStreams {
+            peer: "puppet".to_owned(),
+            control: plain(control_b),
+            sync: plain(sync_b),
+            copies: vec![plain(copy_b)],
+        };
+        (
+            Self {
+                control,
+                sync,
+                copy,
+            },
+            streams,
+        )
+    }
+
+    /// Plays the source of a migration to `engine`.
+    fn source_of(engine: &TestEngine) -> Self {
+        let (puppet, streams) = Self::new();
+        let (sender, receiver) = mpsc::channel();
+        let reply = Box::new(move |result| sender.send(result).expect("sent"));
+        engine
+            .handle
+            .start_destination(ID, Duration::from_secs(5), streams, reply);
+        assert_eq!(receiver.recv(), Ok(Ok(())));
+        puppet
+    }
+}
+
+fn destination() -> TestEngine {
+    TestEngine::new("b", 8 * MIB, AuthorityRecord::vacant())
+}
+
+fn extent(start: u64, sectors: u32) -> Extent {
+    Extent::new(Lba(start), sectors).expect("an extent")
+}
+
+/// The connection must be closed and the migration aborted, and the engine must work on.
+fn assert_refused(engine: &TestEngine) {
+    engine.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+    let again = Puppet::source_of(engine);
+    drop(again);
+    engine.wait_for_core(|event| {
+        *event
+            == Event::ReceiveAborted {
+                migration: ID,
+                reason: AbortReason::PeerLost,
+            }
+    });
+}
+
+#[test]
+fn a_client_that_sends_garbage_is_disconnected() {
+    let engine = TestEngine::new("a", MIB, AuthorityRecord::created());
+    let mut honest = engine.attach(true);
+    for seed in 0..20 {
+        let mut client = engine.attach(seed % 2 == 0);
+        let mut garbage = Random(seed).bytes(4096);
+        garbage[0] = 0;
+        // It may be disconnected while it still sends.
+        let _ = client.send_raw(&garbage);
+        assert!(client.is_closed());
+    }
+    // A write longer than there may be.
+    let mut client = engine.attach(true);
+    client.send(WRITE, 0, 0, (32 << 20) + 512, &[]);
+    assert!(client.is_closed());
+    honest.write(0, &[1; 512]);
+    engine.wait_until(|snapshot| snapshot.clients == 1);
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_anything_frees_what_it_held() {
+    let engine = TestEngine::new("a", 64 * MIB, AuthorityRecord::created());
+    let mut random = Random(5);
+    for _ in 0..300 {
+        let (mut ours, theirs) = UnixStream::pair().expect("sockets");
+        engine.attach_socket(theirs.into(), true);
+        let mut client = Client::new(Box::new(ours.try_clone().expect("a clone")), true);
+        for _ in 0..random.below(4) {
+            client.send(READ, 0, random.below(32) << 20, 1 << 20, &[]);
+            client.send(WRITE, 0, random.below(32) << 20, 4096, &[1; 4096]);
+        }
+        client.send(WRITE, 0, 0, 8 << 20, &[]);
+        ours.write_all(&random.bytes(random.0 as usize % 100_000))
+            .expect("part of a write");
+    }
+    engine.wait_until(|snapshot| snapshot.clients == 0 && snapshot.requests_in_flight == 0);
+    // The longest request needs all of the memory to be free.
+    let mut client = engine.attach(false);
+    let data = random.bytes(32 << 20);
+    client.write(0, &data);
+    assert!(client.read(0, 32 << 20) == data);
+}
+
+#[test]
+fn frames_that_are_none_end_the_migration() {
+    for class in 0..3 {
+        let engine = destination();
+        let mut puppet = Puppet::source_of(&engine);
+        let socket = [&mut puppet.control, &mut puppet.sync, &mut puppet.copy]
+            .into_iter()
+            .nth(class);
+        let _ = socket
+            .expect("a socket")
+            .write_all(&Random(class as u64).bytes(1000));
+        assert_refused(&engine);
+    }
+}
+
+#[test]
+fn frames_on_the_wrong_connection_end_the_migration() {
+    let copy = Message::Copy {
+        slot: ChunkSlot(0),
+        generation: Generation(0),
+        extent: extent(0, 8),
+        zeroes: true,
+    };
+    let forward = Message::Forward {
+        tag: RequestTag(0),
+        operation: Operation::Flush,
+    };
+    let reply = Message::ForwardReply {
+        tag: RequestTag(0),
+        length: 0,
+        result: Ok(()),
+    };
+    for (class, message) in [
+        (0, copy),
+        (1, copy),
+        (0, forward),
+        (1, forward),
+        (1, reply),
+        (2, Message::Ping),
+    ] {
+        let engine = destination();
+        let mut puppet = Puppet::source_of(&engine);
+        let socket = [&mut puppet.control, &mut puppet.sync, &mut puppet.copy]
+            .into_iter()
+            .nth(class);
+        socket
+            .expect("a socket")
+            .write_all(&frame(message))
+            .expect("sent");
+        assert_refused(&engine);
+    }
+}
+
+#[test]
+fn lengths_that_do_not_fit_end_the_migration() {
+    let long = |kind, payload_length, sectors| {
+        Header {
+            payload_length,
+            sectors,
+            ..Header::new(kind)
+        }
+        .encode()
+    };
+    for bytes in [
+        long(Kind::Copy, 4096, 16),
+        long(Kind::Copy, 4096, 0),
+        long(Kind::Copy, 32 << 20, u32::MAX),
+        long(Kind::Verify, 4096, 8),
+        long(Kind::Verify, 31, 8),
+    ] {
+        let engine = destination();
+        let mut puppet = Puppet::source_of(&engine);
+        puppet.copy.write_all(&bytes).expect("sent");
+        assert_refused(&engine);
+    }
+}
+
+#[test]
+fn a_copy_past_the_end_of_the_disk_ends_the_migration() {
+    let engine = destination();
+    let mut puppet = Puppet::source_of(&engine);
+    let message = Message::Copy {
+        slot: ChunkSlot(0),
+        generation: Generation(0),
+        extent: extent(8 * MIB / 512 - 1, 2),
+        zeroes: false,
+    };
+    puppet.copy.write_all(&frame(message)).expect("sent");
+    puppet.copy.write_all(&[7; 1024]).expect("sent");
+    engine.wait_for_core(|event| {
+        *event
+            == Event::ReceiveAborted {
+                migration: ID,
+                reason: AbortReason::Protocol,
+            }
+    });
+    assert_eq!(
+        std::fs::metadata(engine.image_path())
+            .expect("the image")
+            .len(),
+        8 * MIB
+    );
+}
+
+#[test]
+fn a_peer_that_floods_and_reads_nothing_does_not_stop_the_engine() {
+    let engine = destination();
+    let mut puppet = Puppet::source_of(&engine);
+    let copy = Message::Copy {
+        slot: ChunkSlot(0),
+        generation: Generation(0),
+        extent: extent(0, 8),
+        zeroes: false,
+    };
+    let mut bytes = frame(copy);
+    bytes.extend_from_slice(&[3; 4096]);
+    let ping = frame(Message::Ping);
+    puppet
+        .copy
+        .set_write_timeout(Some(Duration::from_millis(300)))
+        .expect("a timeout");
+    for _ in 0..30_000 {
+        if puppet.copy.write_all(&bytes).is_err() || puppet.control.write_all(&ping).is_err() {
+            break;
+        }
+    }
+    drop(puppet);
+    engine.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+    engine.wait_until(|snapshot| snapshot.requests_in_flight == 0);
+}
+
+#[test]
+fn an_answer_that_was_not_asked_for_ends_the_forwarding() {
+    let migration = MigrationId([9; 16]);
+    let ownership = godwit_core::authority::Ownership::Departed { migration };
+    let record = AuthorityRecord {
+        epoch: Epoch(2),
+        ownership,
+    };
+    for (length, asked) in [(0, false), (512, false), (1024, true), (0, true)] {
+        let engine = TestEngine::new("a", MIB, record);
+        let (mut owner, theirs) = tcp_pair();
+        engine.handle.forward(plain(theirs));
+        let mut client = engine.attach(true);
+        let mut tag = RequestTag(3);
+        if asked {
+            client.send(READ, 0, 0, 512, &[]);
+            let mut header = [0; 32];
+            owner.read_exact(&mut header).expect("the forwarded read");
+            tag = RequestTag(Header::decode(&header).expect("a header").tag);
+        }
+        let reply = Message::ForwardReply {
+            tag,
+            length,
+            result: Ok(()),
+        };
+        owner.write_all(&frame(reply)).expect("sent");
+        // The connection is dropped, not the client.
+        engine.wait_for(|event| *event == EngineEvent::ForwardDown);
+        engine.handle.fail_forwarded();
+        if asked {
+            assert_eq!(client.receive(|_| 512).error, 108);
+        }
+    }
+}

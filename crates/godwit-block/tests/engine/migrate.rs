@@ -56,7 +56,9 @@ fn start(
 /// Waits until both sides agree that the migration succeeded.
 fn wait_for_success(source: &TestEngine, destination: &TestEngine) {
     source.wait_for_core(|event| match event {
-        Event::MigrationAborted { reason, mismatch, .. } => {
+        Event::MigrationAborted {
+            reason, mismatch, ..
+        } => {
             panic!("aborted: {reason} {mismatch:?}")
         }
         Event::MigrationCompleted { .. } => true,
@@ -111,9 +113,8 @@ fn load(
                 flying.insert(cookie, None);
             }
             while !flying.is_empty() {
-                let answer = client.receive(|cookie| {
-                    flying[&cookie].as_ref().map_or(0, |range| range.len())
-                });
+                let answer = client
+                    .receive(|cookie| flying[&cookie].as_ref().map_or(0, |range| range.len()));
                 assert_eq!(answer.error, 0, "the guest saw an error in round {rounds}");
                 if let Some(range) = flying.remove(&answer.cookie).expect("a request of ours") {
                     assert!(answer.data == model[range], "a read saw something else");
@@ -137,20 +138,32 @@ fn an_idle_disk_moves() {
     let progress = snapshot.progress.expect("progress");
     assert_eq!(progress.phase, Phase::Completed);
     assert!(progress.verified);
-    assert!(progress.copy_bytes_sent < 8 * MIB, "zeroes were sent: {progress:?}");
+    assert!(
+        progress.copy_bytes_sent < 8 * MIB,
+        "zeroes were sent: {progress:?}"
+    );
     assert!(!snapshot.serves);
-    pair.a.wait_until(|snapshot| matches!(snapshot.record.ownership, Ownership::Departed { .. }));
+    pair.a
+        .wait_until(|snapshot| matches!(snapshot.record.ownership, Ownership::Departed { .. }));
     // The client stayed: its requests are forwarded.
     assert!(client.read(5 * MIB + 512, 3 << 20) == data);
     client.write(0, &data[..4096]);
     assert_eq!(client.call(FLUSH, 0, 0, 0, &[]).error, 0);
-    assert_eq!(client.call(TRIM, 0, 5 * MIB + 512, MIB as u32, &[]).error, 0);
-    pair.b.wait_until(|snapshot| snapshot.counters.forwarded == 4);
+    assert_eq!(
+        client.call(TRIM, 0, 5 * MIB + 512, MIB as u32, &[]).error,
+        0
+    );
+    pair.b
+        .wait_until(|snapshot| snapshot.counters.forwarded == 4);
     let moved = pair.b.finish();
     assert!(moved[..4096] == data[..4096]);
     assert!(moved[32 * MIB as usize..] == data[..512]);
     let start = 5 * MIB as usize + 512;
-    assert!(moved[start..start + MIB as usize].iter().all(|&byte| byte == 0));
+    assert!(
+        moved[start..start + MIB as usize]
+            .iter()
+            .all(|&byte| byte == 0)
+    );
     assert!(moved[start + MIB as usize..start + data.len()] == data[MIB as usize..]);
 }
 
@@ -159,7 +172,15 @@ fn a_disk_moves_there_and_back_under_load() {
     let pair = Pair::new(64 * MIB);
     let stop = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..2)
-        .map(|n| load(pair.a.attach(n == 0), n * 32 * MIB, 32 * MIB, n + 5, Arc::clone(&stop)))
+        .map(|n| {
+            load(
+                pair.a.attach(n == 0),
+                n * 32 * MIB,
+                32 * MIB,
+                n + 5,
+                Arc::clone(&stop),
+            )
+        })
         .collect();
     std::thread::sleep(Duration::from_millis(100));
     for round in 0..3 {
@@ -171,11 +192,17 @@ fn a_disk_moves_there_and_back_under_load() {
         std::thread::sleep(Duration::from_millis(50));
     }
     stop.store(true, Ordering::Relaxed);
-    let expected: Vec<u8> =
-        workers.into_iter().flat_map(|worker| worker.join().expect("a worker")).collect();
-    pair.a.wait_until(|snapshot| snapshot.requests_in_flight == 0);
+    let expected: Vec<u8> = workers
+        .into_iter()
+        .flat_map(|worker| worker.join().expect("a worker"))
+        .collect();
+    pair.a
+        .wait_until(|snapshot| snapshot.requests_in_flight == 0);
     assert_eq!(pair.a.handle.snapshot().counters.errors, 0);
-    assert!(pair.a.finish() == expected, "the image differs from what was acknowledged");
+    assert!(
+        pair.a.finish() == expected,
+        "the image differs from what was acknowledged"
+    );
 }
 
 #[test]
@@ -192,8 +219,12 @@ fn cancelled_migrations_leave_the_source_serving() {
         let (sender, receiver) = mpsc::channel();
         let reply = Box::new(move |cancelled| sender.send(cancelled).expect("sent"));
         pair.a.handle.cancel(AbortReason::Cancelled, reply);
-        assert!(receiver.recv().expect("an answer"), "too late to cancel after 120 ms");
-        pair.b.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+        assert!(
+            receiver.recv().expect("an answer"),
+            "too late to cancel after 120 ms"
+        );
+        pair.b
+            .wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
         assert!(pair.a.handle.snapshot().serves);
     }
     stop.store(true, Ordering::Relaxed);
@@ -212,7 +243,8 @@ fn a_lost_destination_leaves_the_source_serving() {
     client.write(4 * MIB, &[3; 4096]);
     pair.b.handle.shutdown();
     pair.b.handle.clone().join().expect("a clean end");
-    pair.a.wait_for_core(|event| matches!(event, Event::MigrationAborted { .. }));
+    pair.a
+        .wait_for_core(|event| matches!(event, Event::MigrationAborted { .. }));
     assert!(client.read(4 * MIB, 4096) == [3; 4096]);
     client.write(0, &[1; 512]);
 }
@@ -230,9 +262,17 @@ fn a_source_that_vanishes_frees_the_destination() {
     );
     assert_eq!(receiver.recv(), Ok(Ok(())));
     drop(ours);
-    let event = pair.b.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+    let event = pair
+        .b
+        .wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
     let reason = AbortReason::PeerLost;
-    assert_eq!(event, Event::ReceiveAborted { migration: MigrationId([1; 16]), reason });
+    assert_eq!(
+        event,
+        Event::ReceiveAborted {
+            migration: MigrationId([1; 16]),
+            reason
+        }
+    );
 }
 
 #[test]
@@ -252,7 +292,8 @@ fn only_the_owner_can_start_a_migration_and_only_one() {
     assert_eq!(receiver.recv(), Ok(Ok(())));
     assert_eq!(refused(&pair.a, 3), Err(StartError::Busy));
     drop(theirs);
-    pair.a.wait_for_core(|event| matches!(event, Event::MigrationAborted { .. }));
+    pair.a
+        .wait_for_core(|event| matches!(event, Event::MigrationAborted { .. }));
 }
 
 #[test]
@@ -271,7 +312,10 @@ fn forwarding_survives_a_lost_connection() {
     }
     stop.store(true, Ordering::Relaxed);
     let expected = worker.join().expect("a worker");
-    assert!(pair.b.finish() == expected, "the image differs from what was acknowledged");
+    assert!(
+        pair.b.finish() == expected,
+        "the image differs from what was acknowledged"
+    );
 }
 
 #[test]
@@ -279,8 +323,14 @@ fn clients_of_a_disk_that_left_wait_for_its_owner() {
     let size = 4 * MIB;
     let migration = MigrationId([9; 16]);
     let epoch = AuthorityRecord::created().epoch.next();
-    let departed = AuthorityRecord { epoch, ownership: Ownership::Departed { migration } };
-    let owner = AuthorityRecord { epoch, ownership: Ownership::Serving };
+    let departed = AuthorityRecord {
+        epoch,
+        ownership: Ownership::Departed { migration },
+    };
+    let owner = AuthorityRecord {
+        epoch,
+        ownership: Ownership::Serving,
+    };
     let a = TestEngine::new("a", size, departed);
     let b = TestEngine::new("b", size, owner);
     let mut client = a.attach(false);
@@ -289,7 +339,14 @@ fn clients_of_a_disk_that_left_wait_for_its_owner() {
     let (ours, theirs) = tcp_pair();
     b.handle.serve_forwarded("a".to_owned(), plain(theirs));
     a.handle.forward(plain(ours));
-    assert_eq!(client.receive(|_| 0), Answer { cookie: write, error: 0, data: vec![] });
+    assert_eq!(
+        client.receive(|_| 0),
+        Answer {
+            cookie: write,
+            error: 0,
+            data: vec![]
+        }
+    );
     // Without an owner, requests fail after the node has given up.
     b.handle.shutdown();
     a.wait_for(|event| *event == EngineEvent::ForwardDown);
@@ -302,8 +359,14 @@ fn clients_of_a_disk_that_left_wait_for_its_owner() {
 fn an_undecided_migration_is_resolved_over_a_new_control_connection() {
     let migration = MigrationId([4; 16]);
     let epoch = AuthorityRecord::created().epoch.next();
-    let gave = AuthorityRecord { epoch, ownership: Ownership::Relinquished { migration } };
-    let took = AuthorityRecord { epoch, ownership: Ownership::Accepted { migration } };
+    let gave = AuthorityRecord {
+        epoch,
+        ownership: Ownership::Relinquished { migration },
+    };
+    let took = AuthorityRecord {
+        epoch,
+        ownership: Ownership::Accepted { migration },
+    };
     let a = TestEngine::new("a", MIB, gave);
     let b = TestEngine::new("b", MIB, took);
     for engine in [&a, &b] {
