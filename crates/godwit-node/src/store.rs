@@ -1,7 +1,7 @@
 //! What survives a restart: disks, who owns them, and past migrations.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use godwit_core::authority::AuthorityRecord;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -115,49 +115,29 @@ pub(crate) enum StoreError {
 /// The store. Clones share it; every write is durable when its future is ready.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    database: Arc<Database>,
+    path: PathBuf,
+    /// `None` after a failure: the database refuses everything after an I/O error, such as a full
+    /// file system, until it is opened again.
+    database: Arc<Mutex<Option<Database>>>,
 }
 
 impl Store {
     /// Opens or creates the store. Blocks.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
-        let database = Database::create(path).map_err(|error| StoreError::Open {
+        let database = open(path)?;
+        prepare(&database)?;
+        Ok(Self {
             path: path.to_owned(),
-            source: error.into(),
-        })?;
-        let store = Self {
-            database: Arc::new(database),
-        };
-        store.prepare()?;
-        Ok(store)
-    }
-
-    fn prepare(&self) -> Result<(), StoreError> {
-        let write = self.database.begin_write().map_err(redb::Error::from)?;
-        {
-            let mut meta = write.open_table(META).map_err(redb::Error::from)?;
-            let found = meta
-                .get("format")
-                .map_err(redb::Error::from)?
-                .map(|f| f.value());
-            match found {
-                None => {
-                    meta.insert("format", FORMAT).map_err(redb::Error::from)?;
-                }
-                Some(FORMAT) => {}
-                Some(found) => return Err(StoreError::Format { found }),
-            }
-            write.open_table(DISKS).map_err(redb::Error::from)?;
-            write.open_table(AUTHORITY).map_err(redb::Error::from)?;
-            write.open_table(MIGRATIONS).map_err(redb::Error::from)?;
-        }
-        write.commit().map_err(redb::Error::from)?;
-        Ok(())
+            database: Arc::new(Mutex::new(Some(database))),
+        })
     }
 
     /// Reads everything. Blocks.
     pub(crate) fn load(&self) -> Result<Contents, StoreError> {
-        let read = self.database.begin_read().map_err(redb::Error::from)?;
+        let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = opened(&mut database, &self.path)?
+            .begin_read()
+            .map_err(redb::Error::from)?;
         let disks = read.open_table(DISKS).map_err(redb::Error::from)?;
         let authority = read.open_table(AUTHORITY).map_err(redb::Error::from)?;
         let mut contents = Contents {
@@ -246,18 +226,64 @@ impl Store {
         &self,
         change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
     ) -> Result<(), StoreError> {
-        let database = Arc::clone(&self.database);
-        // A transaction is durable once its commit returns: redb's default.
-        tokio::task::spawn_blocking(move || {
-            let write = database.begin_write()?;
-            change(&write)?;
-            write.commit()?;
-            Ok(())
-        })
-        .await
-        .map_err(|_| StoreError::Ended)?
-        .map_err(StoreError::Database)
+        let (database, path) = (Arc::clone(&self.database), self.path.clone());
+        let commit = move || {
+            let mut database = database.lock().unwrap_or_else(PoisonError::into_inner);
+            let result = opened(&mut database, &path).and_then(|database| {
+                // A transaction is durable once its commit returns: redb's default.
+                let write = database.begin_write().map_err(redb::Error::from)?;
+                change(&write)?;
+                write.commit().map_err(redb::Error::from)?;
+                Ok(())
+            });
+            if result.is_err() {
+                *database = None;
+            }
+            result
+        };
+        tokio::task::spawn_blocking(commit)
+            .await
+            .map_err(|_| StoreError::Ended)?
     }
+}
+
+fn open(path: &Path) -> Result<Database, StoreError> {
+    Database::create(path).map_err(|error| StoreError::Open {
+        path: path.to_owned(),
+        source: error.into(),
+    })
+}
+
+/// The database, opened again if it failed before.
+fn opened<'a>(database: &'a mut Option<Database>, path: &Path) -> Result<&'a Database, StoreError> {
+    match database {
+        Some(database) => Ok(database),
+        None => Ok(database.insert(open(path)?)),
+    }
+}
+
+/// Makes the tables of a new store, and checks the format of one that is there.
+fn prepare(database: &Database) -> Result<(), StoreError> {
+    let write = database.begin_write().map_err(redb::Error::from)?;
+    {
+        let mut meta = write.open_table(META).map_err(redb::Error::from)?;
+        let found = meta
+            .get("format")
+            .map_err(redb::Error::from)?
+            .map(|format| format.value());
+        match found {
+            None => {
+                meta.insert("format", FORMAT).map_err(redb::Error::from)?;
+            }
+            Some(FORMAT) => {}
+            Some(found) => return Err(StoreError::Format { found }),
+        }
+        write.open_table(DISKS).map_err(redb::Error::from)?;
+        write.open_table(AUTHORITY).map_err(redb::Error::from)?;
+        write.open_table(MIGRATIONS).map_err(redb::Error::from)?;
+    }
+    write.commit().map_err(redb::Error::from)?;
+    Ok(())
 }
 
 fn json(key: &str, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
@@ -377,6 +403,26 @@ mod tests {
             .expect("writes");
         let error = store.load().expect_err("the record is damaged").to_string();
         assert!(error.contains("disk root"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_store_works_again_after_a_failure() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(&folder.path().join("store")).expect("opens");
+        store
+            .put_disk("root", &entry(), AuthorityRecord::created())
+            .await
+            .expect("stores");
+        let failure = store
+            .write(|_| Err(redb::Error::Corrupted(String::from("as a test wants it"))))
+            .await;
+        failure.expect_err("fails");
+        assert!(store.database.lock().expect("not poisoned").is_none());
+        store
+            .put_disk("more", &entry(), AuthorityRecord::created())
+            .await
+            .expect("stores again");
+        assert_eq!(store.load().expect("loads").disks.len(), 2);
     }
 
     #[tokio::test]
