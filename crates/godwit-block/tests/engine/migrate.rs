@@ -30,7 +30,7 @@ impl Pair {
 }
 
 /// Starts a migration on both sides.
-fn start(
+pub(crate) fn start(
     source: &TestEngine,
     destination: &TestEngine,
     options: MigrationOptions,
@@ -169,6 +169,10 @@ fn an_idle_disk_moves() {
 
 #[test]
 fn a_disk_moves_there_and_back_under_load() {
+    load_and_move(links);
+}
+
+pub(crate) fn load_and_move(links: impl Fn(usize) -> (PeerStreams, PeerStreams)) {
     let pair = Pair::new(64 * MIB);
     let stop = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..2)

@@ -1,1 +1,180 @@
-//! .
+//! The same over TLS.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, OnceLock};
+
+use godwit_block::engine::{ClientStream, PeerStream, PeerStreams};
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::{AbortReason, Event};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{
+    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
+};
+
+use crate::migrate::{load_and_move, start};
+use crate::support::*;
+
+const MIB: u64 = 1 << 20;
+
+struct Configs {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+fn configs() -> &'static Configs {
+    static CONFIGS: OnceLock<Configs> = OnceLock::new();
+    CONFIGS.get_or_init(|| {
+        let key = rcgen::generate_simple_self_signed(["node".to_owned()]).expect("a certificate");
+        let certificate: CertificateDer<'static> = key.cert.der().clone();
+        let private = PrivateKeyDer::Pkcs8(key.signing_key.serialize_der().into());
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).expect("a root");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let server = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], private)
+            .expect("a configuration");
+        Configs {
+            client: Arc::new(client),
+            server: Arc::new(server),
+        }
+    })
+}
+
+/// A connection whose handshake is complete at both ends.
+fn tls_pair() -> ((TcpStream, ClientConnection), (TcpStream, ServerConnection)) {
+    let (mut ours, mut theirs) = tcp_pair();
+    let name = ServerName::try_from("node").expect("a name");
+    let mut client = ClientConnection::new(Arc::clone(&configs().client), name).expect("a client");
+    let mut server = ServerConnection::new(Arc::clone(&configs().server)).expect("a server");
+    let accepting = std::thread::spawn(move || {
+        while server.is_handshaking() || server.wants_write() {
+            server
+                .complete_io(&mut theirs)
+                .expect("the server's handshake");
+        }
+        (theirs, server)
+    });
+    while client.is_handshaking() || client.wants_write() {
+        client
+            .complete_io(&mut ours)
+            .expect("the client's handshake");
+    }
+    ((ours, client), accepting.join().expect("the server"))
+}
+
+fn peer_pair() -> (PeerStream, PeerStream) {
+    let ((ours, client), (theirs, server)) = tls_pair();
+    let stream = |socket, tls: Connection| PeerStream {
+        socket,
+        tls: Some(tls),
+        received: vec![],
+    };
+    (stream(ours, client.into()), stream(theirs, server.into()))
+}
+
+fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
+    let ((control, control_b), (sync, sync_b)) = (peer_pair(), peer_pair());
+    let (copies, copies_b) = (0..copies).map(|_| peer_pair()).unzip();
+    (
+        PeerStreams {
+            peer: "b".to_owned(),
+            control,
+            sync,
+            copies,
+        },
+        PeerStreams {
+            peer: "a".to_owned(),
+            control: control_b,
+            sync: sync_b,
+            copies: copies_b,
+        },
+    )
+}
+
+fn attach(engine: &TestEngine) -> (Client, TcpStream) {
+    let ((ours, client), (theirs, server)) = tls_pair();
+    let raw = ours.try_clone().expect("a clone");
+    engine.handle.attach(ClientStream {
+        socket: OwnedFd::from(theirs),
+        tls: Some(server.into()),
+        received: Vec::new(),
+        structured_replies: true,
+        address: "tls".to_owned(),
+    });
+    (
+        Client::new(Box::new(rustls::StreamOwned::new(client, ours)), true),
+        raw,
+    )
+}
+
+#[test]
+fn clients_of_all_sizes_are_served() {
+    let engine = TestEngine::new("tls", 64 * MIB, AuthorityRecord::created());
+    let (mut client, _) = attach(&engine);
+    let mut random = Random(1);
+    for length in [512, 4096, 16_384, 65_536 + 512, 1 << 20, 32 << 20] {
+        let data = random.bytes(length);
+        client.write(512, &data);
+        assert!(client.read(512, length) == data, "{length} bytes");
+    }
+    for index in 0..64 {
+        client.send(WRITE, 0, index * 4096, 4096, &[index as u8; 4096]);
+    }
+    for _ in 0..64 {
+        assert_eq!(client.receive(|_| 0).error, 0);
+    }
+    client.send(DISCONNECT, 0, 0, 0, &[]);
+    assert!(client.is_closed());
+    engine.wait_until(|snapshot| snapshot.clients == 0);
+}
+
+#[test]
+fn a_record_that_was_tampered_with_ends_the_connection() {
+    let engine = TestEngine::new("tls", MIB, AuthorityRecord::created());
+    let (mut client, mut raw) = attach(&engine);
+    client.write(0, &[1; 512]);
+    raw.write_all(&[0x17, 3, 3, 0, 32]).expect("sent");
+    raw.write_all(&[9; 32]).expect("sent");
+    let mut rest = Vec::new();
+    let _ = raw.read_to_end(&mut rest);
+    engine.wait_until(|snapshot| snapshot.clients == 0);
+}
+
+#[test]
+fn a_disk_moves_under_load() {
+    load_and_move(tls_links);
+}
+
+#[test]
+fn an_abort_is_heard_before_the_end() {
+    let a = TestEngine::new("a", 64 * MIB, AuthorityRecord::created());
+    let b = TestEngine::new("b", 64 * MIB, AuthorityRecord::vacant());
+    let mut options = options(1);
+    options.max_bandwidth = Some(1 << 20);
+    let mut client = a.attach(true);
+    client.write(0, &Random(2).bytes(8 << 20));
+    start(&a, &b, options, tls_links(2));
+    a.handle.cancel(
+        AbortReason::Cancelled,
+        Box::new(|cancelled| assert!(cancelled)),
+    );
+    let event = b.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+    let migration = options.migration;
+    assert_eq!(
+        event,
+        Event::ReceiveAborted {
+            migration,
+            reason: AbortReason::Cancelled
+        }
+    );
+}
