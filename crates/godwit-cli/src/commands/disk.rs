@@ -172,6 +172,8 @@ fn show(disk: &Disk) -> String {
         io.forwarded,
         io.errors
     );
+    let open = !disk.nbd.is_empty() && disk.state != DiskState::Departed;
+    let attach = open.then(|| disk.nbd.join("\n             "));
     let latency = &disk.latency;
     let latency = (latency.iops > 0.0).then(|| {
         format!(
@@ -261,6 +263,10 @@ mod tests {
         let mut disk = disk();
         disk.state = DiskState::Departed;
         disk.moved_to = Some("b".to_owned());
+        assert!(
+            !show(&disk).contains("nbd+unix"),
+            "new clients are turned away"
+        );
         let told = attach_uri(&disk, false).unwrap_err().to_string();
         assert!(told.contains("on node 'b'"), "{told}");
         let text = list(&[disk]);
