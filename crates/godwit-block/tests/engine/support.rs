@@ -4,7 +4,6 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::sync::{OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
@@ -124,10 +123,6 @@ impl TestEngine {
 
     pub(crate) fn image_path(&self) -> std::path::PathBuf {
         self.directory.path().join("disk")
-    }
-
-    pub(crate) fn directory(&self) -> &Path {
-        self.directory.path()
     }
 }
 

@@ -208,10 +208,7 @@ fn show(disk: &Disk) -> String {
         ("clients", Some(disk.clients.to_string())),
         ("requests", latency),
         ("since start", Some(done)),
-        (
-            "attach at",
-            (!disk.nbd.is_empty()).then(|| disk.nbd.join("\n             ")),
-        ),
+        ("attach at", attach),
     ])
 }
 

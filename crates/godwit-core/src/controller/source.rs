@@ -343,10 +343,12 @@ impl Controller {
         source.last_heard = self.now;
         if class == TrafficClass::Sync {
             self.double_write_acknowledged(RequestTag(tag));
-        } else if source.generation == generation && source.pass == Pass::Copy && result.is_ok() {
-            if let Ok(slot) = u16::try_from(tag) {
-                self.chunk_done(ChunkSlot(slot));
-            }
+        } else if source.generation == generation
+            && source.pass == Pass::Copy
+            && result.is_ok()
+            && let Ok(slot) = u16::try_from(tag)
+        {
+            self.chunk_done(ChunkSlot(slot));
         }
         if let Err(error) = result {
             self.abort_source(match error {
