@@ -52,15 +52,11 @@ impl Engine {
             received,
         } = stream;
         match Stream::new(descriptor(socket), tls, &received) {
-            Ok(stream) => {
-                if class == TrafficClass::Copy {
-                    stream.widen();
-                }
-                Some(
-                    self.connections
-                        .insert(stream, Party::Peer { class, uses }, self.now),
-                )
-            }
+            Ok(stream) => Some(self.connections.insert(
+                stream,
+                Party::Peer { class, uses },
+                self.now,
+            )),
             Err(error) => {
                 let disk = &self.config.disk;
                 tracing::warn!(
@@ -288,9 +284,9 @@ impl Engine {
             Event::MigrationAborted { migration, .. } | Event::ReceiveAborted { migration, .. } => {
                 self.end_links(migration);
             }
-            Event::OwnerMoved => {
-                self.close_forwarding = true;
-            }
+            Event::OwnerMoved => self.close_forwarding = true,
+            // Only a node that durably gave the disk away asks for the way to its owner.
+            Event::AuthorityChanged { .. } => self.check_forward = true,
             _ => {}
         }
     }

@@ -51,7 +51,9 @@ pub(super) struct Engine {
     pub(super) forwarding: Option<ConnectionKey>,
     /// The forwarding connection leads to a node that is not the owner any more.
     pub(super) close_forwarding: bool,
-    /// The owner was asked to dial, and has not answered.
+    /// This node may have to forward now.
+    pub(super) check_forward: bool,
+    /// The owner of this engine was asked to dial, and has not answered.
     pub(super) forward_asked: bool,
     /// Nodes that forward here.
     pub(super) served: Vec<(String, ConnectionKey)>,
@@ -128,6 +130,7 @@ impl Engine {
             decided: Vec::new(),
             forwarding: None,
             close_forwarding: false,
+            check_forward: false,
             forward_asked: false,
             served: Vec::new(),
             clients: 0,
@@ -229,6 +232,9 @@ impl Engine {
         self.run_deferred();
         if std::mem::take(&mut self.close_forwarding) {
             self.stop_forwarding();
+            self.check_forward = true;
+        }
+        if std::mem::take(&mut self.check_forward) {
             self.ask_forward();
         }
         if !self.waiting_clients.is_empty() && self.core.serves() {

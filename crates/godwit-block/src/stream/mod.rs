@@ -96,13 +96,6 @@ impl Stream {
         })
     }
 
-    /// Makes the socket's buffers large enough for bulk data.
-    pub(crate) fn widen(&self) {
-        // Best effort: the kernel's limits may be lower.
-        let _ = rustix::net::sockopt::set_socket_send_buffer_size(&self.socket, 4 << 20);
-        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&self.socket, 4 << 20);
-    }
-
     /// Whether the kernel uses none of the stream's memory.
     pub(crate) const fn is_idle(&self) -> bool {
         !self.receiving && !self.outbox.is_sending()

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use godwit_block::engine::{EngineConfig, EngineEvent};
+use godwit_block::engine::{EngineConfig, EngineError, EngineEvent};
+use godwit_block::image::Image;
 use godwit_core::authority::AuthorityRecord;
 
 use crate::support::*;
@@ -17,8 +19,11 @@ fn engine(size: u64) -> TestEngine {
 
 /// Mixed operations of one client, one at a time, against a copy in memory.
 fn mixed(structured: bool, seed: u64) {
+    mixed_on(engine(16 * MIB), structured, seed);
+}
+
+fn mixed_on(engine: TestEngine, structured: bool, seed: u64) {
     let size = 16 * MIB;
-    let engine = engine(size);
     let mut client = engine.attach(structured);
     let mut model = vec![0_u8; size as usize];
     let mut random = Random(seed);
@@ -68,6 +73,90 @@ fn every_operation_does_what_the_model_does_with_simple_replies() {
 #[test]
 fn every_operation_does_what_the_model_does_with_structured_replies() {
     mixed(true, 2);
+}
+
+#[test]
+fn every_operation_works_where_direct_io_does_not() {
+    let config = EngineConfig::new("tmpfs".to_owned());
+    let record = AuthorityRecord::created();
+    let memory = Path::new("/dev/shm");
+    mixed_on(
+        TestEngine::with_image(config, memory, 16 * MIB, record, |i| i, |_| {}),
+        true,
+        3,
+    );
+}
+
+/// As if the disk below had blocks of 4 KiB: shorter requests go through the page cache.
+fn with_large_blocks() -> TestEngine {
+    let change = |mut image: Image| {
+        let file = std::fs::File::options()
+            .read(true)
+            .write(true)
+            .open(&image.path);
+        image.buffered = Some(file.expect("the image").into());
+        image.alignment = 4096;
+        image
+    };
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let config = EngineConfig::new("blocks".to_owned());
+    let record = AuthorityRecord::created();
+    TestEngine::with_image(config, directory, 16 * MIB, record, change, |_| {})
+}
+
+#[test]
+fn every_operation_works_on_a_disk_with_large_blocks() {
+    mixed_on(with_large_blocks(), true, 4);
+}
+
+#[test]
+fn neighbours_in_a_large_block_do_not_undo_each_other() {
+    let engine = with_large_blocks();
+    let mut client = engine.attach(false);
+    let mut model = vec![0; 8 * 4096];
+    for round in 1..100_u8 {
+        let mut sent = 0;
+        // Every sector is written once per round: alone, or with all of its block.
+        for block in 0..8_usize {
+            let start = block * 4096;
+            if (block + usize::from(round)) % 2 == 0 {
+                model[start..start + 4096].fill(round);
+                client.send(WRITE, 0, start as u64, 4096, &[round; 4096]);
+                sent += 1;
+            } else {
+                for sector in 0..8_usize {
+                    let at = start + sector * 512;
+                    let value = round ^ (sector as u8) << 5;
+                    model[at..at + 512].fill(value);
+                    client.send(WRITE, 0, at as u64, 512, &[value; 512]);
+                    sent += 1;
+                }
+            }
+        }
+        for _ in 0..sent {
+            assert_eq!(client.receive(|_| 0).error, 0);
+        }
+        assert!(client.read(0, model.len()) == model, "round {round}");
+    }
+}
+
+#[test]
+fn a_defect_is_reported_and_does_not_take_the_process_down() {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let config = EngineConfig::new("broken".to_owned());
+    let record = AuthorityRecord::created();
+    let observe = |event: &EngineEvent| assert_ne!(*event, EngineEvent::Clients(2), "on purpose");
+    let engine = TestEngine::with_image(config, directory, MIB, record, |i| i, observe);
+    let mut first = engine.attach(false);
+    first.write(0, &[1; 512]);
+    let mut second = engine.attach(false);
+    let event = engine.wait_for(|event| matches!(event, EngineEvent::Failed(_)));
+    assert!(format!("{event:?}").contains("on purpose"), "{event:?}");
+    assert!(first.is_closed() && second.is_closed());
+    assert!(matches!(
+        engine.handle.clone().join(),
+        Err(EngineError::Failed { .. })
+    ));
 }
 
 #[test]

@@ -43,11 +43,26 @@ impl TestEngine {
 
     pub(crate) fn with_config(config: EngineConfig, size: u64, record: AuthorityRecord) -> Self {
         // Not in /tmp, where O_DIRECT may be missing.
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        Self::with_image(config, directory, size, record, |image| image, |_| {})
+    }
+
+    /// An engine over a new image below `directory` that `change` has changed. `observe` sees every
+    /// event first.
+    pub(crate) fn with_image(
+        config: EngineConfig,
+        directory: &Path,
+        size: u64,
+        record: AuthorityRecord,
+        change: impl FnOnce(Image) -> Image,
+        observe: impl Fn(&EngineEvent) + Send + 'static,
+    ) -> Self {
+        let directory = tempfile::tempdir_in(directory).expect("a directory");
         let image = Image::create(&directory.path().join("disk"), Bytes(size)).expect("an image");
         let (sender, events) = mpsc::channel();
         let own: &'static OnceLock<EngineHandle> = Box::leak(Box::new(OnceLock::new()));
         let callback = move |event| {
+            observe(&event);
             if let EngineEvent::Persist(_) = event
                 && let Some(handle) = own.get()
             {
@@ -55,7 +70,7 @@ impl TestEngine {
             }
             let _ = sender.send(event);
         };
-        let handle = spawn(config, image, record, Box::new(callback)).expect("an engine");
+        let handle = spawn(config, change(image), record, Box::new(callback)).expect("an engine");
         own.set(handle.clone()).expect("set once");
         Self {
             handle,
