@@ -93,6 +93,22 @@ impl Endpoint {
         }
     }
 
+    /// Why a connection ended before the answer. A node tells only now that it does not accept the
+    /// certificate it was shown: TLS 1.3 lets the client go on before the server has looked.
+    pub(crate) fn broken(&self, error: &(dyn std::error::Error + 'static)) -> Failure {
+        match received_alert(error) {
+            Some(alert) => Failure::new(format!(
+                "{self} does not accept the certificate it was shown ({alert:?})"
+            ))
+            .hint(
+                "it must come from the authority that the node was started with, be valid today, \
+                 and belong to the key: godwit certs issue NAME",
+            ),
+            None => Failure::caused(format!("the connection to {self} broke"), error)
+                .hint("has the node been stopped? What was asked for may have been done"),
+        }
+    }
+
     /// Connects.
     pub(crate) async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
         match tokio::time::timeout(CONNECT_TIMEOUT, self.try_connect()).await {
@@ -143,6 +159,24 @@ impl Endpoint {
             }
         }
     }
+}
+
+/// The alert with which the other side of a TLS connection ended it.
+fn received_alert(error: &(dyn std::error::Error + 'static)) -> Option<rustls::AlertDescription> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        // An I/O error's source is that of the error it wraps, not the wrapped error itself.
+        let wrapped = error
+            .downcast_ref::<std::io::Error>()
+            .and_then(std::io::Error::get_ref);
+        if let Some(rustls::Error::AlertReceived(alert)) =
+            wrapped.and_then(|wrapped| wrapped.downcast_ref())
+        {
+            return Some(*alert);
+        }
+        next = error.source();
+    }
+    None
 }
 
 async fn start_http(

@@ -130,10 +130,6 @@ impl Client {
         path: &str,
         body: Bytes,
     ) -> Result<(StatusCode, Bytes), Failure> {
-        let broken = |endpoint: &Endpoint, error: &dyn std::error::Error| {
-            Failure::caused(format!("the connection to {endpoint} broke"), error)
-                .hint("has the node been stopped? What was asked for may have been done")
-        };
         // A connection that the node closed meanwhile is replaced; nothing was sent on it yet.
         let mut kept = self.sender.take();
         if let Some(sender) = &mut kept
@@ -155,12 +151,12 @@ impl Client {
         let response = sender
             .send_request(request)
             .await
-            .map_err(|error| broken(&self.endpoint, &error))?;
+            .map_err(|error| self.endpoint.broken(&error))?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_LIMIT)
             .collect()
             .await
-            .map_err(|error| broken(&self.endpoint, error.as_ref()))?;
+            .map_err(|error| self.endpoint.broken(error.as_ref()))?;
         self.sender = Some(sender);
         Ok((status, body.to_bytes()))
     }

@@ -1,0 +1,197 @@
+//! The `godwit` command with a real node, on its socket and over mutual TLS.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+struct Node {
+    directory: tempfile::TempDir,
+    api: String,
+    process: Child,
+}
+
+impl Node {
+    /// A node with certificates, and an API that also listens on loopback.
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let at = directory.path();
+        succeed(godwit(at).args(["certs", "init"]));
+        succeed(godwit(at).args(["certs", "issue", "a", "--ip", "127.0.0.1"]));
+        succeed(godwit(at).args(["certs", "issue", "alice"]));
+        let api = free_port();
+        let process = godwit(at)
+            .args([
+                "node",
+                "--name",
+                "a",
+                "--data-dir",
+                "data",
+                "--listen",
+                &free_port(),
+            ])
+            .args(["--api-listen", &api])
+            .args(identity("a"))
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let node = Self {
+            directory,
+            api: format!("https://{api}"),
+            process,
+        };
+        let start = Instant::now();
+        while !node.local(&["disk", "list"]).status.success() {
+            assert!(
+                start.elapsed() < Duration::from_secs(20),
+                "the node does not answer"
+            );
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        node
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn local(&self, args: &[&str]) -> Output {
+        let mut command = godwit(self.directory.path());
+        command.arg("--socket").arg(self.path("data/godwit.sock"));
+        command.args(args).output().unwrap()
+    }
+
+    fn remote(&self, identity: &[String], args: &[&str]) -> Output {
+        let mut command = godwit(self.directory.path());
+        command.args(["--api", &self.api]).args(identity);
+        command.args(args).output().unwrap()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // The test is over whatever comes of it.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn godwit(directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+    command.current_dir(directory).stdin(Stdio::null());
+    for variable in ["SOCKET", "API", "CERT", "KEY", "CA"] {
+        command.env_remove(format!("GODWIT_{variable}"));
+    }
+    command
+}
+
+fn identity(name: &str) -> Vec<String> {
+    identity_from("godwit-certs", name, "godwit-certs")
+}
+
+fn identity_from(directory: &str, name: &str, authority: &str) -> Vec<String> {
+    vec![
+        format!("--cert={directory}/{name}.pem"),
+        format!("--key={directory}/{name}.key"),
+        format!("--ca={authority}/ca.pem"),
+    ]
+}
+
+fn free_port() -> String {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap().to_string()
+}
+
+fn succeed(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn disks_are_managed_on_the_socket_and_over_the_network() {
+    let node = Node::start();
+    let alice = identity("alice");
+    let made = json(&node.local(&["disk", "create", "d", "--size", "8M", "--json"]));
+    assert_eq!(made["size_bytes"], 8 << 20);
+    assert_eq!(made["state"], "serving");
+
+    std::fs::write(node.path("image"), [7; 1024]).unwrap();
+    let imported = json(&node.local(&["disk", "import", "i", "image", "--json"]));
+    assert_eq!(imported["size_bytes"], 1024);
+    let relative = node.remote(&alice, &["disk", "export", "i", "copy"]);
+    assert_eq!(
+        relative.status.code(),
+        Some(2),
+        "whose working directory would it be?"
+    );
+    assert!(
+        node.local(&["disk", "export", "i", "copy"])
+            .status
+            .success()
+    );
+    assert_eq!(std::fs::read(node.path("copy")).unwrap(), [7; 1024]);
+
+    let disks = json(&node.remote(&alice, &["disk", "list", "--json"]));
+    let names: Vec<&str> = disks
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|d| d["name"].as_str())
+        .collect();
+    assert_eq!(names, ["d", "i"]);
+    let uri = text(&node.local(&["disk", "attach", "d"]).stdout);
+    assert!(uri.starts_with("nbd+unix:///d?socket="), "{uri}");
+
+    assert!(node.remote(&alice, &["disk", "rm", "i"]).status.success());
+    let gone = node.local(&["disk", "show", "i"]);
+    assert_eq!(gone.status.code(), Some(1));
+    assert!(
+        text(&gone.stderr).contains("\nhint: "),
+        "{}",
+        text(&gone.stderr)
+    );
+    let claim = text(&node.local(&["disk", "claim", "d", "--force"]).stderr);
+    assert!(claim.contains("not in doubt"), "{claim}");
+}
+
+#[test]
+fn the_network_needs_certificates_of_the_same_authority_on_both_sides() {
+    let node = Node::start();
+    let at = node.directory.path();
+    succeed(godwit(at).args(["certs", "init", "--dir", "other"]));
+    succeed(godwit(at).args(["certs", "issue", "mallory", "--dir", "other"]));
+    succeed(godwit(at).args(["certs", "issue", "late", "--expired"]));
+    for (who, identity) in [
+        (
+            "a client of another authority",
+            identity_from("other", "mallory", "godwit-certs"),
+        ),
+        (
+            "a client that trusts another authority",
+            identity_from("godwit-certs", "alice", "other"),
+        ),
+        ("a client whose certificate has ended", identity("late")),
+    ] {
+        let output = node.remote(&identity, &["disk", "list"]);
+        let told = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{who}: {told}");
+        assert!(told.to_lowercase().contains("certificate"), "{who}: {told}");
+        assert!(told.contains("\nhint: "), "{who}: {told}");
+    }
+    assert!(
+        node.remote(&identity("alice"), &["disk", "list"])
+            .status
+            .success()
+    );
+}
