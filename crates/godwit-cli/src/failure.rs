@@ -104,7 +104,6 @@ const fn default_hint(code: ErrorCode) -> Option<&'static str> {
     match code {
         ErrorCode::NotFound => Some("see what is there: godwit disk list, godwit migration list"),
         ErrorCode::Exists => Some("choose another name, or remove the disk: godwit disk rm NAME"),
-        ErrorCode::Conflict => Some("see the disk's state: godwit disk show NAME"),
         ErrorCode::UnknownPeer => {
             Some("see which peers the node was started with: godwit peer list")
         }
@@ -120,7 +119,7 @@ const fn default_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::Busy => Some("try again in a moment"),
         ErrorCode::ShuttingDown => Some("start the node again, then retry"),
         ErrorCode::Internal => Some("the node's log says more"),
-        ErrorCode::Invalid | ErrorCode::PeerRefused => None,
+        ErrorCode::Invalid | ErrorCode::Conflict | ErrorCode::PeerRefused => None,
     }
 }
 
