@@ -220,9 +220,16 @@ impl Engine {
 
     /// Reads from served connections again once what came by their predecessors is done.
     pub(super) fn resume_served(&mut self) {
+        let paused = |(_, key): &(String, ConnectionKey)| {
+            self.connections
+                .get(*key)
+                .is_some_and(|connection| connection.paused)
+        };
+        if !self.served.iter().any(paused) {
+            return;
+        }
         let keys: Vec<_> = self.served.iter().map(|(_, key)| *key).collect();
-        let paused = |key: &ConnectionKey| self.connections.get(*key).is_some_and(|c| c.paused);
-        if !keys.iter().any(paused) || self.slots.serves_others_than(&keys) {
+        if self.slots.serves_others_than(&keys) {
             return;
         }
         for key in keys {
