@@ -29,11 +29,11 @@ pub(crate) struct Parts<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Transport<S> {
-    /// The certificate that the other side proved to be its own.
-    pub(crate) fn certificate(&self) -> Option<&CertificateDer<'static>> {
+    /// The certificate chain that the other side proved to be its own.
+    pub(crate) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
         match self {
             Self::Plain(_) => None,
-            Self::Tls(stream) => stream.get_ref().1.peer_certificates()?.first(),
+            Self::Tls(stream) => stream.get_ref().1.peer_certificates(),
         }
     }
 

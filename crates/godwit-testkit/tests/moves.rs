@@ -80,8 +80,9 @@ fn a_disk_moves_there_and_back_and_there_with_clients_attached() {
     println!("longest request: {:?}", client.stats().longest);
     let mut model = finish(client).unwrap();
     verify(b, "tour", &mut model).unwrap();
-    // Through the node that forwards, it is the same disk.
-    verify(a, "tour", &mut model).unwrap();
+    // A new client at the node that it left is told where it went.
+    let refusal = verify(a, "tour", &mut model).unwrap_err();
+    assert!(refusal.contains("node 'b'"), "{refusal}");
     assert_eq!(b.disk("tour").unwrap()["epoch"], 4);
 }
 

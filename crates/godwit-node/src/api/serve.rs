@@ -73,7 +73,7 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
         match accepted {
             Ok((socket, address)) => {
                 let (node, app, limit) = (Arc::clone(&node), app.clone(), Arc::clone(&limit));
-                let acceptor = acceptor.clone();
+                let (acceptor, tls) = (acceptor.clone(), tls.clone());
                 slots.spawn(async move {
                     let accepting = acceptor.accept(socket);
                     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, accepting).await
@@ -84,6 +84,8 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
                     let Ok(permit) = limit.try_acquire_owned() else {
                         return;
                     };
+                    let allowed = tls.may_control(stream.get_ref().1.peer_certificates());
+                    let app = if allowed { app } else { turned_away() };
                     tokio::spawn(async move {
                         serve(&node, app, stream).await;
                         drop(permit);
@@ -125,6 +127,18 @@ fn app(node: &Arc<Node>) -> Router {
                 })
         },
     ))
+}
+
+/// What somebody gets whose certificate is for an NBD client only.
+fn turned_away() -> Router {
+    Router::new().fallback(async || {
+        let error = ErrorBody::new(
+            ErrorCode::PeerIdentity,
+            "this certificate does not allow to control a node",
+        )
+        .hint("use one that 'godwit certs issue' made without --nbd-client");
+        (axum::http::StatusCode::FORBIDDEN, axum::Json(error))
+    })
 }
 
 async fn serve(

@@ -106,27 +106,44 @@ async fn run_events(
     while let Some(event) = events.recv().await {
         match event {
             EngineEvent::Persist(record) => {
-                persist(&node, &disk, record).await;
-                handle.persisted();
+                if persist(&node, &disk, record).await {
+                    handle.persisted();
+                }
             }
             EngineEvent::Core(event) => migrations::handle_event(&node, &disk, event).await,
             EngineEvent::ForwardDown => migrations::forward::start(&node, &disk),
             // Counted where it is reported.
             EngineEvent::Clients(_) => {}
-            EngineEvent::Failed(problem) => {
-                tracing::error!(disk = disk.name, problem, "the disk's engine failed");
-                let mut inner = disk.lock();
-                inner.problem = Some(problem);
-                // The handle is of no use any more; the thread has ended or is about to.
-                inner.engine = None;
-            }
+            EngineEvent::Failed(problem) => failed(&node, &disk, problem).await,
         }
     }
 }
 
+/// The engine has ended by itself: what it was doing ends with it, except what only another node
+/// can decide.
+async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
+    tracing::error!(disk = disk.name, problem, "the disk's engine failed");
+    let migration = {
+        let mut inner = disk.lock();
+        inner.problem = Some(problem.clone());
+        // The handle is of no use any more; the thread has ended or is about to.
+        inner.engine = None;
+        let undecided = inner.in_doubt();
+        inner
+            .activity
+            .migration()
+            .filter(|&migration| undecided != Some(migration))
+    };
+    disk.clients.store(0, Ordering::Relaxed);
+    if let Some(migration) = migration {
+        migrations::engine_failed(node, disk, migration, &problem).await;
+    }
+}
+
 /// Makes a record durable, together with what must change with it. Tries until it works: the
-/// engine holds the guest's I/O meanwhile, and going on without would risk two owners.
-async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) {
+/// engine holds the guest's I/O meanwhile, and going on without would risk two owners. False when
+/// the node ended before it worked.
+async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) -> bool {
     let step = match record.ownership {
         Ownership::Vacant => "vacant",
         Ownership::Serving => "serving",
@@ -140,7 +157,10 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) {
     while let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
         tracing::error!(disk = disk.name, %error, "cannot store who owns the disk; trying again");
         disk.lock().problem = Some(format!("who owns the disk cannot be stored: {error}"));
-        tokio::time::sleep(STORE_RETRY).await;
+        tokio::select! {
+            () = tokio::time::sleep(STORE_RETRY) => {}
+            () = node.closed() => return false,
+        }
     }
     failpoint::reach(format!("persist::after::{step}")).await;
     let mut inner = disk.lock();
@@ -153,6 +173,7 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) {
         ownership = step,
         "stored ownership"
     );
+    true
 }
 
 /// Opens the disk's image and starts its engine; trouble is kept as the disk's problem.

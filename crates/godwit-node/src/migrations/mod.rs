@@ -10,7 +10,7 @@ mod table;
 use std::sync::Arc;
 
 use godwit_core::event::{AbortReason, Event, Phase};
-use godwit_core::units::Extent;
+use godwit_core::units::{Extent, MigrationId};
 pub(crate) use table::{Migrations, live, sample_rates};
 
 use crate::api::{ErrorBody, ErrorCode, MigrationPhase};
@@ -71,6 +71,23 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
         Event::OwnerMoved => forward::start(node, disk),
         Event::NeedPeer { migration } => resolve::start(node, disk, migration),
     }
+}
+
+/// The engine that took part in a migration has ended by itself.
+pub(crate) async fn engine_failed(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    migration: MigrationId,
+    problem: &str,
+) {
+    let error = ErrorBody::new(
+        ErrorCode::Internal,
+        format!("the migration of disk {} ended: {problem}", disk.name),
+    )
+    .hint("see the node's log; the disk is started again with the node");
+    table::end(node, disk, migration, Err(error)).await;
+    disk.end(Activity::Outgoing(migration));
+    incoming::discard(Arc::clone(node), Arc::clone(disk), migration).await;
 }
 
 /// The phase for the API, while the migration has not ended.

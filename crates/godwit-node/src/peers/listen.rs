@@ -68,7 +68,7 @@ async fn welcome(
     let Greeting::Hello(hello) = greeting::read(&mut connection).await? else {
         return Err(greeting::GreetingError::Unexpected);
     };
-    match dispatch(node, &connection, &hello) {
+    match dispatch(node, &connection, tls, &hello) {
         Ok((reply, action)) => action.run(reply, node, connection, hello).await,
         Err(refusal) => {
             tracing::warn!(peer = hello.node, disk = hello.disk, %refusal, "refused a connection");
@@ -115,16 +115,24 @@ enum Action {
 fn dispatch(
     node: &Arc<Node>,
     connection: &PeerConnection,
+    tls: Option<&NodeTls>,
     hello: &Hello,
 ) -> Result<(godwit_core::wire::Reply, Action), Refusal> {
     let reply = greeting::welcome(hello, &node.config.name)?;
-    if let Some(certificate) = connection.certificate()
-        && !belongs_to(certificate, &hello.node)
-    {
-        return Err(Refusal {
-            code: RefusalCode::Identity,
-            text: format!("the certificate is not for the node {:?}", hello.node),
-        });
+    if let Some(tls) = tls {
+        let chain = connection.certificates();
+        let named = chain
+            .and_then(<[_]>::first)
+            .is_some_and(|own| belongs_to(own, &hello.node));
+        if !named || !tls.may_control(chain) {
+            return Err(Refusal {
+                code: RefusalCode::Identity,
+                text: format!(
+                    "the certificate is not one of a node named {:?}",
+                    hello.node
+                ),
+            });
+        }
     }
     let invalid = |text: String| Refusal {
         code: RefusalCode::Invalid,

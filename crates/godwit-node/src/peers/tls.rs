@@ -3,10 +3,10 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::client::{Resumption, verify_server_name};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
@@ -19,6 +19,7 @@ pub(crate) struct NodeTls {
     pub(crate) client: Arc<ClientConfig>,
     /// For connections that come in; the client's certificate is required.
     pub(crate) server: Arc<ServerConfig>,
+    roots: Arc<RootCertStore>,
 }
 
 /// Why the certificates cannot be used.
@@ -95,13 +96,37 @@ impl NodeTls {
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| settings(&error))?
-            .with_root_certificates(roots)
+            .with_root_certificates(Arc::clone(&roots))
             .with_client_auth_cert(chain, key)
             .map_err(|error| settings(&error))?;
         client.resumption = Resumption::disabled();
         Ok(Self {
             client: Arc::new(client),
             server: Arc::new(server),
+            roots,
+        })
+    }
+
+    /// Whether a chain that a client has proved to be its own may also serve: nodes' may, and those
+    /// of people who control nodes, but not the ones that are made for NBD clients. What a guest's
+    /// host holds must not be enough to move its disks.
+    pub(crate) fn may_control(&self, chain: Option<&[CertificateDer<'_>]>) -> bool {
+        let Some((own, intermediates)) = chain.and_then(<[_]>::split_first) else {
+            return false;
+        };
+        ParsedCertificate::try_from(own).is_ok_and(|own| {
+            let algorithms = ring::default_provider()
+                .signature_verification_algorithms
+                .all;
+            let now = UnixTime::now();
+            verify_server_cert_signed_by_trust_anchor(
+                &own,
+                &self.roots,
+                intermediates,
+                now,
+                algorithms,
+            )
+            .is_ok()
         })
     }
 }

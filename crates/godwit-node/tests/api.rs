@@ -1,0 +1,214 @@
+//! The API as its clients see it, and what a restart brings back.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+
+use support::{RunningNode, plain};
+
+async fn node(dir: &std::path::Path) -> RunningNode {
+    RunningNode::start(plain("a", dir)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_outlives_its_node_and_goes_when_it_is_removed() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let first = node(dir.path()).await;
+    let made = first
+        .request(
+            "POST",
+            "/v1/disks",
+            r#"{"name":"root","size_bytes":1048576}"#,
+        )
+        .await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let path = made.json()["path"].as_str().expect("a path").to_owned();
+    first.stop().await;
+
+    let second = node(dir.path()).await;
+    let disk = second.get("/v1/disks/root").await.json();
+    assert_eq!(disk["state"], "serving", "{disk}");
+    assert_eq!(disk["serves"], true, "{disk}");
+    assert_eq!(disk["epoch"], 1, "{disk}");
+    assert_eq!(disk["size_bytes"], 1_048_576, "{disk}");
+    let removed = second.request("DELETE", "/v1/disks/root", "").await;
+    assert_eq!(removed.status, 204, "{}", removed.body);
+    assert!(!std::path::Path::new(&path).exists());
+    second.stop().await;
+
+    let third = node(dir.path()).await;
+    assert_eq!(third.get("/v1/disks").await.json(), serde_json::json!([]));
+    third.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_is_gone_is_a_problem_of_that_disk_alone() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let first = node(dir.path()).await;
+    let mut paths = Vec::new();
+    for name in ["kept", "lost"] {
+        let body = format!(r#"{{"name":"{name}","size_bytes":1048576}}"#);
+        let made = first.request("POST", "/v1/disks", &body).await.json();
+        paths.push(made["path"].as_str().expect("a path").to_owned());
+    }
+    first.stop().await;
+    std::fs::remove_file(&paths[1]).expect("removes the image");
+
+    let second = node(dir.path()).await;
+    assert_eq!(
+        second.get("/v1/disks/kept").await.json()["state"],
+        "serving"
+    );
+    let lost = second.get("/v1/disks/lost").await.json();
+    assert_eq!(lost["state"], "failed", "{lost}");
+    let problem = lost["problem"].as_str().expect("a problem");
+    assert!(problem.contains(&paths[1]), "{problem}");
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_import_becomes_a_disk_and_an_export_equals_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let image = dir.path().join("image");
+    let content: Vec<u8> = (0..1_048_576_u32).map(|at| (at / 7) as u8).collect();
+    std::fs::write(&image, &content).expect("writes the image");
+    let copy = dir.path().join("copy");
+    let running = node(dir.path()).await;
+    for (path, body) in [
+        (
+            "/v1/disks/import",
+            format!(r#"{{"name":"root","path":"{}"}}"#, image.display()),
+        ),
+        (
+            "/v1/disks/root/export",
+            format!(r#"{{"path":"{}"}}"#, copy.display()),
+        ),
+    ] {
+        let job = running.request("POST", path, &body).await;
+        assert_eq!(job.status, 202, "{}", job.body);
+        let id = job.json()["id"].as_str().expect("an id").to_owned();
+        let ended = loop {
+            let job = running.get(&format!("/v1/jobs/{id}")).await.json();
+            if job["state"] != "running" {
+                break job;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        };
+        assert_eq!(ended["state"], "done", "{ended}");
+        assert_eq!(ended["bytes_done"], 1_048_576, "{ended}");
+    }
+    assert!(std::fs::read(&copy).expect("reads the copy") == content);
+    assert_eq!(
+        running.get("/v1/disks/root").await.json()["state"],
+        "serving"
+    );
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn mistakes_are_json_errors() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let running = node(dir.path()).await;
+    let too_long = format!(r#"{{"name":"{}"}}"#, "n".repeat(1 << 17));
+    let nothing = "0".repeat(32);
+    let cancel = format!("/v1/migrations/{nothing}/cancel");
+    for (method, path, body, status, code) in [
+        ("GET", "/v1/nothing", "", 404, "not_found"),
+        ("PUT", "/v1/disks", "", 405, "invalid"),
+        ("GET", "/v1/disks/none", "", 404, "not_found"),
+        ("GET", "/v1/disks/%2e%2e%2fetc", "", 404, "not_found"),
+        ("DELETE", "/v1/disks/none?force=perhaps", "", 400, "invalid"),
+        ("POST", "/v1/disks", "{", 400, "invalid"),
+        ("POST", "/v1/disks", "[]", 400, "invalid"),
+        (
+            "POST",
+            "/v1/disks",
+            r#"{"name":"a","size":1}"#,
+            400,
+            "invalid",
+        ),
+        ("POST", "/v1/disks", r#"{"name":"a"}"#, 400, "invalid"),
+        (
+            "POST",
+            "/v1/disks",
+            r#"{"name":"a/b","size_bytes":512}"#,
+            400,
+            "invalid",
+        ),
+        (
+            "POST",
+            "/v1/disks",
+            r#"{"name":"a","size_bytes":511}"#,
+            400,
+            "invalid",
+        ),
+        (
+            "POST",
+            "/v1/disks",
+            r#"{"name":"a","path":"relative"}"#,
+            400,
+            "invalid",
+        ),
+        ("POST", "/v1/disks", &too_long, 400, "invalid"),
+        (
+            "POST",
+            "/v1/migrations",
+            r#"{"disk":"none","to":"b"}"#,
+            404,
+            "not_found",
+        ),
+        ("GET", "/v1/migrations/zz", "", 400, "invalid"),
+        ("POST", &cancel, "", 404, "not_found"),
+        ("GET", "/v1/jobs/1", "", 404, "not_found"),
+    ] {
+        let answer = running.request(method, path, body).await;
+        assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+        let error = answer.json();
+        assert_eq!(error["code"], code, "{method} {path}: {error}");
+        assert!(error["message"].is_string(), "{error}");
+    }
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_and_the_document_are_served() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let running = node(dir.path()).await;
+    let body = r#"{"name":"root","size_bytes":1048576}"#;
+    running.request("POST", "/v1/disks", body).await;
+    let metrics = running.get("/metrics").await.body;
+    for line in [
+        "godwit_disk_serves{disk=\"root\"} 1.0",
+        "godwit_disk_requests_total{disk=\"root\",operation=\"write\"} 0",
+        "godwit_disk_request_seconds_bucket{disk=\"root\",le=\"+Inf\"} 0",
+        "godwit_disk_epoch{disk=\"root\"} 1.0",
+        "# EOF",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in:\n{metrics}");
+    }
+    let document = running.get("/openapi.json").await.json();
+    assert!(
+        document["openapi"]
+            .as_str()
+            .is_some_and(|version| version.starts_with("3."))
+    );
+    assert_eq!(running.get("/health").await.status, 200);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_data_directory_is_one_nodes_alone() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let running = node(dir.path()).await;
+    let second = godwit_node::run(plain("a", dir.path()), std::future::pending()).await;
+    let error = second.expect_err("the directory is taken").to_string();
+    assert!(error.contains("another node"), "{error}");
+    let mode = |path| {
+        let metadata = std::fs::metadata(path).expect("is there");
+        metadata.permissions().mode() & 0o777
+    };
+    assert_eq!(mode(running.config.data_dir.clone()), 0o700);
+    assert_eq!(mode(running.config.api_socket()), 0o600);
+    assert_eq!(mode(running.config.nbd_socket()), 0o600);
+    running.stop().await;
+}

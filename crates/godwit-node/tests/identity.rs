@@ -1,0 +1,114 @@
+//! Who may talk to a node: certificates of the same authority, valid now, for the right name.
+
+mod support;
+
+use std::path::Path;
+
+use godwit_node::certificates::{self, IssueRequest, Usage, Validity};
+use serde_json::Value;
+use support::{RunningNode, peer, secure};
+
+fn issue(authority: &Path, name: &str, usage: Usage, validity: Validity) {
+    certificates::issue(&IssueRequest {
+        directory: authority,
+        name,
+        dns: &[],
+        ip: &[],
+        usage,
+        validity,
+        force: true,
+    })
+    .expect("issues");
+}
+
+fn node_certificate(authority: &Path, name: &str) {
+    issue(authority, name, Usage::Node, Validity::Days(1));
+}
+
+/// What node `a`, set up like this, says about its only peer.
+async fn seen(config: godwit_node::NodeConfig) -> Value {
+    let a = RunningNode::start(config).await;
+    let peers = a.get("/v1/peers").await.json();
+    a.stop().await;
+    peers[0].clone()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_of_one_authority_reach_each_other_and_others_are_told_why_not() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (ours, theirs) = (dir.path().join("ours"), dir.path().join("theirs"));
+    for authority in [&ours, &theirs] {
+        certificates::init(authority, false).expect("makes an authority");
+        node_certificate(authority, "a");
+        node_certificate(authority, "b");
+    }
+    let b = RunningNode::start(secure("b", dir.path(), &ours, "b")).await;
+    let towards = |authority: &Path, name: &str| {
+        let mut config = secure("a", dir.path(), authority, "a");
+        config.peers = vec![peer(name, b.config.listen)];
+        config
+    };
+
+    let friend = seen(towards(&ours, "b")).await;
+    assert_eq!(friend["reachable"], true, "{friend}");
+    assert_eq!(friend["protocol_version"], 1, "{friend}");
+
+    let stranger = seen(towards(&theirs, "b")).await;
+    assert_eq!(stranger["error"]["code"], "peer_identity", "{stranger}");
+    assert!(
+        stranger.to_string().contains("another authority"),
+        "{stranger}"
+    );
+
+    let misnamed = seen(towards(&ours, "c")).await;
+    assert_eq!(misnamed["error"]["code"], "peer_identity", "{misnamed}");
+    assert!(
+        misnamed.to_string().contains("not for the name"),
+        "{misnamed}"
+    );
+
+    issue(&ours, "a", Usage::Node, Validity::Expired);
+    let expired = seen(towards(&ours, "b")).await;
+    assert_eq!(expired["error"]["code"], "peer_identity", "{expired}");
+    assert!(
+        expired.to_string().contains("this node's certificate"),
+        "{expired}"
+    );
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_nbd_clients_certificate_is_no_nodes() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = dir.path().join("ours");
+    certificates::init(&ours, false).expect("makes an authority");
+    node_certificate(&ours, "b");
+    issue(&ours, "a", Usage::NbdClient, Validity::Days(1));
+    let b = RunningNode::start(secure("b", dir.path(), &ours, "b")).await;
+    let mut config = secure("a", dir.path(), &ours, "a");
+    config.tls = Some(godwit_node::TlsFiles {
+        certificate: ours.join("a/client-cert.pem"),
+        key: ours.join("a/client-key.pem"),
+        authority: ours.join("ca.pem"),
+    });
+    config.peers = vec![peer("b", b.config.listen)];
+    let guest = seen(config).await;
+    assert_eq!(guest["error"]["code"], "peer_identity", "{guest}");
+    assert!(guest.to_string().contains("not one of a node"), "{guest}");
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_does_not_start_with_a_certificate_for_another_name() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = dir.path().join("ours");
+    certificates::init(&ours, false).expect("makes an authority");
+    node_certificate(&ours, "c");
+    let config = secure("a", dir.path(), &ours, "c");
+    let error = godwit_node::run(config, std::future::pending()).await;
+    let text = error.expect_err("the name is wrong").to_string();
+    assert!(
+        text.contains("certificate") && text.contains("\"a\""),
+        "{text}"
+    );
+}

@@ -1,0 +1,133 @@
+//! A node in the test's own process, and a small HTTP client for its socket.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use godwit_node::{NodeConfig, NodeError, PeerConfig, TlsFiles};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+pub(crate) struct RunningNode {
+    pub(crate) config: NodeConfig,
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<Result<(), NodeError>>,
+}
+
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {} {}", self.status, self.body))
+    }
+}
+
+/// A node that trusts everybody on loopback.
+pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
+    NodeConfig {
+        name: name.to_owned(),
+        data_dir: dir.join(name),
+        listen: free_address(),
+        tls: None,
+        insecure_loopback: true,
+        api_listen: None,
+        nbd_listen: None,
+        nbd_plain: false,
+        peers: Vec::new(),
+    }
+}
+
+/// A node that shows the certificate of `certificate` from the authority in `authority`.
+#[allow(dead_code, reason = "not every test that shares this file uses it")]
+pub(crate) fn secure(name: &str, dir: &Path, authority: &Path, certificate: &str) -> NodeConfig {
+    NodeConfig {
+        tls: Some(TlsFiles {
+            certificate: authority.join(format!("{certificate}.pem")),
+            key: authority.join(format!("{certificate}.key")),
+            authority: authority.join("ca.pem"),
+        }),
+        insecure_loopback: false,
+        ..plain(name, dir)
+    }
+}
+
+#[allow(dead_code, reason = "not every test that shares this file uses it")]
+pub(crate) fn peer(name: &str, address: SocketAddr) -> PeerConfig {
+    PeerConfig {
+        name: name.to_owned(),
+        address: address.to_string(),
+    }
+}
+
+/// An address that was free a moment ago.
+pub(crate) fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0")
+        .and_then(|listener| listener.local_addr())
+        .expect("loopback has a free port")
+}
+
+impl RunningNode {
+    /// Starts a node and waits until it answers.
+    pub(crate) async fn start(config: NodeConfig) -> Self {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(godwit_node::run(config.clone(), async {
+            let _ = stopped.await;
+        }));
+        let node = Self { config, stop, task };
+        for _ in 0..500 {
+            assert!(
+                !node.task.is_finished(),
+                "the node ended: {:?}",
+                node.task.await
+            );
+            if UnixStream::connect(node.config.api_socket()).await.is_ok() {
+                return node;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("the node does not answer");
+    }
+
+    /// Ends the node in order.
+    pub(crate) async fn stop(self) {
+        let _ = self.stop.send(());
+        self.task
+            .await
+            .expect("the node does not panic")
+            .expect("the node ends well");
+    }
+
+    /// Sends a request with a JSON body.
+    pub(crate) async fn request(&self, method: &str, path: &str, body: &str) -> Answer {
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut socket = UnixStream::connect(self.config.api_socket())
+            .await
+            .expect("the API's socket is there");
+        // A node may answer before it has read a body that is too long.
+        let _ = socket.write_all(request.as_bytes()).await;
+        let mut answer = Vec::new();
+        let _ = socket.read_to_end(&mut answer).await;
+        let answer = String::from_utf8(answer).expect("text");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+        Answer {
+            status: status.expect("a status"),
+            body: body.to_owned(),
+        }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.request("GET", path, "").await
+    }
+}
