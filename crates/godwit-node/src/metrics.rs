@@ -214,7 +214,7 @@ impl Collector {
             let bounds = LATENCY_BOUNDS_US
                 .iter()
                 .map(|&us| us as f64 / MICROS)
-                .chain([f64::MAX]);
+                .chain([f64::INFINITY]);
             let buckets: Vec<_> = bounds.zip(latencies.counts).collect();
             let count = latencies.counts.iter().sum();
             let labels = DiskLabels {

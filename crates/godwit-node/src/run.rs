@@ -140,6 +140,9 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
         // A socket that is left over does no harm: the next start replaces it.
         let _ = std::fs::remove_file(socket);
     }
+    let store = node.store.clone();
+    // It only waits for what is being written.
+    let _ = tokio::task::spawn_blocking(move || store.close()).await;
     tracing::info!(node = node.config.name, "the node has ended");
     drop(node);
     drop(lock);

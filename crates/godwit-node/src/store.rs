@@ -107,8 +107,8 @@ pub(crate) enum StoreError {
         /// What is wrong with it.
         why: String,
     },
-    /// The thread that does the work ended.
-    #[error("the store's thread ended")]
+    /// The store is closed, because the node ends.
+    #[error("the store is closed")]
     Ended,
 }
 
@@ -116,9 +116,16 @@ pub(crate) enum StoreError {
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
     path: PathBuf,
-    /// `None` after a failure: the database refuses everything after an I/O error, such as a full
-    /// file system, until it is opened again.
-    database: Arc<Mutex<Option<Database>>>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+enum State {
+    Open(Database),
+    /// The database refuses everything after an I/O error, such as a full file system, until it is
+    /// opened again.
+    Failed,
+    Closed,
 }
 
 impl Store {
@@ -128,14 +135,19 @@ impl Store {
         prepare(&database)?;
         Ok(Self {
             path: path.to_owned(),
-            database: Arc::new(Mutex::new(Some(database))),
+            state: Arc::new(Mutex::new(State::Open(database))),
         })
+    }
+
+    /// Closes the store: whoever still has it gets errors. Blocks.
+    pub(crate) fn close(&self) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Closed;
     }
 
     /// Reads everything. Blocks.
     pub(crate) fn load(&self) -> Result<Contents, StoreError> {
-        let mut database = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = opened(&mut database, &self.path)?
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let read = opened(&mut state, &self.path)?
             .begin_read()
             .map_err(redb::Error::from)?;
         let disks = read.open_table(DISKS).map_err(redb::Error::from)?;
@@ -226,18 +238,18 @@ impl Store {
         &self,
         change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
     ) -> Result<(), StoreError> {
-        let (database, path) = (Arc::clone(&self.database), self.path.clone());
+        let (state, path) = (Arc::clone(&self.state), self.path.clone());
         let commit = move || {
-            let mut database = database.lock().unwrap_or_else(PoisonError::into_inner);
-            let result = opened(&mut database, &path).and_then(|database| {
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            let result = opened(&mut state, &path).and_then(|database| {
                 // A transaction is durable once its commit returns: redb's default.
                 let write = database.begin_write().map_err(redb::Error::from)?;
                 change(&write)?;
                 write.commit().map_err(redb::Error::from)?;
                 Ok(())
             });
-            if result.is_err() {
-                *database = None;
+            if result.is_err() && !matches!(*state, State::Closed) {
+                *state = State::Failed;
             }
             result
         };
@@ -255,10 +267,13 @@ fn open(path: &Path) -> Result<Database, StoreError> {
 }
 
 /// The database, opened again if it failed before.
-fn opened<'a>(database: &'a mut Option<Database>, path: &Path) -> Result<&'a Database, StoreError> {
-    match database {
-        Some(database) => Ok(database),
-        None => Ok(database.insert(open(path)?)),
+fn opened<'a>(state: &'a mut State, path: &Path) -> Result<&'a Database, StoreError> {
+    if matches!(state, State::Failed) {
+        *state = State::Open(open(path)?);
+    }
+    match state {
+        State::Open(database) => Ok(database),
+        State::Failed | State::Closed => Err(StoreError::Ended),
     }
 }
 
@@ -417,7 +432,10 @@ mod tests {
             .write(|_| Err(redb::Error::Corrupted(String::from("as a test wants it"))))
             .await;
         failure.expect_err("fails");
-        assert!(store.database.lock().expect("not poisoned").is_none());
+        assert!(matches!(
+            *store.state.lock().expect("not poisoned"),
+            State::Failed
+        ));
         store
             .put_disk("more", &entry(), AuthorityRecord::created())
             .await
