@@ -20,6 +20,9 @@ pub(super) struct Destination {
     pub(super) deadline: Time,
     /// Frames whose disk operation has not finished.
     in_flight: u32,
+    /// Whether the flush before acceptance is at the disk. It outlives the migration that wanted
+    /// it, and would be taken for the flush of the next one.
+    flushing: bool,
 }
 
 impl Controller {
@@ -37,7 +40,10 @@ impl Controller {
         if peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
         }
-        let still_applying = self.destination.as_ref().is_some_and(|d| d.in_flight > 0);
+        let still_applying = self
+            .destination
+            .as_ref()
+            .is_some_and(|destination| destination.in_flight > 0 || destination.flushing);
         if still_applying || self.source.is_some() || !self.authority.receive(migration) {
             return Err(StartError::Busy);
         }
@@ -48,6 +54,7 @@ impl Controller {
             timeout: peer_timeout,
             deadline: now.after(peer_timeout),
             in_flight: 0,
+            flushing: false,
         });
         Ok(())
     }
@@ -222,8 +229,22 @@ impl Controller {
         self.act(Action::ReleaseReplica { tag });
     }
 
+    /// Makes everything that was received durable.
+    pub(super) fn issue_barrier(&mut self) {
+        if let Some(destination) = &mut self.destination {
+            destination.flushing = true;
+        }
+        self.act(Action::Disk {
+            tag: DiskTag::Barrier,
+            operation: DiskOperation::Flush,
+        });
+    }
+
     /// Everything that was received is durable, or is not.
     pub(super) fn barrier_done(&mut self, result: Result<(), RequestError>) {
+        if let Some(destination) = &mut self.destination {
+            destination.flushing = false;
+        }
         let effects = match (result, self.authority.receiving()) {
             (Ok(()), _) => self.authority.flushed(),
             (Err(_), Some(migration)) => {

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use super::{Controller, ForwardLink};
-use crate::action::{Action, DiskOperation, DiskTag};
+use crate::action::Action;
 use crate::authority::{Effect, Ownership};
 use crate::event::{AbortReason, Event, Phase};
 use crate::units::Time;
@@ -72,10 +72,7 @@ impl Controller {
         for effect in effects {
             match effect {
                 Effect::Send(message) => self.send(TrafficClass::Control, message),
-                Effect::Flush => self.act(Action::Disk {
-                    tag: DiskTag::Barrier,
-                    operation: DiskOperation::Flush,
-                }),
+                Effect::Flush => self.issue_barrier(),
                 Effect::Persist(record) => {
                     if matches!(record.ownership, Ownership::Relinquished { .. }) {
                         self.enter_phase(Phase::Relinquishing);

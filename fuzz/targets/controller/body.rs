@@ -1,0 +1,259 @@
+//! A body for the controller that checks everything the controller tells it to do.
+
+use core::time::Duration;
+
+use godwit_core::action::{Action, Content, DiskOperation, DiskTag};
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::event::AbortReason;
+use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
+use godwit_core::units::{Epoch, Extent, MigrationId, Sectors, Time};
+use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
+use godwit_core::{Controller, Limits};
+
+use crate::input::Input;
+
+pub const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a tag and its buffer are used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Free,
+    Request,
+    Replica,
+}
+
+pub struct Body {
+    pub core: Controller,
+    pub now: Time,
+    limits: Limits,
+    capacity: Sectors,
+    tags: Vec<Use>,
+    disk: Vec<(DiskTag, DiskOperation)>,
+    storing: bool,
+}
+
+impl Body {
+    pub fn new(input: &mut Input<'_>) -> Self {
+        let limits = Limits {
+            requests: u32::from(input.byte() % 16) + 1,
+            window_chunks: u16::from(input.byte() % 4) + 1,
+        };
+        let capacity = Sectors(u64::from(input.byte() % 128) + 1);
+        let migration = MigrationId([input.byte() % 3; 16]);
+        let ownership = match input.byte() % 8 {
+            0 => Ownership::Vacant,
+            1 => Ownership::Accepted { migration },
+            2 => Ownership::Relinquished { migration },
+            3 => Ownership::Departed { migration },
+            _ => Ownership::Serving,
+        };
+        let record = AuthorityRecord {
+            epoch: Epoch(1),
+            ownership,
+        };
+        Self {
+            core: Controller::new(limits, capacity, record),
+            now: Time(0),
+            limits,
+            capacity,
+            tags: vec![Use::Free; limits.requests as usize],
+            disk: Vec::new(),
+            storing: false,
+        }
+    }
+
+    pub fn pass(&mut self, nanoseconds: u64) {
+        self.now = self.now.after(Duration::from_nanos(nanoseconds));
+    }
+
+    pub fn request(&mut self, origin: Origin, operation: Operation) {
+        if let Some(tag) = self.take_tag(Use::Request) {
+            self.core.handle_request(
+                self.now,
+                Request {
+                    tag,
+                    origin,
+                    operation,
+                },
+            );
+        }
+    }
+
+    /// A frame comes in, on the connection that it belongs on.
+    pub fn message(&mut self, message: Message) {
+        let class = [
+            TrafficClass::Control,
+            TrafficClass::Sync,
+            TrafficClass::Copy,
+        ]
+        .into_iter()
+        .find(|&class| message.belongs_on(class))
+        .expect("every message belongs somewhere");
+        let buffer = match message {
+            Message::Copy { .. } | Message::DoubleWrite { .. } | Message::Verify { .. } => {
+                match self.take_tag(Use::Replica) {
+                    Some(tag) => Some(tag),
+                    // A body stops reading from the connection until a tag is free.
+                    None => return,
+                }
+            }
+            Message::ForwardReply { tag, .. } if self.core.forward_reply_length(tag).is_none() => {
+                return;
+            }
+            _ => None,
+        };
+        self.core.handle_message(self.now, class, message, buffer);
+    }
+
+    /// One of the disk's operations ends.
+    pub fn disk_done(&mut self, which: u8, result: Result<Content, RequestError>) {
+        if !self.disk.is_empty() {
+            let (tag, _) = self.disk.swap_remove(usize::from(which) % self.disk.len());
+            self.core.handle_disk_done(self.now, tag, result);
+        }
+    }
+
+    pub fn persisted(&mut self) {
+        if self.storing {
+            self.storing = false;
+            self.core.handle_persisted(self.now);
+        }
+    }
+
+    /// The disk and the store finish all that they were given, and what follows from it.
+    pub fn settle(&mut self) {
+        for _ in 0..4096 {
+            self.drain();
+            if self.disk.is_empty() && !self.storing {
+                return;
+            }
+            self.persisted();
+            self.disk_done(0, Ok(Content::Data));
+        }
+        panic!("the controller never has enough of the disk");
+    }
+
+    /// Everything ends: what can be answered must be.
+    pub fn finish(mut self) {
+        self.settle();
+        self.core.cancel(self.now, AbortReason::Cancelled);
+        self.settle();
+        for class in [
+            TrafficClass::Control,
+            TrafficClass::Sync,
+            TrafficClass::Copy,
+        ] {
+            self.core.handle_connection_lost(self.now, class);
+            self.settle();
+        }
+        for _ in 0..4 {
+            self.pass(2_000_000_000);
+            self.core.handle_timer(self.now);
+            self.settle();
+        }
+        self.core.handle_forward_lost(self.now);
+        self.settle();
+        self.core.fail_forwarded(self.now);
+        self.settle();
+        let record = self.core.record();
+        match record.ownership {
+            // Nobody knows who owns the disk, or this node waits to hear that it does.
+            Ownership::Accepted { .. } | Ownership::Relinquished { .. } => {}
+            Ownership::Vacant | Ownership::Serving | Ownership::Departed { .. } => {
+                let busy = self.tags.iter().position(|&tag| tag != Use::Free);
+                assert_eq!(busy, None, "a tag is still busy at {record:?}");
+                assert_eq!(self.core.requests_in_flight(), 0);
+            }
+        }
+    }
+
+    /// Carries out what the controller wants.
+    pub fn drain(&mut self) {
+        let most = 8 * self.limits.requests + 8 * u32::from(self.limits.window_chunks) + 64;
+        for _ in 0..most {
+            match self.core.poll_action() {
+                None => return,
+                Some(action) => self.carry_out(action),
+            }
+        }
+        panic!("one input made more than {most} actions");
+    }
+
+    fn carry_out(&mut self, action: Action) {
+        match action {
+            Action::Disk { tag, operation } => {
+                assert!(!self.at_disk(tag), "{tag:?} is at the disk already");
+                if let Some(extent) = extent_of(&operation) {
+                    assert!(extent.within(self.capacity), "{extent} is not on the disk");
+                }
+                match tag {
+                    DiskTag::Request(tag) => self.expect(tag, Use::Request),
+                    DiskTag::Replica(tag) => self.expect(tag, Use::Replica),
+                    DiskTag::Chunk(slot) => assert!(slot.0 < self.limits.window_chunks),
+                    DiskTag::Barrier => assert_eq!(operation, DiskOperation::Flush),
+                }
+                self.disk.push((tag, operation));
+            }
+            Action::Send { class, message } => {
+                assert!(message.belongs_on(class), "{message:?} on {class:?}");
+                let (header, inline, length) = message.encode();
+                assert_eq!(Message::decode(&header, &inline[..length]), Ok(message));
+                match message.payload() {
+                    Some(PayloadBuffer::Request(tag)) => self.expect(tag, Use::Request),
+                    Some(PayloadBuffer::Chunk(slot)) => {
+                        assert!(
+                            !self.at_disk(DiskTag::Chunk(slot)),
+                            "{slot:?} is being read"
+                        );
+                    }
+                    None => {}
+                }
+            }
+            Action::Complete { tag, result } => {
+                self.expect(tag, Use::Request);
+                let read = self.at_disk(DiskTag::Request(tag));
+                assert!(
+                    !read,
+                    "{tag:?} is answered ({result:?}) while the disk has its buffer"
+                );
+                self.tags[tag.0 as usize] = Use::Free;
+            }
+            Action::ReleaseReplica { tag } => {
+                self.expect(tag, Use::Replica);
+                assert!(
+                    !self.at_disk(DiskTag::Replica(tag)),
+                    "the disk has the buffer of {tag:?}"
+                );
+                self.tags[tag.0 as usize] = Use::Free;
+            }
+            Action::Persist { .. } => {
+                assert!(!self.storing, "a second record before the first is stored");
+                self.storing = true;
+            }
+            Action::Notify(_) => {}
+        }
+    }
+
+    fn at_disk(&self, tag: DiskTag) -> bool {
+        self.disk.iter().any(|&(busy, _)| busy == tag)
+    }
+
+    fn expect(&self, tag: RequestTag, expected: Use) {
+        assert_eq!(self.tags.get(tag.0 as usize), Some(&expected), "{tag:?}");
+    }
+
+    fn take_tag(&mut self, for_use: Use) -> Option<RequestTag> {
+        let free = self.tags.iter().position(|&tag| tag == Use::Free)?;
+        self.tags[free] = for_use;
+        Some(RequestTag(free as u32))
+    }
+}
+
+fn extent_of(operation: &DiskOperation) -> Option<Extent> {
+    match *operation {
+        DiskOperation::Read { extent, .. }
+        | DiskOperation::Write { extent, .. }
+        | DiskOperation::WriteZeroes { extent, .. } => Some(extent),
+        DiskOperation::Flush => None,
+    }
+}

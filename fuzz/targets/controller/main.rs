@@ -1,0 +1,209 @@
+//! A controller whose peer, guests and disk do anything that a body lets through, in any order:
+//! it must not panic, must answer each request at most once and not while the disk still uses its
+//! buffer, must keep what it asks for bounded, and must answer everything in the end unless it
+//! cannot know who owns the disk.
+
+#![no_main]
+
+mod body;
+mod input;
+
+use body::Body;
+use godwit_core::MigrationOptions;
+use godwit_core::action::{ChunkSlot, Content};
+use godwit_core::event::AbortReason;
+use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
+use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
+use godwit_core::wire::{Message, TrafficClass};
+use input::Input;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    let mut input = Input::new(data);
+    let mut body = Body::new(&mut input);
+    while let Some(step) = input.next() {
+        act(&mut body, step, &mut input);
+    }
+    body.finish();
+});
+
+fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
+    body.pass(u64::from(input.byte()) << (step >> 4) << 12);
+    let now = body.now;
+    match step % 16 {
+        0..=3 => {
+            let origin = if input.one_in(8) {
+                Origin::Peer
+            } else {
+                Origin::Client
+            };
+            let operation = operation(input);
+            body.request(origin, operation);
+        }
+        4..=6 => {
+            let result = disk_result(input);
+            body.disk_done(input.byte(), result);
+        }
+        7..=9 => {
+            let message = message(input);
+            body.message(message);
+        }
+        10 => body.persisted(),
+        11 => {
+            let options = MigrationOptions {
+                migration: migration(input),
+                chunk_sectors: u32::from(input.byte() % 16) * 8,
+                window_chunks: u16::from(input.byte() % 6),
+                max_bandwidth: input.one_in(2).then(|| input.number()),
+                verify: input.one_in(2),
+                peer_timeout: body::TIMEOUT,
+            };
+            let _ = body.core.start_source(now, options);
+        }
+        12 => {
+            let _ = body
+                .core
+                .start_destination(now, migration(input), body::TIMEOUT);
+        }
+        13 => body.core.handle_timer(now),
+        14 => match input.byte() % 8 {
+            0 => body.core.handle_connection_lost(now, TrafficClass::Control),
+            1 => body.core.handle_connection_lost(now, TrafficClass::Sync),
+            2 => body.core.handle_connection_lost(now, TrafficClass::Copy),
+            3 => body.core.handle_control_up(now),
+            4 => body.core.handle_forward_up(now),
+            5 => body.core.handle_forward_lost(now),
+            6 => body.core.fail_forwarded(now),
+            _ => {
+                body.core.cancel(now, AbortReason::Cancelled);
+            }
+        },
+        _ => body.settle(),
+    }
+    body.drain();
+}
+
+/// Mostly small numbers, so that ends, overlaps and repetitions are met.
+fn extent(input: &mut Input<'_>) -> Extent {
+    let start = if input.one_in(16) {
+        input.number()
+    } else {
+        u64::from(input.byte() % 128)
+    };
+    let sectors = if input.one_in(16) {
+        input.number() as u32
+    } else {
+        u32::from(input.byte() % 32)
+    };
+    Extent::new(Lba(start), sectors).unwrap_or(Extent::new(Lba(3), 2).expect("a valid extent"))
+}
+
+fn operation(input: &mut Input<'_>) -> Operation {
+    match input.byte() % 8 {
+        0 | 1 => Operation::Read(extent(input)),
+        2 => Operation::Flush,
+        3 => Operation::WriteZeroes {
+            extent: extent(input),
+            fua: input.one_in(2),
+            unmap: input.one_in(2),
+        },
+        _ => Operation::Write {
+            extent: extent(input),
+            fua: input.one_in(4),
+        },
+    }
+}
+
+fn disk_result(input: &mut Input<'_>) -> Result<Content, RequestError> {
+    match input.byte() % 16 {
+        0 => Err(RequestError::Io),
+        1 => Err(RequestError::NoSpace),
+        2..=6 => Ok(Content::Zeroes),
+        7..=9 => Ok(Content::Digest([input.byte() % 2; 32])),
+        _ => Ok(Content::Data),
+    }
+}
+
+fn migration(input: &mut Input<'_>) -> MigrationId {
+    MigrationId([input.byte() % 3; 16])
+}
+
+fn message(input: &mut Input<'_>) -> Message {
+    let kind = input.byte() % 20;
+    let result = match input.byte() % 8 {
+        code @ 0..=5 => RequestError::from_code(u16::from(code)),
+        _ => Ok(()),
+    };
+    let generation = Generation(if input.one_in(8) {
+        input.number() as u32
+    } else {
+        0
+    });
+    let epoch = Epoch(if input.one_in(4) { input.number() } else { 2 });
+    let small = u32::from(input.byte() % 20);
+    let slot = ChunkSlot(small as u16 % 6);
+    let tag = RequestTag(if input.one_in(32) {
+        input.number() as u32
+    } else {
+        small
+    });
+    match kind {
+        0 => Message::Ping,
+        1 => Message::Pong,
+        2 => Message::Prepare {
+            migration: migration(input),
+            epoch,
+        },
+        3 => Message::Prepared {
+            migration: migration(input),
+        },
+        4 => Message::Commit {
+            migration: migration(input),
+            epoch,
+        },
+        5 => Message::Committed {
+            migration: migration(input),
+        },
+        6 => Message::Abort {
+            migration: migration(input),
+            reason: AbortReason::Refused,
+        },
+        7 => Message::Query {
+            migration: migration(input),
+        },
+        8 | 9 => Message::Copy {
+            slot,
+            generation,
+            extent: extent(input),
+            zeroes: input.one_in(2),
+        },
+        10 | 11 => Message::DoubleWrite {
+            tag,
+            generation,
+            extent: extent(input),
+            zeroes: input.one_in(2),
+            unmap: input.one_in(2),
+        },
+        12..=14 => Message::Ack {
+            tag: tag.0,
+            generation,
+            result,
+        },
+        15 => Message::Verify {
+            slot,
+            generation,
+            extent: extent(input),
+            digest: [input.byte() % 2; 32],
+        },
+        16 | 17 => Message::Verified {
+            slot,
+            generation,
+            result: result.map(|()| input.one_in(2)),
+        },
+        _ => Message::ForwardReply {
+            tag,
+            length: 0,
+            result,
+        },
+    }
+}
