@@ -354,7 +354,7 @@ impl Controller {
     /// Sends what was forwarded on a lost connection again, or does it here when this node has
     /// become the owner. The old owner has either done it or never will, and no overlapping write
     /// has been acknowledged since, so doing it (again) is what the client asked.
-    fn resend_forwarded(&mut self) {
+    pub(super) fn resend_forwarded(&mut self) {
         for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
             self.slots[tag].pending = 0;
             self.ready.push_back(tag);

@@ -101,6 +101,9 @@ impl Controller {
                 Effect::Owner(migration) => {
                     self.destination = None;
                     self.notify(Event::ReceiveCompleted { migration });
+                    if self.forward_link != ForwardLink::Up {
+                        self.resend_forwarded();
+                    }
                     self.release_held();
                 }
                 Effect::ReceiveAborted(migration, reason) => {

@@ -1,0 +1,301 @@
+//! Explores every order of events of the authority protocol on two nodes: messages lost, repeated
+//! and reordered, crashes between any two steps, cancels, and the disk coming back.
+
+use godwit_core::authority::{Authority, AuthorityRecord, Effect, Ownership};
+use godwit_core::event::AbortReason;
+use godwit_core::units::MigrationId;
+use godwit_core::wire::Message;
+use stateright::{Checker, Model, Property};
+
+const CRASHES: u8 = 2;
+
+/// A persist step that the model reports as done without doing it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Planted {
+    Nothing,
+    AcceptedNotStored,
+    RelinquishedNotStored,
+}
+
+struct TwoNodes {
+    migrations: u8,
+    planted: Planted,
+}
+
+/// Messages stay in the network for good once they were sent: that they may be delivered at any
+/// time, again, or never, covers loss, repetition and reordering.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct State {
+    nodes: [Node; 2],
+    network: Network,
+    started: u8,
+    crashes: u8,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Node {
+    authority: Authority,
+    durable: AuthorityRecord,
+    storing: Option<AuthorityRecord>,
+    flushing: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Step {
+    Start { source: usize },
+    Deliver { to: usize, message: Message },
+    Stored { node: usize },
+    Flushed { node: usize },
+    Cancel { node: usize },
+    StopReceiving { node: usize },
+    Remind { node: usize },
+    Crash { node: usize },
+}
+
+/// The messages that were ever sent, in one order whatever the order of sending, so that equal
+/// states look equal.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Network(Vec<(usize, Message)>);
+
+impl Network {
+    fn send(&mut self, to: usize, message: Message) {
+        let key = |to: usize, message: &Message| {
+            let (header, inline, _) = message.encode();
+            (to, header.encode(), inline)
+        };
+        let wanted = key(to, &message);
+        if let Err(at) = self
+            .0
+            .binary_search_by_key(&wanted, |(to, message)| key(*to, message))
+        {
+            self.0.insert(at, (to, message));
+        }
+    }
+}
+
+fn migration(number: u8) -> MigrationId {
+    MigrationId([number; 16])
+}
+
+impl Node {
+    fn new(record: AuthorityRecord) -> Self {
+        Self {
+            authority: Authority::new(record),
+            durable: record,
+            storing: None,
+            flushing: false,
+        }
+    }
+}
+
+impl State {
+    fn apply(&mut self, node: usize, effects: Vec<Effect>) {
+        for effect in effects {
+            match effect {
+                Effect::Send(message) => {
+                    self.network.send(1 - node, message);
+                }
+                Effect::Flush => self.nodes[node].flushing = true,
+                Effect::Persist(record) => self.nodes[node].storing = Some(record),
+                Effect::Relinquished(_)
+                | Effect::Departed(_)
+                | Effect::Owner(_)
+                | Effect::ReceiveAborted(..) => {}
+            }
+        }
+    }
+
+    fn take(&mut self, step: &Step, planted: Planted) {
+        match *step {
+            Step::Start { source } => {
+                self.started += 1;
+                let migration = migration(self.started);
+                if self.nodes[1 - source].authority.receive(migration) {
+                    let effects = self.nodes[source].authority.prepare(migration);
+                    self.apply(source, effects);
+                }
+            }
+            Step::Deliver { to, message } => {
+                let effects = self.nodes[to].authority.handle(&message);
+                self.apply(to, effects);
+            }
+            Step::Stored { node } => {
+                let it = &mut self.nodes[node];
+                let Some(record) = it.storing.take() else {
+                    return;
+                };
+                let skipped = match record.ownership {
+                    Ownership::Accepted { .. } => planted == Planted::AcceptedNotStored,
+                    Ownership::Relinquished { .. } => planted == Planted::RelinquishedNotStored,
+                    _ => false,
+                };
+                if !skipped {
+                    it.durable = record;
+                }
+                let effects = it.authority.persisted();
+                self.apply(node, effects);
+            }
+            Step::Flushed { node } => {
+                self.nodes[node].flushing = false;
+                let effects = self.nodes[node].authority.flushed();
+                self.apply(node, effects);
+            }
+            Step::Cancel { node } => {
+                self.nodes[node].authority.cancel();
+            }
+            Step::StopReceiving { node } => {
+                let effects = self.nodes[node]
+                    .authority
+                    .stop_receiving(AbortReason::PeerLost);
+                self.apply(node, effects);
+            }
+            Step::Remind { node } => {
+                if let Some(message) = self.nodes[node].authority.remind() {
+                    self.network.send(1 - node, message);
+                }
+            }
+            Step::Crash { node } => {
+                self.crashes += 1;
+                self.nodes[node] = Node::new(self.nodes[node].durable);
+            }
+        }
+    }
+
+    fn owners(&self) -> usize {
+        self.nodes
+            .iter()
+            .filter(|node| node.authority.may_serve())
+            .count()
+    }
+
+    /// Whether exactly one node serves, and nobody is in doubt, once the nodes are up, talk, and
+    /// undecided attempts time out.
+    fn resolves(&self) -> bool {
+        let mut state = self.clone();
+        for _ in 0..8 {
+            for node in 0..2 {
+                state.take(&Step::Flushed { node }, Planted::Nothing);
+                state.take(&Step::Stored { node }, Planted::Nothing);
+            }
+            state.network = Network::default();
+            for node in 0..2 {
+                state.take(&Step::Cancel { node }, Planted::Nothing);
+                state.take(&Step::StopReceiving { node }, Planted::Nothing);
+                state.take(&Step::Remind { node }, Planted::Nothing);
+            }
+            for (to, message) in state.network.clone().0 {
+                state.take(&Step::Deliver { to, message }, Planted::Nothing);
+            }
+            for (to, message) in state.network.clone().0 {
+                state.take(&Step::Deliver { to, message }, Planted::Nothing);
+            }
+        }
+        state.owners() == 1
+            && state
+                .nodes
+                .iter()
+                .all(|node| node.authority.in_doubt().is_none())
+    }
+}
+
+impl Model for TwoNodes {
+    type State = State;
+    type Action = Step;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            nodes: [
+                Node::new(AuthorityRecord::created()),
+                Node::new(AuthorityRecord::vacant()),
+            ],
+            network: Network::default(),
+            started: 0,
+            crashes: 0,
+        }]
+    }
+
+    fn actions(&self, state: &State, steps: &mut Vec<Step>) {
+        for (to, message) in &state.network.0 {
+            steps.push(Step::Deliver {
+                to: *to,
+                message: *message,
+            });
+        }
+        for (node, it) in state.nodes.iter().enumerate() {
+            if it.authority.may_serve() && state.started < self.migrations {
+                steps.push(Step::Start { source: node });
+            }
+            if it.storing.is_some() {
+                steps.push(Step::Stored { node });
+            }
+            if it.flushing {
+                steps.push(Step::Flushed { node });
+            }
+            steps.push(Step::Cancel { node });
+            steps.push(Step::StopReceiving { node });
+            steps.push(Step::Remind { node });
+            if state.crashes < CRASHES {
+                steps.push(Step::Crash { node });
+            }
+        }
+    }
+
+    fn next_state(&self, state: &State, step: Step) -> Option<State> {
+        let mut next = state.clone();
+        next.take(&step, self.planted);
+        (next != *state).then_some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("at most one owner", |_, state: &State| state.owners() <= 1),
+            Property::always("every doubt can be resolved", |_, state: &State| {
+                state.resolves()
+            }),
+            Property::sometimes("the disk moves", |_, state: &State| {
+                state.nodes[1].authority.may_serve()
+            }),
+            Property::sometimes("the disk comes back", |_, state: &State| {
+                let record = state.nodes[0].authority.record();
+                state.nodes[0].authority.may_serve() && record.epoch.0 == 3
+            }),
+            Property::sometimes("a doubt is left open", |_, state: &State| {
+                state.nodes[1].authority.in_doubt().is_some() && state.owners() == 0
+            }),
+        ]
+    }
+}
+
+fn explore(migrations: u8, planted: Planted) -> impl Checker<TwoNodes> {
+    TwoNodes {
+        migrations,
+        planted,
+    }
+    .checker()
+    .threads(2)
+    .spawn_bfs()
+    .join()
+}
+
+#[test]
+fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
+    let checker = explore(2, Planted::Nothing);
+    println!(
+        "{} states, depth {}",
+        checker.unique_state_count(),
+        checker.max_depth()
+    );
+    checker.assert_properties();
+}
+
+#[test]
+fn serving_on_after_an_acceptance_that_was_not_stored_is_found() {
+    let found = explore(1, Planted::AcceptedNotStored);
+    assert!(found.discovery("every doubt can be resolved").is_some());
+}
+
+#[test]
+fn committing_before_the_relinquishment_is_stored_is_found() {
+    let found = explore(1, Planted::RelinquishedNotStored);
+    assert!(found.discovery("at most one owner").is_some());
+}
