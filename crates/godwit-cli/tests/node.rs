@@ -172,7 +172,15 @@ fn the_network_needs_certificates_of_the_same_authority_on_both_sides() {
     succeed(godwit(at).args(["certs", "init", "--dir", "other"]));
     succeed(godwit(at).args(["certs", "issue", "mallory", "--dir", "other"]));
     succeed(godwit(at).args(["certs", "issue", "late", "--expired"]));
+    succeed(godwit(at).args(["certs", "issue", "vm", "--nbd-client"]));
+    let nbd = [
+        "cert=godwit-certs/vm/client-cert.pem",
+        "key=godwit-certs/vm/client-key.pem",
+    ];
+    let mut nbd: Vec<String> = nbd.iter().map(|option| format!("--{option}")).collect();
+    nbd.push("--ca=godwit-certs/ca.pem".to_owned());
     for (who, identity) in [
+        ("an NBD client", nbd),
         (
             "a client of another authority",
             identity_from("other", "mallory", "godwit-certs"),
