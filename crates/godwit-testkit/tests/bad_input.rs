@@ -40,6 +40,8 @@ fn refused(node: &Node, args: &[&str], words: &[&str]) {
         );
     }
     assert!(!text.contains("panicked"), "{failure}");
+    let advice = ["hint:", "for more information"];
+    assert!(advice.iter().any(|word| text.contains(word)), "no next step in: {failure}");
 }
 
 fn unharmed(node: &Node, model: &mut Model) {

@@ -205,7 +205,7 @@ fn standard_clients_attach_over_tls() {
     let node = cluster.node("a");
     disk(node, "tls");
     let godwit = &cluster.options().godwit;
-    issue(godwit, cluster.certificates(), "guest", &["--client"]).unwrap();
+    issue(godwit, cluster.certificates(), "guest", &["--nbd-client"]).unwrap();
     let address = node.spec().nbd_listen;
     let certificates = cluster.certificates().join("guest");
     let uri = format!(

@@ -79,7 +79,7 @@ impl Cluster {
             .collect::<io::Result<Vec<_>>>()?;
         let mut nodes = Vec::with_capacity(names.len());
         for (index, name) in names.iter().enumerate() {
-            issue(godwit, &certificates, name, &[])?;
+            issue(godwit, &certificates, name, &["--ip", "127.0.0.1"])?;
             let peers = names.iter().zip(&addresses).enumerate();
             let spec = NodeSpec {
                 godwit: godwit.clone(),
