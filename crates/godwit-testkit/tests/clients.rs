@@ -56,7 +56,7 @@ fn nbdinfo_sees_what_the_disk_can_do() {
         assert_eq!(export[can], true, "{can} in {export}");
     }
     assert_eq!(export["is_read_only"], false);
-    assert_eq!(export["block_minimum"], 512, "{export}");
+    assert_eq!(export["block_size_minimum"], 512, "{export}");
     assert!(text("nbdinfo", &["--list", &uri]).contains("info"));
     assert!(run(Command::new("nbdinfo").arg(cluster.node("a").nbd("other").uri())).is_err());
 }
