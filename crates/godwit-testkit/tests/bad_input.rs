@@ -40,7 +40,7 @@ fn refused(node: &Node, args: &[&str], words: &[&str]) {
         );
     }
     assert!(!text.contains("panicked"), "{failure}");
-    let advice = ["hint:", "for more information"];
+    let advice = ["hint:", "for more information", "the next size that fits"];
     assert!(advice.iter().any(|word| text.contains(word)), "no next step in: {failure}");
 }
 
