@@ -362,7 +362,8 @@ impl Authority {
         if self.attempt != (Attempt::Receiving { migration }) {
             return Vec::new();
         }
-        if epoch <= self.record.epoch {
+        // No epoch follows the last one: a node that entered it could never give the disk away.
+        if epoch <= self.record.epoch || epoch == Epoch(u64::MAX) {
             self.attempt = Attempt::None;
             let reason = AbortReason::Protocol;
             return vec![
