@@ -79,16 +79,9 @@ impl Body {
         }
     }
 
-    /// A frame comes in, on the connection that it belongs on.
-    pub fn message(&mut self, message: Message) {
-        let class = [
-            TrafficClass::Control,
-            TrafficClass::Sync,
-            TrafficClass::Copy,
-        ]
-        .into_iter()
-        .find(|&class| message.belongs_on(class))
-        .expect("every message belongs somewhere");
+    /// A frame comes in.
+    pub fn message(&mut self, class: TrafficClass, message: Message) {
+        assert!(message.belongs_on(class), "{message:?} on {class:?}");
         let buffer = match message {
             Message::Copy { .. } | Message::DoubleWrite { .. } | Message::Verify { .. } => {
                 match self.take_tag(Use::Replica) {

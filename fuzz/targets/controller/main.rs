@@ -45,8 +45,8 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
             body.disk_done(input.byte(), result);
         }
         7..=9 => {
-            let message = message(input);
-            body.message(message);
+            let (class, message) = message(input);
+            body.message(class, message);
         }
         10 => body.persisted(),
         11 => {
@@ -128,7 +128,8 @@ fn migration(input: &mut Input<'_>) -> MigrationId {
     MigrationId([input.byte() % 3; 16])
 }
 
-fn message(input: &mut Input<'_>) -> Message {
+/// A frame on a connection that it belongs on.
+fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
     let kind = input.byte() % 20;
     let result = match input.byte() % 8 {
         code @ 0..=5 => RequestError::from_code(u16::from(code)),
@@ -139,7 +140,11 @@ fn message(input: &mut Input<'_>) -> Message {
     } else {
         0
     });
-    let epoch = Epoch(if input.one_in(4) { input.number() } else { 2 });
+    let epoch = Epoch(match input.byte() % 8 {
+        1 => input.number(),
+        5 => u64::MAX - u64::from(input.byte() % 2),
+        _ => 2,
+    });
     let small = u32::from(input.byte() % 20);
     let slot = ChunkSlot(small as u16 % 6);
     let tag = RequestTag(if input.one_in(32) {
@@ -147,7 +152,7 @@ fn message(input: &mut Input<'_>) -> Message {
     } else {
         small
     });
-    match kind {
+    let message = match kind {
         0 => Message::Ping,
         1 => Message::Pong,
         2 => Message::Prepare {
@@ -205,5 +210,11 @@ fn message(input: &mut Input<'_>) -> Message {
             length: 0,
             result,
         },
-    }
+    };
+    let class = match kind {
+        0..=7 => TrafficClass::Control,
+        8 | 9 | 12 | 13 | 15..=17 => TrafficClass::Copy,
+        _ => TrafficClass::Sync,
+    };
+    (class, message)
 }
