@@ -58,6 +58,7 @@ impl Bench {
                 migration: MigrationId([1; 16]),
                 chunk_sectors: 32768,
                 window_chunks: 16,
+                busy_window_chunks: 16,
                 max_bandwidth: None,
                 verify: false,
                 peer_timeout: Duration::from_secs(1 << 30),

@@ -54,6 +54,7 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 migration: migration(input),
                 chunk_sectors: u32::from(input.byte() % 16) * 8,
                 window_chunks: u16::from(input.byte() % 6),
+                busy_window_chunks: u16::from(input.byte() % 6),
                 max_bandwidth: input.one_in(2).then(|| input.number()),
                 verify: input.one_in(2),
                 peer_timeout: body::TIMEOUT,

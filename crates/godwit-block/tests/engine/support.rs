@@ -334,6 +334,7 @@ pub(crate) fn options(id: u8) -> MigrationOptions {
         migration: MigrationId([id; 16]),
         chunk_sectors: 2048,
         window_chunks: 8,
+        busy_window_chunks: 4,
         max_bandwidth: None,
         verify: true,
         peer_timeout: Duration::from_secs(5),

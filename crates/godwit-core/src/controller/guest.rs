@@ -43,6 +43,7 @@ impl Controller {
             return;
         }
         self.requests += 1;
+        self.last_request = Some(now);
         if extent.is_some_and(|extent| !extent.within(self.capacity)) {
             self.answer(tag, Err(RequestError::OutOfRange));
             return;

@@ -41,6 +41,9 @@ pub struct MigrationOptions {
     pub chunk_sectors: u32,
     /// Chunks in flight at once, at most [`Limits::window_chunks`].
     pub window_chunks: u16,
+    /// Chunks in flight at once while the guest does I/O, from 1 to `window_chunks`: what is in
+    /// flight is what a double write queues behind, at the link and at the destination's disk.
+    pub busy_window_chunks: u16,
     /// Most bytes per second that copies and double writes together may take; double writes are
     /// never held back, so a guest that writes more than this gets it all and copies wait.
     pub max_bandwidth: Option<u64>,
@@ -120,6 +123,8 @@ pub struct Controller {
     /// Requests that have been admitted and not finished.
     admitted: u32,
     requests: u32,
+    /// When a request last entered.
+    last_request: Option<Time>,
     authority: Authority,
     source: Option<Box<Source>>,
     last_progress: Option<Progress>,
@@ -150,6 +155,7 @@ impl Controller {
             held: TagList::EMPTY,
             admitted: 0,
             requests: 0,
+            last_request: None,
             authority,
             source: None,
             last_progress: None,

@@ -19,6 +19,9 @@ const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
 /// 4 KiB blocks are left; those are compared while the guest is held.
 const FREEZE_BLOCKS: u64 = 64;
 
+/// A guest that has asked for nothing this long is idle.
+const GUEST_IDLE_AFTER: core::time::Duration = core::time::Duration::from_millis(100);
+
 /// After this many passes the guest is held however many blocks are left.
 const MAX_VERIFY_PASSES: u32 = 10;
 
@@ -160,6 +163,9 @@ impl Controller {
         if options.window_chunks == 0 || options.window_chunks > self.limits.window_chunks {
             return Err(StartError::Option("window"));
         }
+        if options.busy_window_chunks == 0 || options.busy_window_chunks > options.window_chunks {
+            return Err(StartError::Option("window for a busy guest"));
+        }
         if options.peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
         }
@@ -200,11 +206,18 @@ impl Controller {
 
     /// Fills the locking window and sends what has been read.
     pub(super) fn pump(&mut self) {
+        let long_ago = |last: Time| self.now.since(last) > GUEST_IDLE_AFTER;
+        let guest_is_idle = self.requests == 0 && self.last_request.is_none_or(long_ago);
         loop {
             let Some(source) = &mut self.source else {
                 return;
             };
-            while source.window.has_free_slot() {
+            let most = if guest_is_idle {
+                source.options.window_chunks
+            } else {
+                source.options.busy_window_chunks
+            };
+            while source.window.len() < usize::from(most) && source.window.has_free_slot() {
                 let Some(extent) = source.next_extent() else {
                     break;
                 };

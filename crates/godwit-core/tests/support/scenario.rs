@@ -306,6 +306,7 @@ impl Scenario {
             migration: MigrationId([self.next_migration; 16]),
             chunk_sectors: 8 << random.below(5),
             window_chunks: 1 + random.below(4) as u16,
+            busy_window_chunks: 1,
             max_bandwidth: (random.below(3) == 0).then(|| random.between(50_000_000, 500_000_000)),
             verify: random.below(2) == 0,
             peer_timeout: Duration::from_millis(50),

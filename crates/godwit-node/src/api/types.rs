@@ -228,6 +228,9 @@ pub struct MigrationSettings {
     pub policy: Policy,
     /// Most bytes in flight from the source's disk to the destination's.
     pub window_bytes: u64,
+    /// Most bytes in flight while the guest does I/O.
+    #[serde(default)]
+    pub busy_window_bytes: u64,
     /// Bytes per copy.
     pub chunk_bytes: u64,
     /// Most bytes per second that copies may take.

@@ -6,9 +6,12 @@ use rustls::crypto::ring;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
 
 /// Bytes per copy when nothing else is asked for.
-const DEFAULT_CHUNK: u64 = 256 << 10;
+const DEFAULT_CHUNK: u64 = 128 << 10;
 /// Bytes in flight when nothing else is asked for.
 const DEFAULT_WINDOW: u64 = 8 << 20;
+/// Bytes in flight while the guest does I/O, unless a window is asked for: a double write queues
+/// behind what is in flight.
+const BUSY_WINDOW: u64 = 1 << 20;
 /// Most chunks in flight: what an engine has slots for.
 const MAX_WINDOW_CHUNKS: u64 = 64;
 /// Longest chunk in bytes.
@@ -50,6 +53,10 @@ pub(crate) fn settings(request: &MigrateRequest) -> Result<MigrationSettings, Er
     Ok(MigrationSettings {
         policy: request.policy,
         window_bytes,
+        busy_window_bytes: match request.window_bytes {
+            Some(chosen) => chosen,
+            None => BUSY_WINDOW.clamp(chunk_bytes, window_bytes),
+        },
         chunk_bytes,
         max_bandwidth: request.max_bandwidth,
         verify: request.verify,
@@ -64,6 +71,11 @@ pub(crate) const fn chunk_sectors(settings: &MigrationSettings) -> u32 {
 /// Chunks in flight.
 pub(crate) const fn window_chunks(settings: &MigrationSettings) -> u16 {
     (settings.window_bytes / settings.chunk_bytes) as u16
+}
+
+/// Chunks in flight while the guest does I/O.
+pub(crate) fn busy_window_chunks(settings: &MigrationSettings) -> u16 {
+    (settings.busy_window_bytes / settings.chunk_bytes).clamp(1, 1 << 15) as u16
 }
 
 /// A migration id that nobody has used.

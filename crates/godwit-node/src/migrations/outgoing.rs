@@ -247,6 +247,7 @@ impl Attempt {
             migration: self.id,
             chunk_sectors: options::chunk_sectors(&self.settings),
             window_chunks: options::window_chunks(&self.settings),
+            busy_window_chunks: options::busy_window_chunks(&self.settings),
             max_bandwidth: self.settings.max_bandwidth,
             verify: self.settings.verify,
             peer_timeout: PEER_TIMEOUT,
