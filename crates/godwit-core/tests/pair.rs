@@ -3,10 +3,10 @@
 //! is ever lost. A failing run prints the seed that repeats it.
 
 mod support {
-    pub mod history;
-    pub mod random;
-    pub mod scenario;
-    pub mod world;
+    pub(crate) mod history;
+    pub(crate) mod random;
+    pub(crate) mod scenario;
+    pub(crate) mod world;
 }
 
 use support::scenario::{Faults, Scenario};

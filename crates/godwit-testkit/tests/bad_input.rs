@@ -41,7 +41,10 @@ fn refused(node: &Node, args: &[&str], words: &[&str]) {
     }
     assert!(!text.contains("panicked"), "{failure}");
     let advice = ["hint:", "for more information", "the next size that fits"];
-    assert!(advice.iter().any(|word| text.contains(word)), "no next step in: {failure}");
+    assert!(
+        advice.iter().any(|word| text.contains(word)),
+        "no next step in: {failure}"
+    );
 }
 
 fn unharmed(node: &Node, model: &mut Model) {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 /// Content of one sector: the number of the write that stored it, 0 for zeroes.
-pub type Value = u64;
+pub(crate) type Value = u64;
 
 /// A write as the client saw it; `end` is `None` while (or if never) acknowledged.
 #[derive(Clone, Copy, Debug)]
@@ -15,18 +15,18 @@ struct Write {
 
 /// The writes to every sector of a disk.
 #[derive(Debug)]
-pub struct History {
+pub(crate) struct History {
     sectors: HashMap<u64, Vec<Write>>,
 }
 
 impl History {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             sectors: HashMap::new(),
         }
     }
 
-    pub fn started(&mut self, sectors: std::ops::Range<u64>, value: Value, now: u64) {
+    pub(crate) fn started(&mut self, sectors: std::ops::Range<u64>, value: Value, now: u64) {
         for sector in sectors {
             let write = Write {
                 value,
@@ -46,7 +46,7 @@ impl History {
         }
     }
 
-    pub fn acknowledged(&mut self, sectors: std::ops::Range<u64>, start: u64, now: u64) {
+    pub(crate) fn acknowledged(&mut self, sectors: std::ops::Range<u64>, start: u64, now: u64) {
         for sector in sectors {
             let writes = self.sectors.get_mut(&sector).expect("it was started");
             let write = writes
@@ -59,7 +59,7 @@ impl History {
 
     /// Whether a read that ran from `start` to `end` may return the value: it was written by a
     /// write that had begun, and no other write lies wholly between the two.
-    pub fn allows(&self, sector: u64, value: Value, start: u64, end: u64) -> bool {
+    pub(crate) fn allows(&self, sector: u64, value: Value, start: u64, end: u64) -> bool {
         let Some(writes) = self.sectors.get(&sector) else {
             return value == 0;
         };
@@ -77,7 +77,7 @@ impl History {
         })
     }
 
-    pub fn describe(&self, sector: u64) -> String {
+    pub(crate) fn describe(&self, sector: u64) -> String {
         format!("{:?}", self.sectors.get(&sector))
     }
 }

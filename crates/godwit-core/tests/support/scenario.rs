@@ -10,19 +10,19 @@ use godwit_core::request::{Operation, RequestError, RequestTag};
 use godwit_core::units::{Extent, Lba, MigrationId};
 
 use super::history::{History, Value};
-use super::world::{SECTORS, World};
+use super::world::{Answer, SECTORS, World};
 
 /// Which faults a run provokes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Faults {
-    pub cancels: bool,
-    pub cuts: bool,
-    pub crashes: bool,
-    pub disk_errors: bool,
+pub(crate) struct Faults {
+    pub(crate) cancels: bool,
+    pub(crate) cuts: bool,
+    pub(crate) crashes: bool,
+    pub(crate) disk_errors: bool,
 }
 
 impl Faults {
-    pub const NONE: Self = Self {
+    pub(crate) const NONE: Self = Self {
         cancels: false,
         cuts: false,
         crashes: false,
@@ -31,18 +31,17 @@ impl Faults {
 }
 
 /// How often migrations ended, and how.
-pub struct Outcome {
-    pub moved: u32,
-    pub aborted: u32,
+pub(crate) struct Outcome {
+    pub(crate) moved: u32,
+    pub(crate) aborted: u32,
 }
 
 struct Outstanding {
     operation: Operation,
     start: u64,
-    value: Value,
 }
 
-pub struct Scenario {
+pub(crate) struct Scenario {
     seed: u64,
     world: World,
     faults: Faults,
@@ -61,7 +60,7 @@ pub struct Scenario {
 const LOAD_ENDS: u64 = 80_000_000;
 
 impl Scenario {
-    pub fn new(seed: u64, faults: Faults) -> Self {
+    pub(crate) fn new(seed: u64, faults: Faults) -> Self {
         Self {
             seed,
             world: World::new(seed),
@@ -80,7 +79,7 @@ impl Scenario {
         }
     }
 
-    pub fn run(mut self) -> Outcome {
+    pub(crate) fn run(mut self) -> Outcome {
         while self.world.now < LOAD_ENDS {
             let until = self.world.now + self.world.random.between(5_000, 60_000);
             while self.world.step(until) {
@@ -150,7 +149,14 @@ impl Scenario {
 
     /// Takes in what has happened: answers, events, restarts, connections to make again.
     fn look(&mut self) {
-        for (node, incarnation, tag, result, at) in std::mem::take(&mut self.world.answers) {
+        for answer in std::mem::take(&mut self.world.answers) {
+            let Answer {
+                node,
+                incarnation,
+                tag,
+                result,
+                at,
+            } = answer;
             let Some(asked) = self.outstanding.remove(&(node, incarnation, tag)) else {
                 continue;
             };
@@ -204,7 +210,7 @@ impl Scenario {
                 self.world.cut(old);
             }
         }
-        let session = self.world.open_session(node);
+        let session = self.world.open_session();
         for each in [node, 1 - node] {
             self.world.nodes[each].migration = Some(session);
             self.world
@@ -225,7 +231,7 @@ impl Scenario {
             });
         let owner_up = self.world.nodes[1 - node].serves();
         if needs && owner_up && self.world.nodes[node].forward.is_none() {
-            let session = self.world.open_session(node);
+            let session = self.world.open_session();
             self.world.sessions[session].forwarding = true;
             self.world.nodes[node].forward = Some(session);
             self.world
@@ -276,14 +282,8 @@ impl Scenario {
         let node = self.attached;
         let incarnation = self.world.nodes[node].incarnation;
         if let Some(tag) = self.world.submit(node, operation, data) {
-            self.outstanding.insert(
-                (node, incarnation, tag),
-                Outstanding {
-                    operation,
-                    start,
-                    value,
-                },
-            );
+            self.outstanding
+                .insert((node, incarnation, tag), Outstanding { operation, start });
         }
         self.world.now += 1;
         self.look();
@@ -312,7 +312,7 @@ impl Scenario {
             peer_timeout: Duration::from_millis(50),
         };
         self.next_migration = self.next_migration.wrapping_add(1);
-        let session = self.world.open_session(source);
+        let session = self.world.open_session();
         self.world.nodes[source].migration = Some(session);
         self.world.nodes[other].migration = Some(session);
         let accepted = self.world.with(other, |controller, now| {

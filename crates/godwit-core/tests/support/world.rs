@@ -13,15 +13,15 @@ use godwit_core::{Controller, Limits};
 use super::history::Value;
 use super::random::Random;
 
-pub const SECTORS: u64 = 2048;
-pub const LIMITS: Limits = Limits {
+pub(crate) const SECTORS: u64 = 2048;
+pub(crate) const LIMITS: Limits = Limits {
     requests: 64,
     window_chunks: 4,
 };
 
 /// What will happen.
 #[derive(Debug)]
-pub enum Occurrence {
+pub(crate) enum Occurrence {
     DiskDone {
         node: usize,
         incarnation: u32,
@@ -45,47 +45,50 @@ pub enum Occurrence {
 
 /// A set of connections between the nodes.
 #[derive(Debug)]
-pub struct Session {
-    pub opener: usize,
-    pub alive: bool,
+pub(crate) struct Session {
+    pub(crate) alive: bool,
     /// Set once a side treats the sync connection as its forwarding connection.
-    pub forwarding: bool,
+    pub(crate) forwarding: bool,
     last_delivery: HashMap<(usize, u8), u64>,
 }
 
 #[derive(Debug)]
-pub struct Node {
-    pub controller: Option<Controller>,
-    pub incarnation: u32,
-    pub disk: Vec<Value>,
-    pub record: AuthorityRecord,
+pub(crate) struct Node {
+    pub(crate) controller: Option<Controller>,
+    pub(crate) incarnation: u32,
+    pub(crate) disk: Vec<Value>,
+    pub(crate) record: AuthorityRecord,
     free_tags: Vec<RequestTag>,
     buffers: HashMap<RequestTag, Vec<Value>>,
     chunk_buffers: HashMap<ChunkSlot, Vec<Value>>,
     /// Requests that the peer forwarded: where to answer.
     forwarded: HashMap<RequestTag, (usize, RequestTag)>,
     /// Session of the migration that this node takes part in, and of its forwarding connection.
-    pub migration: Option<usize>,
-    pub forward: Option<usize>,
-    pub events: Vec<Event>,
-    pub disk_failure: Option<(u64, RequestError)>,
+    pub(crate) migration: Option<usize>,
+    pub(crate) forward: Option<usize>,
+    pub(crate) events: Vec<Event>,
+    pub(crate) disk_failure: Option<(u64, RequestError)>,
 }
 
-pub struct World {
-    pub now: u64,
-    pub random: Random,
-    pub nodes: [Node; 2],
-    pub sessions: Vec<Session>,
+/// A client's request was answered: at which node (and which life of it), how, and when.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) node: usize,
+    pub(crate) incarnation: u32,
+    pub(crate) tag: RequestTag,
+    pub(crate) result: Result<Vec<Value>, RequestError>,
+    pub(crate) at: u64,
+}
+
+pub(crate) struct World {
+    pub(crate) now: u64,
+    pub(crate) random: Random,
+    pub(crate) nodes: [Node; 2],
+    pub(crate) sessions: Vec<Session>,
     queue: BTreeMap<u64, Occurrence>,
     /// Answers to clients, in the order in which they left.
-    pub answers: Vec<(
-        usize,
-        u32,
-        RequestTag,
-        Result<Vec<Value>, RequestError>,
-        u64,
-    )>,
-    pub slow_link: bool,
+    pub(crate) answers: Vec<Answer>,
+    pub(crate) slow_link: bool,
 }
 
 impl Node {
@@ -106,7 +109,7 @@ impl Node {
         }
     }
 
-    pub fn serves(&self) -> bool {
+    pub(crate) fn serves(&self) -> bool {
         self.controller.as_ref().is_some_and(Controller::serves)
     }
 }
@@ -129,7 +132,7 @@ fn digest(data: &[Value]) -> Digest {
 }
 
 impl World {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         Self {
             now: 1,
             random: Random::new(seed),
@@ -144,12 +147,8 @@ impl World {
         }
     }
 
-    pub fn time(&self) -> Time {
+    pub(crate) fn time(&self) -> Time {
         Time(self.now)
-    }
-
-    pub fn is_quiet(&self) -> bool {
-        self.queue.is_empty()
     }
 
     fn schedule(&mut self, delay: u64, occurrence: Occurrence) -> u64 {
@@ -162,7 +161,7 @@ impl World {
     }
 
     /// Calls into a node's controller and carries out what it asks for.
-    pub fn with<T>(
+    pub(crate) fn with<T>(
         &mut self,
         node: usize,
         call: impl FnOnce(&mut Controller, Time) -> T,
@@ -293,8 +292,14 @@ impl World {
             self.transmit(session, node, TrafficClass::Sync, message, data);
         } else {
             let (incarnation, now) = (self.nodes[node].incarnation, self.now);
-            self.answers
-                .push((node, incarnation, tag, result.map(|()| data), now));
+            let result = result.map(|()| data);
+            self.answers.push(Answer {
+                node,
+                incarnation,
+                tag,
+                result,
+                at: now,
+            });
         }
         self.free_tag(node, tag);
     }
@@ -350,7 +355,7 @@ impl World {
     }
 
     /// A client's request; `None` when the node is down or out of tags.
-    pub fn submit(
+    pub(crate) fn submit(
         &mut self,
         node: usize,
         operation: Operation,
@@ -375,9 +380,8 @@ impl World {
         Some(tag)
     }
 
-    pub fn open_session(&mut self, opener: usize) -> usize {
+    pub(crate) fn open_session(&mut self) -> usize {
         self.sessions.push(Session {
-            opener,
             alive: true,
             forwarding: false,
             last_delivery: HashMap::new(),
@@ -386,7 +390,7 @@ impl World {
     }
 
     /// Loses every connection of a session; both ends notice.
-    pub fn cut(&mut self, session: usize) {
+    pub(crate) fn cut(&mut self, session: usize) {
         if !std::mem::replace(&mut self.sessions[session].alive, false) {
             return;
         }
@@ -416,7 +420,7 @@ impl World {
     }
 
     /// Kills a node's process. Disk operations under way may or may not have happened.
-    pub fn crash(&mut self, node: usize) {
+    pub(crate) fn crash(&mut self, node: usize) {
         self.nodes[node].controller = None;
         self.nodes[node].incarnation += 1;
         let pending: Vec<u64> = self
@@ -450,7 +454,7 @@ impl World {
         self.nodes[node].forward = None;
     }
 
-    pub fn restart(&mut self, node: usize) {
+    pub(crate) fn restart(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         it.controller = Some(Controller::new(LIMITS, Sectors(SECTORS), it.record));
         it.free_tags = (0..LIMITS.requests).rev().map(RequestTag).collect();
@@ -461,7 +465,7 @@ impl World {
 
     /// Lets the next thing happen: an occurrence, or a deadline of a controller. False when there
     /// is nothing before `until`.
-    pub fn step(&mut self, until: u64) -> bool {
+    pub(crate) fn step(&mut self, until: u64) -> bool {
         let next = self.queue.keys().next().copied();
         let deadline = (0..2)
             .filter_map(|node| {
