@@ -65,8 +65,22 @@ const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
 
 impl Ring {
-    /// A ring for the calling thread only.
+    /// A ring for the calling thread only. Waits up to two seconds for the kernel to find memory:
+    /// it takes back that of rings which were closed only after a while.
     pub(crate) fn new() -> io::Result<Self> {
+        let mut attempts = 20;
+        loop {
+            match Self::open() {
+                Err(error) if error.raw_os_error() == Some(libc::ENOMEM) && attempts > 1 => {
+                    attempts -= 1;
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    fn open() -> io::Result<Self> {
         let newest = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()

@@ -60,8 +60,7 @@ fn mixed_on(engine: TestEngine, structured: bool, seed: u64) {
             _ => assert_eq!(client.call(FLUSH, 0, 0, 0, &[]).error, 0),
         }
     }
-    let snapshot = engine.handle.snapshot();
-    assert_eq!(snapshot.clients, 1);
+    engine.wait_until(|snapshot| snapshot.clients == 1);
     assert!(engine.finish() == model, "the image differs from the model");
 }
 

@@ -27,7 +27,7 @@ pub(crate) const WRITE_ZEROES: u16 = 6;
 pub(crate) const FUA: u16 = 1;
 pub(crate) const NO_HOLE: u16 = 2;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An engine whose records are "stored" at once, and its events.
 pub(crate) struct TestEngine {
@@ -337,7 +337,7 @@ pub(crate) fn options(id: u8) -> MigrationOptions {
         busy_window_chunks: 4,
         max_bandwidth: None,
         verify: true,
-        peer_timeout: Duration::from_secs(5),
+        peer_timeout: Duration::from_secs(60),
     }
 }
 
