@@ -99,13 +99,11 @@ fn a_cancel_at_any_moment_costs_nothing() {
     while rounds < 12 {
         rounds += 1;
         let other = if at.name() == "a" { b } else { a };
-        let verify = if random.percent(50) {
-            &["--verify"][..]
-        } else {
-            &[]
-        };
-        let id = start_migration(at, "calm", other.name(), verify).unwrap();
-        std::thread::sleep(Duration::from_millis(random.below(1500)));
+        // About a second and a half of copying, so that the cancel finds it in any phase.
+        let options = ["--max-bandwidth", "64MiB", "--verify"];
+        let options = &options[..if random.percent(50) { 3 } else { 2 }];
+        let id = start_migration(at, "calm", other.name(), options).unwrap();
+        std::thread::sleep(Duration::from_millis(random.below(2500)));
         let cancelled = at.godwit(&["migration", "cancel", &id]).json();
         let ended = await_end(at, &id);
         println!(

@@ -6,8 +6,10 @@ mod node;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use tempfile::TempDir;
 
@@ -16,6 +18,9 @@ pub use command::{Failure, GodwitCommand};
 pub use node::{Node, NodeSpec};
 
 use crate::process::{run, scratch_dir};
+
+/// Where [`free_port`] looks.
+const PORTS: Range<u16> = 20_000..32_000;
 
 /// How the nodes of a cluster are set up.
 #[derive(Clone, Debug)]
@@ -172,10 +177,23 @@ pub fn issue(godwit: &Path, directory: &Path, name: &str, more: &[&str]) -> io::
     run(&mut command).map(drop)
 }
 
-/// A port of loopback that was free a moment ago.
+/// A port of loopback that nobody uses. It lies below the ports that the kernel gives to outgoing
+/// connections, so that none of them takes it before the node listens.
 ///
 /// # Errors
 /// When there is none.
 pub fn free_port() -> io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Test processes that run at the same time start at different places.
+    let base = std::process::id().wrapping_mul(61);
+    let mut last = io::Error::other("no port was tried");
+    for _ in 0..PORTS.len() {
+        let number = base.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = PORTS.start + (number % PORTS.len() as u32) as u16;
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            Ok(listener) => return listener.local_addr(),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
