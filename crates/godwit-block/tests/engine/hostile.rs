@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use godwit_block::engine::{EngineEvent, PeerStreams};
+use godwit_block::engine::{EngineConfig, EngineEvent, PeerStreams};
 use godwit_core::action::ChunkSlot;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{AbortReason, Event};
@@ -114,7 +114,10 @@ fn a_client_that_sends_garbage_is_disconnected() {
 
 #[test]
 fn a_client_that_leaves_in_the_middle_of_anything_frees_what_it_held() {
-    let engine = TestEngine::new("a", 64 * MIB, AuthorityRecord::created());
+    // Clients leave faster than the engine notices it.
+    let mut config = EngineConfig::new(String::from("a"));
+    config.max_clients = 400;
+    let engine = TestEngine::with_config(config, 64 * MIB, AuthorityRecord::created());
     let mut random = Random(5);
     for _ in 0..300 {
         let (mut ours, theirs) = UnixStream::pair().expect("sockets");
