@@ -51,17 +51,16 @@ impl Bench {
         let limits = Limits {
             requests: IN_FLIGHT,
             window_chunks: 16,
+            delayed_chunks: 4,
         };
         let mut controller = Controller::new(limits, CAPACITY, AuthorityRecord::created());
         if migrating {
             let options = MigrationOptions {
-                migration: MigrationId([1; 16]),
                 chunk_sectors: 32768,
                 window_chunks: 16,
                 busy_window_chunks: 16,
-                max_bandwidth: None,
-                verify: false,
                 peer_timeout: Duration::from_secs(1 << 30),
+                ..MigrationOptions::new(MigrationId([1; 16]))
             };
             controller
                 .start_source(Time(0), options)

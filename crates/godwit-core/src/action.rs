@@ -7,7 +7,9 @@ use crate::units::Extent;
 use crate::wire::{Message, TrafficClass};
 
 /// One slot of the locking window: the handle of a chunk and of its buffer at the source.
-/// Smaller than [`Limits::window_chunks`](crate::Limits::window_chunks).
+/// From [`Limits::window_chunks`](crate::Limits::window_chunks) on: the handle of a delayed write. A
+/// pause may hand a slot out again while a frame of it is still being sent: then the body starts the
+/// new read only when that frame has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkSlot(pub u16);
 
@@ -16,7 +18,7 @@ pub struct ChunkSlot(pub u16);
 pub enum DiskTag {
     /// A request's operation; its data is in the request's buffer.
     Request(RequestTag),
-    /// A chunk that the source reads into the slot's buffer.
+    /// A chunk or delayed write that the source reads into the slot's buffer.
     Chunk(ChunkSlot),
     /// A frame from the source that the destination applies; the tag was given to
     /// [`Controller::handle_message`](crate::Controller::handle_message) with the frame, and its
@@ -101,6 +103,12 @@ pub enum Action {
         class: TrafficClass,
         /// The frame.
         message: Message,
+    },
+    /// Drop the frames of the current migration that wait to be sent on this class's connections and
+    /// of which no byte has left. A pause wants the link free at once.
+    DiscardUnsent {
+        /// Copy or sync.
+        class: TrafficClass,
     },
     /// Answer a request. Its tag and buffer are free afterwards, once the answer has left.
     Complete {

@@ -104,6 +104,57 @@ impl AbortReason {
     }
 }
 
+/// Why an outgoing migration pauses (Alg. 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PauseReason {
+    /// A request of the guest waited for the migration about as long as it was promised to take
+    /// (`PAUSE_TH`).
+    GuestLatency,
+    /// What is queued on the sync connection would take that long to be delivered.
+    LinkQueue,
+    /// The interface carries more than its budget.
+    InterfaceBudget,
+}
+
+impl PauseReason {
+    /// All reasons.
+    pub const ALL: [Self; 3] = [Self::GuestLatency, Self::LinkQueue, Self::InterfaceBudget];
+
+    /// The reason's name in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::GuestLatency => "guest-latency",
+            Self::LinkQueue => "link-queue",
+            Self::InterfaceBudget => "interface-budget",
+        }
+    }
+}
+
+/// What keeps an outgoing migration from coming to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Obstacle {
+    /// Whenever it goes on, the guest's latency comes near what was promised.
+    Promise,
+    /// The guest writes as fast as delayed writes can be sent.
+    WriteRate,
+    /// The rest of the interface's traffic leaves nothing of its budget.
+    InterfaceBudget,
+    /// At this rate the deadline will be missed.
+    Deadline,
+}
+
+impl Obstacle {
+    /// The obstacle's name in lower case.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Promise => "promise",
+            Self::WriteRate => "write-rate",
+            Self::InterfaceBudget => "interface-budget",
+            Self::Deadline => "deadline",
+        }
+    }
+}
+
 /// Something happened that people or the node want to know of.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -113,6 +164,26 @@ pub enum Event {
         migration: MigrationId,
         /// What it does now.
         phase: Phase,
+    },
+    /// The outgoing migration pauses: the window is given up, copies stop, and with delayed writes
+    /// so do double writes.
+    Paused {
+        /// Which migration.
+        migration: MigrationId,
+        /// Why.
+        reason: PauseReason,
+    },
+    /// The outgoing migration goes on.
+    Resumed {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// The outgoing migration stopped coming nearer to its end, or does again.
+    Obstructed {
+        /// Which migration.
+        migration: MigrationId,
+        /// What keeps it, or nothing any more.
+        obstacle: Option<Obstacle>,
     },
     /// The outgoing migration ended; this node serves on.
     MigrationAborted {

@@ -13,8 +13,9 @@ pub mod authority;
 mod controller;
 pub mod event;
 pub mod request;
+pub mod sla;
 pub mod units;
 pub mod wire;
 mod write_table;
 
-pub use controller::{Controller, Limits, MigrationOptions, Progress, StartError};
+pub use controller::{Controller, Limits, LinkSignal, MigrationOptions, Progress, StartError};

@@ -37,6 +37,7 @@ impl Body {
         let limits = Limits {
             requests: u32::from(input.byte() % 16) + 1,
             window_chunks: u16::from(input.byte() % 4) + 1,
+            delayed_chunks: u16::from(input.byte() % 3),
         };
         let capacity = Sectors(u64::from(input.byte() % 128) + 1);
         let migration = MigrationId([input.byte() % 3; 16]);
@@ -83,7 +84,10 @@ impl Body {
     pub fn message(&mut self, class: TrafficClass, message: Message) {
         assert!(message.belongs_on(class), "{message:?} on {class:?}");
         let buffer = match message {
-            Message::Copy { .. } | Message::DoubleWrite { .. } | Message::Verify { .. } => {
+            Message::Copy { .. }
+            | Message::DoubleWrite { .. }
+            | Message::DelayedWrite { .. }
+            | Message::Verify { .. } => {
                 match self.take_tag(Use::Replica) {
                     Some(tag) => Some(tag),
                     // A body stops reading from the connection until a tag is free.
@@ -223,7 +227,7 @@ impl Body {
                 assert!(!self.storing, "a second record before the first is stored");
                 self.storing = true;
             }
-            Action::Notify(_) => {}
+            Action::Notify(_) | Action::DiscardUnsent { .. } => {}
         }
     }
 

@@ -8,11 +8,14 @@
 mod body;
 mod input;
 
+use std::time::Duration;
+
 use body::Body;
 use godwit_core::MigrationOptions;
 use godwit_core::action::{ChunkSlot, Content};
 use godwit_core::event::AbortReason;
 use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
+use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Message, TrafficClass};
 use input::Input;
@@ -51,13 +54,21 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
         10 => body.persisted(),
         11 => {
             let options = MigrationOptions {
-                migration: migration(input),
                 chunk_sectors: u32::from(input.byte() % 16) * 8,
                 window_chunks: u16::from(input.byte() % 6),
                 busy_window_chunks: u16::from(input.byte() % 6),
                 max_bandwidth: input.one_in(2).then(|| input.number()),
                 verify: input.one_in(2),
+                sla: input.one_in(2).then(|| LatencyTarget {
+                    limit: Duration::from_micros(1 + input.number() % 10_000),
+                    allowed_per_million: 1 + input.number() as u32 % 1_000_000,
+                }),
+                delayed_writes: input.one_in(2),
+                delayed_write_rate: input.one_in(2).then(|| input.number()),
+                interface_budget: input.one_in(2).then(|| input.number()),
+                deadline: input.one_in(4).then(|| Duration::from_micros(input.number() % 100_000)),
                 peer_timeout: body::TIMEOUT,
+                ..MigrationOptions::new(migration(input))
             };
             let _ = body.core.start_source(now, options);
         }

@@ -18,6 +18,7 @@ impl Engine {
                 Action::Send { class, message } => self.send(class, message),
                 Action::Complete { tag, result } => self.answer(tag, result),
                 Action::ReleaseReplica { tag } => self.slots.finish(tag),
+                Action::DiscardUnsent { .. } => {}
                 Action::Persist { record } => self.tell(EngineEvent::Persist(record)),
                 Action::Notify(event) => self.notify(event),
             }

@@ -29,6 +29,7 @@ impl EngineConfig {
             limits: Limits {
                 requests: 1024,
                 window_chunks: 64,
+                delayed_chunks: 8,
             },
             memory: Bytes(128 << 20),
             max_clients: 64,

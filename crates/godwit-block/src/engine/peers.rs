@@ -49,6 +49,7 @@ impl Engine {
         match message {
             Message::Copy { .. }
             | Message::DoubleWrite { .. }
+            | Message::DelayedWrite { .. }
             | Message::Verify { .. }
             | Message::Forward { .. } => {
                 self.admit(key, Head::Peer(message), false);
@@ -117,7 +118,8 @@ impl Engine {
                     Operation::WriteZeroes { .. } | Operation::Flush => (Class::Sync, owner, 0, 0),
                 }
             }
-            Message::DoubleWrite { extent, zeroes, .. } => {
+            Message::DoubleWrite { extent, zeroes, .. }
+            | Message::DelayedWrite { extent, zeroes, .. } => {
                 let length = sent(extent, zeroes);
                 (Class::Sync, Owner::Replica, length, length)
             }
@@ -161,7 +163,7 @@ impl Engine {
                 self.core
                     .handle_message(self.now, TrafficClass::Copy, message, Some(tag));
             }
-            Message::DoubleWrite { .. } if uses.migration => {
+            Message::DoubleWrite { .. } | Message::DelayedWrite { .. } if uses.migration => {
                 self.core
                     .handle_message(self.now, TrafficClass::Sync, message, Some(tag));
             }

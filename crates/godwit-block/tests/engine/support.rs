@@ -331,13 +331,12 @@ pub(crate) fn links(copies: usize) -> (PeerStreams, PeerStreams) {
 
 pub(crate) fn options(id: u8) -> MigrationOptions {
     MigrationOptions {
-        migration: MigrationId([id; 16]),
         chunk_sectors: 2048,
         window_chunks: 8,
         busy_window_chunks: 4,
-        max_bandwidth: None,
         verify: true,
         peer_timeout: Duration::from_secs(60),
+        ..MigrationOptions::new(MigrationId([id; 16]))
     }
 }
 

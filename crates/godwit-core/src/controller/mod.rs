@@ -17,8 +17,9 @@ use self::slots::{FORWARD, Slots, TagList, Work};
 use self::source::Source;
 use crate::action::{Action, Content, DiskTag};
 use crate::authority::{Authority, AuthorityRecord};
-use crate::event::{AbortReason, Event, Phase};
+use crate::event::{AbortReason, Event, Obstacle, PauseReason, Phase};
 use crate::request::{Operation, RequestError, RequestTag};
+use crate::sla::LatencyTarget;
 use crate::units::{MigrationId, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
@@ -30,6 +31,9 @@ pub struct Limits {
     pub requests: u32,
     /// Slots of the locking window: chunks in flight at the source.
     pub window_chunks: u16,
+    /// Slots for delayed writes in flight at the source. They are the [`ChunkSlot`]s that follow
+    /// those of the window, from `window_chunks` on.
+    pub delayed_chunks: u16,
 }
 
 /// How a disk is moved.
@@ -44,13 +48,65 @@ pub struct MigrationOptions {
     /// Chunks in flight at once while the guest does I/O, from 1 to `window_chunks`: what is in
     /// flight is what a double write queues behind, at the link and at the destination's disk.
     pub busy_window_chunks: u16,
-    /// Most bytes per second that copies and double writes together may take; double writes are
-    /// never held back, so a guest that writes more than this gets it all and copies wait.
+    /// Most bytes per second that copies, double writes and delayed writes together may take;
+    /// double writes are never held back, so a guest that writes more than this gets it all and
+    /// the rest waits.
     pub max_bandwidth: Option<u64>,
+    /// What the guest was promised: the migration pauses when it would break it (Alg. 2). Without
+    /// it nothing but the window holds the migration back.
+    pub sla: Option<LatencyTarget>,
+    /// While paused, acknowledge writes to the migrated region locally and send them later
+    /// (Alg. 3). Without it they go to both sides even then.
+    pub delayed_writes: bool,
+    /// Most bytes per second of delayed writes (`DELAYED_WRITE_RATE`); chosen by the controller
+    /// when left out.
+    pub delayed_write_rate: Option<u64>,
+    /// Most bytes per second of all traffic on the interface, the host's other traffic included:
+    /// when [`LinkSignal::interface_rate`] exceeds it the migration pauses.
+    pub interface_budget: Option<u64>,
+    /// When the first pass should be over, from the start. As it comes near, the migration takes
+    /// what it needs even where that costs the guest its promise.
+    pub deadline: Option<Duration>,
     /// Compare both images by hash before switchover.
     pub verify: bool,
     /// Longest wait for any answer of the other node before the migration is given up.
     pub peer_timeout: Duration,
+}
+
+impl MigrationOptions {
+    /// The usual: chunks of 128 KiB, 8 MiB in flight and 1 MiB while the guest does I/O, no promise
+    /// and no limit.
+    pub const fn new(migration: MigrationId) -> Self {
+        Self {
+            migration,
+            chunk_sectors: 256,
+            window_chunks: 64,
+            busy_window_chunks: 8,
+            max_bandwidth: None,
+            sla: None,
+            delayed_writes: true,
+            delayed_write_rate: None,
+            interface_budget: None,
+            deadline: None,
+            verify: false,
+            peer_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// What the body sees of the sync connection of an outgoing migration.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkSignal {
+    /// Bytes of frames that the other node has not acknowledged: in the body's queue and in the
+    /// socket.
+    pub queued: u64,
+    /// Smoothed round trip; zero when unknown.
+    pub round_trip: Duration,
+    /// Bytes per second that the connection delivered lately; zero when unknown.
+    pub delivery_rate: u64,
+    /// Bytes per second that leave by the interface, the host's other traffic included, when it is
+    /// watched.
+    pub interface_rate: Option<u64>,
 }
 
 /// How far an outgoing migration is.
@@ -66,7 +122,8 @@ pub struct Progress {
     pub bytes_total: u64,
     /// Bytes of the disk that were copied in the first pass, zeroes included.
     pub bytes_copied: u64,
-    /// Data bytes of copies that were sent: `bytes_copied` less what was all zeroes.
+    /// Data bytes of copies that were sent: `bytes_copied` less what was all zeroes, plus what a
+    /// pause discarded.
     pub copy_bytes_sent: u64,
     /// Data bytes of double writes that were sent.
     pub double_write_bytes_sent: u64,
@@ -74,6 +131,36 @@ pub struct Progress {
     pub bytes_verified: u64,
     /// Whether every byte was compared and found equal.
     pub verified: bool,
+    /// What was promised and how it is kept.
+    pub promise: PromiseProgress,
+}
+
+/// How an outgoing migration keeps its promise to the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromiseProgress {
+    /// The longest latency promised.
+    pub limit: Option<Duration>,
+    /// Sampling periods so far in which the guest had requests.
+    pub periods: u64,
+    /// Those of them in which a request took longer than the limit.
+    pub breached_periods: u64,
+    /// Why the migration pauses now, if it does.
+    pub paused: Option<PauseReason>,
+    /// Pauses so far, by reason, in the order of [`PauseReason::ALL`].
+    pub pauses: [u32; 3],
+    /// Time spent in pauses.
+    pub paused_for: Duration,
+    /// Bytes of the disk that delayed writes still have to bring to the destination.
+    pub delayed_bytes: u64,
+    /// Data bytes of delayed writes that were sent.
+    pub delayed_bytes_sent: u64,
+    /// Delayed bytes that a later double write made obsolete before they were sent.
+    pub delayed_bytes_cancelled: u64,
+    /// Bytes per second that copies and delayed writes may take at the moment; `None` while nothing
+    /// holds them back.
+    pub rate_limit: Option<u64>,
+    /// What keeps the migration from coming to its end, when something does.
+    pub obstacle: Option<Obstacle>,
 }
 
 /// Why a migration cannot start.
@@ -139,6 +226,9 @@ pub struct Controller {
 }
 
 impl Controller {
+    /// How often the body reports [`LinkSignal`]s.
+    pub const LINK_SAMPLING: Duration = Duration::from_millis(10);
+
     /// A controller for a disk of `capacity` sectors whose stored authority is `record`.
     pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {
         let authority = Authority::new(record);
@@ -216,9 +306,9 @@ impl Controller {
     }
 
     /// A frame arrived on a connection of the current migration. `buffer` is the free tag in whose
-    /// buffer the payload was received; [`Message::Copy`], [`Message::DoubleWrite`] and
-    /// [`Message::Verify`] need one even without payload (a verification's data is read into it:
-    /// it must hold the extent). The others must come without one. [`Message::Forward`] must not be
+    /// buffer the payload was received; [`Message::Copy`], [`Message::DoubleWrite`],
+    /// [`Message::DelayedWrite`] and [`Message::Verify`] need one even without payload (a
+    /// verification's data is read into it: it must hold the extent). The others must come without one. [`Message::Forward`] must not be
     /// given here: the body turns it into [`Self::handle_request`] with
     /// [`Origin::Peer`](crate::request::Origin::Peer). For [`Message::ForwardReply`] the payload is
     /// in the buffer of the request it answers; it comes from the connection on which this node
@@ -240,7 +330,10 @@ impl Controller {
             } => {
                 self.acknowledged(class, tag, generation, result);
             }
-            Message::Copy { .. } | Message::DoubleWrite { .. } | Message::Verify { .. } => {
+            Message::Copy { .. }
+            | Message::DoubleWrite { .. }
+            | Message::DelayedWrite { .. }
+            | Message::Verify { .. } => {
                 if let Some(tag) = buffer {
                     self.replica(message, tag);
                 }
@@ -258,7 +351,10 @@ impl Controller {
                 self.send(TrafficClass::Control, Message::Pong);
             }
             Message::Pong => self.heard(),
-            Message::Forward { .. } => {}
+            Message::DelayedWritten { .. }
+            | Message::NewGeneration { .. }
+            | Message::GenerationReached { .. }
+            | Message::Forward { .. } => {}
             Message::Prepare { .. }
             | Message::Prepared { .. }
             | Message::Commit { .. }
@@ -284,6 +380,14 @@ impl Controller {
             Work::Request { .. } => Some(0),
             _ => None,
         }
+    }
+
+    /// What the body sees of the outgoing migration's sync connection. It reports every
+    /// [`LINK_SAMPLING`](Self::LINK_SAMPLING) while a migration leaves this node; without reports the
+    /// controller goes by the guest's latency alone.
+    pub fn handle_link_signal(&mut self, now: Time, signal: LinkSignal) {
+        self.now = now;
+        let _ = signal;
     }
 
     /// The record of the last [`Action::Persist`] is durable.

@@ -112,6 +112,7 @@ impl Source {
             double_write_bytes_sent: self.counters.double_write_sent,
             bytes_verified: self.counters.verified,
             verified: self.counters.all_verified,
+            promise: super::PromiseProgress::default(),
         }
     }
 

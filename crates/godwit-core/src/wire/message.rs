@@ -116,6 +116,38 @@ pub enum Message {
         /// Whether the hashes are equal, or the destination's disk failed.
         result: Result<bool, RequestError>,
     },
+    /// Data of the migrated region that the guest wrote while the migration paused, or whose double
+    /// write a pause gave up. Without `zeroes` it follows.
+    DelayedWrite {
+        /// The source's slot, returned in the answer.
+        slot: ChunkSlot,
+        /// The generation it was read in.
+        generation: Generation,
+        /// Where it belongs.
+        extent: Extent,
+        /// It is all zeroes; no data follows.
+        zeroes: bool,
+    },
+    /// A delayed write is on the destination's disk, or failed.
+    DelayedWritten {
+        /// The slot of the frame.
+        slot: ChunkSlot,
+        /// The generation of the frame.
+        generation: Generation,
+        /// Whether it worked.
+        result: Result<(), RequestError>,
+    },
+    /// A pause began: copies and verifications of older generations must not be carried out any
+    /// more. Answered at once.
+    NewGeneration {
+        /// The generation of all that follows on this connection.
+        generation: Generation,
+    },
+    /// Everything that the source sent on the sync connection before this generation has arrived.
+    GenerationReached {
+        /// The generation of the question.
+        generation: Generation,
+    },
     /// I/O of a client that stayed at the node which served before. A write's data follows.
     Forward {
         /// The sender's request, returned in the reply.
@@ -209,6 +241,34 @@ impl Message {
                 header.generation = generation;
                 header.status = status(result.map(|_| ()));
                 header.sectors = u32::from(result == Ok(true));
+            }
+            Self::DelayedWrite {
+                slot,
+                generation,
+                extent,
+                zeroes,
+            } => {
+                header = at(Kind::DelayedWrite, u32::from(slot.0), generation, extent);
+                header.flags = if zeroes { FLAG_ZEROES } else { 0 };
+                header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
+            }
+            Self::DelayedWritten {
+                slot,
+                generation,
+                result,
+            } => {
+                header = Header::new(Kind::DelayedWritten);
+                header.tag = u32::from(slot.0);
+                header.generation = generation;
+                header.status = status(result);
+            }
+            Self::NewGeneration { generation } => {
+                header = Header::new(Kind::NewGeneration);
+                header.generation = generation;
+            }
+            Self::GenerationReached { generation } => {
+                header = Header::new(Kind::GenerationReached);
+                header.generation = generation;
             }
             Self::Forward { tag, operation } => header = forward(tag, operation),
             Self::ForwardReply {
@@ -310,6 +370,19 @@ impl Message {
                 generation,
                 result: RequestError::from_code(header.status).map(|()| header.sectors == 1),
             },
+            Kind::DelayedWrite => Self::DelayedWrite {
+                slot: slot_in(header)?,
+                generation,
+                extent: data_extent(header, zeroes)?,
+                zeroes,
+            },
+            Kind::DelayedWritten => Self::DelayedWritten {
+                slot: slot_in(header)?,
+                generation,
+                result: RequestError::from_code(header.status),
+            },
+            Kind::NewGeneration => Self::NewGeneration { generation },
+            Kind::GenerationReached => Self::GenerationReached { generation },
             Kind::ForwardRead => Self::Forward {
                 tag,
                 operation: Operation::Read(header.extent()?),
@@ -348,6 +421,11 @@ impl Message {
                 slot,
                 zeroes: false,
                 ..
+            }
+            | Self::DelayedWrite {
+                slot,
+                zeroes: false,
+                ..
             } => Some(PayloadBuffer::Chunk(slot)),
             Self::DoubleWrite {
                 tag, zeroes: false, ..
@@ -366,9 +444,13 @@ impl Message {
             Self::Copy { .. } | Self::Verify { .. } | Self::Verified { .. } => {
                 matches!(class, TrafficClass::Copy)
             }
-            Self::DoubleWrite { .. } | Self::Forward { .. } | Self::ForwardReply { .. } => {
-                matches!(class, TrafficClass::Sync)
-            }
+            Self::DoubleWrite { .. }
+            | Self::DelayedWrite { .. }
+            | Self::DelayedWritten { .. }
+            | Self::NewGeneration { .. }
+            | Self::GenerationReached { .. }
+            | Self::Forward { .. }
+            | Self::ForwardReply { .. } => matches!(class, TrafficClass::Sync),
             Self::Ack { .. } => matches!(class, TrafficClass::Sync | TrafficClass::Copy),
             _ => matches!(class, TrafficClass::Control),
         }
@@ -381,7 +463,11 @@ impl Header {
     pub const fn payload_in_buffer(&self) -> bool {
         matches!(
             self.kind,
-            Kind::Copy | Kind::DoubleWrite | Kind::ForwardWrite | Kind::ForwardReply
+            Kind::Copy
+                | Kind::DoubleWrite
+                | Kind::DelayedWrite
+                | Kind::ForwardWrite
+                | Kind::ForwardReply
         )
     }
 }

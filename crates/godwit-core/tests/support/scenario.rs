@@ -303,13 +303,13 @@ impl Scenario {
         }
         let random = &mut self.world.random;
         let options = MigrationOptions {
-            migration: MigrationId([self.next_migration; 16]),
             chunk_sectors: 8 << random.below(5),
             window_chunks: 1 + random.below(4) as u16,
             busy_window_chunks: 1,
             max_bandwidth: (random.below(3) == 0).then(|| random.between(50_000_000, 500_000_000)),
             verify: random.below(2) == 0,
             peer_timeout: Duration::from_millis(50),
+            ..MigrationOptions::new(MigrationId([self.next_migration; 16]))
         };
         self.next_migration = self.next_migration.wrapping_add(1);
         let session = self.world.open_session();

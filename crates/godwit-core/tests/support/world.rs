@@ -17,6 +17,7 @@ pub(crate) const SECTORS: u64 = 2048;
 pub(crate) const LIMITS: Limits = Limits {
     requests: 64,
     window_chunks: 4,
+    delayed_chunks: 2,
 };
 
 /// What will happen.
@@ -219,6 +220,8 @@ impl World {
             }
             Action::Complete { tag, result } => self.complete(node, tag, result),
             Action::ReleaseReplica { tag } => self.free_tag(node, tag),
+            // A frame leaves at once here.
+            Action::DiscardUnsent { .. } => {}
             Action::Persist { record } => {
                 self.check_equal_at_switchover(node, record);
                 let delay = self.random.between(100_000, 5_000_000);
@@ -615,7 +618,10 @@ impl World {
                     self.with(to, |c, now| c.handle_message(now, class, message, None));
                 }
             }
-            Message::Copy { .. } | Message::DoubleWrite { .. } | Message::Verify { .. } => {
+            Message::Copy { .. }
+            | Message::DoubleWrite { .. }
+            | Message::DelayedWrite { .. }
+            | Message::Verify { .. } => {
                 let tag = self.nodes[to]
                     .free_tags
                     .pop()

@@ -30,6 +30,26 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
                 failpoint::reach(String::from("phase::copying")).await;
             }
         }
+        // A migration under a tight promise pauses many times a second.
+        Event::Paused { migration, reason } => {
+            tracing::debug!(disk = disk.name, %migration, reason = reason.name(), "paused");
+        }
+        Event::Resumed { migration } => {
+            tracing::debug!(disk = disk.name, %migration, "resumed");
+        }
+        Event::Obstructed {
+            migration,
+            obstacle: Some(obstacle),
+        } => {
+            let obstacle = obstacle.name();
+            tracing::warn!(disk = disk.name, %migration, obstacle, "the migration comes no nearer to its end");
+        }
+        Event::Obstructed {
+            migration,
+            obstacle: None,
+        } => {
+            tracing::info!(disk = disk.name, %migration, "the migration comes nearer to its end again");
+        }
         Event::MigrationCompleted { migration } => {
             disk.end(Activity::Outgoing(migration));
             table::end(node, disk, migration, Ok(())).await;

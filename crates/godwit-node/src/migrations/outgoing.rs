@@ -244,13 +244,13 @@ impl Attempt {
     /// Hands the connections to the engine.
     async fn start(&self, streams: PeerStreams) -> Result<(), ErrorBody> {
         let options = MigrationOptions {
-            migration: self.id,
             chunk_sectors: options::chunk_sectors(&self.settings),
             window_chunks: options::window_chunks(&self.settings),
             busy_window_chunks: options::busy_window_chunks(&self.settings),
             max_bandwidth: self.settings.max_bandwidth,
             verify: self.settings.verify,
             peer_timeout: PEER_TIMEOUT,
+            ..MigrationOptions::new(self.id)
         };
         let failed = |why: String| {
             ErrorBody::new(
