@@ -52,6 +52,7 @@ impl Bench {
             requests: IN_FLIGHT,
             window_chunks: 16,
             delayed_chunks: 4,
+            delayed_ranges: 1024,
         };
         let mut controller = Controller::new(limits, CAPACITY, AuthorityRecord::created());
         if migrating {

@@ -1,6 +1,7 @@
 //! Progress and milestones, for people and metrics.
 
 use crate::authority::AuthorityRecord;
+use crate::request::RequestError;
 use crate::units::{Extent, MigrationId};
 
 /// What a migration is doing, as its source sees it.
@@ -85,6 +86,14 @@ impl AbortReason {
             Self::VerifyMismatch => 7,
             Self::Protocol => 8,
             Self::Refused => 9,
+        }
+    }
+
+    /// Why a migration ends whose destination answered with this error.
+    pub(crate) const fn of_destination(error: RequestError) -> Self {
+        match error {
+            RequestError::NoSpace => Self::DestinationNoSpace,
+            _ => Self::DestinationDisk,
         }
     }
 

@@ -12,6 +12,7 @@ pub mod action;
 pub mod authority;
 mod controller;
 pub mod event;
+mod planted;
 pub mod request;
 pub mod sla;
 pub mod units;
@@ -19,3 +20,5 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{Controller, Limits, LinkSignal, MigrationOptions, Progress, StartError};
+#[cfg(feature = "planted-bugs")]
+pub use planted::PlantedBug;

@@ -30,6 +30,7 @@ impl EngineConfig {
                 requests: 1024,
                 window_chunks: 64,
                 delayed_chunks: 8,
+                delayed_ranges: 1024,
             },
             memory: Bytes(128 << 20),
             max_clients: 64,

@@ -6,6 +6,7 @@ use super::slots::{LOCAL, Stage, Work};
 use super::{Controller, StartError};
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use crate::event::AbortReason;
+use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Generation, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
@@ -92,6 +93,20 @@ impl Controller {
                 extent,
                 generation,
             ),
+            Message::DelayedWrite {
+                slot,
+                generation,
+                extent,
+                zeroes,
+            } => (
+                Work::DelayedWrite {
+                    slot,
+                    generation,
+                    zeroes,
+                },
+                extent,
+                generation,
+            ),
             Message::Verify {
                 slot,
                 generation,
@@ -112,12 +127,13 @@ impl Controller {
         let Some(migration) = self.authority.receiving() else {
             return self.act(Action::ReleaseReplica { tag });
         };
+        let ignores_generation = self.has_bug(PlantedBug::IgnoreGeneration);
         let Some(destination) = &mut self.destination else {
             return self.act(Action::ReleaseReplica { tag });
         };
-        let stale = generation < destination.generation;
+        let stale = generation < destination.generation && !ignores_generation;
         destination.generation = destination.generation.max(generation);
-        if stale && !matches!(work, Work::DoubleWrite { .. }) {
+        if stale && matches!(work, Work::Copy { .. } | Work::Verify { .. }) {
             return self.act(Action::ReleaseReplica { tag });
         }
         if !extent.within(self.capacity) || !self.slots.occupy(tag, work, Some(extent)) {
@@ -136,6 +152,9 @@ impl Controller {
     pub(super) fn issue_replica(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
         let Some(extent) = slot.extent else { return };
+        if slot.stale {
+            return self.drop_stale(tag);
+        }
         slot.stage = Stage::InFlight;
         slot.pending = LOCAL;
         let zero = |unmap| DiskOperation::WriteZeroes {
@@ -144,7 +163,7 @@ impl Controller {
             unmap,
         };
         let operation = match slot.work {
-            Work::Copy { zeroes: true, .. } => zero(true),
+            Work::Copy { zeroes: true, .. } | Work::DelayedWrite { zeroes: true, .. } => zero(true),
             Work::DoubleWrite {
                 zeroes: true,
                 unmap,
@@ -206,6 +225,16 @@ impl Controller {
                     result: done,
                 },
             ),
+            Work::DelayedWrite {
+                slot, generation, ..
+            } => (
+                TrafficClass::Sync,
+                Message::DelayedWritten {
+                    slot,
+                    generation,
+                    result: done,
+                },
+            ),
             Work::Verify {
                 slot,
                 generation,
@@ -229,8 +258,48 @@ impl Controller {
         self.act(Action::ReleaseReplica { tag });
     }
 
+    /// The source paused: copies and comparisons that it sent before are not wanted any more,
+    /// unless they are at the disk already.
+    pub(super) fn new_generation(&mut self, generation: Generation) {
+        self.destination_heard();
+        if self.authority.receiving().is_none() {
+            return;
+        }
+        let Some(destination) = &mut self.destination else {
+            return;
+        };
+        destination.generation = destination.generation.max(generation);
+        let stale = self.slots.select(|slot| {
+            let sent_in = match slot.work {
+                Work::Copy { generation, .. } | Work::Verify { generation, .. } => generation,
+                _ => return false,
+            };
+            sent_in < generation && slot.stage == Stage::Waiting
+        });
+        for tag in stale {
+            self.slots[tag].stale = !self.has_bug(PlantedBug::IgnoreGeneration);
+        }
+        self.send(
+            TrafficClass::Sync,
+            Message::GenerationReached { generation },
+        );
+    }
+
+    /// The turn of a frame has come that was given up meanwhile.
+    fn drop_stale(&mut self, tag: RequestTag) {
+        self.leave(tag);
+        self.slots.release(tag);
+        if let Some(destination) = &mut self.destination {
+            destination.in_flight -= 1;
+        }
+        self.act(Action::ReleaseReplica { tag });
+    }
+
     /// Makes everything that was received durable.
     pub(super) fn issue_barrier(&mut self) {
+        if self.has_bug(PlantedBug::AcceptWithoutFlush) {
+            return self.barrier_done(Ok(()));
+        }
         if let Some(destination) = &mut self.destination {
             destination.flushing = true;
         }

@@ -1,24 +1,25 @@
-//! Which 4 KiB blocks were written since they were last compared.
+//! Which blocks of a disk still have to be looked at.
 
 use crate::units::{Extent, Lba, Sectors};
 
-const BLOCK_SECTORS: u64 = 8;
-
-/// A bitmap over the disk's 4 KiB blocks: 32 MiB for a disk of 1 TiB.
+/// A bitmap over the disk's blocks: with blocks of 4 KiB, 32 MiB for a disk of 1 TiB.
 #[derive(Debug)]
 pub(super) struct DirtyBitmap {
     words: Box<[u64]>,
     capacity: Sectors,
+    block_sectors: u64,
     count: u64,
 }
 
 impl DirtyBitmap {
-    pub(super) fn new(capacity: Sectors) -> Self {
-        let blocks = capacity.0.div_ceil(BLOCK_SECTORS);
+    pub(super) fn new(capacity: Sectors, block_sectors: u32) -> Self {
+        let block_sectors = u64::from(block_sectors);
+        let blocks = capacity.0.div_ceil(block_sectors);
         let words = vec![0; blocks.div_ceil(64) as usize].into_boxed_slice();
         Self {
             words,
             capacity,
+            block_sectors,
             count: 0,
         }
     }
@@ -28,32 +29,55 @@ impl DirtyBitmap {
         self.count
     }
 
+    /// Sectors of the blocks that are set; a last block that the disk cuts short counts whole.
+    pub(super) fn sectors(&self) -> u64 {
+        self.count * self.block_sectors
+    }
+
+    /// Sets every block that the extent touches.
     pub(super) fn set(&mut self, extent: Extent) {
-        for block in blocks(extent) {
+        for block in self.blocks(extent) {
             let (word, bit) = (&mut self.words[(block / 64) as usize], 1 << (block % 64));
             self.count += u64::from(*word & bit == 0);
             *word |= bit;
         }
     }
 
+    /// Clears every block that the extent touches.
     pub(super) fn clear(&mut self, extent: Extent) {
-        for block in blocks(extent) {
+        self.clear_blocks(self.blocks(extent));
+    }
+
+    /// Clears the blocks that the extent covers whole.
+    pub(super) fn clear_covered(&mut self, extent: Extent) {
+        let first = extent.start().0.div_ceil(self.block_sectors);
+        let end = if extent.end().0 >= self.capacity.0 {
+            self.capacity.0.div_ceil(self.block_sectors)
+        } else {
+            extent.end().0 / self.block_sectors
+        };
+        self.clear_blocks(first..end);
+    }
+
+    fn clear_blocks(&mut self, blocks: core::ops::Range<u64>) {
+        for block in blocks {
             let (word, bit) = (&mut self.words[(block / 64) as usize], 1 << (block % 64));
             self.count -= u64::from(*word & bit != 0);
             *word &= !bit;
         }
     }
 
-    /// The first run of set blocks at or right of `from`, at most `limit` sectors of it.
+    /// The first run of set blocks at or right of `from`, at most `limit` sectors of it, which is
+    /// at least a block.
     pub(super) fn next_run(&self, from: Lba, limit: u32) -> Option<Extent> {
-        let first = self.next_set(from.0.div_ceil(BLOCK_SECTORS))?;
-        let most = first + u64::from(limit) / BLOCK_SECTORS;
+        let first = self.next_set(from.0.div_ceil(self.block_sectors))?;
+        let most = first + u64::from(limit) / self.block_sectors;
         let mut end = first + 1;
         while end < most && self.is_set(end) {
             end += 1;
         }
-        let start = Lba(first * BLOCK_SECTORS);
-        let end = (end * BLOCK_SECTORS).min(self.capacity.0);
+        let start = Lba(first * self.block_sectors);
+        let end = (end * self.block_sectors).min(self.capacity.0);
         Extent::new(start, u32::try_from(end - start.0).ok()?)
     }
 
@@ -72,10 +96,10 @@ impl DirtyBitmap {
             .get((block / 64) as usize)
             .is_some_and(|word| word & (1 << (block % 64)) != 0)
     }
-}
 
-fn blocks(extent: Extent) -> core::ops::Range<u64> {
-    extent.start().0 / BLOCK_SECTORS..extent.end().0.div_ceil(BLOCK_SECTORS)
+    fn blocks(&self, extent: Extent) -> core::ops::Range<u64> {
+        extent.start().0 / self.block_sectors..extent.end().0.div_ceil(self.block_sectors)
+    }
 }
 
 #[cfg(test)]
@@ -88,7 +112,7 @@ mod tests {
 
     #[test]
     fn runs_are_whole_blocks_and_end_at_the_limit_or_the_disk() {
-        let mut dirty = DirtyBitmap::new(Sectors(1001));
+        let mut dirty = DirtyBitmap::new(Sectors(1001), 8);
         dirty.set(extent(9, 1));
         dirty.set(extent(15, 34));
         dirty.set(extent(1000, 1));
@@ -101,5 +125,11 @@ mod tests {
         assert_eq!(dirty.count(), 1);
         assert_eq!(dirty.next_run(Lba(0), 64), Some(extent(1000, 1)));
         assert_eq!(dirty.next_run(Lba(1001), 64), None);
+        assert_eq!(dirty.sectors(), 8);
+        dirty.clear_covered(extent(1000, 1));
+        assert_eq!(dirty.count(), 0, "the disk's end cuts the last block short");
+        dirty.set(extent(0, 24));
+        dirty.clear_covered(extent(1, 22));
+        assert_eq!(dirty.count(), 2, "what is covered in part stays");
     }
 }

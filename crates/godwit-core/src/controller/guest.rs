@@ -4,8 +4,9 @@ use super::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
 use super::{Controller, ForwardLink};
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::event::{AbortReason, Event};
+use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, Request, RequestError, RequestTag};
-use crate::units::Time;
+use crate::units::{Generation, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::Entry;
 
@@ -42,6 +43,7 @@ impl Controller {
             debug_assert!(false, "{tag:?} is busy or out of range");
             return;
         }
+        self.slots[tag].arrived = now;
         self.requests += 1;
         self.last_request = Some(now);
         if extent.is_some_and(|extent| !extent.within(self.capacity)) {
@@ -182,7 +184,8 @@ impl Controller {
     /// chunk that locks its addresses.
     #[inline]
     pub(super) fn advance(&mut self, tag: RequestTag) {
-        let slot = &self.slots[tag];
+        let slot = &mut self.slots[tag];
+        slot.locked = false;
         let (sequence, is_write) = (slot.sequence, slot.is_write());
         let is_request = slot.is_request();
         if let Some(extent) = slot.extent {
@@ -198,12 +201,14 @@ impl Controller {
                 return;
             }
             if is_write
+                && !self.has_bug(PlantedBug::SkipWindowLock)
                 && let Some(source) = &mut self.source
                 && let Some(chunk) = source.window.lock_over(extent)
             {
                 self.slots[tag].stage = Stage::Waiting;
+                self.slots[tag].locked = true;
                 self.slots.push(&mut chunk.waiters, tag);
-                return;
+                return self.watch(tag);
             }
         }
         if self.slots[tag].is_request() {
@@ -277,10 +282,18 @@ impl Controller {
             && let Some(source) = &mut self.source
             && source.has_copied(extent)
         {
+            if source.delays() {
+                return source.delay(extent);
+            }
             let generation = source.generation;
             source.double_written(extent, zeroes);
-            self.slots[tag].pending |= REMOTE;
-            self.slots[tag].doubled = true;
+            let waits = !self.has_bug(PlantedBug::AckBeforeRemote);
+            let slot = &mut self.slots[tag];
+            if waits {
+                slot.pending |= REMOTE;
+            }
+            slot.doubled = true;
+            slot.generation = generation;
             let message = Message::DoubleWrite {
                 tag,
                 generation,
@@ -289,6 +302,7 @@ impl Controller {
                 unmap,
             };
             self.send(TrafficClass::Sync, message);
+            self.watch(tag);
         }
     }
 
@@ -313,9 +327,19 @@ impl Controller {
         }
     }
 
-    /// The destination acknowledged (or failed) a double write.
+    /// The destination acknowledged (or failed) a double write. An acknowledgement of an older
+    /// generation is one that nobody waits for any more: the tag may have a new owner.
     #[inline]
-    pub(super) fn double_write_acknowledged(&mut self, tag: RequestTag) {
+    pub(super) fn double_write_acknowledged(&mut self, tag: RequestTag, generation: Generation) {
+        let is_current = |slot: &super::slots::Slot| slot.generation == generation;
+        if self.slots.get(tag).is_some_and(is_current) {
+            self.give_up_double_write(tag);
+        }
+    }
+
+    /// A double write keeps its request waiting no longer.
+    #[inline]
+    pub(super) fn give_up_double_write(&mut self, tag: RequestTag) {
         let Some(slot) = self
             .slots
             .get_mut(tag)
@@ -326,6 +350,8 @@ impl Controller {
         slot.pending &= !REMOTE;
         if slot.pending == 0 {
             self.finish(tag);
+        } else if let Some(source) = &mut self.source {
+            source.prune_watched(&self.slots);
         }
     }
 
@@ -388,7 +414,16 @@ impl Controller {
 
     #[inline]
     fn answer(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
+        if let Some(source) = &mut self.source
+            && let Some(governor) = &mut source.governor
+        {
+            let slot = &self.slots[tag];
+            governor.answered(self.now.since(slot.arrived), slot.late);
+        }
         self.slots.release(tag);
+        if let Some(source) = &mut self.source {
+            source.prune_watched(&self.slots);
+        }
         self.requests -= 1;
         self.act(Action::Complete { tag, result });
     }

@@ -1,10 +1,15 @@
 //! The controller of one disk on one node.
 
+mod convergence;
+mod delayed_table;
+mod delayed_writes;
 mod destination;
 mod dirty;
+mod governor;
 mod guest;
 mod ownership;
 mod pacer;
+mod pause;
 mod slots;
 mod source;
 mod window;
@@ -18,6 +23,7 @@ use self::source::Source;
 use crate::action::{Action, Content, DiskTag};
 use crate::authority::{Authority, AuthorityRecord};
 use crate::event::{AbortReason, Event, Obstacle, PauseReason, Phase};
+use crate::planted::PlantedBug;
 use crate::request::{Operation, RequestError, RequestTag};
 use crate::sla::LatencyTarget;
 use crate::units::{MigrationId, Sectors, Time};
@@ -32,8 +38,10 @@ pub struct Limits {
     /// Slots of the locking window: chunks in flight at the source.
     pub window_chunks: u16,
     /// Slots for delayed writes in flight at the source. They are the [`ChunkSlot`]s that follow
-    /// those of the window, from `window_chunks` on.
+    /// those of the window, from `window_chunks` on. Each holds 64 KiB.
     pub delayed_chunks: u16,
+    /// Ranges of delayed writes that are remembered exactly; beyond that the table coarsens.
+    pub delayed_ranges: u16,
 }
 
 /// How a disk is moved.
@@ -223,6 +231,11 @@ pub struct Controller {
     /// When to remind the other node of an undecided migration.
     remind_at: Option<Time>,
     now: Time,
+    #[cfg(feature = "planted-bugs")]
+    planted: Option<PlantedBug>,
+    /// Records that were acted on too early.
+    #[cfg(feature = "planted-bugs")]
+    used_early: u32,
 }
 
 impl Controller {
@@ -255,7 +268,32 @@ impl Controller {
             control_up: false,
             remind_at,
             now: Time(0),
+            #[cfg(feature = "planted-bugs")]
+            planted: None,
+            #[cfg(feature = "planted-bugs")]
+            used_early: 0,
         }
+    }
+
+    /// Makes this controller wrong.
+    #[cfg(feature = "planted-bugs")]
+    pub const fn plant(&mut self, bug: PlantedBug) {
+        self.planted = Some(bug);
+    }
+
+    #[cfg(feature = "planted-bugs")]
+    fn has_bug(&self, bug: PlantedBug) -> bool {
+        self.planted == Some(bug)
+    }
+
+    #[cfg(not(feature = "planted-bugs"))]
+    #[inline]
+    #[allow(
+        clippy::unused_self,
+        reason = "it has the signature of its counterpart"
+    )]
+    const fn has_bug(&self, _: PlantedBug) -> bool {
+        false
     }
 
     /// The next thing to do.
@@ -266,7 +304,10 @@ impl Controller {
 
     /// When [`Self::handle_timer`] wants to be called.
     pub fn next_deadline(&self) -> Option<Time> {
-        let source = self.source.as_ref().map(|source| source.next_deadline());
+        let source = self
+            .source
+            .as_ref()
+            .map(|source| source.next_deadline(&self.slots));
         let destination = self
             .destination
             .as_ref()
@@ -285,6 +326,7 @@ impl Controller {
         if self.remind_at.is_some_and(|at| at <= now) {
             self.remind();
         }
+        self.run_ready();
     }
 
     /// A disk operation finished. One that was not started is ignored.
@@ -298,6 +340,13 @@ impl Controller {
         self.now = now;
         match tag {
             DiskTag::Request(tag) => self.request_disk_done(tag, result.map(|_| ())),
+            DiskTag::Chunk(_) if self.orphaned_reads > 0 => {
+                // No migration starts while reads of an abandoned one are under way.
+                self.orphaned_reads -= 1;
+            }
+            DiskTag::Chunk(slot) if slot.0 >= self.limits.window_chunks => {
+                self.delayed_read(slot, result);
+            }
             DiskTag::Chunk(slot) => self.chunk_read(slot, result),
             DiskTag::Replica(tag) => self.replica_disk_done(tag, result),
             DiskTag::Barrier => self.barrier_done(result.map(|_| ())),
@@ -351,10 +400,14 @@ impl Controller {
                 self.send(TrafficClass::Control, Message::Pong);
             }
             Message::Pong => self.heard(),
-            Message::DelayedWritten { .. }
-            | Message::NewGeneration { .. }
-            | Message::GenerationReached { .. }
-            | Message::Forward { .. } => {}
+            Message::DelayedWritten {
+                slot,
+                generation,
+                result,
+            } => self.delayed_written(slot, generation, result),
+            Message::NewGeneration { generation } => self.new_generation(generation),
+            Message::GenerationReached { generation } => self.generation_reached(generation),
+            Message::Forward { .. } => {}
             Message::Prepare { .. }
             | Message::Prepared { .. }
             | Message::Commit { .. }
@@ -382,17 +435,14 @@ impl Controller {
         }
     }
 
-    /// What the body sees of the outgoing migration's sync connection. It reports every
-    /// [`LINK_SAMPLING`](Self::LINK_SAMPLING) while a migration leaves this node; without reports the
-    /// controller goes by the guest's latency alone.
-    pub fn handle_link_signal(&mut self, now: Time, signal: LinkSignal) {
-        self.now = now;
-        let _ = signal;
-    }
-
     /// The record of the last [`Action::Persist`] is durable.
     pub fn handle_persisted(&mut self, now: Time) {
         self.now = now;
+        #[cfg(feature = "planted-bugs")]
+        if self.used_early > 0 {
+            self.used_early -= 1;
+            return;
+        }
         let effects = self.authority.persisted();
         let record = self.authority.record();
         self.notify(Event::AuthorityChanged { record });
@@ -435,7 +485,7 @@ impl Controller {
     pub fn progress(&self) -> Option<Progress> {
         self.source
             .as_ref()
-            .map(|source| source.progress())
+            .map(|source| source.progress(self.now))
             .or(self.last_progress)
     }
 

@@ -78,6 +78,12 @@ impl Controller {
                         self.enter_phase(Phase::Relinquishing);
                     }
                     self.act(Action::Persist { record });
+                    #[cfg(feature = "planted-bugs")]
+                    if self.has_bug(crate::PlantedBug::PersistAfterUse) {
+                        self.used_early += 1;
+                        let effects = self.authority.persisted();
+                        self.apply(effects);
+                    }
                 }
                 Effect::Relinquished(_) => {
                     self.enter_phase(Phase::Committing);

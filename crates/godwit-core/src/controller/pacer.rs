@@ -26,6 +26,11 @@ impl Pacer {
         }
     }
 
+    /// Changes the rate from now on.
+    pub(super) fn set_rate(&mut self, bytes_per_second: u64) {
+        self.bytes_per_second = bytes_per_second.max(1);
+    }
+
     /// Draws from the budget, into debt if it must.
     pub(super) fn spend(&mut self, bytes: u64) {
         self.tokens = self.tokens.saturating_sub_unsigned(bytes);

@@ -36,6 +36,12 @@ pub(super) enum Work {
         zeroes: bool,
         unmap: bool,
     },
+    /// A delayed write that the source sent.
+    DelayedWrite {
+        slot: ChunkSlot,
+        generation: Generation,
+        zeroes: bool,
+    },
     /// A comparison that the source asked for.
     Verify {
         slot: ChunkSlot,
@@ -81,6 +87,16 @@ pub(super) struct Slot {
     pub(super) registered: bool,
     /// Whether the destination was told of this write.
     pub(super) doubled: bool,
+    /// Whether it waits for the chunk that locks its addresses.
+    pub(super) locked: bool,
+    /// Whether it waited for the migration too long and nothing could be done about it.
+    pub(super) late: bool,
+    /// Whether it is a frame that is dropped instead of carried out when its turn comes.
+    pub(super) stale: bool,
+    /// The generation in which it was sent to the destination.
+    pub(super) generation: Generation,
+    /// When a request entered.
+    pub(super) arrived: Time,
     pub(super) extent: Option<Extent>,
     pub(super) sequence: u64,
     pub(super) issued: Time,
@@ -97,6 +113,11 @@ impl Slot {
         admitted: false,
         registered: false,
         doubled: false,
+        locked: false,
+        late: false,
+        stale: false,
+        generation: Generation(0),
+        arrived: Time(0),
         extent: None,
         sequence: 0,
         issued: Time(0),
@@ -117,7 +138,7 @@ impl Slot {
     pub(super) const fn is_write(&self) -> bool {
         match &self.work {
             Work::Request { operation, .. } => operation.is_write(),
-            Work::Copy { .. } | Work::DoubleWrite { .. } => true,
+            Work::Copy { .. } | Work::DoubleWrite { .. } | Work::DelayedWrite { .. } => true,
             Work::Free | Work::Verify { .. } => false,
         }
     }
@@ -174,6 +195,15 @@ impl Slots {
         self.slots
             .get_mut(tag.0 as usize)
             .filter(|slot| !slot.is_free())
+    }
+
+    /// Whether the request that had this place in the order of arrival waits for the destination
+    /// or for a chunk, and is not known to be late.
+    #[inline]
+    pub(super) fn waits_for_migration(&self, tag: RequestTag, sequence: u64) -> bool {
+        self.get(tag).is_some_and(|slot| {
+            slot.sequence == sequence && !slot.late && (slot.locked || slot.pending & REMOTE != 0)
+        })
     }
 
     /// The occupied slots that `matches` accepts, oldest first. For rare events: it allocates.

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::slots::TagList;
 use crate::action::{ChunkSlot, Digest};
-use crate::units::{Extent, Lba};
+use crate::units::{Extent, Lba, Time};
 
 /// How far a chunk in the window is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub(super) struct Chunk {
     pub(super) slot: ChunkSlot,
     pub(super) extent: Extent,
     pub(super) state: ChunkState,
+    /// When it was locked.
+    pub(super) locked: Time,
     pub(super) waiters: TagList,
 }
 
@@ -59,6 +61,8 @@ pub(super) struct Window {
     pub(super) pointers: Pointers,
     chunks: VecDeque<Chunk>,
     free: Vec<ChunkSlot>,
+    /// Slots of chunks that were given up while they were read.
+    orphans: Vec<ChunkSlot>,
     quiescing: u32,
 }
 
@@ -68,6 +72,7 @@ impl Window {
             pointers: Pointers::default(),
             chunks: VecDeque::with_capacity(usize::from(slots)),
             free: (0..slots).rev().map(ChunkSlot).collect(),
+            orphans: Vec::with_capacity(usize::from(slots)),
             quiescing: 0,
         }
     }
@@ -87,7 +92,7 @@ impl Window {
     }
 
     /// Locks the next chunk, at or right of the read head. `None` when the window is full.
-    pub(super) fn lock(&mut self, extent: Extent) -> Option<ChunkSlot> {
+    pub(super) fn lock(&mut self, extent: Extent, now: Time) -> Option<ChunkSlot> {
         debug_assert!(
             extent.start() >= self.pointers.read_head,
             "pointers only move right"
@@ -98,6 +103,7 @@ impl Window {
             slot,
             extent,
             state,
+            locked: now,
             waiters: TagList::EMPTY,
         });
         self.quiescing += 1;
@@ -159,17 +165,15 @@ impl Window {
         Some((unsent.slot, unsent.extent, content))
     }
 
-    /// Marks a sent chunk as acknowledged and returns its extent and those who waited for it;
-    /// `None` when no such chunk was sent.
-    pub(super) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<(Extent, TagList)> {
+    /// Marks a sent chunk as acknowledged and returns it as it was; `None` when no such chunk was
+    /// sent.
+    pub(super) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<Chunk> {
         let chunk = self
             .get(slot)
             .filter(|chunk| chunk.state == ChunkState::Sent)?;
+        let acknowledged = *chunk;
         chunk.state = ChunkState::Done;
-        let acknowledged = (
-            chunk.extent,
-            core::mem::replace(&mut chunk.waiters, TagList::EMPTY),
-        );
+        chunk.waiters = TagList::EMPTY;
         while let Some(chunk) = self
             .chunks
             .pop_front_if(|chunk| chunk.state == ChunkState::Done)
@@ -180,17 +184,40 @@ impl Window {
         Some(acknowledged)
     }
 
-    /// Gives every chunk up. Returns how many local reads are still under way and who waited.
-    pub(super) fn abandon(&mut self) -> (u32, Vec<TagList>) {
-        let reading = self
-            .chunks
-            .iter()
-            .filter(|c| c.state == ChunkState::Reading)
-            .count() as u32;
+    /// Gives every chunk up that is not migrated (`LM_head := LM_tail`) and returns them. Those that
+    /// are being read keep their slots until [`Self::orphan_read`].
+    pub(super) fn retreat(&mut self) -> Vec<Chunk> {
+        let given_up: Vec<_> = self.chunks.drain(..).collect();
+        for chunk in &given_up {
+            match chunk.state {
+                ChunkState::Reading => self.orphans.push(chunk.slot),
+                _ => self.free.push(chunk.slot),
+            }
+        }
         self.quiescing = 0;
-        (
-            reading,
-            self.chunks.drain(..).map(|chunk| chunk.waiters).collect(),
-        )
+        let tail = self.pointers.write_tail;
+        self.pointers = Pointers {
+            read_head: tail,
+            read_tail: tail,
+            write_head: tail,
+            write_tail: tail,
+        };
+        given_up
+    }
+
+    /// The read of a chunk that was given up has ended. False when the slot is none of those.
+    pub(super) fn orphan_read(&mut self, slot: ChunkSlot) -> bool {
+        let Some(at) = self.orphans.iter().position(|orphan| *orphan == slot) else {
+            return false;
+        };
+        self.orphans.swap_remove(at);
+        self.free.push(slot);
+        true
+    }
+
+    /// Local reads under way, those of chunks that were given up included.
+    pub(super) fn reads(&self) -> u32 {
+        let reading = |chunk: &&Chunk| chunk.state == ChunkState::Reading;
+        (self.orphans.len() + self.chunks.iter().filter(reading).count()) as u32
     }
 }

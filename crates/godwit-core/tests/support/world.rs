@@ -18,6 +18,7 @@ pub(crate) const LIMITS: Limits = Limits {
     requests: 64,
     window_chunks: 4,
     delayed_chunks: 2,
+    delayed_ranges: 8,
 };
 
 /// What will happen.

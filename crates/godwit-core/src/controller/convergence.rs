@@ -1,0 +1,144 @@
+//! Whether a migration comes nearer to its end, and what keeps it when it does not.
+
+use core::time::Duration;
+
+use crate::event::{Obstacle, PauseReason};
+use crate::units::Time;
+
+/// How much time a judgement looks back on: long enough for several of the longest pauses.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// What a migration has achieved up to now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Achievement {
+    /// Bytes that still have to be sent in this pass.
+    pub(super) left: u64,
+    /// Those of them that delayed writes have to bring.
+    pub(super) delayed: u64,
+    /// Time spent in pauses.
+    pub(super) paused: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Convergence {
+    next: Time,
+    last: Achievement,
+    obstacle: Option<Obstacle>,
+}
+
+impl Convergence {
+    pub(super) fn new(now: Time) -> Self {
+        Self {
+            next: now.after(PERIOD),
+            last: Achievement {
+                left: u64::MAX,
+                ..Achievement::default()
+            },
+            obstacle: None,
+        }
+    }
+
+    pub(super) const fn obstacle(&self) -> Option<Obstacle> {
+        self.obstacle
+    }
+
+    /// A pass begins: what was left of the last one says nothing about it.
+    pub(super) fn restart(&mut self, now: Time) {
+        *self = Self {
+            obstacle: self.obstacle,
+            ..Self::new(now)
+        };
+    }
+
+    /// Judges the last period when it is over, and returns what has changed.
+    pub(super) fn judge(
+        &mut self,
+        now: Time,
+        current: Achievement,
+        last_pause: Option<PauseReason>,
+        deadline: Option<Time>,
+    ) -> Option<Option<Obstacle>> {
+        if now < self.next {
+            return None;
+        }
+        self.next = now.after(PERIOD);
+        let last = core::mem::replace(&mut self.last, current);
+        if last.left == u64::MAX {
+            return None;
+        }
+        let gained = last.left.saturating_sub(current.left);
+        // A thousandth of what is left in a period is more than an hour for the whole.
+        let obstacle = if gained > last.left / 1000 {
+            let periods_left = current.left / gained.max(1);
+            let ends =
+                now.after(PERIOD.saturating_mul(u32::try_from(periods_left).unwrap_or(u32::MAX)));
+            deadline
+                .is_some_and(|deadline| ends > deadline)
+                .then_some(Obstacle::Deadline)
+        } else if current.paused.saturating_sub(last.paused) * 2 > PERIOD
+            && last_pause == Some(PauseReason::InterfaceBudget)
+        {
+            Some(Obstacle::InterfaceBudget)
+        } else if current.delayed > last.delayed {
+            Some(Obstacle::WriteRate)
+        } else {
+            Some(Obstacle::Promise)
+        };
+        let changed = obstacle != self.obstacle;
+        self.obstacle = obstacle;
+        changed.then_some(obstacle)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PASS: u64 = 1 << 30;
+
+    fn at(seconds: u64) -> Time {
+        Time(seconds * 1_000_000_000)
+    }
+
+    fn judge(
+        convergence: &mut Convergence,
+        seconds: u64,
+        (left, delayed, paused): (u64, u64, u64),
+        deadline: Option<Time>,
+    ) -> Option<Option<Obstacle>> {
+        let current = Achievement {
+            left,
+            delayed,
+            paused: Duration::from_secs(paused),
+        };
+        let reason = Some(PauseReason::GuestLatency);
+        convergence.judge(at(seconds), current, reason, deadline)
+    }
+
+    #[test]
+    fn a_migration_that_stands_still_says_why_and_when_it_no_longer_does() {
+        let mut it = Convergence::new(at(0));
+        assert_eq!(judge(&mut it, 3, (PASS, 0, 0), None), None, "too early");
+        assert_eq!(judge(&mut it, 5, (PASS, 0, 0), None), None);
+        let stands = judge(&mut it, 10, (PASS, 0, 1), None);
+        assert_eq!(stands, Some(Some(Obstacle::Promise)));
+        let drowns = judge(&mut it, 15, (PASS + 4096, 4096, 1), None);
+        assert_eq!(drowns, Some(Some(Obstacle::WriteRate)));
+        assert_eq!(
+            judge(&mut it, 20, (PASS + 8192, 8192, 1), None),
+            None,
+            "no change"
+        );
+        assert_eq!(judge(&mut it, 25, (PASS / 2, 0, 1), None), Some(None));
+    }
+
+    #[test]
+    fn a_deadline_that_will_be_missed_is_an_obstacle() {
+        let mut it = Convergence::new(at(0));
+        judge(&mut it, 5, (PASS, 0, 0), Some(at(30)));
+        let slow = judge(&mut it, 10, (PASS / 10 * 9, 0, 0), Some(at(30)));
+        assert_eq!(slow, Some(Some(Obstacle::Deadline)));
+        let fast = judge(&mut it, 15, (PASS / 10, 0, 0), Some(at(30)));
+        assert_eq!(fast, Some(None));
+    }
+}

@@ -1,0 +1,309 @@
+//! Writes that a pause kept from the destination: what is remembered of them, and how they are sent
+//! afterwards (`DelayedTableFlush`, Alg. 3 of the SmartNIC storage-migration paper).
+//!
+//! A delayed write is read from the local disk when it is sent, so it carries whatever the guest
+//! has written there by then. It rides on the sync connection: a double write to the same address
+//! that follows it arrives later. What is being read when the guest writes to it again is given up
+//! and remembered anew.
+
+use super::delayed_table::DelayedTable;
+use super::slots::LOCAL;
+use super::{Controller, Limits};
+use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
+use crate::event::{AbortReason, Phase};
+use crate::request::RequestError;
+use crate::units::{Extent, Generation, Lba, Sectors, Time};
+use crate::wire::{Message, TrafficClass};
+
+/// Entries that are passed over because the guest is writing to them, before the rest waits for the
+/// next occasion.
+const MOST_BUSY: u32 = 8;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FlightState {
+    /// The local read is under way.
+    Reading,
+    /// The local read is under way, and what it brings is of no use.
+    Cancelled,
+    /// Sent; not acknowledged.
+    Sent(Time),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    slot: ChunkSlot,
+    extent: Extent,
+    state: FlightState,
+}
+
+/// The table and what of it is on its way.
+#[derive(Debug)]
+pub(super) struct DelayedWrites {
+    table: DelayedTable,
+    flights: Vec<Flight>,
+    free: Vec<ChunkSlot>,
+    /// Where the last entry ended that was sent: the disk is gone over in order.
+    cursor: Lba,
+    pub(super) sent_bytes: u64,
+    pub(super) cancelled_bytes: u64,
+}
+
+impl DelayedWrites {
+    pub(super) fn new(limits: Limits, capacity: Sectors) -> Self {
+        let slots = limits.delayed_chunks.max(1);
+        let first = limits.window_chunks;
+        Self {
+            table: DelayedTable::new(capacity, limits.delayed_ranges),
+            flights: Vec::with_capacity(usize::from(slots)),
+            free: (first..first.saturating_add(slots))
+                .rev()
+                .map(ChunkSlot)
+                .collect(),
+            cursor: Lba(0),
+            sent_bytes: 0,
+            cancelled_bytes: 0,
+        }
+    }
+
+    /// Plants a defect: a full table drops what comes.
+    #[cfg(feature = "planted-bugs")]
+    pub(super) fn drop_on_overflow(&mut self) {
+        self.table.drop_on_overflow();
+    }
+
+    /// Whether the destination has everything: nothing is remembered and nothing on its way.
+    #[inline]
+    pub(super) fn is_settled(&self) -> bool {
+        self.table.is_empty()
+            && self
+                .flights
+                .iter()
+                .all(|flight| flight.state == FlightState::Cancelled)
+    }
+
+    /// Bytes that the destination does not have, or has not confirmed.
+    pub(super) fn pending_bytes(&self) -> u64 {
+        let flying: u64 = self
+            .flights
+            .iter()
+            .filter(|flight| flight.state != FlightState::Cancelled)
+            .map(|flight| flight.extent.bytes())
+            .sum();
+        super::governor::bytes(self.table.sectors()) + flying
+    }
+
+    /// The guest writes here without the destination hearing of it.
+    pub(super) fn remember(&mut self, extent: Extent) {
+        self.cancel_reads(extent);
+        self.table.insert(extent);
+    }
+
+    /// A double write to the extent is being sent: what is remembered of it is obsolete.
+    #[inline]
+    pub(super) fn overtaken(&mut self, extent: Extent) {
+        if self.flights.is_empty() && self.table.is_empty() {
+            return;
+        }
+        self.cancel_reads(extent);
+        self.cancelled_bytes += super::governor::bytes(self.table.remove(extent));
+    }
+
+    fn cancel_reads(&mut self, extent: Extent) {
+        for flight in &mut self.flights {
+            if flight.state == FlightState::Reading && flight.extent.overlaps(extent) {
+                flight.state = FlightState::Cancelled;
+                self.table.insert(flight.extent);
+            }
+        }
+    }
+
+    /// A pause begins: what is on its way may never arrive.
+    pub(super) fn recall(&mut self) {
+        let Self {
+            table,
+            flights,
+            free,
+            ..
+        } = self;
+        flights.retain_mut(|flight| match flight.state {
+            FlightState::Cancelled => true,
+            FlightState::Reading => {
+                flight.state = FlightState::Cancelled;
+                table.insert(flight.extent);
+                true
+            }
+            FlightState::Sent(_) => {
+                table.insert(flight.extent);
+                free.push(flight.slot);
+                false
+            }
+        });
+    }
+
+    /// Local reads under way.
+    pub(super) fn reads(&self) -> u32 {
+        self.flights
+            .iter()
+            .filter(|flight| !matches!(flight.state, FlightState::Sent(_)))
+            .count() as u32
+    }
+
+    fn has_flights(&self) -> bool {
+        self.flights
+            .iter()
+            .any(|flight| flight.state != FlightState::Cancelled)
+    }
+
+    fn land(&mut self, slot: ChunkSlot) -> Option<Flight> {
+        let at = self.flights.iter().position(|flight| flight.slot == slot)?;
+        self.free.push(slot);
+        Some(self.flights.swap_remove(at))
+    }
+}
+
+impl Controller {
+    /// Sends delayed writes, ahead of copies, as far as their rate allows.
+    pub(super) fn flush_delayed(&mut self) {
+        let mut busy = 0;
+        while let Some(source) = &mut self.source {
+            source.delayed_paced_until = None;
+            let limit = source.migrated();
+            let freezing = source.phase() == Phase::Draining;
+            if !(freezing || matches!(source.phase(), Phase::Copying | Phase::Verifying)) {
+                return;
+            }
+            let sends = match &source.pause {
+                None => true,
+                Some(pause) => pause.probing && !source.delayed.has_flights(),
+            };
+            let delayed = &mut source.delayed;
+            if !sends || delayed.free.is_empty() {
+                return;
+            }
+            let Some(extent) = delayed.table.next(delayed.cursor) else {
+                return;
+            };
+            let length = limit.0.saturating_sub(extent.start().0);
+            let length = length.min(u64::from(extent.sectors())) as u32;
+            let Some(extent) = Extent::new(extent.start(), length) else {
+                // Only a coarse entry reaches into what is copied later anyway.
+                delayed.table.take(extent);
+                continue;
+            };
+            if !freezing && let Err(next) = source.may_send(self.now, true) {
+                source.delayed_paced_until = Some(next);
+                return;
+            }
+            let delayed = &mut source.delayed;
+            delayed.cursor = extent.end();
+            let slots = &self.slots;
+            let writing = self.table.find(extent, |entry| {
+                slots
+                    .get(entry.tag)
+                    .is_some_and(|slot| slot.is_request() && slot.pending & LOCAL != 0)
+            });
+            if writing.is_some() {
+                busy += 1;
+                if busy > MOST_BUSY {
+                    return;
+                }
+                continue;
+            }
+            let Some(slot) = delayed.free.pop() else {
+                return;
+            };
+            delayed.table.take(extent);
+            delayed.flights.push(Flight {
+                slot,
+                extent,
+                state: FlightState::Reading,
+            });
+            source.spend(extent.bytes(), true);
+            self.act(Action::Disk {
+                tag: DiskTag::Chunk(slot),
+                operation: DiskOperation::Read {
+                    extent,
+                    inspect: Inspect::Zeroes,
+                },
+            });
+        }
+    }
+
+    /// The local read of a delayed write finished.
+    pub(super) fn delayed_read(&mut self, slot: ChunkSlot, result: Result<Content, RequestError>) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let generation = source.generation;
+        let delayed = &mut source.delayed;
+        let Some(flight) = delayed
+            .flights
+            .iter_mut()
+            .find(|flight| flight.slot == slot)
+        else {
+            return;
+        };
+        match (flight.state, result) {
+            (FlightState::Sent(_), _) => {}
+            (FlightState::Cancelled, _) => {
+                delayed.land(slot);
+                self.flush_delayed();
+            }
+            (FlightState::Reading, Ok(content)) => {
+                flight.state = FlightState::Sent(now);
+                let extent = flight.extent;
+                let zeroes = content == Content::Zeroes;
+                if !zeroes {
+                    delayed.sent_bytes += extent.bytes();
+                }
+                self.send(
+                    TrafficClass::Sync,
+                    Message::DelayedWrite {
+                        slot,
+                        generation,
+                        extent,
+                        zeroes,
+                    },
+                );
+            }
+            (FlightState::Reading, Err(_)) => {
+                delayed.land(slot);
+                self.abort_source(AbortReason::SourceDisk);
+            }
+        }
+    }
+
+    /// The destination has a delayed write, or failed to store it.
+    pub(super) fn delayed_written(
+        &mut self,
+        slot: ChunkSlot,
+        generation: Generation,
+        result: Result<(), RequestError>,
+    ) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.heard(now);
+        let sent = source
+            .delayed
+            .flights
+            .iter()
+            .find_map(|flight| match flight.state {
+                FlightState::Sent(at) if flight.slot == slot => Some(at),
+                _ => None,
+            });
+        let Some(sent) = sent.filter(|_| source.generation == generation) else {
+            return;
+        };
+        source.delayed.land(slot);
+        if let Err(error) = result {
+            self.abort_source(AbortReason::of_destination(error));
+            return;
+        }
+        self.probed(now.since(sent));
+        self.flush_delayed();
+        self.pump();
+    }
+}

@@ -1,0 +1,305 @@
+//! The controller of the promise to the guest: from a latency target it derives the pause
+//! threshold, how much may be in flight, and how fast copies and delayed writes may go, and spends
+//! the room that the guest leaves on finishing sooner.
+
+use core::time::Duration;
+
+use super::pacer::Pacer;
+use super::{Controller, MigrationOptions, PromiseProgress};
+use crate::sla::LatencyTarget;
+use crate::units::{SECTOR_SIZE, Time};
+
+/// How often the guest's latency is judged.
+const SAMPLING: Duration = Controller::LINK_SAMPLING;
+
+/// `PAUSE_DURATION` of a pause that follows a long time without one; doubled for each that follows
+/// soon after another.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Copies and delayed writes start at this rate and never go below the least.
+const FIRST_RATE: u64 = 64 << 20;
+const LEAST_RATE: u64 = 1 << 20;
+const MOST_RATE: u64 = 16 << 30;
+
+/// Shortest chunk: 32 KiB.
+const LEAST_CHUNK_SECTORS: u32 = 64;
+
+/// Reaction time of the thread that runs the controller: the threshold stays this far below what
+/// was promised, as far as that is possible.
+const REACTION: Duration = Duration::from_millis(2);
+
+/// The part of past requests that the judgement of the error budget still remembers after a
+/// sampling period: about a second's worth in all.
+const MEMORY: f64 = 0.99;
+
+#[derive(Debug)]
+pub(super) struct Governor {
+    target: Option<LatencyTarget>,
+    interface_budget: Option<u64>,
+    deadline: Option<Time>,
+    fixed_delayed_rate: Option<u64>,
+    most_window: u16,
+    most_chunk_sectors: u32,
+    next_sample: Time,
+    /// Slowest request answered in this period, and whether there was one.
+    worst: Duration,
+    answered: u32,
+    slowest_chunk: Duration,
+    /// Requests lately and those of them that were late, decaying.
+    recent: f64,
+    recent_late: f64,
+    rate: u64,
+    /// Nothing has spoken against a higher rate yet.
+    slow_start: bool,
+    spent: u64,
+    budget: Pacer,
+    delayed: Pacer,
+    window: u16,
+    chunk_sectors: u32,
+    pause: Duration,
+    resumed: Option<Time>,
+    interface_full: bool,
+    periods: u64,
+    breached: u64,
+}
+
+impl Governor {
+    /// What holds a migration with these options back for the guest's sake, if anything does.
+    pub(super) fn new(options: &MigrationOptions, now: Time) -> Option<Self> {
+        if options.sla.is_none() && options.interface_budget.is_none() {
+            return None;
+        }
+        let delayed = options.delayed_write_rate.unwrap_or(FIRST_RATE / 2);
+        Some(Self {
+            target: options.sla,
+            interface_budget: options.interface_budget,
+            deadline: options.deadline.map(|within| now.after(within)),
+            fixed_delayed_rate: options.delayed_write_rate,
+            most_window: options.window_chunks,
+            most_chunk_sectors: options.chunk_sectors,
+            next_sample: now.after(SAMPLING),
+            worst: Duration::ZERO,
+            answered: 0,
+            slowest_chunk: Duration::ZERO,
+            recent: 0.0,
+            recent_late: 0.0,
+            rate: FIRST_RATE,
+            slow_start: true,
+            spent: 0,
+            budget: Pacer::new(FIRST_RATE, now),
+            delayed: Pacer::new(delayed, now),
+            window: options.busy_window_chunks,
+            chunk_sectors: options.chunk_sectors,
+            pause: SHORTEST_PAUSE,
+            resumed: None,
+            interface_full: false,
+            periods: 0,
+            breached: 0,
+        })
+    }
+
+    /// `PAUSE_TH`: how old a request that waits for the migration may become. `None` without a
+    /// promise.
+    #[inline]
+    pub(super) fn threshold(&self) -> Option<Duration> {
+        let limit = self.target?.limit;
+        Some(limit.saturating_sub(REACTION).max(limit / 2))
+    }
+
+    /// Chunks in flight while the guest does I/O.
+    pub(super) const fn window(&self) -> u16 {
+        self.window
+    }
+
+    /// Longest chunk while the guest does I/O.
+    pub(super) const fn chunk_sectors(&self) -> u32 {
+        self.chunk_sectors
+    }
+
+    /// A request of the guest was answered.
+    #[inline]
+    pub(super) fn answered(&mut self, latency: Duration, known_late: bool) {
+        self.answered += 1;
+        self.worst = self.worst.max(latency);
+        if !known_late && self.target.is_some_and(|target| latency > target.limit) {
+            self.recent_late += 1.0;
+        }
+    }
+
+    /// A request has waited for the threshold. Whether the promise still allows it to be late: the
+    /// target's percentile leaves a few, of which half are kept for what is nobody's fault.
+    pub(super) fn may_be_late(&mut self) -> bool {
+        let Some(target) = self.target else {
+            return true;
+        };
+        let requests = self.recent + f64::from(self.answered);
+        let allowed = requests * f64::from(target.allowed_per_million) / 2_000_000.0;
+        let allows = self.recent_late + 1.0 <= allowed;
+        if allows {
+            self.recent_late += 1.0;
+        }
+        allows
+    }
+
+    /// A chunk was acknowledged this long after it was locked.
+    pub(super) fn chunk_done(&mut self, took: Duration) {
+        self.slowest_chunk = self.slowest_chunk.max(took);
+    }
+
+    /// Whether copies (or delayed writes) may go on; otherwise when to ask again.
+    pub(super) fn ready(&mut self, now: Time, delayed: bool) -> Result<(), Time> {
+        self.budget.ready(now)?;
+        if delayed {
+            self.delayed.ready(now)
+        } else {
+            Ok(())
+        }
+    }
+
+    pub(super) fn spend(&mut self, bytes: u64, delayed: bool) {
+        self.spent += bytes;
+        self.budget.spend(bytes);
+        if delayed {
+            self.delayed.spend(bytes);
+        }
+    }
+
+    pub(super) const fn next_sample(&self) -> Time {
+        self.next_sample
+    }
+
+    /// Judges the period that has passed. `oldest` is the age of the oldest request that waits for
+    /// the migration, `left` the bytes that are still to be sent, and `copying` whether copies
+    /// compete with delayed writes.
+    pub(super) fn sample(&mut self, now: Time, oldest: Duration, left: u64, copying: bool) {
+        self.next_sample = now.after(SAMPLING);
+        let worst = self.worst.max(oldest);
+        let seen = self.answered > 0 || !oldest.is_zero();
+        self.recent = self.recent * MEMORY + f64::from(self.answered);
+        self.recent_late *= MEMORY;
+        if let Some(target) = self.target
+            && seen
+        {
+            self.periods += 1;
+            self.breached += u64::from(worst > target.limit);
+            self.adjust(worst, target.limit);
+        }
+        let required = self.required(now, left);
+        self.rate = self.rate.clamp(LEAST_RATE.max(required), MOST_RATE);
+        self.budget.set_rate(self.rate);
+        // What delayed writes may take of the budget while copies go on.
+        let share = if copying { self.rate / 2 } else { self.rate };
+        self.delayed
+            .set_rate(self.fixed_delayed_rate.unwrap_or(share));
+        self.worst = Duration::ZERO;
+        self.answered = 0;
+        self.slowest_chunk = Duration::ZERO;
+        self.spent = 0;
+    }
+
+    fn adjust(&mut self, worst: Duration, limit: Duration) {
+        if worst > limit * 3 / 4 {
+            self.rate = self.rate / 10 * 7;
+            self.slow_start = false;
+        } else if worst <= limit / 2 {
+            // Room that is not used is no reason to ask for more.
+            let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
+            if used >= self.rate / 2 {
+                let more = if self.slow_start { 4 } else { 20 };
+                self.rate += self.rate / more + (256 << 10);
+            }
+        }
+        if self.slowest_chunk > limit / 2 {
+            if self.window > 1 {
+                self.window /= 2;
+            } else {
+                self.chunk_sectors = (self.chunk_sectors / 2)
+                    .next_multiple_of(8)
+                    .max(LEAST_CHUNK_SECTORS.min(self.most_chunk_sectors));
+            }
+        } else if !self.slowest_chunk.is_zero() && self.slowest_chunk < limit / 4 {
+            if self.chunk_sectors < self.most_chunk_sectors {
+                self.chunk_sectors = (self.chunk_sectors * 2).min(self.most_chunk_sectors);
+            } else {
+                self.window = (self.window + 1).min(self.most_window);
+            }
+        }
+    }
+
+    /// Bytes per second that the deadline asks for.
+    fn required(&self, now: Time, left: u64) -> u64 {
+        let Some(deadline) = self.deadline else {
+            return 0;
+        };
+        let time = deadline.since(now).as_millis().max(100) as u64;
+        left.saturating_mul(1000) / time
+    }
+
+    /// Whether the deadline leaves no time for pauses.
+    pub(super) fn pressed(&self, now: Time, left: u64) -> bool {
+        self.deadline.is_some() && self.required(now, left) >= self.rate
+    }
+
+    pub(super) const fn deadline(&self) -> Option<Time> {
+        self.deadline
+    }
+
+    /// A pause begins; until when it lasts at least.
+    pub(super) fn pause(&mut self, now: Time) -> Time {
+        let soon = self
+            .resumed
+            .is_some_and(|resumed| now.since(resumed) < self.pause * 4);
+        self.pause = if soon {
+            (self.pause * 2).min(LONGEST_PAUSE)
+        } else {
+            SHORTEST_PAUSE
+        };
+        self.rate = (self.rate / 2).max(LEAST_RATE);
+        self.slow_start = false;
+        self.window = 1;
+        now.after(self.pause)
+    }
+
+    /// The link is no better yet; until when the pause goes on.
+    pub(super) fn prolong(&mut self, now: Time) -> Time {
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        now.after(self.pause)
+    }
+
+    pub(super) fn resume(&mut self, now: Time) {
+        self.resumed = Some(now);
+    }
+
+    /// The interface's traffic as last reported. True when it exceeds its budget.
+    pub(super) fn interface(&mut self, rate: Option<u64>, paused: bool) -> bool {
+        let (Some(budget), Some(rate)) = (self.interface_budget, rate) else {
+            return false;
+        };
+        if rate > budget / 20 * 19 && !paused {
+            self.rate = (self.rate / 10 * 8).max(LEAST_RATE);
+        } else if rate < budget / 20 * 17 && self.target.is_none() {
+            self.rate = (self.rate + self.rate / 20 + (256 << 10)).min(budget);
+        }
+        self.budget.set_rate(self.rate);
+        // A pause ends when the others leave room for something.
+        self.interface_full = rate > if paused { budget / 10 * 9 } else { budget };
+        self.interface_full
+    }
+
+    pub(super) const fn interface_is_full(&self) -> bool {
+        self.interface_full
+    }
+
+    pub(super) fn report(&self, progress: &mut PromiseProgress) {
+        progress.limit = self.target.map(|target| target.limit);
+        progress.periods = self.periods;
+        progress.breached_periods = self.breached;
+        progress.rate_limit = Some(self.rate);
+    }
+}
+
+/// The bytes of that many sectors.
+pub(super) const fn bytes(sectors: u64) -> u64 {
+    sectors * SECTOR_SIZE
+}

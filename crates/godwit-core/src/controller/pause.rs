@@ -1,0 +1,299 @@
+//! Backpressure (Alg. 2 of the SmartNIC storage-migration paper): when the guest would wait for the
+//! migration longer than it was promised, the migration steps aside at once, and goes on when the
+//! link has recovered.
+
+use core::time::Duration;
+
+use super::slots::REMOTE;
+use super::{Controller, LinkSignal};
+use crate::action::Action;
+use crate::event::{Event, PauseReason, Phase};
+use crate::request::RequestTag;
+use crate::units::{Generation, Time};
+use crate::wire::{Message, TrafficClass};
+
+/// Delayed writes that have to be acknowledged in good time before double writes go out again.
+const PROBES: u32 = 4;
+
+/// A queue shorter than this says nothing about how fast the link drains it.
+const TELLING_QUEUE: u64 = 128 << 10;
+
+/// A pause under way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pause {
+    pub(super) reason: PauseReason,
+    since: Time,
+    until: Time,
+    /// The destination has received all that was sent before the pause.
+    drained: bool,
+    /// Delayed writes are sent one at a time to see how the link does.
+    pub(super) probing: bool,
+    good_probes: u32,
+}
+
+/// How often and how long a migration has paused.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PauseCounts {
+    pub(super) by_reason: [u32; PauseReason::ALL.len()],
+    pub(super) total: Duration,
+}
+
+impl Pause {
+    pub(super) fn lasted(&self, now: Time) -> Duration {
+        now.since(self.since)
+    }
+
+    /// When the pause may end or begin to probe; `None` while it waits for the other node.
+    pub(super) fn deadline(&self) -> Option<Time> {
+        (self.drained && !self.probing).then_some(self.until)
+    }
+}
+
+impl Controller {
+    /// What the body sees of the outgoing migration's sync connection. It reports every
+    /// [`Self::LINK_SAMPLING`] while a migration leaves this node; without reports the controller
+    /// goes by the guest's latency alone.
+    pub fn handle_link_signal(&mut self, now: Time, signal: LinkSignal) {
+        self.now = now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let paused = source.pause.is_some();
+        let Some(governor) = &mut source.governor else {
+            return;
+        };
+        if governor.interface(signal.interface_rate, paused) && !paused {
+            self.pause(PauseReason::InterfaceBudget);
+        } else if let Some(threshold) = governor.threshold()
+            && signal.queued >= TELLING_QUEUE
+            && signal.delivery_rate > 0
+            && !paused
+        {
+            let drains_in = signal.queued.saturating_mul(1_000_000) / signal.delivery_rate;
+            if Duration::from_micros(drains_in) > threshold {
+                self.pause(PauseReason::LinkQueue);
+            }
+        }
+        self.run_ready();
+    }
+
+    /// A request that waits for the migration has become as old as the promise allows.
+    pub(super) fn watch_expired(&mut self) {
+        let now = self.now;
+        loop {
+            let Some(source) = &mut self.source else {
+                return;
+            };
+            let Some((tag, expiry)) = source.oldest_watched(&self.slots) else {
+                return;
+            };
+            if expiry > now {
+                return;
+            }
+            let tolerated = source
+                .governor
+                .as_mut()
+                .is_none_or(|governor| governor.may_be_late());
+            if !tolerated && self.pause(PauseReason::GuestLatency) {
+                return;
+            }
+            // It is late, and nothing is done about it.
+            self.slots[tag].late = true;
+        }
+    }
+
+    /// Steps aside: gives up the window (`LM_head := LM_tail`), starts a new generation, and, with
+    /// delayed writes, answers what waits for the destination. False when there is nothing to pause
+    /// or no time for it.
+    pub(super) fn pause(&mut self, reason: PauseReason) -> bool {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return false;
+        };
+        let left = source.bytes_left();
+        if source.pause.is_some() || !source.may_pause() {
+            return false;
+        }
+        let Some(governor) = &mut source.governor else {
+            return false;
+        };
+        if governor.pressed(now, left) {
+            return false;
+        }
+        let until = governor.pause(now);
+        source.pause = Some(Pause {
+            reason,
+            since: now,
+            until,
+            drained: false,
+            probing: false,
+            good_probes: 0,
+        });
+        let place = PauseReason::ALL.iter().position(|each| *each == reason);
+        source.pauses.by_reason[place.unwrap_or(0)] += 1;
+        source.generation = Generation(source.generation.0.wrapping_add(1));
+        let generation = source.generation;
+        let (migration, delays) = (source.options.migration, source.options.delayed_writes);
+        let unfreezes = source.phase() == Phase::Draining;
+        let waiters = source.retreat();
+        self.act(Action::DiscardUnsent {
+            class: TrafficClass::Copy,
+        });
+        if delays {
+            self.act(Action::DiscardUnsent {
+                class: TrafficClass::Sync,
+            });
+            self.delay_double_writes();
+        }
+        self.send(TrafficClass::Sync, Message::NewGeneration { generation });
+        self.notify(Event::Paused { migration, reason });
+        for list in waiters {
+            self.wake(list);
+        }
+        if unfreezes {
+            self.enter_running_phase();
+            self.release_held();
+        }
+        true
+    }
+
+    /// Acknowledges every double write that the destination has not acknowledged, and remembers it.
+    fn delay_double_writes(&mut self) {
+        if let Some(source) = &mut self.source {
+            source.delayed.recall();
+        }
+        for tag in self.slots.select(|slot| slot.pending & REMOTE != 0) {
+            if let (Some(extent), Some(source)) = (self.slots[tag].extent, &mut self.source) {
+                source.delay(extent);
+            }
+            self.give_up_double_write(tag);
+        }
+    }
+
+    /// The destination has received everything that was sent before the generation.
+    pub(super) fn generation_reached(&mut self, generation: Generation) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.heard(now);
+        if source.generation == generation
+            && let Some(pause) = &mut source.pause
+        {
+            pause.drained = true;
+            self.pause_timer();
+        }
+    }
+
+    /// Ends the pause, or begins to probe, when it is time.
+    pub(super) fn pause_timer(&mut self) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let settled = source.delayed.is_settled();
+        let (Some(pause), Some(governor)) = (&mut source.pause, &mut source.governor) else {
+            return;
+        };
+        if pause.probing {
+            // What was left of the table became obsolete meanwhile.
+            if settled {
+                self.resume();
+            }
+            return;
+        }
+        if pause.deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        if governor.interface_is_full() {
+            pause.until = governor.prolong(now);
+        } else if settled {
+            self.resume();
+        } else {
+            pause.probing = true;
+            pause.good_probes = 0;
+            self.flush_delayed();
+        }
+    }
+
+    /// A delayed write was acknowledged after `took`.
+    pub(super) fn probed(&mut self, took: Duration) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let settled = source.delayed.is_settled();
+        let (Some(pause), Some(governor)) = (&mut source.pause, &mut source.governor) else {
+            return;
+        };
+        if !pause.probing {
+            return;
+        }
+        let limit = governor.threshold().unwrap_or(Duration::MAX) / 2;
+        if took > limit || governor.interface_is_full() {
+            pause.probing = false;
+            pause.until = governor.prolong(now);
+            return;
+        }
+        pause.good_probes += 1;
+        if pause.good_probes >= PROBES || settled {
+            self.resume();
+        }
+    }
+
+    fn resume(&mut self) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let Some(pause) = source.pause.take() else {
+            return;
+        };
+        source.pauses.total += pause.lasted(now);
+        if let Some(governor) = &mut source.governor {
+            governor.resume(now);
+        }
+        let migration = source.options.migration;
+        self.notify(Event::Resumed { migration });
+        self.flush_delayed();
+        self.pump();
+    }
+
+    /// Judges the last sampling period and looks for what keeps the migration from its end.
+    pub(super) fn sample(&mut self) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let oldest = source
+            .oldest_watched(&self.slots)
+            .map_or(Duration::ZERO, |(tag, _)| {
+                now.since(self.slots[tag].arrived)
+            });
+        let (left, copying) = (source.bytes_left(), source.is_copying());
+        if let Some(governor) = &mut source.governor {
+            governor.sample(now, oldest, left, copying);
+        }
+        if let Some(obstacle) = source.look_for_obstacle(now) {
+            let migration = source.options.migration;
+            self.notify(Event::Obstructed {
+                migration,
+                obstacle,
+            });
+        }
+        self.pause_timer();
+        // Entries that the guest was writing to, and chunks that the old rate held back.
+        self.flush_delayed();
+        self.pump();
+    }
+
+    /// A request begins to wait for the migration.
+    #[inline]
+    pub(super) fn watch(&mut self, tag: RequestTag) {
+        if let Some(source) = &mut self.source
+            && source.governor.is_some()
+        {
+            source.watch(tag, &self.slots);
+        }
+    }
+}

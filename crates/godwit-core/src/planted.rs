@@ -1,0 +1,56 @@
+//! Defects that the simulator plants to prove that it finds them. They exist only in builds with the
+//! feature `planted-bugs`, and only in a controller that was told so.
+
+#![cfg_attr(
+    not(feature = "planted-bugs"),
+    allow(
+        dead_code,
+        unreachable_pub,
+        reason = "without the feature they are only named, never planted"
+    )
+)]
+
+/// A defect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PlantedBug {
+    /// A double write is acknowledged to the guest without the destination's acknowledgement.
+    AckBeforeRemote,
+    /// The destination carries out copies of older generations.
+    IgnoreGeneration,
+    /// Writes to chunks that are being copied do not wait.
+    SkipWindowLock,
+    /// A full table of delayed writes drops what comes instead of coarsening.
+    DropDelayedOnOverflow,
+    /// The destination accepts the disk without making what it received durable.
+    AcceptWithoutFlush,
+    /// The destination is asked to accept while delayed writes are left.
+    SwitchoverWithDelayed,
+    /// Authority is acted on before it is stored.
+    PersistAfterUse,
+}
+
+impl PlantedBug {
+    /// All defects.
+    pub const ALL: [Self; 7] = [
+        Self::AckBeforeRemote,
+        Self::IgnoreGeneration,
+        Self::SkipWindowLock,
+        Self::DropDelayedOnOverflow,
+        Self::AcceptWithoutFlush,
+        Self::SwitchoverWithDelayed,
+        Self::PersistAfterUse,
+    ];
+
+    /// The defect's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AckBeforeRemote => "ack-before-remote",
+            Self::IgnoreGeneration => "ignore-generation",
+            Self::SkipWindowLock => "skip-window-lock",
+            Self::DropDelayedOnOverflow => "drop-delayed-on-overflow",
+            Self::AcceptWithoutFlush => "accept-without-flush",
+            Self::SwitchoverWithDelayed => "switchover-with-delayed",
+            Self::PersistAfterUse => "persist-after-use",
+        }
+    }
+}
