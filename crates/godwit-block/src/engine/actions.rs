@@ -18,7 +18,7 @@ impl Engine {
                 Action::Send { class, message } => self.send(class, message),
                 Action::Complete { tag, result } => self.answer(tag, result),
                 Action::ReleaseReplica { tag } => self.slots.finish(tag),
-                Action::DiscardUnsent { .. } => {}
+                Action::DiscardUnsent { class } => self.discard_unsent(class),
                 Action::Persist { record } => self.tell(EngineEvent::Persist(record)),
                 Action::Notify(event) => self.notify(event),
             }
@@ -26,6 +26,32 @@ impl Engine {
     }
 
     fn start_disk(&mut self, tag: DiskTag, operation: DiskOperation) {
+        if let DiskTag::Chunk(slot) = tag {
+            self.chunks.begin();
+            if self.chunks.defer(slot, operation) {
+                return;
+            }
+        }
+        self.run_disk(tag, operation);
+    }
+
+    /// Starts the reads of chunks that waited until an older frame of the same buffer was sent.
+    pub(super) fn run_deferred_reads(&mut self) {
+        while let Some((slot, operation)) = self.chunks.next_ready() {
+            self.run_disk(DiskTag::Chunk(slot), operation);
+        }
+    }
+
+    /// Ends the reads that still wait: nobody needs what they would bring.
+    pub(super) fn drop_deferred_reads(&mut self) {
+        while let Some(slot) = self.chunks.cancel_deferred() {
+            self.chunks.end();
+            self.core
+                .handle_disk_done(self.now, DiskTag::Chunk(slot), Err(RequestError::Io));
+        }
+    }
+
+    fn run_disk(&mut self, tag: DiskTag, operation: DiskOperation) {
         let needed = match operation {
             DiskOperation::Read { extent, .. } | DiskOperation::Write { extent, .. } => {
                 Some(extent)
@@ -50,6 +76,9 @@ impl Engine {
         let Some(memory) = memory else {
             // The controller asked for more than the request has: only a defect can do that.
             debug_assert!(false, "{tag:?} has no buffer for {operation:?}");
+            if let DiskTag::Chunk(_) = tag {
+                self.chunks.end();
+            }
             self.core
                 .handle_disk_done(self.now, tag, Err(RequestError::Io));
             return;
@@ -58,7 +87,8 @@ impl Engine {
             self.slots.hold(request);
         }
         // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, `keep` a
-        // chunk's. The controller starts one operation at a time on a buffer that changes it.
+        // chunk's, and no frame of it waits to be sent any more. The controller starts one operation
+        // at a time on a buffer that changes it.
         unsafe {
             self.disk
                 .start(&mut self.ring, tag, operation, memory, keep)
@@ -70,6 +100,9 @@ impl Engine {
         let Some(finished) = self.disk.completed(&mut self.ring, index, result) else {
             return;
         };
+        if let DiskTag::Chunk(_) = finished.tag {
+            self.chunks.end();
+        }
         self.core
             .handle_disk_done(self.now, finished.tag, finished.result);
         if let DiskTag::Request(tag) | DiskTag::Replica(tag) = finished.tag {

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use godwit_core::units::Time;
+use godwit_core::wire::TrafficClass;
 
+use super::chunks::Chunks;
 use super::config::EngineEvent;
 use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
@@ -17,11 +19,10 @@ use crate::stream::{Keep, Payload, StreamError};
 const STALL: Duration = Duration::from_secs(30);
 
 /// Ends the use of a payload that has been sent.
-fn release(slots: &mut Slots) -> impl FnMut(Payload) + '_ {
-    |payload| {
-        if let Keep::Slot(tag) = payload.keep {
-            slots.release(tag);
-        }
+fn release<'a>(slots: &'a mut Slots, chunks: &'a mut Chunks) -> impl FnMut(Payload) + 'a {
+    |payload| match payload.keep {
+        Keep::Slot(tag) => slots.release(tag),
+        Keep::Chunk { slot, memory } => chunks.release(slot, &memory),
     }
 }
 
@@ -36,7 +37,7 @@ impl Engine {
         connection.moved = now;
         let outcome = connection
             .stream
-            .sent(result, &mut release(&mut self.slots));
+            .sent(result, &mut release(&mut self.slots, &mut self.chunks));
         let throttled = connection.throttled;
         if connection.life == Life::Closing {
             return self.reap(key);
@@ -45,6 +46,32 @@ impl Engine {
             Ok(()) if throttled => self.advance(key),
             Ok(()) => self.connections.mark(key),
             Err(error) => self.lost(key, &error.into()),
+        }
+    }
+
+    /// Drops the frames of the migration under way that wait on this class's connections and of
+    /// which no byte has left.
+    pub(super) fn discard_unsent(&mut self, class: TrafficClass) {
+        let Some(links) = self.links.as_ref().filter(|links| links.active) else {
+            return;
+        };
+        let keys = match class {
+            TrafficClass::Control => &[],
+            TrafficClass::Sync => links.sync.as_slice(),
+            TrafficClass::Copy => &links.copies[..],
+        };
+        for &key in keys {
+            let Some(connection) = self.connections.get_mut(key) else {
+                continue;
+            };
+            // Answers to forwarded requests and requests of this node's clients are not the
+            // migration's to drop.
+            let uses = connection.uses();
+            if uses.migration && !uses.forwarding && !uses.served {
+                connection
+                    .stream
+                    .discard_unsent(&mut release(&mut self.slots, &mut self.chunks));
+            }
         }
     }
 
@@ -65,10 +92,9 @@ impl Engine {
             if connection.stream.wants_send() {
                 connection.moved = now;
                 let token = Token::Send(key.index);
-                let slots = &mut self.slots;
-                let sent = connection
-                    .stream
-                    .send(&mut self.ring, token, &mut release(slots));
+                let (slots, chunks) = (&mut self.slots, &mut self.chunks);
+                let stream = &mut connection.stream;
+                let sent = stream.send(&mut self.ring, token, &mut release(slots, chunks));
                 if let Err(error) = sent {
                     self.lost(key, &error.into());
                     continue;
@@ -191,7 +217,9 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
-        connection.stream.clear(&mut release(&mut self.slots));
+        connection
+            .stream
+            .clear(&mut release(&mut self.slots, &mut self.chunks));
         if !connection.stream.is_idle() {
             return;
         }

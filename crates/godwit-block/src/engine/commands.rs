@@ -8,15 +8,14 @@ use godwit_core::units::MigrationId;
 use godwit_core::{MigrationOptions, StartError};
 
 use super::chunks::Chunks;
+use super::deferred::MOST_DEFERRED;
 use super::handle::{Command, Reply};
+use super::link_signal::{InterfaceCounter, LinkWatch};
 use super::run::Engine;
 use super::streams::{ClientStream, PeerStreams};
 
 /// How long the engine waits for what is in flight when it ends.
 const SHUTDOWN: Duration = Duration::from_secs(5);
-
-/// Commands that may wait for the end of an earlier migration's writes.
-const MOST_DEFERRED: usize = 4;
 
 impl Engine {
     /// Carries out everything in the queue.
@@ -31,20 +30,23 @@ impl Engine {
     }
 
     fn run_command(&mut self, command: Command) {
+        if self.must_wait(&command) && self.deferred.len() < MOST_DEFERRED {
+            self.defer(command);
+        } else {
+            self.carry_out(command);
+        }
+    }
+
+    pub(super) fn carry_out(&mut self, command: Command) {
         match command {
             Command::Attach(client) => self.attach_or_wait(client),
             Command::StartSource {
                 options,
                 streams,
+                interface,
                 reply,
             } => {
-                self.start_source(options, streams, reply);
-            }
-            // What the last migration still writes must not land on top of the next one's data.
-            Command::StartDestination { .. }
-                if self.slots.applies() && self.deferred.len() < MOST_DEFERRED =>
-            {
-                self.deferred.push(command);
+                self.start_source(options, streams, interface, reply);
             }
             Command::StartDestination {
                 migration,
@@ -62,6 +64,7 @@ impl Engine {
                 self.drain();
                 reply(cancelled);
             }
+            Command::LatencyBaseline { reply } => reply(Some(self.stats.baseline(self.now))),
             Command::FailForwarded => {
                 self.forward_asked = false;
                 self.core.fail_forwarded(self.now);
@@ -73,15 +76,6 @@ impl Engine {
                 self.drain();
             }
             Command::Shutdown => self.shut_down(),
-        }
-    }
-
-    /// Carries out what waited for the last migration's writes.
-    pub(super) fn run_deferred(&mut self) {
-        if !self.deferred.is_empty() && !self.slots.applies() {
-            for command in std::mem::take(&mut self.deferred) {
-                self.run_command(command);
-            }
         }
     }
 
@@ -102,6 +96,7 @@ impl Engine {
         &mut self,
         options: MigrationOptions,
         streams: PeerStreams,
+        interface: Option<InterfaceCounter>,
         reply: Reply<Result<(), StartError>>,
     ) {
         if self.shutdown.is_some() {
@@ -112,7 +107,7 @@ impl Engine {
             return reply(Err(error));
         }
         let chunk = options.chunk_sectors as usize * 512;
-        match Chunks::new(options.window_chunks, chunk) {
+        match Chunks::new(&self.config.limits, options.window_chunks, chunk) {
             Ok(chunks) => self.chunks = chunks,
             Err(error) => {
                 let disk = &self.config.disk;
@@ -123,6 +118,7 @@ impl Engine {
             }
         }
         self.link(options.migration, streams);
+        self.link_watch = Some(LinkWatch::new(self.now, interface));
         reply(Ok(()));
         self.drain();
         self.open_links();

@@ -10,7 +10,9 @@ use godwit_core::event::AbortReason;
 use godwit_core::units::MigrationId;
 use godwit_core::{MigrationOptions, StartError};
 
+use super::baseline::LatencyBaseline;
 use super::config::EngineError;
+use super::link_signal::InterfaceCounter;
 use super::snapshot::Snapshot;
 use super::streams::{ClientStream, PeerStream, PeerStreams};
 
@@ -23,6 +25,7 @@ pub(super) enum Command {
     StartSource {
         options: MigrationOptions,
         streams: PeerStreams,
+        interface: Option<InterfaceCounter>,
         reply: Reply<Result<(), StartError>>,
     },
     StartDestination {
@@ -44,6 +47,9 @@ pub(super) enum Command {
         reason: AbortReason,
         reply: Reply<bool>,
     },
+    LatencyBaseline {
+        reply: Reply<Option<LatencyBaseline>>,
+    },
     FailForwarded,
     Persisted,
     Shutdown,
@@ -57,6 +63,7 @@ impl Command {
                 reply(Err(StartError::NotServing));
             }
             Self::Cancel { reply, .. } => reply(false),
+            Self::LatencyBaseline { reply } => reply(None),
             _ => {}
         }
     }
@@ -145,8 +152,10 @@ impl EngineHandle {
         self.inner.send(Command::Attach(client));
     }
 
-    /// Starts to move the disk away. The destination has accepted the offer. Connections of an
-    /// earlier migration are closed.
+    /// Starts to move the disk away. The destination has accepted the offer. What an earlier
+    /// migration still reads is waited for, a few seconds at most. Connections of an earlier
+    /// migration are closed. `interface` counts what leaves by the interface whose
+    /// [`MigrationOptions::interface_budget`] is to be kept.
     ///
     /// # Errors
     /// `reply` gets what [`godwit_core::Controller::start_source`] says.
@@ -154,11 +163,13 @@ impl EngineHandle {
         &self,
         options: MigrationOptions,
         streams: PeerStreams,
+        interface: Option<InterfaceCounter>,
         reply: Reply<Result<(), StartError>>,
     ) {
         self.inner.send(Command::StartSource {
             options,
             streams,
+            interface,
             reply,
         });
     }
@@ -204,6 +215,12 @@ impl EngineHandle {
     /// Ends the migration under way, if that is still possible; `reply` gets whether it was.
     pub fn cancel(&self, reason: AbortReason, reply: Reply<bool>) {
         self.inner.send(Command::Cancel { reason, reply });
+    }
+
+    /// How long this node's clients waited lately, before a migration changes it. `reply` gets
+    /// nothing when the engine has ended.
+    pub fn latency_baseline(&self, reply: Reply<Option<LatencyBaseline>>) {
+        self.inner.send(Command::LatencyBaseline { reply });
     }
 
     /// The disk's owner cannot be reached: fails every request that waits for it.

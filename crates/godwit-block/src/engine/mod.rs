@@ -16,15 +16,18 @@
 //! connection whose request finds none is not read from until one is free.
 
 mod actions;
+mod baseline;
 mod chunks;
 mod clients;
 mod closing;
 mod commands;
 mod config;
 mod connections;
+mod deferred;
 mod disk;
 mod handle;
 mod inspect;
+mod link_signal;
 mod links;
 mod peers;
 mod receive;
@@ -42,8 +45,10 @@ use std::thread;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use rustix::event::{EventfdFlags, eventfd};
 
+pub use self::baseline::LatencyBaseline;
 pub use self::config::{EngineConfig, EngineError, EngineEvent};
 pub use self::handle::{EngineHandle, Reply};
+pub use self::link_signal::InterfaceCounter;
 pub use self::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary, Snapshot};
 pub use self::streams::{ClientStream, PeerStream, PeerStreams};
 

@@ -1,6 +1,5 @@
 //! Frames of other nodes, in both directions.
 
-use godwit_core::action::ChunkSlot;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
 
@@ -8,7 +7,7 @@ use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
 use super::run::Engine;
 use super::slots::{Class, Owner};
-use crate::stream::{Frame, Keep, Payload};
+use crate::stream::Frame;
 
 impl Engine {
     /// A peer's frame starts; `payload` bytes for a buffer follow it.
@@ -228,7 +227,7 @@ impl Engine {
                 self.slots.payload(tag, header.payload_length as usize)
             }
             Some(PayloadBuffer::Chunk(slot)) => {
-                self.chunk_payload(slot, header.payload_length as usize)
+                self.chunks.payload(slot, header.payload_length as usize)
             }
         };
         let Some(connection) = self.connections.get_mut(key) else {
@@ -238,15 +237,6 @@ impl Engine {
             .stream
             .queue(Frame::new(&[&header.encode(), &inline[..length]], payload));
         self.connections.mark(key);
-    }
-
-    fn chunk_payload(&self, slot: ChunkSlot, length: usize) -> Option<Payload> {
-        let (pointer, memory) = self.chunks.buffer(slot, length)?;
-        // SAFETY: the reference keeps the memory mapped until the payload is released, and it was
-        // read from the disk before the controller had it sent. The controller reuses the slot once
-        // the destination has acknowledged it, which an honest one does after all has left here; a
-        // dishonest one gets bytes of the same disk.
-        Some(unsafe { Payload::new(pointer, length, Keep::Chunk(memory)) })
     }
 
     /// The connection that a frame of the controller goes by.

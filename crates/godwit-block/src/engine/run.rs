@@ -13,8 +13,10 @@ use io_uring::{opcode, types};
 use super::chunks::Chunks;
 use super::config::{EngineConfig, EngineError, EngineEvent};
 use super::connections::{ConnectionKey, Connections, Life};
+use super::deferred::Deferred;
 use super::disk::Disk;
 use super::handle::{Command, Published};
+use super::link_signal::LinkWatch;
 use super::links::Links;
 use super::slots::Slots;
 use super::snapshot::Snapshot;
@@ -43,6 +45,8 @@ pub(super) struct Engine {
     pub(super) connections: Connections,
     /// The connections of the current or last migration.
     pub(super) links: Option<Links>,
+    /// Looks at the sync connection while a migration leaves this node.
+    pub(super) link_watch: Option<LinkWatch>,
     /// Control connections of migrations that are to be decided after a crash.
     pub(super) resolving: Vec<(MigrationId, ConnectionKey)>,
     /// Those of migrations that have been decided, and when to close them.
@@ -60,8 +64,8 @@ pub(super) struct Engine {
     pub(super) clients: u32,
     /// Clients that came while the disk's owner could not be reached.
     pub(super) waiting_clients: Vec<ClientStream>,
-    /// Commands that wait for the last migration's writes.
-    pub(super) deferred: Vec<Command>,
+    /// Commands that wait for what the last migration still reads or writes.
+    pub(super) deferred: Vec<Deferred>,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) stats: Stats,
     pub(super) now: Time,
@@ -109,7 +113,9 @@ impl Engine {
             }
         };
         let ring = Ring::new().map_err(refused("set up io_uring"))?;
-        let operations = config.limits.requests as usize + usize::from(config.limits.window_chunks);
+        let limits = &config.limits;
+        let chunks = usize::from(limits.window_chunks) + usize::from(limits.delayed_chunks);
+        let operations = limits.requests as usize + chunks;
         let capacity = image.capacity;
         let disk = Disk::new(image, config.disk.clone(), operations)
             .map_err(refused("prepare the image"))?;
@@ -126,6 +132,7 @@ impl Engine {
             chunks: Chunks::default(),
             connections: Connections::default(),
             links: None,
+            link_watch: None,
             resolving: Vec::new(),
             decided: Vec::new(),
             forwarding: None,
@@ -177,6 +184,13 @@ impl Engine {
                 if count < BATCH {
                     break;
                 }
+            }
+            if self
+                .link_watch
+                .as_ref()
+                .is_some_and(|watch| watch.next() <= self.now)
+            {
+                self.sample_link();
             }
             if self.core.next_deadline().is_some_and(|at| at <= self.now) {
                 self.core.handle_timer(self.now);
@@ -243,6 +257,7 @@ impl Engine {
         self.resume_served();
         self.retry_waiting();
         self.flush_marked();
+        self.run_deferred_reads();
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -251,6 +266,7 @@ impl Engine {
             .next_deadline()
             .into_iter()
             .chain(self.tick_at)
+            .chain(self.link_watch.as_ref().map(LinkWatch::next))
             .min()?;
         let now = Time(self.started.elapsed().as_nanos() as u64);
         Some(deadline.since(now))
@@ -265,6 +281,7 @@ impl Engine {
             || retiring
             || self.shutdown.is_some()
             || !self.deferred.is_empty()
+            || self.link_watch.is_some()
             || self.stats.is_moving();
         self.tick_at = busy.then(|| self.now.after(TICK));
     }
@@ -336,7 +353,9 @@ impl Engine {
         while let Ok(command) = self.commands.try_recv() {
             command.refuse();
         }
-        self.deferred.drain(..).for_each(Command::refuse);
+        self.deferred
+            .drain(..)
+            .for_each(|deferred| deferred.command.refuse());
         self.ring.in_flight() == 0
     }
 }

@@ -1,9 +1,12 @@
 //! What the engine counts.
 
+use std::time::Duration;
+
 use godwit_core::request::Operation;
 use godwit_core::units::Time;
 use hdrhistogram::Histogram;
 
+use super::baseline::LatencyBaseline;
 use super::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary};
 
 /// Latencies above this, in microseconds, are counted as this.
@@ -11,23 +14,46 @@ const LONGEST_US: u64 = 120_000_000;
 
 const SECOND: u64 = 1_000_000_000;
 
+/// Seconds with requests that a baseline goes by.
+const BASELINE_SECONDS: usize = 10;
+
+/// A second longer ago than this says nothing about the guest now.
+const BASELINE_AGE: Duration = Duration::from_secs(60);
+
 /// Counts of one engine. Recording takes no memory.
 pub(super) struct Stats {
     pub(super) counters: Counters,
     pub(super) latencies: Latencies,
     summary: LatencySummary,
     /// Latencies of the second under way.
-    current: Histogram<u64>,
+    current: Histogram<u32>,
     second_started: Time,
+    /// The last seconds in which there were requests.
+    past: [Past; BASELINE_SECONDS],
+    /// The oldest of them.
+    oldest: usize,
+}
+
+/// Latencies of a second that is over.
+struct Past {
+    latencies: Histogram<u32>,
+    ended: Time,
 }
 
 impl Stats {
     pub(super) fn new(now: Time) -> Result<Self, hdrhistogram::CreationError> {
+        let current = Histogram::new_with_bounds(1, LONGEST_US, 2)?;
+        let past = || Past {
+            latencies: current.clone(),
+            ended: now,
+        };
         Ok(Self {
+            past: std::array::from_fn(|_| past()),
+            oldest: 0,
             counters: Counters::default(),
             latencies: Latencies::default(),
             summary: LatencySummary::default(),
-            current: Histogram::new_with_bounds(1, LONGEST_US, 2)?,
+            current,
             second_started: now,
         })
     }
@@ -67,10 +93,27 @@ impl Stats {
                 max_us: self.current.max(),
                 iops: self.current.len() as f64 * SECOND as f64 / elapsed as f64,
             };
+            if !self.current.is_empty() {
+                let oldest = &mut self.past[self.oldest];
+                std::mem::swap(&mut self.current, &mut oldest.latencies);
+                oldest.ended = now;
+                self.oldest = (self.oldest + 1) % BASELINE_SECONDS;
+            }
             self.current.reset();
             self.second_started = now;
         }
         self.summary
+    }
+
+    /// The latencies of the last seconds in which there were requests, the one under way included.
+    pub(super) fn baseline(&self, now: Time) -> LatencyBaseline {
+        let mut latencies = self.current.clone();
+        for past in &self.past {
+            if !past.latencies.is_empty() && now.since(past.ended) <= BASELINE_AGE {
+                latencies += &past.latencies;
+            }
+        }
+        LatencyBaseline::new(latencies)
     }
 
     /// Whether the summary will change as time passes.
@@ -90,6 +133,41 @@ mod tests {
     use godwit_core::units::{Extent, Lba};
 
     use super::*;
+
+    fn flush(stats: &mut Stats, at: Time, took: Duration) {
+        stats.answered(&Operation::Flush, true, at, at.after(took));
+    }
+
+    #[test]
+    fn a_baseline_covers_the_last_ten_seconds_with_requests() {
+        let mut stats = Stats::new(Time(0)).expect("bounds");
+        assert_eq!(stats.baseline(Time(0)).requests(), 0);
+        for second in 0..15 {
+            let took = Duration::from_millis(if second < 5 { 500 } else { 1 });
+            flush(&mut stats, Time(second * SECOND), took);
+            stats.summary(Time((second + 1) * SECOND));
+        }
+        flush(&mut stats, Time(15 * SECOND), Duration::from_millis(3));
+        // Seconds without requests take nobody's place.
+        let mut now = Time(15 * SECOND);
+        for second in 16..30 {
+            now = Time(second * SECOND);
+            stats.summary(now);
+        }
+        let baseline = stats.baseline(now);
+        assert_eq!(baseline.requests(), 10);
+        assert!((990..1010).contains(&baseline.at_quantile(0.5).as_micros()));
+        assert!((2990..3050).contains(&baseline.longest().as_micros()));
+    }
+
+    #[test]
+    fn a_baseline_forgets_what_is_long_ago() {
+        let mut stats = Stats::new(Time(0)).expect("bounds");
+        flush(&mut stats, Time(0), Duration::from_millis(1));
+        stats.summary(Time(SECOND));
+        assert_eq!(stats.baseline(Time(60 * SECOND)).requests(), 1);
+        assert_eq!(stats.baseline(Time(62 * SECOND)).requests(), 0);
+    }
 
     #[test]
     fn a_second_of_requests_is_summed_up() {

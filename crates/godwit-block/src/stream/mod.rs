@@ -7,7 +7,7 @@ mod outbox;
 mod tls;
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use io_uring::{opcode, types};
 
@@ -301,6 +301,39 @@ impl Stream {
             Some(session) => session.sent(count),
         }
         Ok(())
+    }
+
+    /// Drops the frames of which no byte has been encrypted or handed to the kernel.
+    pub(crate) fn discard_unsent(&mut self, release: &mut dyn FnMut(Payload)) {
+        self.outbox.discard(release);
+    }
+
+    /// Bytes that the kernel has not taken yet.
+    pub(crate) fn unsent(&self) -> usize {
+        let ciphertext = self.session.as_ref().map_or(0, |session| session.unsent());
+        self.outbox.bytes() + ciphertext
+    }
+
+    /// The socket, to look at its state.
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// Makes the kernel take only so many bytes ahead of what it can send: the rest stays here,
+    /// where it can be discarded, and buries nothing on the way.
+    pub(crate) fn limit_unsent(&self, bytes: u32) {
+        let pointer = (&raw const bytes).cast();
+        // SAFETY: the socket is open, and the option's value is a 32-bit number, whose address and
+        // length these are. A failure (not a TCP socket, an old kernel) leaves the limit out.
+        let _ = unsafe {
+            libc::setsockopt(
+                self.socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_NOTSENT_LOWAT,
+                pointer,
+                size_of::<u32>() as libc::socklen_t,
+            )
+        };
     }
 
     /// Drops what waits to be sent, as far as the kernel does not send it at the moment.

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::rc::Rc;
 
+use godwit_core::action::ChunkSlot;
 use godwit_core::request::RequestTag;
 use io_uring::{opcode, types};
 
@@ -29,8 +30,11 @@ const LONGEST: usize = 1 << 16;
 pub(crate) enum Keep {
     /// The buffer of a request's slot, on which a hold was taken.
     Slot(RequestTag),
-    /// Memory of chunks.
-    Chunk(#[allow(dead_code, reason = "dropping it releases the memory")] Rc<Mapping>),
+    /// The buffer of a chunk's slot, on which a hold was taken, and the mapping it lies in.
+    Chunk {
+        slot: ChunkSlot,
+        memory: Rc<Mapping>,
+    },
 }
 
 /// Bytes that follow a frame's header.
@@ -105,6 +109,8 @@ pub(crate) struct Outbox {
     bytes: usize,
     scatter: Box<Scatter>,
     sending: bool,
+    /// What the operation in flight leaves untouched is dropped when it ends.
+    discard_flying: bool,
 }
 
 impl Outbox {
@@ -119,6 +125,7 @@ impl Outbox {
             bytes: 0,
             scatter,
             sending: false,
+            discard_flying: false,
         })
     }
 
@@ -266,6 +273,37 @@ impl Outbox {
                 release(payload);
             }
         }
+        if std::mem::take(&mut self.discard_flying) {
+            self.discard_flying(release);
+        }
+    }
+
+    /// Drops the frames of which no byte has left. The operation in flight may send more of those
+    /// that it was given: the rest of them goes when it ends.
+    pub(super) fn discard(&mut self, release: &mut dyn FnMut(Payload)) {
+        // Only with TLS can the first waiting frame be half encrypted.
+        let begun = usize::from(self.flying.is_empty() && self.done > 0);
+        while self.waiting.len() > begun
+            && let Some(frame) = self.waiting.pop_back()
+        {
+            self.bytes -= frame.length();
+            frame.payload.into_iter().for_each(&mut *release);
+        }
+        if self.sending {
+            self.discard_flying = !self.flying.is_empty();
+        } else {
+            self.discard_flying(release);
+        }
+    }
+
+    /// Drops the frames taken for sending of which no byte has left. Not while they are sent.
+    fn discard_flying(&mut self, release: &mut dyn FnMut(Payload)) {
+        while self.flying.len() > usize::from(self.done > 0)
+            && let Some(frame) = self.flying.pop_back()
+        {
+            self.bytes -= frame.length();
+            frame.payload.into_iter().for_each(&mut *release);
+        }
     }
 
     /// Drops everything that the kernel does not use at the moment.
@@ -284,5 +322,115 @@ impl Outbox {
         if self.flying.is_empty() {
             self.done = 0;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::ring::Completion;
+
+    const LENGTH: usize = 64 << 10;
+    static DATA: [u8; LENGTH] = [7; LENGTH];
+
+    fn frame(index: u8) -> Frame {
+        let keep = Keep::Slot(RequestTag(u32::from(index)));
+        // SAFETY: the data is there forever and never changes.
+        let payload = unsafe { Payload::new(DATA.as_ptr(), LENGTH, keep) };
+        Frame::new(&[&[index]], Some(payload))
+    }
+
+    /// Notes which frames' payloads are released.
+    fn note(released: &mut Vec<u32>) -> impl FnMut(Payload) + '_ {
+        |payload| match payload.keep {
+            Keep::Slot(tag) => released.push(tag.0),
+            Keep::Chunk { .. } => panic!("no chunk was queued"),
+        }
+    }
+
+    #[test]
+    fn frames_that_wait_are_dropped_whole() {
+        let mut outbox = Outbox::new(false).expect("an outbox");
+        (0..40).for_each(|index| outbox.push(frame(index)));
+        let mut released = Vec::new();
+        outbox.discard(&mut note(&mut released));
+        assert!(outbox.is_empty());
+        assert_eq!(outbox.bytes(), 0);
+        released.sort_unstable();
+        assert!(released.into_iter().eq(0..40));
+    }
+
+    #[test]
+    fn a_frame_that_is_half_encrypted_stays() {
+        let mut outbox = Outbox::new(true).expect("an outbox");
+        (0..3).for_each(|index| outbox.push(frame(index)));
+        outbox.done = 100;
+        outbox.bytes -= 100;
+        let mut released = Vec::new();
+        outbox.discard(&mut note(&mut released));
+        assert_eq!(released, [2, 1]);
+        assert_eq!(outbox.frames(), 1);
+        assert_eq!(outbox.bytes(), LENGTH + 1 - 100);
+    }
+
+    #[test]
+    fn what_the_operation_in_flight_does_not_send_is_dropped_and_what_follows_is_sent() {
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        rustix::net::sockopt::set_socket_send_buffer_size(&ours, LENGTH).expect("set");
+        let fd = types::Fd(ours.as_raw_fd());
+        let mut ring = Ring::new().expect("a ring");
+        let mut outbox = Outbox::new(false).expect("an outbox");
+        let mut released = Vec::new();
+        (0..40).for_each(|index| outbox.push(frame(index)));
+        outbox.send(&mut ring, fd, Token::Send(0));
+        outbox.discard(&mut note(&mut released));
+        assert!(
+            released.iter().all(|&tag| tag >= 8),
+            "a payload that may be in flight was released: {released:?}"
+        );
+        outbox.push(frame(200));
+        let reader = std::thread::spawn(move || {
+            let mut seen = Vec::new();
+            let mut bytes = vec![0; LENGTH + 1];
+            while theirs.read_exact(&mut bytes).is_ok() {
+                assert!(bytes[1..] == DATA);
+                seen.push(bytes[0]);
+            }
+            seen
+        });
+        let mut batch = [Completion {
+            token: Token::Wake,
+            result: 0,
+        }; 4];
+        while !outbox.is_empty() {
+            if !outbox.is_sending() {
+                outbox.send(&mut ring, fd, Token::Send(0));
+            }
+            ring.wait(None).expect("a wait");
+            let count = ring.completions(&mut batch);
+            for completion in &batch[..count] {
+                let sent = outbox.finish(completion.result).expect("sent");
+                outbox.advance(sent, &mut note(&mut released));
+            }
+        }
+        assert_eq!(outbox.bytes(), 0);
+        drop(ours);
+        let seen = reader.join().expect("a reader");
+        let (&last, before) = seen.split_last().expect("frames");
+        assert_eq!(last, 200);
+        assert!(
+            before.len() <= 16,
+            "hardly anything was dropped: {before:?}"
+        );
+        assert!(
+            before.iter().copied().eq(0..before.len() as u8),
+            "{before:?}"
+        );
+        released.sort_unstable();
+        assert!(released.into_iter().eq((0..40).chain([200])));
     }
 }

@@ -93,6 +93,11 @@ impl Session {
         self.connection.wants_write() || !self.outgoing.data().is_empty()
     }
 
+    /// Bytes of ciphertext that the kernel has not taken yet.
+    pub(super) fn unsent(&self) -> usize {
+        self.outgoing.pending().1
+    }
+
     /// Address and length of ciphertext to send. Not to be called while the kernel sends.
     pub(super) fn pending(&mut self) -> Result<(*const u8, usize), StreamError> {
         self.outgoing.compact();

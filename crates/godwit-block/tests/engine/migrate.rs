@@ -37,20 +37,32 @@ pub(crate) fn start(
     (ours, theirs): (PeerStreams, PeerStreams),
 ) {
     let (sender, receiver) = mpsc::channel();
-    let reply = sender.clone();
     destination.handle.start_destination(
         options.migration,
         options.peer_timeout,
         theirs,
-        Box::new(move |result| reply.send(result).expect("sent")),
-    );
-    assert_eq!(receiver.recv(), Ok(Ok(())), "at the destination");
-    source.handle.start_source(
-        options,
-        ours,
         Box::new(move |result| sender.send(result).expect("sent")),
     );
-    assert_eq!(receiver.recv(), Ok(Ok(())), "at the source");
+    assert_eq!(receiver.recv(), Ok(Ok(())), "at the destination");
+    assert_eq!(start_source(source, options, ours), Ok(()), "at the source");
+}
+
+fn start_source(
+    source: &TestEngine,
+    options: MigrationOptions,
+    ours: PeerStreams,
+) -> Result<(), StartError> {
+    let (sender, receiver) = mpsc::channel();
+    let reply = Box::new(move |result| sender.send(result).expect("sent"));
+    source.handle.start_source(options, ours, None, reply);
+    receiver.recv().expect("an answer")
+}
+
+fn cancel(source: &TestEngine) -> bool {
+    let (sender, receiver) = mpsc::channel();
+    let reply = Box::new(move |cancelled| sender.send(cancelled).expect("sent"));
+    source.handle.cancel(AbortReason::Cancelled, reply);
+    receiver.recv().expect("an answer")
 }
 
 /// Waits until both sides agree that the migration succeeded.
@@ -220,22 +232,28 @@ fn cancelled_migrations_leave_the_source_serving() {
         options.max_bandwidth = Some(200 << 20);
         start(&pair.a, &pair.b, options, links(2));
         std::thread::sleep(Duration::from_millis(random.below(120)));
-        let (sender, receiver) = mpsc::channel();
-        let reply = Box::new(move |cancelled| sender.send(cancelled).expect("sent"));
-        pair.a.handle.cancel(AbortReason::Cancelled, reply);
-        assert!(
-            receiver.recv().expect("an answer"),
-            "too late to cancel after 120 ms"
-        );
+        assert!(cancel(&pair.a), "too late to cancel after 120 ms");
         pair.b
             .wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
         assert!(pair.a.handle.snapshot().serves);
-        // The next attempt is refused while reads of this one are still at the disk.
-        std::thread::sleep(Duration::from_millis(500));
     }
     stop.store(true, Ordering::Relaxed);
     let expected = worker.join().expect("a worker");
     assert!(pair.a.finish() == expected);
+}
+
+#[test]
+fn a_migration_starts_right_after_another_was_cancelled() {
+    let pair = Pair::new(256 * MIB);
+    pair.a.attach(true).write(0, &Random(8).bytes(32 << 20));
+    for attempt in 0..20 {
+        // Chunks are read whether or not somebody takes them.
+        let (ours, theirs) = links(1);
+        let started = start_source(&pair.a, options(attempt), ours);
+        assert_eq!(started, Ok(()), "attempt {attempt}");
+        assert!(cancel(&pair.a), "attempt {attempt}");
+        drop(theirs);
+    }
 }
 
 #[test]
@@ -284,18 +302,10 @@ fn a_source_that_vanishes_frees_the_destination() {
 #[test]
 fn only_the_owner_can_start_a_migration_and_only_one() {
     let pair = Pair::new(MIB);
-    let refused = |engine: &TestEngine, id| {
-        let (sender, receiver) = mpsc::channel();
-        let reply = Box::new(move |result| sender.send(result).expect("sent"));
-        engine.handle.start_source(options(id), links(1).0, reply);
-        receiver.recv().expect("an answer")
-    };
+    let refused = |engine, id| start_source(engine, options(id), links(1).0);
     assert_eq!(refused(&pair.b, 1), Err(StartError::NotServing));
     let (ours, theirs) = links(1);
-    let (sender, receiver) = mpsc::channel();
-    let reply = Box::new(move |result| sender.send(result).expect("sent"));
-    pair.a.handle.start_source(options(2), ours, reply);
-    assert_eq!(receiver.recv(), Ok(Ok(())));
+    assert_eq!(start_source(&pair.a, options(2), ours), Ok(()));
     assert_eq!(refused(&pair.a, 3), Err(StartError::Busy));
     drop(theirs);
     pair.a

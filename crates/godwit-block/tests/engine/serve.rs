@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use godwit_block::engine::{EngineConfig, EngineError, EngineEvent};
@@ -360,4 +361,36 @@ fn shutdown_finishes_what_is_in_flight() {
         Box::new(move |cancelled| sender.send(cancelled).expect("sent")),
     );
     assert!(!receiver.recv().expect("an answer"));
+}
+
+#[test]
+fn a_baseline_tells_how_long_clients_waited() {
+    let engine = TestEngine::new("a", MIB, AuthorityRecord::created());
+    let baseline = || {
+        let (sender, receiver) = mpsc::channel();
+        let reply = Box::new(move |baseline| sender.send(baseline).expect("sent"));
+        engine.handle.latency_baseline(reply);
+        receiver.recv().expect("an answer")
+    };
+    assert_eq!(baseline().expect("a running engine").requests(), 0);
+    let mut client = engine.attach(true);
+    for _ in 0..50 {
+        client.write(0, &[1; 4096]);
+    }
+    // Those of seconds that are over count like those of the second under way.
+    std::thread::sleep(Duration::from_millis(1300));
+    for _ in 0..50 {
+        client.read(0, 4096);
+    }
+    let measured = baseline().expect("a running engine");
+    assert_eq!(measured.requests(), 100);
+    let [median, most, longest] = [
+        measured.at_quantile(0.5),
+        measured.at_quantile(0.9999),
+        measured.longest(),
+    ];
+    assert!(Duration::ZERO < median && median <= most && most <= longest);
+    engine.handle.shutdown();
+    engine.handle.clone().join().expect("a clean end");
+    assert!(baseline().is_none(), "an engine that has ended");
 }
