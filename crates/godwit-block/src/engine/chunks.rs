@@ -45,7 +45,10 @@ impl Chunks {
     /// Buffers for `window` chunks of `chunk_bytes` bytes, and for delayed writes.
     pub(super) fn new(limits: &Limits, window: u16, chunk_bytes: usize) -> io::Result<Self> {
         let chunk_bytes = chunk_bytes.next_multiple_of(4096);
-        let (window, delayed) = (usize::from(window), usize::from(limits.delayed_chunks));
+        let (window, delayed) = (
+            usize::from(window),
+            usize::from(limits.delayed_chunks.max(1)),
+        );
         let first_delayed = usize::from(limits.window_chunks);
         let memory = Mapping::new(window * chunk_bytes + delayed * DELAYED_BYTES)?;
         let slots = vec![Slot::default(); first_delayed + delayed];
@@ -157,6 +160,7 @@ mod tests {
         requests: 64,
         window_chunks: 8,
         delayed_chunks: 2,
+        delayed_ranges: 64,
     };
 
     fn read(start: u64) -> DiskOperation {

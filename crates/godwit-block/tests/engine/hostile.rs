@@ -1,12 +1,10 @@
 //! Bytes that no honest client or node sends.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::sync::mpsc;
 use std::time::Duration;
 
-use godwit_block::engine::{EngineConfig, EngineEvent, PeerStreams};
+use godwit_block::engine::{EngineConfig, EngineEvent};
 use godwit_core::action::ChunkSlot;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{AbortReason, Event};
@@ -14,62 +12,10 @@ use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Header, Kind, Message};
 
+use crate::puppet::{ID, Puppet, frame};
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
-const ID: MigrationId = MigrationId([1; 16]);
-
-fn frame(message: Message) -> Vec<u8> {
-    let (header, inline, length) = message.encode();
-    [&header.encode(), &inline[..length]].concat()
-}
-
-/// The three sockets of a peer that this test plays.
-struct Puppet {
-    control: TcpStream,
-    sync: TcpStream,
-    copy: TcpStream,
-}
-
-impl Puppet {
-    fn new() -> (Self, PeerStreams) {
-        let (control, control_b) = tcp_pair();
-        let (sync, sync_b) = tcp_pair();
-        let (copy, copy_b) = tcp_pair();
-        for socket in [&control, &sync, &copy] {
-            socket
-                .set_read_timeout(Some(Duration::from_secs(10)))
-                .expect("a timeout");
-        }
-        let streams = PeerStreams {
-            peer: "puppet".to_owned(),
-            control: plain(control_b),
-            sync: plain(sync_b),
-            copies: vec![plain(copy_b)],
-        };
-        (
-            Self {
-                control,
-                sync,
-                copy,
-            },
-            streams,
-        )
-    }
-
-    /// Plays the source of a migration to `engine`.
-    fn source_of(engine: &TestEngine) -> Self {
-        let (puppet, streams) = Self::new();
-        let (sender, receiver) = mpsc::channel();
-        let reply = Box::new(move |result| sender.send(result).expect("sent"));
-        engine
-            .handle
-            .start_destination(ID, Duration::from_secs(5), streams, reply);
-        assert_eq!(receiver.recv(), Ok(Ok(())));
-        puppet
-    }
-}
-
 fn destination() -> TestEngine {
     TestEngine::new("b", 8 * MIB, AuthorityRecord::vacant())
 }

@@ -2,6 +2,8 @@
 
 mod hostile;
 mod migrate;
+mod pause;
+mod puppet;
 mod serve;
 mod support;
 mod tls;

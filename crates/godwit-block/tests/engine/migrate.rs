@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use godwit_block::engine::{EngineEvent, PeerStreams};
+use godwit_block::engine::{EngineEvent, InterfaceCounter, PeerStreams};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::units::MigrationId;
@@ -34,7 +34,18 @@ pub(crate) fn start(
     source: &TestEngine,
     destination: &TestEngine,
     options: MigrationOptions,
+    links: (PeerStreams, PeerStreams),
+) {
+    start_watched(source, destination, options, links, None);
+}
+
+/// As before; what leaves by an interface is watched.
+pub(crate) fn start_watched(
+    source: &TestEngine,
+    destination: &TestEngine,
+    options: MigrationOptions,
     (ours, theirs): (PeerStreams, PeerStreams),
+    interface: Option<InterfaceCounter>,
 ) {
     let (sender, receiver) = mpsc::channel();
     destination.handle.start_destination(
@@ -44,17 +55,19 @@ pub(crate) fn start(
         Box::new(move |result| sender.send(result).expect("sent")),
     );
     assert_eq!(receiver.recv(), Ok(Ok(())), "at the destination");
-    assert_eq!(start_source(source, options, ours), Ok(()), "at the source");
+    let started = start_source(source, options, ours, interface);
+    assert_eq!(started, Ok(()), "at the source");
 }
 
 fn start_source(
     source: &TestEngine,
     options: MigrationOptions,
     ours: PeerStreams,
+    interface: Option<InterfaceCounter>,
 ) -> Result<(), StartError> {
     let (sender, receiver) = mpsc::channel();
     let reply = Box::new(move |result| sender.send(result).expect("sent"));
-    source.handle.start_source(options, ours, None, reply);
+    source.handle.start_source(options, ours, interface, reply);
     receiver.recv().expect("an answer")
 }
 
@@ -249,7 +262,7 @@ fn a_migration_starts_right_after_another_was_cancelled() {
     for attempt in 0..20 {
         // Chunks are read whether or not somebody takes them.
         let (ours, theirs) = links(1);
-        let started = start_source(&pair.a, options(attempt), ours);
+        let started = start_source(&pair.a, options(attempt), ours, None);
         assert_eq!(started, Ok(()), "attempt {attempt}");
         assert!(cancel(&pair.a), "attempt {attempt}");
         drop(theirs);
@@ -302,10 +315,10 @@ fn a_source_that_vanishes_frees_the_destination() {
 #[test]
 fn only_the_owner_can_start_a_migration_and_only_one() {
     let pair = Pair::new(MIB);
-    let refused = |engine, id| start_source(engine, options(id), links(1).0);
+    let refused = |engine, id| start_source(engine, options(id), links(1).0, None);
     assert_eq!(refused(&pair.b, 1), Err(StartError::NotServing));
     let (ours, theirs) = links(1);
-    assert_eq!(start_source(&pair.a, options(2), ours), Ok(()));
+    assert_eq!(start_source(&pair.a, options(2), ours, None), Ok(()));
     assert_eq!(refused(&pair.a, 3), Err(StartError::Busy));
     drop(theirs);
     pair.a

@@ -1,0 +1,98 @@
+//! A peer that a test plays by hand.
+
+use std::io::Read;
+use std::net::TcpStream;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use godwit_block::engine::{InterfaceCounter, PeerStreams};
+use godwit_core::MigrationOptions;
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{HEADER_SIZE, Header, Message};
+
+use crate::support::*;
+
+pub(crate) const ID: MigrationId = MigrationId([1; 16]);
+
+/// The bytes of a frame, without what follows it in a buffer.
+pub(crate) fn frame(message: Message) -> Vec<u8> {
+    let (header, inline, length) = message.encode();
+    [&header.encode(), &inline[..length]].concat()
+}
+
+/// Receives a frame and the data that follows it.
+pub(crate) fn receive(socket: &mut TcpStream) -> (Message, Vec<u8>) {
+    let mut header = [0; HEADER_SIZE];
+    socket.read_exact(&mut header).expect("a header");
+    let header = Header::decode(&header).expect("a frame");
+    let mut data = vec![0; header.payload_length as usize];
+    socket.read_exact(&mut data).expect("what follows it");
+    let inline = if header.payload_in_buffer() {
+        &[]
+    } else {
+        &data[..]
+    };
+    (Message::decode(&header, inline).expect("a message"), data)
+}
+
+/// The three sockets of a peer that this test plays.
+pub(crate) struct Puppet {
+    pub(crate) control: TcpStream,
+    pub(crate) sync: TcpStream,
+    pub(crate) copy: TcpStream,
+}
+
+impl Puppet {
+    pub(crate) fn new() -> (Self, PeerStreams) {
+        let (control, control_b) = tcp_pair();
+        let (sync, sync_b) = tcp_pair();
+        let (copy, copy_b) = tcp_pair();
+        for socket in [&control, &sync, &copy] {
+            socket
+                .set_read_timeout(Some(Duration::from_secs(10)))
+                .expect("a timeout");
+        }
+        let streams = PeerStreams {
+            peer: "puppet".to_owned(),
+            control: plain(control_b),
+            sync: plain(sync_b),
+            copies: vec![plain(copy_b)],
+        };
+        (
+            Self {
+                control,
+                sync,
+                copy,
+            },
+            streams,
+        )
+    }
+
+    /// Plays the source of a migration to `engine`.
+    pub(crate) fn source_of(engine: &TestEngine) -> Self {
+        let (puppet, streams) = Self::new();
+        let (sender, receiver) = mpsc::channel();
+        let reply = Box::new(move |result| sender.send(result).expect("sent"));
+        engine
+            .handle
+            .start_destination(ID, Duration::from_secs(5), streams, reply);
+        assert_eq!(receiver.recv(), Ok(Ok(())));
+        puppet
+    }
+
+    /// Plays the destination of a migration from `engine`.
+    pub(crate) fn destination_of(
+        engine: &TestEngine,
+        options: MigrationOptions,
+        interface: InterfaceCounter,
+    ) -> Self {
+        let (puppet, streams) = Self::new();
+        let (sender, receiver) = mpsc::channel();
+        let reply = Box::new(move |result| sender.send(result).expect("sent"));
+        engine
+            .handle
+            .start_source(options, streams, Some(interface), reply);
+        assert_eq!(receiver.recv(), Ok(Ok(())));
+        puppet
+    }
+}
