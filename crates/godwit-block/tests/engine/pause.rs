@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_block::engine::{EngineEvent, InterfaceCounter};
+use godwit_block::engine::{EngineEvent, InterfaceCounter, PeerStreams};
 use godwit_core::MigrationOptions;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{Event, PauseReason};
@@ -204,6 +204,10 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
 
 #[test]
 fn a_disk_moves_however_often_its_migration_pauses() {
+    pause_and_move(links);
+}
+
+pub(crate) fn pause_and_move(links: impl Fn(usize) -> (PeerStreams, PeerStreams)) {
     let a = TestEngine::new("a", 64 * MIB, AuthorityRecord::created());
     let b = TestEngine::new("b", 64 * MIB, AuthorityRecord::vacant());
     let mut client = a.attach(true);

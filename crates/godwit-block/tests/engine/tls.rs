@@ -14,6 +14,7 @@ use rustls::{
 };
 
 use crate::migrate::{load_and_move, start};
+use crate::pause::pause_and_move;
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
@@ -153,6 +154,11 @@ fn a_record_that_was_tampered_with_ends_the_connection() {
 #[test]
 fn a_disk_moves_under_load() {
     load_and_move(tls_links);
+}
+
+#[test]
+fn a_disk_moves_however_often_its_migration_pauses() {
+    pause_and_move(tls_links);
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl Attempt {
             // The request that waits for it may be gone.
             let _ = reply.send(result);
         };
-        engine.start_source(options, streams, Box::new(reply));
+        engine.start_source(options, streams, None, Box::new(reply));
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failed(error.to_string())),
