@@ -484,6 +484,7 @@ impl Controller {
             let Some(source) = &mut self.source else {
                 return;
             };
+            source.paced_until = None;
             let comparing = source.pass != Pass::Copy;
             if source.pause.is_some() || (comparing && !source.delayed.is_settled()) {
                 return;
@@ -493,7 +494,6 @@ impl Controller {
             } else {
                 source.busy_window()
             };
-            source.paced_until = None;
             while source.window.len() < usize::from(most) && source.window.has_free_slot() {
                 let Some(extent) = source.next_extent() else {
                     break;
