@@ -15,13 +15,25 @@ use serde_json::Value;
 use crate::nbd::NbdTarget;
 use crate::process::{Process, run};
 
-/// A random-write load that reads everything back and checks its CRC.
+/// What a load asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    /// Random writes; everything is read back and its CRC checked.
+    CheckedWrites,
+    /// Random writes, this many in a hundred, and random reads.
+    Mixed(u8),
+}
+
+/// A load of random requests of 4 KiB.
 #[derive(Clone, Debug)]
 pub struct FioLoad {
+    /// What it asks for.
+    pub requests: Requests,
     /// The part of the disk that it writes to, in bytes.
     pub region: Range<u64>,
-    /// Bytes that it writes per second; the same again is read for verification.
-    pub rate: u64,
+    /// Bytes that it asks for per second, as many as go with `None`. With checked writes the same
+    /// again is read to check.
+    pub rate: Option<u64>,
     /// Requests in flight.
     pub depth: u32,
     /// The longest that it runs when it is not stopped.
@@ -44,6 +56,8 @@ pub struct Sample {
     pub nanoseconds: u64,
     /// Whether it was a write.
     pub write: bool,
+    /// Where on the disk, in bytes.
+    pub offset: u64,
 }
 
 /// What fio reported when it ended.
@@ -89,32 +103,31 @@ impl FioLoad {
         let mut command = Command::new("fio");
         command
             .current_dir(dir)
-            .args([
-                "--name=guest",
-                "--ioengine=nbd",
-                "--rw=randwrite",
-                "--bs=4k",
-            ])
+            .args(["--name=guest", "--ioengine=nbd", "--bs=4k"])
             .arg(format!("--uri={}", target.uri()))
             .arg(format!("--offset={}", self.region.start))
             .arg(format!("--size={}", self.region.end - self.region.start))
-            .arg(format!("--rate={}", self.rate))
             .arg(format!("--iodepth={}", self.depth))
             .arg(format!("--runtime={}", self.runtime.as_secs()))
-            .args([
-                "--time_based",
-                "--verify=crc32c",
-                "--verify_backlog=1024",
-                "--verify_fatal=1",
-            ])
-            .args([
-                "--verify_state_save=0",
-                "--write_lat_log=fio",
-                "--log_unix_epoch=1",
-            ])
+            .args(["--time_based", "--write_lat_log=fio", "--log_unix_epoch=1"])
+            .arg("--log_offset=1")
             .args(["--output-format=json", "--output=fio.json"])
             .stdout(messages.try_clone()?)
             .stderr(messages);
+        match self.requests {
+            Requests::CheckedWrites => {
+                command.args(["--rw=randwrite", "--verify=crc32c", "--verify_backlog=1024"]);
+                command.args(["--verify_fatal=1", "--verify_state_save=0"]);
+                command.args(self.rate.map(|rate| format!("--rate={rate}")));
+            }
+            Requests::Mixed(writes) => {
+                command.args(["--rw=randrw", &format!("--rwmixwrite={writes}")]);
+                command.args(self.rate.map(|rate| {
+                    let written = rate * u64::from(writes) / 100;
+                    format!("--rate={},{written}", rate - written)
+                }));
+            }
+        }
         Ok(RunningFio {
             process: Process::spawn(&mut command)?,
             prefix,
@@ -203,6 +216,14 @@ impl RunningFio {
 }
 
 impl FioReport {
+    /// The windows of this many milliseconds from `from_ms` on, as long as requests were answered.
+    pub fn windows(&self, from_ms: u64, to_ms: u64, step_ms: u64) -> Vec<Window> {
+        (from_ms..to_ms)
+            .step_by(step_ms as usize)
+            .map(|at| self.window(at, to_ms.min(at + step_ms)))
+            .collect()
+    }
+
     /// What happened between two instants in milliseconds since 1970. An error, which ends fio,
     /// belongs to the window in which the last request was answered.
     pub fn window(&self, from_ms: u64, to_ms: u64) -> Window {
@@ -241,13 +262,14 @@ fn latency_histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1000, 600_000_000_000, 3).expect("valid histogram bounds")
 }
 
-/// A line of fio's latency log: time in ms, latency in ns, 1 for a write, size, offset.
+/// A line of fio's latency log: time in ms, latency in ns, 1 for a write, size, offset, priority.
 fn sample(line: &str) -> Option<Sample> {
     let mut fields = line.split(',').map(str::trim);
     Some(Sample {
         at_ms: fields.next()?.parse().ok()?,
         nanoseconds: fields.next()?.parse().ok()?,
         write: fields.next()? == "1",
+        offset: fields.nth(1)?.parse().ok()?,
     })
 }
 
@@ -262,6 +284,7 @@ mod tests {
                 at_ms,
                 nanoseconds: if at_ms == 500 { 90_000_000 } else { 100_000 },
                 write: at_ms % 2 == 0,
+                offset: 0,
             })
             .collect();
         let report = FioReport {
@@ -282,11 +305,12 @@ mod tests {
 
     #[test]
     fn log_lines_are_read() {
-        let read = sample("1795224539708, 330385, 1, 4096, 0");
+        let read = sample("1795224539708, 330385, 1, 4096, 1048576, 0");
         let expected = Sample {
             at_ms: 1_795_224_539_708,
             nanoseconds: 330_385,
             write: true,
+            offset: 1 << 20,
         };
         assert_eq!(read, Some(expected));
         assert_eq!(sample("garbage"), None);

@@ -5,15 +5,19 @@
 //!   every sector, what may and what may not be read back.
 //! - [`Cluster`] runs `godwit node` processes with their own certificates on loopback, and the
 //!   `godwit` command against them.
+//! - [`proxy`] and [`network`] put a link between nodes that is slow, shared with other traffic,
+//!   stalls or is cut.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
+pub mod chart;
 pub mod client;
 pub mod cluster;
 pub mod fio;
 pub mod image;
-
 pub mod nbd;
+pub mod network;
 pub mod process;
+pub mod proxy;
 pub mod random;
 pub mod report;
 pub mod scenario;

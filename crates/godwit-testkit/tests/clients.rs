@@ -5,7 +5,7 @@ use std::process::Command;
 
 use godwit_testkit::client::RawImage;
 use godwit_testkit::cluster::issue;
-use godwit_testkit::fio::FioLoad;
+use godwit_testkit::fio::{FioLoad, Requests};
 use godwit_testkit::image::{first_difference, write_random};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::run;
@@ -183,8 +183,9 @@ fn fio_verifies_what_it_wrote() {
     let cluster = Cluster::start(&["a"]).unwrap();
     disk(cluster.node("a"), "fio");
     let load = FioLoad {
+        requests: Requests::CheckedWrites,
         region: 0..SIZE,
-        rate: 40_000_000,
+        rate: Some(40_000_000),
         depth: 16,
         runtime: PATIENCE,
     };

@@ -17,6 +17,7 @@ pub use binary::{godwit_binary, release_binary};
 pub use command::{Failure, GodwitCommand};
 pub use node::{Node, NodeSpec};
 
+use crate::network::Namespace;
 use crate::process::{run, scratch_dir};
 
 /// Where [`free_port`] looks.
@@ -30,6 +31,9 @@ pub struct ClusterOptions {
     /// Whether the nodes talk over mutual TLS; otherwise plain TCP on loopback.
     pub tls: bool,
 }
+
+/// A node's name, and the network that it lives in unless that is loopback.
+pub type Host<'a> = (&'a str, Option<&'a Namespace>);
 
 /// Some nodes that know each other, in a directory that goes with them.
 #[derive(Debug)]
@@ -61,9 +65,7 @@ impl Cluster {
     /// As [`Cluster::start`].
     pub fn start_with(names: &[&str], options: ClusterOptions) -> io::Result<Self> {
         let mut cluster = Self::prepare(names, options)?;
-        for node in &mut cluster.nodes {
-            node.start(&[])?;
-        }
+        cluster.start_all()?;
         Ok(cluster)
     }
 
@@ -72,34 +74,53 @@ impl Cluster {
     /// # Errors
     /// When `godwit certs` fails.
     pub fn prepare(names: &[&str], options: ClusterOptions) -> io::Result<Self> {
+        let hosts: Vec<Host> = names.iter().map(|name| (*name, None)).collect();
+        Self::prepare_on(&hosts, options)
+    }
+
+    /// Makes directories, ports and certificates for nodes that live in network namespaces, or on
+    /// loopback without one, and starts nothing.
+    ///
+    /// # Errors
+    /// When `godwit certs` fails.
+    pub fn prepare_on(hosts: &[Host<'_>], options: ClusterOptions) -> io::Result<Self> {
         let dir = scratch_dir()?;
         let certificates = dir.path().join("certs");
         let godwit = &options.godwit;
         run(Command::new(godwit)
             .args(["certs", "init", "--dir"])
             .arg(&certificates))?;
-        let addresses = names
+        let address = |namespace: Option<&Namespace>| -> io::Result<SocketAddr> {
+            let mut address = free_port()?;
+            if let Some(namespace) = namespace {
+                address.set_ip(namespace.address().into());
+            }
+            Ok(address)
+        };
+        let addresses = hosts
             .iter()
-            .map(|_| free_port())
+            .map(|(_, namespace)| address(*namespace))
             .collect::<io::Result<Vec<_>>>()?;
-        let mut nodes = Vec::with_capacity(names.len());
-        for (index, name) in names.iter().enumerate() {
-            issue(godwit, &certificates, name, &["--ip", "127.0.0.1"])?;
-            let peers = names.iter().zip(&addresses).enumerate();
+        let mut nodes = Vec::with_capacity(hosts.len());
+        for (index, (name, namespace)) in hosts.iter().enumerate() {
+            let ip = addresses[index].ip().to_string();
+            issue(godwit, &certificates, name, &["--ip", &ip])?;
+            let peers = hosts.iter().zip(&addresses).enumerate();
             let spec = NodeSpec {
                 godwit: godwit.clone(),
                 name: (*name).to_owned(),
                 dir: dir.path().join(name),
                 listen: addresses[index],
-                nbd_listen: free_port()?,
+                nbd_listen: address(*namespace)?,
                 nbd_plain: !options.tls,
                 certificates: certificates.clone(),
                 certificate_of: (*name).to_owned(),
                 tls: options.tls,
                 peers: peers
                     .filter(|(other, _)| *other != index)
-                    .map(|(_, (peer, address))| ((*peer).to_owned(), *address))
+                    .map(|(_, ((peer, _), address))| ((*peer).to_owned(), *address))
                     .collect(),
+                namespace: namespace.map(|namespace| namespace.name().to_owned()),
             };
             nodes.push(Node::new(spec)?);
         }
@@ -127,6 +148,14 @@ impl Cluster {
     pub fn node_mut(&mut self, name: &str) -> &mut Node {
         let found = self.nodes.iter_mut().find(|node| node.name() == name);
         found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
+    }
+
+    /// Starts all nodes that were only prepared.
+    ///
+    /// # Errors
+    /// When one does not come up; with its log.
+    pub fn start_all(&mut self) -> io::Result<()> {
+        self.nodes.iter_mut().try_for_each(|node| node.start(&[]))
     }
 
     /// All nodes.

@@ -38,6 +38,8 @@ pub struct NodeSpec {
     pub tls: bool,
     /// The other nodes and their addresses.
     pub peers: Vec<(String, SocketAddr)>,
+    /// The network namespace it runs in, unless it runs in that of its starter.
+    pub namespace: Option<String>,
 }
 
 /// A node: its data directory, and its process while it runs.
@@ -70,7 +72,14 @@ impl Node {
     pub fn start(&mut self, failpoints: &[(&str, &str)]) -> io::Result<()> {
         let spec = &self.spec;
         let log = File::options().create(true).append(true).open(&self.log)?;
-        let mut command = Command::new(&spec.godwit);
+        let mut command = match &spec.namespace {
+            Some(namespace) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace]).arg(&spec.godwit);
+                command
+            }
+            None => Command::new(&spec.godwit),
+        };
         command
             .args(["node", "--name", &spec.name, "--data-dir"])
             .arg(&spec.dir)

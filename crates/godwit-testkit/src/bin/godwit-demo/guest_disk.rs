@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use godwit_testkit::NbdTarget;
 use godwit_testkit::client::RawImage;
-use godwit_testkit::fio::FioLoad;
+use godwit_testkit::fio::{FioLoad, Requests};
 use godwit_testkit::image::{first_difference, write_random};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::run;
@@ -36,8 +36,9 @@ impl GuestDisk {
     /// The load: 4 KiB random writes at 40 MB/s into the second half.
     pub(crate) const fn load() -> FioLoad {
         FioLoad {
+            requests: Requests::CheckedWrites,
             region: GIB..2 * GIB,
-            rate: 40_000_000,
+            rate: Some(40_000_000),
             depth: 16,
             runtime: Duration::from_secs(600),
         }

@@ -1,0 +1,93 @@
+//! A network namespace that goes with its handle.
+
+use std::fs::File;
+use std::io;
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::process::run;
+
+/// Where `ip netns` keeps the namespaces that have a name.
+const NAMED: &str = "/run/netns";
+
+/// A network of its own: only its loopback, until it is linked.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    address: Ipv4Addr,
+}
+
+impl Namespace {
+    /// Makes one whose link will have this address.
+    ///
+    /// # Errors
+    /// When `ip netns` fails, which it does without root.
+    pub fn new(address: Ipv4Addr) -> io::Result<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        remove_orphans();
+        let name = format!(
+            "godwit-{}-{}",
+            std::process::id(),
+            NEXT.fetch_add(1, Ordering::Relaxed)
+        );
+        run(Command::new("ip").args(["netns", "add", &name]))?;
+        let namespace = Self { name, address };
+        namespace.ip(&["link", "set", "lo", "up"])?;
+        Ok(namespace)
+    }
+
+    /// Its name, as `ip netns` knows it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its address on the link.
+    pub const fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Runs `ip` with these arguments inside.
+    pub(super) fn ip(&self, args: &[&str]) -> io::Result<()> {
+        run(Command::new("ip").args(["-n", &self.name]).args(args)).map(drop)
+    }
+
+    /// Runs `tc` with these arguments inside.
+    pub(super) fn tc(&self, args: &[&str]) -> io::Result<()> {
+        run(Command::new("tc").args(["-n", &self.name]).args(args)).map(drop)
+    }
+
+    /// Moves the calling thread into it for the rest of the thread's life: sockets that it opens
+    /// from now on belong there.
+    pub(super) fn enter(name: &str) -> io::Result<()> {
+        let file = File::open(Path::new(NAMED).join(name))?;
+        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+        Ok(())
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = run(Command::new("ip").args(["netns", "del", &self.name]));
+    }
+}
+
+/// Removes what an interrupted run left behind.
+fn remove_orphans() {
+    let Ok(entries) = std::fs::read_dir(NAMED) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let owner = name
+            .strip_prefix("godwit-")
+            .and_then(|rest| rest.split('-').next());
+        if owner.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
+            let _ = run(Command::new("ip").args(["netns", "del", &name]));
+        }
+    }
+}
