@@ -12,9 +12,17 @@ use crate::process::target_dir;
 /// # Errors
 /// Those of the file.
 pub fn write_report(name: &str, report: &impl Serialize) -> io::Result<PathBuf> {
+    write_report_as(name, "report.json", report)
+}
+
+/// Writes `target/NAME/FILE` and tells where it is.
+///
+/// # Errors
+/// Those of the file.
+pub fn write_report_as(name: &str, file: &str, report: &impl Serialize) -> io::Result<PathBuf> {
     let dir = target_dir().join(name);
     std::fs::create_dir_all(&dir)?;
-    let path = dir.join("report.json");
+    let path = dir.join(file);
     std::fs::write(&path, serde_json::to_string_pretty(report)? + "\n")?;
     Ok(path)
 }

@@ -1,0 +1,86 @@
+//! What a promise to the guest costs and brings: the congestion control of the migration, measured.
+//!
+//! See bench/README.md for what each scene shows and how to read it.
+
+mod auto;
+mod compare;
+mod content;
+mod rate;
+mod scene;
+mod stage;
+mod steady;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use self::scene::SceneOptions;
+
+/// Measures how a migration keeps its promise to the guest.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(subcommand)]
+    scene: Scene,
+}
+
+#[derive(Debug, Subcommand)]
+enum Scene {
+    /// Window only, backpressure, and delayed writes, on a link that other traffic fills meanwhile.
+    Compare {
+        #[command(flatten)]
+        scene: SceneOptions,
+        /// How often each variant runs; medians are reported.
+        #[arg(long, default_value_t = 1)]
+        rounds: usize,
+    },
+    /// The same scene for several rates of delayed writes.
+    Rate {
+        #[command(flatten)]
+        scene: SceneOptions,
+        /// Rates in MB/s.
+        #[arg(long, value_delimiter = ',', default_values_t = [5, 10, 20, 40, 80])]
+        rates: Vec<u64>,
+    },
+    /// The promise that the node chooses itself, under the load of the demo.
+    Auto {
+        /// How often it runs.
+        #[arg(long, default_value_t = 5)]
+        rounds: usize,
+        /// Size of the disk in MiB.
+        #[arg(long, default_value_t = 2048)]
+        image_mib: u64,
+    },
+    /// This build beside another one, with no migration running.
+    Steady {
+        /// The `godwit` program to compare with.
+        #[arg(long)]
+        baseline: PathBuf,
+        /// How often each runs each load.
+        #[arg(long, default_value_t = 10)]
+        rounds: usize,
+        /// Seconds of every run.
+        #[arg(long, default_value_t = 4)]
+        seconds: u64,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().scene {
+        Scene::Compare { scene, rounds } => compare::run(&scene, rounds.max(1)),
+        Scene::Rate { scene, rates } => rate::run(&scene, &rates),
+        Scene::Auto { rounds, image_mib } => auto::run(rounds.max(1), image_mib << 20),
+        Scene::Steady {
+            baseline,
+            rounds,
+            seconds,
+        } => steady::run(&baseline, rounds.max(1), seconds.max(2)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench-sla: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
