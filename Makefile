@@ -2,8 +2,9 @@
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
+ROUNDS ?= 1
 
-.PHONY: build test demo bench-idle-copy bench-core lint fmt fuzz deny
+.PHONY: build test demo bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -25,6 +26,24 @@ bench-idle-copy:
 	scripts/install-deps
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/idle-copy
+
+# What the promise to the guest costs and brings on a crowded link, and on its own: bench/README.md.
+bench-sla: bench-sla-build
+	target/release/bench-sla compare --rounds $(ROUNDS)
+	target/release/bench-sla auto
+
+# How fast delayed writes may be flushed.
+bench-sla-rate: bench-sla-build
+	target/release/bench-sla rate
+
+# A disk that does not move, beside another build of godwit: make bench-sla-steady BASELINE=PATH
+bench-sla-steady: bench-sla-build
+	target/release/bench-sla steady --baseline $(BASELINE)
+
+.PHONY: bench-sla-build
+bench-sla-build:
+	scripts/install-deps
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 
 # How many guest writes a second the core decides.
 bench-core:
