@@ -1,0 +1,362 @@
+//! The outgoing migration: passes over the disk behind the locking window (Alg. 1 of the SmartNIC
+//! storage-migration paper), then verification, then the freeze that leads to switchover.
+
+mod passes;
+mod promise;
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use crate::controller::convergence::Convergence;
+use crate::controller::delayed_writes::DelayedWrites;
+use crate::controller::dirty::DirtyBitmap;
+use crate::controller::governor::Governor;
+use crate::controller::pacer::Pacer;
+use crate::controller::pause::{Pause, PauseCounts};
+use crate::controller::slots::{REMOTE, Slots};
+use crate::controller::window::Window;
+use crate::controller::{Controller, MigrationOptions, Progress, StartError};
+use crate::event::{AbortReason, Event, PauseReason, Phase};
+#[cfg(feature = "planted-bugs")]
+use crate::planted::PlantedBug;
+use crate::request::RequestTag;
+use crate::units::{Extent, Generation, SECTOR_SIZE, Sectors, Time};
+use crate::wire::{Message, TrafficClass};
+
+/// Longest chunk: 16 MiB.
+const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
+
+/// Verification remembers writes by blocks of 4 KiB.
+const VERIFY_BLOCK_SECTORS: u32 = 8;
+
+/// Verification passes are repeated over what was written meanwhile until no more than this many
+/// 4 KiB blocks are left; those are compared while the guest is held.
+const FREEZE_BLOCKS: u64 = 64;
+
+/// A guest that has asked for nothing this long is idle.
+const GUEST_IDLE_AFTER: Duration = Duration::from_millis(100);
+
+/// Delayed writes that may be left when the guest is held; they are sent then.
+const FREEZE_DELAYED_BYTES: u64 = 64 << 10;
+
+/// How long the guest may be held before the destination is asked to accept, unless its promise
+/// allows more. Doubled whenever that was not enough.
+const FIRST_FREEZE: Duration = Duration::from_millis(20);
+
+/// After this many passes the guest is held however many blocks are left.
+const MAX_VERIFY_PASSES: u32 = 10;
+
+/// The pass that the window makes over the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    /// Every chunk goes to the destination.
+    Copy,
+    /// Both sides read every chunk and compare hashes.
+    VerifyAll,
+    /// As before, but only blocks that were written since they were compared.
+    VerifyDirty { number: u32 },
+}
+
+#[derive(Debug)]
+pub(in crate::controller) struct Source {
+    pub(in crate::controller) options: MigrationOptions,
+    pub(in crate::controller) generation: Generation,
+    pub(in crate::controller) window: Window,
+    phase: Phase,
+    pass: Pass,
+    capacity: Sectors,
+    /// Blocks written since they were compared; only with verification.
+    dirty: Option<DirtyBitmap>,
+    pacer: Option<Pacer>,
+    paced_until: Option<Time>,
+    pub(in crate::controller) delayed_paced_until: Option<Time>,
+    /// What keeps the promise to the guest, if there is one to keep.
+    pub(in crate::controller) governor: Option<Governor>,
+    pub(in crate::controller) pause: Option<Pause>,
+    pub(in crate::controller) pauses: PauseCounts,
+    pub(in crate::controller) delayed: DelayedWrites,
+    /// Requests that wait for the migration and where they stand in the order of arrival, oldest
+    /// first. What has stopped waiting leaves when it comes to the front.
+    watched: VecDeque<(RequestTag, u64)>,
+    convergence: Convergence,
+    freeze_allowance: Duration,
+    pass_done: u64,
+    pass_total: u64,
+    counters: Counters,
+    mismatch: Option<Extent>,
+    /// The pass under way compares what was left when the guest was held.
+    freeze_pass: bool,
+    /// Whether the connection that will carry forwarded I/O is still there.
+    pub(in crate::controller) sync_up: bool,
+    next_tick: Time,
+    last_heard: Time,
+    phase_since: Time,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counters {
+    copied: u64,
+    copy_sent: u64,
+    double_write_sent: u64,
+    verified: u64,
+    all_verified: bool,
+}
+
+impl Source {
+    /// Whether new guest I/O has to wait.
+    #[inline]
+    pub(in crate::controller) fn is_frozen(&self) -> bool {
+        !matches!(self.phase, Phase::Copying | Phase::Verifying)
+    }
+
+    /// Whether a write to the extent, which no chunk locks, has to reach the destination too. One
+    /// that begins in the migrated region goes there whole: what it writes past the read head is
+    /// copied again later.
+    #[inline]
+    pub(in crate::controller) fn has_copied(&self, extent: Extent) -> bool {
+        self.pass != Pass::Copy || extent.start() < self.window.pointers.read_head
+    }
+
+    #[inline]
+    pub(in crate::controller) fn double_written(&mut self, extent: Extent, zeroes: bool) {
+        self.delayed.overtaken(extent);
+        if let Some(dirty) = &mut self.dirty {
+            dirty.set(extent);
+        }
+        if !zeroes {
+            self.counters.double_write_sent += extent.bytes();
+            if let Some(pacer) = &mut self.pacer {
+                pacer.spend(extent.bytes());
+            }
+        }
+    }
+
+    /// When the timer has to run next.
+    pub(in crate::controller) fn next_deadline(&self, slots: &Slots) -> Time {
+        let governed = self.governor.as_ref().map(Governor::next_sample);
+        let pause = self.pause.as_ref().and_then(Pause::deadline);
+        [
+            self.paced_until,
+            self.delayed_paced_until,
+            governed,
+            pause,
+            self.front_expiry(slots),
+            self.freeze_deadline(),
+        ]
+        .into_iter()
+        .flatten()
+        .fold(self.next_tick, Time::min)
+    }
+
+    pub(in crate::controller) const fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    pub(in crate::controller) const fn heard(&mut self, now: Time) {
+        self.last_heard = now;
+    }
+
+    /// Bytes that the current pass and delayed writes still have to send.
+    pub(in crate::controller) fn bytes_left(&self) -> u64 {
+        self.pass_total.saturating_sub(self.pass_done) + self.delayed.pending_bytes()
+    }
+
+    pub(in crate::controller) fn progress(&self, now: Time) -> Progress {
+        Progress {
+            migration: self.options.migration,
+            phase: self.phase,
+            bytes_done: self.pass_done,
+            bytes_total: self.pass_total,
+            bytes_copied: self.counters.copied,
+            copy_bytes_sent: self.counters.copy_sent,
+            double_write_bytes_sent: self.counters.double_write_sent,
+            bytes_verified: self.counters.verified,
+            verified: self.counters.all_verified,
+            promise: self.promise(now),
+        }
+    }
+
+    /// How often the source looks at the time: heartbeats and timeouts.
+    fn tick(&self) -> core::time::Duration {
+        self.options.peer_timeout / 4
+    }
+}
+
+impl Controller {
+    /// Starts to move the disk away. The connections are up and the destination accepted the offer.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing has changed then.
+    pub fn start_source(&mut self, now: Time, options: MigrationOptions) -> Result<(), StartError> {
+        let chunk = options.chunk_sectors;
+        if chunk == 0 || !chunk.is_multiple_of(8) || chunk > MAX_CHUNK_SECTORS {
+            return Err(StartError::Option("chunk size"));
+        }
+        if options.window_chunks == 0 || options.window_chunks > self.limits.window_chunks {
+            return Err(StartError::Option("window"));
+        }
+        if options.busy_window_chunks == 0 || options.busy_window_chunks > options.window_chunks {
+            return Err(StartError::Option("window for a busy guest"));
+        }
+        if options.peer_timeout.is_zero() {
+            return Err(StartError::Option("peer timeout"));
+        }
+        if !self.authority.may_serve() {
+            return Err(StartError::NotServing);
+        }
+        if self.source.is_some() || self.orphaned_reads > 0 {
+            return Err(StartError::Busy);
+        }
+        self.now = now;
+        self.control_up = true;
+        self.forward_link = super::ForwardLink::Absent;
+        let mut source = Source {
+            generation: Generation(0),
+            window: Window::new(options.window_chunks),
+            phase: Phase::Copying,
+            pass: Pass::Copy,
+            capacity: self.capacity,
+            dirty: options
+                .verify
+                .then(|| DirtyBitmap::new(self.capacity, VERIFY_BLOCK_SECTORS)),
+            pacer: options.max_bandwidth.map(|limit| Pacer::new(limit, now)),
+            paced_until: None,
+            delayed_paced_until: None,
+            governor: Governor::new(&options, now),
+            pause: None,
+            pauses: PauseCounts::default(),
+            delayed: DelayedWrites::new(self.limits, self.capacity),
+            watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
+            convergence: Convergence::new(now),
+            freeze_allowance: options
+                .sla
+                .map_or(FIRST_FREEZE, |target| target.limit.max(FIRST_FREEZE)),
+            pass_done: 0,
+            pass_total: 0,
+            counters: Counters::default(),
+            mismatch: None,
+            freeze_pass: false,
+            sync_up: true,
+            next_tick: now,
+            last_heard: now,
+            phase_since: now,
+            options,
+        };
+        source.start_pass(Pass::Copy, now);
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::DropDelayedOnOverflow) {
+            source.delayed.drop_on_overflow();
+        }
+        self.source = Some(Box::new(source));
+        self.enter_phase(Phase::Copying);
+        self.pump();
+        Ok(())
+    }
+
+    pub(in crate::controller) fn enter_phase(&mut self, phase: Phase) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.phase = phase;
+        source.phase_since = self.now;
+        let migration = source.options.migration;
+        self.notify(Event::PhaseEntered { migration, phase });
+    }
+
+    /// Gives the migration up: the guest goes on here, and nothing that was under way with the
+    /// destination matters any more. False when it is too late.
+    pub(in crate::controller) fn abort_source(&mut self, reason: AbortReason) -> bool {
+        if self.source.is_none() || !self.authority.cancel() {
+            return false;
+        }
+        let Some(mut source) = self.source.take() else {
+            return false;
+        };
+        let migration = source.options.migration;
+        source.phase = Phase::Aborted;
+        self.last_progress = Some(source.progress(self.now));
+        self.orphaned_reads += source.window.reads() + source.delayed.reads();
+        let given_up = source.window.retreat();
+        self.send(TrafficClass::Control, Message::Abort { migration, reason });
+        let mismatch = source.mismatch;
+        self.notify(Event::MigrationAborted {
+            migration,
+            reason,
+            mismatch,
+        });
+        for tag in self.slots.select(|slot| slot.pending & REMOTE != 0) {
+            self.give_up_double_write(tag);
+        }
+        for chunk in given_up {
+            self.wake(chunk.waiters);
+        }
+        self.control_up = false;
+        self.release_held();
+        true
+    }
+
+    /// The destination serves: nothing is left to do but to forward.
+    pub(in crate::controller) fn complete_source(&mut self) {
+        if let Some(mut source) = self.source.take() {
+            source.phase = Phase::Completed;
+            self.last_progress = Some(source.progress(self.now));
+        }
+    }
+
+    /// The other node answered something.
+    pub(in crate::controller) fn heard(&mut self) {
+        if let Some(source) = &mut self.source {
+            source.last_heard = self.now;
+        }
+        self.destination_heard();
+    }
+
+    pub(in crate::controller) fn source_timer(&mut self) {
+        let now = self.now;
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
+        if due(source.paced_until) || due(source.delayed_paced_until) {
+            self.flush_delayed();
+            self.pump();
+        }
+        self.watch_expired();
+        self.pause_timer();
+        if let Some(source) = &self.source
+            && due(source.freeze_deadline())
+            && !self.pause(PauseReason::GuestLatency)
+            && let Some(source) = &mut self.source
+        {
+            source.freeze_allowance *= 2;
+        }
+        let next_sample = self
+            .source
+            .as_ref()
+            .and_then(|source| source.governor.as_ref())
+            .map(Governor::next_sample);
+        if due(next_sample) {
+            self.sample();
+        }
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        if source.next_tick > now {
+            return;
+        }
+        let timeout = source.options.peer_timeout;
+        source.next_tick = now.after(source.tick());
+        let deciding = matches!(source.phase, Phase::Draining | Phase::Preparing);
+        let late = now.since(source.last_heard) > timeout
+            || (deciding && now.since(source.phase_since) > timeout)
+            || !self
+                .slots
+                .select(|slot| slot.pending & REMOTE != 0 && now.since(slot.issued) > timeout)
+                .is_empty();
+        if late && self.abort_source(AbortReason::PeerTimeout) {
+            self.run_ready();
+            return;
+        }
+        self.send(TrafficClass::Control, Message::Ping);
+    }
+}

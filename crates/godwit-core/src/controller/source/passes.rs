@@ -1,0 +1,483 @@
+//! The passes that the locking window makes over the disk (Alg. 1 of the SmartNIC storage-migration
+//! paper): copying, then comparing, and the freeze that leads to switchover.
+
+use std::collections::VecDeque;
+
+use super::{
+    FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, GUEST_IDLE_AFTER, MAX_VERIFY_PASSES, Pass, Source,
+};
+use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
+use crate::controller::Controller;
+use crate::controller::dirty::DirtyBitmap;
+use crate::controller::governor::Governor;
+use crate::controller::slots::{Slots, Stage, TagList};
+use crate::controller::window::{ChunkContent, ChunkState};
+use crate::event::{AbortReason, Phase};
+use crate::planted::PlantedBug;
+use crate::request::{RequestError, RequestTag};
+use crate::units::{Extent, Generation, SECTOR_SIZE, Time};
+use crate::wire::{Message, TrafficClass};
+use crate::write_table::WriteTable;
+
+impl Source {
+    /// What the pass locks next, if it has not come to its end.
+    pub(super) fn next_extent(&self) -> Option<Extent> {
+        let head = self.window.pointers.read_head;
+        match (self.pass, &self.dirty) {
+            (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.next_run(head, self.chunk_sectors()),
+            _ => {
+                let left = self.capacity.0.saturating_sub(head.0);
+                let sectors = left.min(u64::from(self.chunk_sectors())) as u32;
+                Extent::new(head, sectors)
+            }
+        }
+    }
+
+    pub(super) fn chunk_sectors(&self) -> u32 {
+        self.governor
+            .as_ref()
+            .map_or(self.options.chunk_sectors, Governor::chunk_sectors)
+    }
+
+    /// Chunks that may be in flight while the guest does I/O.
+    pub(super) fn busy_window(&self) -> u16 {
+        self.governor
+            .as_ref()
+            .map_or(self.options.busy_window_chunks, Governor::window)
+    }
+
+    pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
+        self.convergence.restart(now);
+        self.pass = pass;
+        self.pass_done = 0;
+        self.pass_total = match (pass, &self.dirty) {
+            (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.sectors() * SECTOR_SIZE,
+            _ => self.capacity.bytes().0,
+        };
+        self.window.restart();
+    }
+
+    pub(super) fn dirty_blocks(&self) -> u64 {
+        self.dirty.as_ref().map_or(0, DirtyBitmap::count)
+    }
+
+    /// Whether another chunk may be locked; otherwise when to ask again. The guest's promise holds
+    /// nothing back while the guest is idle.
+    pub(super) fn may_start_chunk(&mut self, now: Time, guest_is_idle: bool) -> Result<(), Time> {
+        if self.pass == Pass::Copy
+            && let Some(pacer) = &mut self.pacer
+        {
+            pacer.ready(now)?;
+        }
+        match &mut self.governor {
+            Some(governor) if !guest_is_idle => governor.ready(now, false),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn chunk_started(&mut self, bytes: u64) {
+        if self.pass == Pass::Copy
+            && let Some(pacer) = &mut self.pacer
+        {
+            pacer.spend(bytes);
+        }
+        if let Some(governor) = &mut self.governor {
+            governor.spend(bytes, false);
+        }
+    }
+
+    /// Gives up the window, so that the pass goes on from where the destination has everything.
+    /// Returns who waited for its chunks.
+    pub(in crate::controller) fn retreat(&mut self) -> Vec<TagList> {
+        let given_up = self.window.retreat();
+        if let (Pass::VerifyAll | Pass::VerifyDirty { .. }, Some(dirty)) =
+            (self.pass, &mut self.dirty)
+        {
+            // What was about to be compared has not been.
+            for chunk in &given_up {
+                dirty.set(chunk.extent);
+            }
+        }
+        for chunk in &given_up {
+            if chunk.state == ChunkState::Done {
+                let bytes = chunk.extent.bytes();
+                self.pass_done -= bytes;
+                match self.pass {
+                    Pass::Copy => self.counters.copied -= bytes,
+                    _ => self.counters.verified -= bytes,
+                }
+            }
+        }
+        given_up.into_iter().map(|chunk| chunk.waiters).collect()
+    }
+
+    pub(in crate::controller) fn is_copying(&self) -> bool {
+        self.next_extent().is_some()
+    }
+
+    /// Whether a copy (or a delayed write) may be sent; otherwise when to ask again.
+    pub(in crate::controller) fn may_send(&mut self, now: Time, delayed: bool) -> Result<(), Time> {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.ready(now)?;
+        }
+        match &mut self.governor {
+            Some(governor) => governor.ready(now, delayed),
+            None => Ok(()),
+        }
+    }
+
+    pub(in crate::controller) fn spend(&mut self, bytes: u64, delayed: bool) {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.spend(bytes);
+        }
+        if let Some(governor) = &mut self.governor {
+            governor.spend(bytes, delayed);
+        }
+    }
+}
+
+impl Controller {
+    /// Fills the locking window and sends what has been read.
+    pub(in crate::controller) fn pump(&mut self) {
+        let long_ago = |last: Time| self.now.since(last) > GUEST_IDLE_AFTER;
+        let guest_is_idle = self.requests == 0 && self.last_request.is_none_or(long_ago);
+        loop {
+            let Some(source) = &mut self.source else {
+                return;
+            };
+            source.paced_until = None;
+            let comparing = source.pass != Pass::Copy;
+            if source.pause.is_some() || (comparing && !source.delayed.is_settled()) {
+                return;
+            }
+            let most = if guest_is_idle {
+                source.options.window_chunks
+            } else {
+                source.busy_window()
+            };
+            while source.window.len() < usize::from(most) && source.window.has_free_slot() {
+                let Some(extent) = source.next_extent() else {
+                    break;
+                };
+                let frozen = source.phase == Phase::Draining;
+                if !frozen && let Err(next) = source.may_start_chunk(self.now, guest_is_idle) {
+                    source.paced_until = Some(next);
+                    break;
+                }
+                let Some(slot) = source.window.lock(extent, self.now) else {
+                    break;
+                };
+                source.chunk_started(extent.bytes());
+                read_when_quiet(
+                    source,
+                    &self.table,
+                    &self.slots,
+                    &mut self.actions,
+                    slot,
+                    extent,
+                );
+            }
+            if source.window.is_empty() && source.next_extent().is_none() {
+                if self.finish_pass() {
+                    continue;
+                }
+                return;
+            }
+            return;
+        }
+    }
+
+    /// A guest write left these addresses: chunks that waited for it may be read now.
+    #[inline]
+    pub(in crate::controller) fn writes_left(&mut self, extent: Extent) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        if !source.window.has_quiescing() {
+            return;
+        }
+        for at in 0..source.window.len() {
+            let Some((slot, extent)) = source.window.quiescing_at(at, extent) else {
+                continue;
+            };
+            read_when_quiet(
+                source,
+                &self.table,
+                &self.slots,
+                &mut self.actions,
+                slot,
+                extent,
+            );
+        }
+    }
+
+    /// The local read of a chunk finished.
+    pub(in crate::controller) fn chunk_read(
+        &mut self,
+        slot: ChunkSlot,
+        result: Result<Content, RequestError>,
+    ) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        if source.window.orphan_read(slot) {
+            return self.pump();
+        }
+        let pass = source.pass;
+        let Some(chunk) = source
+            .window
+            .get(slot)
+            .filter(|c| c.state == ChunkState::Reading)
+        else {
+            return;
+        };
+        chunk.state = ChunkState::Read(match result {
+            Ok(Content::Digest(digest)) if pass != Pass::Copy => ChunkContent::Digest(digest),
+            Ok(Content::Data) if pass == Pass::Copy => ChunkContent::Data,
+            Ok(Content::Zeroes) if pass == Pass::Copy => ChunkContent::Zeroes,
+            _ => {
+                // The slot is idle again: it must not be counted as a read under way.
+                chunk.state = ChunkState::Sent;
+                self.abort_source(AbortReason::SourceDisk);
+                return;
+            }
+        });
+        self.send_read_chunks();
+    }
+
+    fn send_read_chunks(&mut self) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let generation = source.generation;
+        while let Some((slot, extent, content)) = source.window.next_to_send() {
+            let message = match content {
+                ChunkContent::Digest(digest) => Message::Verify {
+                    slot,
+                    generation,
+                    extent,
+                    digest,
+                },
+                content => {
+                    let zeroes = content == ChunkContent::Zeroes;
+                    if !zeroes {
+                        source.counters.copy_sent += extent.bytes();
+                    }
+                    Message::Copy {
+                        slot,
+                        generation,
+                        extent,
+                        zeroes,
+                    }
+                }
+            };
+            self.actions.push_back(Action::Send {
+                class: TrafficClass::Copy,
+                message,
+            });
+        }
+    }
+
+    /// The destination acknowledged a copy or a double write.
+    pub(in crate::controller) fn acknowledged(
+        &mut self,
+        class: TrafficClass,
+        tag: u32,
+        generation: Generation,
+        result: Result<(), RequestError>,
+    ) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.last_heard = self.now;
+        if class == TrafficClass::Sync {
+            self.double_write_acknowledged(RequestTag(tag), generation);
+        } else if source.generation == generation
+            && source.pass == Pass::Copy
+            && result.is_ok()
+            && let Ok(slot) = u16::try_from(tag)
+        {
+            self.chunk_done(ChunkSlot(slot));
+        }
+        if let Err(error) = result {
+            self.abort_source(AbortReason::of_destination(error));
+        }
+    }
+
+    /// The destination compared a chunk.
+    pub(in crate::controller) fn chunk_compared(
+        &mut self,
+        slot: ChunkSlot,
+        generation: Generation,
+        result: Result<bool, RequestError>,
+    ) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.last_heard = self.now;
+        if source.generation != generation || source.pass == Pass::Copy {
+            return;
+        }
+        match result {
+            Ok(true) => self.chunk_done(slot),
+            Ok(false) => {
+                source.mismatch = source.window.get(slot).map(|chunk| chunk.extent);
+                self.abort_source(AbortReason::VerifyMismatch);
+            }
+            Err(_) => {
+                self.abort_source(AbortReason::DestinationDisk);
+            }
+        }
+    }
+
+    fn chunk_done(&mut self, slot: ChunkSlot) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let Some(chunk) = source.window.acknowledge(slot) else {
+            return;
+        };
+        let bytes = chunk.extent.bytes();
+        source.pass_done += bytes;
+        match source.pass {
+            Pass::Copy => source.counters.copied += bytes,
+            _ => source.counters.verified += bytes,
+        }
+        if let Some(governor) = &mut source.governor {
+            governor.chunk_done(self.now.since(chunk.locked));
+        }
+        self.wake(chunk.waiters);
+        self.pump();
+    }
+
+    pub(in crate::controller) fn wake(&mut self, mut waiters: TagList) {
+        while let Some(tag) = self.slots.pop(&mut waiters) {
+            self.ready.push_back(tag);
+        }
+    }
+
+    /// The pass came to its end: starts the next one (true) or the way to switchover.
+    fn finish_pass(&mut self) -> bool {
+        let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
+        let Some(source) = &mut self.source else {
+            return false;
+        };
+        if !matches!(source.phase, Phase::Copying | Phase::Verifying) {
+            if source.phase == Phase::Draining && source.freeze_pass {
+                source.counters.all_verified = true;
+                self.prepare();
+            }
+            return false;
+        }
+        if !forgets_delayed && source.delayed.pending_bytes() > FREEZE_DELAYED_BYTES {
+            // They are being sent; the pass goes on when they are.
+            return false;
+        }
+        let next = match source.pass {
+            _ if !source.options.verify => None,
+            Pass::Copy => Some(Pass::VerifyAll),
+            Pass::VerifyAll => Some(Pass::VerifyDirty { number: 2 }),
+            Pass::VerifyDirty { number } => {
+                (number < MAX_VERIFY_PASSES).then_some(Pass::VerifyDirty { number: number + 1 })
+            }
+        };
+        let small = source.pass != Pass::Copy && source.dirty_blocks() <= FREEZE_BLOCKS;
+        match next {
+            Some(pass) if !small => {
+                source.start_pass(pass, self.now);
+                if source.phase == Phase::Copying {
+                    self.enter_phase(Phase::Verifying);
+                }
+                true
+            }
+            _ => {
+                self.enter_phase(Phase::Draining);
+                false
+            }
+        }
+    }
+
+    /// When the guest is held and everything it had in flight is done: compares what was written
+    /// since the last pass, then asks the destination to accept.
+    pub(in crate::controller) fn check_drained(&mut self) {
+        let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        if source.phase != Phase::Draining || self.admitted > 0 || !source.window.is_empty() {
+            return;
+        }
+        if !forgets_delayed && !source.delayed.is_settled() {
+            return self.flush_delayed();
+        }
+        if source.options.verify && source.dirty_blocks() > 0 {
+            source.freeze_pass = true;
+            let number = MAX_VERIFY_PASSES;
+            source.start_pass(Pass::VerifyDirty { number }, self.now);
+            self.pump();
+        } else {
+            source.counters.all_verified = source.options.verify;
+            self.prepare();
+        }
+    }
+
+    /// A freeze that took too long is over: the migration goes on as before it.
+    pub(in crate::controller) fn enter_running_phase(&mut self) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.freeze_allowance *= 2;
+        source.freeze_pass = false;
+        let phase = if source.pass == Pass::Copy {
+            Phase::Copying
+        } else {
+            source.start_pass(Pass::VerifyDirty { number: 2 }, self.now);
+            Phase::Verifying
+        };
+        self.enter_phase(phase);
+    }
+
+    fn prepare(&mut self) {
+        let Some(source) = &self.source else { return };
+        debug_assert!(
+            source.delayed.is_settled() || self.has_bug(PlantedBug::SwitchoverWithDelayed),
+            "the destination lacks delayed writes"
+        );
+        let migration = source.options.migration;
+        self.enter_phase(Phase::Preparing);
+        let effects = self.authority.prepare(migration);
+        self.apply(effects);
+    }
+}
+
+/// Reads a locked chunk unless guest writes to it are under way; no new ones start, because the
+/// chunk is locked.
+fn read_when_quiet(
+    source: &mut Source,
+    table: &WriteTable,
+    slots: &Slots,
+    actions: &mut VecDeque<Action>,
+    slot: ChunkSlot,
+    extent: Extent,
+) {
+    let busy = table.find(extent, |entry| {
+        slots
+            .get(entry.tag)
+            .is_some_and(|slot| slot.stage == Stage::InFlight)
+    });
+    if busy.is_some() {
+        return;
+    }
+    source.window.start_reading(slot);
+    let inspect = match source.pass {
+        Pass::Copy => Inspect::Zeroes,
+        Pass::VerifyAll | Pass::VerifyDirty { .. } => Inspect::Digest,
+    };
+    if let (Inspect::Digest, Some(dirty)) = (inspect, &mut source.dirty) {
+        dirty.clear(extent);
+    }
+    actions.push_back(Action::Disk {
+        tag: DiskTag::Chunk(slot),
+        operation: DiskOperation::Read { extent, inspect },
+    });
+}

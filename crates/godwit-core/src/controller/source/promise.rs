@@ -1,0 +1,132 @@
+//! What the source does for the promise to the guest: whom it watches, which writes it delays, what
+//! it reports.
+
+use core::time::Duration;
+
+use super::{Pass, Source};
+use crate::controller::PromiseProgress;
+use crate::controller::convergence::Achievement;
+use crate::controller::governor::Governor;
+use crate::controller::slots::Slots;
+use crate::event::{Obstacle, Phase};
+use crate::request::RequestTag;
+use crate::units::{Extent, Lba, Time};
+
+impl Source {
+    pub(super) fn freeze_deadline(&self) -> Option<Time> {
+        (self.phase == Phase::Draining && self.governor.is_some())
+            .then(|| self.phase_since.after(self.freeze_allowance))
+    }
+
+    /// Remembers that a request waits for the migration.
+    #[inline]
+    pub(in crate::controller) fn watch(&mut self, tag: RequestTag, slots: &Slots) {
+        if self.watched.len() == self.watched.capacity() {
+            self.watched
+                .retain(|&(tag, sequence)| slots.waits_for_migration(tag, sequence));
+        }
+        let entry = (tag, slots[tag].sequence);
+        if self.watched.back() != Some(&entry) {
+            self.watched.push_back(entry);
+        }
+    }
+
+    /// Forgets requests at the front that have stopped waiting.
+    #[inline]
+    pub(in crate::controller) fn prune_watched(&mut self, slots: &Slots) {
+        while let Some(&(tag, sequence)) = self.watched.front()
+            && !slots.waits_for_migration(tag, sequence)
+        {
+            self.watched.pop_front();
+        }
+    }
+
+    /// The request that has waited for the migration longest, and when the promise to the guest
+    /// wants something done about it.
+    pub(in crate::controller) fn oldest_watched(
+        &mut self,
+        slots: &Slots,
+    ) -> Option<(RequestTag, Time)> {
+        self.prune_watched(slots);
+        let &(tag, _) = self.watched.front()?;
+        Some((tag, self.front_expiry(slots)?))
+    }
+
+    pub(super) fn front_expiry(&self, slots: &Slots) -> Option<Time> {
+        let threshold = self.governor.as_ref()?.threshold()?;
+        let &(tag, sequence) = self.watched.front()?;
+        slots
+            .waits_for_migration(tag, sequence)
+            .then(|| slots[tag].arrived.after(threshold))
+    }
+
+    pub(in crate::controller) const fn may_pause(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Copying | Phase::Verifying | Phase::Draining
+        )
+    }
+
+    /// Whether writes are acknowledged without the destination for now.
+    #[inline]
+    pub(in crate::controller) const fn delays(&self) -> bool {
+        self.pause.is_some() && self.options.delayed_writes
+    }
+
+    /// Remembers that the destination does not hear of a write to the migrated region.
+    pub(in crate::controller) fn delay(&mut self, extent: Extent) {
+        if let Some(dirty) = &mut self.dirty {
+            dirty.set(extent);
+        }
+        let end = extent.end().0.min(self.migrated().0);
+        let sectors = end.saturating_sub(extent.start().0) as u32;
+        if let Some(part) = Extent::new(extent.start(), sectors) {
+            self.delayed.remember(part);
+        }
+    }
+
+    /// What keeps the migration from its end, when that has changed.
+    pub(in crate::controller) fn look_for_obstacle(
+        &mut self,
+        now: Time,
+    ) -> Option<Option<Obstacle>> {
+        let current = Achievement {
+            left: self.bytes_left(),
+            delayed: self.delayed.pending_bytes(),
+            paused: self.paused_for(now),
+        };
+        let reason = self.pause.as_ref().map(|pause| pause.reason);
+        let deadline = self.governor.as_ref().and_then(Governor::deadline);
+        self.convergence.judge(now, current, reason, deadline)
+    }
+
+    pub(super) fn paused_for(&self, now: Time) -> Duration {
+        let current = self.pause.as_ref().map(|pause| pause.lasted(now));
+        self.pauses.total + current.unwrap_or_default()
+    }
+
+    pub(super) fn promise(&self, now: Time) -> PromiseProgress {
+        let mut promise = PromiseProgress {
+            paused: self.pause.as_ref().map(|pause| pause.reason),
+            pauses: self.pauses.by_reason,
+            paused_for: self.paused_for(now),
+            delayed_bytes: self.delayed.pending_bytes(),
+            delayed_bytes_sent: self.delayed.sent_bytes,
+            delayed_bytes_cancelled: self.delayed.cancelled_bytes,
+            obstacle: self.convergence.obstacle(),
+            ..PromiseProgress::default()
+        };
+        if let Some(governor) = &self.governor {
+            governor.report(&mut promise);
+        }
+        promise
+    }
+
+    /// Up to where the destination has the disk: delayed writes beyond it are copied anyway.
+    pub(in crate::controller) fn migrated(&self) -> Lba {
+        match self.pass {
+            Pass::Copy => self.window.pointers.write_tail,
+            _ => Lba(self.capacity.0),
+        }
+    }
+}
