@@ -303,3 +303,133 @@ impl Governor {
 pub(super) const fn bytes(sectors: u64) -> u64 {
     sectors * SECTOR_SIZE
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::MigrationId;
+
+    const LIMIT: Duration = Duration::from_millis(4);
+
+    fn governor(change: impl FnOnce(&mut MigrationOptions)) -> Governor {
+        let mut options = MigrationOptions::new(MigrationId([1; 16]));
+        options.sla = Some(LatencyTarget {
+            limit: LIMIT,
+            allowed_per_million: 100,
+        });
+        change(&mut options);
+        Governor::new(&options, Time(0)).expect("there is a promise")
+    }
+
+    /// A sampling period in which the guest's slowest request took `worst`.
+    fn period(governor: &mut Governor, number: u32, worst: Duration) {
+        let now = Time(0).after(SAMPLING * number);
+        for _ in 0..100 {
+            governor.answered(worst, false);
+        }
+        governor.sample(now, Duration::ZERO, 0, true);
+    }
+
+    #[test]
+    fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
+        let mut governor = governor(|_| {});
+        for number in 1..=50 {
+            governor.spend(governor.rate / 100, false);
+            period(&mut governor, number, LIMIT / 4);
+        }
+        let fast = governor.rate;
+        assert!(fast > FIRST_RATE * 10, "{fast}");
+        for number in 51..=60 {
+            period(&mut governor, number, LIMIT / 10 * 9);
+        }
+        assert!(governor.rate < fast / 20, "{}", governor.rate);
+        for number in 61..200 {
+            period(&mut governor, number, LIMIT * 2);
+        }
+        assert_eq!(governor.rate, LEAST_RATE);
+        assert_eq!((governor.periods, governor.breached), (199, 139));
+    }
+
+    #[test]
+    fn room_that_nobody_uses_is_not_asked_for() {
+        let mut governor = governor(|_| {});
+        for number in 1..=50 {
+            period(&mut governor, number, LIMIT / 4);
+        }
+        assert_eq!(governor.rate, FIRST_RATE);
+    }
+
+    #[test]
+    fn chunks_in_flight_follow_how_long_they_lock_their_addresses() {
+        let mut governor = governor(|_| {});
+        for number in 1..=20 {
+            governor.chunk_done(LIMIT);
+            period(&mut governor, number, LIMIT / 4);
+        }
+        assert_eq!(
+            (governor.window, governor.chunk_sectors),
+            (1, LEAST_CHUNK_SECTORS)
+        );
+        for number in 21..=120 {
+            governor.chunk_done(LIMIT / 8);
+            period(&mut governor, number, LIMIT / 4);
+        }
+        assert_eq!((governor.window, governor.chunk_sectors), (64, 256));
+    }
+
+    #[test]
+    fn pauses_that_follow_each_other_become_longer_and_others_stay_short() {
+        let mut governor = governor(|_| {});
+        let mut now = Time(0);
+        let mut lengths = Vec::new();
+        for _ in 0..8 {
+            let until = governor.pause(now);
+            lengths.push(until.since(now));
+            now = until;
+            governor.resume(now);
+        }
+        assert_eq!(lengths[0], SHORTEST_PAUSE);
+        assert!(
+            lengths
+                .windows(2)
+                .all(|pair| pair[0] < pair[1] || pair[1] == LONGEST_PAUSE)
+        );
+        assert_eq!(lengths[7], LONGEST_PAUSE);
+        let later = now.after(Duration::from_secs(10));
+        assert_eq!(governor.pause(later).since(later), SHORTEST_PAUSE);
+    }
+
+    #[test]
+    fn a_percentile_leaves_as_many_late_requests_as_it_says() {
+        let mut strict = governor(|_| {});
+        let mut loose = governor(|options| {
+            options.sla = Some(LatencyTarget {
+                limit: LIMIT,
+                allowed_per_million: 10_000,
+            });
+        });
+        for governor in [&mut strict, &mut loose] {
+            for number in 1..=20 {
+                period(governor, number, LIMIT / 4);
+            }
+        }
+        assert!(!strict.may_be_late());
+        let tolerated = (0..100).take_while(|_| loose.may_be_late()).count();
+        assert!(
+            (5..=10).contains(&tolerated),
+            "half of 1% of 2000: {tolerated}"
+        );
+    }
+
+    #[test]
+    fn a_deadline_that_comes_near_takes_what_it_needs() {
+        let mut governor = governor(|options| options.deadline = Some(Duration::from_secs(10)));
+        let left = 2 << 30;
+        let now = Time(0).after(Duration::from_secs(8));
+        assert!(!governor.pressed(Time(0), FIRST_RATE));
+        governor.answered(LIMIT * 3, false);
+        governor.sample(now, Duration::ZERO, left, true);
+        assert_eq!(governor.rate, left / 2);
+        assert!(governor.pressed(now, left));
+    }
+}
