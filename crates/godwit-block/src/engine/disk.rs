@@ -10,6 +10,7 @@ use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, Sectors};
 use io_uring::{opcode, squeue, types};
 
+use super::faults;
 use super::inspect::is_zero;
 use crate::image::Image;
 use crate::memory::Mapping;
@@ -35,6 +36,18 @@ enum Work {
     Write,
     Zero { first: ZeroWay, way: ZeroWay },
     Sync,
+}
+
+impl Work {
+    /// As fail points call it.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Read(_) => "read",
+            Self::Write => "write",
+            Self::Zero { .. } => "zero",
+            Self::Sync => "sync",
+        }
+    }
 }
 
 /// One operation.
@@ -184,6 +197,8 @@ impl Disk {
         index: u32,
         result: i32,
     ) -> Option<Finished> {
+        let entry = &self.entries[index as usize];
+        let result = faults::result(entry.tag, entry.work.name(), result);
         let outcome = self.step(index, result);
         let Some(result) = outcome else {
             self.submit(ring, index);

@@ -25,6 +25,7 @@ mod config;
 mod connections;
 mod deferred;
 mod disk;
+mod faults;
 mod handle;
 mod inspect;
 mod link_signal;

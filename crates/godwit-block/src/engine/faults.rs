@@ -1,0 +1,27 @@
+//! Disks that return errors, when a test says so: the fail points `disk::WHO::OPERATION`, where
+//! WHO is `request`, `chunk`, `replica` or `barrier` and OPERATION is `read`, `write`, `zero` or
+//! `sync`. `return(28)` makes the disk report error number 28, `return` an I/O error. Without the
+//! feature `failpoints` they are nothing.
+
+use godwit_core::action::DiskTag;
+
+/// What the kernel's result of an operation is taken for.
+#[cfg(feature = "failpoints")]
+pub(super) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
+    let who = match tag {
+        DiskTag::Request(_) => "request",
+        DiskTag::Chunk(_) => "chunk",
+        DiskTag::Replica(_) => "replica",
+        DiskTag::Barrier => "barrier",
+    };
+    let errno = |text: Option<String>| text.and_then(|text| text.parse().ok());
+    let name = format!("disk::{who}::{operation}");
+    fail::fail_point!(&name, |text| -errno(text).unwrap_or(libc::EIO));
+    result
+}
+
+/// The result itself: the feature `failpoints` is off.
+#[cfg(not(feature = "failpoints"))]
+pub(super) const fn result(_tag: DiskTag, _operation: &str, result: i32) -> i32 {
+    result
+}
