@@ -2,12 +2,12 @@
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use crate::client::{Initial, Model, Outcome, Verified, VerifyingClient, Workload};
-use crate::cluster::{Failure, Node};
+use crate::cluster::{Cluster, Failure, Node};
 use crate::nbd::NbdConnection;
 use crate::process::wait_for;
 use crate::random::seed;
@@ -128,4 +128,35 @@ pub fn await_end(node: &Node, id: &str) -> Value {
         over.then_some(shown)
     };
     wait_for(PATIENCE, ended).unwrap_or(Value::Null)
+}
+
+/// Waits until the disk has one owner among the nodes `a` and `b`, one that serves, and gives its
+/// name.
+///
+/// # Errors
+/// When both serve at a time, or nobody does in the end.
+pub fn one_owner(cluster: &Cluster, disk: &str) -> Result<&'static str, String> {
+    let started = Instant::now();
+    loop {
+        let shown = ["a", "b"].map(|name| cluster.node(name).disk(disk).ok());
+        let serves = shown.each_ref().map(|disk| {
+            disk.as_ref()
+                .is_some_and(|disk| disk["serves"] == true && disk["state"] == "serving")
+        });
+        let open = shown.iter().flatten().any(|disk| {
+            ["accepted", "relinquished", "receiving"]
+                .iter()
+                .any(|state| disk["state"] == *state)
+        });
+        match serves {
+            [true, true] => return Err(format!("two nodes serve: {shown:?}")),
+            [true, false] if !open => return Ok("a"),
+            [false, true] if !open => return Ok("b"),
+            _ => {}
+        }
+        if started.elapsed() > PATIENCE {
+            return Err(format!("no owner was found: {shown:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }

@@ -4,11 +4,12 @@
 //! A fail point holds the migration in its phase for a few seconds. Whichever node is killed is
 //! started again without it; the other goes on by itself.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
-    PATIENCE, Scenario, finish, import_pattern, load, migrate, migration, start_migration, verify,
+    PATIENCE, Scenario, finish, import_pattern, load, migrate, migration, one_owner,
+    start_migration, verify,
 };
 use godwit_testkit::{Cluster, Model, VerifyingClient};
 
@@ -120,7 +121,7 @@ fn kill_and_recover(test: &str, moment: &Moment, victim: Victim) {
     );
     std::thread::sleep(SETTLE);
     cluster.node_mut(name).start(&[]).unwrap();
-    let owner = one_owner(&cluster);
+    let owner = one_owner(&cluster, DISK).unwrap();
     if let Some(expected) = moment.owner {
         assert_eq!(owner, expected, "in phase '{}'", moment.phase);
     }
@@ -141,34 +142,6 @@ fn kill_and_recover(test: &str, moment: &Moment, victim: Victim) {
     let mut model = finish(client).unwrap();
     verify(cluster.node(other), DISK, &mut model).unwrap();
     assert_eq!(cluster.node(owner).disk_state(DISK), "departed");
-}
-
-/// Waits until the disk has one owner that serves; never may two serve at a time.
-fn one_owner(cluster: &Cluster) -> &'static str {
-    let started = Instant::now();
-    loop {
-        let shown = ["a", "b"].map(|name| cluster.node(name).disk(DISK).ok());
-        let serves = shown.each_ref().map(|disk| {
-            disk.as_ref()
-                .is_some_and(|disk| disk["serves"] == true && disk["state"] == "serving")
-        });
-        let open = shown.iter().flatten().any(|disk| {
-            ["accepted", "relinquished", "receiving"]
-                .iter()
-                .any(|state| disk["state"] == *state)
-        });
-        match serves {
-            [true, true] => panic!("two nodes serve: {shown:?}"),
-            [true, false] if !open => return "a",
-            [false, true] if !open => return "b",
-            _ => {}
-        }
-        assert!(
-            started.elapsed() < PATIENCE,
-            "no owner was found: {shown:?}"
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 fn end_load(client: VerifyingClient, victim: Victim) -> Model {

@@ -1,0 +1,125 @@
+//! Disks that return errors while a disk moves: the migration ends and says why, the source goes
+//! on serving, and nothing that was acknowledged is lost.
+
+use godwit_testkit::Cluster;
+use godwit_testkit::client::Outcome;
+use godwit_testkit::scenario::{
+    PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, start_migration, verify,
+};
+
+const DISK: &str = "worn";
+const SIZE: u64 = 64 << 20;
+
+/// A cluster in which the node's disk fails as the fail point says.
+fn cluster_with(name: &str, point: &str, action: &str) -> Cluster {
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let node = cluster.node_mut(name);
+    node.terminate(PATIENCE).unwrap();
+    node.start(&[(point, action)]).unwrap();
+    cluster
+}
+
+/// One error of the disk ends the first migration; the guest notices nothing, and the second
+/// migration completes.
+fn ends_the_migration(test: &str, node: &str, point: &str, action: &str, word: &str) {
+    let turn = Scenario::begin("disk_errors", test);
+    let cluster = cluster_with(node, point, action);
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
+    let client = load(a, DISK, turn.seed, model).unwrap();
+    assert!(client.progress(200, PATIENCE));
+    let id = start_migration(a, DISK, "b", &["--verify"]).unwrap();
+    let ended = await_end(a, &id);
+    assert_eq!(ended["phase"], "aborted", "{ended}");
+    let error = ended["error"].to_string().to_lowercase();
+    println!("{error}");
+    assert!(error.contains(word), "'{word}' is not in {error}");
+    assert_eq!(a.disk_state(DISK), "serving");
+    assert!(client.progress(200, PATIENCE), "{:?}", client.stats());
+
+    let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert_eq!(moved["verified"], true, "{moved}");
+    assert!(client.progress(200, PATIENCE));
+    let mut model = finish(client).unwrap();
+    verify(b, DISK, &mut model).unwrap();
+}
+
+#[test]
+fn the_source_cannot_read_a_chunk() {
+    ends_the_migration(
+        "the_source_cannot_read_a_chunk",
+        "a",
+        "disk::chunk::read",
+        "100*off->1*return(5)",
+        "the source's disk",
+    );
+}
+
+#[test]
+fn the_destination_cannot_write() {
+    ends_the_migration(
+        "the_destination_cannot_write",
+        "b",
+        "disk::replica::write",
+        "300*off->1*return(5)",
+        "the destination's disk",
+    );
+}
+
+#[test]
+fn the_destination_is_full() {
+    ends_the_migration(
+        "the_destination_is_full",
+        "b",
+        "disk::replica::write",
+        "300*off->1*return(28)",
+        "space",
+    );
+}
+
+#[test]
+fn the_destination_cannot_make_it_durable() {
+    ends_the_migration(
+        "the_destination_cannot_make_it_durable",
+        "b",
+        "disk::barrier::sync",
+        "1*return(5)",
+        "the destination's disk",
+    );
+}
+
+#[test]
+fn the_source_cannot_write_what_the_guest_writes() {
+    let turn = Scenario::begin(
+        "disk_errors",
+        "the_source_cannot_write_what_the_guest_writes",
+    );
+    let cluster = cluster_with("a", "disk::request::write", "600*off->3*return(5)");
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
+    let client = load(a, DISK, turn.seed, model).unwrap();
+    assert!(client.progress(100, PATIENCE));
+    let slow = ["--max-bandwidth", "16MiB", "--verify"];
+    let id = start_migration(a, DISK, "b", &slow).unwrap();
+    let ended = await_end(a, &id);
+    println!("{}: {}", ended["phase"], ended["error"]);
+    let Outcome {
+        mut model, stats, ..
+    } = client.stop(PATIENCE);
+    // The guest is told of its own errors, once each, and of nothing else.
+    assert_eq!(
+        (stats.errors, stats.violations),
+        (3, 0),
+        "{:?}",
+        stats.problems
+    );
+    // What the failed writes left behind is the same wherever the disk ends up.
+    let owner = if ended["phase"] == "completed" {
+        assert_eq!(ended["verified"], true, "{ended}");
+        b
+    } else {
+        a
+    };
+    verify(owner, DISK, &mut model).unwrap();
+}
