@@ -187,7 +187,10 @@ impl Body {
                 match tag {
                     DiskTag::Request(tag) => self.expect(tag, Use::Request),
                     DiskTag::Replica(tag) => self.expect(tag, Use::Replica),
-                    DiskTag::Chunk(slot) => assert!(slot.0 < self.limits.window_chunks),
+                    DiskTag::Chunk(slot) => {
+                        let delayed = self.limits.delayed_chunks.max(1);
+                        assert!(slot.0 < self.limits.window_chunks + delayed);
+                    }
                     DiskTag::Barrier => assert_eq!(operation, DiskOperation::Flush),
                 }
                 self.disk.push((tag, operation));

@@ -11,13 +11,13 @@ mod input;
 use std::time::Duration;
 
 use body::Body;
-use godwit_core::MigrationOptions;
 use godwit_core::action::{ChunkSlot, Content};
 use godwit_core::event::AbortReason;
 use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::{LinkSignal, MigrationOptions};
 use input::Input;
 use libfuzzer_sys::fuzz_target;
 
@@ -66,7 +66,9 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 delayed_writes: input.one_in(2),
                 delayed_write_rate: input.one_in(2).then(|| input.number()),
                 interface_budget: input.one_in(2).then(|| input.number()),
-                deadline: input.one_in(4).then(|| Duration::from_micros(input.number() % 100_000)),
+                deadline: input
+                    .one_in(4)
+                    .then(|| Duration::from_micros(input.number() % 100_000)),
                 peer_timeout: body::TIMEOUT,
                 ..MigrationOptions::new(migration(input))
             };
@@ -78,21 +80,37 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 .start_destination(now, migration(input), body::TIMEOUT);
         }
         13 => body.core.handle_timer(now),
-        14 => match input.byte() % 8 {
-            0 => body.core.handle_connection_lost(now, TrafficClass::Control),
-            1 => body.core.handle_connection_lost(now, TrafficClass::Sync),
-            2 => body.core.handle_connection_lost(now, TrafficClass::Copy),
-            3 => body.core.handle_control_up(now),
-            4 => body.core.handle_forward_up(now),
-            5 => body.core.handle_forward_lost(now),
-            6 => body.core.fail_forwarded(now),
-            _ => {
-                body.core.cancel(now, AbortReason::Cancelled);
+        14 => match input.byte() {
+            240.. => {
+                let signal = LinkSignal {
+                    queued: input.number(),
+                    round_trip: Duration::from_micros(u64::from(input.byte())),
+                    delivery_rate: input.number(),
+                    interface_rate: input.one_in(2).then(|| input.number()),
+                };
+                body.core.handle_link_signal(now, signal);
             }
+            other => connection_event(body, other % 8),
         },
         _ => body.settle(),
     }
     body.drain();
+}
+
+fn connection_event(body: &mut Body, which: u8) {
+    let now = body.now;
+    match which {
+        0 => body.core.handle_connection_lost(now, TrafficClass::Control),
+        1 => body.core.handle_connection_lost(now, TrafficClass::Sync),
+        2 => body.core.handle_connection_lost(now, TrafficClass::Copy),
+        3 => body.core.handle_control_up(now),
+        4 => body.core.handle_forward_up(now),
+        5 => body.core.handle_forward_lost(now),
+        6 => body.core.fail_forwarded(now),
+        _ => {
+            body.core.cancel(now, AbortReason::Cancelled);
+        }
+    }
 }
 
 /// Mostly small numbers, so that ends, overlaps and repetitions are met.
@@ -140,9 +158,34 @@ fn migration(input: &mut Input<'_>) -> MigrationId {
     MigrationId([input.byte() % 3; 16])
 }
 
+/// A frame that has to do with pauses.
+fn pause_message(kind: u8, input: &mut Input<'_>) -> Message {
+    let generation = Generation(u32::from(input.byte() % 4));
+    let slot = ChunkSlot(u16::from(input.byte() % 10));
+    match kind {
+        0 => Message::DelayedWrite {
+            slot,
+            generation,
+            extent: extent(input),
+            zeroes: input.one_in(2),
+        },
+        1 => Message::NewGeneration { generation },
+        2 => Message::GenerationReached { generation },
+        _ => Message::DelayedWritten {
+            slot,
+            generation,
+            result: RequestError::from_code(u16::from(input.byte() % 16 / 12)),
+        },
+    }
+}
+
 /// A frame on a connection that it belongs on.
 fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
-    let kind = input.byte() % 20;
+    let kind = input.byte();
+    if kind >= 224 {
+        return (TrafficClass::Sync, pause_message(kind % 4, input));
+    }
+    let kind = kind % 20;
     let result = match input.byte() % 8 {
         code @ 0..=5 => RequestError::from_code(u16::from(code)),
         _ => Ok(()),

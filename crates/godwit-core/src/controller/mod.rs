@@ -38,7 +38,7 @@ pub struct Limits {
     /// Slots of the locking window: chunks in flight at the source.
     pub window_chunks: u16,
     /// Slots for delayed writes in flight at the source. They are the [`ChunkSlot`]s that follow
-    /// those of the window, from `window_chunks` on. Each holds 64 KiB.
+    /// those of the window, from `window_chunks` on. Each holds 64 KiB. At least one: zero counts as one.
     pub delayed_chunks: u16,
     /// Ranges of delayed writes that are remembered exactly; beyond that the table coarsens.
     pub delayed_ranges: u16,
