@@ -63,6 +63,7 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                     limit: Duration::from_micros(1 + input.number() % 10_000),
                     allowed_per_million: 1 + input.number() as u32 % 1_000_000,
                 }),
+                guest_rate: input.one_in(2).then(|| input.number() % 100_000),
                 delayed_writes: input.one_in(2),
                 delayed_write_rate: input.one_in(2).then(|| input.number()),
                 interface_budget: input.one_in(2).then(|| input.number()),

@@ -5,6 +5,7 @@
 use core::time::Duration;
 
 use super::pacer::Pacer;
+use super::throughput::Throughput;
 use super::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
 use crate::units::{SECTOR_SIZE, Time};
@@ -18,7 +19,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Copies and delayed writes start at this rate and never go below the least.
-const FIRST_RATE: u64 = 64 << 20;
+const FIRST_RATE: u64 = 32 << 20;
 const LEAST_RATE: u64 = 1 << 20;
 const MOST_RATE: u64 = 16 << 30;
 
@@ -46,6 +47,7 @@ pub(super) struct Governor {
     worst: Duration,
     answered: u32,
     slowest_chunk: Duration,
+    throughput: Option<Throughput>,
     /// Requests lately and those of them that were late, decaying.
     recent: f64,
     recent_late: f64,
@@ -82,6 +84,9 @@ impl Governor {
             worst: Duration::ZERO,
             answered: 0,
             slowest_chunk: Duration::ZERO,
+            throughput: options
+                .guest_rate
+                .map(|reference| Throughput::new(reference, now)),
             recent: 0.0,
             recent_late: 0.0,
             rate: FIRST_RATE,
@@ -185,6 +190,12 @@ impl Governor {
             self.breached += u64::from(worst > target.limit);
             self.adjust(worst, target.limit);
         }
+        if let Some(throughput) = &mut self.throughput
+            && throughput.count(now, self.answered) == Some(false)
+        {
+            self.rate = self.rate / 10 * 7;
+            self.slow_start = false;
+        }
         let required = self.required(now, left);
         self.rate = self.rate.clamp(LEAST_RATE.max(required), MOST_RATE);
         self.budget.set_rate(self.rate);
@@ -202,12 +213,13 @@ impl Governor {
         if worst > limit * 3 / 4 {
             self.rate = self.rate / 10 * 7;
             self.slow_start = false;
-        } else if worst <= limit / 2 {
+        } else if worst <= limit / 2 && !self.throughput.as_ref().is_some_and(Throughput::is_short)
+        {
             // Room that is not used is no reason to ask for more.
             let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
             if used >= self.rate / 2 {
-                let more = if self.slow_start { 4 } else { 20 };
-                self.rate += self.rate / more + (256 << 10);
+                let part = if self.slow_start { 16 } else { 64 };
+                self.rate += self.rate / part + (64 << 10);
             }
         }
         if self.slowest_chunk > limit / 2 {
@@ -348,6 +360,17 @@ mod tests {
         }
         assert_eq!(governor.rate, LEAST_RATE);
         assert_eq!((governor.periods, governor.breached), (199, 139));
+    }
+
+    #[test]
+    fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
+        let mut governor = governor(|options| options.guest_rate = Some(20_000));
+        for number in 1..=60 {
+            governor.spend(governor.rate / 100, false);
+            period(&mut governor, number, LIMIT / 10);
+        }
+        // A period has 100 answers: half of what the guest did before.
+        assert!(governor.rate < FIRST_RATE / 2, "{}", governor.rate);
     }
 
     #[test]

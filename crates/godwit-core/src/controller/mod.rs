@@ -12,6 +12,7 @@ mod pacer;
 mod pause;
 mod slots;
 mod source;
+mod throughput;
 mod window;
 
 use core::time::Duration;
@@ -63,6 +64,9 @@ pub struct MigrationOptions {
     /// What the guest was promised: the migration pauses when it would break it (Alg. 2). Without
     /// it nothing but the window holds the migration back.
     pub sla: Option<LatencyTarget>,
+    /// Requests per second that the guest made before the migration: copies leave it room for as
+    /// many, as long as it asks for them. Only with [`Self::sla`].
+    pub guest_rate: Option<u64>,
     /// While paused, acknowledge writes to the migrated region locally and send them later
     /// (Alg. 3). Without it they go to both sides even then.
     pub delayed_writes: bool,
@@ -92,6 +96,7 @@ impl MigrationOptions {
             busy_window_chunks: 8,
             max_bandwidth: None,
             sla: None,
+            guest_rate: None,
             delayed_writes: true,
             delayed_write_rate: None,
             interface_budget: None,
