@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
-use crate::units::{parse_rate, parse_size};
+use crate::units::{parse_duration, parse_rate, parse_size};
 
 /// Where a node keeps its data unless it is told otherwise.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/godwit";
@@ -95,9 +95,30 @@ pub(crate) struct MigrateArguments {
     /// Bytes per copy, a multiple of 4K up to 16M
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub chunk: Option<u64>,
-    /// Most bytes per second that copies may take; what the guest writes is never held back
+    /// What the guest is promised: a percentile and a time such as 'p99.99<2ms', or off
+    ///
+    /// The migration pauses when it would break it. 'auto' promises that p99.99 grows by no more
+    /// than a quarter.
+    #[arg(long, value_name = "auto|off|pNN<TIME", default_value = "auto")]
+    pub sla: String,
+    /// While the migration pauses, keep the guest's writes here and send them later
+    #[arg(long, value_enum, default_value_t, value_name = "on|off")]
+    pub delayed_writes: Switch,
+    /// Most bytes per second of those, chosen by the node when left out
+    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
+    pub delayed_write_rate: Option<u64>,
+    /// How long the copy may take, like 30m; near the end it goes before the promise
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub deadline: Option<u64>,
+    /// Most bytes per second that the migration may take; what the guest writes is never held back
     #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate)]
     pub max_bandwidth: Option<u64>,
+    /// The node's network interface that --interface-budget is about
+    #[arg(long, value_name = "NAME", requires = "interface_budget")]
+    pub interface: Option<String>,
+    /// Pause while more bytes per second leave by the interface, other traffic included
+    #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate, requires = "interface")]
+    pub interface_budget: Option<u64>,
     /// Compare both images by hash before the switchover
     #[arg(long)]
     pub verify: bool,
@@ -111,6 +132,15 @@ pub(crate) enum PolicyArgument {
     /// A single pass; writes to what was copied already go to both nodes
     #[default]
     DoubleWrite,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// They stay here
+    #[default]
+    On,
+    /// They go to both nodes
+    Off,
 }
 
 #[derive(Debug, Subcommand)]
@@ -352,6 +382,19 @@ mod tests {
                 .unwrap();
         assert!(arguments.json);
         assert_eq!(arguments.connection.socket, Some(PathBuf::from("/s")));
+    }
+
+    #[test]
+    fn an_interface_and_its_budget_go_together() {
+        let parse = |rest: &[&str]| {
+            let start = ["godwit", "migrate", "d", "--to", "b"];
+            Arguments::try_parse_from(start.iter().chain(rest))
+        };
+        parse(&["--interface", "eth0", "--interface-budget", "1G"]).unwrap();
+        for alone in [["--interface", "eth0"], ["--interface-budget", "1G"]] {
+            let error = parse(&alone).unwrap_err().to_string();
+            assert!(error.contains("--interface"), "{error}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod commands;
 mod failure;
 mod output;
 mod progress;
+mod promise;
 mod routes;
 mod units;
 

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use godwit_node::api::{Direction, GuestLatency, Job, JobKind, Migration, MigrationPhase};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::promise::{counted, obstacle, reason_text};
 use crate::units::{format_bytes, format_micros, format_rate, format_seconds};
 
 /// Lines per second where no terminal can redraw one.
@@ -18,6 +19,8 @@ pub(crate) struct Status {
     pub line: String,
     /// Bytes done and bytes in all, while that means something.
     pub done: Option<(u64, u64)>,
+    /// What somebody should look at, in a line of its own.
+    pub note: Option<String>,
 }
 
 /// Shows a status on standard error: redrawn in place on a terminal, else as a line a second and
@@ -27,6 +30,7 @@ pub(crate) struct ProgressLine {
     bar: Option<ProgressBar>,
     printed: Option<Instant>,
     step: String,
+    note: Option<String>,
 }
 
 impl ProgressLine {
@@ -41,11 +45,19 @@ impl ProgressLine {
             bar,
             printed: None,
             step: String::new(),
+            note: None,
         }
     }
 
     /// Shows the status. `step` names what is being done: a new one is shown at once.
+    /// So is a new note, once.
     pub(crate) fn show(&mut self, step: &str, status: &Status) {
+        if status.note != self.note {
+            if let Some(note) = &status.note {
+                self.say(note);
+            }
+            self.note.clone_from(&status.note);
+        }
         let Some(bar) = &self.bar else {
             let due = self.printed.is_none_or(|at| at.elapsed() >= PLAIN_INTERVAL);
             if due || step != self.step {
@@ -103,6 +115,10 @@ pub(crate) fn migration_status(migration: &Migration) -> Status {
     );
     let progress = &migration.progress;
     let mut parts = vec![format!("{}: {}", migration.disk, phase_text(migration))];
+    let promise = migration.promise.as_ref();
+    if let Some(reason) = promise.and_then(|promise| promise.paused) {
+        parts.push(format!("paused ({})", reason_text(reason)));
+    }
     if passes && progress.bytes_total > 0 {
         let left = progress.bytes_total.saturating_sub(progress.bytes_done);
         let total = format_bytes(progress.bytes_total);
@@ -114,14 +130,22 @@ pub(crate) fn migration_status(migration: &Migration) -> Status {
             .eta_seconds
             .map_or("unknown".to_owned(), format_seconds);
         parts.push(format!("ETA {eta}"));
+        let pauses = promise.map_or(0, |promise| promise.pauses.total());
+        if pauses > 0 {
+            parts.push(counted(pauses, "pause"));
+        }
     }
     if let Some(guest) = migration.guest.as_ref().filter(|guest| guest.iops > 0.0) {
         parts.push(guest_text(guest));
+    }
+    if promise.is_some_and(|promise| promise.obstacle.is_some()) {
+        parts.push("no end in sight".to_owned());
     }
     let done = passes.then_some((progress.bytes_done, progress.bytes_total));
     Status {
         line: parts.join(", "),
         done,
+        note: obstacle(migration).map(|text| format!("{}: {text}", migration.disk)),
     }
 }
 
@@ -162,12 +186,15 @@ pub(crate) fn job_status(job: &Job, elapsed: Duration) -> Status {
     Status {
         line,
         done: Some((job.bytes_done, job.bytes_total)),
+        note: None,
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{JobState, MigrationProgress};
+    use godwit_node::api::{
+        JobState, MigrationProgress, MigrationPromise, Obstacle, PauseReason, Pauses,
+    };
 
     use super::*;
 
@@ -185,6 +212,7 @@ mod tests {
                 bytes_done: 1 << 29,
                 ..MigrationProgress::default()
             },
+            promise: None,
             rate_bytes_per_second: Some(512.0 * 1048576.0),
             eta_seconds: Some(3.0),
             guest: Some(GuestLatency {
@@ -199,6 +227,7 @@ mod tests {
             lm_seconds: None,
             error: None,
             verified: false,
+            warnings: Vec::new(),
         }
     }
 
@@ -211,6 +240,47 @@ mod tests {
              guest p99 180 µs, p99.99 1.2 ms"
         );
         assert_eq!(status.done, Some((1 << 29, 2 << 30)));
+    }
+
+    #[test]
+    fn a_migration_that_pauses_says_why_and_how_often() {
+        let mut migration = copying();
+        migration.guest = None;
+        migration.promise = Some(MigrationPromise {
+            paused: Some(PauseReason::GuestLatency),
+            pauses: Pauses {
+                guest_latency: 10,
+                link_queue: 2,
+                interface_budget: 0,
+            },
+            ..MigrationPromise::default()
+        });
+        let status = migration_status(&migration);
+        assert_eq!(
+            status.line,
+            "d: copying to b, paused (guest latency), 1.50 GiB of 2.00 GiB left, 512 MiB/s, \
+             ETA 3.0 s, 12 pauses"
+        );
+        assert_eq!(status.note, None);
+    }
+
+    #[test]
+    fn a_migration_that_stands_still_says_what_to_change() {
+        let mut migration = copying();
+        migration.guest = None;
+        migration.eta_seconds = None;
+        migration.promise = Some(MigrationPromise {
+            obstacle: Some(Obstacle::Promise),
+            ..MigrationPromise::default()
+        });
+        let status = migration_status(&migration);
+        assert!(
+            status.line.ends_with("ETA unknown, no end in sight"),
+            "{}",
+            status.line
+        );
+        let note = status.note.unwrap();
+        assert!(note.starts_with("d: ") && note.contains("--sla"), "{note}");
     }
 
     #[test]
@@ -234,6 +304,7 @@ mod tests {
         let expected = Status {
             line: "d: committing to b".to_owned(),
             done: None,
+            note: None,
         };
         assert_eq!(migration_status(&migration), expected);
         migration.phase = MigrationPhase::Offering;

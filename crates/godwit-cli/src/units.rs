@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// Why a text is not a size.
+/// Why a text is not a size or a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct InvalidSize(String);
 
@@ -54,6 +54,45 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, InvalidSize> {
 pub(crate) fn parse_rate(text: &str) -> Result<u64, InvalidSize> {
     let trimmed = text.trim();
     parse_size(trimmed.strip_suffix("/s").unwrap_or(trimmed))
+}
+
+/// Reads a time in whole seconds: `90s`, `30m`, `2h`, `1h30m`, `1d`.
+pub(crate) fn parse_duration(text: &str) -> Result<u64, InvalidSize> {
+    let wrong = |why: &str| InvalidSize(format!("{why}; write a time like 90s, 30m or 1h30m"));
+    let mut rest = text.trim();
+    if rest.is_empty() {
+        return Err(wrong("it does not start with a number"));
+    }
+    let mut seconds = 0_u64;
+    while !rest.is_empty() {
+        let digits = rest
+            .find(|c: char| !c.is_ascii_digit())
+            .ok_or_else(|| wrong("the unit is missing"))?;
+        let (number, after) = rest.split_at(digits);
+        let end = after
+            .find(|c: char| c.is_ascii_digit())
+            .unwrap_or(after.len());
+        let (unit, next) = after.split_at(end);
+        let number: u64 = match number {
+            "" => return Err(wrong("it does not start with a number")),
+            number => number
+                .parse()
+                .map_err(|_| wrong("the number is too large"))?,
+        };
+        let factor = match unit.trim() {
+            "s" => 1,
+            "m" | "min" => 60,
+            "h" => 3600,
+            "d" => 86_400,
+            other => return Err(wrong(&format!("{other:?} is not a unit of time"))),
+        };
+        seconds = number
+            .checked_mul(factor)
+            .and_then(|part| seconds.checked_add(part))
+            .ok_or_else(|| wrong("the number is too large"))?;
+        rest = next;
+    }
+    Ok(seconds)
 }
 
 fn unit_factor(unit: &str) -> Option<u64> {
@@ -181,6 +220,35 @@ mod tests {
             let message = parse_size(text).expect_err(text).to_string();
             assert!(message.contains(why), "{text:?}: {message}");
             assert!(message.contains("like 10G"), "{text:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn times_are_read_with_their_units() {
+        for (text, seconds) in [
+            ("90s", 90),
+            ("30m", 1800),
+            ("2h", 7200),
+            ("1h30m", 5400),
+            (" 1d 2h ", 93_600),
+            ("0s", 0),
+        ] {
+            assert_eq!(parse_duration(text), Ok(seconds), "{text}");
+        }
+        for (text, why) in [
+            ("", "start with a number"),
+            ("m", "start with a number"),
+            ("-3m", "start with a number"),
+            ("30", "unit is missing"),
+            ("1h30", "unit is missing"),
+            ("1.5h", "is not a unit"),
+            ("3w", "\"w\" is not a unit"),
+            ("99999999999999999999s", "too large"),
+            ("999999999999999999d", "too large"),
+        ] {
+            let message = parse_duration(text).expect_err(text).to_string();
+            assert!(message.contains(why), "{text:?}: {message}");
+            assert!(message.contains("like 90s"), "{text:?}: {message}");
         }
     }
 

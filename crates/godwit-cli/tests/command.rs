@@ -158,6 +158,7 @@ fn migration(phase: MigrationPhase, done: u64) -> Migration {
             bytes_copied: done,
             ..MigrationProgress::default()
         },
+        promise: None,
         rate_bytes_per_second: None,
         eta_seconds: None,
         guest: None,
@@ -166,6 +167,7 @@ fn migration(phase: MigrationPhase, done: u64) -> Migration {
         lm_seconds: Some(2.0),
         error: None,
         verified: phase == MigrationPhase::Completed,
+        warnings: Vec::new(),
     }
 }
 
@@ -232,6 +234,41 @@ fn migrate_follows_to_the_end_and_sums_up() {
     assert_eq!(asked["chunk_bytes"], 64 << 10);
     assert_eq!(asked["policy"], "double-write");
     assert_eq!(asked["verify"], true);
+}
+
+#[test]
+fn migrate_asks_for_a_promise_and_passes_on_what_the_node_warns_of() {
+    let mut started = migration(MigrationPhase::Offering, 0);
+    started.warnings = vec!["disk d: the target is short".to_owned()];
+    let api = FakeApi::start(&[("POST /v1/migrations", vec![ok(&started)])]);
+    let start = ["migrate", "d", "--to", "b", "--detach"];
+    let plain = api.run(&start);
+    assert_eq!(plain.code, 0, "{}", plain.stderr);
+    assert_eq!(plain.stdout.trim(), ID);
+    assert_eq!(plain.stderr, "warning: disk d: the target is short\n");
+    let options = [
+        "--sla",
+        "p99.99<2ms",
+        "--delayed-writes",
+        "off",
+        "--deadline",
+        "1h30m",
+        "--interface",
+        "eth0",
+        "--interface-budget",
+        "1G/s",
+    ];
+    let ran = api.run(&[&start[..], &options].concat());
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let asked = api.asked("POST /v1/migrations");
+    assert_eq!(asked[0]["sla"], "auto");
+    assert_eq!(asked[0]["delayed_writes"], true);
+    assert_eq!(asked[0]["deadline_seconds"], Value::Null);
+    assert_eq!(asked[1]["sla"], "p99.99<2ms");
+    assert_eq!(asked[1]["delayed_writes"], false);
+    assert_eq!(asked[1]["deadline_seconds"], 5400);
+    assert_eq!(asked[1]["interface"], "eth0");
+    assert_eq!(asked[1]["interface_budget"], 1 << 30);
 }
 
 #[test]

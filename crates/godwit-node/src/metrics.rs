@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::api::{Direction, Migration};
+use crate::api::{Direction, Migration, MigrationPromise, PauseReason};
 use crate::disks::view;
 use crate::migrations::live;
 use crate::node::Node;
@@ -41,6 +41,13 @@ struct MigrationLabels {
     migration: String,
     direction: &'static str,
     phase: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PauseLabels {
+    disk: String,
+    migration: String,
+    reason: &'static str,
 }
 
 /// All metrics of the node as text.
@@ -119,6 +126,10 @@ impl prometheus_client::collector::Collector for Collector {
 
 type DiskValue = fn(&api::Disk) -> f64;
 type MigrationValue = fn(&Migration) -> f64;
+
+fn promised(migration: &Migration, value: fn(&MigrationPromise) -> f64) -> f64 {
+    migration.promise.as_ref().map_or(0.0, value)
+}
 
 impl Collector {
     fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
@@ -233,7 +244,7 @@ impl Collector {
     }
 
     fn migrations(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let gauges: [(&str, &str, MigrationValue); 5] = [
+        let gauges: [(&str, &str, MigrationValue); 9] = [
             (
                 "migration_bytes_total",
                 "Bytes that the current pass goes over",
@@ -259,6 +270,26 @@ impl Collector {
                 "Seconds until the pass is done; -1: unknown",
                 |migration| migration.eta_seconds.unwrap_or(-1.0),
             ),
+            (
+                "migration_paused_seconds",
+                "Seconds spent in pauses",
+                |migration| promised(migration, |promise| promise.paused_seconds),
+            ),
+            (
+                "migration_delayed_bytes",
+                "Bytes that delayed writes still have to bring",
+                |migration| promised(migration, |promise| promise.delayed_bytes as f64),
+            ),
+            (
+                "migration_periods",
+                "Sampling periods in which the guest had requests",
+                |migration| promised(migration, |promise| promise.periods as f64),
+            ),
+            (
+                "migration_breached_periods",
+                "Those in which a request took longer than was promised",
+                |migration| promised(migration, |promise| promise.breached_periods as f64),
+            ),
         ];
         for (name, help, value) in gauges {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -275,6 +306,7 @@ impl Collector {
                 ConstGauge::new(value(migration)).encode(family.encode_family(&labels)?)?;
             }
         }
+        self.pauses(encoder)?;
         let mut family = encoder.encode_descriptor(
             "migrations_remembered",
             "Ended migrations in the history",
@@ -284,6 +316,36 @@ impl Collector {
         for (outcome, count) in self.gathered.ended {
             let labels = [("outcome", outcome)];
             ConstGauge::new(count as f64).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn pauses(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = encoder.encode_descriptor(
+            "migration_pauses",
+            "Pauses of the migration so far",
+            None,
+            MetricType::Gauge,
+        )?;
+        for migration in &self.gathered.migrations {
+            let Some(promise) = &migration.promise else {
+                continue;
+            };
+            for (reason, count) in [
+                (PauseReason::GuestLatency, promise.pauses.guest_latency),
+                (PauseReason::LinkQueue, promise.pauses.link_queue),
+                (
+                    PauseReason::InterfaceBudget,
+                    promise.pauses.interface_budget,
+                ),
+            ] {
+                let labels = PauseLabels {
+                    disk: migration.disk.clone(),
+                    migration: migration.id.clone(),
+                    reason: reason.name(),
+                };
+                ConstGauge::new(f64::from(count)).encode(family.encode_family(&labels)?)?;
+            }
         }
         Ok(())
     }

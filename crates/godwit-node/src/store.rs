@@ -336,6 +336,7 @@ mod tests {
             phase: MigrationPhase::Completed,
             options: None,
             progress: MigrationProgress::default(),
+            promise: None,
             rate_bytes_per_second: None,
             eta_seconds: None,
             guest: None,
@@ -344,6 +345,7 @@ mod tests {
             lm_seconds: None,
             error: None,
             verified: true,
+            warnings: Vec::new(),
         }
     }
 

@@ -95,6 +95,7 @@ pub(crate) async fn follow(
                 let status = crate::progress::Status {
                     line: retrying(&failure),
                     done: None,
+                    note: None,
                 };
                 line.show("retrying", &status);
                 tokio::time::sleep(POLL_INTERVAL).await;

@@ -3,10 +3,11 @@
 use godwit_node::api::{MigrateRequest, Migration, MigrationPhase, Policy};
 
 use super::follow::{Followed, OnInterrupt, follow, interrupts};
-use crate::arguments::{MigrateArguments, PolicyArgument};
+use crate::arguments::{MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::promise::counted;
 use crate::routes;
 use crate::units::{format_bytes, format_rate, format_seconds};
 
@@ -27,8 +28,17 @@ pub(crate) async fn run(
         chunk_bytes: arguments.chunk,
         max_bandwidth: arguments.max_bandwidth,
         verify: arguments.verify,
+        sla: Some(arguments.sla),
+        delayed_writes: arguments.delayed_writes == Switch::On,
+        delayed_write_rate: arguments.delayed_write_rate,
+        deadline_seconds: arguments.deadline,
+        interface: arguments.interface,
+        interface_budget: arguments.interface_budget,
     };
     let started: Migration = client.post(routes::MIGRATIONS, &request).await?;
+    for warning in &started.warnings {
+        eprintln!("warning: {warning}");
+    }
     if arguments.detach {
         return output.print(&started, |started| started.id.clone());
     }
@@ -93,6 +103,17 @@ pub(crate) fn summary(migration: &Migration) -> String {
             format_bytes(progress.double_write_bytes)
         ));
     }
+    if let Some(promise) = &migration.promise {
+        if promise.delayed_bytes_sent > 0 {
+            let sent = format_bytes(promise.delayed_bytes_sent);
+            facts.push(format!("{sent} of delayed writes"));
+        }
+        let pauses = promise.pauses.total();
+        if pauses > 0 {
+            let time = format_seconds(promise.paused_seconds);
+            facts.push(format!("{} ({time})", counted(pauses, "pause")));
+        }
+    }
     if migration.verified {
         facts.push("verified: identical".to_owned());
     }
@@ -104,7 +125,9 @@ pub(crate) fn summary(migration: &Migration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{Direction, ErrorBody, ErrorCode, MigrationProgress};
+    use godwit_node::api::{
+        Direction, ErrorBody, ErrorCode, MigrationProgress, MigrationPromise, Pauses,
+    };
 
     use super::*;
 
@@ -123,6 +146,7 @@ mod tests {
                 double_write_bytes: 5 << 20,
                 ..MigrationProgress::default()
             },
+            promise: None,
             rate_bytes_per_second: None,
             eta_seconds: None,
             guest: None,
@@ -131,6 +155,7 @@ mod tests {
             lm_seconds: Some(4.0),
             error: None,
             verified: true,
+            warnings: Vec::new(),
         }
     }
 
@@ -141,6 +166,20 @@ mod tests {
             "disk 'd' moved from 'a' to 'b'\n2.00 GiB copied in 4.0 s (512 MiB/s), \
              1.00 GiB of data sent, 5.00 MiB of double writes, verified: identical"
         );
+        let mut paused = ended(MigrationPhase::Completed);
+        paused.verified = false;
+        paused.promise = Some(MigrationPromise {
+            pauses: Pauses {
+                guest_latency: 1,
+                ..Pauses::default()
+            },
+            paused_seconds: 0.25,
+            delayed_bytes_sent: 3 << 20,
+            ..MigrationPromise::default()
+        });
+        let text = summary(&paused);
+        let end = "5.00 MiB of double writes, 3.00 MiB of delayed writes, 1 pause (250 ms)";
+        assert!(text.ends_with(end), "{text}");
         let followed = Followed {
             migration: ended(MigrationPhase::Completed),
             cancelled: true,

@@ -1,6 +1,6 @@
 //! `godwit migration`
 
-use godwit_node::api::{Migration, MigrationPhase};
+use godwit_node::api::{Migration, MigrationPhase, MigrationSettings};
 
 use super::follow::{OnInterrupt, follow, interrupts};
 use super::migrate::{failure, summary};
@@ -9,6 +9,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::{Output, facts, table};
 use crate::progress::migration_status;
+use crate::promise::{delayed, obstacle, pauses, promised};
 use crate::routes;
 use crate::units::{format_bytes, format_rate, format_seconds};
 
@@ -117,21 +118,7 @@ fn list(migrations: &[Migration]) -> String {
 fn show(migration: &Migration) -> String {
     let progress = &migration.progress;
     let ended = migration.phase.ended();
-    let options = migration.options.as_ref().map(|options| {
-        let mut text = format!(
-            "{}, window {}, chunk {}",
-            options.policy.name(),
-            format_bytes(options.window_bytes),
-            format_bytes(options.chunk_bytes)
-        );
-        if let Some(limit) = options.max_bandwidth {
-            text.push_str(&format!(", at most {}", format_rate(limit as f64)));
-        }
-        if options.verify {
-            text.push_str(", verify");
-        }
-        text
-    });
+    let promise = migration.promise.as_ref();
     let sent = format!(
         "{} of copies, {} of double writes",
         format_bytes(progress.bytes_sent),
@@ -147,7 +134,11 @@ fn show(migration: &Migration) -> String {
             "progress",
             (!ended).then(|| migration_status(migration).line),
         ),
-        ("options", options),
+        ("options", migration.options.as_ref().map(options)),
+        ("promise", promised(migration)),
+        ("pauses", promise.and_then(pauses)),
+        ("delayed", promise.and_then(delayed)),
+        ("obstacle", obstacle(migration)),
         ("copied", Some(format_bytes(progress.bytes_copied))),
         ("sent", Some(sent)),
         (
@@ -162,6 +153,33 @@ fn show(migration: &Migration) -> String {
             migration.error.as_ref().map(|error| error.message.clone()),
         ),
     ])
+}
+
+fn options(options: &MigrationSettings) -> String {
+    let mut parts = vec![
+        options.policy.name().to_owned(),
+        format!("window {}", format_bytes(options.window_bytes)),
+        format!("chunk {}", format_bytes(options.chunk_bytes)),
+    ];
+    let rate = |bytes: u64| format_rate(bytes as f64);
+    if let Some(limit) = options.max_bandwidth {
+        parts.push(format!("at most {}", rate(limit)));
+    }
+    if let Some(seconds) = options.deadline_seconds {
+        parts.push(format!("within {}", format_seconds(seconds as f64)));
+    }
+    if let (Some(interface), Some(budget)) = (&options.interface, options.interface_budget) {
+        parts.push(format!("{interface} at most {}", rate(budget)));
+    }
+    match options.delayed_write_rate {
+        Some(limit) => parts.push(format!("delayed writes at most {}", rate(limit))),
+        None if options.delayed_writes => parts.push("delayed writes".to_owned()),
+        None => {}
+    }
+    if options.verify {
+        parts.push("verify".to_owned());
+    }
+    parts.join(", ")
 }
 
 #[cfg(test)]
@@ -184,6 +202,7 @@ mod tests {
                 bytes_done: 50,
                 ..MigrationProgress::default()
             },
+            promise: None,
             rate_bytes_per_second: None,
             eta_seconds: None,
             guest: None,
@@ -192,6 +211,7 @@ mod tests {
             lm_seconds: None,
             error: None,
             verified: false,
+            warnings: Vec::new(),
         }
     }
 

@@ -2,11 +2,13 @@
 
 pub mod error;
 mod openapi;
+pub mod promise;
 mod routes;
 mod serve;
 pub mod types;
 
 pub use error::{ErrorBody, ErrorCode};
 pub use openapi::document;
+pub use promise::{MigrationPromise, Obstacle, PauseReason, Pauses};
 pub(crate) use serve::{listen_tls, listen_unix};
 pub use types::*;

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::ErrorBody;
+use super::promise::MigrationPromise;
 
 /// The node itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -233,10 +234,31 @@ pub struct MigrationSettings {
     pub busy_window_bytes: u64,
     /// Bytes per copy.
     pub chunk_bytes: u64,
-    /// Most bytes per second that copies may take.
+    /// Most bytes per second that copies, double writes and delayed writes may take.
     pub max_bandwidth: Option<u64>,
     /// Whether both images are compared before switchover.
     pub verify: bool,
+    /// What the guest is promised, as it was settled: `p99.99<3.2ms`. Nothing when nothing is.
+    #[serde(default)]
+    pub sla: Option<String>,
+    /// Whether the node chose the promise.
+    #[serde(default)]
+    pub sla_auto: bool,
+    /// Whether the guest's writes stay at the source during pauses and are sent later.
+    #[serde(default)]
+    pub delayed_writes: bool,
+    /// Most bytes per second of those; chosen by the node when left out.
+    #[serde(default)]
+    pub delayed_write_rate: Option<u64>,
+    /// Seconds from the start within which the first pass should be over.
+    #[serde(default)]
+    pub deadline_seconds: Option<u64>,
+    /// The network interface that is watched.
+    #[serde(default)]
+    pub interface: Option<String>,
+    /// Most bytes per second that may leave by it, other traffic included.
+    #[serde(default)]
+    pub interface_budget: Option<u64>,
 }
 
 /// How far a migration is. Of an incoming migration only the size is known.
@@ -275,9 +297,14 @@ pub struct Migration {
     pub options: Option<MigrationSettings>,
     /// How far it is.
     pub progress: MigrationProgress,
-    /// Bytes of the disk per second that the current pass finished lately.
+    /// How it keeps its promise to the guest; an incoming migration does not know.
+    #[serde(default)]
+    pub promise: Option<MigrationPromise>,
+    /// Bytes of the disk per second that the current pass finished over the last ten seconds, pauses
+    /// included.
     pub rate_bytes_per_second: Option<f64>,
-    /// Seconds until the current pass is done at that rate.
+    /// Seconds until the current pass is done and delayed writes are sent, if it goes on like that;
+    /// nothing while there is an obstacle.
     pub eta_seconds: Option<f64>,
     /// How long the disk's clients at this node wait, over about the last second.
     pub guest: Option<GuestLatency>,
@@ -291,6 +318,9 @@ pub struct Migration {
     pub error: Option<ErrorBody>,
     /// Whether every byte was compared and found equal.
     pub verified: bool,
+    /// What the user should know about the options.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// Another node of this node's configuration.
@@ -367,12 +397,38 @@ pub struct MigrateRequest {
     /// Bytes per copy: a multiple of 4096, at most 16 MiB.
     #[serde(default)]
     pub chunk_bytes: Option<u64>,
-    /// Most bytes per second that copies may take.
+    /// Most bytes per second that copies, double writes and delayed writes may take; double writes
+    /// are never held back.
     #[serde(default)]
     pub max_bandwidth: Option<u64>,
     /// Compare both images by hash before switchover.
     #[serde(default)]
     pub verify: bool,
+    /// What the guest is promised: `auto` (as when left out; the node measures the guest), `off`, or
+    /// a percentile and a time such as `p99.99<2ms`.
+    #[serde(default)]
+    pub sla: Option<String>,
+    /// While the migration pauses, keep the guest's writes here and send them later.
+    #[serde(default = "yes")]
+    pub delayed_writes: bool,
+    /// Most bytes per second of those; chosen by the node when left out.
+    #[serde(default)]
+    pub delayed_write_rate: Option<u64>,
+    /// Seconds within which the first pass should be over. As they run out the migration takes what
+    /// it needs, even where that costs the guest its promise.
+    #[serde(default)]
+    pub deadline_seconds: Option<u64>,
+    /// The network interface that `interface_budget` is about.
+    #[serde(default)]
+    pub interface: Option<String>,
+    /// Most bytes per second that may leave by the interface, other traffic included; above it the
+    /// migration pauses.
+    #[serde(default)]
+    pub interface_budget: Option<u64>,
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// Which kind of copy a job makes.

@@ -2,10 +2,13 @@
 
 use godwit_block::engine::{LatencySummary, Snapshot};
 use godwit_core::units::Sectors;
+use godwit_core::{Progress, event};
 
 use super::disk::{Disk, Inner};
 use super::image;
-use crate::api::{self, DiskState, GuestLatency, IoCounters};
+use crate::api::{
+    self, DiskState, GuestLatency, IoCounters, MigrationPromise, Obstacle, PauseReason, Pauses,
+};
 use crate::config::NodeConfig;
 
 /// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
@@ -128,6 +131,38 @@ pub(crate) const fn latency(from: &LatencySummary) -> GuestLatency {
         p9999_us: from.p9999_us,
         max_us: from.max_us,
         iops: from.iops,
+    }
+}
+
+/// How a migration keeps its promise, for the API.
+pub(crate) fn promise(progress: &Progress) -> MigrationPromise {
+    let from = &progress.promise;
+    let [guest_latency, link_queue, interface_budget] = from.pauses;
+    MigrationPromise {
+        limit_us: from.limit.map(|limit| limit.as_micros() as u64),
+        periods: from.periods,
+        breached_periods: from.breached_periods,
+        paused: from.paused.map(|reason| match reason {
+            event::PauseReason::GuestLatency => PauseReason::GuestLatency,
+            event::PauseReason::LinkQueue => PauseReason::LinkQueue,
+            event::PauseReason::InterfaceBudget => PauseReason::InterfaceBudget,
+        }),
+        pauses: Pauses {
+            guest_latency,
+            link_queue,
+            interface_budget,
+        },
+        paused_seconds: from.paused_for.as_secs_f64(),
+        delayed_bytes: from.delayed_bytes,
+        delayed_bytes_sent: from.delayed_bytes_sent,
+        delayed_bytes_cancelled: from.delayed_bytes_cancelled,
+        rate_limit: from.rate_limit,
+        obstacle: from.obstacle.map(|obstacle| match obstacle {
+            event::Obstacle::Promise => Obstacle::Promise,
+            event::Obstacle::WriteRate => Obstacle::WriteRate,
+            event::Obstacle::InterfaceBudget => Obstacle::InterfaceBudget,
+            event::Obstacle::Deadline => Obstacle::Deadline,
+        }),
     }
 }
 

@@ -100,6 +100,7 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
         phase: MigrationPhase::Receiving,
         options: None,
         bytes_total: offer.capacity.bytes().0,
+        warnings: Vec::new(),
     });
     table::store(&node, number, &view).await;
     failpoint::reach(String::from("offer::received")).await;

@@ -4,6 +4,8 @@ pub(crate) mod forward;
 pub(crate) mod incoming;
 pub(crate) mod options;
 pub(crate) mod outgoing;
+mod pace;
+mod promise;
 pub(crate) mod resolve;
 mod table;
 

@@ -1,8 +1,10 @@
 //! Which options a migration may run with.
 
+use godwit_block::engine::InterfaceCounter;
 use godwit_core::units::{MigrationId, SECTOR_SIZE};
 use rustls::crypto::ring;
 
+use super::promise::Asked;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
 
 /// Bytes per copy when nothing else is asked for.
@@ -19,11 +21,15 @@ const MAX_CHUNK: u64 = 16 << 20;
 /// Most bytes in flight: what an engine has memory for.
 const MAX_WINDOW: u64 = 32 << 20;
 
-/// The options of a request, with what it leaves open filled in.
+/// The options of a request, with what it leaves open filled in. The promise to the guest is settled
+/// later, by [`promise`](super::promise).
 ///
 /// # Errors
 /// [`ErrorCode::Invalid`] naming the option and its range.
-pub(crate) fn settings(request: &MigrateRequest) -> Result<MigrationSettings, ErrorBody> {
+pub(crate) fn settings(
+    request: &MigrateRequest,
+    asked: Asked,
+) -> Result<MigrationSettings, ErrorBody> {
     let invalid = |text: String, hint: String| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
     };
@@ -44,10 +50,49 @@ pub(crate) fn settings(request: &MigrateRequest) -> Result<MigrationSettings, Er
             format!("with chunks of {chunk_bytes} bytes choose {chunk_bytes} to {most}"),
         );
     }
-    if request.max_bandwidth == Some(0) {
+    for (value, name) in [
+        (request.max_bandwidth, "bandwidth"),
+        (request.delayed_write_rate, "rate of delayed writes"),
+        (request.interface_budget, "budget of the interface"),
+    ] {
+        if value == Some(0) {
+            return invalid(
+                format!("a {name} of 0 would never move anything"),
+                String::from("leave it out for as much as there is"),
+            );
+        }
+    }
+    if request.deadline_seconds == Some(0) {
         return invalid(
-            String::from("a bandwidth of 0 would never move anything"),
-            String::from("leave it out for as much as there is"),
+            String::from("a deadline of 0 seconds is over before anything moves"),
+            String::from("give it the time that you have, or leave it out"),
+        );
+    }
+    let budgeted = request.interface_budget.is_some();
+    if budgeted != request.interface.is_some() {
+        return invalid(
+            String::from(if budgeted {
+                "a budget of an interface needs the interface"
+            } else {
+                "an interface is watched only for its budget"
+            }),
+            String::from("give both the interface's name and its budget, or neither"),
+        );
+    }
+    // Only a pause delays writes, and only a promise or a budget makes a migration pause.
+    let pauses = asked != Asked::Off || budgeted;
+    if request.delayed_write_rate.is_some() && !(pauses && request.delayed_writes) {
+        return invalid(
+            String::from(if pauses {
+                "a rate of delayed writes contradicts that there are to be none"
+            } else {
+                "without a promise to the guest no writes are delayed, and they have no rate"
+            }),
+            String::from(if pauses {
+                "leave the rate out, or allow delayed writes"
+            } else {
+                "leave the rate out, or give a latency target"
+            }),
         );
     }
     Ok(MigrationSettings {
@@ -60,6 +105,68 @@ pub(crate) fn settings(request: &MigrateRequest) -> Result<MigrationSettings, Er
         chunk_bytes,
         max_bandwidth: request.max_bandwidth,
         verify: request.verify,
+        sla: None,
+        sla_auto: asked == Asked::Auto,
+        delayed_writes: request.delayed_writes && pauses,
+        delayed_write_rate: request.delayed_write_rate,
+        deadline_seconds: request.deadline_seconds,
+        interface: request.interface.clone(),
+        interface_budget: request.interface_budget,
+    })
+}
+
+/// Sees whether the disk can be moved in time.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] when the bandwidth is too little for the deadline.
+pub(crate) fn check_deadline(
+    disk: &str,
+    settings: &MigrationSettings,
+    size: u64,
+) -> Result<(), ErrorBody> {
+    let (Some(seconds), Some(most)) = (settings.deadline_seconds, settings.max_bandwidth) else {
+        return Ok(());
+    };
+    let needed = size.div_ceil(seconds.max(1));
+    if needed <= most {
+        return Ok(());
+    }
+    let longer = size.div_ceil(most);
+    Err(ErrorBody::new(
+        ErrorCode::Invalid,
+        format!(
+            "disk {disk}: its {size} bytes take at least {longer} seconds at {most} bytes per \
+             second, longer than the deadline of {seconds} seconds"
+        ),
+    )
+    .hint(format!(
+        "allow {needed} bytes per second or more, or more time"
+    )))
+}
+
+/// Opens the counter of the interface whose budget is to be kept.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] when there is no such interface.
+pub(crate) fn open_interface(
+    disk: &str,
+    settings: &MigrationSettings,
+) -> Result<Option<InterfaceCounter>, ErrorBody> {
+    let Some(name) = &settings.interface else {
+        return Ok(None);
+    };
+    InterfaceCounter::open(name).map(Some).map_err(|error| {
+        let shown: String = name.chars().take(64).collect();
+        let there = std::fs::read_dir("/sys/class/net").into_iter().flatten();
+        let mut there: Vec<_> = there
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        there.sort();
+        ErrorBody::new(
+            ErrorCode::Invalid,
+            format!("disk {disk}: the network interface {shown:?} cannot be watched: {error}"),
+        )
+        .hint(format!("this node has {}", there.join(", ")))
     })
 }
 
@@ -110,13 +217,31 @@ mod tests {
             chunk_bytes: chunk,
             max_bandwidth: None,
             verify: false,
+            sla: None,
+            delayed_writes: true,
+            delayed_write_rate: None,
+            deadline_seconds: None,
+            interface: None,
+            interface_budget: None,
         }
+    }
+
+    fn plain() -> MigrateRequest {
+        request(None, None)
+    }
+
+    fn refused(request: &MigrateRequest, asked: Asked) -> String {
+        let error = settings(request, asked).expect_err("invalid");
+        assert_eq!(error.code, ErrorCode::Invalid);
+        assert!(error.message.starts_with("disk root: "), "{error}");
+        assert!(error.hint.is_some(), "{error}");
+        error.message
     }
 
     #[test]
     fn what_is_left_open_fits_what_is_given() {
         for chunk in [None, Some(4096), Some(64 << 10), Some(MAX_CHUNK)] {
-            let settings = settings(&request(chunk, None)).expect("valid");
+            let settings = settings(&request(chunk, None), Asked::Off).expect("valid");
             let chunks = u64::from(window_chunks(&settings));
             assert!(
                 (1..=MAX_WINDOW_CHUNKS).contains(&chunks),
@@ -140,14 +265,142 @@ mod tests {
             (Some(4096), Some(4096 * (MAX_WINDOW_CHUNKS + 1))),
             (None, Some(u64::MAX)),
         ] {
-            let error = settings(&request(chunk, window)).expect_err("invalid");
-            assert_eq!(error.code, ErrorCode::Invalid, "{chunk:?} {window:?}");
+            refused(&request(chunk, window), Asked::Auto);
         }
-        let none = MigrateRequest {
-            max_bandwidth: Some(0),
-            ..request(None, None)
+    }
+
+    #[test]
+    fn nothing_moves_at_a_rate_of_zero_or_in_no_time() {
+        let (zero, eth0) = (Some(0), Some(String::from("eth0")));
+        for (request, what) in [
+            (
+                MigrateRequest {
+                    max_bandwidth: zero,
+                    ..plain()
+                },
+                "bandwidth",
+            ),
+            (
+                MigrateRequest {
+                    delayed_write_rate: zero,
+                    ..plain()
+                },
+                "delayed writes",
+            ),
+            (
+                MigrateRequest {
+                    interface_budget: zero,
+                    interface: eth0,
+                    ..plain()
+                },
+                "interface",
+            ),
+            (
+                MigrateRequest {
+                    deadline_seconds: zero,
+                    ..plain()
+                },
+                "deadline",
+            ),
+        ] {
+            let message = refused(&request, Asked::Auto);
+            assert!(message.contains(what) && message.contains('0'), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_interface_and_its_budget_go_together() {
+        let budget = MigrateRequest {
+            interface_budget: Some(1 << 20),
+            ..plain()
         };
-        settings(&none).expect_err("no bandwidth");
+        assert!(refused(&budget, Asked::Auto).contains("needs the interface"));
+        let lo = Some(String::from("lo"));
+        let both = MigrateRequest {
+            interface: lo.clone(),
+            ..budget
+        };
+        let valid = settings(&both, Asked::Off).expect("valid");
+        assert!(
+            valid.delayed_writes,
+            "a budget pauses without a promise, too"
+        );
+        open_interface("root", &valid)
+            .expect("loopback")
+            .expect("a counter");
+        refused(
+            &MigrateRequest {
+                interface: lo,
+                ..plain()
+            },
+            Asked::Auto,
+        );
+        let unknown = Some(String::from("no-such-if"));
+        let unknown = settings(
+            &MigrateRequest {
+                interface: unknown,
+                ..both
+            },
+            Asked::Auto,
+        );
+        let error = open_interface("root", &unknown.expect("valid")).expect_err("unknown");
+        assert_eq!(error.code, ErrorCode::Invalid);
+        assert!(error.message.contains("disk root") && error.message.contains("no-such-if"));
+        assert!(error.hint.expect("a hint").contains("lo"));
+    }
+
+    #[test]
+    fn writes_that_are_not_delayed_have_no_rate() {
+        let rated = MigrateRequest {
+            delayed_write_rate: Some(1 << 20),
+            ..plain()
+        };
+        let valid = settings(&rated, Asked::Auto).expect("valid");
+        assert_eq!(valid.delayed_write_rate, Some(1 << 20));
+        assert!(refused(&rated, Asked::Off).contains("without a promise"));
+        let never = MigrateRequest {
+            delayed_writes: false,
+            ..rated
+        };
+        assert!(refused(&never, Asked::Auto).contains("contradicts"));
+        let never = MigrateRequest {
+            delayed_write_rate: None,
+            ..never
+        };
+        assert!(!settings(&never, Asked::Auto).expect("valid").delayed_writes);
+        assert!(
+            !settings(&plain(), Asked::Off)
+                .expect("valid")
+                .delayed_writes
+        );
+    }
+
+    #[test]
+    fn a_deadline_must_leave_the_bandwidth_enough_time() {
+        let limited = |seconds, bandwidth| {
+            let request = MigrateRequest {
+                deadline_seconds: seconds,
+                max_bandwidth: bandwidth,
+                ..plain()
+            };
+            let settings = settings(&request, Asked::Auto).expect("valid");
+            check_deadline("root", &settings, 1_000_001)
+        };
+        limited(None, Some(1)).expect("no deadline");
+        limited(Some(1), None).expect("no limit");
+        limited(Some(100), Some(10_001)).expect("enough");
+        let error = limited(Some(100), Some(10_000)).expect_err("too little");
+        assert_eq!(error.code, ErrorCode::Invalid);
+        for part in [
+            "disk root",
+            "1000001 bytes",
+            "101 seconds",
+            "10000 bytes",
+            "100 seconds",
+        ] {
+            assert!(error.message.contains(part), "{part}: {}", error.message);
+        }
+        assert!(error.hint.expect("a hint").contains("10001 bytes"));
     }
 
     #[test]

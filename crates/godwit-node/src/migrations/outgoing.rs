@@ -3,15 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_block::engine::PeerStreams;
+use godwit_block::engine::{InterfaceCounter, PeerStreams};
 use godwit_core::MigrationOptions;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
+use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TrafficClass};
 use tokio::sync::{Notify, oneshot};
 
 use super::options;
+use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
 use crate::api::{
     Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
@@ -47,7 +49,8 @@ pub(crate) async fn start(
     request: MigrateRequest,
 ) -> Result<Migration, ErrorBody> {
     node.check_open()?;
-    let settings = options::settings(&request)?;
+    let asked = Asked::parse(&request.disk, request.sla.as_deref())?;
+    let mut settings = options::settings(&request, asked)?;
     let disk = node.disks.get(&request.disk)?;
     if request.to == node.config.name {
         return Err(ErrorBody::new(
@@ -80,6 +83,17 @@ pub(crate) async fn start(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
+    options::check_deadline(&disk.name, &settings, capacity.bytes().0)?;
+    let interface = options::open_interface(&disk.name, &settings)?;
+    let measured = match disk.engine() {
+        Some(engine) => promise::measure(&engine, asked).await,
+        None => None,
+    };
+    let Promise { target, warnings } = promise::settle(&disk.name, asked, measured)?;
+    settings.sla = target.map(|target| target.to_string());
+    for warning in &warnings {
+        tracing::warn!(migration = %id, "{warning}");
+    }
     let (number, view, cancelled) = node.migrations.begin(Begin {
         id,
         disk: disk.name.clone(),
@@ -89,6 +103,7 @@ pub(crate) async fn start(
         phase: MigrationPhase::Offering,
         options: Some(settings.clone()),
         bytes_total: capacity.bytes().0,
+        warnings,
     });
     table::store(node, number, &view).await;
     tracing::info!(disk = disk.name, to = peer.name, migration = %id, "offering the disk");
@@ -98,8 +113,9 @@ pub(crate) async fn start(
         peer,
         id,
         settings,
+        target,
     };
-    let mut attempt = tokio::spawn(attempt.run(guard, cancelled, capacity, record));
+    let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
     match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
         // The other node takes its time; the migration tells how it goes on.
         Err(_) => {}
@@ -129,6 +145,7 @@ struct Attempt {
     peer: PeerConfig,
     id: MigrationId,
     settings: MigrationSettings,
+    target: Option<LatencyTarget>,
 }
 
 impl Attempt {
@@ -137,8 +154,8 @@ impl Attempt {
         self,
         guard: ActivityGuard,
         cancelled: Arc<Notify>,
-        capacity: Sectors,
-        record: AuthorityRecord,
+        (capacity, record): (Sectors, AuthorityRecord),
+        interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
         let connected = tokio::select! {
             connected = self.connect(capacity, record) => connected,
@@ -150,7 +167,7 @@ impl Attempt {
             }
         };
         let started = match connected {
-            Ok(streams) => self.start(streams).await,
+            Ok(streams) => self.start(streams, interface).await,
             Err(error) => Err(error),
         };
         if let Err(error) = started {
@@ -242,15 +259,24 @@ impl Attempt {
     }
 
     /// Hands the connections to the engine.
-    async fn start(&self, streams: PeerStreams) -> Result<(), ErrorBody> {
+    async fn start(
+        &self,
+        streams: PeerStreams,
+        interface: Option<InterfaceCounter>,
+    ) -> Result<(), ErrorBody> {
         let options = MigrationOptions {
             chunk_sectors: options::chunk_sectors(&self.settings),
             window_chunks: options::window_chunks(&self.settings),
             busy_window_chunks: options::busy_window_chunks(&self.settings),
             max_bandwidth: self.settings.max_bandwidth,
+            sla: self.target,
+            delayed_writes: self.settings.delayed_writes,
+            delayed_write_rate: self.settings.delayed_write_rate,
+            interface_budget: self.settings.interface_budget,
+            deadline: self.settings.deadline_seconds.map(Duration::from_secs),
             verify: self.settings.verify,
             peer_timeout: PEER_TIMEOUT,
-            ..MigrationOptions::new(self.id)
+            migration: self.id,
         };
         let failed = |why: String| {
             ErrorBody::new(
@@ -271,7 +297,7 @@ impl Attempt {
             // The request that waits for it may be gone.
             let _ = reply.send(result);
         };
-        engine.start_source(options, streams, None, Box::new(reply));
+        engine.start_source(options, streams, interface, Box::new(reply));
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failed(error.to_string())),

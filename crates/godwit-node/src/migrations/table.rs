@@ -8,6 +8,7 @@ use godwit_core::Progress;
 use godwit_core::units::MigrationId;
 use tokio::sync::Notify;
 
+use super::pace::{Pace, Sample};
 use crate::api::{
     Direction, ErrorBody, ErrorCode, Migration, MigrationPhase, MigrationProgress,
     MigrationSettings,
@@ -22,9 +23,6 @@ const MAX_ENDED: usize = 1000;
 
 /// How often the rate of migrations under way is measured.
 pub(crate) const SAMPLE_EVERY: Duration = Duration::from_millis(500);
-
-/// How much of the old rate each sample keeps: the estimate follows the last three seconds or so.
-const RATE_MEMORY: f64 = 0.8;
 
 /// How long the engine may take to publish how a migration ended.
 const FINAL_PROGRESS_WAIT: Duration = Duration::from_millis(500);
@@ -51,8 +49,7 @@ struct Tracked {
     accepted: Option<Instant>,
     /// Tells the task that makes the offer to give up.
     cancelled: Arc<Notify>,
-    /// The last sample: when, the phase, and the bytes done then.
-    sample: Option<(Instant, MigrationPhase, u64)>,
+    pace: Pace,
 }
 
 /// What is known of a migration when it begins.
@@ -66,6 +63,7 @@ pub(crate) struct Begin {
     pub(crate) phase: MigrationPhase,
     pub(crate) options: Option<MigrationSettings>,
     pub(crate) bytes_total: u64,
+    pub(crate) warnings: Vec<String>,
 }
 
 impl Migrations {
@@ -109,7 +107,7 @@ impl Migrations {
                 view,
                 accepted: None,
                 cancelled: Arc::default(),
-                sample: None,
+                pace: Pace::default(),
             });
         }
         changed
@@ -133,6 +131,7 @@ impl Migrations {
                 bytes_total: begin.bytes_total,
                 ..MigrationProgress::default()
             },
+            promise: None,
             rate_bytes_per_second: None,
             eta_seconds: None,
             guest: None,
@@ -141,6 +140,7 @@ impl Migrations {
             lm_seconds: None,
             error: None,
             verified: false,
+            warnings: begin.warnings,
         };
         let cancelled = Arc::new(Notify::new());
         table.all.push_back(Tracked {
@@ -149,7 +149,7 @@ impl Migrations {
             view: view.clone(),
             accepted: None,
             cancelled: Arc::clone(&cancelled),
-            sample: None,
+            pace: Pace::default(),
         });
         while table.all.len() > MAX_ENDED
             && let Some(oldest) = table
@@ -258,26 +258,18 @@ impl Migrations {
                 return;
             }
             adopt(&mut tracked.view, progress);
-            let (now, phase) = (Instant::now(), tracked.view.phase);
-            let done = progress.bytes_done;
-            let before = tracked.sample.replace((now, phase, done));
-            let Some((then, phase_then, done_then)) = before else {
-                return;
+            let (promise, left) = (&progress.promise, progress.bytes_total);
+            tracked.pace.add(Sample {
+                at: Instant::now(),
+                phase: tracked.view.phase,
+                done: progress.bytes_done,
+                left: left.saturating_sub(progress.bytes_done) + promise.delayed_bytes,
+            });
+            tracked.view.rate_bytes_per_second = tracked.pace.rate();
+            tracked.view.eta_seconds = match promise.obstacle {
+                Some(_) => None,
+                None => tracked.pace.seconds_left(),
             };
-            if phase_then != phase || done < done_then {
-                tracked.view.rate_bytes_per_second = None;
-                return;
-            }
-            let seconds = now.duration_since(then).as_secs_f64();
-            if seconds <= 0.0 {
-                return;
-            }
-            let rate = (done - done_then) as f64 / seconds;
-            let rate = match tracked.view.rate_bytes_per_second {
-                Some(old) => old * RATE_MEMORY + rate * (1.0 - RATE_MEMORY),
-                None => rate,
-            };
-            tracked.view.rate_bytes_per_second = Some(rate);
         });
     }
 
@@ -297,20 +289,9 @@ impl Tracked {
         let mut view = self.view.clone();
         if !view.phase.ended() {
             view.lm_seconds = self.accepted.map(|at| at.elapsed().as_secs_f64());
-            view.eta_seconds = eta(&view);
         }
         view
     }
-}
-
-/// Seconds until the current pass is done, when it moves at all.
-fn eta(view: &Migration) -> Option<f64> {
-    let rate = view.rate_bytes_per_second.filter(|rate| *rate >= 1.0)?;
-    let left = view
-        .progress
-        .bytes_total
-        .saturating_sub(view.progress.bytes_done);
-    Some(left as f64 / rate)
 }
 
 fn adopt(view: &mut Migration, progress: &Progress) {
@@ -323,6 +304,7 @@ fn adopt(view: &mut Migration, progress: &Progress) {
         bytes_verified: progress.bytes_verified,
     };
     view.verified = progress.verified;
+    view.promise = Some(view::promise(progress));
 }
 
 /// The migration with what the engine says about it right now.
@@ -339,7 +321,10 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
         .filter(|progress| progress.migration == id)
     {
         adopt(&mut view, &progress);
-        view.eta_seconds = eta(&view);
+        // It may have come since the last sample.
+        view.eta_seconds = view
+            .eta_seconds
+            .filter(|_| progress.promise.obstacle.is_none());
     }
     view.guest = Some(view::latency(&snapshot.latency));
     view

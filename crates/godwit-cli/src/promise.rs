@@ -1,0 +1,267 @@
+//! What people read about a migration's promise to the guest.
+
+use godwit_node::api::{Migration, MigrationPromise, Obstacle, PauseReason};
+
+use crate::units::{format_bytes, format_micros, format_rate, format_seconds};
+
+/// A number and what it counts: `1 pause`, `3 pauses`.
+pub(crate) fn counted(count: u32, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+/// Why a migration pauses, in words.
+pub(crate) const fn reason_text(reason: PauseReason) -> &'static str {
+    match reason {
+        PauseReason::GuestLatency => "guest latency",
+        PauseReason::LinkQueue => "queue on the link",
+        PauseReason::InterfaceBudget => "interface budget",
+    }
+}
+
+/// What was promised and how it is kept.
+pub(crate) fn promised(migration: &Migration) -> Option<String> {
+    let target = migration.options.as_ref()?.sla.as_ref()?;
+    let auto = migration
+        .options
+        .as_ref()
+        .is_some_and(|options| options.sla_auto);
+    let mut text = format!("{target}{}", if auto { " (auto)" } else { "" });
+    if let Some(promise) = migration
+        .promise
+        .as_ref()
+        .filter(|promise| promise.periods > 0)
+    {
+        let (breached, periods) = (promise.breached_periods, promise.periods);
+        let limit = promise.limit_us.map(format_micros).unwrap_or_default();
+        text.push_str(&format!(
+            ", a request above {limit} in {breached} of {periods} periods of 10 ms"
+        ));
+    }
+    Some(text)
+}
+
+/// How often and how long it paused.
+pub(crate) fn pauses(promise: &MigrationPromise) -> Option<String> {
+    let by_reason = [
+        (PauseReason::GuestLatency, promise.pauses.guest_latency),
+        (PauseReason::LinkQueue, promise.pauses.link_queue),
+        (
+            PauseReason::InterfaceBudget,
+            promise.pauses.interface_budget,
+        ),
+    ];
+    let total = promise.pauses.total();
+    if total == 0 {
+        return None;
+    }
+    let reasons: Vec<_> = by_reason
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(reason, count)| format!("{} {count}", reason_text(reason)))
+        .collect();
+    let time = format_seconds(promise.paused_seconds);
+    Some(format!("{total} ({}), {time} in all", reasons.join(", ")))
+}
+
+/// What became of the writes that pauses kept here.
+pub(crate) fn delayed(promise: &MigrationPromise) -> Option<String> {
+    let facts = [
+        (promise.delayed_bytes, "to send"),
+        (promise.delayed_bytes_sent, "sent"),
+        (promise.delayed_bytes_cancelled, "written again before that"),
+    ];
+    let facts: Vec<_> = facts
+        .into_iter()
+        .filter(|(bytes, _)| *bytes > 0)
+        .map(|(bytes, what)| format!("{} {what}", format_bytes(bytes)))
+        .collect();
+    (!facts.is_empty()).then(|| facts.join(", "))
+}
+
+/// What keeps the migration from its end, and what to change: options cannot be changed while it
+/// runs.
+pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
+    let obstacle = migration.promise.as_ref()?.obstacle?;
+    let options = migration.options.as_ref();
+    let given = |rate: fn(&godwit_node::api::MigrationSettings) -> Option<u64>, name: &str| {
+        let rate = options.and_then(rate)?;
+        Some(format!("raise {name} (now {})", format_rate(rate as f64)))
+    };
+    let promised = options.and_then(|options| options.sla.as_deref());
+    let higher = format!(
+        "allow a higher latency with --sla{}",
+        promised.map_or(String::new(), |target| format!(" (now {target})"))
+    );
+    let bandwidth = given(|options| options.max_bandwidth, "--max-bandwidth");
+    let (why, changes) = match obstacle {
+        Obstacle::Promise => (
+            "the guest's promise leaves no room",
+            vec![higher, "give --deadline".to_owned()],
+        ),
+        Obstacle::WriteRate => (
+            "the guest writes faster than the link carries delayed writes",
+            given(|options| options.delayed_write_rate, "--delayed-write-rate")
+                .into_iter()
+                .chain(bandwidth)
+                .chain([higher])
+                .collect(),
+        ),
+        Obstacle::InterfaceBudget => (
+            "other traffic leaves nothing of the interface's budget",
+            given(|options| options.interface_budget, "--interface-budget")
+                .into_iter()
+                .collect(),
+        ),
+        Obstacle::Deadline => (
+            "at this rate it will not be done by its deadline",
+            ["give it more time with --deadline".to_owned()]
+                .into_iter()
+                .chain(bandwidth)
+                .chain(given(
+                    |options| options.interface_budget,
+                    "--interface-budget",
+                ))
+                .collect(),
+        ),
+    };
+    Some(format!(
+        "{why}. It goes on trying; to change that, cancel it and start it again: {}",
+        changes.join(", or ")
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_node::api::{
+        Direction, MigrationPhase, MigrationProgress, MigrationSettings, Pauses, Policy,
+    };
+
+    use super::*;
+
+    fn stuck(obstacle: Option<Obstacle>) -> Migration {
+        Migration {
+            id: "00112233445566778899aabbccddeeff".to_owned(),
+            disk: "d".to_owned(),
+            from: "a".to_owned(),
+            to: "b".to_owned(),
+            direction: Direction::Outgoing,
+            phase: MigrationPhase::Copying,
+            options: Some(MigrationSettings {
+                policy: Policy::DoubleWrite,
+                window_bytes: 8 << 20,
+                busy_window_bytes: 1 << 20,
+                chunk_bytes: 128 << 10,
+                max_bandwidth: Some(100 << 20),
+                verify: false,
+                sla: Some("p99.99<3.2ms".to_owned()),
+                sla_auto: true,
+                delayed_writes: true,
+                delayed_write_rate: Some(10 << 20),
+                deadline_seconds: Some(60),
+                interface: Some("eth0".to_owned()),
+                interface_budget: Some(1 << 30),
+            }),
+            progress: MigrationProgress::default(),
+            promise: Some(MigrationPromise {
+                limit_us: Some(3200),
+                periods: 500,
+                breached_periods: 3,
+                obstacle,
+                ..MigrationPromise::default()
+            }),
+            rate_bytes_per_second: None,
+            eta_seconds: None,
+            guest: None,
+            started_at: String::new(),
+            ended_at: None,
+            lm_seconds: None,
+            error: None,
+            verified: false,
+            warnings: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_obstacle_says_why_and_what_to_change() {
+        assert_eq!(obstacle(&stuck(None)), None);
+        for (what, why, changes) in [
+            (
+                Obstacle::Promise,
+                "leaves no room",
+                &["--sla (now p99.99<3.2ms)", "--deadline"][..],
+            ),
+            (
+                Obstacle::WriteRate,
+                "writes faster",
+                &[
+                    "--delayed-write-rate (now 10.0 MiB/s)",
+                    "--max-bandwidth (now 100 MiB/s)",
+                    "--sla",
+                ],
+            ),
+            (
+                Obstacle::InterfaceBudget,
+                "other traffic",
+                &["--interface-budget (now 1.00 GiB/s)"],
+            ),
+            (
+                Obstacle::Deadline,
+                "deadline",
+                &["--deadline", "--max-bandwidth", "--interface-budget"],
+            ),
+        ] {
+            let text = obstacle(&stuck(Some(what))).unwrap();
+            assert!(text.contains(why), "{text}");
+            for change in changes {
+                assert!(text.contains(change), "{change}: {text}");
+            }
+        }
+    }
+
+    #[test]
+    fn limits_that_were_not_given_need_not_be_raised() {
+        let mut migration = stuck(Some(Obstacle::WriteRate));
+        if let Some(options) = &mut migration.options {
+            options.max_bandwidth = None;
+            options.delayed_write_rate = None;
+        }
+        let text = obstacle(&migration).unwrap();
+        assert!(!text.contains("--max-bandwidth"), "{text}");
+        assert!(!text.contains("--delayed-write-rate"), "{text}");
+        assert!(text.contains("--sla"), "{text}");
+    }
+
+    #[test]
+    fn a_promise_is_shown_with_how_it_was_kept() {
+        let mut migration = stuck(None);
+        assert_eq!(
+            promised(&migration).unwrap(),
+            "p99.99<3.2ms (auto), a request above 3.2 ms in 3 of 500 periods of 10 ms"
+        );
+        migration.options.as_mut().unwrap().sla = None;
+        assert_eq!(promised(&migration), None);
+    }
+
+    #[test]
+    fn pauses_and_delayed_writes_are_shown_when_there_are_any() {
+        let mut promise = MigrationPromise::default();
+        assert_eq!(pauses(&promise), None);
+        assert_eq!(delayed(&promise), None);
+        promise.pauses = Pauses {
+            guest_latency: 12,
+            link_queue: 0,
+            interface_budget: 2,
+        };
+        promise.paused_seconds = 3.2;
+        promise.delayed_bytes = 1 << 20;
+        promise.delayed_bytes_sent = 3 << 20;
+        assert_eq!(
+            pauses(&promise).unwrap(),
+            "14 (guest latency 12, interface budget 2), 3.2 s in all"
+        );
+        assert_eq!(
+            delayed(&promise).unwrap(),
+            "1.00 MiB to send, 3.00 MiB sent"
+        );
+    }
+}

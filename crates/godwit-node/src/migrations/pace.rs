@@ -1,0 +1,126 @@
+//! How fast a migration goes, as it went lately.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use crate::api::MigrationPhase;
+
+/// How far back the rate looks: over several pauses, so that it includes them.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// Shorter than this, a rate would be a guess.
+const SHORTEST: Duration = Duration::from_millis(400);
+
+/// What was measured at one time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sample {
+    pub(super) at: Instant,
+    pub(super) phase: MigrationPhase,
+    /// Bytes that the pass has finished.
+    pub(super) done: u64,
+    /// Bytes that the pass still has to finish, and delayed writes still have to bring.
+    pub(super) left: u64,
+}
+
+/// The samples of the last ten seconds of one pass.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    samples: VecDeque<Sample>,
+}
+
+impl Pace {
+    pub(super) fn add(&mut self, sample: Sample) {
+        let same_pass = |last: &Sample| last.phase == sample.phase && last.done <= sample.done;
+        if !self.samples.back().is_some_and(same_pass) {
+            self.samples.clear();
+        }
+        self.samples.push_back(sample);
+        // One that is older than the period stays: the period must be covered.
+        while self
+            .samples
+            .get(1)
+            .is_some_and(|second| sample.at.duration_since(second.at) >= PERIOD)
+        {
+            self.samples.pop_front();
+        }
+    }
+
+    /// The first and the last sample, and the seconds between them.
+    fn span(&self) -> Option<(&Sample, &Sample, f64)> {
+        let (first, last) = (self.samples.front()?, self.samples.back()?);
+        let elapsed = last.at.duration_since(first.at);
+        (elapsed >= SHORTEST).then_some((first, last, elapsed.as_secs_f64()))
+    }
+
+    /// Bytes per second that the pass finished.
+    pub(super) fn rate(&self) -> Option<f64> {
+        let (first, last, seconds) = self.span()?;
+        Some((last.done - first.done) as f64 / seconds)
+    }
+
+    /// Seconds until nothing is left, if it goes on shrinking like this; `None` when it does not
+    /// shrink.
+    pub(super) fn seconds_left(&self) -> Option<f64> {
+        let (first, last, seconds) = self.span()?;
+        let shrunk = first.left.saturating_sub(last.left) as f64 / seconds;
+        (shrunk >= 1.0).then(|| last.left as f64 / shrunk)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One sample a second: bytes done, bytes left.
+    fn pace(samples: &[(u64, u64)]) -> Pace {
+        let start = Instant::now();
+        let mut pace = Pace::default();
+        for (second, &(done, left)) in (0..).zip(samples) {
+            pace.add(Sample {
+                at: start + Duration::from_secs(second),
+                phase: MigrationPhase::Copying,
+                done,
+                left,
+            });
+        }
+        pace
+    }
+
+    #[test]
+    fn pauses_count() {
+        let pace = pace(&[(0, 900), (100, 800), (100, 800), (100, 800), (200, 700)]);
+        assert_eq!(pace.rate(), Some(50.0));
+        assert_eq!(pace.seconds_left(), Some(14.0));
+    }
+
+    #[test]
+    fn only_the_last_ten_seconds_count() {
+        let mut samples = vec![(0, 10_000), (5_000, 5_000)];
+        samples.extend((1..=11).map(|n| (5_000 + n * 10, 5_000 - n * 10)));
+        let pace = pace(&samples);
+        assert_eq!(pace.rate(), Some(10.0));
+        assert_eq!(pace.seconds_left(), Some(489.0));
+    }
+
+    #[test]
+    fn delayed_writes_that_grow_as_fast_as_copies_go_leave_no_end_in_sight() {
+        let pace = pace(&[(0, 1000), (100, 1000), (200, 1001)]);
+        assert_eq!(pace.rate(), Some(100.0));
+        assert_eq!(pace.seconds_left(), None);
+    }
+
+    #[test]
+    fn one_sample_is_no_rate_and_a_new_pass_starts_afresh() {
+        assert_eq!(pace(&[(0, 1000)]).rate(), None);
+        let mut pace = pace(&[(0, 1000), (500, 500)]);
+        let sample = Sample {
+            at: Instant::now() + Duration::from_secs(9),
+            phase: MigrationPhase::Verifying,
+            done: 500,
+            left: 500,
+        };
+        pace.add(sample);
+        assert_eq!(pace.rate(), None);
+        assert_eq!(pace.seconds_left(), None);
+    }
+}

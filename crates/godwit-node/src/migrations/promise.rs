@@ -1,0 +1,245 @@
+//! What a migration promises the guest: what was asked for, measured against what the guest has.
+
+use std::time::Duration;
+
+use godwit_block::engine::EngineHandle;
+use godwit_core::sla::LatencyTarget;
+use tokio::sync::oneshot;
+
+use crate::api::{ErrorBody, ErrorCode};
+
+/// Fewer requests than this say nothing about the guest's latency.
+const FEWEST_REQUESTS: u64 = 100;
+
+/// Requests of a million that may take longer than a migration promises by itself: it promises the
+/// 99.99th percentile.
+const AUTOMATIC_ALLOWANCE: u32 = 100;
+
+/// The shortest latency that a migration promises by itself.
+const LEAST_LIMIT: Duration = Duration::from_millis(2);
+
+/// What it promises a guest that does hardly anything.
+const IDLE_LIMIT: Duration = Duration::from_millis(10);
+
+/// The promise that is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// A quarter more than the guest has now.
+    Auto,
+    /// None.
+    Off,
+    /// This one.
+    Target(LatencyTarget),
+}
+
+impl Asked {
+    /// Reads `auto`, `off` or a target; nothing is `auto`.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Invalid`].
+    pub(crate) fn parse(disk: &str, text: Option<&str>) -> Result<Self, ErrorBody> {
+        match text.map(str::trim) {
+            None | Some("auto") => Ok(Self::Auto),
+            Some("off") => Ok(Self::Off),
+            Some(text) => text.parse().map(Self::Target).map_err(|error| {
+                let shown: String = text.chars().take(64).collect();
+                ErrorBody::new(
+                    ErrorCode::Invalid,
+                    format!("disk {disk}: the latency target {shown:?} cannot be read: {error}"),
+                )
+                .hint("write auto, off, or a percentile and a time like 'p99.99<2ms'")
+            }),
+        }
+    }
+}
+
+/// The guest's latency lately, without a migration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measured {
+    requests: u64,
+    median: Duration,
+    /// At the percentile that is to be promised.
+    promised: Duration,
+}
+
+/// What is promised, and what the user should know about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Promise {
+    pub(crate) target: Option<LatencyTarget>,
+    pub(crate) warnings: Vec<String>,
+}
+
+/// Asks the engine what the guest's latency was lately. `None` when nothing is promised or the
+/// engine has ended.
+pub(crate) async fn measure(engine: &EngineHandle, asked: Asked) -> Option<Measured> {
+    let quantile = match asked {
+        Asked::Off => return None,
+        Asked::Auto => quantile(AUTOMATIC_ALLOWANCE),
+        Asked::Target(target) => quantile(target.allowed_per_million),
+    };
+    let (reply, answer) = oneshot::channel();
+    let reply = move |baseline| {
+        // The request that waits for it may be gone.
+        let _ = reply.send(baseline);
+    };
+    engine.latency_baseline(Box::new(reply));
+    let baseline = answer.await.ok().flatten()?;
+    Some(Measured {
+        requests: baseline.requests(),
+        median: baseline.at_quantile(0.5),
+        promised: baseline.at_quantile(quantile),
+    })
+}
+
+fn quantile(allowed_per_million: u32) -> f64 {
+    f64::from(1_000_000 - allowed_per_million) / 1e6
+}
+
+/// Settles what is promised.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] when the target is shorter than half of the guest's requests take without
+/// a migration.
+pub(crate) fn settle(
+    disk: &str,
+    asked: Asked,
+    measured: Option<Measured>,
+) -> Result<Promise, ErrorBody> {
+    let measured = measured.filter(|measured| measured.requests >= FEWEST_REQUESTS);
+    let mut warnings = Vec::new();
+    let target = match asked {
+        Asked::Off => None,
+        Asked::Auto => Some(automatic(measured)),
+        Asked::Target(target) => {
+            if let Some(measured) = measured {
+                warnings.extend(compare(disk, target, measured)?);
+            }
+            Some(target)
+        }
+    };
+    Ok(Promise { target, warnings })
+}
+
+fn automatic(measured: Option<Measured>) -> LatencyTarget {
+    let limit = match measured {
+        None => IDLE_LIMIT,
+        Some(measured) => {
+            let micros = measured.promised.as_micros() as u64;
+            // With a quarter to spare, in steps of 0.1 ms.
+            let limit = Duration::from_micros((micros * 5 / 4).next_multiple_of(100));
+            limit.max(LEAST_LIMIT)
+        }
+    };
+    LatencyTarget {
+        limit,
+        allowed_per_million: AUTOMATIC_ALLOWANCE,
+    }
+}
+
+/// What there is to say about a target in view of what the guest has now.
+fn compare(
+    disk: &str,
+    target: LatencyTarget,
+    measured: Measured,
+) -> Result<Option<String>, ErrorBody> {
+    let limit = target.limit;
+    let Measured {
+        median, promised, ..
+    } = measured;
+    if limit < median {
+        return Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!(
+                "disk {disk}: the latency target {target} cannot be kept: without a migration half \
+                 of the guest's requests take longer than {median:?}"
+            ),
+        )
+        .hint("allow a higher latency, or leave the choice to the node with auto"));
+    }
+    Ok((limit < promised).then(|| {
+        format!(
+            "disk {disk}: the target {target} is shorter than what the guest has at that percentile \
+             without a migration, {promised:?}: the migration will pause often, and may not come to \
+             its end"
+        )
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guest(requests: u64, median_us: u64, promised_us: u64) -> Option<Measured> {
+        Some(Measured {
+            requests,
+            median: Duration::from_micros(median_us),
+            promised: Duration::from_micros(promised_us),
+        })
+    }
+
+    fn target(text: &str) -> Asked {
+        Asked::Target(text.parse().expect(text))
+    }
+
+    fn shown(promise: &Promise) -> Option<String> {
+        promise.target.map(|target| target.to_string())
+    }
+
+    #[test]
+    fn the_automatic_promise_is_a_quarter_more_than_the_guest_has_but_not_too_little() {
+        for (baseline, expected) in [
+            (None, "p99.99<10ms"),
+            (guest(99, 50_000, 50_000), "p99.99<10ms"),
+            (guest(100, 90, 200), "p99.99<2ms"),
+            (guest(50_000, 90, 1600), "p99.99<2ms"),
+            (guest(50_000, 90, 8061), "p99.99<10.1ms"),
+        ] {
+            let promise = settle("root", Asked::Auto, baseline).expect("a promise");
+            assert_eq!(shown(&promise).as_deref(), Some(expected));
+            assert!(promise.warnings.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_promise_that_the_disk_alone_breaks_is_refused() {
+        let error =
+            settle("root", target("p99<2ms"), guest(200, 3000, 5000)).expect_err("not kept");
+        assert_eq!(error.code, ErrorCode::Invalid);
+        for part in ["root", "p99<2ms", "3ms"] {
+            assert!(error.message.contains(part), "{part}: {}", error.message);
+        }
+        assert!(error.hint.is_some());
+        // Of an idle guest nothing is known.
+        let idle = guest(99, 3000, 5000);
+        let promise = settle("root", target("p99<2ms"), idle).expect("a promise");
+        assert!(promise.warnings.is_empty());
+    }
+
+    #[test]
+    fn a_promise_that_the_disk_hardly_keeps_is_warned_of() {
+        let slow_at_times = guest(1000, 100, 3000);
+        let warned = settle("root", target("p99<2ms"), slow_at_times).expect("a promise");
+        assert_eq!(shown(&warned).as_deref(), Some("p99<2ms"));
+        let [warning] = &warned.warnings[..] else {
+            panic!("{warned:?}")
+        };
+        for part in ["root", "3ms", "p99<2ms"] {
+            assert!(warning.contains(part), "{part}: {warning}");
+        }
+        let kept = settle("root", target("p99<3ms"), slow_at_times).expect("a promise");
+        assert!(kept.warnings.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_promise_is_refused_with_an_example() {
+        assert_eq!(Asked::parse("root", None), Ok(Asked::Auto));
+        assert_eq!(Asked::parse("root", Some(" auto ")), Ok(Asked::Auto));
+        assert_eq!(Asked::parse("root", Some("off")), Ok(Asked::Off));
+        for text in ["", "on", "2ms", "p100<2ms", "p99<0ms"] {
+            let error = Asked::parse("root", Some(text)).expect_err(text);
+            assert_eq!(error.code, ErrorCode::Invalid, "{text}");
+            assert!(error.message.contains("root"), "{text}: {}", error.message);
+            assert!(error.hint.expect("a hint").contains("p99.99<2ms"));
+        }
+    }
+}
