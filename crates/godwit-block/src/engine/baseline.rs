@@ -10,11 +10,22 @@ use hdrhistogram::Histogram;
 pub struct LatencyBaseline {
     /// In microseconds.
     latencies: Histogram<u32>,
+    per_second: Option<f64>,
 }
 
 impl LatencyBaseline {
-    pub(super) const fn new(latencies: Histogram<u32>) -> Self {
-        Self { latencies }
+    /// `rates` are the requests per second of the seconds that are over.
+    pub(super) fn new(latencies: Histogram<u32>, mut rates: Vec<f64>) -> Self {
+        rates.sort_by(f64::total_cmp);
+        Self {
+            latencies,
+            per_second: rates.get(rates.len() / 2).copied(),
+        }
+    }
+
+    /// Requests per second: the median of the seconds that are over. `None` when there is none.
+    pub const fn requests_per_second(&self) -> Option<f64> {
+        self.per_second
     }
 
     /// Requests it goes by.

@@ -37,6 +37,7 @@ pub(super) struct Stats {
 /// Latencies of a second that is over.
 struct Past {
     latencies: Histogram<u32>,
+    requests_per_second: f64,
     ended: Time,
 }
 
@@ -45,6 +46,7 @@ impl Stats {
         let current = Histogram::new_with_bounds(1, LONGEST_US, 2)?;
         let past = || Past {
             latencies: current.clone(),
+            requests_per_second: 0.0,
             ended: now,
         };
         Ok(Self {
@@ -96,6 +98,7 @@ impl Stats {
             if !self.current.is_empty() {
                 let oldest = &mut self.past[self.oldest];
                 std::mem::swap(&mut self.current, &mut oldest.latencies);
+                oldest.requests_per_second = self.summary.iops;
                 oldest.ended = now;
                 self.oldest = (self.oldest + 1) % BASELINE_SECONDS;
             }
@@ -108,12 +111,14 @@ impl Stats {
     /// The latencies of the last seconds in which there were requests, the one under way included.
     pub(super) fn baseline(&self, now: Time) -> LatencyBaseline {
         let mut latencies = self.current.clone();
+        let mut rates = Vec::with_capacity(BASELINE_SECONDS);
         for past in &self.past {
             if !past.latencies.is_empty() && now.since(past.ended) <= BASELINE_AGE {
                 latencies += &past.latencies;
+                rates.push(past.requests_per_second);
             }
         }
-        LatencyBaseline::new(latencies)
+        LatencyBaseline::new(latencies, rates)
     }
 
     /// Whether the summary will change as time passes.
@@ -142,6 +147,7 @@ mod tests {
     fn a_baseline_covers_the_last_ten_seconds_with_requests() {
         let mut stats = Stats::new(Time(0)).expect("bounds");
         assert_eq!(stats.baseline(Time(0)).requests(), 0);
+        assert_eq!(stats.baseline(Time(0)).requests_per_second(), None);
         for second in 0..15 {
             let took = Duration::from_millis(if second < 5 { 500 } else { 1 });
             flush(&mut stats, Time(second * SECOND), took);
@@ -156,6 +162,7 @@ mod tests {
         }
         let baseline = stats.baseline(now);
         assert_eq!(baseline.requests(), 10);
+        assert_eq!(baseline.requests_per_second(), Some(1.0));
         assert!((990..1010).contains(&baseline.at_quantile(0.5).as_micros()));
         assert!((2990..3050).contains(&baseline.longest().as_micros()));
     }

@@ -89,7 +89,11 @@ pub(crate) async fn start(
         Some(engine) => promise::measure(&engine, asked).await,
         None => None,
     };
-    let Promise { target, warnings } = promise::settle(&disk.name, asked, measured)?;
+    let Promise {
+        target,
+        guest_rate,
+        warnings,
+    } = promise::settle(&disk.name, asked, measured)?;
     settings.sla = target.map(|target| target.to_string());
     for warning in &warnings {
         tracing::warn!(migration = %id, "{warning}");
@@ -114,6 +118,7 @@ pub(crate) async fn start(
         id,
         settings,
         target,
+        guest_rate,
     };
     let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
     match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
@@ -146,6 +151,7 @@ struct Attempt {
     id: MigrationId,
     settings: MigrationSettings,
     target: Option<LatencyTarget>,
+    guest_rate: Option<u64>,
 }
 
 impl Attempt {
@@ -270,6 +276,7 @@ impl Attempt {
             busy_window_chunks: options::busy_window_chunks(&self.settings),
             max_bandwidth: self.settings.max_bandwidth,
             sla: self.target,
+            guest_rate: self.guest_rate,
             delayed_writes: self.settings.delayed_writes,
             delayed_write_rate: self.settings.delayed_write_rate,
             interface_budget: self.settings.interface_budget,

@@ -57,6 +57,7 @@ impl Asked {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     requests: u64,
+    per_second: Option<f64>,
     median: Duration,
     /// At the percentile that is to be promised.
     promised: Duration,
@@ -66,6 +67,8 @@ pub(crate) struct Measured {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) target: Option<LatencyTarget>,
+    /// Requests per second that the guest makes now, if it is known and something is promised.
+    pub(crate) guest_rate: Option<u64>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -86,6 +89,7 @@ pub(crate) async fn measure(engine: &EngineHandle, asked: Asked) -> Option<Measu
     let baseline = answer.await.ok().flatten()?;
     Some(Measured {
         requests: baseline.requests(),
+        per_second: baseline.requests_per_second(),
         median: baseline.at_quantile(0.5),
         promised: baseline.at_quantile(quantile),
     })
@@ -117,7 +121,15 @@ pub(crate) fn settle(
             Some(target)
         }
     };
-    Ok(Promise { target, warnings })
+    let guest_rate = target
+        .and(measured)
+        .and_then(|measured| measured.per_second)
+        .map(|rate| rate as u64);
+    Ok(Promise {
+        target,
+        guest_rate,
+        warnings,
+    })
 }
 
 fn automatic(measured: Option<Measured>) -> LatencyTarget {
@@ -172,6 +184,7 @@ mod tests {
     fn guest(requests: u64, median_us: u64, promised_us: u64) -> Option<Measured> {
         Some(Measured {
             requests,
+            per_second: Some(requests as f64 / 10.0),
             median: Duration::from_micros(median_us),
             promised: Duration::from_micros(promised_us),
         })
