@@ -2,9 +2,11 @@
 
 CARGO ?= cargo
 FUZZ_SECONDS ?= 60
+SEEDS ?= 200000
+FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test demo bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
+.PHONY: build test sim sim-plants soak demo bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -15,6 +17,21 @@ test:
 	scripts/install-deps
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked --workspace --features godwit-cli/failpoints
+
+# Simulated migrations with faults, and how often each fault and each state was hit.
+sim:
+	scripts/install-deps
+	$(CARGO) run --release --locked -p godwit-sim -- run --seeds 3000
+
+# Whether the simulator finds each bug that it plants.
+sim-plants:
+	scripts/install-deps
+	scripts/sim-plants
+
+# As many runs as you like: make soak SEEDS=200000 FIRST=1000000.
+soak:
+	scripts/install-deps
+	$(CARGO) run --release --locked -p godwit-sim -- run --seeds $(SEEDS) --first $(FIRST)
 
 demo:
 	scripts/install-deps

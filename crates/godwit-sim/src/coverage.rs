@@ -1,0 +1,128 @@
+//! How often each fault and each state worth seeing was reached.
+
+/// Declares the states with the names under which they are printed.
+macro_rules! states {
+    ($($state:ident $name:literal,)*) => {
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Reached { $($state,)* }
+
+        impl Reached {
+            pub(crate) const ALL: &'static [Self] = &[$(Self::$state,)*];
+
+            pub(crate) const fn name(self) -> &'static str {
+                match self { $(Self::$state => $name,)* }
+            }
+        }
+    };
+}
+
+states! {
+    Read "requests: read",
+    Write "requests: write",
+    FuaWrite "requests: write with FUA",
+    WriteZeroes "requests: write zeroes",
+    Discard "requests: discard",
+    Flush "requests: flush",
+    AcrossChunks "requests: across a chunk's end",
+    Failed "requests: failed by a disk error",
+    Uniform "workload: uniform",
+    Zipf "workload: zipf",
+    Sequential "workload: sequential",
+    Hot "workload: hot",
+    Mixed "workload: mixed",
+    WindowOnly "policy: window only",
+    Backpressure "policy: backpressure",
+    Delayed "policy: delayed writes",
+    Budget "policy: interface budget",
+    Deadline "policy: deadline",
+    Verify "policy: verify",
+    RateLimit "policy: bandwidth limit",
+    Moved "migrations: switchovers",
+    MovedBack "migrations: back to where the disk was",
+    Verified "migrations: verified",
+    VerifiedAgain "migrations: verified what was written meanwhile",
+    DoubleWritten "migrations: double writes",
+    AbortCancelled "aborted: cancelled",
+    AbortPeerLost "aborted: connection lost",
+    AbortPeerTimeout "aborted: no answer in time",
+    AbortSourceDisk "aborted: source's disk",
+    AbortDestinationDisk "aborted: destination's disk",
+    AbortDestinationNoSpace "aborted: no space at the destination",
+    PausedGuestLatency "paused: guest latency",
+    PausedLinkQueue "paused: link queue",
+    PausedInterfaceBudget "paused: interface budget",
+    Resumed "resumed",
+    GivenUp "pauses: double writes given up",
+    CopyDiscarded "pauses: unsent copies discarded",
+    SyncDiscarded "pauses: unsent double writes discarded",
+    StaleCopy "pauses: copies of an old generation dropped",
+    DelayedRecorded "delayed writes: recorded",
+    DelayedSent "delayed writes: sent",
+    DelayedCancelled "delayed writes: made obsolete",
+    PromiseChecked "promise: requests held to it",
+    Reordered "links: copies overtook each other",
+    Stalled "links: a connection stalled",
+    Congested "links: congested",
+    Traffic "links: other traffic",
+    NoTag "links: a frame waited for a buffer",
+    Cut "links: cut",
+    LostInFlight "links: frames lost in flight",
+    DiskSlow "disks: slow",
+    StoreSlow "stores: slow",
+    IoError "disks: I/O error",
+    NoSpace "disks: no space",
+    TornWrite "disks: write torn by a crash",
+    LostWrite "disks: cached write lost with the power",
+    Crash "processes: crashed",
+    PowerLoss "hosts: lost power",
+    PowerLossOfOwner "hosts: owner lost power and unflushed writes",
+    PowerLossAfterMove "hosts: new owner lost power soon",
+    RecordLost "stores: record lost by a crash",
+    RecordKept "stores: record kept by a crash",
+    CrashIdle "crashed: no migration",
+    CrashCopying "crashed: copying",
+    CrashVerifying "crashed: verifying",
+    CrashDraining "crashed: draining",
+    CrashPreparing "crashed: preparing",
+    CrashRelinquishing "crashed: relinquishing",
+    CrashCommitting "crashed: committing",
+    CrashPaused "crashed: paused",
+    InDoubt "authority: in doubt after a crash",
+    Resolved "authority: asked the other node",
+    Forwarded "forwarding: requests forwarded",
+    ForwardedAgain "forwarding: connected again",
+    OwnerMoved "forwarding: owner moved",
+    Settled "settled",
+}
+
+/// Counts per state.
+#[derive(Clone, Debug)]
+pub(crate) struct Coverage(Vec<u64>);
+
+impl Coverage {
+    pub(crate) fn new() -> Self {
+        Self(vec![0; Reached::ALL.len()])
+    }
+
+    pub(crate) fn count(&mut self, state: Reached) {
+        self.add(state, 1);
+    }
+
+    pub(crate) fn add(&mut self, state: Reached, times: u64) {
+        self.0[state as usize] += times;
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (ours, theirs) in self.0.iter_mut().zip(&other.0) {
+            *ours += theirs;
+        }
+    }
+
+    pub(crate) fn get(&self, state: Reached) -> u64 {
+        self.0[state as usize]
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Reached, u64)> {
+        Reached::ALL.iter().map(|&state| (state, self.get(state)))
+    }
+}

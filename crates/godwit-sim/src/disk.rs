@@ -1,0 +1,287 @@
+//! A disk with a volatile write cache, and what a crash leaves of it.
+
+use std::rc::Rc;
+
+use godwit_core::action::DiskOperation;
+use godwit_core::request::RequestError;
+use godwit_core::units::Extent;
+
+use crate::history::Value;
+use crate::plan::DiskPlan;
+use crate::random::Random;
+
+/// The content of consecutive sectors; nothing for frames and requests without data.
+pub(crate) type Data = Option<Rc<[Value]>>;
+
+/// A write in the cache.
+#[derive(Debug)]
+struct Cached {
+    sequence: u32,
+    extent: Extent,
+    /// Zeroes when there is none.
+    data: Data,
+}
+
+/// How much of a write under way a crash leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Remains {
+    Nothing,
+    Everything,
+    /// Some sectors and not others.
+    Torn,
+}
+
+impl Remains {
+    pub(crate) fn draw(random: &mut Random) -> Self {
+        random.pick(&[Self::Nothing, Self::Everything, Self::Torn])
+    }
+}
+
+/// An error that a disk reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failing {
+    pub(crate) error: RequestError,
+    /// Until then; at most one operation fails when it is 0.
+    pub(crate) until: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Disk {
+    /// What a read sees.
+    pub(crate) current: Vec<Value>,
+    /// What a power loss leaves for certain, and the write that stored it.
+    durable: Vec<(Value, u32)>,
+    /// Completed and not flushed, oldest first.
+    cache: Vec<Cached>,
+    sequence: u32,
+    plan: DiskPlan,
+    /// Everything takes this many times as long, until then.
+    pub(crate) slow: (u64, u64),
+    pub(crate) failing: Option<Failing>,
+}
+
+pub(crate) fn sectors(extent: Extent) -> std::ops::Range<usize> {
+    extent.start().0 as usize..extent.end().0 as usize
+}
+
+impl Disk {
+    pub(crate) fn new(sectors: u64, plan: DiskPlan) -> Self {
+        Self {
+            current: vec![0; sectors as usize],
+            durable: vec![(0, 0); sectors as usize],
+            cache: Vec::new(),
+            sequence: 0,
+            plan,
+            slow: (1, 0),
+            failing: None,
+        }
+    }
+
+    /// How long an operation that starts now takes.
+    pub(crate) fn latency(&self, operation: &DiskOperation, now: u64, random: &mut Random) -> u64 {
+        let sectors = match operation {
+            DiskOperation::Read { extent, .. } | DiskOperation::Write { extent, .. } => {
+                u64::from(extent.sectors())
+            }
+            DiskOperation::WriteZeroes { .. } | DiskOperation::Flush => 0,
+        };
+        let tail = if random.permille(self.plan.tail_permille) {
+            random.exponential(self.plan.tail)
+        } else {
+            0
+        };
+        let factor = if now < self.slow.1 { self.slow.0 } else { 1 };
+        let transfer = sectors * self.plan.nanoseconds_per_sector;
+        (self.plan.base + random.exponential(self.plan.base / 3) + transfer + tail) * factor
+    }
+
+    /// The error of an operation that starts now, if it fails.
+    pub(crate) fn fails(&mut self, operation: &DiskOperation, now: u64) -> Option<RequestError> {
+        let failing = self.failing?;
+        let writes = matches!(
+            operation,
+            DiskOperation::Write { .. } | DiskOperation::WriteZeroes { .. }
+        );
+        if failing.error == RequestError::NoSpace && !writes {
+            return None;
+        }
+        if failing.until <= now {
+            self.failing = None;
+        }
+        (failing.until == 0 || now < failing.until).then_some(failing.error)
+    }
+
+    pub(crate) fn read(&self, extent: Extent) -> Rc<[Value]> {
+        Rc::from(&self.current[sectors(extent)])
+    }
+
+    /// Writes that are complete now; a flush that starts now makes them durable.
+    pub(crate) fn completed(&self) -> u32 {
+        self.sequence
+    }
+
+    /// Carries a write out; a read or flush changes nothing here.
+    pub(crate) fn store(&mut self, operation: &DiskOperation, data: &Data) {
+        let (DiskOperation::Write { extent, fua } | DiskOperation::WriteZeroes { extent, fua, .. }) =
+            *operation
+        else {
+            return;
+        };
+        self.sequence += 1;
+        match data {
+            Some(data) => self.current[sectors(extent)].copy_from_slice(data),
+            None => self.current[sectors(extent)].fill(0),
+        }
+        let cached = Cached {
+            sequence: self.sequence,
+            extent,
+            data: data.clone(),
+        };
+        if fua {
+            harden(&mut self.durable, &cached, |_| true);
+        } else {
+            self.cache.push(cached);
+        }
+    }
+
+    /// Carries a write out in parts. True when some sectors were written and others not.
+    pub(crate) fn tear(
+        &mut self,
+        operation: &DiskOperation,
+        data: &Data,
+        random: &mut Random,
+    ) -> bool {
+        let (DiskOperation::Write { extent, .. } | DiskOperation::WriteZeroes { extent, .. }) =
+            *operation
+        else {
+            return false;
+        };
+        let mut written = 0;
+        for sector in 0..extent.sectors() {
+            if random.below(2) == 0 {
+                continue;
+            }
+            written += 1;
+            let Some(part) = Extent::new(
+                godwit_core::units::Lba(extent.start().0 + u64::from(sector)),
+                1,
+            ) else {
+                continue;
+            };
+            let operation = DiskOperation::Write {
+                extent: part,
+                fua: false,
+            };
+            let data = data
+                .as_ref()
+                .map(|data| Rc::from(&data[sector as usize..=sector as usize]));
+            self.store(&operation, &data);
+        }
+        written > 0 && written < extent.sectors()
+    }
+
+    /// Everything up to `mark` (see [`Self::completed`]) becomes durable.
+    pub(crate) fn flush(&mut self, mark: u32) {
+        let flushed = self.cache.partition_point(|write| write.sequence <= mark);
+        for write in self.cache.drain(..flushed) {
+            harden(&mut self.durable, &write, |_| true);
+        }
+    }
+
+    /// The host loses its power: each write in the cache is kept, lost or torn. Returns how many
+    /// were lost at least in parts, and how many were torn.
+    pub(crate) fn power_loss(&mut self, random: &mut Random) -> (u64, u64) {
+        let (mut lost, mut torn) = (0, 0);
+        for write in self.cache.drain(..) {
+            match Remains::draw(random) {
+                Remains::Nothing => lost += 1,
+                Remains::Everything => harden(&mut self.durable, &write, |_| true),
+                Remains::Torn => {
+                    (lost, torn) = (lost + 1, torn + 1);
+                    harden(&mut self.durable, &write, |_| random.below(2) == 0);
+                }
+            }
+        }
+        for (current, durable) in self.current.iter_mut().zip(&self.durable) {
+            *current = durable.0;
+        }
+        (lost, torn)
+    }
+}
+
+/// Makes those sectors of a write durable that `keep` accepts and no later write has overtaken.
+fn harden(durable: &mut [(Value, u32)], write: &Cached, mut keep: impl FnMut(usize) -> bool) {
+    for (at, kept) in durable[sectors(write.extent)].iter_mut().enumerate() {
+        if kept.1 < write.sequence && keep(at) {
+            let value = write.data.as_ref().map_or(0, |data| data[at]);
+            *kept = (value, write.sequence);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_core::units::Lba;
+
+    use super::*;
+
+    fn disk() -> Disk {
+        let plan = DiskPlan {
+            base: 1,
+            tail: 1,
+            tail_permille: 0,
+            nanoseconds_per_sector: 0,
+        };
+        Disk::new(16, plan)
+    }
+
+    fn write(disk: &mut Disk, start: u64, sectors: u32, value: Value, fua: bool) {
+        let extent = Extent::new(Lba(start), sectors).expect("not empty");
+        let data = Some(Rc::from(vec![value; sectors as usize]));
+        disk.store(&DiskOperation::Write { extent, fua }, &data);
+    }
+
+    #[test]
+    fn a_power_loss_keeps_what_was_flushed_or_forced_and_may_lose_or_tear_the_rest() {
+        let mut random = Random::stream(1, 1);
+        let (mut lost, mut torn) = (false, false);
+        for _ in 0..100 {
+            let mut disk = disk();
+            write(&mut disk, 0, 4, 1, false);
+            write(&mut disk, 8, 2, 2, false);
+            let mark = disk.completed();
+            write(&mut disk, 2, 4, 3, false);
+            disk.flush(mark);
+            write(&mut disk, 9, 1, 4, true);
+            write(&mut disk, 12, 2, 5, false);
+            disk.power_loss(&mut random);
+            assert_eq!(disk.current[..2], [1, 1]);
+            assert!(
+                disk.current[2..4]
+                    .iter()
+                    .all(|value| [1, 3].contains(value))
+            );
+            assert!(
+                disk.current[4..6]
+                    .iter()
+                    .all(|value| [0, 3].contains(value))
+            );
+            assert_eq!(disk.current[8..10], [2, 4]);
+            lost |= disk.current[2..6] == [1, 1, 0, 0];
+            torn |= disk.current[12] != disk.current[13];
+        }
+        assert!(lost && torn);
+    }
+
+    #[test]
+    fn an_older_write_in_the_cache_does_not_come_back_over_a_forced_one() {
+        let mut random = Random::stream(2, 1);
+        for _ in 0..50 {
+            let mut disk = disk();
+            write(&mut disk, 0, 2, 1, false);
+            write(&mut disk, 0, 1, 2, true);
+            disk.power_loss(&mut random);
+            assert_eq!(disk.current[0], 2);
+        }
+    }
+}

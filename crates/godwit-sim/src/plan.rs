@@ -1,0 +1,436 @@
+//! What a run will do, drawn from its seed before it starts: a list of decisions that a shrinker can
+//! take out one by one.
+
+use std::time::Duration;
+
+use godwit_core::MigrationOptions;
+use godwit_core::event::Phase;
+use godwit_core::request::RequestError;
+use godwit_core::sla::LatencyTarget;
+use godwit_core::units::MigrationId;
+
+use crate::random::Random;
+use crate::world::LIMITS;
+
+const MICROSECOND: u64 = 1_000;
+const MILLISECOND: u64 = 1_000_000;
+
+/// Everything that a run decides by itself. The rest follows from the seed and the core.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    /// Size of the disk.
+    pub(crate) sectors: u64,
+    /// How long the guest works, in nanoseconds.
+    pub(crate) load: u64,
+    /// Most requests of the guest.
+    pub(crate) requests: u32,
+    pub(crate) guest: GuestPlan,
+    pub(crate) migrations: Vec<MigrationPlan>,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) link: LinkPlan,
+    pub(crate) disks: [DiskPlan; 2],
+    pub(crate) clocks: [ClockPlan; 2],
+    /// Buffers of each node: few make frames wait for one.
+    pub(crate) tags: u32,
+    /// Longest that a record takes to become durable.
+    pub(crate) store: u64,
+    /// The owner loses its power after everything has settled.
+    pub(crate) power_loss_at_end: bool,
+}
+
+/// Where the guest's requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Workload {
+    Uniform,
+    Zipf,
+    Sequential,
+    /// A few sectors, over and over.
+    Hot,
+    /// Flushes, discards, zeroes and FUA as often as plain writes.
+    Mixed,
+}
+
+impl Workload {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::Uniform,
+        Self::Zipf,
+        Self::Sequential,
+        Self::Hot,
+        Self::Mixed,
+    ];
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct GuestPlan {
+    pub(crate) workload: Workload,
+    /// Requests at once.
+    pub(crate) depth: usize,
+    /// Reads of a hundred requests.
+    pub(crate) reads: u64,
+    /// Mean time between an answer and the next request of its place in the queue.
+    pub(crate) think: u64,
+    /// Usual longest request, in sectors.
+    pub(crate) longest: u64,
+    /// Now and then it is silent for this long.
+    pub(crate) pause: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MigrationPlan {
+    /// How long after the end of the one before.
+    pub(crate) gap: u64,
+    pub(crate) options: MigrationOptions,
+    /// How long after switchover the client moves to the new owner, if it does by itself.
+    pub(crate) client_follows: Option<u64>,
+}
+
+/// When a fault happens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Trigger {
+    At(u64),
+    /// This long after the migration has been in a state for the `skip + 1`st time.
+    After {
+        moment: Moment,
+        skip: u32,
+        delay: u64,
+    },
+}
+
+/// A moment of a migration that faults aim at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moment {
+    Entered(Phase),
+    Paused,
+    Resumed,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) trigger: Trigger,
+    pub(crate) kind: FaultKind,
+}
+
+/// A node, by its part in the migration under way or the last one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Source,
+    Destination,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FaultKind {
+    /// The process dies and comes back.
+    Crash {
+        target: Target,
+        down: u64,
+    },
+    /// The host does.
+    PowerLoss {
+        target: Target,
+        down: u64,
+    },
+    /// Every connection of the youngest session ends.
+    Cut,
+    Cancel {
+        target: Target,
+    },
+    /// Operations fail: one, or all for a while.
+    DiskError {
+        target: Target,
+        error: RequestError,
+        lasts: u64,
+    },
+    DiskSlow {
+        target: Target,
+        factor: u64,
+        lasts: u64,
+    },
+    /// Records take this long.
+    StoreSlow {
+        target: Target,
+        delay: u64,
+        lasts: u64,
+    },
+    /// Congestion: this many times less bandwidth from this node.
+    LinkSlow {
+        target: Target,
+        divisor: u64,
+        lasts: u64,
+    },
+    /// One connection delivers nothing for a while: a lost segment waits for its retransmission.
+    Stall {
+        target: Target,
+        connection: u8,
+        lasts: u64,
+    },
+    /// The host's other traffic takes this many hundredths of the link.
+    Traffic {
+        target: Target,
+        percent: u64,
+        lasts: u64,
+    },
+}
+
+impl FaultKind {
+    /// Whether a guest may notice it however well the migration keeps out of its way.
+    pub(crate) const fn excuses_waits(&self) -> bool {
+        matches!(
+            self,
+            Self::Crash { .. }
+                | Self::PowerLoss { .. }
+                | Self::Cut
+                | Self::DiskError { .. }
+                | Self::DiskSlow {
+                    target: Target::Source,
+                    ..
+                }
+        )
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LinkPlan {
+    /// Bytes per second.
+    pub(crate) bandwidth: u64,
+    /// One way, without queueing.
+    pub(crate) delay: u64,
+    /// Mean of what is added to it.
+    pub(crate) jitter: u64,
+    /// Bytes that a connection's socket takes: they cannot be called back.
+    pub(crate) socket: u64,
+    pub(crate) copy_connections: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskPlan {
+    pub(crate) base: u64,
+    pub(crate) tail: u64,
+    pub(crate) tail_permille: u64,
+    pub(crate) nanoseconds_per_sector: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClockPlan {
+    pub(crate) offset: u64,
+    /// How much too fast, in millionths.
+    pub(crate) drift: i64,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    pub(crate) fn new(seed: u64) -> Self {
+        let random = &mut Random::stream(seed, 1);
+        let sectors = random.pick(&[2048, 2048, 4096, 4096, 8192]) - random.pick(&[0, 0, 8, 13]);
+        let load = random.between(300, 900) * MILLISECOND;
+        let requests = random.between(700, 3500) as u32;
+        let guest = guest(random, load, requests);
+        let clean = random.permille(300);
+        let migrations = (1..=random.between(3, 8))
+            .map(|number| migration(random, number as u8, sectors))
+            .collect();
+        let disturbances = random.below(6);
+        let blows = if clean { 0 } else { random.between(1, 6) };
+        let mut faults: Vec<_> = (0..disturbances)
+            .map(|_| disturbance(random, load))
+            .collect();
+        faults.extend((0..blows).map(|_| blow(random, load)));
+        Self {
+            seed,
+            sectors,
+            load,
+            requests,
+            guest,
+            migrations,
+            faults,
+            link: LinkPlan {
+                bandwidth: random.magnitude(15_000_000, 400_000_000),
+                delay: random.magnitude(10 * MICROSECOND, 300 * MICROSECOND),
+                jitter: random.magnitude(MICROSECOND, 100 * MICROSECOND),
+                socket: random.magnitude(8 << 10, 256 << 10),
+                copy_connections: random.between(1, 4) as usize,
+            },
+            disks: [disk(random), disk(random)],
+            clocks: [clock(random), clock(random)],
+            tags: random.pick(&[LIMITS.requests, LIMITS.requests, 14]),
+            store: random.magnitude(100 * MICROSECOND, 4 * MILLISECOND),
+            power_loss_at_end: random.permille(300),
+        }
+    }
+}
+
+fn guest(random: &mut Random, load: u64, requests: u32) -> GuestPlan {
+    let depth = random.between(1, 13) as usize;
+    GuestPlan {
+        workload: random.pick(&Workload::ALL),
+        depth,
+        reads: random.pick(&[10, 30, 30, 50, 80]),
+        think: (load / u64::from(requests) * depth as u64).saturating_sub(60 * MICROSECOND) / 2,
+        longest: random.pick(&[8, 16, 24, 64]),
+        pause: random.between(1, 40) * MILLISECOND,
+    }
+}
+
+fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
+    let window_chunks = random.between(1, u64::from(LIMITS.window_chunks) + 1) as u16;
+    let chunk = random.pick(&[8_u32, 16, 32, 64, 64, 128, 256]);
+    let rate = |random: &mut Random, of_ten: u64| {
+        (random.below(10) < of_ten).then(|| random.magnitude(4_000_000, 150_000_000))
+    };
+    let allowed_per_million = random.pick(&[100, 1_000, 10_000]);
+    let limit = Duration::from_nanos(random.magnitude(200 * MICROSECOND, 5 * MILLISECOND));
+    let sla = random.permille(700).then_some(LatencyTarget {
+        limit,
+        allowed_per_million,
+    });
+    let options = MigrationOptions {
+        chunk_sectors: chunk.max(((sectors / 160) as u32).next_multiple_of(8)),
+        window_chunks,
+        busy_window_chunks: random.between(1, u64::from(window_chunks) + 1) as u16,
+        max_bandwidth: rate(random, 2),
+        sla,
+        delayed_writes: random.permille(750),
+        delayed_write_rate: rate(random, 3),
+        interface_budget: rate(random, 3),
+        deadline: random
+            .permille(150)
+            .then(|| Duration::from_millis(random.between(10, 300))),
+        verify: random.permille(400),
+        peer_timeout: Duration::from_millis(random.between(40, 250)),
+        ..MigrationOptions::new(MigrationId([number; 16]))
+    };
+    MigrationPlan {
+        gap: random.magnitude(50 * MICROSECOND, 40 * MILLISECOND),
+        options,
+        client_follows: random
+            .permille(600)
+            .then(|| random.magnitude(MICROSECOND, 60 * MILLISECOND)),
+    }
+}
+
+fn target(random: &mut Random) -> Target {
+    random.pick(&[Target::Source, Target::Destination])
+}
+
+/// Something that only slows a run down.
+fn disturbance(random: &mut Random, load: u64) -> Fault {
+    if random.permille(200) {
+        return straggler(random);
+    }
+    let target = target(random);
+    let lasts = random.magnitude(MILLISECOND, 60 * MILLISECOND);
+    let kind = match random.below(6) {
+        0 => FaultKind::DiskSlow {
+            target,
+            factor: random.between(3, 40),
+            lasts: lasts / 2,
+        },
+        1 => FaultKind::StoreSlow {
+            target,
+            delay: random.magnitude(MILLISECOND, 30 * MILLISECOND),
+            lasts,
+        },
+        2 => FaultKind::Stall {
+            target,
+            connection: random.below(5) as u8,
+            lasts: lasts * random.pick(&[1, 1, 6]),
+        },
+        3 => FaultKind::Traffic {
+            target,
+            percent: random.between(20, 95),
+            lasts: lasts * 2,
+        },
+        _ => FaultKind::LinkSlow {
+            target,
+            divisor: random.between(3, 60),
+            lasts,
+        },
+    };
+    let aimed = random.permille(300);
+    Fault {
+        trigger: if aimed {
+            moment(random)
+        } else {
+            Trigger::At(random.below(load))
+        },
+        kind,
+    }
+}
+
+/// One copy connection stalls at a pause: what it holds arrives when the migration has gone on, and
+/// the same addresses may have been copied again by another.
+fn straggler(random: &mut Random) -> Fault {
+    Fault {
+        trigger: Trigger::After {
+            moment: Moment::Paused,
+            skip: random.below(3) as u32,
+            delay: random.magnitude(1, 100 * MICROSECOND),
+        },
+        kind: FaultKind::Stall {
+            target: Target::Source,
+            connection: random.between(2, 5) as u8,
+            lasts: random.between(20, 200) * MILLISECOND,
+        },
+    }
+}
+
+/// Something that ends a process, a connection or a migration.
+fn blow(random: &mut Random, load: u64) -> Fault {
+    let target = target(random);
+    let down = random.magnitude(10 * MICROSECOND, 25 * MILLISECOND);
+    let kind = match random.below(16) {
+        0..=4 => FaultKind::Crash { target, down },
+        5..=8 => FaultKind::PowerLoss { target, down },
+        9..=11 => FaultKind::Cut,
+        12..=13 => FaultKind::Cancel { target },
+        _ => FaultKind::DiskError {
+            target,
+            error: random.pick(&[RequestError::Io, RequestError::NoSpace]),
+            lasts: random.pick(&[0, 0, 200 * MICROSECOND, 5 * MILLISECOND]),
+        },
+    };
+    let aimed = random.permille(650);
+    Fault {
+        trigger: if aimed {
+            moment(random)
+        } else {
+            Trigger::At(random.below(load))
+        },
+        kind,
+    }
+}
+
+fn moment(random: &mut Random) -> Trigger {
+    let moment = random.pick(&[
+        Moment::Entered(Phase::Copying),
+        Moment::Entered(Phase::Verifying),
+        Moment::Entered(Phase::Draining),
+        Moment::Entered(Phase::Preparing),
+        Moment::Entered(Phase::Relinquishing),
+        Moment::Entered(Phase::Committing),
+        Moment::Entered(Phase::Completed),
+        Moment::Paused,
+        Moment::Resumed,
+    ]);
+    Trigger::After {
+        moment,
+        skip: random.below(3) as u32,
+        delay: random.magnitude(1, 8 * MILLISECOND),
+    }
+}
+
+fn disk(random: &mut Random) -> DiskPlan {
+    DiskPlan {
+        base: random.between(15, 70) * MICROSECOND,
+        tail: random.magnitude(100 * MICROSECOND, 3 * MILLISECOND),
+        tail_permille: random.pick(&[0, 2, 10]),
+        nanoseconds_per_sector: random.between(200, 2500),
+    }
+}
+
+fn clock(random: &mut Random) -> ClockPlan {
+    ClockPlan {
+        offset: random.pick(&[0, 1, 1_000_000_000, 86_400_000_000_000]),
+        drift: random.below(600) as i64 - 300,
+    }
+}

@@ -1,0 +1,199 @@
+//! Cuts a failing run down to the decisions that it takes to fail.
+
+use crate::bug::Bug;
+use crate::plan::{Moment, Plan, Trigger};
+use crate::soak::{run, trace};
+use crate::world::Violation;
+
+/// So many runs are spent at most.
+const MOST_RUNS: u32 = 1_500;
+
+/// The smallest run found that fails, told.
+#[derive(Debug)]
+pub struct Reproduction {
+    /// What had to hold.
+    pub claim: &'static str,
+    /// How it did not.
+    pub detail: String,
+    /// The decisions that are left.
+    pub plan: String,
+    /// The last things that happened.
+    pub trace: Vec<String>,
+    /// Whether two runs of the same plan were the same.
+    pub repeatable: bool,
+}
+
+/// Runs a seed again; if it fails, cuts it down (unless `whole`) and tells the last `lines`
+/// things that happened.
+pub fn reproduce(seed: u64, bug: Option<Bug>, whole: bool, lines: usize) -> Option<Reproduction> {
+    let plan = Plan::new(seed);
+    let first = run(plan.clone(), None, bug).violation?;
+    let smallest = if whole {
+        plan
+    } else {
+        shrink(plan, &first, bug)
+    };
+    let again = run(smallest.clone(), None, bug);
+    let (outcome, trace) = trace(smallest.clone(), bug, lines);
+    let violation = outcome.violation?;
+    Some(Reproduction {
+        claim: violation.claim,
+        detail: violation.detail,
+        plan: describe(&smallest),
+        trace,
+        repeatable: again.fingerprint == outcome.fingerprint,
+    })
+}
+
+struct Shrinker<'a> {
+    best: Plan,
+    claim: &'a str,
+    bug: Option<Bug>,
+    runs: u32,
+}
+
+fn shrink(plan: Plan, violation: &Violation, bug: Option<Bug>) -> Plan {
+    let mut shrinker = Shrinker {
+        best: plan,
+        claim: violation.claim,
+        bug,
+        runs: 0,
+    };
+    while shrinker.round() {}
+    shrinker.best
+}
+
+impl Shrinker<'_> {
+    /// Whether the changed plan still fails in the same way; then it is the best so far.
+    fn try_with(&mut self, change: impl FnOnce(&mut Plan)) -> bool {
+        if self.runs >= MOST_RUNS {
+            return false;
+        }
+        self.runs += 1;
+        let mut plan = self.best.clone();
+        change(&mut plan);
+        let fails = run(plan.clone(), None, self.bug)
+            .violation
+            .is_some_and(|violation| violation.claim == self.claim);
+        if fails {
+            self.best = plan;
+        }
+        fails
+    }
+
+    /// Tries every way to make the plan smaller. True when one worked.
+    fn round(&mut self) -> bool {
+        let mut smaller = false;
+        for at in (0..self.best.faults.len()).rev() {
+            smaller |= self.try_with(|plan| _ = plan.faults.remove(at));
+        }
+        for at in (0..self.best.migrations.len()).rev() {
+            smaller |= self.try_with(|plan| _ = plan.migrations.remove(at));
+        }
+        smaller |= self.lower(|plan| &mut plan.load, 1_000_000);
+        smaller |= self.lower_requests();
+        smaller |= self.simplify();
+        smaller
+    }
+
+    /// Makes a number of the plan as small as it goes by halving the distance.
+    fn lower(&mut self, field: impl Fn(&mut Plan) -> &mut u64, step: u64) -> bool {
+        let (mut low, mut high) = (0, *field(&mut self.best.clone()));
+        let before = high;
+        while high - low > step {
+            let middle = low + (high - low) / 2;
+            if self.try_with(|plan| *field(plan) = middle) {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        high < before
+    }
+
+    fn lower_requests(&mut self) -> bool {
+        let (mut low, mut high) = (0, self.best.requests);
+        let before = high;
+        while high - low > 1 {
+            let middle = low + (high - low) / 2;
+            if self.try_with(|plan| plan.requests = middle) {
+                high = middle;
+            } else {
+                low = middle;
+            }
+        }
+        high < before
+    }
+
+    fn simplify(&mut self) -> bool {
+        let mut smaller = false;
+        if self.best.power_loss_at_end {
+            smaller |= self.try_with(|plan| plan.power_loss_at_end = false);
+        }
+        if self.best.link.jitter > 1 {
+            smaller |= self.try_with(|plan| plan.link.jitter = 1);
+        }
+        if self.best.link.copy_connections > 1 {
+            smaller |= self.try_with(|plan| plan.link.copy_connections = 1);
+        }
+        for node in 0..2 {
+            if self.best.disks[node].tail_permille > 0 {
+                smaller |= self.try_with(|plan| plan.disks[node].tail_permille = 0);
+            }
+            if self.best.clocks[node].drift != 0 {
+                smaller |= self.try_with(|plan| plan.clocks[node].drift = 0);
+            }
+        }
+        for at in 0..self.best.migrations.len() {
+            if self.best.migrations[at].options.verify {
+                smaller |= self.try_with(|plan| plan.migrations[at].options.verify = false);
+            }
+        }
+        while self.best.guest.depth > 1 && self.try_with(|plan| plan.guest.depth -= 1) {
+            smaller = true;
+        }
+        smaller
+    }
+}
+
+/// The decisions of a plan, for a person.
+fn describe(plan: &Plan) -> String {
+    let mut text = format!(
+        "disk of {} sectors, {} ms of load, at most {} requests{}\nguest: {:?}\nlink: {:?}\n",
+        plan.sectors,
+        plan.load / 1_000_000,
+        plan.requests,
+        if plan.power_loss_at_end {
+            ", power loss at the end"
+        } else {
+            ""
+        },
+        plan.guest,
+        plan.link,
+    );
+    for (node, disk) in ["a", "b"].iter().zip(&plan.disks) {
+        text += &format!("disk of {node}: {disk:?}\n");
+    }
+    for migration in &plan.migrations {
+        text += &format!("migration: {migration:?}\n");
+    }
+    for fault in &plan.faults {
+        let when = match fault.trigger {
+            Trigger::At(at) => format!("at {} us", at / 1_000),
+            Trigger::After {
+                moment,
+                skip,
+                delay,
+            } => {
+                let moment = match moment {
+                    Moment::Entered(phase) => phase.name(),
+                    Moment::Paused => "paused",
+                    Moment::Resumed => "resumed",
+                };
+                format!("{} us after '{moment}', time {}", delay / 1_000, skip + 1)
+            }
+        };
+        text += &format!("fault: {:?} {when}\n", fault.kind);
+    }
+    text
+}

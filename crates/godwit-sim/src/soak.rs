@@ -1,0 +1,129 @@
+//! Many seeds, on all cores.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::bug::Bug;
+use crate::coverage::Coverage;
+use crate::plan::Plan;
+use crate::report::Report;
+use crate::world::{Outcome, Trace, Violation, World};
+
+thread_local! {
+    static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Runs a plan; a panic is a violation like any other.
+pub(crate) fn run(plan: Plan, trace: Option<Trace>, bug: Option<Bug>) -> Outcome {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let usual = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |panic| {
+            if std::thread::panicking() && PANIC.with_borrow(Option::is_some) {
+                PANIC.with_borrow_mut(|message| *message = Some(panic.to_string()));
+            } else {
+                usual(panic);
+            }
+        }));
+    });
+    PANIC.set(Some(String::new()));
+    let prepare = bug.map(Bug::prepare);
+    let world = AssertUnwindSafe(|| World::new(plan, trace, prepare).run());
+    let outcome = catch_unwind(world);
+    let message = PANIC.take();
+    outcome.unwrap_or_else(|_| Outcome {
+        violation: Some(Violation {
+            claim: "nothing panics",
+            detail: message.unwrap_or_default(),
+        }),
+        coverage: Coverage::new(),
+        fingerprint: 0,
+    })
+}
+
+/// Runs a plan and returns the last things that happened.
+pub(crate) fn trace(plan: Plan, bug: Option<Bug>, lines: usize) -> (Outcome, Vec<String>) {
+    let trace = Trace::new(lines);
+    let outcome = run(plan, Some(trace.clone()), bug);
+    (outcome, trace.take())
+}
+
+/// Which seeds to run, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Soak {
+    /// The first seed.
+    pub first: u64,
+    /// How many.
+    pub seeds: u64,
+    /// Threads.
+    pub jobs: usize,
+    /// A bug to plant into the controllers.
+    pub bug: Option<Bug>,
+}
+
+/// A seed whose run failed.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    /// The seed.
+    pub seed: u64,
+    /// What had to hold.
+    pub claim: &'static str,
+    /// How it did not.
+    pub detail: String,
+}
+
+/// Runs the seeds until one fails. `progress` is told how many are done, a few times a second.
+pub fn soak(what: Soak, progress: impl Fn(u64) + Sync) -> Report {
+    let next = AtomicU64::new(what.first);
+    let end = what.first + what.seeds;
+    let stop = AtomicBool::new(false);
+    let total = Mutex::new((Coverage::new(), 0_u64, Vec::new()));
+    let started = Instant::now();
+    let work = || {
+        let mut coverage = Coverage::new();
+        let (mut done, mut failure) = (0, None);
+        let mut told = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= end {
+                break;
+            }
+            let outcome = run(Plan::new(seed), None, what.bug);
+            coverage.merge(&outcome.coverage);
+            done += 1;
+            if let Some(violation) = outcome.violation {
+                stop.store(true, Ordering::Relaxed);
+                failure = Some(Failure {
+                    seed,
+                    claim: violation.claim,
+                    detail: violation.detail,
+                });
+                break;
+            }
+            if told.elapsed() > Duration::from_millis(500) {
+                told = Instant::now();
+                progress(next.load(Ordering::Relaxed).min(end) - what.first);
+            }
+        }
+        let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
+        total.0.merge(&coverage);
+        total.1 += done;
+        total.2.extend(failure);
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..what.jobs.max(1) {
+            scope.spawn(work);
+        }
+    });
+    let (coverage, runs, mut failures) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
+    failures.sort_by_key(|failure| failure.seed);
+    Report {
+        runs,
+        elapsed: started.elapsed(),
+        coverage,
+        failure: failures.into_iter().next(),
+    }
+}

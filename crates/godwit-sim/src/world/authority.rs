@@ -1,0 +1,88 @@
+//! One authority: what is checked about who serves.
+
+use godwit_core::authority::Ownership;
+use godwit_core::units::Epoch;
+use godwit_core::wire::Message;
+
+use super::{World, name};
+
+/// Which node has served each epoch.
+#[derive(Debug, Default)]
+pub(super) struct Epochs(Vec<Option<usize>>);
+
+impl Epochs {
+    /// A node serves in an epoch. Another node that has done so.
+    fn serves(&mut self, epoch: Epoch, node: usize) -> Option<usize> {
+        let epoch = epoch.0 as usize;
+        if self.0.len() <= epoch {
+            self.0.resize(epoch + 1, None);
+        }
+        let served = self.0[epoch].get_or_insert(node);
+        (*served != node).then_some(*served)
+    }
+}
+
+impl World {
+    /// A node that says that it serves must have stored that it may, and be alone.
+    pub(super) fn check_authority(&mut self, node: usize, serves: bool) {
+        if serves && self.nodes[1 - node].serves() {
+            let records = self.nodes.each_ref().map(|node| node.record);
+            self.fail("at most one node serves", || format!("{records:?}"));
+        }
+    }
+
+    /// Guest I/O reaches a node's disk.
+    pub(super) fn check_may_serve(&mut self, node: usize) {
+        let record = self.nodes[node].record;
+        if record.ownership != Ownership::Serving {
+            self.fail(
+                "a node serves only what it has durably stored that it owns",
+                || format!("{} has stored {record:?}", name(node)),
+            );
+        } else if let Some(other) = self.epochs.serves(record.epoch, node) {
+            self.fail("an epoch is served by one node", || {
+                format!(
+                    "epoch {} by {} and {}",
+                    record.epoch,
+                    name(other),
+                    name(node)
+                )
+            });
+        }
+    }
+
+    pub(super) fn check_records(&mut self) {
+        let owner = |node: usize| self.nodes[node].record.ownership == Ownership::Serving;
+        if owner(0) && owner(1) {
+            let records = self.nodes.each_ref().map(|node| node.record);
+            self.fail("at most one node has stored that it owns the disk", || {
+                format!("{records:?}")
+            });
+        }
+    }
+
+    /// What a node says about authority it must have stored.
+    pub(super) fn check_promise_is_stored(&mut self, node: usize, message: &Message) {
+        let record = self.nodes[node].record;
+        let stored = match *message {
+            Message::Prepared { migration } => {
+                record.ownership == Ownership::Accepted { migration }
+            }
+            Message::Commit { migration, .. } => {
+                record.ownership == Ownership::Relinquished { migration }
+                    || record.ownership == Ownership::Departed { migration }
+            }
+            Message::Committed { .. } => !matches!(
+                record.ownership,
+                Ownership::Accepted { .. } | Ownership::Vacant
+            ),
+            _ => true,
+        };
+        if !stored {
+            self.fail(
+                "a step of the switchover is stored before it is said",
+                || format!("{} says {message:?} and has stored {record:?}", name(node)),
+            );
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Carries out what a controller asks for.
+
+use godwit_core::Controller;
+use godwit_core::action::Action;
+use godwit_core::event::{AbortReason, Event, PauseReason, Phase};
+use godwit_core::request::{RequestError, RequestTag};
+use godwit_core::units::{Sectors, Time};
+use godwit_core::wire::{Message, TrafficClass};
+
+use super::node::Holder;
+use super::{LIMITS, Occurrence, World, name};
+use crate::coverage::Reached;
+use crate::plan::Moment;
+
+impl World {
+    /// Starts a node's process from what is stored.
+    pub(super) fn start_controller(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        it.clear();
+        let mut controller = Controller::new(LIMITS, Sectors(self.plan.sectors), it.record);
+        if let Some(prepare) = &self.prepare {
+            prepare(&mut controller);
+        }
+        it.controller = Some(controller);
+        self.after_call(node);
+    }
+
+    /// Calls into a node's controller and carries out what it asks for.
+    pub(super) fn with<T>(
+        &mut self,
+        node: usize,
+        call: impl FnOnce(&mut Controller, Time) -> T,
+    ) -> Option<T> {
+        let now = self.nodes[node].clock.local(self.now);
+        let result = call(self.nodes[node].controller.as_mut()?, now);
+        while let Some(action) = self.nodes[node]
+            .controller
+            .as_mut()
+            .and_then(Controller::poll_action)
+        {
+            self.carry_out(node, action);
+        }
+        self.after_call(node);
+        Some(result)
+    }
+
+    /// What has to hold after every call.
+    fn after_call(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        let Some(controller) = &it.controller else {
+            return;
+        };
+        it.deadline = controller.next_deadline().map(|time| it.clock.global(time));
+        let in_flight = controller.requests_in_flight();
+        let serves = controller.serves();
+        let excused = std::mem::take(&mut it.excused);
+        let early = std::mem::take(&mut it.early_answers);
+        let held = it
+            .holders
+            .iter()
+            .filter(|holder| matches!(holder, Holder::Client(_) | Holder::Peer { .. }))
+            .count();
+        if in_flight as usize != held {
+            self.fail("the controller counts the requests that it has", || {
+                format!("{} counts {in_flight}, has {held}", name(node))
+            });
+        }
+        if let (Some(tag), false) = (early.first(), excused) {
+            self.fail(
+                "a double write is acknowledged by both sides unless the migration pauses",
+                || format!("{} answered {tag:?} before the destination did", name(node)),
+            );
+        }
+        self.check_authority(node, serves);
+    }
+
+    fn carry_out(&mut self, node: usize, action: Action) {
+        self.note(|| format!("{}  {}", name(node), describe(&action)));
+        match action {
+            Action::Disk { tag, operation } => self.start_disk(node, tag, operation),
+            Action::Send { class, message } => self.send(node, class, message),
+            Action::DiscardUnsent { class } => self.discard(node, class),
+            Action::Complete { tag, result } => self.complete(node, tag, result),
+            Action::ReleaseReplica { tag } => {
+                if self.nodes[node].holders[tag.0 as usize] != Holder::Replica {
+                    self.fail("a tag is released once", || format!("{tag:?}"));
+                }
+                self.free_tag(node, tag);
+            }
+            Action::Persist { record } => self.store(node, record),
+            Action::Notify(event) => self.notified(node, &event),
+        }
+    }
+
+    fn discard(&mut self, node: usize, class: TrafficClass) {
+        if let Some(session) = self.nodes[node].migration {
+            let dropped = self.network.discard_unsent(session, node, class);
+            match class {
+                TrafficClass::Copy => self.coverage.add(Reached::CopyDiscarded, dropped),
+                TrafficClass::Sync => self.coverage.add(Reached::SyncDiscarded, dropped),
+                TrafficClass::Control => {
+                    self.fail("control frames are never discarded", || {
+                        format!("{dropped} frames")
+                    });
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, node: usize, tag: RequestTag, result: Result<(), RequestError>) {
+        let it = &mut self.nodes[node];
+        let holder = it.holders[tag.0 as usize];
+        let data = it.buffers[tag.0 as usize].take();
+        if std::mem::take(&mut it.doubled[tag.0 as usize]) && result.is_ok() {
+            it.early_answers.push(tag);
+        }
+        self.free_tag(node, tag);
+        match holder {
+            Holder::Client(place) => self.answered(node, place, result, data),
+            Holder::Peer {
+                session,
+                theirs,
+                read,
+            } => {
+                let data = data.filter(|_| read && result.is_ok());
+                let message = Message::ForwardReply {
+                    tag: theirs,
+                    length: data.as_ref().map_or(0, |data| data.len() as u32 * 512),
+                    result,
+                };
+                self.transmit(session, node, TrafficClass::Sync, message, data);
+            }
+            Holder::Nobody | Holder::Replica => {
+                self.fail("a request is answered once", || format!("{tag:?}"));
+            }
+        }
+    }
+
+    fn free_tag(&mut self, node: usize, tag: RequestTag) {
+        let it = &mut self.nodes[node];
+        it.holders[tag.0 as usize] = Holder::Nobody;
+        it.buffers[tag.0 as usize] = None;
+        it.free_tags.push(tag);
+        for (session, connection) in std::mem::take(&mut self.nodes[node].blocked) {
+            self.schedule(
+                1,
+                Occurrence::Unblocked {
+                    from: 1 - node,
+                    session,
+                    connection,
+                },
+            );
+        }
+    }
+
+    fn notified(&mut self, node: usize, event: &Event) {
+        match *event {
+            Event::PhaseEntered { phase, .. } => {
+                self.phase = Some(phase);
+                if !matches!(phase, Phase::Copying | Phase::Verifying) {
+                    self.promise = None;
+                }
+                self.moment(Moment::Entered(phase));
+            }
+            Event::Paused { reason, .. } => {
+                self.paused = true;
+                self.reached(match reason {
+                    PauseReason::GuestLatency => Reached::PausedGuestLatency,
+                    PauseReason::LinkQueue => Reached::PausedLinkQueue,
+                    PauseReason::InterfaceBudget => Reached::PausedInterfaceBudget,
+                });
+                self.give_double_writes_up(node);
+                self.moment(Moment::Paused);
+            }
+            Event::Resumed { .. } => {
+                self.paused = false;
+                self.reached(Reached::Resumed);
+                self.moment(Moment::Resumed);
+            }
+            Event::MigrationCompleted { .. } => self.migration_completed(node),
+            Event::MigrationAborted {
+                reason, mismatch, ..
+            } => {
+                self.migration_aborted(node, reason);
+                if reason == AbortReason::VerifyMismatch {
+                    self.fail("the images are equal where verification looks", || {
+                        format!("{mismatch:?}")
+                    });
+                }
+            }
+            Event::ReceiveAborted { .. } => {
+                if let Some(session) = self.nodes[node].migration.take() {
+                    self.close(session, node);
+                }
+            }
+            Event::ReceiveCompleted { .. } => {
+                self.phase = Some(Phase::Completed);
+                self.moment(Moment::Entered(Phase::Completed));
+            }
+            Event::OwnerMoved => {
+                self.reached(Reached::OwnerMoved);
+                self.nodes[node].forward = None;
+                self.schedule_reconnect(node);
+            }
+            Event::NeedPeer { .. } => {
+                let delay = self.link_random.between(20_000, 2_000_000);
+                self.schedule(delay, Occurrence::Dial(node));
+            }
+            // Takes longer to judge than a run lasts.
+            Event::Obstructed { .. } | Event::AuthorityChanged { .. } => {}
+        }
+    }
+
+    /// A pause or an abort ends the wait for the destination.
+    pub(super) fn give_double_writes_up(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        it.excused = true;
+        let given_up = it.doubled.iter().filter(|doubled| **doubled).count();
+        it.doubled.fill(false);
+        self.coverage.add(Reached::GivenUp, given_up as u64);
+    }
+}
+
+/// An action in a line, without what a reader can do without.
+fn describe(action: &Action) -> String {
+    match action {
+        Action::Disk { tag, operation } => format!("disk    {tag:?} {operation:?}"),
+        Action::Send { message, .. } => format!("send    {message:?}"),
+        Action::DiscardUnsent { class } => format!("discard {class:?}"),
+        Action::Complete { tag, result } => format!("answer  {tag:?} {result:?}"),
+        Action::ReleaseReplica { tag } => format!("release {tag:?}"),
+        Action::Persist { record } => format!("store   {record:?}"),
+        Action::Notify(event) => format!("event   {event:?}"),
+    }
+}

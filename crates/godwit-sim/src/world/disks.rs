@@ -1,0 +1,248 @@
+//! Disk operations and records on their way to becoming durable.
+
+use godwit_core::action::{Content, Digest, DiskOperation, DiskTag, Inspect};
+use godwit_core::authority::{AuthorityRecord, Ownership};
+
+use super::node::{Holder, Pending};
+use super::{MICROSECOND, Occurrence, World, name};
+use crate::coverage::Reached;
+use crate::disk::Remains;
+use crate::history::Value;
+
+impl World {
+    pub(super) fn start_disk(&mut self, node: usize, tag: DiskTag, operation: DiskOperation) {
+        let now = self.now;
+        let it = &mut self.nodes[node];
+        if it
+            .pending
+            .iter()
+            .flatten()
+            .any(|pending| pending.tag == tag)
+        {
+            self.fail("a tag has one disk operation at a time", || {
+                format!("{} {tag:?} {operation:?}", name(node))
+            });
+            return;
+        }
+        let mut data = match (&operation, tag) {
+            (DiskOperation::Write { .. }, DiskTag::Request(tag) | DiskTag::Replica(tag)) => {
+                it.buffers[tag.0 as usize].clone()
+            }
+            _ => None,
+        };
+        let error = it.disk.fails(&operation, now);
+        let latency = it.disk.latency(&operation, now, &mut self.disk_random);
+        let early = error.is_none() && self.disk_random.below(2) == 0;
+        let mark = it.disk.completed();
+        match operation {
+            DiskOperation::Read { extent, .. } if early => data = Some(it.disk.read(extent)),
+            _ if early => it.disk.store(&operation, &data),
+            _ => {}
+        }
+        let pending = Some(Pending {
+            tag,
+            operation,
+            data,
+            error,
+            early,
+            mark,
+            started: now,
+        });
+        let index = match it.free_pending.pop() {
+            Some(index) => {
+                it.pending[index] = pending;
+                index
+            }
+            None => {
+                it.pending.push(pending);
+                it.pending.len() - 1
+            }
+        };
+        let incarnation = it.incarnation;
+        self.schedule(
+            latency,
+            Occurrence::DiskDone {
+                node,
+                incarnation,
+                index,
+            },
+        );
+        if let Some(error) = error {
+            self.reached(match error {
+                godwit_core::request::RequestError::NoSpace => Reached::NoSpace,
+                _ => Reached::IoError,
+            });
+        }
+        if let DiskTag::Request(tag) = tag {
+            self.check_may_serve(node);
+            if let Holder::Client(place) = self.nodes[node].holders[tag.0 as usize] {
+                self.guest.disk_started(place, now);
+            }
+        }
+    }
+
+    pub(super) fn disk_done(&mut self, node: usize, index: usize) {
+        let it = &mut self.nodes[node];
+        let Some(done) = it.pending[index].take() else {
+            return;
+        };
+        it.free_pending.push(index);
+        self.mark(index as u64);
+        let it = &mut self.nodes[node];
+        let Pending {
+            tag,
+            operation,
+            data,
+            early,
+            mark,
+            started,
+            ..
+        } = done;
+        let mut content = Content::Data;
+        // A failed write may have stored some of it.
+        let tears = done.error.is_some() && self.disk_random.below(2) == 0;
+        match operation {
+            _ if tears => {
+                it.disk.tear(&operation, &data, &mut self.disk_random);
+            }
+            _ if done.error.is_some() => {}
+            DiskOperation::Flush => it.disk.flush(mark),
+            DiskOperation::Read { extent, inspect } => {
+                let read = data.unwrap_or_else(|| it.disk.read(extent));
+                content = look(&read, inspect);
+                match tag {
+                    DiskTag::Request(tag) | DiskTag::Replica(tag) => {
+                        it.buffers[tag.0 as usize] = Some(read);
+                    }
+                    DiskTag::Chunk(slot) => it.chunk_buffers[usize::from(slot.0)] = Some(read),
+                    DiskTag::Barrier => {}
+                }
+            }
+            _ if !early => it.disk.store(&operation, &data),
+            _ => {}
+        }
+        if let DiskTag::Request(tag) = tag {
+            let holder = self.nodes[node].holders[tag.0 as usize];
+            if let Holder::Client(place) = holder {
+                self.guest.disk_ended(place, self.now);
+            }
+            if let Some(promise) = &mut self.promise {
+                promise.longest_disk = promise.longest_disk.max(self.now - started);
+            }
+        }
+        let result = match done.error {
+            Some(error) => Err(error),
+            None => Ok(content),
+        };
+        self.with(node, |controller, now| {
+            controller.handle_disk_done(now, tag, result)
+        });
+    }
+
+    pub(super) fn store(&mut self, node: usize, record: AuthorityRecord) {
+        if matches!(record.ownership, Ownership::Relinquished { .. }) {
+            self.check_equal(node);
+        }
+        if let Some(storing) = self.nodes[node].storing {
+            self.fail("one record is stored at a time", || {
+                format!("{storing:?}, then {record:?}")
+            });
+        }
+        let it = &mut self.nodes[node];
+        it.storing = Some(record);
+        let (delay, until) = it.slow_store;
+        let longest = self.plan.store + if self.now < until { delay } else { 0 };
+        let incarnation = it.incarnation;
+        let delay = self.store_random.between(20 * MICROSECOND, longest);
+        self.schedule(delay, Occurrence::Stored { node, incarnation });
+    }
+
+    pub(super) fn stored(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        if let Some(record) = it.storing.take() {
+            it.record = record;
+            self.check_records();
+            self.with(node, |controller, now| controller.handle_persisted(now));
+        }
+    }
+
+    /// The images must be byte-identical when the source gives the disk away.
+    fn check_equal(&mut self, node: usize) {
+        let (ours, theirs) = (&self.nodes[node].disk, &self.nodes[1 - node].disk);
+        let differs = ours
+            .current
+            .iter()
+            .zip(&theirs.current)
+            .position(|(ours, theirs)| ours != theirs);
+        if let Some(sector) = differs {
+            let (ours, theirs) = (ours.current[sector], theirs.current[sector]);
+            let writes = self.history.describe(sector as u64);
+            self.fail(
+                "the images are equal when the source gives the disk away",
+                || {
+                    format!(
+                        "sector {sector} holds #{ours} here and #{theirs} there; writes:{writes}"
+                    )
+                },
+            );
+        }
+    }
+
+    /// What a crash leaves of the operations under way at a node, and of a record on its way.
+    pub(super) fn interrupt(&mut self, node: usize) {
+        let random = &mut self.fault_random;
+        let it = &mut self.nodes[node];
+        let mut torn = 0;
+        for pending in std::mem::take(&mut it.pending).into_iter().flatten() {
+            if pending.early || matches!(pending.operation, DiskOperation::Read { .. }) {
+                continue;
+            }
+            match Remains::draw(random) {
+                Remains::Nothing => {}
+                Remains::Everything => it.disk.store(&pending.operation, &pending.data),
+                Remains::Torn => {
+                    torn += u64::from(it.disk.tear(&pending.operation, &pending.data, random));
+                }
+            }
+        }
+        it.free_pending.clear();
+        let kept = it.storing.take().map(|record| {
+            let kept = random.below(2) == 0;
+            if kept {
+                it.record = record;
+            }
+            kept
+        });
+        self.coverage.add(Reached::TornWrite, torn);
+        match kept {
+            Some(true) => {
+                self.reached(Reached::RecordKept);
+                self.check_records();
+            }
+            Some(false) => self.reached(Reached::RecordLost),
+            None => {}
+        }
+    }
+}
+
+fn look(read: &[Value], inspect: Inspect) -> Content {
+    match inspect {
+        Inspect::Nothing => Content::Data,
+        Inspect::Zeroes if read.iter().all(|value| *value == 0) => Content::Zeroes,
+        Inspect::Zeroes => Content::Data,
+        Inspect::Digest => Content::Digest(digest(read)),
+    }
+}
+
+/// Stands for BLAKE3: different data has a different one, as long as nobody tries.
+fn digest(data: &[Value]) -> Digest {
+    let mut hash = [0xCBF2_9CE4_8422_2325_u64, 0x9E37_79B9_7F4A_7C15];
+    for value in data {
+        hash[0] = (hash[0] ^ u64::from(*value)).wrapping_mul(0x0000_0100_0000_01B3);
+        hash[1] = (hash[1].rotate_left(9) ^ u64::from(*value)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    }
+    let mut digest = [0; 32];
+    digest[..8].copy_from_slice(&hash[0].to_le_bytes());
+    digest[8..16].copy_from_slice(&hash[1].to_le_bytes());
+    digest
+}

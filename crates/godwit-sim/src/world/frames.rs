@@ -1,0 +1,324 @@
+//! Frames on their way, and connections that end.
+
+use godwit_core::request::{Operation, Origin, Request};
+use godwit_core::units::Generation;
+use godwit_core::wire::{HEADER_SIZE, Header, Message, PayloadBuffer, TrafficClass};
+
+use super::network::{Frame, class, connections};
+use super::node::Holder;
+use super::{LIMITS, MICROSECOND, MILLISECOND, Occurrence, World, name};
+use crate::coverage::Reached;
+use crate::disk::Data;
+
+/// More frames than this never wait on one connection: every request and every slot has one on its
+/// way in each direction and as many that a pause has given up, and heartbeats stop when nothing
+/// answers.
+const MOST_FRAMES: usize =
+    4 * (LIMITS.requests + LIMITS.window_chunks as u32 + LIMITS.delayed_chunks as u32) as usize;
+
+impl World {
+    pub(super) fn send(&mut self, node: usize, class: TrafficClass, message: Message) {
+        self.check_promise_is_stored(node, &message);
+        let it = &mut self.nodes[node];
+        let session = match message {
+            Message::Forward { .. } => it.forward,
+            _ => it.migration,
+        };
+        match message {
+            Message::Forward { .. } => self.coverage.count(Reached::Forwarded),
+            Message::DoubleWrite { tag, .. } => {
+                it.doubled[tag.0 as usize] = true;
+                self.coverage.count(Reached::DoubleWritten);
+            }
+            Message::DelayedWrite { .. } => self.coverage.count(Reached::DelayedSent),
+            _ => {}
+        }
+        let data = match message.payload() {
+            Some(PayloadBuffer::Request(tag)) => it.buffers[tag.0 as usize].clone(),
+            Some(PayloadBuffer::Chunk(slot)) => it.chunk_buffers[usize::from(slot.0)].clone(),
+            None => None,
+        };
+        if let Some(session) = session {
+            self.transmit(session, node, class, message, data);
+        }
+    }
+
+    /// Puts a frame on a connection of its class, through the codec.
+    pub(super) fn transmit(
+        &mut self,
+        session: usize,
+        from: usize,
+        class: TrafficClass,
+        message: Message,
+        data: Data,
+    ) {
+        if !self.network.sessions[session].alive {
+            return;
+        }
+        let (header, inline, length) = message.encode();
+        let bytes: [u8; HEADER_SIZE] = header.encode();
+        let decoded = Header::decode(&bytes)
+            .ok()
+            .and_then(|header| Message::decode(&header, &inline[..length]).ok());
+        if decoded != Some(message) || !message.belongs_on(class) {
+            self.fail(
+                "a frame arrives as it was sent, on its class's connection",
+                || format!("{message:?} on {class:?}"),
+            );
+        }
+        let range = connections(class, self.network.plan.copy_connections);
+        let connection = self
+            .link_random
+            .between(range.start as u64, range.end as u64) as usize;
+        self.sequence += 1;
+        let frame = Frame {
+            message,
+            data,
+            bytes: HEADER_SIZE as u64 + u64::from(header.payload_length),
+            number: self.sequence,
+        };
+        self.network.enqueue(session, connection, from, frame);
+        let frames = self.network.pipe(session, connection, from).frames();
+        if frames > MOST_FRAMES {
+            self.fail("the frames on a connection are bounded", || {
+                format!("{frames}")
+            });
+        }
+        self.take_turn(from);
+    }
+
+    pub(super) fn take_turn(&mut self, from: usize) {
+        if let Some(takes) = self.network.take_turn(from, self.now) {
+            self.schedule(takes, Occurrence::Carried { from });
+        }
+    }
+
+    pub(super) fn carried(&mut self, from: usize) {
+        if let Some(departure) = self.network.end_turn(from) {
+            let plan = self.network.plan;
+            let delay = plan.delay + self.link_random.exponential(plan.jitter);
+            let at = self.network.arrival(&departure, from, self.now + delay);
+            self.schedule(
+                at - self.now,
+                Occurrence::Arrived {
+                    from,
+                    session: departure.session,
+                    connection: departure.connection,
+                },
+            );
+        }
+        self.take_turn(from);
+    }
+
+    /// Hands the receiver of a connection what has arrived, as far as it has room.
+    pub(super) fn receive(&mut self, from: usize, session: usize, connection: usize) {
+        let to = 1 - from;
+        while let Some(message) = self.network.peek(session, connection, from) {
+            let stalled = self.network.stalled_until(session, connection, from);
+            if self.now < stalled {
+                self.schedule(
+                    stalled - self.now,
+                    Occurrence::Unblocked {
+                        from,
+                        session,
+                        connection,
+                    },
+                );
+                return;
+            }
+            let it = &mut self.nodes[to];
+            if it.is_up() && needs_tag(&message) && it.free_tags.is_empty() {
+                if !it.blocked.contains(&(session, connection)) {
+                    it.blocked.push((session, connection));
+                }
+                self.reached(Reached::NoTag);
+                return;
+            }
+            let Some(frame) = self.network.take(session, connection, from) else {
+                return;
+            };
+            if self.nodes[to].is_up() {
+                self.deliver(session, to, class(connection), frame);
+            }
+        }
+    }
+
+    fn deliver(&mut self, session: usize, to: usize, class: TrafficClass, frame: Frame) {
+        let Frame {
+            message,
+            data,
+            number,
+            ..
+        } = frame;
+        self.mark(number);
+        self.note(|| format!("{}  receive {message:?}", name(to)));
+        let it = &mut self.nodes[to];
+        match message {
+            Message::Forward { tag, operation } => {
+                let holder = Holder::Peer {
+                    session,
+                    theirs: tag,
+                    read: matches!(operation, Operation::Read(_)),
+                };
+                let Some(tag) = it.take_tag(holder, data) else {
+                    return;
+                };
+                let request = Request {
+                    tag,
+                    origin: Origin::Peer,
+                    operation,
+                };
+                self.with(to, |controller, now| {
+                    controller.handle_request(now, request)
+                });
+            }
+            Message::ForwardReply { tag, result, .. } => {
+                let expected = it.forward == Some(session)
+                    && it
+                        .controller
+                        .as_ref()
+                        .is_some_and(|c| c.forward_reply_length(tag).is_some());
+                if expected {
+                    if result.is_ok() && data.is_some() {
+                        it.buffers[tag.0 as usize] = data;
+                    }
+                    self.with(to, |c, now| c.handle_message(now, class, message, None));
+                }
+            }
+            _ if it.migration != Some(session) => {}
+            Message::Copy { .. }
+            | Message::DoubleWrite { .. }
+            | Message::DelayedWrite { .. }
+            | Message::Verify { .. } => {
+                let Some(tag) = it.take_tag(Holder::Replica, data) else {
+                    return;
+                };
+                self.watch_generation(to, &message, number);
+                self.with(to, |c, now| {
+                    c.handle_message(now, class, message, Some(tag))
+                });
+            }
+            _ => {
+                if let (Message::Ack { tag, .. }, TrafficClass::Sync) = (message, class)
+                    && let Some(doubled) = it.doubled.get_mut(tag as usize)
+                {
+                    *doubled = false;
+                }
+                if let Message::NewGeneration { generation } = message {
+                    it.generation = it.generation.max(generation);
+                }
+                self.with(to, |c, now| c.handle_message(now, class, message, None));
+            }
+        }
+    }
+
+    fn watch_generation(&mut self, to: usize, message: &Message, number: u64) {
+        let it = &mut self.nodes[to];
+        let (Message::Copy { generation, .. }
+        | Message::DoubleWrite { generation, .. }
+        | Message::DelayedWrite { generation, .. }
+        | Message::Verify { generation, .. }) = *message
+        else {
+            return;
+        };
+        let stale = generation < it.generation;
+        it.generation = it.generation.max(generation);
+        if matches!(message, Message::Copy { .. }) {
+            let overtaken = number < it.last_copy;
+            it.last_copy = it.last_copy.max(number);
+            self.coverage.add(Reached::StaleCopy, u64::from(stale));
+            self.coverage.add(Reached::Reordered, u64::from(overtaken));
+        }
+    }
+
+    /// Loses every connection of a session; the ends notice in their own time.
+    pub(super) fn cut(&mut self, session: usize, notice_within: u64) {
+        if !self.network.sessions[session].alive {
+            return;
+        }
+        self.note(|| format!("   session {session} is lost"));
+        let deliver = self.link_random.below(2) == 0;
+        let lost = self.network.end(session, deliver);
+        self.coverage.add(Reached::LostInFlight, lost);
+        for node in 0..2 {
+            let delay = self.link_random.between(MICROSECOND, notice_within);
+            self.schedule(delay, Occurrence::Lost { session, node });
+        }
+    }
+
+    /// A node closes a session. Mostly what it has said on the control connection still arrives.
+    pub(super) fn close(&mut self, session: usize, by: usize) {
+        self.network.forget(session, by);
+        if !self.network.sessions[session].alive {
+            return;
+        }
+        let orderly = self.link_random.below(4) != 0;
+        let moved = if orderly {
+            self.network.flush_control(session, by)
+        } else {
+            0
+        };
+        self.network.end(session, true);
+        let mut at = self.network.plan.delay;
+        for _ in 0..moved {
+            at += self.link_random.between(MICROSECOND, 100 * MICROSECOND);
+            self.schedule(
+                at,
+                Occurrence::Arrived {
+                    from: by,
+                    session,
+                    connection: 0,
+                },
+            );
+        }
+        at += self.link_random.between(MICROSECOND, MILLISECOND);
+        let node = 1 - by;
+        self.schedule(at, Occurrence::Lost { session, node });
+    }
+
+    /// A node notices that a session has ended.
+    pub(super) fn notice_loss(&mut self, session: usize, node: usize) {
+        if self.network.sessions[session].noticed[node] {
+            return;
+        }
+        self.network.forget(session, node);
+        self.note(|| format!("{}  notices that session {session} is lost", name(node)));
+        if self.nodes[node].forward == Some(session) {
+            self.nodes[node].forward = None;
+            self.with(node, |controller, now| controller.handle_forward_lost(now));
+            self.schedule_reconnect(node);
+        }
+        if self.nodes[node].migration == Some(session) {
+            let mut classes = [
+                TrafficClass::Control,
+                TrafficClass::Sync,
+                TrafficClass::Copy,
+            ];
+            classes.swap(0, self.link_random.below(3) as usize);
+            for class in classes {
+                self.with(node, |controller, now| {
+                    controller.handle_connection_lost(now, class)
+                });
+            }
+            if self.nodes[node].migration == Some(session) {
+                self.nodes[node].migration = None;
+            }
+        }
+    }
+
+    pub(super) fn forget_generation(&mut self, node: usize) {
+        self.nodes[node].generation = Generation(0);
+        self.nodes[node].last_copy = 0;
+    }
+}
+
+fn needs_tag(message: &Message) -> bool {
+    matches!(
+        message,
+        Message::Forward { .. }
+            | Message::Copy { .. }
+            | Message::DoubleWrite { .. }
+            | Message::DelayedWrite { .. }
+            | Message::Verify { .. }
+    )
+}

@@ -1,0 +1,337 @@
+//! The guest: what it asks, and what it may be answered.
+
+use std::rc::Rc;
+
+use godwit_core::request::{Operation, Origin, Request, RequestError};
+use godwit_core::units::{Extent, Lba};
+
+use super::node::Holder;
+use super::{MICROSECOND, MILLISECOND, Occurrence, World, name};
+use crate::coverage::Reached;
+use crate::disk::Data;
+use crate::history::WriteNumber;
+use crate::plan::Workload;
+use crate::random::Random;
+
+/// Tags that are left to the frames and requests of the other node.
+const RESERVED: usize = 3;
+
+/// A request that is not answered.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outstanding {
+    pub(super) node: usize,
+    pub(super) operation: Operation,
+    pub(super) start: u64,
+    /// The write, if it is one.
+    write: Option<WriteNumber>,
+    /// When its local disk operation began and ended.
+    pub(super) disk_started: Option<u64>,
+    pub(super) disk_ended: Option<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Guest {
+    random: Random,
+    pub(super) places: Vec<Option<Outstanding>>,
+    /// The node that it sends its requests to.
+    pub(super) attached: usize,
+    /// It leaves for the other node as soon as it has all its answers: on two ways at once, a write
+    /// that is sent again on the one could land on what was written on the other.
+    moving: bool,
+    asked: u32,
+    cursor: u64,
+    /// It is silent until then.
+    silent_until: u64,
+}
+
+impl Guest {
+    pub(super) fn new(seed: u64, depth: usize) -> Self {
+        Self {
+            random: Random::stream(seed, 6),
+            places: vec![None; depth],
+            attached: 0,
+            moving: false,
+            asked: 0,
+            cursor: 0,
+            silent_until: 0,
+        }
+    }
+
+    pub(super) fn disk_started(&mut self, place: usize, now: u64) {
+        if let Some(request) = &mut self.places[place] {
+            request.disk_started = Some(now);
+            request.disk_ended = None;
+        }
+    }
+
+    pub(super) fn disk_ended(&mut self, place: usize, now: u64) {
+        if let Some(request) = &mut self.places[place] {
+            request.disk_ended = Some(now);
+        }
+    }
+
+    /// Whether a request has not reached its node's disk: one that was forwarded may wait for a
+    /// connection that is lost already, and others for it.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.outstanding().any(|asked| asked.disk_started.is_none())
+    }
+
+    pub(super) fn outstanding(&self) -> impl Iterator<Item = &Outstanding> {
+        self.places.iter().flatten()
+    }
+}
+
+impl World {
+    pub(super) fn start_guest(&mut self) {
+        for place in 0..self.guest.places.len() {
+            self.schedule(place as u64 + 1, Occurrence::Guest { place });
+        }
+        self.reached(match self.plan.guest.workload {
+            Workload::Uniform => Reached::Uniform,
+            Workload::Zipf => Reached::Zipf,
+            Workload::Sequential => Reached::Sequential,
+            Workload::Hot => Reached::Hot,
+            Workload::Mixed => Reached::Mixed,
+        });
+    }
+
+    /// A place in the guest's queue is free: it asks for something.
+    pub(super) fn ask(&mut self, place: usize) {
+        if self.settling || self.guest.asked >= self.plan.requests {
+            return;
+        }
+        if self.now < self.guest.silent_until {
+            let wait = self.guest.silent_until - self.now;
+            return self.schedule(wait, Occurrence::Guest { place });
+        }
+        if self.guest.moving {
+            if self.guest.outstanding().next().is_some() {
+                return self.schedule(100 * MICROSECOND, Occurrence::Guest { place });
+            }
+            self.guest.moving = false;
+            self.guest.attached = 1 - self.guest.attached;
+        }
+        if !self.nodes[self.guest.attached].is_up() {
+            self.guest.attached = 1 - self.guest.attached;
+        }
+        let node = self.guest.attached;
+        if !self.nodes[node].is_up() || self.nodes[node].free_tags.len() < RESERVED {
+            return self.schedule(300 * MICROSECOND, Occurrence::Guest { place });
+        }
+        if self.guest.random.permille(4) {
+            self.guest.silent_until = self.now + self.plan.guest.pause;
+        }
+        let operation = self.draw_operation();
+        self.guest.asked += 1;
+        let start = self.now;
+        let oldest = self.guest.outstanding().map(|asked| asked.start).min();
+        let (mut write, mut data) = (None, None);
+        if let (true, Some(extent)) = (operation.is_write(), operation.extent()) {
+            let zeroes = matches!(operation, Operation::WriteZeroes { .. });
+            let number = self
+                .history
+                .started(extent, zeroes, start, oldest.unwrap_or(start));
+            write = Some(number);
+            if !zeroes {
+                data = Some(vec![number; extent.sectors() as usize].into());
+            }
+        }
+        self.count_request(&operation);
+        let Some(tag) = self.nodes[node].take_tag(Holder::Client(place), data) else {
+            return;
+        };
+        self.guest.places[place] = Some(Outstanding {
+            node,
+            operation,
+            start,
+            write,
+            disk_started: None,
+            disk_ended: None,
+        });
+        self.mark(u64::from(tag.0));
+        self.note(|| match write {
+            Some(number) => format!("{}  request {tag:?} #{number} {operation:?}", name(node)),
+            None => format!("{}  request {tag:?} {operation:?}", name(node)),
+        });
+        let request = Request {
+            tag,
+            origin: Origin::Client,
+            operation,
+        };
+        self.with(node, |controller, now| {
+            controller.handle_request(now, request)
+        });
+    }
+
+    fn draw_operation(&mut self) -> Operation {
+        let plan = &self.plan.guest;
+        let sectors = self.plan.sectors;
+        let guest = &mut self.guest;
+        let random = &mut guest.random;
+        let longest = if random.permille(15) {
+            400
+        } else {
+            plan.longest
+        };
+        let length = 1 + random.below(longest);
+        let start = match plan.workload {
+            Workload::Uniform | Workload::Mixed => random.below(sectors),
+            Workload::Zipf => {
+                let rank = (sectors as f64).powf(random.fraction()) as u64 - 1;
+                rank.wrapping_mul(2_654_435_761) % sectors
+            }
+            Workload::Sequential => {
+                let at = guest.cursor;
+                guest.cursor = (at + length) % sectors;
+                at
+            }
+            Workload::Hot if random.permille(850) => 100 + random.below(48),
+            Workload::Hot => random.below(sectors),
+        };
+        let length = length.min(sectors - start) as u32;
+        let Some(extent) = Extent::new(Lba(start), length) else {
+            return Operation::Flush;
+        };
+        let special = if plan.workload == Workload::Mixed {
+            600
+        } else {
+            120
+        };
+        if random.below(100) < plan.reads {
+            return Operation::Read(extent);
+        }
+        let special = random.permille(special);
+        let unmap = random.below(2) == 0;
+        match random.below(4) {
+            0 if special => Operation::Flush,
+            1 if special => Operation::WriteZeroes {
+                extent,
+                fua: false,
+                unmap,
+            },
+            2 if special => Operation::WriteZeroes {
+                extent,
+                fua: random.below(2) == 0,
+                unmap,
+            },
+            _ => Operation::Write {
+                extent,
+                fua: special,
+            },
+        }
+    }
+
+    fn count_request(&mut self, operation: &Operation) {
+        self.reached(match operation {
+            Operation::Read(_) => Reached::Read,
+            Operation::Write { fua: true, .. } => Reached::FuaWrite,
+            Operation::Write { .. } => Reached::Write,
+            Operation::WriteZeroes { unmap: true, .. } => Reached::Discard,
+            Operation::WriteZeroes { .. } => Reached::WriteZeroes,
+            Operation::Flush => Reached::Flush,
+        });
+        if let (Some(extent), Some(chunk)) = (operation.extent(), self.chunk_sectors())
+            && extent.start().0 / chunk != (extent.end().0 - 1) / chunk
+        {
+            self.reached(Reached::AcrossChunks);
+        }
+    }
+
+    /// The guest is answered.
+    pub(super) fn answered(
+        &mut self,
+        node: usize,
+        place: usize,
+        result: Result<(), RequestError>,
+        data: Data,
+    ) {
+        let think = self.plan.guest.think.max(2);
+        let think = self.guest.random.exponential(think);
+        self.schedule(think, Occurrence::Guest { place });
+        let Some(asked) = self.guest.places[place].take() else {
+            return self.fail("a request is answered once", || {
+                format!("{} answers place {place}", name(node))
+            });
+        };
+        let now = self.now;
+        match (result, asked.operation) {
+            (Ok(()), Operation::Read(extent)) => self.check_read(extent, data, &asked),
+            (Ok(()), Operation::Flush) => self.history.flushed(asked.start),
+            (Ok(()), Operation::Write { fua, .. } | Operation::WriteZeroes { fua, .. }) => {
+                if let Some(write) = asked.write {
+                    self.history.acknowledged(write, fua, now);
+                }
+            }
+            (Err(RequestError::NotServing), _) => self.guest.moving = node == self.guest.attached,
+            (Err(error), _) if self.is_expected(error) => {
+                self.reached(Reached::Failed);
+                if let Some(write) = asked.write {
+                    self.history.given_up(write, now);
+                }
+            }
+            (Err(error), operation) => {
+                self.fail(
+                    "the guest sees no error that its disk has not reported",
+                    || format!("{operation:?}: {error}"),
+                );
+            }
+        }
+        if result.is_ok() {
+            self.check_promise(&asked);
+        }
+    }
+
+    fn check_read(&mut self, extent: Extent, data: Data, asked: &Outstanding) {
+        let data = data.unwrap_or_else(|| Rc::from([]));
+        if data.len() != extent.sectors() as usize {
+            return self.fail("a read brings the data that was asked for", || {
+                format!("{} sectors of {extent}", data.len())
+            });
+        }
+        for (sector, value) in (extent.start().0..).zip(data.iter()) {
+            self.check_sector(
+                "a read sees the last acknowledged write",
+                sector,
+                *value,
+                asked.start,
+            );
+        }
+    }
+
+    /// Whether a sector that was read from `start` until now may hold the value.
+    pub(super) fn check_sector(
+        &mut self,
+        claim: &'static str,
+        sector: u64,
+        value: u32,
+        start: u64,
+    ) {
+        let now = self.now;
+        if !self.history.read(sector, value, start, now) {
+            let writes = self.history.describe(sector);
+            self.fail(claim, || {
+                format!("sector {sector} reads #{value} at {start}..{now}; writes:{writes}")
+            });
+        }
+    }
+
+    /// A node's clients die with it. What it did itself has happened now or never will.
+    pub(super) fn lose_clients(&mut self, node: usize, owner: bool) {
+        for place in 0..self.guest.places.len() {
+            let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) else {
+                continue;
+            };
+            if let (true, Some(write)) = (owner, asked.write) {
+                self.history.given_up(write, self.now);
+            }
+            self.schedule(MILLISECOND, Occurrence::Guest { place });
+        }
+    }
+
+    /// The client moves to the node that serves.
+    pub(super) fn follow(&mut self) {
+        if self.nodes[1 - self.guest.attached].serves() {
+            self.guest.moving = true;
+        }
+    }
+}

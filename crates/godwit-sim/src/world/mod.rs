@@ -1,0 +1,377 @@
+//! Two hosts in virtual time around the real controllers.
+
+mod authority;
+mod body;
+mod disks;
+mod faults;
+mod frames;
+mod guest;
+mod network;
+mod node;
+mod operator;
+mod promise;
+mod settle;
+
+use std::cell::RefCell;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::rc::Rc;
+
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::Phase;
+use godwit_core::{Controller, Limits};
+
+use self::authority::Epochs;
+use self::guest::Guest;
+use self::network::Network;
+use self::node::Node;
+use self::promise::Promise;
+use crate::coverage::{Coverage, Reached};
+use crate::history::History;
+use crate::plan::Plan;
+use crate::random::Random;
+
+pub(crate) const LIMITS: Limits = Limits {
+    requests: 32,
+    window_chunks: 8,
+    delayed_chunks: 4,
+    delayed_ranges: 16,
+};
+
+/// A run that needs more steps than this goes in circles.
+const MOST_STEPS: u64 = 2_000_000;
+
+/// A controller may take a few calls to do what is due.
+const MOST_RESTLESS: u32 = 20;
+
+const MICROSECOND: u64 = 1_000;
+const MILLISECOND: u64 = 1_000_000;
+
+/// What will happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Occurrence {
+    DiskDone {
+        node: usize,
+        incarnation: u32,
+        index: usize,
+    },
+    Stored {
+        node: usize,
+        incarnation: u32,
+    },
+    /// The link has carried a part of a frame from this node.
+    Carried {
+        from: usize,
+    },
+    /// A frame from this node arrives.
+    Arrived {
+        from: usize,
+        session: usize,
+        connection: usize,
+    },
+    /// Frames that had to wait at the receiver are looked at again.
+    Unblocked {
+        from: usize,
+        session: usize,
+        connection: usize,
+    },
+    /// A node notices that a session has ended.
+    Lost {
+        session: usize,
+        node: usize,
+    },
+    /// A place in the guest's queue is free.
+    Guest {
+        place: usize,
+    },
+    /// The client moves to the owner.
+    Follow,
+    Migrate,
+    Fault(usize),
+    Restart(usize),
+    /// A node looks for the other node of an undecided migration.
+    Dial(usize),
+    /// A node whose clients stayed looks for the owner.
+    Reconnect(usize),
+    /// A resolver's session may have done its work.
+    HangUp(usize),
+    Sample,
+}
+
+/// What must hold and did not.
+#[derive(Clone, Debug)]
+pub(crate) struct Violation {
+    /// What, always in the same words.
+    pub(crate) claim: &'static str,
+    pub(crate) detail: String,
+}
+
+/// What came of a run.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) violation: Option<Violation>,
+    pub(crate) coverage: Coverage,
+    /// Changes when anything in the run does.
+    pub(crate) fingerprint: u64,
+}
+
+/// The last things that happened, for a run that tells them. It outlives a run that panics.
+#[derive(Clone, Debug)]
+pub(crate) struct Trace {
+    lines: Rc<RefCell<VecDeque<String>>>,
+    most: usize,
+}
+
+impl Trace {
+    /// Keeps so many lines.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            lines: Rc::default(),
+            most,
+        }
+    }
+
+    fn push(&self, line: String) {
+        let mut lines = self.lines.borrow_mut();
+        if lines.len() == self.most {
+            lines.pop_front();
+        }
+        lines.push_back(line);
+    }
+
+    pub(crate) fn take(&self) -> Vec<String> {
+        self.lines.take().into()
+    }
+}
+
+/// Changes a controller as soon as it exists: how a bug is planted.
+pub(crate) type Prepare = std::sync::Arc<dyn Fn(&mut Controller) + Send + Sync>;
+
+pub(crate) struct World {
+    now: u64,
+    plan: Plan,
+    nodes: [Node; 2],
+    network: Network,
+    guest: Guest,
+    history: History,
+    epochs: Epochs,
+    promise: Option<Promise>,
+    /// Source of the migration under way or of the last one.
+    source: usize,
+    phase: Option<Phase>,
+    paused: bool,
+    next_migration: usize,
+    migration_ended: u64,
+    last_move: u64,
+    /// Per fault, how often its moment has come.
+    moments: Vec<u32>,
+    settling: bool,
+    queue: BinaryHeap<Reverse<(u64, u64, Occurrence)>>,
+    sequence: u64,
+    steps: u64,
+    /// How often in a row a controller was due again at once.
+    restless: u32,
+    fingerprint: u64,
+    coverage: Coverage,
+    violation: Option<Violation>,
+    trace: Option<Trace>,
+    prepare: Option<Prepare>,
+    disk_random: Random,
+    link_random: Random,
+    store_random: Random,
+    fault_random: Random,
+}
+
+impl World {
+    pub(crate) fn new(plan: Plan, trace: Option<Trace>, prepare: Option<Prepare>) -> Self {
+        let seed = plan.seed;
+        let node = |index: usize, record| Node::new(&plan, index, record);
+        let mut world = Self {
+            now: 1,
+            nodes: [
+                node(0, AuthorityRecord::created()),
+                node(1, AuthorityRecord::vacant()),
+            ],
+            network: Network::new(plan.link),
+            guest: Guest::new(seed, plan.guest.depth),
+            history: History::new(plan.sectors),
+            epochs: Epochs::default(),
+            promise: None,
+            source: 0,
+            phase: None,
+            paused: false,
+            next_migration: 0,
+            migration_ended: 0,
+            last_move: 0,
+            moments: vec![0; plan.faults.len()],
+            settling: false,
+            queue: BinaryHeap::new(),
+            sequence: 0,
+            steps: 0,
+            restless: 0,
+            fingerprint: 0,
+            coverage: Coverage::new(),
+            violation: None,
+            trace,
+            prepare,
+            disk_random: Random::stream(seed, 2),
+            link_random: Random::stream(seed, 3),
+            store_random: Random::stream(seed, 4),
+            fault_random: Random::stream(seed, 5),
+            plan,
+        };
+        for node in 0..2 {
+            world.start_controller(node);
+        }
+        world
+    }
+
+    /// Runs to the end, or to the first thing that must not be.
+    pub(crate) fn run(mut self) -> Outcome {
+        self.start_guest();
+        self.start_faults();
+        self.schedule(1, Occurrence::Migrate);
+        self.schedule(1, Occurrence::Sample);
+        while self.violation.is_none() && self.step(self.plan.load) {}
+        if self.violation.is_none() {
+            self.settle();
+        }
+        Outcome {
+            violation: self.violation,
+            coverage: self.coverage,
+            fingerprint: self.fingerprint,
+        }
+    }
+
+    fn schedule(&mut self, delay: u64, occurrence: Occurrence) {
+        self.sequence += 1;
+        let at = self.now + delay.max(1);
+        self.queue.push(Reverse((at, self.sequence, occurrence)));
+    }
+
+    /// Lets the next thing happen: an occurrence, or a deadline of a controller. False when there
+    /// is nothing before `until`.
+    fn step(&mut self, until: u64) -> bool {
+        self.steps += 1;
+        if self.steps > MOST_STEPS {
+            self.fail("a run ends", || {
+                format!("{MOST_STEPS} steps are not enough")
+            });
+            return false;
+        }
+        let next = self.queue.peek().map(|Reverse((at, ..))| *at);
+        let deadline = (0..2)
+            .filter_map(|node| Some((self.nodes[node].deadline?.max(self.now + 1), node)))
+            .min();
+        if let Some((at, node)) = deadline
+            && next.is_none_or(|next| at < next)
+        {
+            if at > until {
+                self.now = until;
+                return false;
+            }
+            self.now = at;
+            self.mark(0x7133 + node as u64);
+            self.with(node, |controller, now| controller.handle_timer(now));
+            self.restless = match self.nodes[node].deadline {
+                Some(next) if next <= at => self.restless + 1,
+                _ => 0,
+            };
+            if self.restless > MOST_RESTLESS {
+                self.fail(
+                    "a controller whose timer was handled waits for something",
+                    || {
+                        format!(
+                            "{} is due at once {MOST_RESTLESS} times in a row",
+                            name(node)
+                        )
+                    },
+                );
+            }
+            return true;
+        }
+        if next.is_none_or(|next| next > until) {
+            self.now = until;
+            return false;
+        }
+        if let Some(Reverse((at, _, occurrence))) = self.queue.pop() {
+            self.now = at;
+            self.happen(occurrence);
+        }
+        true
+    }
+
+    fn happen(&mut self, occurrence: Occurrence) {
+        match occurrence {
+            Occurrence::DiskDone {
+                node,
+                incarnation,
+                index,
+            } => {
+                if self.nodes[node].incarnation == incarnation {
+                    self.disk_done(node, index);
+                }
+            }
+            Occurrence::Stored { node, incarnation } => {
+                if self.nodes[node].incarnation == incarnation {
+                    self.stored(node);
+                }
+            }
+            Occurrence::Carried { from } => self.carried(from),
+            Occurrence::Arrived {
+                from,
+                session,
+                connection,
+            } => {
+                self.network.arrived(session, connection, from);
+                self.receive(from, session, connection);
+            }
+            Occurrence::Unblocked {
+                from,
+                session,
+                connection,
+            } => self.receive(from, session, connection),
+            Occurrence::Lost { session, node } => self.notice_loss(session, node),
+            Occurrence::Guest { place } => self.ask(place),
+            Occurrence::Follow => self.follow(),
+            Occurrence::Migrate => self.operate(),
+            Occurrence::Fault(index) => self.fault(index),
+            Occurrence::Restart(node) => self.restart(node),
+            Occurrence::Dial(node) => self.dial(node),
+            Occurrence::Reconnect(node) => self.reconnect(node),
+            Occurrence::HangUp(session) => self.hang_up(session),
+            Occurrence::Sample => self.sample(),
+        }
+    }
+
+    /// Records that something must hold and did not; the run ends.
+    fn fail(&mut self, claim: &'static str, detail: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            let detail = detail();
+            self.note(|| format!("VIOLATED: {claim}: {detail}"));
+            self.violation = Some(Violation { claim, detail });
+        }
+    }
+
+    fn note(&mut self, line: impl FnOnce() -> String) {
+        if let Some(trace) = &self.trace {
+            let (whole, part) = (self.now / MILLISECOND, self.now % MILLISECOND);
+            trace.push(format!("{whole:>5}.{part:06} ms  {}", line()));
+        }
+    }
+
+    /// Mixes a number into the run's fingerprint.
+    fn mark(&mut self, number: u64) {
+        self.fingerprint = (self.fingerprint.rotate_left(5) ^ number ^ self.now)
+            .wrapping_mul(0x517C_C1B7_2722_0A95);
+    }
+
+    fn reached(&mut self, state: Reached) {
+        self.coverage.count(state);
+    }
+}
+
+/// A node's name in a trace.
+fn name(node: usize) -> char {
+    if node == 0 { 'a' } else { 'b' }
+}

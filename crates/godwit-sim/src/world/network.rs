@@ -1,0 +1,352 @@
+//! Links: what waits on each connection, and how the link is shared.
+
+use std::collections::VecDeque;
+
+use godwit_core::wire::{Message, TrafficClass};
+
+use crate::disk::Data;
+use crate::plan::LinkPlan;
+
+/// The link carries frames of several connections in turns of this many bytes.
+const TURN: u64 = 16 << 10;
+
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) message: Message,
+    pub(super) data: Data,
+    pub(super) bytes: u64,
+    /// The order in which copies were sent, to see them overtake each other.
+    pub(super) number: u64,
+}
+
+/// One direction of a connection.
+#[derive(Debug, Default)]
+pub(super) struct Pipe {
+    /// Frames of which no byte has left the sender.
+    queued: VecDeque<Frame>,
+    /// Frames that the socket has taken.
+    socket: VecDeque<Frame>,
+    socket_bytes: u64,
+    /// Bytes of the first frame in the socket that the link has carried.
+    carried: u64,
+    /// Frames on their way, in order.
+    flying: VecDeque<Frame>,
+    /// How many of them have arrived and were not taken.
+    arrived: usize,
+    last_arrival: u64,
+    /// Nothing is taken before.
+    stalled_until: u64,
+    /// Bytes that were sent and have not arrived.
+    pub(super) unacknowledged: u64,
+    /// Bytes that have arrived since the last sample.
+    pub(super) delivered: u64,
+}
+
+impl Pipe {
+    pub(super) fn frames(&self) -> usize {
+        self.queued.len() + self.socket.len() + self.flying.len()
+    }
+
+    fn fill(&mut self, limit: u64) {
+        while self.socket_bytes < limit {
+            let Some(frame) = self.queued.pop_front() else {
+                return;
+            };
+            self.socket_bytes += frame.bytes;
+            self.socket.push_back(frame);
+        }
+    }
+
+    fn drop_unsent(&mut self) {
+        for frame in self.queued.drain(..).chain(self.socket.drain(..)) {
+            self.unacknowledged -= frame.bytes;
+        }
+        (self.socket_bytes, self.carried) = (0, 0);
+    }
+
+    fn drop_flying(&mut self) -> u64 {
+        let lost = self.flying.len() as u64;
+        self.flying.clear();
+        self.arrived = 0;
+        lost
+    }
+}
+
+/// The connections that two nodes opened for one purpose: control, sync, then copy.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) alive: bool,
+    /// Which node knows that it ended.
+    pub(super) noticed: [bool; 2],
+    /// Per connection, per sending node.
+    pub(super) connections: Vec<[Pipe; 2]>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Turn {
+    session: usize,
+    connection: usize,
+    bytes: u64,
+}
+
+/// One direction of the link.
+#[derive(Debug, Default)]
+pub(super) struct Direction {
+    turn: Option<Turn>,
+    /// Where to look first for the next turn.
+    next: usize,
+    /// Bytes since the last sample.
+    pub(super) carried: u64,
+    /// This many times less bandwidth, until then.
+    pub(super) slow: (u64, u64),
+    /// Hundredths of the bandwidth that others take, until then.
+    pub(super) traffic: (u64, u64),
+}
+
+#[derive(Debug)]
+pub(super) struct Network {
+    pub(super) plan: LinkPlan,
+    pub(super) sessions: Vec<Session>,
+    /// Sessions that are alive.
+    live: Vec<usize>,
+    pub(super) directions: [Direction; 2],
+}
+
+/// What has left the sender.
+pub(super) struct Departure {
+    pub(super) session: usize,
+    pub(super) connection: usize,
+}
+
+impl Network {
+    pub(super) fn new(plan: LinkPlan) -> Self {
+        Self {
+            plan,
+            sessions: Vec::new(),
+            live: Vec::new(),
+            directions: Default::default(),
+        }
+    }
+
+    pub(super) fn open(&mut self) -> usize {
+        let connections = 2 + self.plan.copy_connections;
+        self.sessions.push(Session {
+            alive: true,
+            noticed: [false; 2],
+            connections: (0..connections).map(|_| Default::default()).collect(),
+        });
+        self.live.push(self.sessions.len() - 1);
+        self.sessions.len() - 1
+    }
+
+    /// The youngest session that is alive.
+    pub(super) fn youngest(&self) -> Option<usize> {
+        self.live.last().copied()
+    }
+
+    pub(super) fn live(&self) -> Vec<usize> {
+        self.live.clone()
+    }
+
+    pub(super) fn pipe(&mut self, session: usize, connection: usize, from: usize) -> &mut Pipe {
+        &mut self.sessions[session].connections[connection][from]
+    }
+
+    /// Bytes per second that the migration gets from this node.
+    pub(super) fn bandwidth(&self, from: usize, now: u64) -> u64 {
+        let direction = &self.directions[from];
+        let mut bandwidth = self.plan.bandwidth;
+        if now < direction.traffic.1 {
+            bandwidth = bandwidth * (100 - direction.traffic.0) / 100;
+        }
+        if now < direction.slow.1 {
+            bandwidth /= direction.slow.0;
+        }
+        bandwidth.max(1)
+    }
+
+    pub(super) fn enqueue(&mut self, session: usize, connection: usize, from: usize, frame: Frame) {
+        let limit = self.plan.socket;
+        let pipe = self.pipe(session, connection, from);
+        pipe.unacknowledged += frame.bytes;
+        pipe.queued.push_back(frame);
+        pipe.fill(limit);
+    }
+
+    /// Starts the link's next turn from this node, if it is idle and something waits. Returns how
+    /// long the turn takes.
+    pub(super) fn take_turn(&mut self, from: usize, now: u64) -> Option<u64> {
+        if self.directions[from].turn.is_some() {
+            return None;
+        }
+        let connections = 2 + self.plan.copy_connections;
+        let places = self.live.len() * connections;
+        let first = self.directions[from].next;
+        for place in 0..places {
+            let place = (first + place) % places;
+            let session = self.live[place / connections];
+            let connection = place % connections;
+            let pipe = &self.sessions[session].connections[connection][from];
+            let Some(frame) = pipe.socket.front() else {
+                continue;
+            };
+            let bytes = (frame.bytes - pipe.carried).min(TURN);
+            self.directions[from].turn = Some(Turn {
+                session,
+                connection,
+                bytes,
+            });
+            self.directions[from].next = place + 1;
+            return Some(bytes * 1_000_000_000 / self.bandwidth(from, now));
+        }
+        None
+    }
+
+    /// The link's turn from this node is over. Returns the connection of which a frame has left.
+    pub(super) fn end_turn(&mut self, from: usize) -> Option<Departure> {
+        let limit = self.plan.socket;
+        let turn = self.directions[from].turn.take()?;
+        self.directions[from].carried += turn.bytes;
+        let pipe = self.pipe(turn.session, turn.connection, from);
+        // The session may have ended meanwhile.
+        let length = pipe.socket.front()?.bytes;
+        pipe.carried += turn.bytes;
+        if pipe.carried < length {
+            return None;
+        }
+        let frame = pipe.socket.pop_front()?;
+        pipe.carried = 0;
+        pipe.socket_bytes -= frame.bytes;
+        pipe.flying.push_back(frame);
+        pipe.fill(limit);
+        Some(Departure {
+            session: turn.session,
+            connection: turn.connection,
+        })
+    }
+
+    /// When the youngest frame on its way arrives that would by itself take `delay`: frames of one
+    /// connection stay in order.
+    pub(super) fn arrival(&mut self, departure: &Departure, from: usize, at: u64) -> u64 {
+        let pipe = self.pipe(departure.session, departure.connection, from);
+        pipe.last_arrival = at.max(pipe.last_arrival + 1);
+        pipe.last_arrival
+    }
+
+    /// The next frame on its way has arrived.
+    pub(super) fn arrived(&mut self, session: usize, connection: usize, from: usize) {
+        let pipe = self.pipe(session, connection, from);
+        if pipe.arrived < pipe.flying.len() {
+            let bytes = pipe.flying[pipe.arrived].bytes;
+            pipe.arrived += 1;
+            pipe.delivered += bytes;
+            pipe.unacknowledged -= bytes;
+        }
+    }
+
+    /// The next frame that has arrived.
+    pub(super) fn peek(
+        &mut self,
+        session: usize,
+        connection: usize,
+        from: usize,
+    ) -> Option<Message> {
+        let pipe = self.pipe(session, connection, from);
+        (pipe.arrived > 0).then(|| pipe.flying.front().map(|frame| frame.message))?
+    }
+
+    pub(super) fn take(&mut self, session: usize, connection: usize, from: usize) -> Option<Frame> {
+        let pipe = self.pipe(session, connection, from);
+        pipe.arrived -= 1;
+        pipe.flying.pop_front()
+    }
+
+    /// Nothing from this node is taken from the connection before `until`.
+    pub(super) fn stall(&mut self, session: usize, connection: usize, from: usize, until: u64) {
+        let pipe = self.pipe(session, connection, from);
+        pipe.stalled_until = pipe.stalled_until.max(until);
+    }
+
+    pub(super) fn stalled_until(&mut self, session: usize, connection: usize, from: usize) -> u64 {
+        self.pipe(session, connection, from).stalled_until
+    }
+
+    /// Drops what waits to be sent on a class's connections; returns how many frames.
+    pub(super) fn discard_unsent(
+        &mut self,
+        session: usize,
+        from: usize,
+        class: TrafficClass,
+    ) -> u64 {
+        let mut dropped = 0;
+        for connection in connections(class, self.plan.copy_connections) {
+            let pipe = self.pipe(session, connection, from);
+            for frame in pipe.queued.drain(..) {
+                pipe.unacknowledged -= frame.bytes;
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// Ends a session: nothing more leaves a sender. Frames on their way arrive if `deliver` says
+    /// so, until the receiver notices. Returns how many were lost.
+    pub(super) fn end(&mut self, session: usize, deliver: bool) -> u64 {
+        self.live.retain(|live| *live != session);
+        let ended = &mut self.sessions[session];
+        ended.alive = false;
+        let mut lost = 0;
+        for pipe in ended.connections.iter_mut().flatten() {
+            pipe.drop_unsent();
+            if !deliver {
+                lost += pipe.drop_flying();
+            }
+        }
+        for direction in &mut self.directions {
+            // The turn's time is spent all the same.
+            if direction.turn.is_some_and(|turn| turn.session == session) {
+                direction.next = 0;
+            }
+        }
+        lost
+    }
+
+    /// A node closes a session in order: what it has sent for the control connection still goes out.
+    /// Returns how many frames.
+    pub(super) fn flush_control(&mut self, session: usize, from: usize) -> u64 {
+        let pipe = self.pipe(session, 0, from);
+        let mut moved = 0;
+        while let Some(frame) = pipe.socket.pop_front().or_else(|| pipe.queued.pop_front()) {
+            pipe.flying.push_back(frame);
+            moved += 1;
+        }
+        moved
+    }
+
+    /// A node has noticed that the session ended: nothing reaches it any more.
+    pub(super) fn forget(&mut self, session: usize, node: usize) {
+        let session = &mut self.sessions[session];
+        session.noticed[node] = true;
+        for connection in &mut session.connections {
+            connection[1 - node].drop_flying();
+        }
+    }
+}
+
+/// The connections of a class.
+pub(super) fn connections(class: TrafficClass, copy_connections: usize) -> std::ops::Range<usize> {
+    match class {
+        TrafficClass::Control => 0..1,
+        TrafficClass::Sync => 1..2,
+        TrafficClass::Copy => 2..2 + copy_connections,
+    }
+}
+
+/// The class of a connection.
+pub(super) fn class(connection: usize) -> TrafficClass {
+    match connection {
+        0 => TrafficClass::Control,
+        1 => TrafficClass::Sync,
+        _ => TrafficClass::Copy,
+    }
+}

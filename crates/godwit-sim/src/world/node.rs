@@ -1,0 +1,211 @@
+//! What a node keeps for its controller.
+
+use godwit_core::Controller;
+use godwit_core::action::{DiskOperation, DiskTag};
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::request::{RequestError, RequestTag};
+use godwit_core::units::{Generation, Time};
+
+use super::LIMITS;
+use crate::disk::{Data, Disk};
+use crate::plan::{ClockPlan, Plan};
+
+/// Who holds a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    Nobody,
+    /// A place in the guest's queue.
+    Client(usize),
+    /// The other node, which forwarded a request.
+    Peer {
+        session: usize,
+        theirs: RequestTag,
+        read: bool,
+    },
+    /// A frame of the migration.
+    Replica,
+}
+
+/// A disk operation under way.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) tag: DiskTag,
+    pub(super) operation: DiskOperation,
+    /// What is written; or what was read, when it was read already.
+    pub(super) data: Data,
+    pub(super) error: Option<RequestError>,
+    /// It had its effect when it started and not when it ends; either may happen.
+    pub(super) early: bool,
+    /// What a flush makes durable.
+    pub(super) mark: u32,
+    pub(super) started: u64,
+}
+
+/// A node's clock: it has an origin of its own and does not run evenly with others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Clock(pub(super) ClockPlan);
+
+impl Clock {
+    pub(super) fn local(self, now: u64) -> Time {
+        let drift = now as i64 * self.0.drift / 1_000_000;
+        Time(self.0.offset + now.saturating_add_signed(drift))
+    }
+
+    /// The first moment at which the clock shows that time.
+    pub(super) fn global(self, time: Time) -> u64 {
+        let elapsed = i128::from(time.0.saturating_sub(self.0.offset));
+        let drift = i128::from(self.0.drift);
+        let estimate = elapsed * 1_000_000 / (1_000_000 + drift) - 2;
+        let mut now = u64::try_from(estimate.max(0)).unwrap_or(u64::MAX >> 1);
+        while self.local(now) < time {
+            now += 1;
+        }
+        now
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Nothing while the process is down.
+    pub(super) controller: Option<Controller>,
+    pub(super) incarnation: u32,
+    pub(super) clock: Clock,
+    /// When the controller's timer is due.
+    pub(super) deadline: Option<u64>,
+    pub(super) disk: Disk,
+    /// What is stored durably.
+    pub(super) record: AuthorityRecord,
+    pub(super) storing: Option<AuthorityRecord>,
+    /// Records take this long, until then.
+    pub(super) slow_store: (u64, u64),
+    /// Buffers that this node has, each named by a tag.
+    tags: u32,
+    pub(super) free_tags: Vec<RequestTag>,
+    pub(super) holders: Vec<Holder>,
+    pub(super) buffers: Vec<Data>,
+    pub(super) chunk_buffers: Vec<Data>,
+    pub(super) pending: Vec<Option<Pending>>,
+    pub(super) free_pending: Vec<usize>,
+    /// Double writes that the destination has not acknowledged, by tag.
+    pub(super) doubled: Vec<bool>,
+    /// Writes that were answered before the destination acknowledged them, in this call.
+    pub(super) early_answers: Vec<RequestTag>,
+    /// Whether a migration that leaves this node paused or ended in this call.
+    pub(super) excused: bool,
+    /// Whether a migration leaves this node.
+    pub(super) outgoing: bool,
+    /// Highest generation that a migration to this node has shown.
+    pub(super) generation: Generation,
+    /// The youngest copy that has arrived.
+    pub(super) last_copy: u64,
+    /// Session of the migration that this node takes part in, and of its forwarding connection.
+    pub(super) migration: Option<usize>,
+    pub(super) forward: Option<usize>,
+    /// Connections whose next frame waits for a tag.
+    pub(super) blocked: Vec<(usize, usize)>,
+}
+
+impl Node {
+    pub(super) fn new(plan: &Plan, index: usize, record: AuthorityRecord) -> Self {
+        Self {
+            tags: plan.tags,
+            controller: None,
+            incarnation: 0,
+            clock: Clock(plan.clocks[index]),
+            deadline: None,
+            disk: Disk::new(plan.sectors, plan.disks[index]),
+            record,
+            storing: None,
+            slow_store: (0, 0),
+            free_tags: Vec::new(),
+            holders: Vec::new(),
+            buffers: Vec::new(),
+            chunk_buffers: Vec::new(),
+            pending: Vec::new(),
+            free_pending: Vec::new(),
+            doubled: Vec::new(),
+            early_answers: Vec::new(),
+            excused: false,
+            outgoing: false,
+            generation: Generation(0),
+            last_copy: 0,
+            migration: None,
+            forward: None,
+            blocked: Vec::new(),
+        }
+    }
+
+    /// Forgets everything that a process keeps in memory.
+    pub(super) fn clear(&mut self) {
+        let tags = self.tags as usize;
+        let slots = usize::from(LIMITS.window_chunks + LIMITS.delayed_chunks);
+        self.controller = None;
+        self.deadline = None;
+        self.storing = None;
+        self.free_tags = (0..self.tags).rev().map(RequestTag).collect();
+        self.holders = vec![Holder::Nobody; tags];
+        self.buffers = vec![None; tags];
+        self.chunk_buffers = vec![None; slots];
+        self.pending.clear();
+        self.free_pending.clear();
+        self.doubled = vec![false; tags];
+        self.early_answers.clear();
+        self.outgoing = false;
+        self.generation = Generation(0);
+        self.migration = None;
+        self.forward = None;
+        self.blocked.clear();
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.controller.is_some()
+    }
+
+    /// Whether it has not stored how a migration ended.
+    pub(super) fn is_undecided(&self) -> bool {
+        matches!(
+            self.record.ownership,
+            Ownership::Accepted { .. } | Ownership::Relinquished { .. }
+        )
+    }
+
+    pub(super) fn serves(&self) -> bool {
+        self.controller.as_ref().is_some_and(Controller::serves)
+    }
+
+    /// Takes a free tag and puts the data into its buffer.
+    pub(super) fn take_tag(&mut self, holder: Holder, data: Data) -> Option<RequestTag> {
+        let tag = self.free_tags.pop()?;
+        self.holders[tag.0 as usize] = holder;
+        self.buffers[tag.0 as usize] = data;
+        Some(tag)
+    }
+
+    /// Whether nothing is under way, and nothing holds a tag.
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.iter().all(Option::is_none)
+            && self.storing.is_none()
+            && self.free_tags.len() == self.holders.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_of_a_skewed_clock_is_met_at_the_first_moment() {
+        for drift in [-300, -1, 0, 7, 299] {
+            let clock = Clock(ClockPlan {
+                offset: 1_000_000_000,
+                drift,
+            });
+            for now in [0, 1, 999, 123_456_789, 5_000_000_000] {
+                let time = clock.local(now);
+                let found = clock.global(time);
+                assert!(clock.local(found) >= time && found <= now);
+                assert!(found == 0 || clock.local(found - 1) < time);
+            }
+        }
+    }
+}

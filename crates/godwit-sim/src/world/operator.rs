@@ -1,0 +1,304 @@
+//! The operator and the daemons: migrations, lost peers, clients that stayed.
+
+use godwit_core::authority::Ownership;
+use godwit_core::event::{AbortReason, Phase};
+use godwit_core::{LinkSignal, MigrationOptions};
+use std::time::Duration;
+
+use super::promise::Promise;
+use super::{MICROSECOND, MILLISECOND, Occurrence, World};
+use crate::coverage::Reached;
+
+/// The period of link signals.
+const SAMPLING: u64 = godwit_core::Controller::LINK_SAMPLING.as_nanos() as u64;
+
+impl World {
+    /// The chunk size of the migration under way or of the last one.
+    pub(super) fn chunk_sectors(&self) -> Option<u64> {
+        let last = self.next_migration.checked_sub(1)?;
+        let chunk = self.plan.migrations[last].options.chunk_sectors;
+        Some(u64::from(chunk))
+    }
+
+    /// Starts the next migration when the one before is over.
+    pub(super) fn operate(&mut self) {
+        let Some(planned) = self.plan.migrations.get(self.next_migration).copied() else {
+            return;
+        };
+        if self.settling {
+            return;
+        }
+        let ready = self.migration_ended + planned.gap;
+        let idle = self
+            .nodes
+            .iter()
+            .all(|node| node.migration.is_none() && node.is_up());
+        let source = (0..2).find(|node| self.nodes[*node].serves());
+        let (Some(source), true, true) = (source, idle, self.now >= ready) else {
+            return self.schedule(MILLISECOND / 2, Occurrence::Migrate);
+        };
+        let other = 1 - source;
+        let options = planned.options;
+        let accepted = self.with(other, |controller, now| {
+            controller.start_destination(now, options.migration, options.peer_timeout)
+        });
+        if accepted != Some(Ok(())) {
+            // Nothing has happened: the destination is still busy with the last one.
+            return self.schedule(2 * MILLISECOND, Occurrence::Migrate);
+        }
+        let session = self.network.open();
+        self.note(|| format!("   migration of session {session}: {options:?}"));
+        self.forget_generation(other);
+        self.nodes[source].migration = Some(session);
+        self.nodes[other].migration = Some(session);
+        self.source = source;
+        self.paused = false;
+        self.next_migration += 1;
+        self.schedule(MILLISECOND, Occurrence::Migrate);
+        self.nodes[source].outgoing = true;
+        let started = self.with(source, |controller, now| {
+            controller.start_source(now, options)
+        });
+        if started != Some(Ok(())) {
+            self.nodes[source].outgoing = false;
+            return self.cut(session, MILLISECOND);
+        }
+        self.count_policy(&options);
+        let promised = self.nodes[source]
+            .controller
+            .as_ref()
+            .and_then(|controller| controller.progress()?.promise.limit);
+        self.promise = promised
+            .filter(|_| is_checked(&options) && !self.guest.is_stuck())
+            .map(|limit| Promise::new(limit, self.now));
+    }
+
+    fn count_policy(&mut self, options: &MigrationOptions) {
+        self.reached(match (options.sla, options.delayed_writes) {
+            (None, _) => Reached::WindowOnly,
+            (Some(_), false) => Reached::Backpressure,
+            (Some(_), true) => Reached::Delayed,
+        });
+        for (chosen, state) in [
+            (options.interface_budget.is_some(), Reached::Budget),
+            (options.deadline.is_some(), Reached::Deadline),
+            (options.verify, Reached::Verify),
+            (options.max_bandwidth.is_some(), Reached::RateLimit),
+        ] {
+            self.coverage.add(state, u64::from(chosen));
+        }
+    }
+
+    pub(super) fn migration_completed(&mut self, node: usize) {
+        self.harvest(node);
+        self.nodes[node].outgoing = false;
+        self.reached(if node == 0 {
+            Reached::Moved
+        } else {
+            Reached::MovedBack
+        });
+        self.last_move = self.now;
+        self.ended();
+        let session = self.nodes[node].migration.take();
+        self.nodes[node].forward =
+            session.filter(|&session| !self.network.sessions[session].noticed[node]);
+        if self.nodes[1 - node].migration == session {
+            self.nodes[1 - node].migration = None;
+        }
+        if self.nodes[node].forward.is_none() {
+            self.schedule_reconnect(node);
+        }
+        let planned = self.next_migration.checked_sub(1);
+        if let Some(delay) = planned.and_then(|last| self.plan.migrations[last].client_follows) {
+            self.schedule(delay, Occurrence::Follow);
+        }
+    }
+
+    pub(super) fn migration_aborted(&mut self, node: usize, reason: AbortReason) {
+        self.harvest(node);
+        self.give_double_writes_up(node);
+        self.nodes[node].outgoing = false;
+        self.phase = Some(Phase::Aborted);
+        self.ended();
+        match reason {
+            AbortReason::Cancelled => self.reached(Reached::AbortCancelled),
+            AbortReason::PeerLost => self.reached(Reached::AbortPeerLost),
+            AbortReason::PeerTimeout => self.reached(Reached::AbortPeerTimeout),
+            AbortReason::SourceDisk => self.reached(Reached::AbortSourceDisk),
+            AbortReason::DestinationDisk => self.reached(Reached::AbortDestinationDisk),
+            AbortReason::DestinationNoSpace => self.reached(Reached::AbortDestinationNoSpace),
+            AbortReason::VerifyMismatch => {}
+            AbortReason::Protocol | AbortReason::Refused => {
+                self.fail("neither side breaks the protocol", || format!("{reason:?}"));
+            }
+        }
+        if let Some(session) = self.nodes[node].migration.take() {
+            self.close(session, node);
+        }
+    }
+
+    /// A migration is over, however.
+    pub(super) fn ended(&mut self) {
+        self.migration_ended = self.now;
+        self.promise = None;
+        self.paused = false;
+    }
+
+    /// Counts what the outgoing migration tells of itself.
+    fn harvest(&mut self, node: usize) {
+        let Some(progress) = self.nodes[node]
+            .controller
+            .as_ref()
+            .and_then(|controller| controller.progress())
+        else {
+            return;
+        };
+        let capacity = self.plan.sectors * 512;
+        let promise = progress.promise;
+        for (seen, state) in [
+            (promise.delayed_bytes > 0, Reached::DelayedRecorded),
+            (
+                promise.delayed_bytes_cancelled > 0,
+                Reached::DelayedCancelled,
+            ),
+            (progress.verified, Reached::Verified),
+            (
+                progress.verified && progress.bytes_verified > capacity,
+                Reached::VerifiedAgain,
+            ),
+        ] {
+            self.coverage.add(state, u64::from(seen));
+        }
+    }
+
+    /// What the bodies do from time to time: report the link, look for an owner.
+    pub(super) fn sample(&mut self) {
+        self.schedule(SAMPLING, Occurrence::Sample);
+        for node in 0..2 {
+            let carried = std::mem::take(&mut self.network.directions[node].carried);
+            if self.nodes[node].outgoing
+                && let Some(session) = self.nodes[node].migration
+            {
+                let signal = self.link_signal(node, session, carried);
+                self.harvest(node);
+                self.note(|| format!("{}  {signal:?}", super::name(node)));
+                self.with(node, |controller, now| {
+                    controller.handle_link_signal(now, signal)
+                });
+            }
+            self.reconnect(node);
+        }
+    }
+
+    fn link_signal(&mut self, node: usize, session: usize, carried: u64) -> LinkSignal {
+        let plan = self.network.plan;
+        let bandwidth = self.network.bandwidth(node, self.now);
+        let direction = &self.network.directions[node];
+        let others = if self.now < direction.traffic.1 {
+            plan.bandwidth / 100 * direction.traffic.0
+        } else {
+            0
+        };
+        let pipe = self.network.pipe(session, 1, node);
+        let delivered = std::mem::take(&mut pipe.delivered);
+        let queued = pipe.unacknowledged;
+        let planned = self.next_migration.checked_sub(1);
+        let watched = planned.is_some_and(|last| {
+            self.plan.migrations[last]
+                .options
+                .interface_budget
+                .is_some()
+        });
+        let per_second = |bytes: u64| bytes * 1_000_000_000 / SAMPLING;
+        LinkSignal {
+            queued,
+            round_trip: Duration::from_nanos(2 * plan.delay + 2 * plan.jitter),
+            // A socket that is seldom full measures how fast single frames went through.
+            delivery_rate: match (delivered, queued) {
+                (0, 0) => 0,
+                (_, 0) => bandwidth,
+                _ => per_second(delivered),
+            },
+            interface_rate: watched.then(|| per_second(carried) + others),
+        }
+    }
+
+    /// What a node's resolver does: dials the other node of an undecided migration.
+    pub(super) fn dial(&mut self, node: usize) {
+        if !self.nodes[node].is_undecided() || !self.nodes.iter().all(|node| node.is_up()) {
+            return;
+        }
+        self.reached(Reached::Resolved);
+        for each in 0..2 {
+            if let Some(old) = self.nodes[each].migration {
+                self.cut(old, 2);
+                self.notice_loss(old, each);
+            }
+        }
+        let session = self.network.open();
+        self.schedule(2 * MILLISECOND, Occurrence::HangUp(session));
+        for each in [node, 1 - node] {
+            self.nodes[each].migration = Some(session);
+        }
+        for each in [node, 1 - node] {
+            self.with(each, |controller, now| controller.handle_control_up(now));
+        }
+    }
+
+    /// Closes a resolver's session when both nodes know who owns the disk.
+    pub(super) fn hang_up(&mut self, session: usize) {
+        if !self.network.sessions[session].alive {
+            return;
+        }
+        if self
+            .nodes
+            .iter()
+            .any(|node| node.is_up() && node.is_undecided())
+        {
+            return self.schedule(2 * MILLISECOND, Occurrence::HangUp(session));
+        }
+        // The source may have made it the connection on which it forwards.
+        for node in 0..2 {
+            self.nodes[node]
+                .migration
+                .take_if(|current| *current == session);
+        }
+        if self.nodes.iter().all(|node| node.forward != Some(session)) {
+            self.network.end(session, false);
+        }
+    }
+
+    pub(super) fn schedule_reconnect(&mut self, node: usize) {
+        let delay = self.link_random.between(20 * MICROSECOND, 2 * MILLISECOND);
+        self.schedule(delay, Occurrence::Reconnect(node));
+    }
+
+    /// What a node does when the connection to the owner is lost and clients are left.
+    pub(super) fn reconnect(&mut self, node: usize) {
+        let needs = self.nodes[node].forward.is_none()
+            && self.nodes[node]
+                .controller
+                .as_ref()
+                .is_some_and(|controller| {
+                    matches!(
+                        controller.record().ownership,
+                        Ownership::Vacant | Ownership::Departed { .. }
+                    ) && controller.requests_in_flight() > 0
+                });
+        if needs && self.nodes[1 - node].serves() {
+            self.reached(Reached::ForwardedAgain);
+            let session = self.network.open();
+            self.nodes[node].forward = Some(session);
+            self.with(node, |controller, now| controller.handle_forward_up(now));
+        }
+    }
+}
+
+/// Whether no request may be late: the percentile spares none of the few that a run has, and no
+/// deadline goes before the promise.
+fn is_checked(options: &MigrationOptions) -> bool {
+    let strict = options
+        .sla
+        .is_some_and(|sla| sla.allowed_per_million <= 1_000);
+    strict && options.delayed_writes && options.deadline.is_none()
+}

@@ -1,0 +1,64 @@
+//! The latency that was promised to the guest, and what may come on top of it.
+
+use std::time::Duration;
+
+use godwit_core::Controller;
+
+use super::World;
+use super::guest::Outstanding;
+use crate::coverage::Reached;
+
+/// With delayed writes a request that its local disk has answered waits no longer for the migration
+/// than the promised limit and this (invariant 4): the controller looks at the time every sampling
+/// period, a signal may be a period old, and what a pause has to wait for is another.
+pub(super) const PROMISE_SLACK: Duration =
+    Duration::from_nanos(4 * Controller::LINK_SAMPLING.as_nanos() as u64);
+
+/// A promise that a migration has to keep now: it neither freezes the guest for switchover, nor has
+/// anything happened that excuses it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Promise {
+    limit: u64,
+    since: u64,
+    /// The longest that the source's disk took for a request.
+    pub(super) longest_disk: u64,
+}
+
+impl Promise {
+    pub(super) fn new(limit: Duration, since: u64) -> Self {
+        Self {
+            limit: limit.as_nanos() as u64,
+            since,
+            longest_disk: 0,
+        }
+    }
+}
+
+impl World {
+    pub(super) fn check_promise(&mut self, asked: &Outstanding) {
+        let (Some(promise), now) = (self.promise, self.now) else {
+            return;
+        };
+        let (Some(disk_started), Some(disk_ended)) = (asked.disk_started, asked.disk_ended) else {
+            return;
+        };
+        if asked.node != self.source || asked.start < promise.since {
+            return;
+        }
+        self.reached(Reached::PromiseChecked);
+        let bound = promise.limit + PROMISE_SLACK.as_nanos() as u64;
+        // Before its turn a request may wait for the disk operations of earlier ones that overlap.
+        let others = promise.longest_disk * (self.guest.places.len() as u64 + 2);
+        let before = (disk_started - asked.start).saturating_sub(others);
+        let after = now - disk_ended;
+        if before + after > bound {
+            let operation = asked.operation;
+            self.fail("a request waits for the migration no longer than was promised", || {
+                format!(
+                    "{operation:?} waited {before} ns before its disk operation and {after} ns after; \
+                     the bound is {bound} ns"
+                )
+            });
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! A few of the runs that `make sim` makes in thousands.
+
+use godwit_sim::{Soak, soak};
+
+fn seeds(first: u64, seeds: u64, jobs: usize) -> godwit_sim::Report {
+    let what = Soak {
+        first,
+        seeds,
+        jobs,
+        bug: None,
+    };
+    soak(what, |_| {})
+}
+
+#[test]
+fn disks_move_under_load_and_faults_and_nothing_is_lost() {
+    let report = seeds(0, 150, 2);
+    if let Some(failure) = &report.failure {
+        panic!(
+            "seed {} violates: {}: {}\nrepeat it with\n  \
+             cargo run --release -p godwit-sim -- replay {}",
+            failure.seed, failure.claim, failure.detail, failure.seed
+        );
+    }
+    assert_eq!(report.runs, 150);
+    assert!(report.moves() > 50, "{} moves", report.moves());
+}
+
+#[test]
+fn a_seed_is_one_run() {
+    let (once, again) = (seeds(7, 20, 1), seeds(7, 20, 2));
+    assert_eq!(once.coverage(), again.coverage());
+    let other = seeds(27, 20, 1);
+    assert_ne!(once.coverage(), other.coverage());
+}
