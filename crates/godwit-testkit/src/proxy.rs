@@ -104,6 +104,12 @@ impl Proxy {
         self.shared.changed.notify_all();
     }
 
+    /// Makes it a good link again, and forgets a cut that has not come yet.
+    pub fn heal(&self) {
+        self.shared.lock().cut_after = None;
+        self.set(Conditions::default());
+    }
+
     /// Cuts every connection now.
     pub fn cut(&self) {
         self.shared.lock().cut();

@@ -233,12 +233,7 @@ impl Run {
 
     /// How the promise was kept, as the source shows it.
     pub(crate) fn promise(&self) -> &Value {
-        let progress = &self.migration["progress"]["promise"];
-        if progress.is_null() {
-            &self.migration["promise"]
-        } else {
-            progress
-        }
+        &self.migration["promise"]
     }
 
     /// Pauses of all kinds.
