@@ -20,7 +20,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Copies and delayed writes start at this rate and never go below the least.
 const FIRST_RATE: u64 = 32 << 20;
-const LEAST_RATE: u64 = 1 << 20;
+const LEAST_RATE: u64 = 4 << 20;
 const MOST_RATE: u64 = 16 << 30;
 
 /// Shortest chunk: 32 KiB.
@@ -29,6 +29,12 @@ const LEAST_CHUNK_SECTORS: u32 = 64;
 /// Reaction time of the thread that runs the controller: the threshold stays this far below what
 /// was promised, as far as that is possible.
 const REACTION: Duration = Duration::from_millis(2);
+
+/// How a bound is eased when what it bounds is not the migration's doing, and how it comes back in
+/// each period without such evidence: at last about one period in fifty exceeds it.
+const EASE: f64 = 1.25;
+const UNEASE: f64 = 0.995;
+const MOST_EASE: f64 = 100.0;
 
 /// The part of past requests that the judgement of the error budget still remembers after a
 /// sampling period: about a second's worth in all.
@@ -46,6 +52,11 @@ pub(super) struct Governor {
     /// Slowest request answered in this period, and whether there was one.
     worst: Duration,
     answered: u32,
+    /// How much longer than promised the guest's requests take although the migration stands
+    /// still: at least 1. To pause for less would change nothing.
+    own: f64,
+    /// How much longer than that they take although copies hardly move: at least 1.
+    crept: f64,
     slowest_chunk: Duration,
     throughput: Option<Throughput>,
     /// Requests lately and those of them that were late, decaying.
@@ -83,6 +94,8 @@ impl Governor {
             next_sample: now.after(SAMPLING),
             worst: Duration::ZERO,
             answered: 0,
+            own: 1.0,
+            crept: 1.0,
             slowest_chunk: Duration::ZERO,
             throughput: options
                 .guest_rate
@@ -108,7 +121,7 @@ impl Governor {
     /// promise.
     #[inline]
     pub(super) fn threshold(&self) -> Option<Duration> {
-        let limit = self.target?.limit;
+        let limit = self.target?.limit.mul_f64(self.own);
         Some(limit.saturating_sub(REACTION).max(limit / 2))
     }
 
@@ -174,10 +187,14 @@ impl Governor {
         self.next_sample
     }
 
-    /// Judges the period that has passed. `oldest` is the age of the oldest request that waits for
-    /// the migration, `left` the bytes that are still to be sent, and `copying` whether copies
-    /// compete with delayed writes.
-    pub(super) fn sample(&mut self, now: Time, oldest: Duration, left: u64, copying: bool) {
+    /// Judges the period that has passed.
+    pub(super) fn sample(&mut self, now: Time, period: &Period) {
+        let &Period {
+            oldest,
+            left,
+            copying,
+            still,
+        } = period;
         self.next_sample = now.after(SAMPLING);
         let worst = self.worst.max(oldest);
         let seen = self.answered > 0 || !oldest.is_zero();
@@ -188,7 +205,7 @@ impl Governor {
         {
             self.periods += 1;
             self.breached += u64::from(worst > target.limit);
-            self.adjust(worst, target.limit);
+            self.adjust(worst, target.limit, still);
         }
         if let Some(throughput) = &mut self.throughput
             && throughput.count(now, self.answered) == Some(false)
@@ -209,11 +226,21 @@ impl Governor {
         self.spent = 0;
     }
 
-    fn adjust(&mut self, worst: Duration, limit: Duration) {
-        if worst > limit * 3 / 4 {
+    fn adjust(&mut self, worst: Duration, promised: Duration, still: bool) {
+        let limit = promised.mul_f64(self.own);
+        if still {
+            self.own = eased(self.own, worst > limit * 3 / 4);
+            return;
+        }
+        self.own = eased(self.own, false);
+        let comfort = limit.mul_f64(self.crept);
+        let strained = worst > comfort * 3 / 4;
+        self.crept = eased(self.crept, strained && self.rate <= LEAST_RATE);
+        if strained {
             self.rate = self.rate / 10 * 7;
             self.slow_start = false;
-        } else if worst <= limit / 2 && !self.throughput.as_ref().is_some_and(Throughput::is_short)
+        } else if worst <= comfort / 2
+            && !self.throughput.as_ref().is_some_and(Throughput::is_short)
         {
             // Room that is not used is no reason to ask for more.
             let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
@@ -311,6 +338,24 @@ impl Governor {
     }
 }
 
+/// What the governor is told of a sampling period.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Period {
+    /// Age of the oldest request that waits for the migration.
+    pub(super) oldest: Duration,
+    /// Bytes that are still to be sent.
+    pub(super) left: u64,
+    /// Whether copies compete with delayed writes.
+    pub(super) copying: bool,
+    /// Whether nothing of the migration was under way.
+    pub(super) still: bool,
+}
+
+fn eased(factor: f64, exceeded: bool) -> f64 {
+    let change = if exceeded { EASE } else { UNEASE };
+    (factor * change).clamp(1.0, MOST_EASE)
+}
+
 /// The bytes of that many sectors.
 pub(super) const fn bytes(sectors: u64) -> u64 {
     sectors * SECTOR_SIZE
@@ -339,7 +384,11 @@ mod tests {
         for _ in 0..100 {
             governor.answered(worst, false);
         }
-        governor.sample(now, Duration::ZERO, 0, true);
+        let period = Period {
+            copying: true,
+            ..Period::default()
+        };
+        governor.sample(now, &period);
     }
 
     #[test]
@@ -355,11 +404,46 @@ mod tests {
             period(&mut governor, number, LIMIT / 10 * 9);
         }
         assert!(governor.rate < fast / 20, "{}", governor.rate);
-        for number in 61..200 {
+        for number in 61..80 {
             period(&mut governor, number, LIMIT * 2);
         }
         assert_eq!(governor.rate, LEAST_RATE);
-        assert_eq!((governor.periods, governor.breached), (199, 139));
+        assert_eq!((governor.periods, governor.breached), (79, 19));
+    }
+
+    #[test]
+    fn what_the_guest_suffers_while_the_migration_stands_still_is_not_held_against_it() {
+        let mut governor = governor(|_| {});
+        let before = governor.threshold();
+        let still = Period {
+            still: true,
+            ..Period::default()
+        };
+        for number in 1..=50 {
+            governor.answered(LIMIT * 5, false);
+            governor.sample(Time(0).after(SAMPLING * number), &still);
+        }
+        assert!(governor.threshold() > Some(LIMIT * 5), "{:?}", governor.own);
+        assert_eq!(governor.breached, 50, "it is a breach all the same");
+        for number in 51..=1000 {
+            governor.answered(LIMIT / 4, false);
+            governor.sample(Time(0).after(SAMPLING * number), &still);
+        }
+        assert_eq!(governor.threshold(), before);
+    }
+
+    #[test]
+    fn copies_that_hardly_move_are_not_what_strains_the_guest() {
+        let mut governor = governor(|_| {});
+        for number in 1..=200 {
+            governor.spend(governor.rate / 100, false);
+            period(&mut governor, number, LIMIT * 2);
+        }
+        assert!(governor.rate > LEAST_RATE, "{}", governor.rate);
+        assert!(
+            governor.threshold() < Some(LIMIT),
+            "the promise is the same"
+        );
     }
 
     #[test]
@@ -451,7 +535,12 @@ mod tests {
         let now = Time(0).after(Duration::from_secs(8));
         assert!(!governor.pressed(Time(0), FIRST_RATE));
         governor.answered(LIMIT * 3, false);
-        governor.sample(now, Duration::ZERO, left, true);
+        let period = Period {
+            left,
+            copying: true,
+            ..Period::default()
+        };
+        governor.sample(now, &period);
         assert_eq!(governor.rate, left / 2);
         assert!(governor.pressed(now, left));
     }

@@ -4,6 +4,7 @@
 
 use core::time::Duration;
 
+use super::governor::Period;
 use super::slots::REMOTE;
 use super::{Controller, LinkSignal};
 use crate::action::Action;
@@ -41,6 +42,11 @@ pub(super) struct PauseCounts {
 impl Pause {
     pub(super) fn lasted(&self, now: Time) -> Duration {
         now.since(self.since)
+    }
+
+    /// Whether nothing of the migration has been under way for a sampling period.
+    fn stands_still(&self, now: Time) -> bool {
+        self.drained && !self.probing && self.lasted(now) >= Controller::LINK_SAMPLING * 2
     }
 
     /// When the pause may end or begin to probe; `None` while it waits for the other node.
@@ -271,8 +277,18 @@ impl Controller {
                 now.since(self.slots[tag].arrived)
             });
         let (left, copying) = (source.bytes_left(), source.is_copying());
+        let still = source.options.delayed_writes
+            && source.pause.is_some_and(|pause| pause.stands_still(now));
         if let Some(governor) = &mut source.governor {
-            governor.sample(now, oldest, left, copying);
+            governor.sample(
+                now,
+                &Period {
+                    oldest,
+                    left,
+                    copying,
+                    still,
+                },
+            );
         }
         if let Some(obstacle) = source.look_for_obstacle(now) {
             let migration = source.options.migration;
