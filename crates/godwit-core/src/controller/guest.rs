@@ -370,8 +370,7 @@ impl Controller {
         }
         // The other node did not do it because it does not own the disk any more.
         if self.authority.may_serve() {
-            slot.pending = 0;
-            self.ready.push_back(tag);
+            self.start_over(tag);
         } else if self.forward_link == ForwardLink::Up {
             self.forward_link = ForwardLink::Down;
             self.notify(Event::OwnerMoved);
@@ -383,9 +382,20 @@ impl Controller {
     /// has been acknowledged since, so doing it (again) is what the client asked.
     pub(super) fn resend_forwarded(&mut self) {
         for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
-            self.slots[tag].pending = 0;
-            self.ready.push_back(tag);
+            self.start_over(tag);
         }
+    }
+
+    /// Lets a forwarded request start over: it is no longer under way, and a chunk that waited for
+    /// it may be read; otherwise the two would wait for each other.
+    fn start_over(&mut self, tag: RequestTag) {
+        let slot = &mut self.slots[tag];
+        slot.pending = 0;
+        slot.stage = Stage::Waiting;
+        if let Some(extent) = slot.extent {
+            self.writes_left(extent);
+        }
+        self.ready.push_back(tag);
     }
 
     /// Ends a request that was admitted: frees its addresses, wakes who waited, answers.
