@@ -19,6 +19,8 @@ pub mod units;
 pub mod wire;
 mod write_table;
 
-pub use controller::{Controller, Limits, LinkSignal, MigrationOptions, Progress, StartError};
+pub use controller::{
+    Controller, Limits, LinkSignal, MigrationOptions, Progress, PromiseProgress, StartError,
+};
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

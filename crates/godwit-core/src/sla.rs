@@ -27,14 +27,14 @@ pub enum InvalidLatencyTarget {
     )]
     Percentile(String),
     /// The time is not a positive number with a unit.
-    #[error("'{0}' is no latency: it must be a positive number followed by us, ms or s")]
+    #[error("'{0}' is no latency: it must be a positive number followed by ns, us, ms or s")]
     Limit(String),
 }
 
 impl FromStr for LatencyTarget {
     type Err = InvalidLatencyTarget;
 
-    /// Reads `p99.99<2ms`: a percentile with at most four decimals, and a time in `us`, `ms` or
+    /// Reads `p99.99<2ms`: a percentile with at most four decimals, and a time in `ns`, `us`, `ms` or
     /// `s`, at most an hour. Spaces around the parts are ignored.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let form = || InvalidLatencyTarget::Form(text.to_owned());
@@ -45,7 +45,7 @@ impl FromStr for LatencyTarget {
             .filter(|&value| value < 1_000_000)
             .ok_or_else(|| InvalidLatencyTarget::Percentile(percentile.to_owned()))?;
         let bad_limit = || InvalidLatencyTarget::Limit(limit.to_owned());
-        let (number, nanoseconds) = [("us", 3), ("µs", 3), ("ms", 6), ("s", 9)]
+        let (number, nanoseconds) = [("ns", 0), ("us", 3), ("µs", 3), ("ms", 6), ("s", 9)]
             .iter()
             .find_map(|&(unit, digits)| Some((limit.strip_suffix(unit)?.trim(), digits)))
             .ok_or_else(bad_limit)?;
@@ -105,6 +105,7 @@ mod tests {
             (" p50 < 1.5ms ", 1500, 500_000, "p50<1.5ms"),
             ("p99.9999<250us", 250, 1, "p99.9999<250µs"),
             ("p0<1s", 1_000_000, 1_000_000, "p0<1s"),
+            ("p9<250000ns", 250, 910_000, "p9<250µs"),
         ] {
             let target: LatencyTarget = text.parse().expect(text);
             assert_eq!(target.limit, Duration::from_micros(micros), "{text}");

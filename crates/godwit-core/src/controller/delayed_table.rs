@@ -143,6 +143,16 @@ impl DelayedTable {
         before.saturating_sub(self.sectors())
     }
 
+    /// The least number of sectors, from `wanted` on, in which an entry may be taken: a block of the
+    /// bitmap goes whole.
+    pub(super) fn least_part(&self, wanted: u32) -> u32 {
+        if self.bitmap.count() > 0 {
+            wanted.max(self.bitmap.block_sectors())
+        } else {
+            wanted
+        }
+    }
+
     /// Forgets an extent that begins where [`Self::next`] said and is about to be sent: in the
     /// bitmap, also what of its last block lies past it.
     pub(super) fn take(&mut self, extent: Extent) {

@@ -19,6 +19,9 @@ use crate::wire::{Message, TrafficClass};
 /// next occasion.
 const MOST_BUSY: u32 = 8;
 
+/// What a pause sends to see how the link does: a double write's worth.
+const PROBE_SECTORS: u32 = 8;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FlightState {
     /// The local read is under way.
@@ -184,7 +187,14 @@ impl Controller {
                 return;
             };
             let length = limit.0.saturating_sub(extent.start().0);
-            let length = length.min(u64::from(extent.sectors())) as u32;
+            let longest = match &source.pause {
+                Some(_) => delayed
+                    .table
+                    .least_part(PROBE_SECTORS)
+                    .min(extent.sectors()),
+                None => extent.sectors(),
+            };
+            let length = length.min(u64::from(longest)) as u32;
             let Some(extent) = Extent::new(extent.start(), length) else {
                 // Only a coarse entry reaches into what is copied later anyway.
                 delayed.table.take(extent);

@@ -24,6 +24,11 @@ impl DirtyBitmap {
         }
     }
 
+    /// Sectors of a block.
+    pub(super) const fn block_sectors(&self) -> u32 {
+        self.block_sectors as u32
+    }
+
     /// Blocks that are set.
     pub(super) fn count(&self) -> u64 {
         self.count

@@ -28,7 +28,7 @@ const LEAST_CHUNK_SECTORS: u32 = 64;
 
 /// Reaction time of the thread that runs the controller: the threshold stays this far below what
 /// was promised, as far as that is possible.
-const REACTION: Duration = Duration::from_millis(2);
+const REACTION: Duration = Duration::from_micros(500);
 
 /// How a bound is eased when what it bounds is not the migration's doing, and how it comes back in
 /// each period without such evidence: at last about one period in fifty exceeds it.
@@ -239,9 +239,7 @@ impl Governor {
         if strained {
             self.rate = self.rate / 10 * 7;
             self.slow_start = false;
-        } else if worst <= comfort / 2
-            && !self.throughput.as_ref().is_some_and(Throughput::is_short)
-        {
+        } else if !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.
             let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
             if used >= self.rate / 2 {

@@ -235,7 +235,7 @@ impl Controller {
         if !pause.probing {
             return;
         }
-        let limit = governor.threshold().unwrap_or(Duration::MAX) / 2;
+        let limit = governor.threshold().unwrap_or(Duration::MAX) / 4 * 3;
         if took > limit || governor.interface_is_full() {
             pause.probing = false;
             pause.until = governor.prolong(now);

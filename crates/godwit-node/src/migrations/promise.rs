@@ -11,6 +11,9 @@ use crate::api::{ErrorBody, ErrorCode};
 /// Fewer requests than this say nothing about the guest's latency.
 const FEWEST_REQUESTS: u64 = 100;
 
+/// Fewer than this say nothing about its 99.99th percentile.
+const FEWEST_FOR_AUTOMATIC: u64 = 10_000;
+
 /// Requests of a million that may take longer than a migration promises by itself: it promises the
 /// 99.99th percentile.
 const AUTOMATIC_ALLOWANCE: u32 = 100;
@@ -18,7 +21,7 @@ const AUTOMATIC_ALLOWANCE: u32 = 100;
 /// The shortest latency that a migration promises by itself.
 const LEAST_LIMIT: Duration = Duration::from_millis(2);
 
-/// What it promises a guest that does hardly anything.
+/// The shortest that it promises a guest whose latency is not known well.
 const IDLE_LIMIT: Duration = Duration::from_millis(10);
 
 /// The promise that is asked for.
@@ -139,7 +142,11 @@ fn automatic(measured: Option<Measured>) -> LatencyTarget {
             let micros = measured.promised.as_micros() as u64;
             // With a quarter to spare, in steps of 0.1 ms.
             let limit = Duration::from_micros((micros * 5 / 4).next_multiple_of(100));
-            limit.max(LEAST_LIMIT)
+            limit.max(if measured.requests < FEWEST_FOR_AUTOMATIC {
+                IDLE_LIMIT
+            } else {
+                LEAST_LIMIT
+            })
         }
     };
     LatencyTarget {
@@ -203,7 +210,9 @@ mod tests {
         for (baseline, expected) in [
             (None, "p99.99<10ms"),
             (guest(99, 50_000, 50_000), "p99.99<10ms"),
-            (guest(100, 90, 200), "p99.99<2ms"),
+            (guest(9_999, 90, 200), "p99.99<10ms"),
+            (guest(10_000, 90, 200), "p99.99<2ms"),
+            (guest(100, 9_000, 16_000), "p99.99<20ms"),
             (guest(50_000, 90, 1600), "p99.99<2ms"),
             (guest(50_000, 90, 8061), "p99.99<10.1ms"),
         ] {
