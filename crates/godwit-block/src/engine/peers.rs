@@ -142,6 +142,7 @@ impl Engine {
         match message {
             Message::Forward { operation, .. } if uses.served => {
                 self.stats.counters.forwarded += 1;
+                self.slots.set_arrived(tag, self.now);
                 let request = Request {
                     tag,
                     origin: Origin::Peer,
@@ -211,6 +212,7 @@ impl Engine {
                 self.connections.mark(key);
             }
         }
+        self.stats.answered_peer(self.slots.arrived(tag), self.now);
         self.slots.finish(tag);
     }
 

@@ -84,6 +84,13 @@ impl Stats {
         self.latencies.sum_us += latency;
     }
 
+    /// A request was answered that a client of another node made: it is counted there, but the wait
+    /// here is part of what a migration from here must not worsen.
+    pub(super) fn answered_peer(&mut self, arrived: Time, now: Time) {
+        self.current
+            .saturating_record(now.since(arrived).as_micros() as u64);
+    }
+
     /// The summary of the last full second.
     pub(super) fn summary(&mut self, now: Time) -> LatencySummary {
         let elapsed = now.0.saturating_sub(self.second_started.0);
