@@ -55,6 +55,7 @@ states! {
     GivenUp "pauses: double writes given up",
     CopyDiscarded "pauses: unsent copies discarded",
     SyncDiscarded "pauses: unsent double writes discarded",
+    AnsweredAlone "delayed writes: late double writes answered alone",
     StaleCopy "pauses: copies of an old generation dropped",
     DelayedRecorded "delayed writes: recorded",
     DelayedSent "delayed writes: sent",

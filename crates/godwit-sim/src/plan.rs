@@ -290,6 +290,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         max_bandwidth: rate(random, 2),
         sla,
         delayed_writes: random.permille(750),
+        guest_rate: rate(random, 4),
         delayed_write_rate: rate(random, 3),
         interface_budget: rate(random, 3),
         deadline: random

@@ -6,13 +6,13 @@
 //! that follows it arrives later. What is being read when the guest writes to it again is given up
 //! and remembered anew.
 
-use super::delayed_table::DelayedTable;
+use super::delayed_table::{DelayedTable, MAX_SECTORS};
 use super::slots::LOCAL;
 use super::{Controller, Limits};
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::event::{AbortReason, Phase};
 use crate::request::RequestError;
-use crate::units::{Extent, Generation, Lba, Sectors, Time};
+use crate::units::{Extent, Generation, Lba, MAX_EXTENT_SECTORS, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 
 /// Entries that are passed over because the guest is writing to them, before the rest waits for the
@@ -93,6 +93,31 @@ impl DelayedWrites {
             .map(|flight| flight.extent.bytes())
             .sum();
         super::governor::bytes(self.table.sectors()) + flying
+    }
+
+    /// What lies between is copied again later.
+    pub(super) fn leave_to_copies(&mut self, start: Lba, end: Lba) {
+        // A block that begins there may reach further, into what has never been copied; and one that
+        // two parts share must lie whole in one of them.
+        let (mut start, end) = (start.0, end.0 + u64::from(MAX_SECTORS));
+        while start < end {
+            let sectors = (end - start).min(u64::from(MAX_EXTENT_SECTORS)) as u32;
+            if let Some(part) = Extent::new(Lba(start), sectors) {
+                self.table.remove(part);
+            }
+            start += u64::from(MAX_EXTENT_SECTORS - MAX_SECTORS);
+        }
+    }
+
+    /// Since when the longest on its way has been waiting for its acknowledgement.
+    pub(super) fn waiting_since(&self) -> Option<Time> {
+        self.flights
+            .iter()
+            .filter_map(|flight| match flight.state {
+                FlightState::Sent(at) => Some(at),
+                _ => None,
+            })
+            .min()
     }
 
     /// The guest writes here without the destination hearing of it.
@@ -179,11 +204,14 @@ impl Controller {
                 None => true,
                 Some(pause) => pause.probing && !source.delayed.has_flights(),
             };
+            let copying = source.has_window();
             let delayed = &mut source.delayed;
             if !sends || delayed.free.is_empty() {
                 return;
             }
-            let Some(extent) = delayed.table.next(delayed.cursor) else {
+            let within = |extent: &Extent| extent.start() < limit;
+            let next = delayed.table.next(delayed.cursor).filter(within);
+            let Some(extent) = next.or_else(|| delayed.table.next(Lba(0)).filter(within)) else {
                 return;
             };
             let length = limit.0.saturating_sub(extent.start().0);
@@ -194,11 +222,13 @@ impl Controller {
                     .min(extent.sectors()),
                 None => extent.sectors(),
             };
-            let length = length.min(u64::from(longest)) as u32;
+            let mut length = length.min(u64::from(longest)) as u32;
+            if copying {
+                // A block that reaches into the window may stand for writes there, too.
+                length -= length % delayed.table.least_part(1);
+            }
             let Some(extent) = Extent::new(extent.start(), length) else {
-                // Only a coarse entry reaches into what is copied later anyway.
-                delayed.table.take(extent);
-                continue;
+                return;
             };
             if !freezing && let Err(next) = source.may_send(self.now, true) {
                 source.delayed_paced_until = Some(next);

@@ -30,6 +30,10 @@ const LEAST_CHUNK_SECTORS: u32 = 64;
 /// was promised, as far as that is possible.
 const REACTION: Duration = Duration::from_micros(500);
 
+/// Requests that may be answered without the destination: in a period, and of all lately.
+const MOST_ALONE: u32 = 4;
+const MOST_ALONE_PART: f64 = 0.01;
+
 /// How a bound is eased when what it bounds is not the migration's doing, and how it comes back in
 /// each period without such evidence: at last about one period in fifty exceeds it.
 const EASE: f64 = 1.25;
@@ -62,6 +66,9 @@ pub(super) struct Governor {
     /// Requests lately and those of them that were late, decaying.
     recent: f64,
     recent_late: f64,
+    /// Requests that were answered without the destination: in this period, and lately.
+    alone: u32,
+    recent_alone: f64,
     rate: u64,
     /// Nothing has spoken against a higher rate yet.
     slow_start: bool,
@@ -102,6 +109,8 @@ impl Governor {
                 .map(|reference| Throughput::new(reference, now)),
             recent: 0.0,
             recent_late: 0.0,
+            alone: 0,
+            recent_alone: 0.0,
             rate: FIRST_RATE,
             slow_start: true,
             spent: 0,
@@ -143,6 +152,17 @@ impl Governor {
         if !known_late && self.target.is_some_and(|target| latency > target.limit) {
             self.recent_late += 1.0;
         }
+    }
+
+    /// A request has waited for the threshold, and could be answered without the destination.
+    /// Whether that may be done for it alone: hiccups are few, and a link that fails is not worth
+    /// waiting for.
+    pub(super) fn may_answer_alone(&mut self) -> bool {
+        let requests = self.recent + f64::from(self.answered);
+        self.alone += 1;
+        self.recent_alone += 1.0;
+        self.alone <= MOST_ALONE
+            && self.recent_alone <= f64::from(MOST_ALONE) + requests * MOST_ALONE_PART
     }
 
     /// A request has waited for the threshold. Whether the promise still allows it to be late: the
@@ -200,6 +220,8 @@ impl Governor {
         let seen = self.answered > 0 || !oldest.is_zero();
         self.recent = self.recent * MEMORY + f64::from(self.answered);
         self.recent_late *= MEMORY;
+        self.recent_alone *= MEMORY;
+        self.alone = 0;
         if let Some(target) = self.target
             && seen
         {

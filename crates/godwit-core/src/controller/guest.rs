@@ -188,6 +188,7 @@ impl Controller {
         slot.locked = false;
         let (sequence, is_write) = (slot.sequence, slot.is_write());
         let is_request = slot.is_request();
+        let waits_for_chunks = is_write && !slot.unlocked;
         if let Some(extent) = slot.extent {
             // While a disk comes back to this node, its clients' requests go to the owner, whose
             // double writes of them arrive here as frames: those must not wait for the requests.
@@ -200,7 +201,7 @@ impl Controller {
                 self.slots.wait_for(blocker, tag);
                 return;
             }
-            if is_write
+            if waits_for_chunks
                 && !self.has_bug(PlantedBug::SkipWindowLock)
                 && let Some(source) = &mut self.source
                 && let Some(chunk) = source.window.lock_over(extent)
@@ -282,7 +283,7 @@ impl Controller {
             && let Some(source) = &mut self.source
             && source.has_copied(extent)
         {
-            if source.delays() {
+            if source.delays() || self.slots[tag].unlocked {
                 return source.delay(extent);
             }
             let generation = source.generation;

@@ -49,6 +49,11 @@ impl Pause {
         self.drained && !self.probing && self.lasted(now) >= Controller::LINK_SAMPLING * 2
     }
 
+    /// Whether the destination has not even said yet that it has heard of the pause.
+    pub(super) const fn is_unheard(&self) -> bool {
+        !self.drained
+    }
+
     /// When the pause may end or begin to probe; `None` while it waits for the other node.
     pub(super) fn deadline(&self) -> Option<Time> {
         (self.drained && !self.probing).then_some(self.until)
@@ -96,6 +101,19 @@ impl Controller {
             if expiry > now {
                 return;
             }
+            if source.options.delayed_writes
+                && source.pause.is_none()
+                && source
+                    .governor
+                    .as_mut()
+                    .is_some_and(|governor| governor.may_answer_alone())
+                && self.answer_alone(tag)
+            {
+                continue;
+            }
+            let Some(source) = &mut self.source else {
+                return;
+            };
             let tolerated = source
                 .governor
                 .as_mut()
@@ -106,6 +124,35 @@ impl Controller {
             // It is late, and nothing is done about it.
             self.slots[tag].late = true;
         }
+    }
+
+    /// Turns a double write, or those who wait for a chunk, into delayed writes, while the migration
+    /// goes on. False when that is not possible for this one.
+    fn answer_alone(&mut self, tag: RequestTag) -> bool {
+        let slot = &self.slots[tag];
+        let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
+            return false;
+        };
+        if slot.locked {
+            let Some(mut waiters) = source.unlock(extent) else {
+                return false;
+            };
+            while let Some(waiter) = self.slots.pop(&mut waiters) {
+                self.slots[waiter].unlocked = true;
+                self.slots[waiter].locked = false;
+                self.ready.push_back(waiter);
+            }
+            return true;
+        }
+        // What lies past the migrated region is copied later, and the copy could overtake the
+        // double write.
+        if !source.is_migrated(extent) {
+            return false;
+        }
+        source.orphan_acknowledgement(tag);
+        source.delay(extent);
+        self.give_up_double_write(tag);
+        true
     }
 
     /// Steps aside: gives up the window (`LM_head := LM_tail`), starts a new generation, and, with
@@ -141,6 +188,7 @@ impl Controller {
         let generation = source.generation;
         let (migration, delays) = (source.options.migration, source.options.delayed_writes);
         let unfreezes = source.phase() == Phase::Draining;
+        source.forget_orphans();
         let waiters = source.retreat();
         self.act(Action::DiscardUnsent {
             class: TrafficClass::Copy,

@@ -89,6 +89,9 @@ pub(super) struct Slot {
     pub(super) doubled: bool,
     /// Whether it waits for the chunk that locks its addresses.
     pub(super) locked: bool,
+    /// Whether it waited for its chunk too long: it does not wait for one again, and the
+    /// destination hears of it later.
+    pub(super) unlocked: bool,
     /// Whether it waited for the migration too long and nothing could be done about it.
     pub(super) late: bool,
     /// Whether it is a frame that is dropped instead of carried out when its turn comes.
@@ -114,6 +117,7 @@ impl Slot {
         registered: false,
         doubled: false,
         locked: false,
+        unlocked: false,
         late: false,
         stale: false,
         generation: Generation(0),

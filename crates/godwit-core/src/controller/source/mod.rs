@@ -78,6 +78,8 @@ pub(in crate::controller) struct Source {
     /// Requests that wait for the migration and where they stand in the order of arrival, oldest
     /// first. What has stopped waiting leaves when it comes to the front.
     watched: VecDeque<(RequestTag, u64)>,
+    /// By tag: acknowledgements of this generation that nobody waits for any more.
+    orphan_acknowledgements: Box<[u32]>,
     convergence: Convergence,
     freeze_allowance: Duration,
     pass_done: u64,
@@ -227,6 +229,7 @@ impl Controller {
             pauses: PauseCounts::default(),
             delayed: DelayedWrites::new(self.limits, self.capacity),
             watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
+            orphan_acknowledgements: vec![0; self.limits.requests as usize].into_boxed_slice(),
             convergence: Convergence::new(now),
             freeze_allowance: options
                 .sla
@@ -349,6 +352,7 @@ impl Controller {
         let deciding = matches!(source.phase, Phase::Draining | Phase::Preparing);
         let late = now.since(source.last_heard) > timeout
             || (deciding && now.since(source.phase_since) > timeout)
+            || source.is_kept_waiting(now)
             || !self
                 .slots
                 .select(|slot| slot.pending & REMOTE != 0 && now.since(slot.issued) > timeout)

@@ -89,7 +89,12 @@ impl Source {
     /// Gives up the window, so that the pass goes on from where the destination has everything.
     /// Returns who waited for its chunks.
     pub(in crate::controller) fn retreat(&mut self) -> Vec<TagList> {
+        let reach = self.window.pointers.read_head;
         let given_up = self.window.retreat();
+        if self.pass == Pass::Copy {
+            let tail = self.window.pointers.write_tail;
+            self.delayed.leave_to_copies(tail, reach);
+        }
         if let (Pass::VerifyAll | Pass::VerifyDirty { .. }, Some(dirty)) =
             (self.pass, &mut self.dirty)
         {
@@ -109,6 +114,11 @@ impl Source {
             }
         }
         given_up.into_iter().map(|chunk| chunk.waiters).collect()
+    }
+
+    /// Whether chunks are in flight.
+    pub(in crate::controller) fn has_window(&self) -> bool {
+        !self.window.is_empty()
     }
 
     pub(in crate::controller) fn is_copying(&self) -> bool {
@@ -290,7 +300,9 @@ impl Controller {
             return;
         };
         source.last_heard = self.now;
-        if class == TrafficClass::Sync {
+        if class == TrafficClass::Sync && source.is_orphan(tag, generation) {
+            // Its request was answered long ago.
+        } else if class == TrafficClass::Sync {
             self.double_write_acknowledged(RequestTag(tag), generation);
         } else if source.generation == generation
             && source.pass == Pass::Copy

@@ -7,10 +7,10 @@ use super::{Pass, Source};
 use crate::controller::PromiseProgress;
 use crate::controller::convergence::Achievement;
 use crate::controller::governor::Governor;
-use crate::controller::slots::Slots;
+use crate::controller::slots::{Slots, TagList};
 use crate::event::{Obstacle, Phase};
 use crate::request::RequestTag;
-use crate::units::{Extent, Lba, Time};
+use crate::units::{Extent, Generation, Lba, Time};
 
 impl Source {
     pub(super) fn freeze_deadline(&self) -> Option<Time> {
@@ -78,7 +78,11 @@ impl Source {
         if let Some(dirty) = &mut self.dirty {
             dirty.set(extent);
         }
-        let end = extent.end().0.min(self.migrated().0);
+        let reach = match self.pass {
+            Pass::Copy => self.window.pointers.read_head,
+            _ => Lba(self.capacity.0),
+        };
+        let end = extent.end().0.min(reach.0);
         let sectors = end.saturating_sub(extent.start().0) as u32;
         if let Some(part) = Extent::new(extent.start(), sectors) {
             self.delayed.remember(part);
@@ -128,5 +132,59 @@ impl Source {
             Pass::Copy => self.window.pointers.write_tail,
             _ => Lba(self.capacity.0),
         }
+    }
+
+    /// Whether the destination has all of the extent, or will once its double write arrives, and no
+    /// chunk that is being compared waits for that.
+    pub(in crate::controller) fn is_migrated(&mut self, extent: Extent) -> bool {
+        extent.end() <= self.migrated() && self.window.lock_over(extent).is_none()
+    }
+
+    /// An acknowledgement of this tag in this generation will come that nobody waits for.
+    pub(in crate::controller) fn orphan_acknowledgement(&mut self, tag: RequestTag) {
+        if let Some(count) = self.orphan_acknowledgements.get_mut(tag.0 as usize) {
+            *count += 1;
+        }
+    }
+
+    /// Whether an acknowledgement is one that nobody waits for. The tag may have a new double
+    /// write under way whose acknowledgement came first: then that one waits for both.
+    pub(in crate::controller) fn is_orphan(&mut self, tag: u32, generation: Generation) -> bool {
+        if generation != self.generation {
+            return false;
+        }
+        match self.orphan_acknowledgements.get_mut(tag as usize) {
+            Some(count) if *count > 0 => {
+                *count -= 1;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Acknowledgements of older generations are told by their generation.
+    pub(in crate::controller) fn forget_orphans(&mut self) {
+        self.orphan_acknowledgements.fill(0);
+    }
+
+    /// Lets go of those who wait for a chunk that is being copied to the extent. Their writes reach
+    /// the destination after it, as delayed writes. Nobody is let go while chunks are compared.
+    pub(in crate::controller) fn unlock(&mut self, extent: Extent) -> Option<TagList> {
+        if self.pass != Pass::Copy {
+            return None;
+        }
+        let chunk = self.window.lock_over(extent)?;
+        Some(core::mem::replace(&mut chunk.waiters, TagList::EMPTY))
+    }
+
+    /// Whether the destination owes an answer about delayed writes or a pause for too long.
+    pub(in crate::controller) fn is_kept_waiting(&self, now: Time) -> bool {
+        let unheard = self.pause.as_ref().filter(|pause| pause.is_unheard());
+        let written = self.delayed.waiting_since().map(|since| now.since(since));
+        unheard
+            .map(|pause| pause.lasted(now))
+            .into_iter()
+            .chain(written)
+            .any(|waited| waited > self.options.peer_timeout)
     }
 }
