@@ -38,7 +38,7 @@ pub(crate) struct SceneOptions {
     #[arg(long, default_value_t = 16)]
     pub(crate) depth: u32,
     /// The promise of the variants that keep one.
-    #[arg(long, default_value = "p99.99<10ms")]
+    #[arg(long, default_value = "p99.99<20ms")]
     pub(crate) sla: String,
 }
 

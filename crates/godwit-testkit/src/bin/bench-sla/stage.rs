@@ -21,7 +21,7 @@ const AFTER: Duration = Duration::from_secs(3);
 /// How often the migration is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 /// What a migration may take at most.
-const PATIENCE: Duration = Duration::from_secs(900);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// What was answered this long before the end was seen may have been written at one side only.
 const MOVED_BEFORE: u64 = 1000;
 
