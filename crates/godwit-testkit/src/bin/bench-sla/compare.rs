@@ -265,6 +265,8 @@ impl Report {
             name: name.to_owned(),
             points: points(&variant.series),
         };
+        let full = self.variants.full.rounds.first();
+        let limit = full.and_then(|round| round.promise["limit_us"].as_f64());
         Chart {
             title: format!(
                 "Guest latency while the disk moves; other traffic takes {} % of the link, {} % \
@@ -276,7 +278,7 @@ impl Report {
             logarithmic: true,
             lines: self.variants.named().into_iter().map(line).collect(),
             shaded: vec![0.0..self.scene.crowded_seconds as f64],
-            level: None,
+            level: limit.map(|limit| (limit / 1000.0, "the promise".to_owned())),
         }
     }
 }

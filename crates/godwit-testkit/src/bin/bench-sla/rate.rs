@@ -83,7 +83,7 @@ impl Report {
             title: "What the rate of delayed writes costs".to_owned(),
             x_label: "delayed writes at most, MB/s".to_owned(),
             y_label: "ms; MB/s".to_owned(),
-            logarithmic: true,
+            logarithmic: false,
             lines: vec![
                 line("guest p99.99, ms", |rate| rate.p9999_us as f64 / 1000.0),
                 line("migration, MB/s", |rate| rate.lm_throughput),
