@@ -21,6 +21,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Copies and delayed writes start at this rate and never go below the least.
 const FIRST_RATE: u64 = 32 << 20;
 const LEAST_RATE: u64 = 4 << 20;
+/// When only delayed writes are left they must outrun what pauses add to them.
+const LEAST_LAST_RATE: u64 = 16 << 20;
 const MOST_RATE: u64 = 16 << 30;
 
 /// Shortest chunk: 32 KiB.
@@ -31,7 +33,7 @@ const LEAST_CHUNK_SECTORS: u32 = 64;
 const REACTION: Duration = Duration::from_micros(500);
 
 /// Requests that may be answered without the destination: in a period, and of all lately.
-const MOST_ALONE: u32 = 4;
+const MOST_ALONE: u32 = 64;
 const MOST_ALONE_PART: f64 = 0.01;
 
 /// How a bound is eased when what it bounds is not the migration's doing, and how it comes back in
@@ -154,6 +156,12 @@ impl Governor {
         }
     }
 
+    /// How many of the recent requests may be late by the target's percentile.
+    fn allowance(&self) -> f64 {
+        let allowed = self.target.map_or(0, |target| target.allowed_per_million);
+        (self.recent + f64::from(self.answered)) * f64::from(allowed) / 1e6
+    }
+
     /// A request has waited for the threshold, and could be answered without the destination.
     /// Whether that may be done for it alone: hiccups are few, and a link that fails is not worth
     /// waiting for.
@@ -171,9 +179,8 @@ impl Governor {
         let Some(target) = self.target else {
             return true;
         };
-        let requests = self.recent + f64::from(self.answered);
-        let allowed = requests * f64::from(target.allowed_per_million) / 2_000_000.0;
-        let allows = self.recent_late + 1.0 <= allowed;
+        let allows =
+            target.allowed_per_million > 0 && self.recent_late + 1.0 <= self.allowance() / 2.0;
         if allows {
             self.recent_late += 1.0;
         }
@@ -235,8 +242,9 @@ impl Governor {
             self.rate = self.rate / 10 * 7;
             self.slow_start = false;
         }
+        let least = if copying { LEAST_RATE } else { LEAST_LAST_RATE };
         let required = self.required(now, left);
-        self.rate = self.rate.clamp(LEAST_RATE.max(required), MOST_RATE);
+        self.rate = self.rate.clamp(least.max(required), MOST_RATE);
         self.budget.set_rate(self.rate);
         // What delayed writes may take of the budget while copies go on.
         let share = if copying { self.rate / 2 } else { self.rate };
@@ -256,7 +264,9 @@ impl Governor {
         }
         self.own = eased(self.own, false);
         let comfort = limit.mul_f64(self.crept);
-        let strained = worst > comfort * 3 / 4;
+        // The percentile allows a few late requests; half of them are kept for what is nobody's
+        // fault.
+        let strained = worst > comfort && self.recent_late > self.allowance() / 2.0;
         self.crept = eased(self.crept, strained && self.rate <= LEAST_RATE);
         if strained {
             self.rate = self.rate / 10 * 7;
@@ -314,7 +324,7 @@ impl Governor {
         } else {
             SHORTEST_PAUSE
         };
-        self.rate = (self.rate / 2).max(LEAST_RATE);
+        self.rate = (self.rate / 4 * 3).max(LEAST_RATE);
         self.slow_start = false;
         self.window = 1;
         now.after(self.pause)
@@ -421,14 +431,14 @@ mod tests {
         let fast = governor.rate;
         assert!(fast > FIRST_RATE * 10, "{fast}");
         for number in 51..=60 {
-            period(&mut governor, number, LIMIT / 10 * 9);
+            period(&mut governor, number, LIMIT / 10 * 11);
         }
         assert!(governor.rate < fast / 20, "{}", governor.rate);
         for number in 61..80 {
             period(&mut governor, number, LIMIT * 2);
         }
         assert_eq!(governor.rate, LEAST_RATE);
-        assert_eq!((governor.periods, governor.breached), (79, 19));
+        assert_eq!((governor.periods, governor.breached), (79, 29));
     }
 
     #[test]

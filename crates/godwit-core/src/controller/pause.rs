@@ -270,6 +270,18 @@ impl Controller {
         }
     }
 
+    /// Ends a pause for which the deadline leaves no time any more.
+    fn resume_if_pressed(&mut self, left: u64) {
+        let now = self.now;
+        if let Some(source) = &self.source
+            && let (Some(pause), Some(governor)) = (&source.pause, &source.governor)
+            && !pause.is_unheard()
+            && governor.pressed(now, left)
+        {
+            self.resume();
+        }
+    }
+
     /// A delayed write was acknowledged after `took`.
     pub(super) fn probed(&mut self, took: Duration) {
         let now = self.now;
@@ -346,6 +358,7 @@ impl Controller {
             });
         }
         self.pause_timer();
+        self.resume_if_pressed(left);
         // Entries that the guest was writing to, and chunks that the old rate held back.
         self.flush_delayed();
         self.pump();

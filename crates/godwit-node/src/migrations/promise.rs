@@ -70,7 +70,8 @@ pub(crate) struct Measured {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) target: Option<LatencyTarget>,
-    /// Requests per second that the guest makes now, if it is known and something is promised.
+    /// Requests per second that the guest makes now, if it is known: as many are promised by
+    /// `auto`.
     pub(crate) guest_rate: Option<u64>,
     pub(crate) warnings: Vec<String>,
 }
@@ -124,8 +125,9 @@ pub(crate) fn settle(
             Some(target)
         }
     };
-    let guest_rate = target
-        .and(measured)
+    // A target speaks of latency alone; what room it leaves beyond that is the migration's.
+    let guest_rate = measured
+        .filter(|_| asked == Asked::Auto)
         .and_then(|measured| measured.per_second)
         .map(|rate| rate as u64);
     Ok(Promise {

@@ -11,7 +11,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Args, Serialize)]
 pub(crate) struct SceneOptions {
     /// Bandwidth that leaves the source's host, in Mbit/s.
-    #[arg(long, default_value_t = 800)]
+    #[arg(long, default_value_t = 1000)]
     pub(crate) link_mbit: u64,
     /// Per cent of it that the other traffic takes as a rule.
     #[arg(long, default_value_t = 45)]
@@ -20,7 +20,7 @@ pub(crate) struct SceneOptions {
     #[arg(long, default_value_t = 90)]
     pub(crate) crowded_percent: u64,
     /// Seconds of that, from when half of the disk was copied.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 5)]
     pub(crate) crowded_seconds: u64,
     /// KiB of each message of the other traffic.
     #[arg(long, default_value_t = 64)]
