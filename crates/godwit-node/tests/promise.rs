@@ -121,7 +121,7 @@ async fn a_promise_is_measured_against_the_guest() {
     let dir = tempfile::tempdir().expect("a folder");
     let (a, b) = pair(dir.path()).await;
     let socket = a.config.nbd_socket();
-    tokio::task::spawn_blocking(move || read_often(&socket, 300))
+    tokio::task::spawn_blocking(move || read_often(&socket, 12_000))
         .await
         .expect("a client");
     let (status, error) = migrate(&a, json!({"sla": "p99.99<0.001us"})).await;
