@@ -186,14 +186,37 @@ pub struct InvalidMigrationId;
 pub struct Time(pub u64);
 
 impl Time {
-    /// The point `duration` later.
+    /// The point `duration` later, or the last one there is.
     #[must_use]
     pub const fn after(self, duration: core::time::Duration) -> Self {
-        Self(self.0.saturating_add(duration.as_nanos() as u64))
+        let nanoseconds = duration.as_nanos();
+        if nanoseconds > u64::MAX as u128 {
+            return Self(u64::MAX);
+        }
+        Self(self.0.saturating_add(nanoseconds as u64))
     }
 
     /// How long after `earlier` this point is; zero when it is not after it.
     pub const fn since(self, earlier: Self) -> core::time::Duration {
         core::time::Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_time_too_far_away_is_the_last_one() {
+        let now = Time(7);
+        assert_eq!(now.after(Duration::from_nanos(3)), Time(10));
+        // 2^64 nanoseconds are 18,446,744,073.7 seconds.
+        assert_eq!(
+            now.after(Duration::from_secs(18_446_744_074)),
+            Time(u64::MAX)
+        );
+        assert_eq!(now.after(Duration::MAX), Time(u64::MAX));
     }
 }
