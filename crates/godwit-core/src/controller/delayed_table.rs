@@ -7,7 +7,7 @@
 //! dropped, and inserting never fails.
 
 use super::dirty::DirtyBitmap;
-use crate::units::{Extent, Lba, Sectors};
+use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, Sectors};
 
 /// Longest extent that is sent at once: 64 KiB.
 pub(super) const MAX_SECTORS: u32 = 128;
@@ -63,12 +63,12 @@ impl DelayedTable {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.sectors() == 0
+        self.sectors() == Sectors(0)
     }
 
     /// Sectors in the table, those that coarse entries add included.
-    pub(super) fn sectors(&self) -> u64 {
-        self.range_sectors + self.bitmap.sectors()
+    pub(super) fn sectors(&self) -> Sectors {
+        Sectors(self.range_sectors + self.bitmap.sectors())
     }
 
     /// Remembers an extent of the disk.
@@ -122,25 +122,25 @@ impl DelayedTable {
         self.range_sectors = 0;
         for Range { mut start, end } in self.ranges.drain(..) {
             while start < end {
-                let sectors = (end - start).min(u64::from(u32::MAX)) as u32;
-                if let Some(part) = Extent::new(Lba(start), sectors.min(MAX_SECTORS)) {
+                let sectors = (end - start).min(u64::from(MAX_EXTENT_SECTORS)) as u32;
+                if let Some(part) = Extent::new(Lba(start), sectors) {
                     self.bitmap.set(part);
                 }
-                start += u64::from(sectors.min(MAX_SECTORS));
+                start += u64::from(sectors);
             }
         }
     }
 
     /// Forgets what a double write has made obsolete, and returns how many sectors that were. A
     /// block of the bitmap goes only when all of it is covered.
-    pub(super) fn remove(&mut self, extent: Extent) -> u64 {
+    pub(super) fn remove(&mut self, extent: Extent) -> Sectors {
         let before = self.sectors();
         if self.bitmap.count() > 0 {
             self.bitmap.clear_covered(extent);
         } else if !self.ranges.is_empty() {
             self.cut(extent);
         }
-        before.saturating_sub(self.sectors())
+        Sectors(before.0.saturating_sub(self.sectors().0))
     }
 
     /// The least number of sectors, from `wanted` on, in which an entry may be taken: a block of the
@@ -279,7 +279,7 @@ mod tests {
                 }
                 prop_assert!(table.ranges.len() <= usize::from(limit));
                 let owing = owed.iter().filter(|owed| **owed).count() as u64;
-                prop_assert!(table.sectors() >= owing);
+                prop_assert!(table.sectors() >= Sectors(owing));
             }
             let mut rounds = 0;
             while take(&mut table, &mut owed) {
@@ -308,7 +308,7 @@ mod tests {
                     Step::Take => {}
                 }
                 let owing = owed.iter().filter(|owed| **owed).count() as u64;
-                prop_assert_eq!(table.sectors(), owing);
+                prop_assert_eq!(table.sectors(), Sectors(owing));
             }
         }
     }

@@ -92,7 +92,7 @@ impl DelayedWrites {
             .filter(|flight| flight.state != FlightState::Cancelled)
             .map(|flight| flight.extent.bytes())
             .sum();
-        super::governor::bytes(self.table.sectors()) + flying
+        self.table.sectors().bytes().0 + flying
     }
 
     /// What lies between is copied again later.
@@ -133,7 +133,7 @@ impl DelayedWrites {
             return;
         }
         self.cancel_reads(extent);
-        self.cancelled_bytes += super::governor::bytes(self.table.remove(extent));
+        self.cancelled_bytes += self.table.remove(extent).bytes().0;
     }
 
     fn cancel_reads(&mut self, extent: Extent) {
@@ -325,7 +325,7 @@ impl Controller {
         let Some(source) = &mut self.source else {
             return;
         };
-        source.heard(now);
+        source.last_heard = now;
         let sent = source
             .delayed
             .flights

@@ -8,7 +8,7 @@ use super::pacer::Pacer;
 use super::throughput::Throughput;
 use super::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
-use crate::units::{SECTOR_SIZE, Time};
+use crate::units::Time;
 
 /// How often the guest's latency is judged.
 const SAMPLING: Duration = Controller::LINK_SAMPLING;
@@ -176,11 +176,10 @@ impl Governor {
     /// A request has waited for the threshold. Whether the promise still allows it to be late: the
     /// target's percentile leaves a few, of which half are kept for what is nobody's fault.
     pub(super) fn may_be_late(&mut self) -> bool {
-        let Some(target) = self.target else {
+        if self.target.is_none() {
             return true;
-        };
-        let allows =
-            target.allowed_per_million > 0 && self.recent_late + 1.0 <= self.allowance() / 2.0;
+        }
+        let allows = self.recent_late + 1.0 <= self.allowance() / 2.0;
         if allows {
             self.recent_late += 1.0;
         }
@@ -384,11 +383,6 @@ pub(super) struct Period {
 fn eased(factor: f64, exceeded: bool) -> f64 {
     let change = if exceeded { EASE } else { UNEASE };
     (factor * change).clamp(1.0, MOST_EASE)
-}
-
-/// The bytes of that many sectors.
-pub(super) const fn bytes(sectors: u64) -> u64 {
-    sectors * SECTOR_SIZE
 }
 
 #[cfg(test)]

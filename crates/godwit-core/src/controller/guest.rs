@@ -379,8 +379,10 @@ impl Controller {
     }
 
     /// Sends what was forwarded on a lost connection again, or does it here when this node has
-    /// become the owner. The old owner has either done it or never will, and no overlapping write
-    /// has been acknowledged since, so doing it (again) is what the client asked.
+    /// become the owner. The old owner has either done it or never will, and no overlapping write of
+    /// this node's clients has been acknowledged since, so doing it (again) is what the client asked.
+    /// A client that writes to the same place through the owner at the same time may see its write
+    /// replaced by the repeated one: the owner does not remember what it has done for others.
     pub(super) fn resend_forwarded(&mut self) {
         for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
             self.start_over(tag);

@@ -182,8 +182,7 @@ impl Controller {
             probing: false,
             good_probes: 0,
         });
-        let place = PauseReason::ALL.iter().position(|each| *each == reason);
-        source.pauses.by_reason[place.unwrap_or(0)] += 1;
+        source.pauses.by_reason[reason as usize] += 1;
         source.generation = Generation(source.generation.0.wrapping_add(1));
         let generation = source.generation;
         let (migration, delays) = (source.options.migration, source.options.delayed_writes);
@@ -230,7 +229,7 @@ impl Controller {
         let Some(source) = &mut self.source else {
             return;
         };
-        source.heard(now);
+        source.last_heard = now;
         if source.generation == generation
             && let Some(pause) = &mut source.pause
         {

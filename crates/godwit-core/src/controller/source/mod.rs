@@ -91,7 +91,7 @@ pub(in crate::controller) struct Source {
     /// Whether the connection that will carry forwarded I/O is still there.
     pub(in crate::controller) sync_up: bool,
     next_tick: Time,
-    last_heard: Time,
+    pub(in crate::controller) last_heard: Time,
     phase_since: Time,
 }
 
@@ -152,10 +152,6 @@ impl Source {
 
     pub(in crate::controller) const fn phase(&self) -> Phase {
         self.phase
-    }
-
-    pub(in crate::controller) const fn heard(&mut self, now: Time) {
-        self.last_heard = now;
     }
 
     /// Bytes that the current pass and delayed writes still have to send.
