@@ -4,6 +4,8 @@ mod arguments;
 mod client;
 mod commands;
 mod failure;
+#[cfg(test)]
+mod fixture;
 mod output;
 mod progress;
 mod promise;

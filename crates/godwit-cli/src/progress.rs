@@ -197,22 +197,15 @@ mod tests {
     };
 
     use super::*;
+    use crate::fixture;
 
     fn copying() -> Migration {
         Migration {
-            id: "00112233445566778899aabbccddeeff".to_owned(),
-            disk: "d".to_owned(),
-            from: "a".to_owned(),
-            to: "b".to_owned(),
-            direction: Direction::Outgoing,
-            phase: MigrationPhase::Copying,
-            options: None,
             progress: MigrationProgress {
                 bytes_total: 2 << 30,
                 bytes_done: 1 << 29,
                 ..MigrationProgress::default()
             },
-            promise: None,
             rate_bytes_per_second: Some(512.0 * 1048576.0),
             eta_seconds: Some(3.0),
             guest: Some(GuestLatency {
@@ -222,12 +215,7 @@ mod tests {
                 max_us: 2000,
                 iops: 10_000.0,
             }),
-            started_at: String::new(),
-            ended_at: None,
-            lm_seconds: None,
-            error: None,
-            verified: false,
-            warnings: Vec::new(),
+            ..fixture::migration()
         }
     }
 

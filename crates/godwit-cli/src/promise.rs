@@ -132,20 +132,13 @@ pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{
-        Direction, MigrationPhase, MigrationProgress, MigrationSettings, Pauses, Policy,
-    };
+    use godwit_node::api::{MigrationSettings, Pauses, Policy};
 
     use super::*;
+    use crate::fixture;
 
     fn stuck(obstacle: Option<Obstacle>) -> Migration {
         Migration {
-            id: "00112233445566778899aabbccddeeff".to_owned(),
-            disk: "d".to_owned(),
-            from: "a".to_owned(),
-            to: "b".to_owned(),
-            direction: Direction::Outgoing,
-            phase: MigrationPhase::Copying,
             options: Some(MigrationSettings {
                 policy: Policy::DoubleWrite,
                 window_bytes: 8 << 20,
@@ -161,7 +154,6 @@ mod tests {
                 interface: Some("eth0".to_owned()),
                 interface_budget: Some(1 << 30),
             }),
-            progress: MigrationProgress::default(),
             promise: Some(MigrationPromise {
                 limit_us: Some(3200),
                 periods: 500,
@@ -169,15 +161,7 @@ mod tests {
                 obstacle,
                 ..MigrationPromise::default()
             }),
-            rate_bytes_per_second: None,
-            eta_seconds: None,
-            guest: None,
-            started_at: String::new(),
-            ended_at: None,
-            lm_seconds: None,
-            error: None,
-            verified: false,
-            warnings: Vec::new(),
+            ..fixture::migration()
         }
     }
 

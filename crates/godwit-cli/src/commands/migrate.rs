@@ -125,37 +125,23 @@ pub(crate) fn summary(migration: &Migration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{
-        Direction, ErrorBody, ErrorCode, MigrationProgress, MigrationPromise, Pauses,
-    };
+    use godwit_node::api::{ErrorBody, ErrorCode, MigrationProgress, MigrationPromise, Pauses};
 
     use super::*;
+    use crate::fixture;
 
     fn ended(phase: MigrationPhase) -> Migration {
         Migration {
-            id: "00112233445566778899aabbccddeeff".to_owned(),
-            disk: "d".to_owned(),
-            from: "a".to_owned(),
-            to: "b".to_owned(),
-            direction: Direction::Outgoing,
             phase,
-            options: None,
             progress: MigrationProgress {
                 bytes_copied: 2 << 30,
                 bytes_sent: 1 << 30,
                 double_write_bytes: 5 << 20,
                 ..MigrationProgress::default()
             },
-            promise: None,
-            rate_bytes_per_second: None,
-            eta_seconds: None,
-            guest: None,
-            started_at: String::new(),
-            ended_at: None,
             lm_seconds: Some(4.0),
-            error: None,
             verified: true,
-            warnings: Vec::new(),
+            ..fixture::migration()
         }
     }
 

@@ -184,34 +184,20 @@ fn options(options: &MigrationSettings) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{Direction, MigrationProgress};
+    use godwit_node::api::MigrationProgress;
 
     use super::*;
+    use crate::fixture;
 
     fn migration(id: &str) -> Migration {
         Migration {
             id: id.to_owned(),
-            disk: "d".to_owned(),
-            from: "a".to_owned(),
-            to: "b".to_owned(),
-            direction: Direction::Outgoing,
-            phase: MigrationPhase::Copying,
-            options: None,
             progress: MigrationProgress {
                 bytes_total: 200,
                 bytes_done: 50,
                 ..MigrationProgress::default()
             },
-            promise: None,
-            rate_bytes_per_second: None,
-            eta_seconds: None,
-            guest: None,
-            started_at: "2026-01-01T00:00:00Z".to_owned(),
-            ended_at: None,
-            lm_seconds: None,
-            error: None,
-            verified: false,
-            warnings: Vec::new(),
+            ..fixture::migration()
         }
     }
 
