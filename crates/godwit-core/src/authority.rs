@@ -224,6 +224,23 @@ impl Authority {
         true
     }
 
+    /// Source: the decision to give the disk away was not stored and never will be. False when it
+    /// was not being stored.
+    pub fn keep(&mut self) -> bool {
+        let undecided = matches!(
+            self.storing,
+            Some(AuthorityRecord {
+                ownership: Ownership::Relinquished { .. },
+                ..
+            })
+        );
+        if undecided {
+            self.storing = None;
+            self.attempt = Attempt::None;
+        }
+        undecided
+    }
+
     /// Destination: starts to take copies. False unless the disk is known to be elsewhere.
     pub fn receive(&mut self, migration: MigrationId) -> bool {
         let free = self.is_elsewhere() && self.storing.is_none() && self.attempt == Attempt::None;

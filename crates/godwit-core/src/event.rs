@@ -11,6 +11,9 @@ pub enum Phase {
     Copying,
     /// Both images are read again, chunk by chunk, and their hashes compared.
     Verifying,
+    /// The destination has everything but what is in flight: only double writes go on, until the
+    /// body says that the guest has stopped ([`Switchover::WhenTold`](crate::Switchover)).
+    Converged,
     /// New guest I/O is held while what is in flight finishes.
     Draining,
     /// The destination is asked to accept the next epoch.
@@ -31,6 +34,7 @@ impl Phase {
         match self {
             Self::Copying => "copying",
             Self::Verifying => "verifying",
+            Self::Converged => "converged",
             Self::Draining => "draining",
             Self::Preparing => "preparing",
             Self::Relinquishing => "relinquishing",

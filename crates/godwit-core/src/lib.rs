@@ -21,6 +21,7 @@ mod write_table;
 
 pub use controller::{
     Controller, Limits, LinkSignal, MigrationOptions, Progress, PromiseProgress, StartError,
+    Switchover,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

@@ -45,6 +45,8 @@ enum Step {
     Start { source: usize },
     Deliver { to: usize, message: Message },
     Stored { node: usize },
+    /// The store refused, and the node says so.
+    NotStored { node: usize },
     Flushed { node: usize },
     Cancel { node: usize },
     StopReceiving { node: usize },
@@ -134,6 +136,11 @@ impl State {
                 }
                 let effects = it.authority.persisted();
                 self.apply(node, effects);
+            }
+            Step::NotStored { node } => {
+                if self.nodes[node].authority.keep() {
+                    self.nodes[node].storing = None;
+                }
             }
             Step::Flushed { node } => {
                 self.nodes[node].flushing = false;
@@ -227,6 +234,7 @@ impl Model for TwoNodes {
             }
             if it.storing.is_some() {
                 steps.push(Step::Stored { node });
+                steps.push(Step::NotStored { node });
             }
             if it.flushing {
                 steps.push(Step::Flushed { node });

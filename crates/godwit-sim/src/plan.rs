@@ -3,11 +3,11 @@
 
 use std::time::Duration;
 
-use godwit_core::MigrationOptions;
 use godwit_core::event::Phase;
 use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::MigrationId;
+use godwit_core::{MigrationOptions, Switchover};
 
 use crate::random::Random;
 use crate::world::LIMITS;
@@ -83,6 +83,10 @@ pub(crate) struct MigrationPlan {
     pub(crate) options: MigrationOptions,
     /// How long after switchover the client moves to the new owner, if it does by itself.
     pub(crate) client_follows: Option<u64>,
+    /// How long after convergence the guest's host orders the switchover, if that waits for it.
+    pub(crate) ordered_after: u64,
+    /// The store refuses the record that gives the disk away.
+    pub(crate) store_refuses: bool,
 }
 
 /// When a fault happens.
@@ -297,6 +301,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
             .permille(150)
             .then(|| Duration::from_millis(random.between(10, 300))),
         verify: random.permille(400),
+        switchover: random.pick(&[Switchover::WhenConverged, Switchover::WhenTold]),
         peer_timeout: Duration::from_millis(random.between(40, 250)),
         ..MigrationOptions::new(MigrationId([number; 16]))
     };
@@ -306,6 +311,8 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         client_follows: random
             .permille(600)
             .then(|| random.magnitude(MICROSECOND, 60 * MILLISECOND)),
+        ordered_after: random.magnitude(MICROSECOND, 60 * MILLISECOND),
+        store_refuses: random.permille(40),
     }
 }
 
@@ -405,6 +412,7 @@ fn moment(random: &mut Random) -> Trigger {
     let moment = random.pick(&[
         Moment::Entered(Phase::Copying),
         Moment::Entered(Phase::Verifying),
+        Moment::Entered(Phase::Converged),
         Moment::Entered(Phase::Draining),
         Moment::Entered(Phase::Preparing),
         Moment::Entered(Phase::Relinquishing),

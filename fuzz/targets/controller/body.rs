@@ -118,6 +118,13 @@ impl Body {
         }
     }
 
+    /// The store refuses. Only the record that gives the disk away can be taken back.
+    pub fn not_persisted(&mut self) {
+        if self.storing && self.core.handle_not_persisted(self.now, AbortReason::Cancelled) {
+            self.storing = false;
+        }
+    }
+
     /// The disk and the store finish all that they were given, and what follows from it.
     pub fn settle(&mut self) {
         for _ in 0..4096 {

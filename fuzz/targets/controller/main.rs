@@ -17,7 +17,7 @@ use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{LinkSignal, MigrationOptions};
+use godwit_core::{LinkSignal, MigrationOptions, Switchover};
 use input::Input;
 use libfuzzer_sys::fuzz_target;
 
@@ -51,6 +51,7 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
             let (class, message) = message(input);
             body.message(class, message);
         }
+        10 if input.one_in(8) => body.not_persisted(),
         10 => body.persisted(),
         11 => {
             let options = MigrationOptions {
@@ -70,6 +71,11 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 deadline: input
                     .one_in(4)
                     .then(|| Duration::from_micros(input.number() % 100_000)),
+                switchover: if input.one_in(2) {
+                    Switchover::WhenTold
+                } else {
+                    Switchover::WhenConverged
+                },
                 peer_timeout: body::TIMEOUT,
                 ..MigrationOptions::new(migration(input))
             };
@@ -90,6 +96,9 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                     interface_rate: input.one_in(2).then(|| input.number()),
                 };
                 body.core.handle_link_signal(now, signal);
+            }
+            220.. => {
+                body.core.switch_over(now);
             }
             other => connection_event(body, other % 8),
         },

@@ -64,6 +64,11 @@ impl Engine {
                 self.drain();
                 reply(cancelled);
             }
+            Command::SwitchOver { reply } => {
+                let leaves = self.core.switch_over(self.now);
+                self.drain();
+                reply(leaves);
+            }
             Command::LatencyBaseline { reply } => reply(Some(self.stats.baseline(self.now))),
             Command::FailForwarded => {
                 self.forward_asked = false;
@@ -73,6 +78,10 @@ impl Engine {
             }
             Command::Persisted => {
                 self.core.handle_persisted(self.now);
+                self.drain();
+            }
+            Command::NotPersisted { reason } => {
+                self.core.handle_not_persisted(self.now, reason);
                 self.drain();
             }
             Command::Shutdown => self.shut_down(),

@@ -47,11 +47,17 @@ pub(super) enum Command {
         reason: AbortReason,
         reply: Reply<bool>,
     },
+    SwitchOver {
+        reply: Reply<bool>,
+    },
     LatencyBaseline {
         reply: Reply<Option<LatencyBaseline>>,
     },
     FailForwarded,
     Persisted,
+    NotPersisted {
+        reason: AbortReason,
+    },
     Shutdown,
 }
 
@@ -62,7 +68,7 @@ impl Command {
             Self::StartSource { reply, .. } | Self::StartDestination { reply, .. } => {
                 reply(Err(StartError::NotServing));
             }
-            Self::Cancel { reply, .. } => reply(false),
+            Self::Cancel { reply, .. } | Self::SwitchOver { reply } => reply(false),
             Self::LatencyBaseline { reply } => reply(None),
             _ => {}
         }
@@ -217,6 +223,12 @@ impl EngineHandle {
         self.inner.send(Command::Cancel { reason, reply });
     }
 
+    /// The guest has stopped: hands the disk over as soon as the destination has everything
+    /// ([`godwit_core::Controller::switch_over`]); `reply` gets whether a migration leaves.
+    pub fn switch_over(&self, reply: Reply<bool>) {
+        self.inner.send(Command::SwitchOver { reply });
+    }
+
     /// How long this node's clients waited lately, before a migration changes it. `reply` gets
     /// nothing when the engine has ended.
     pub fn latency_baseline(&self, reply: Reply<Option<LatencyBaseline>>) {
@@ -231,6 +243,12 @@ impl EngineHandle {
     /// The record of the last [`EngineEvent::Persist`](super::EngineEvent::Persist) is durable.
     pub fn persisted(&self) {
         self.inner.send(Command::Persisted);
+    }
+
+    /// The record of the last [`EngineEvent::Persist`](super::EngineEvent::Persist), which gives the
+    /// disk away, was not stored and never will be: the migration ends and this node serves on.
+    pub fn not_persisted(&self, reason: AbortReason) {
+        self.inner.send(Command::NotPersisted { reason });
     }
 
     /// What the engine last published.

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use godwit_block::engine::{EngineEvent, InterfaceCounter, PeerStreams};
+use godwit_block::engine::{EngineEvent, InterfaceCounter, PeerStreams, Snapshot};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::units::MigrationId;
-use godwit_core::{MigrationOptions, StartError};
+use godwit_core::{MigrationOptions, StartError, Switchover};
 
 use crate::support::*;
 
@@ -407,4 +407,32 @@ fn an_undecided_migration_is_resolved_over_a_new_control_connection() {
     b.wait_for_core(|event| *event == Event::ReceiveCompleted { migration });
     a.wait_for_core(|event| *event == Event::MigrationCompleted { migration });
     b.wait_until(|snapshot| snapshot.serves);
+}
+
+#[test]
+fn a_disk_that_waits_for_its_machine_converges_and_moves_when_told() {
+    let pair = Pair::new(8 * MIB);
+    let mut client = pair.a.attach(true);
+    let data = Random(9).bytes(MIB as usize);
+    client.write(0, &data);
+    let waits = MigrationOptions {
+        switchover: Switchover::WhenTold,
+        ..options(9)
+    };
+    start(&pair.a, &pair.b, waits, links(1));
+    let phase = |snapshot: &Snapshot| snapshot.progress.map(|progress| progress.phase);
+    pair.a
+        .wait_until(|snapshot| phase(snapshot) == Some(Phase::Converged));
+    // The guest goes on here, and all it writes goes to both sides.
+    client.write(4 * MIB, &data);
+    assert!(pair.a.handle.snapshot().serves);
+    let (sender, told) = std::sync::mpsc::channel();
+    let reply = move |leaves| sender.send(leaves).expect("somebody listens");
+    pair.a.handle.switch_over(Box::new(reply.clone()));
+    assert!(told.recv().expect("an answer"), "a migration leaves");
+    wait_for_success(&pair.a, &pair.b);
+    pair.a.handle.switch_over(Box::new(reply));
+    assert!(!told.recv().expect("an answer"), "nothing leaves any more");
+    let moved = pair.b.finish();
+    assert!(moved[..data.len()] == data && moved[4 * MIB as usize..][..data.len()] == data);
 }

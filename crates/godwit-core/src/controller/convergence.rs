@@ -50,6 +50,12 @@ impl Convergence {
         };
     }
 
+    /// Nothing is left to be sent; returns what has changed.
+    pub(super) fn arrive(&mut self, now: Time) -> Option<Option<Obstacle>> {
+        self.restart(now);
+        self.obstacle.take().map(|_| None)
+    }
+
     /// Judges the last period when it is over, and returns what has changed.
     pub(super) fn judge(
         &mut self,

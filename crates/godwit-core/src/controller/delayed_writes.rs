@@ -197,7 +197,7 @@ impl Controller {
             source.delayed_paced_until = None;
             let limit = source.migrated();
             let freezing = source.phase() == Phase::Draining;
-            if !(freezing || matches!(source.phase(), Phase::Copying | Phase::Verifying)) {
+            if !(freezing || source.runs()) {
                 return;
             }
             let sends = match &source.pause {

@@ -81,8 +81,20 @@ pub struct MigrationOptions {
     pub deadline: Option<Duration>,
     /// Compare both images by hash before switchover.
     pub verify: bool,
+    /// What the switchover waits for.
+    pub switchover: Switchover,
     /// Longest wait for any answer of the other node before the migration is given up.
     pub peer_timeout: Duration,
+}
+
+/// What the switchover waits for once the destination has everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switchover {
+    /// Nothing: the guest's I/O is held for a moment and goes on at the destination.
+    WhenConverged,
+    /// [`Controller::switch_over`]: the guest runs on behind double writes until whoever moves it
+    /// has stopped it.
+    WhenTold,
 }
 
 impl MigrationOptions {
@@ -102,6 +114,7 @@ impl MigrationOptions {
             interface_budget: None,
             deadline: None,
             verify: false,
+            switchover: Switchover::WhenConverged,
             peer_timeout: Duration::from_secs(10),
         }
     }
@@ -455,6 +468,18 @@ impl Controller {
         self.run_ready();
     }
 
+    /// The record of the last [`Action::Persist`] says that this node gave the disk away, was not
+    /// stored and never will be: the migration is given up. False when that was not the last record.
+    pub fn handle_not_persisted(&mut self, now: Time, reason: AbortReason) -> bool {
+        self.now = now;
+        let kept = self.authority.keep();
+        if kept {
+            self.abort_source(reason);
+        }
+        self.run_ready();
+        kept
+    }
+
     /// Ends the outgoing or incoming migration if that is still possible. False when it is too
     /// late (or there is none): then it will succeed, or only the other node can tell.
     pub fn cancel(&mut self, now: Time, reason: AbortReason) -> bool {
@@ -474,6 +499,15 @@ impl Controller {
         };
         self.run_ready();
         cancelled
+    }
+
+    /// The guest has stopped: hands the disk over as soon as the destination has everything. What
+    /// was promised to the guest holds nothing back from here on. False when no migration leaves.
+    pub fn switch_over(&mut self, now: Time) -> bool {
+        self.now = now;
+        let leaves = self.order_switchover();
+        self.run_ready();
+        leaves
     }
 
     /// What is durably known about who owns the disk.

@@ -164,7 +164,7 @@ impl Controller {
             return false;
         };
         let left = source.bytes_left();
-        if source.pause.is_some() || !source.may_pause() {
+        if source.pause.is_some() || !source.may_pause() || source.is_ordered() {
             return false;
         }
         let Some(governor) = &mut source.governor else {
@@ -235,6 +235,7 @@ impl Controller {
         {
             pause.drained = true;
             self.pause_timer();
+            self.resume_if_ordered();
         }
     }
 
@@ -276,6 +277,16 @@ impl Controller {
             && let (Some(pause), Some(governor)) = (&source.pause, &source.governor)
             && !pause.is_unheard()
             && governor.pressed(now, left)
+        {
+            self.resume();
+        }
+    }
+
+    /// Ends a pause for whose end the switchover waits: the guest has stopped.
+    pub(super) fn resume_if_ordered(&mut self) {
+        if let Some(source) = &self.source
+            && source.is_ordered()
+            && source.pause.is_some_and(|pause| !pause.is_unheard())
         {
             self.resume();
         }

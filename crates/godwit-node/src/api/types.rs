@@ -164,6 +164,8 @@ pub enum MigrationPhase {
     Copying,
     /// Outgoing: both images are compared by hash.
     Verifying,
+    /// Outgoing: the destination has everything; double writes go on until the machine has moved.
+    Converged,
     /// Outgoing: guest I/O is held while what is in flight finishes.
     Draining,
     /// Outgoing: the destination is asked to accept the disk.
@@ -193,6 +195,7 @@ impl MigrationPhase {
             Self::Receiving => "receiving",
             Self::Copying => "copying",
             Self::Verifying => "verifying",
+            Self::Converged => "converged",
             Self::Draining => "draining",
             Self::Preparing => "preparing",
             Self::Accepted => "accepted",

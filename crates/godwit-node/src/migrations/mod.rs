@@ -117,6 +117,7 @@ const fn under_way(phase: Phase) -> Option<MigrationPhase> {
     Some(match phase {
         Phase::Copying => MigrationPhase::Copying,
         Phase::Verifying => MigrationPhase::Verifying,
+        Phase::Converged => MigrationPhase::Converged,
         Phase::Draining => MigrationPhase::Draining,
         Phase::Preparing => MigrationPhase::Preparing,
         Phase::Relinquishing => MigrationPhase::Relinquishing,

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_block::engine::{InterfaceCounter, PeerStreams};
-use godwit_core::MigrationOptions;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TrafficClass};
+use godwit_core::{MigrationOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
 use super::options;
@@ -282,6 +282,7 @@ impl Attempt {
             interface_budget: self.settings.interface_budget,
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
             verify: self.settings.verify,
+            switchover: Switchover::WhenConverged,
             peer_timeout: PEER_TIMEOUT,
             migration: self.id,
         };

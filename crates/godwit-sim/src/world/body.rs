@@ -167,8 +167,12 @@ impl World {
         match *event {
             Event::PhaseEntered { phase, .. } => {
                 self.phase = Some(phase);
-                if !matches!(phase, Phase::Copying | Phase::Verifying) {
+                if !matches!(phase, Phase::Copying | Phase::Verifying | Phase::Converged) {
                     self.promise = None;
+                }
+                if phase == Phase::Converged {
+                    self.reached(Reached::Converged);
+                    self.schedule_switchover();
                 }
                 self.moment(Moment::Entered(phase));
             }

@@ -2,6 +2,7 @@
 
 use godwit_core::action::{Content, Digest, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::event::AbortReason;
 
 use super::node::{Holder, Pending};
 use super::{MICROSECOND, Occurrence, World, name};
@@ -160,10 +161,23 @@ impl World {
     pub(super) fn stored(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         if let Some(record) = it.storing.take() {
+            if matches!(record.ownership, Ownership::Relinquished { .. }) && self.store_refuses() {
+                self.reached(Reached::NotStored);
+                self.with(node, |controller, now| {
+                    controller.handle_not_persisted(now, AbortReason::Cancelled)
+                });
+                return;
+            }
+            let it = &mut self.nodes[node];
             it.record = record;
             self.check_records();
             self.with(node, |controller, now| controller.handle_persisted(now));
         }
+    }
+
+    fn store_refuses(&self) -> bool {
+        let last = self.next_migration.checked_sub(1);
+        last.is_some_and(|last| self.plan.migrations[last].store_refuses)
     }
 
     /// The images must be byte-identical when the source gives the disk away.

@@ -146,9 +146,12 @@ impl World {
             Reached::Crash
         });
         self.reached(match self.phase {
-            Some(Phase::Copying | Phase::Verifying) if self.paused => Reached::CrashPaused,
+            Some(Phase::Copying | Phase::Verifying | Phase::Converged) if self.paused => {
+                Reached::CrashPaused
+            }
             Some(Phase::Copying) => Reached::CrashCopying,
             Some(Phase::Verifying) => Reached::CrashVerifying,
+            Some(Phase::Converged) => Reached::CrashConverged,
             Some(Phase::Draining) => Reached::CrashDraining,
             Some(Phase::Preparing) => Reached::CrashPreparing,
             Some(Phase::Relinquishing) => Reached::CrashRelinquishing,

@@ -87,6 +87,8 @@ enum Occurrence {
     /// The client moves to the owner.
     Follow,
     Migrate,
+    /// The guest's host orders the switchover of the migration of this number.
+    SwitchOver(usize),
     Fault(usize),
     Restart(usize),
     /// A node looks for the other node of an undecided migration.
@@ -335,6 +337,7 @@ impl World {
             Occurrence::Guest { place } => self.ask(place),
             Occurrence::Follow => self.follow(),
             Occurrence::Migrate => self.operate(),
+            Occurrence::SwitchOver(number) => self.switch_over(number),
             Occurrence::Fault(index) => self.fault(index),
             Occurrence::Restart(node) => self.restart(node),
             Occurrence::Dial(node) => self.dial(node),

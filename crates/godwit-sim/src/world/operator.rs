@@ -73,6 +73,27 @@ impl World {
             .map(|limit| Promise::new(limit, self.now));
     }
 
+    /// The guest's host sees that the disk has converged.
+    pub(super) fn schedule_switchover(&mut self) {
+        let Some(last) = self.next_migration.checked_sub(1) else {
+            return;
+        };
+        let delay = self.plan.migrations[last].ordered_after;
+        self.schedule(delay, Occurrence::SwitchOver(last));
+    }
+
+    /// Unlike a real one, this host lets its guest go on asking.
+    pub(super) fn switch_over(&mut self, number: usize) {
+        if self.next_migration != number + 1 || !self.nodes[self.source].outgoing {
+            return;
+        }
+        self.promise = None;
+        if self.paused {
+            self.reached(Reached::OrderedWhilePaused);
+        }
+        self.with(self.source, |controller, now| controller.switch_over(now));
+    }
+
     fn count_policy(&mut self, options: &MigrationOptions) {
         self.reached(match (options.sla, options.delayed_writes) {
             (None, _) => Reached::WindowOnly,

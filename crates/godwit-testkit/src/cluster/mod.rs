@@ -41,6 +41,7 @@ pub struct Cluster {
     nodes: Vec<Node>,
     certificates: PathBuf,
     dir: TempDir,
+    memory: Vec<TempDir>,
     options: ClusterOptions,
 }
 
@@ -128,6 +129,7 @@ impl Cluster {
             nodes,
             certificates,
             dir,
+            memory: Vec::new(),
             options,
         })
     }
@@ -148,6 +150,20 @@ impl Cluster {
     pub fn node_mut(&mut self, name: &str) -> &mut Node {
         let found = self.nodes.iter_mut().find(|node| node.name() == name);
         found.unwrap_or_else(|| panic!("no node '{name}' in this cluster"))
+    }
+
+    /// Puts the disks of a node that was only prepared into memory: what one machine has in place of
+    /// a second disk.
+    ///
+    /// # Errors
+    /// When the directory cannot be made.
+    pub fn put_in_memory(&mut self, name: &str) -> io::Result<()> {
+        let memory = tempfile::Builder::new()
+            .prefix("godwit-")
+            .tempdir_in("/dev/shm")?;
+        std::os::unix::fs::symlink(memory.path(), self.node(name).spec().dir.join("disks"))?;
+        self.memory.push(memory);
+        Ok(())
     }
 
     /// Starts all nodes that were only prepared.

@@ -15,7 +15,7 @@ use crate::controller::pacer::Pacer;
 use crate::controller::pause::{Pause, PauseCounts};
 use crate::controller::slots::{REMOTE, Slots};
 use crate::controller::window::Window;
-use crate::controller::{Controller, MigrationOptions, Progress, StartError};
+use crate::controller::{Controller, MigrationOptions, Progress, StartError, Switchover};
 use crate::event::{AbortReason, Event, PauseReason, Phase};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
@@ -88,6 +88,8 @@ pub(in crate::controller) struct Source {
     mismatch: Option<Extent>,
     /// The pass under way compares what was left when the guest was held.
     freeze_pass: bool,
+    /// Nothing but the guest's last writes holds the switchover back.
+    pub(in crate::controller) may_switch_over: bool,
     /// Whether the connection that will carry forwarded I/O is still there.
     pub(in crate::controller) sync_up: bool,
     next_tick: Time,
@@ -107,8 +109,22 @@ struct Counters {
 impl Source {
     /// Whether new guest I/O has to wait.
     #[inline]
-    pub(in crate::controller) fn is_frozen(&self) -> bool {
-        !matches!(self.phase, Phase::Copying | Phase::Verifying)
+    pub(in crate::controller) const fn is_frozen(&self) -> bool {
+        !self.runs()
+    }
+
+    /// Whether the guest's I/O goes on beside the migration.
+    #[inline]
+    pub(in crate::controller) const fn runs(&self) -> bool {
+        matches!(
+            self.phase,
+            Phase::Copying | Phase::Verifying | Phase::Converged
+        )
+    }
+
+    /// Whether the guest was stopped for the switchover.
+    pub(in crate::controller) fn is_ordered(&self) -> bool {
+        self.may_switch_over && self.options.switchover == Switchover::WhenTold
     }
 
     /// Whether a write to the extent, which no chunk locks, has to reach the destination too. One
@@ -235,6 +251,7 @@ impl Controller {
             counters: Counters::default(),
             mismatch: None,
             freeze_pass: false,
+            may_switch_over: options.switchover == Switchover::WhenConverged,
             sync_up: true,
             next_tick: now,
             last_heard: now,
@@ -345,6 +362,7 @@ impl Controller {
         }
         let timeout = source.options.peer_timeout;
         source.next_tick = now.after(source.tick());
+        let compares = source.compare_again(now);
         let deciding = matches!(source.phase, Phase::Draining | Phase::Preparing);
         let late = now.since(source.last_heard) > timeout
             || (deciding && now.since(source.phase_since) > timeout)
@@ -358,5 +376,9 @@ impl Controller {
             return;
         }
         self.send(TrafficClass::Control, Message::Ping);
+        if compares {
+            self.enter_phase(Phase::Verifying);
+            self.pump();
+        }
     }
 }

@@ -86,6 +86,19 @@ impl Source {
         }
     }
 
+    /// While the guest runs on behind double writes, what it wrote is compared before it becomes
+    /// more than can be compared while it is held.
+    pub(super) fn compare_again(&mut self, now: Time) -> bool {
+        let again = self.phase == Phase::Converged
+            && self.options.verify
+            && self.pause.is_none()
+            && self.dirty_blocks() > FREEZE_BLOCKS;
+        if again {
+            self.start_pass(Pass::VerifyDirty { number: 2 }, now);
+        }
+        again
+    }
+
     /// Gives up the window, so that the pass goes on from where the destination has everything.
     /// Returns who waited for its chunks.
     pub(in crate::controller) fn retreat(&mut self) -> Vec<TagList> {
@@ -374,7 +387,7 @@ impl Controller {
         let Some(source) = &mut self.source else {
             return false;
         };
-        if !matches!(source.phase, Phase::Copying | Phase::Verifying) {
+        if !source.runs() {
             if source.phase == Phase::Draining && source.freeze_pass {
                 source.counters.all_verified = true;
                 self.prepare();
@@ -385,8 +398,11 @@ impl Controller {
             // They are being sent; the pass goes on when they are.
             return false;
         }
+        if source.phase == Phase::Converged && !source.may_switch_over {
+            return false;
+        }
         let next = match source.pass {
-            _ if !source.options.verify => None,
+            _ if source.phase == Phase::Converged || !source.options.verify => None,
             Pass::Copy => Some(Pass::VerifyAll),
             Pass::VerifyAll => Some(Pass::VerifyDirty { number: 2 }),
             Pass::VerifyDirty { number } => {
@@ -403,10 +419,27 @@ impl Controller {
                 true
             }
             _ => {
-                self.enter_phase(Phase::Draining);
+                let phase = if source.may_switch_over {
+                    Phase::Draining
+                } else {
+                    Phase::Converged
+                };
+                self.enter_phase(phase);
                 false
             }
         }
+    }
+
+    /// Nothing holds the switchover back from now on but what the destination lacks.
+    pub(in crate::controller) fn order_switchover(&mut self) -> bool {
+        let Some(source) = &mut self.source else {
+            return false;
+        };
+        source.may_switch_over = true;
+        self.resume_if_ordered();
+        self.flush_delayed();
+        self.pump();
+        true
     }
 
     /// When the guest is held and everything it had in flight is done: compares what was written

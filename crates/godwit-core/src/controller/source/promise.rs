@@ -61,10 +61,7 @@ impl Source {
     }
 
     pub(in crate::controller) const fn may_pause(&self) -> bool {
-        matches!(
-            self.phase,
-            Phase::Copying | Phase::Verifying | Phase::Draining
-        )
+        self.runs() || matches!(self.phase, Phase::Draining)
     }
 
     /// Whether writes are acknowledged without the destination for now.
@@ -94,6 +91,9 @@ impl Source {
         &mut self,
         now: Time,
     ) -> Option<Option<Obstacle>> {
+        if self.phase == Phase::Converged && self.bytes_left() == 0 {
+            return self.convergence.arrive(now);
+        }
         let current = Achievement {
             left: self.bytes_left(),
             delayed: self.delayed.pending_bytes(),
