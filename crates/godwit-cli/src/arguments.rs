@@ -64,6 +64,9 @@ pub(crate) enum Command {
     /// Create, import, export, show and remove disks
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Run virtual machines on disks of a node
+    #[command(subcommand)]
+    Vm(VmCommand),
     /// Look at the other nodes
     #[command(subcommand)]
     Peer(PeerCommand),
@@ -222,6 +225,81 @@ pub(crate) enum DiskCommand {
         #[arg(long)]
         force: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum VmCommand {
+    /// Start a virtual machine
+    Run(Box<VmRunArguments>),
+    /// Take over a virtual machine that runs already on disks of the node
+    Adopt {
+        /// Its name from now on
+        name: String,
+        /// The socket of its QEMU's monitor (QMP); the node keeps it connected
+        #[arg(long, value_name = "PATH")]
+        qmp: PathBuf,
+    },
+    /// List virtual machines
+    List,
+    /// Show a virtual machine
+    Show {
+        /// The virtual machine
+        name: String,
+    },
+    /// Shut a virtual machine down and forget it; its disks stay
+    Stop {
+        /// The virtual machine
+        name: String,
+        /// At once, as if the power failed
+        #[arg(long)]
+        force: bool,
+        /// How long the guest may take, like 30s
+        #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "force")]
+        timeout: Option<u64>,
+    },
+    /// Connect the terminal to the first serial port; Ctrl-] leaves it
+    Console {
+        /// The virtual machine
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VmRunArguments {
+    /// Its name, the same on every node
+    pub name: String,
+    /// Its disks in the guest's order (repeat, or separate by commas)
+    #[arg(long = "disk", value_name = "DISK", value_delimiter = ',', action = ArgAction::Append)]
+    pub disks: Vec<String>,
+    /// Its memory
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "512M")]
+    pub memory: u64,
+    /// Its processors
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub cpus: u32,
+    /// QEMU's machine type, q35 unless QEMU's own arguments name one
+    #[arg(long, value_name = "TYPE")]
+    pub machine: Option<String>,
+    /// What runs the guest's instructions
+    #[arg(long, value_enum, default_value_t)]
+    pub accel: AcceleratorArgument,
+    /// The QEMU program on the node's host
+    #[arg(long, value_name = "PROGRAM")]
+    pub qemu: Option<String>,
+    /// Further arguments for QEMU, after --; paths in them should be absolute
+    #[arg(last = true, value_name = "QEMU ARGUMENTS", allow_hyphen_values = true)]
+    pub arguments: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AcceleratorArgument {
+    /// KVM where it can be used, otherwise TCG
+    #[default]
+    Auto,
+    /// The host's processor
+    Kvm,
+    /// QEMU's translator
+    Tcg,
 }
 
 #[derive(Debug, Subcommand)]

@@ -57,6 +57,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Disk(command) => with_client(&connection, async |client| {
             commands::disk::run(command, client, output).await
         }),
+        Command::Vm(command) => with_client(&connection, async |client| {
+            commands::vm::run(command, client, output).await
+        }),
         Command::Peer(command) => with_client(&connection, async |client| {
             commands::peer::run(command, client, output).await
         }),

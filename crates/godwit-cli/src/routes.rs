@@ -5,6 +5,8 @@ use crate::client::segment;
 pub(crate) const DISKS: &str = "/v1/disks";
 pub(crate) const IMPORTS: &str = "/v1/disks/import";
 pub(crate) const MIGRATIONS: &str = "/v1/migrations";
+pub(crate) const VMS: &str = "/v1/vms";
+pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
 pub(crate) const PEERS: &str = "/v1/peers";
 
 pub(crate) fn disk(name: &str) -> String {
@@ -34,6 +36,14 @@ pub(crate) fn migration(id: &str) -> String {
 
 pub(crate) fn migration_cancel(id: &str) -> String {
     format!("{}/cancel", migration(id))
+}
+
+pub(crate) fn vm(name: &str) -> String {
+    format!("{VMS}/{}", segment(name))
+}
+
+pub(crate) fn vm_stop(name: &str) -> String {
+    format!("{}/stop", vm(name))
 }
 
 pub(crate) fn job(id: &str) -> String {

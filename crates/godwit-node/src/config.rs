@@ -71,6 +71,16 @@ impl NodeConfig {
     pub fn disks_dir(&self) -> PathBuf {
         self.data_dir.join("disks")
     }
+
+    /// The unix socket where a VM's QEMU uses a disk over vhost-user.
+    pub fn vhost_socket(&self, disk: &str) -> PathBuf {
+        self.disks_dir().join(format!("{disk}.vhost"))
+    }
+
+    /// The folder of the VMs' sockets and logs.
+    pub fn vms_dir(&self) -> PathBuf {
+        self.data_dir.join("vms")
+    }
 }
 
 impl NodeConfig {

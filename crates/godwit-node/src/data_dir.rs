@@ -12,7 +12,7 @@ use crate::config::NodeConfig;
 use crate::run::NodeError;
 
 /// Longest path of a unix socket in bytes: what the kernel's address holds.
-const MAX_SOCKET_PATH: usize = 107;
+pub(crate) const MAX_SOCKET_PATH: usize = 107;
 
 /// Keeps other nodes off the data directory until it is dropped, or the process ends.
 #[derive(Debug)]
@@ -25,7 +25,11 @@ pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError>
     let given = config.data_dir.clone();
     config.data_dir =
         std::path::absolute(&given).map_err(|error| failed("use the folder", &given, error))?;
-    for folder in [config.data_dir.clone(), config.disks_dir()] {
+    for folder in [
+        config.data_dir.clone(),
+        config.disks_dir(),
+        config.vms_dir(),
+    ] {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)

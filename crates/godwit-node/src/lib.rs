@@ -20,6 +20,7 @@ mod run;
 mod slots;
 mod store;
 mod transport;
+mod vms;
 
 pub use config::{NodeConfig, PeerConfig, TlsFiles};
 pub use logging::{LogFormat, init_logging};

@@ -14,6 +14,7 @@ use crate::migrations::incoming::Gatherings;
 use crate::peers::dial::Dialer;
 use crate::peers::probe::PeerHealth;
 use crate::store::Store;
+use crate::vms::Vms;
 
 /// Longest wait for any answer of the other node during a migration.
 pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,6 +34,8 @@ pub(crate) struct Node {
     pub(crate) migrations: Migrations,
     /// Incoming migrations whose connections are not complete.
     pub(crate) gatherings: Gatherings,
+    /// Its virtual machines.
+    pub(crate) vms: Vms,
     /// Imports and exports.
     pub(crate) jobs: Jobs,
     /// Opens connections to other nodes.

@@ -50,6 +50,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     for disk in node.disks.all() {
         run::open_and_start(node, &disk).await;
     }
+    crate::vms::recover::recover(node, contents.vms).await;
     Ok(())
 }
 

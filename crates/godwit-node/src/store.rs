@@ -1,4 +1,4 @@
-//! What survives a restart: disks, who owns them, and past migrations.
+//! What survives a restart: disks, who owns them, past migrations, and VMs.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,6 +8,7 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use crate::api::Migration;
+use crate::vms::VmEntry;
 
 /// The format that this build writes. A later one is refused rather than misread.
 const FORMAT: u64 = 1;
@@ -19,6 +20,7 @@ const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const DISKS: TableDefinition<&str, &[u8]> = TableDefinition::new("disks");
 const AUTHORITY: TableDefinition<&str, &[u8]> = TableDefinition::new("authority");
 const MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("migrations");
+const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 
 /// A disk as it is stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,6 +79,8 @@ pub(crate) struct Contents {
     pub(crate) disks: Vec<(String, DiskEntry, AuthorityRecord)>,
     /// Migrations by their number, oldest first.
     pub(crate) migrations: Vec<(u64, Migration)>,
+    /// Name and entry of each VM.
+    pub(crate) vms: Vec<(String, VmEntry)>,
 }
 
 /// Why the store cannot be used.
@@ -155,6 +159,7 @@ impl Store {
         let mut contents = Contents {
             disks: Vec::new(),
             migrations: Vec::new(),
+            vms: Vec::new(),
         };
         for item in disks.iter().map_err(redb::Error::from)? {
             let (name, entry) = item.map_err(redb::Error::from)?;
@@ -182,6 +187,17 @@ impl Store {
                     why: error.to_string(),
                 })?;
             contents.migrations.push((number, migration));
+        }
+        let vms = read.open_table(VMS).map_err(redb::Error::from)?;
+        for item in vms.iter().map_err(redb::Error::from)? {
+            let (name, entry) = item.map_err(redb::Error::from)?;
+            let name = name.value().to_owned();
+            let entry =
+                serde_json::from_slice(entry.value()).map_err(|error| StoreError::Damaged {
+                    key: format!("VM {name}"),
+                    why: error.to_string(),
+                })?;
+            contents.vms.push((name, entry));
         }
         Ok(contents)
     }
@@ -213,6 +229,29 @@ impl Store {
         self.write(move |write| {
             write.open_table(DISKS)?.remove(name.as_str())?;
             write.open_table(AUTHORITY)?.remove(name.as_str())?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Stores a VM.
+    pub(crate) async fn put_vm(&self, name: &str, entry: &VmEntry) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        let entry = json(&name, entry)?;
+        self.write(move |write| {
+            write
+                .open_table(VMS)?
+                .insert(name.as_str(), entry.as_slice())?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Forgets a VM.
+    pub(crate) async fn remove_vm(&self, name: &str) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        self.write(move |write| {
+            write.open_table(VMS)?.remove(name.as_str())?;
             Ok(())
         })
         .await
@@ -296,6 +335,7 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
         write.open_table(DISKS).map_err(redb::Error::from)?;
         write.open_table(AUTHORITY).map_err(redb::Error::from)?;
         write.open_table(MIGRATIONS).map_err(redb::Error::from)?;
+        write.open_table(VMS).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())

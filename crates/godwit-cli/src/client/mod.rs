@@ -70,10 +70,18 @@ impl Client {
         path: &str,
         body: &impl Serialize,
     ) -> Result<T, CallError> {
-        let body = serde_json::to_vec(body).map_err(|error| {
-            CallError::Unreachable(Failure::caused("cannot write the request as JSON", &error))
-        })?;
-        self.call(Method::POST, path, body.into()).await
+        let body = to_body(body)?;
+        self.call(Method::POST, path, body).await
+    }
+
+    /// Asks for something that has no result.
+    pub(crate) async fn order(
+        &mut self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<(), CallError> {
+        let body = to_body(body)?;
+        self.exchange(Method::POST, path, body).await.map(drop)
     }
 
     /// Removes.
@@ -159,6 +167,16 @@ impl Client {
             .map_err(|error| self.endpoint.broken(error.as_ref()))?;
         self.sender = Some(sender);
         Ok((status, body.to_bytes()))
+    }
+}
+
+fn to_body(value: &impl Serialize) -> Result<Bytes, CallError> {
+    match serde_json::to_vec(value) {
+        Ok(body) => Ok(body.into()),
+        Err(error) => Err(CallError::Unreachable(Failure::caused(
+            "cannot write the request as JSON",
+            &error,
+        ))),
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) async fn run(
 }
 
 /// A path as the node understands it: absolute, and for a node elsewhere given as such.
-fn node_path(path: &Path, client: &Client) -> Result<String, Failure> {
+pub(super) fn node_path(path: &Path, client: &Client) -> Result<String, Failure> {
     let shown = path.display();
     if !client.is_local() && path.is_relative() {
         return Err(Failure::usage(format!("{shown} must be an absolute path"))

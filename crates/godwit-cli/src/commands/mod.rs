@@ -2,6 +2,7 @@
 
 pub(crate) mod certs;
 pub(crate) mod completions;
+mod console;
 pub(crate) mod disk;
 mod follow;
 mod job;
@@ -9,3 +10,4 @@ pub(crate) mod migrate;
 pub(crate) mod migration;
 pub(crate) mod node;
 pub(crate) mod peer;
+pub(crate) mod vm;

@@ -6,9 +6,12 @@ pub mod promise;
 mod routes;
 mod serve;
 pub mod types;
+pub mod vm;
+mod vm_routes;
 
 pub use error::{ErrorBody, ErrorCode};
 pub use openapi::document;
 pub use promise::{MigrationPromise, Obstacle, PauseReason, Pauses};
 pub(crate) use serve::{listen_tls, listen_unix};
 pub use types::*;
+pub use vm::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};

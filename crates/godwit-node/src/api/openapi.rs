@@ -2,13 +2,13 @@
 
 use utoipa::OpenApi;
 
-use super::{error, routes, types};
+use super::{error, routes, types, vm, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
     info(
         title = "Godwit node",
-        description = "Serves disks and moves them between nodes while they are used."
+        description = "Serves disks and virtual machines, and moves them between nodes while they are used."
     ),
     paths(
         routes::health,
@@ -29,8 +29,13 @@ use super::{error, routes, types};
         routes::show_migration,
         routes::cancel_migration,
         routes::list_peers,
+        vm_routes::list_vms,
+        vm_routes::run_vm,
+        vm_routes::adopt_vm,
+        vm_routes::show_vm,
+        vm_routes::stop_vm,
     ),
-    components(schemas(error::ErrorBody, types::Disk, types::Migration))
+    components(schemas(error::ErrorBody, types::Disk, types::Migration, vm::Vm))
 )]
 struct Document;
 

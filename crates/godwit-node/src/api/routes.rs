@@ -17,6 +17,7 @@ use super::types::{
     ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest, Migration,
     Node as NodeView, Peer,
 };
+use super::vm_routes;
 use crate::disks::{claim, create, jobs, remove, view};
 use crate::migrations::{live, outgoing};
 use crate::node::{Node, blocking};
@@ -25,11 +26,11 @@ use crate::{clock, metrics, peers};
 /// Longest request body in bytes.
 const MAX_BODY: usize = 64 << 10;
 
-type Shared = State<Arc<Node>>;
+pub(super) type Shared = State<Arc<Node>>;
 
 /// Every route with its path, so that tests can go over them.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
-    vec![
+    let mut routes = vec![
         ("/health", get(health)),
         ("/metrics", get(show_metrics)),
         ("/openapi.json", get(openapi)),
@@ -45,7 +46,9 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/migrations/{id}", get(show_migration)),
         ("/v1/migrations/{id}/cancel", post(cancel_migration)),
         ("/v1/peers", get(list_peers)),
-    ]
+    ];
+    routes.extend(vm_routes::routes());
+    routes
 }
 
 /// The API of a node.
@@ -61,7 +64,7 @@ pub(super) fn router(node: Arc<Node>) -> Router {
 }
 
 /// A JSON body, whose faults are told as JSON errors.
-pub(super) struct Body<T>(T);
+pub(super) struct Body<T>(pub(super) T);
 
 impl<T, S> FromRequest<S> for Body<T>
 where
@@ -367,7 +370,10 @@ pub(super) async fn list_peers(State(node): Shared) -> Json<Vec<Peer>> {
 
 /// Runs work to its end even when the client that asked for it hangs up: half of it must not
 /// remain.
-async fn detached<T: Send + 'static, F: Future<Output = Result<T, ErrorBody>> + Send + 'static>(
+pub(super) async fn detached<
+    T: Send + 'static,
+    F: Future<Output = Result<T, ErrorBody>> + Send + 'static,
+>(
     node: Arc<Node>,
     work: impl FnOnce(Arc<Node>) -> F,
 ) -> Result<T, ErrorBody> {

@@ -14,6 +14,13 @@ use crate::store::Mark;
 /// The disk is being worked with, has clients or is in doubt; `force` overrides the last two.
 pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
     let disk = node.disks.get(name)?;
+    if let Some(vm) = node.vms.user_of(name, None) {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("disk {name} is used by VM {vm}"),
+        )
+        .hint(format!("stop the VM first: godwit vm stop {vm}")));
+    }
     let guard = disk.begin(Activity::Removing, |inner| allowed(&disk, inner, force))?;
     run::stop(&disk).await;
     if let Err(error) = finish(node, &disk).await {

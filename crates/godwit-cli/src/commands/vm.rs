@@ -1,0 +1,187 @@
+//! `godwit vm`
+
+use godwit_node::api::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};
+use serde_json::json;
+
+use super::console;
+use super::disk::node_path;
+use crate::arguments::{AcceleratorArgument, VmCommand, VmRunArguments};
+use crate::client::Client;
+use crate::failure::Failure;
+use crate::output::{Output, facts, table};
+use crate::routes;
+
+pub(crate) async fn run(
+    command: VmCommand,
+    client: &mut Client,
+    output: Output,
+) -> Result<(), Failure> {
+    match command {
+        VmCommand::Run(arguments) => {
+            let vm: Vm = client.post(routes::VMS, &request(*arguments)).await?;
+            output.print(&vm, |vm| format!("VM '{}' is {}", vm.name, vm.state.name()))
+        }
+        VmCommand::Adopt { name, qmp } => {
+            let qmp = node_path(&qmp, client)?;
+            let request = AdoptVm { name, qmp };
+            let vm: Vm = client.post(routes::VM_ADOPTIONS, &request).await?;
+            output.print(&vm, |vm| {
+                let disks = match vm.disks.as_slice() {
+                    [] => "no disks of this node".to_owned(),
+                    disks => format!("disks {}", disks.join(", ")),
+                };
+                format!("adopted VM '{}' with {disks}", vm.name)
+            })
+        }
+        VmCommand::List => {
+            let vms: Vec<Vm> = client.get(routes::VMS).await?;
+            output.print(&vms, |vms| list(vms))
+        }
+        VmCommand::Show { name } => {
+            let vm: Vm = client.get(&routes::vm(&name)).await?;
+            output.print(&vm, show)
+        }
+        VmCommand::Stop {
+            name,
+            force,
+            timeout,
+        } => {
+            let request = StopVm {
+                force,
+                timeout_seconds: timeout,
+            };
+            client.order(&routes::vm_stop(&name), &request).await?;
+            output.print(&json!({ "name": name }), |_| format!("stopped VM '{name}'"))
+        }
+        VmCommand::Console { name } => {
+            let vm: Vm = client.get(&routes::vm(&name)).await?;
+            let socket = console_socket(&vm, client.is_local())?;
+            console::run(&name, &socket).await
+        }
+    }
+}
+
+fn request(arguments: VmRunArguments) -> RunVm {
+    RunVm {
+        name: arguments.name,
+        disks: arguments.disks,
+        memory_bytes: Some(arguments.memory),
+        cpus: Some(arguments.cpus),
+        machine: arguments.machine,
+        accelerator: match arguments.accel {
+            AcceleratorArgument::Auto => Accelerator::Auto,
+            AcceleratorArgument::Kvm => Accelerator::Kvm,
+            AcceleratorArgument::Tcg => Accelerator::Tcg,
+        },
+        qemu: arguments.qemu,
+        arguments: arguments.arguments,
+    }
+}
+
+fn console_socket(vm: &Vm, local: bool) -> Result<String, Failure> {
+    let name = &vm.name;
+    match (&vm.console, &vm.moved_to) {
+        (_, Some(node)) => Err(Failure::new(format!("VM '{name}' is on node '{node}' now"))
+            .hint(format!("ask there: godwit vm console {name}"))),
+        (None, None) => Err(
+            Failure::new(format!("VM '{name}' has no console of the node's"))
+                .hint(format!("see why: godwit vm show {name}")),
+        ),
+        (Some(_), None) if !local => Err(Failure::new(format!(
+            "the console of VM '{name}' is a socket on the node's host"
+        ))
+        .hint("run the command there, with --socket")),
+        (Some(socket), None) => Ok(socket.clone()),
+    }
+}
+
+fn list(vms: &[Vm]) -> String {
+    let row = |vm: &Vm| {
+        let note = match (vm.state, &vm.moved_to) {
+            (VmState::Departed, Some(node)) => format!("on {node}"),
+            _ => vm.problem.clone().unwrap_or_default(),
+        };
+        [
+            vm.name.clone(),
+            vm.state.name().to_owned(),
+            vm.disks.join(","),
+            vm.pid.map(|pid| pid.to_string()).unwrap_or_default(),
+            note,
+        ]
+    };
+    let empty = "no VMs: start one with godwit vm run NAME --disk DISK";
+    table(
+        ["NAME", "STATE", "DISKS", "PID", "NOTE"],
+        vms.iter().map(row),
+        empty,
+    )
+}
+
+fn show(vm: &Vm) -> String {
+    facts([
+        ("name", Some(vm.name.clone())),
+        ("state", Some(format!("{}: {}", vm.state.name(), vm.status))),
+        ("problem", vm.problem.clone()),
+        ("disks", (!vm.disks.is_empty()).then(|| vm.disks.join(", "))),
+        ("from", Some(vm.origin.clone())),
+        ("on", vm.moved_to.clone()),
+        ("migration", vm.migration.clone()),
+        ("process", vm.pid.map(|pid| pid.to_string())),
+        ("QEMU", vm.qemu_version.clone()),
+        ("monitor", Some(vm.qmp.clone())),
+        ("console", vm.console.clone()),
+        ("log", vm.log.clone()),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm() -> Vm {
+        Vm {
+            name: "v".to_owned(),
+            state: VmState::Running,
+            status: "runs here".to_owned(),
+            disks: vec!["root".to_owned(), "data".to_owned()],
+            origin: "run".to_owned(),
+            moved_to: None,
+            migration: None,
+            pid: Some(7),
+            qemu_version: Some("10.0.2".to_owned()),
+            qmp: "/n/qmp.sock".to_owned(),
+            console: Some("/n/console.sock".to_owned()),
+            log: None,
+            problem: None,
+        }
+    }
+
+    #[test]
+    fn a_vm_is_listed_with_its_disks() {
+        let text = list(&[vm()]);
+        let row = text.lines().nth(1).unwrap();
+        assert_eq!(
+            row.split_whitespace().collect::<Vec<_>>(),
+            ["v", "running", "root,data", "7"]
+        );
+        assert!(show(&vm()).contains("running: runs here"));
+    }
+
+    #[test]
+    fn a_console_is_where_the_vm_is() {
+        assert_eq!(console_socket(&vm(), true).unwrap(), "/n/console.sock");
+        assert!(console_socket(&vm(), false).is_err());
+        let moved = Vm {
+            moved_to: Some("b".to_owned()),
+            state: VmState::Departed,
+            ..vm()
+        };
+        let told = console_socket(&moved, true).unwrap_err().to_string();
+        assert!(told.contains("on node 'b'"), "{told}");
+        let without = Vm {
+            console: None,
+            ..vm()
+        };
+        assert!(console_socket(&without, true).is_err());
+    }
+}

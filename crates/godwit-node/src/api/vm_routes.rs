@@ -1,0 +1,88 @@
+//! The API's routes about virtual machines.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::{MethodRouter, get, post};
+
+use super::error::ErrorBody;
+use super::routes::{Body, Shared, detached};
+use super::vm::{AdoptVm, RunVm, StopVm, Vm};
+use crate::node::Node;
+use crate::vms::{self, view};
+
+/// The routes with their paths.
+pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+    vec![
+        ("/v1/vms", get(list_vms).post(run_vm)),
+        ("/v1/vms/adopt", post(adopt_vm)),
+        ("/v1/vms/{name}", get(show_vm)),
+        ("/v1/vms/{name}/stop", post(stop_vm)),
+    ]
+}
+
+/// All VMs that this node knows.
+#[utoipa::path(get, path = "/v1/vms", responses((status = 200, body = Vec<Vm>)))]
+pub(super) async fn list_vms(State(node): Shared) -> Json<Vec<Vm>> {
+    Json(node.vms.all().iter().map(|vm| view::vm(vm)).collect())
+}
+
+/// One VM.
+#[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path)), responses(
+    (status = 200, body = Vm), (status = 404, body = ErrorBody)))]
+pub(super) async fn show_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<Vm>, ErrorBody> {
+    Ok(Json(view::vm(node.vms.get(&name)?.as_ref())))
+}
+
+/// Starts a VM on disks of this node.
+#[utoipa::path(post, path = "/v1/vms", request_body = RunVm, responses(
+    (status = 201, body = Vm), (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody), (status = 500, body = ErrorBody)))]
+pub(super) async fn run_vm(
+    State(node): Shared,
+    Body(request): Body<RunVm>,
+) -> Result<(StatusCode, Json<Vm>), ErrorBody> {
+    node.check_open()?;
+    let started = detached(
+        node,
+        move |node| async move { vms::run(&node, request).await },
+    );
+    Ok((StatusCode::CREATED, Json(view::vm(started.await?.as_ref()))))
+}
+
+/// Takes over a VM that somebody else started.
+#[utoipa::path(post, path = "/v1/vms/adopt", request_body = AdoptVm, responses(
+    (status = 201, body = Vm), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn adopt_vm(
+    State(node): Shared,
+    Body(request): Body<AdoptVm>,
+) -> Result<(StatusCode, Json<Vm>), ErrorBody> {
+    node.check_open()?;
+    let adopted = detached(
+        node,
+        move |node| async move { vms::adopt(&node, request).await },
+    );
+    Ok((StatusCode::CREATED, Json(view::vm(adopted.await?.as_ref()))))
+}
+
+/// Stops a VM and forgets it; its disks stay.
+#[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path)),
+    request_body = StopVm, responses((status = 204, description = "It is gone"),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn stop_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<StopVm>,
+) -> Result<StatusCode, ErrorBody> {
+    node.check_open()?;
+    let stopped = detached(node, move |node| async move {
+        vms::stop(&node, &name, request).await
+    });
+    stopped.await?;
+    Ok(StatusCode::NO_CONTENT)
+}

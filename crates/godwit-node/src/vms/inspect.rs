@@ -1,0 +1,131 @@
+//! What a running QEMU tells about its machine.
+
+use serde_json::{Value, json};
+
+use super::qmp::{Qmp, QmpError, text};
+
+/// What matters for the node's disks and for a migration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// The machine type with its version, such as `pc-q35-10.0`.
+    pub(crate) machine_type: Option<String>,
+    /// Whether all memory is shared, so that another process can do I/O in it.
+    pub(crate) memory_shared: bool,
+    /// Bytes of memory.
+    pub(crate) memory_bytes: u64,
+    /// What QEMU's character devices are connected to.
+    pub(crate) backends: Vec<String>,
+    /// Drives that QEMU opened by itself, with their files.
+    pub(crate) drives: Vec<String>,
+    /// Why QEMU itself refuses to migrate.
+    pub(crate) blocked: Vec<String>,
+}
+
+impl Facts {
+    /// Asks QEMU.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub(crate) async fn read(qmp: &Qmp) -> Result<Self, QmpError> {
+        let machine = json!({ "path": "/machine", "property": "type" });
+        let machine = qmp.execute("qom-get", machine).await?;
+        let memory = qmp.execute("query-memdev", json!({})).await?;
+        let size = qmp.execute("query-memory-size-summary", json!({})).await?;
+        let backends = qmp.execute("query-chardev", json!({})).await?;
+        let drives = qmp.execute("query-block", json!({})).await?;
+        let migration = qmp.execute("query-migrate", json!({})).await?;
+        let machine = machine
+            .as_str()
+            .and_then(|name| name.strip_suffix("-machine"));
+        let backings = items(&memory);
+        let part = |name: &str| size.get(name).and_then(Value::as_u64).unwrap_or(0);
+        let blocked = migration.get("blocked-reasons").map(items);
+        Ok(Self {
+            machine_type: machine.map(str::to_owned),
+            memory_shared: !backings.is_empty()
+                && backings.iter().all(|backing| backing["share"] == true),
+            memory_bytes: part("base-memory").saturating_add(part("plugged-memory")),
+            backends: items(&backends)
+                .iter()
+                .map(|backend| text(backend, "filename"))
+                .collect(),
+            drives: items(&drives).iter().filter_map(drive).collect(),
+            blocked: blocked
+                .unwrap_or_default()
+                .iter()
+                .filter_map(Value::as_str)
+                .map(str::to_owned)
+                .collect(),
+        })
+    }
+
+    /// Whether one of the character devices is connected to this socket.
+    pub(crate) fn uses_socket(&self, path: &std::path::Path) -> bool {
+        // `unix:/path` or `disconnected:unix:/path,server=off` and the like.
+        let socket = format!("unix:{}", path.display());
+        self.backends.iter().any(|backend| {
+            backend
+                .split_once(&socket)
+                .is_some_and(|(_, rest)| rest.is_empty() || rest.starts_with(','))
+        })
+    }
+}
+
+/// The run state that QEMU is in.
+///
+/// # Errors
+/// [`QmpError`].
+pub(crate) async fn run_state(qmp: &Qmp) -> Result<String, QmpError> {
+    let status = qmp.execute("query-status", json!({})).await?;
+    Ok(text(&status, "status"))
+}
+
+fn items(list: &Value) -> &[Value] {
+    list.as_array().map_or(&[], Vec::as_slice)
+}
+
+/// A drive with something in it.
+fn drive(drive: &Value) -> Option<String> {
+    let inserted = drive.get("inserted")?;
+    let name = [text(drive, "device"), text(drive, "qdev")]
+        .into_iter()
+        .find(|name| !name.is_empty())
+        .unwrap_or_else(|| String::from("without a name"));
+    Some(format!("{name} ({})", text(inserted, "file")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_is_recognised_by_its_whole_path() {
+        let facts = Facts {
+            backends: vec![
+                String::from("disconnected:unix:/n/disks/root.vhost"),
+                String::from("unix:/n/disks/data.vhost,server=off"),
+            ],
+            ..Facts::default()
+        };
+        for (path, used) in [
+            ("/n/disks/root.vhost", true),
+            ("/n/disks/data.vhost", true),
+            ("/n/disks/root.vhos", false),
+            ("/disks/root.vhost", false),
+        ] {
+            assert_eq!(
+                facts.uses_socket(std::path::Path::new(path)),
+                used,
+                "{path}"
+            );
+        }
+    }
+
+    #[test]
+    fn empty_drives_are_not_counted_and_odd_answers_do_no_harm() {
+        assert_eq!(drive(&json!({ "device": "cd0" })), None);
+        let full = json!({ "device": "", "qdev": "q", "inserted": { "file": "/x" } });
+        assert_eq!(drive(&full).as_deref(), Some("q (/x)"));
+        assert_eq!(items(&json!({ "a": 1 })), &[] as &[Value]);
+    }
+}

@@ -1,0 +1,509 @@
+//! How a VM's QEMU is started: the words of its command line, with gaps for what differs from node
+//! to node.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// The id of the shared memory that the node adds.
+const MEMORY_ID: &str = "godwit-memory";
+
+/// Longest wait of QEMU before it connects to a disk's socket again, in milliseconds.
+const RECONNECT_MS: u32 = 100;
+
+/// One word of a command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum Word {
+    /// The same on every node.
+    Plain(String),
+    /// The socket of a disk stands between two parts.
+    Disk {
+        /// What comes before the socket's path.
+        before: String,
+        /// Whose socket it is.
+        disk: String,
+        /// What comes after.
+        after: String,
+    },
+}
+
+/// A VM as every node would start it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Machine {
+    /// The QEMU program: a name to be looked for, or a path.
+    pub(crate) program: String,
+    /// Its command line, without what the node adds.
+    pub(crate) words: Vec<Word>,
+    /// The disks in the order of the command line.
+    pub(crate) disks: Vec<String>,
+    /// Whether the first serial port is the node's console socket.
+    pub(crate) console: bool,
+    /// What cannot be repeated on another node.
+    #[serde(default)]
+    pub(crate) bound_here: Vec<String>,
+}
+
+/// What a new VM is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts<'a> {
+    /// The VM's name.
+    pub(crate) name: &'a str,
+    /// Its disks.
+    pub(crate) disks: &'a [String],
+    /// Bytes of memory.
+    pub(crate) memory: u64,
+    /// Virtual processors.
+    pub(crate) cpus: u32,
+    /// The machine type; QEMU's own arguments may name it instead.
+    pub(crate) machine: Option<&'a str>,
+    /// `kvm` or `tcg`.
+    pub(crate) accelerator: &'a str,
+    /// Further arguments for QEMU.
+    pub(crate) arguments: &'a [String],
+}
+
+/// Where a VM's files are on a node.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// The VM's folder.
+    pub(crate) folder: PathBuf,
+}
+
+impl Places {
+    /// The socket of QEMU's monitor.
+    pub(crate) fn qmp(&self) -> PathBuf {
+        self.folder.join("qmp.sock")
+    }
+
+    /// The socket of the first serial port.
+    pub(crate) fn console(&self) -> PathBuf {
+        self.folder.join("console.sock")
+    }
+
+    /// Where QEMU's messages go.
+    pub(crate) fn log(&self) -> PathBuf {
+        self.folder.join("qemu.log")
+    }
+
+    /// Where the memory of an incoming VM arrives.
+    pub(crate) fn incoming(&self) -> PathBuf {
+        self.folder.join("incoming.sock")
+    }
+
+    /// Where QEMU sends the memory of a VM that leaves.
+    pub(crate) fn outgoing(&self) -> PathBuf {
+        self.folder.join("outgoing.sock")
+    }
+}
+
+/// The names of an argument, with one dash: QEMU takes two as well.
+fn option(word: &str) -> Option<&str> {
+    let name = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
+    (!name.is_empty()).then_some(name)
+}
+
+fn has(arguments: &[String], names: &[&str]) -> bool {
+    arguments
+        .iter()
+        .filter_map(|word| option(word))
+        .any(|name| names.contains(&name))
+}
+
+impl Machine {
+    /// The command line of a new VM. What QEMU's own arguments say already is not said again.
+    pub(crate) fn build(program: &str, parts: &Parts<'_>) -> Self {
+        let given = parts.arguments;
+        let mut words = Vec::new();
+        let mut push = |pair: [&str; 2]| words.extend(pair.map(|w| Word::Plain(w.to_owned())));
+        let shares_memory = given.iter().any(|word| word.contains("memory-backend="));
+        if !has(given, &["name"]) {
+            push(["-name", parts.name]);
+        }
+        if let Some(machine) = parts.machine {
+            push(["-machine", machine]);
+        }
+        if !has(given, &["accel", "enable-kvm"]) && !given.iter().any(|w| w.contains("accel=")) {
+            push(["-accel", parts.accelerator]);
+        }
+        if !has(given, &["m"]) {
+            push(["-m", &format!("{}B", parts.memory)]);
+        }
+        if !has(given, &["smp"]) {
+            push(["-smp", &parts.cpus.to_string()]);
+        }
+        if !shares_memory {
+            let size = parts.memory;
+            let backend = format!("memory-backend-memfd,id={MEMORY_ID},size={size}B,share=on");
+            push(["-object", &backend]);
+            push(["-machine", &format!("memory-backend={MEMORY_ID}")]);
+        }
+        if !has(given, &["display", "nographic", "vnc", "spice"]) {
+            push(["-display", "none"]);
+        }
+        for (number, disk) in parts.disks.iter().enumerate() {
+            let id = format!("godwit-disk{number}");
+            words.push(Word::Plain(String::from("-chardev")));
+            words.push(Word::Disk {
+                before: format!("socket,id={id},path="),
+                disk: disk.clone(),
+                after: format!(",reconnect-ms={RECONNECT_MS}"),
+            });
+            let device = format!("vhost-user-blk-pci,chardev={id},num-queues={}", parts.cpus);
+            words.extend(["-device", &device].map(|w| Word::Plain(w.to_owned())));
+        }
+        words.extend(given.iter().cloned().map(Word::Plain));
+        Self {
+            program: program.to_owned(),
+            words,
+            disks: parts.disks.to_vec(),
+            console: !has(given, &["serial", "nographic"]),
+            bound_here: Vec::new(),
+        }
+    }
+
+    /// The machine behind the command line of a QEMU that runs. `disk_of` names the disk whose
+    /// socket a path is.
+    pub(crate) fn adopt(
+        command: &[String],
+        disk_of: impl Fn(&Path) -> Option<String>,
+    ) -> Option<Self> {
+        let (program, given) = command.split_first()?;
+        let mut machine = Self {
+            program: program.clone(),
+            words: Vec::new(),
+            disks: Vec::new(),
+            console: false,
+            bound_here: Vec::new(),
+        };
+        let monitors = monitor_backends(given);
+        let mut rest = given.iter();
+        let mut serial = false;
+        let mut nographic = false;
+        while let Some(word) = rest.next() {
+            match option(word) {
+                // The node says these itself, or they are over.
+                Some("S" | "daemonize") => {}
+                Some("pidfile" | "incoming" | "qmp" | "qmp-pretty" | "monitor" | "mon") => {
+                    rest.next();
+                }
+                Some("nographic") => {
+                    nographic = true;
+                    machine.push(["-display", "none"]);
+                }
+                Some("serial") => {
+                    let Some(value) = rest.next() else { continue };
+                    if !serial && matches!(value.as_str(), "stdio" | "mon:stdio") {
+                        machine.console = true;
+                    } else {
+                        machine.push(["-serial", value]);
+                    }
+                    serial = true;
+                }
+                Some("chardev") => {
+                    let Some(value) = rest.next() else { continue };
+                    let id = field(value, "id").map(|(_, id)| id);
+                    if id.is_some_and(|id| monitors.contains(&id)) {
+                        continue;
+                    }
+                    machine.words.push(Word::Plain(word.clone()));
+                    machine.take_backend(value, &disk_of);
+                }
+                _ => {
+                    machine.check(word);
+                    machine.words.push(Word::Plain(word.clone()));
+                }
+            }
+        }
+        machine.console |= nographic && !serial;
+        Some(machine)
+    }
+
+    fn push(&mut self, pair: [&str; 2]) {
+        self.words
+            .extend(pair.map(|word| Word::Plain(word.to_owned())));
+    }
+
+    fn take_backend(&mut self, value: &str, disk_of: impl Fn(&Path) -> Option<String>) {
+        let served = field(value, "path")
+            .and_then(|(at, path)| Some((at, disk_of(Path::new(&path))?)))
+            .filter(|_| value.starts_with("socket,"));
+        let Some(((from, to), disk)) = served else {
+            self.check(value);
+            self.words.push(Word::Plain(value.to_owned()));
+            return;
+        };
+        if !self.disks.contains(&disk) {
+            self.disks.push(disk.clone());
+        }
+        self.words.push(Word::Disk {
+            before: value[..from].to_owned(),
+            disk,
+            after: value[to..].to_owned(),
+        });
+    }
+
+    /// Notes what only the process that QEMU came from could give it.
+    fn check(&mut self, word: &str) {
+        let descriptor = ["fd", "fds", "vhostfd", "vhostfds"]
+            .iter()
+            .any(|key| field(word, key).is_some());
+        if descriptor || option(word) == Some("add-fd") || word.contains("/dev/fdset/") {
+            let shown: String = word.chars().take(80).collect();
+            self.bound_here
+                .push(format!("it was given open files ({shown})"));
+        }
+    }
+
+    /// The words with which this node starts the VM, the program aside. `machine_type` is what an
+    /// alias such as `q35` meant where the VM was started first.
+    pub(crate) fn command_line(
+        &self,
+        places: &Places,
+        disk_socket: impl Fn(&str) -> PathBuf,
+        machine_type: Option<&str>,
+    ) -> Vec<String> {
+        let mut line: Vec<String> = self
+            .words
+            .iter()
+            .map(|word| match word {
+                Word::Plain(word) => word.clone(),
+                Word::Disk {
+                    before,
+                    disk,
+                    after,
+                } => format!("{before}{}{after}", escaped(&disk_socket(disk))),
+            })
+            .collect();
+        let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
+        if let Some(machine_type) = machine_type {
+            push(["-machine", &format!("type={machine_type}")]);
+        }
+        let server = |id: &str, path: &Path| {
+            format!("socket,id={id},path={},server=on,wait=off", escaped(path))
+        };
+        if self.console {
+            push(["-chardev", &server("godwit-console", &places.console())]);
+            push(["-serial", "chardev:godwit-console"]);
+        }
+        push(["-chardev", &server("godwit-qmp", &places.qmp())]);
+        push(["-mon", "chardev=godwit-qmp,mode=control"]);
+        // Without it QEMU would put a monitor of its own on standard input.
+        push(["-monitor", "none"]);
+        line
+    }
+
+    #[cfg(test)]
+    /// The value of the last option of one of these names.
+    pub(crate) fn last_value(&self, names: &[&str]) -> Option<&str> {
+        let mut found = None;
+        for pair in self.words.windows(2) {
+            if let [Word::Plain(word), Word::Plain(value)] = pair
+                && option(word).is_some_and(|name| names.contains(&name))
+            {
+                found = Some(value.as_str());
+            }
+        }
+        found
+    }
+}
+
+/// The ids of what monitors talk through.
+fn monitor_backends(given: &[String]) -> Vec<String> {
+    given
+        .windows(2)
+        .filter(|pair| option(&pair[0]) == Some("mon"))
+        .filter_map(|pair| match field(&pair[1], "chardev") {
+            Some((_, id)) => Some(id),
+            None => pair[1].split(',').next().map(str::to_owned),
+        })
+        .collect()
+}
+
+/// A path as a value of one of QEMU's options, where a comma ends a value unless it is doubled.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}
+
+/// Where the value of a key stands in an option such as `socket,id=a,path=/x,,y`, and the value.
+fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
+    let bytes = option.as_bytes();
+    let mut start = 0;
+    while start < bytes.len() {
+        let mut end = start;
+        while end < bytes.len() {
+            if bytes[end] == b',' {
+                if bytes.get(end + 1) != Some(&b',') {
+                    break;
+                }
+                end += 1;
+            }
+            end += 1;
+        }
+        let end = end.min(bytes.len());
+        if let Some(value) = option[start..end]
+            .strip_prefix(key)
+            .and_then(|rest| rest.strip_prefix('='))
+        {
+            return Some(((end - value.len(), end), value.replace(",,", ",")));
+        }
+        start = end + 1;
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn strings(words: &[&str]) -> Vec<String> {
+        words.iter().map(|&word| word.to_owned()).collect()
+    }
+
+    fn places() -> Places {
+        Places {
+            folder: PathBuf::from("/n/vms/v"),
+        }
+    }
+
+    fn built(arguments: &[&str]) -> String {
+        let disks = strings(&["root", "data"]);
+        let arguments = strings(arguments);
+        let parts = Parts {
+            name: "v",
+            disks: &disks,
+            memory: 512 << 20,
+            cpus: 2,
+            machine: Some("q35"),
+            accelerator: "tcg",
+            arguments: &arguments,
+        };
+        Machine::build("qemu-system-x86_64", &parts)
+            .command_line(&places(), |disk| PathBuf::from(format!("/n/{disk}")), None)
+            .join(" ")
+    }
+
+    #[test]
+    fn a_new_vm_has_shared_memory_disks_a_monitor_and_a_console() {
+        assert_eq!(
+            built(&["-nic", "none"]),
+            "-name v -machine q35 -accel tcg -m 536870912B -smp 2 \
+             -object memory-backend-memfd,id=godwit-memory,size=536870912B,share=on \
+             -machine memory-backend=godwit-memory -display none \
+             -chardev socket,id=godwit-disk0,path=/n/root,reconnect-ms=100 \
+             -device vhost-user-blk-pci,chardev=godwit-disk0,num-queues=2 \
+             -chardev socket,id=godwit-disk1,path=/n/data,reconnect-ms=100 \
+             -device vhost-user-blk-pci,chardev=godwit-disk1,num-queues=2 -nic none \
+             -chardev socket,id=godwit-console,path=/n/vms/v/console.sock,server=on,wait=off \
+             -serial chardev:godwit-console \
+             -chardev socket,id=godwit-qmp,path=/n/vms/v/qmp.sock,server=on,wait=off \
+             -mon chardev=godwit-qmp,mode=control -monitor none"
+        );
+    }
+
+    #[test]
+    fn what_the_arguments_say_is_not_said_twice() {
+        let line = built(&[
+            "--accel",
+            "kvm",
+            "-m",
+            "1G",
+            "-smp",
+            "4",
+            "-nographic",
+            "-machine",
+            "memory-backend=own",
+            "-serial",
+            "file:/x",
+        ]);
+        for absent in [
+            "tcg",
+            "536870912",
+            "godwit-memory",
+            "-display",
+            "console",
+            "-smp 2",
+        ] {
+            assert!(!line.contains(absent), "{absent}: {line}");
+        }
+    }
+
+    #[test]
+    fn an_adopted_command_line_keeps_what_is_the_machines_own() {
+        let command = strings(&[
+            "/usr/bin/qemu-system-x86_64",
+            "-machine",
+            "pc,memory-backend=m",
+            "-S",
+            "-daemonize",
+            "-pidfile",
+            "/p",
+            "-qmp",
+            "unix:/q,server",
+            "-chardev",
+            "socket,path=/m,id=mon0",
+            "-mon",
+            "chardev=mon0,mode=control",
+            "-nographic",
+            "-chardev",
+            "socket,id=c,path=/a,,b.vhost,reconnect-ms=5",
+            "-device",
+            "vhost-user-blk-pci,chardev=c",
+            "-incoming",
+            "defer",
+        ]);
+        let disk_of = |path: &Path| (path == Path::new("/a,b.vhost")).then(|| "root".to_owned());
+        let machine = Machine::adopt(&command, disk_of).expect("a machine");
+        assert_eq!(machine.disks, ["root"]);
+        assert!(machine.bound_here.is_empty(), "{machine:?}");
+        let line = machine.command_line(
+            &places(),
+            |disk| PathBuf::from(format!("/other,{disk}")),
+            Some("pc-i440fx-9.0"),
+        );
+        assert_eq!(
+            line.join(" "),
+            "-machine pc,memory-backend=m -display none \
+             -chardev socket,id=c,path=/other,,root,reconnect-ms=5 \
+             -device vhost-user-blk-pci,chardev=c -machine type=pc-i440fx-9.0 \
+             -chardev socket,id=godwit-console,path=/n/vms/v/console.sock,server=on,wait=off \
+             -serial chardev:godwit-console \
+             -chardev socket,id=godwit-qmp,path=/n/vms/v/qmp.sock,server=on,wait=off \
+             -mon chardev=godwit-qmp,mode=control -monitor none"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_repeated_elsewhere_is_noted() {
+        let command = strings(&["q", "-netdev", "tap,fd=22,id=n", "-add-fd", "set=1,fd=3"]);
+        let machine = Machine::adopt(&command, |_| None).expect("a machine");
+        assert!(machine.bound_here.len() >= 2, "{:?}", machine.bound_here);
+    }
+
+    #[test]
+    fn fields_are_found_whatever_stands_around_them() {
+        for (option, key, value) in [
+            ("socket,id=a,path=/x", "path", Some("/x")),
+            ("path=/x,,y,id=a", "path", Some("/x,y")),
+            ("path=/x,,", "path", Some("/x,")),
+            ("socket,mypath=/x", "path", None),
+            ("path=", "path", Some("")),
+            (",,,", "path", None),
+            ("", "path", None),
+            ("a=1,fd=2", "fd", Some("2")),
+        ] {
+            let found = field(option, key).map(|(_, value)| value);
+            assert_eq!(found.as_deref(), value, "{option}");
+        }
+    }
+
+    #[test]
+    fn a_machine_survives_the_store() {
+        let command = strings(&["q", "-chardev", "socket,path=/a,id=c", "-m", "1G"]);
+        let machine = Machine::adopt(&command, |_| Some(String::from("root"))).expect("a machine");
+        let stored = serde_json::to_vec(&machine).expect("writes");
+        let read: Machine = serde_json::from_slice(&stored).expect("reads");
+        assert_eq!(read, machine);
+        assert_eq!(read.last_value(&["m"]), Some("1G"));
+    }
+}

@@ -1,0 +1,197 @@
+//! Starts QEMU so that it outlives the node, and ends it.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::io::unix::AsyncFd;
+
+use super::machine::Places;
+use super::qmp::Qmp;
+use crate::api::{ErrorBody, ErrorCode};
+
+/// Longest wait for a new QEMU to answer.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How often a new QEMU is tried.
+const START_POLL: Duration = Duration::from_millis(10);
+
+/// How much of the end of QEMU's log is shown.
+const LOG_TAIL: u64 = 2048;
+
+/// A QEMU process, which may not be a child of this one.
+#[derive(Debug)]
+pub(crate) struct Process {
+    /// Its process id.
+    pub(crate) pid: u32,
+    handle: AsyncFd<OwnedFd>,
+}
+
+impl Process {
+    /// The process of this id.
+    ///
+    /// # Errors
+    /// There is none, or the system is out of descriptors.
+    pub(crate) fn open(pid: u32) -> io::Result<Self> {
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let raw = raw.ok_or(io::ErrorKind::NotFound)?;
+        let handle = pidfd_open(raw, PidfdFlags::NONBLOCK)?;
+        // SAFETY: the descriptor is owned, so it names the same process until it is dropped together
+        // with its registration.
+        let handle =
+            unsafe { AsyncFd::register_with_interest(handle, tokio::io::Interest::READABLE)? };
+        Ok(Self { pid, handle })
+    }
+
+    /// Ready once the process has ended.
+    pub(crate) async fn ended(&self) {
+        // The descriptor becomes readable at the end and stays so; it cannot fail otherwise.
+        let _ = self.handle.readable().await;
+    }
+
+    /// Kills the process and waits for its end.
+    pub(crate) async fn kill(&self) {
+        // It may have ended by itself.
+        let _ = pidfd_send_signal(self.handle.get_ref(), Signal::KILL);
+        self.ended().await;
+    }
+}
+
+/// Makes the folder of a VM, for this user only.
+///
+/// # Errors
+/// What the system says.
+pub(crate) fn make_folder(places: &Places) -> io::Result<()> {
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&places.folder)
+}
+
+/// Starts QEMU in a session of its own, with its messages in the VM's log, and waits until its
+/// monitor answers.
+///
+/// # Errors
+/// [`ErrorBody`] with the end of QEMU's log when it does not start.
+pub(crate) async fn start(
+    name: &str,
+    program: &str,
+    line: &[String],
+    places: &Places,
+) -> Result<(Process, Qmp), ErrorBody> {
+    let failed = |why: String| {
+        ErrorBody::new(
+            ErrorCode::Internal,
+            format!("cannot start VM {name}: {why}"),
+        )
+    };
+    let mut child = spawn(program, line, places).map_err(|error| {
+        failed(format!("{program}: {error}")).hint("install QEMU, or name it with --qemu PATH")
+    })?;
+    let pid = child.id().unwrap_or_default();
+    let process = Process::open(pid).map_err(|error| failed(error.to_string()))?;
+    // Reaps it whenever it ends, also long after the VM was handed over.
+    let mut child = tokio::spawn(async move { child.wait().await });
+    let answers = async {
+        loop {
+            match Qmp::connect(&places.qmp()).await {
+                Ok(qmp) => return qmp,
+                Err(_) => tokio::time::sleep(START_POLL).await,
+            }
+        }
+    };
+    let why = tokio::select! {
+        qmp = answers => return Ok((process, qmp)),
+        ended = &mut child => match ended {
+            Ok(Ok(status)) => format!("QEMU ended with {status}"),
+            _ => String::from("QEMU ended"),
+        },
+        () = tokio::time::sleep(START_TIMEOUT) => {
+            process.kill().await;
+            format!("QEMU's monitor did not answer within {} seconds", START_TIMEOUT.as_secs())
+        }
+    };
+    let said = log_tail(&places.log());
+    Err(failed(if said.is_empty() {
+        why
+    } else {
+        format!("{why}: {said}")
+    })
+    .hint(format!("see {}", places.log().display())))
+}
+
+fn spawn(program: &str, line: &[String], places: &Places) -> io::Result<tokio::process::Child> {
+    for socket in [places.qmp(), places.console(), places.incoming()] {
+        match std::fs::remove_file(socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    let log = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(places.log())?;
+    let mut command = Command::new(program);
+    command
+        .args(line)
+        .current_dir(&places.folder)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log);
+    // SAFETY: between fork and exec only the system call is made, which allocates nothing and takes
+    // no lock.
+    unsafe {
+        // A session of its own: neither the node's end nor its terminal's reaches QEMU.
+        command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from));
+    }
+    tokio::process::Command::from(command).spawn()
+}
+
+/// The end of a log, on one line.
+pub(crate) fn log_tail(path: &Path) -> String {
+    let read = || -> io::Result<String> {
+        let mut file = std::fs::File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL)))?;
+        let mut bytes = Vec::new();
+        file.take(LOG_TAIL).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let lines: Vec<&str> = text
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect();
+    lines.join("; ")
+}
+
+/// The words of a process's command line.
+///
+/// # Errors
+/// The process is gone, belongs to somebody else, or its command line is odd.
+pub(crate) fn command_line(pid: u32) -> io::Result<Vec<String>> {
+    const LONGEST: u64 = 1 << 20;
+    let mut bytes = Vec::new();
+    std::fs::File::open(format!("/proc/{pid}/cmdline"))?
+        .take(LONGEST)
+        .read_to_end(&mut bytes)?;
+    if bytes.pop() != Some(0) {
+        return Err(io::Error::other("its command line is empty or too long"));
+    }
+    bytes
+        .split(|&byte| byte == 0)
+        .map(|word| {
+            String::from_utf8(word.to_vec())
+                .map_err(|_| io::Error::other("its command line is not UTF-8"))
+        })
+        .collect()
+}

@@ -1,0 +1,540 @@
+//! Talks to QEMU's monitor (QMP) over a unix socket.
+//!
+//! One task owns the socket. Commands carry an id and have a time limit; events go to whoever
+//! subscribes. Whatever stands at the other end: lines are bounded, what is not understood ends the
+//! connection, and nobody waits for ever.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Map, Value, json};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+/// Longest line from QEMU in bytes: the list of CPU models is the longest there is.
+const MAX_LINE: usize = 4 << 20;
+
+/// Commands that wait for their answer at once.
+const MAX_PENDING: usize = 64;
+
+/// Events that a slow subscriber may miss none of.
+const EVENT_BACKLOG: usize = 256;
+
+/// Longest wait for the greeting and for each ordinary command.
+pub(crate) const QMP_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why QEMU did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum QmpError {
+    /// The connection cannot be made or has ended.
+    #[error("QEMU's monitor is gone: {0}")]
+    Closed(String),
+    /// It took too long.
+    #[error("QEMU did not answer {command:?} within {} seconds", .limit.as_secs())]
+    Timeout {
+        /// What was asked.
+        command: String,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// QEMU said no.
+    #[error("QEMU refused {command:?}: {description}")]
+    Refused {
+        /// What was asked.
+        command: String,
+        /// What QEMU said.
+        description: String,
+    },
+    /// What answers is not a QEMU monitor, or says something else than it should.
+    #[error("what answers is not QEMU's monitor as it is known: {0}")]
+    Unexpected(String),
+}
+
+/// Something that QEMU reports by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct QmpEvent {
+    /// Its name, such as `STOP`.
+    pub(crate) name: String,
+    /// What belongs to it.
+    pub(crate) data: Value,
+    /// When QEMU says that it happened, in microseconds of its host's clock.
+    pub(crate) at_us: u64,
+}
+
+/// A connection to one QEMU. Clones share it; it ends with the last one.
+#[derive(Clone, Debug)]
+pub(crate) struct Qmp {
+    calls: mpsc::Sender<Call>,
+    events: broadcast::Sender<QmpEvent>,
+    closed: watch::Receiver<Option<String>>,
+    version: Arc<QemuVersion>,
+    pid: Option<u32>,
+}
+
+/// Which QEMU it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct QemuVersion {
+    /// The first number.
+    pub(crate) major: u64,
+    /// The second.
+    pub(crate) minor: u64,
+    /// The third.
+    pub(crate) micro: u64,
+}
+
+impl std::fmt::Display for QemuVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+#[derive(Debug)]
+struct Call {
+    command: String,
+    arguments: Value,
+    answer: oneshot::Sender<Result<Value, QmpError>>,
+}
+
+impl Qmp {
+    /// Connects to the monitor at this socket and negotiates.
+    ///
+    /// # Errors
+    /// [`QmpError`]; a monitor that is in use by somebody else shows as a timeout.
+    pub(crate) async fn connect(path: &Path) -> Result<Self, QmpError> {
+        let socket = UnixStream::connect(path)
+            .await
+            .map_err(|error| closed(&error))?;
+        Self::negotiate(socket).await
+    }
+
+    /// Negotiates on a connected socket.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub(crate) async fn negotiate(socket: UnixStream) -> Result<Self, QmpError> {
+        let pid = socket.peer_cred().ok().and_then(|peer| peer.pid());
+        let (reader, writer) = socket.into_split();
+        let mut reader = BufReader::new(reader);
+        let greeting = tokio::time::timeout(QMP_TIMEOUT, read_object(&mut reader))
+            .await
+            .map_err(|_| QmpError::Timeout {
+                command: String::from("the connection: is another program using this monitor?"),
+                limit: QMP_TIMEOUT,
+            })??;
+        let version = greeting
+            .get("QMP")
+            .map(version)
+            .ok_or_else(|| QmpError::Unexpected(String::from("it did not greet")))?;
+        let (calls, incoming) = mpsc::channel(MAX_PENDING);
+        let (events, _) = broadcast::channel(EVENT_BACKLOG);
+        let (end, closed) = watch::channel(None);
+        let task = Task {
+            writer,
+            pending: HashMap::new(),
+            next_id: 0,
+            events: events.clone(),
+        };
+        tokio::spawn(async move {
+            let why = task.run(reader, incoming).await;
+            end.send_replace(Some(why));
+        });
+        let qmp = Self {
+            calls,
+            events,
+            closed,
+            version: Arc::new(version),
+            pid: pid.and_then(|pid| u32::try_from(pid).ok()),
+        };
+        qmp.execute("qmp_capabilities", json!({})).await?;
+        Ok(qmp)
+    }
+
+    /// Which QEMU it is.
+    pub(crate) fn version(&self) -> &QemuVersion {
+        &self.version
+    }
+
+    /// The process that listens at the socket.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// Runs a command and returns what QEMU returns.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub(crate) async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+        self.execute_within(command, arguments, QMP_TIMEOUT).await
+    }
+
+    /// Runs a command that may take this long.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub(crate) async fn execute_within(
+        &self,
+        command: &str,
+        arguments: Value,
+        limit: Duration,
+    ) -> Result<Value, QmpError> {
+        let (answer, answered) = oneshot::channel();
+        let call = Call {
+            command: command.to_owned(),
+            arguments,
+            answer,
+        };
+        let exchange = async {
+            if self.calls.send(call).await.is_err() {
+                return Err(self.why_closed());
+            }
+            answered.await.unwrap_or_else(|_| Err(self.why_closed()))
+        };
+        tokio::time::timeout(limit, exchange)
+            .await
+            .unwrap_or_else(|_| {
+                Err(QmpError::Timeout {
+                    command: command.to_owned(),
+                    limit,
+                })
+            })
+    }
+
+    /// Events from now on. A subscriber that falls behind misses the oldest.
+    pub(crate) fn events(&self) -> broadcast::Receiver<QmpEvent> {
+        self.events.subscribe()
+    }
+
+    /// Ready once the connection has ended.
+    pub(crate) async fn closed(&self) {
+        // The sender is dropped only after it said so, or with its task.
+        let _ = self.closed.clone().wait_for(Option::is_some).await;
+    }
+
+    #[cfg(test)]
+    /// Whether the connection has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.calls.is_closed()
+    }
+
+    fn why_closed(&self) -> QmpError {
+        let why = self.closed.borrow().clone();
+        QmpError::Closed(why.unwrap_or_else(|| String::from("the connection has ended")))
+    }
+}
+
+/// The task that owns the socket.
+struct Task {
+    writer: tokio::net::unix::OwnedWriteHalf,
+    pending: HashMap<u64, Call>,
+    next_id: u64,
+    events: broadcast::Sender<QmpEvent>,
+}
+
+impl Task {
+    /// Runs until the connection ends or nobody needs it, and says why.
+    async fn run(
+        mut self,
+        reader: BufReader<tokio::net::unix::OwnedReadHalf>,
+        mut calls: mpsc::Receiver<Call>,
+    ) -> String {
+        // A line that has begun must not be lost when a call comes in between: it is read by a task
+        // of its own.
+        let (lines, mut arrivals) = mpsc::channel(16);
+        let reading = tokio::spawn(read_all(reader, lines));
+        let why = loop {
+            tokio::select! {
+                call = calls.recv(), if self.pending.len() < MAX_PENDING => {
+                    let Some(call) = call else {
+                        break String::from("it is not needed any more");
+                    };
+                    if let Err(error) = self.send(call).await {
+                        break error.to_string();
+                    }
+                }
+                arrival = arrivals.recv() => match arrival {
+                    Some(Ok(object)) => self.take(object),
+                    Some(Err(error)) => break error.to_string(),
+                    None => break String::from("the connection has ended"),
+                },
+            }
+        };
+        reading.abort();
+        calls.close();
+        for (_, call) in self.pending.drain() {
+            // Whoever waited may have given up.
+            let _ = call.answer.send(Err(QmpError::Closed(why.clone())));
+        }
+        why
+    }
+
+    async fn send(&mut self, call: Call) -> io::Result<()> {
+        // Those whose time is up wait no longer.
+        self.pending.retain(|_, call| !call.answer.is_closed());
+        let id = self.next_id;
+        self.next_id += 1;
+        let line = json!({ "execute": call.command, "arguments": call.arguments, "id": id });
+        let mut line = line.to_string();
+        line.push('\n');
+        self.pending.insert(id, call);
+        tokio::time::timeout(QMP_TIMEOUT, self.writer.write_all(line.as_bytes()))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn take(&mut self, mut object: Map<String, Value>) {
+        if let Some(name) = object.get("event").and_then(Value::as_str) {
+            let event = QmpEvent {
+                name: name.to_owned(),
+                at_us: timestamp(object.get("timestamp")),
+                data: object.remove("data").unwrap_or_default(),
+            };
+            // Nobody may be interested.
+            let _ = self.events.send(event);
+            return;
+        }
+        let id = object.get("id").and_then(Value::as_u64);
+        let Some(call) = id.and_then(|id| self.pending.remove(&id)) else {
+            return;
+        };
+        let result = match (object.remove("return"), object.get("error")) {
+            (Some(value), _) => Ok(value),
+            (None, Some(error)) => Err(QmpError::Refused {
+                command: call.command,
+                description: text(error, "desc"),
+            }),
+            (None, None) => Err(QmpError::Unexpected(String::from(
+                "an answer has neither a result nor an error",
+            ))),
+        };
+        let _ = call.answer.send(result);
+    }
+}
+
+async fn read_all(
+    mut reader: BufReader<tokio::net::unix::OwnedReadHalf>,
+    lines: mpsc::Sender<Result<Map<String, Value>, QmpError>>,
+) {
+    loop {
+        let object = read_object(&mut reader).await;
+        let last = object.is_err();
+        if lines.send(object).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Reads one line, which must be a JSON object.
+async fn read_object(
+    reader: &mut (impl AsyncBufRead + Unpin),
+) -> Result<Map<String, Value>, QmpError> {
+    let mut line = Vec::new();
+    loop {
+        let bytes = reader.fill_buf().await.map_err(|error| closed(&error))?;
+        if bytes.is_empty() {
+            return Err(QmpError::Closed(String::from("QEMU closed the connection")));
+        }
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let taken = end.map_or(bytes.len(), |end| end + 1);
+        if line.len() + taken > MAX_LINE {
+            return Err(QmpError::Unexpected(format!(
+                "a line is longer than {MAX_LINE} bytes"
+            )));
+        }
+        line.extend_from_slice(&bytes[..taken]);
+        reader.consume(taken);
+        if end.is_some() {
+            break;
+        }
+    }
+    match serde_json::from_slice(&line) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(QmpError::Unexpected(String::from("a line is no object"))),
+        Err(error) => Err(QmpError::Unexpected(format!("a line is no JSON: {error}"))),
+    }
+}
+
+fn version(greeting: &Value) -> QemuVersion {
+    let number = |name: &str| {
+        greeting
+            .pointer(&format!("/version/qemu/{name}"))
+            .and_then(Value::as_u64)
+            .unwrap_or(0)
+    };
+    QemuVersion {
+        major: number("major"),
+        minor: number("minor"),
+        micro: number("micro"),
+    }
+}
+
+fn timestamp(value: Option<&Value>) -> u64 {
+    let part = |name: &str| {
+        value
+            .and_then(|value| value.get(name))
+            .and_then(Value::as_u64)
+            .unwrap_or(0)
+    };
+    part("seconds")
+        .saturating_mul(1_000_000)
+        .saturating_add(part("microseconds"))
+}
+
+/// A field of an object that should be text.
+pub(crate) fn text(object: &Value, field: &str) -> String {
+    let text = object.get(field).and_then(Value::as_str);
+    text.unwrap_or_default().to_owned()
+}
+
+fn closed(error: &io::Error) -> QmpError {
+    QmpError::Closed(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncReadExt;
+
+    const GREETING: &str = concat!(
+        r#"{"QMP":{"version":{"qemu":{"micro":2,"minor":0,"major":10},"package":""},"#,
+        r#""capabilities":["oob"]}}"#,
+        "\n"
+    );
+
+    /// A connection whose other end says this and reads everything.
+    async fn facing(script: &[u8]) -> Result<Qmp, QmpError> {
+        let (here, mut there) = UnixStream::pair().expect("a pair");
+        let script = script.to_vec();
+        tokio::spawn(async move {
+            let _ = there.write_all(&script).await;
+            let mut sink = Vec::new();
+            let _ = there.read_to_end(&mut sink).await;
+        });
+        Qmp::negotiate(here).await
+    }
+
+    fn after_greeting(rest: &str) -> Vec<u8> {
+        format!("{GREETING}{{\"return\":{{}},\"id\":0}}\n{rest}").into_bytes()
+    }
+
+    #[tokio::test]
+    async fn answers_find_their_commands_and_events_their_subscribers() {
+        let (here, there) = UnixStream::pair().expect("a pair");
+        let server = tokio::spawn(async move {
+            let (reader, mut writer) = there.into_split();
+            let mut lines = BufReader::new(reader).lines();
+            writer.write_all(GREETING.as_bytes()).await.expect("writes");
+            let mut asked = Vec::new();
+            for _ in 0..3 {
+                let line = lines.next_line().await.expect("reads").expect("a line");
+                let call: Value = serde_json::from_str(&line).expect("JSON");
+                asked.push(call["execute"].as_str().expect("a command").to_owned());
+                if asked.len() == 1 {
+                    writer
+                        .write_all(b"{\"return\":{},\"id\":0}\n")
+                        .await
+                        .expect("writes");
+                }
+            }
+            // In the other order, with an event and an answer to nothing between them.
+            let answers = concat!(
+                r#"{"error":{"class":"GenericError","desc":"no"},"id":2}"#,
+                "\n",
+                r#"{"event":"STOP","timestamp":{"seconds":3,"microseconds":7},"data":{"a":1}}"#,
+                "\n",
+                r#"{"return":5,"id":99}"#,
+                "\n",
+                r#"{"return":{"status":"running"},"id":1}"#,
+                "\n"
+            );
+            writer.write_all(answers.as_bytes()).await.expect("writes");
+            (asked, writer)
+        });
+        let qmp = Qmp::negotiate(here).await.expect("negotiates");
+        assert_eq!(qmp.version().to_string(), "10.0.2");
+        let mut events = qmp.events();
+        let (first, second) = tokio::join!(
+            qmp.execute("query-status", json!({})),
+            qmp.execute("cont", json!({}))
+        );
+        assert_eq!(first.expect("an answer")["status"], "running");
+        let error = second.expect_err("refused").to_string();
+        assert_eq!(error, "QEMU refused \"cont\": no");
+        let event = events.recv().await.expect("an event");
+        assert_eq!((event.name.as_str(), event.at_us), ("STOP", 3_000_007));
+        assert_eq!(event.data["a"], 1);
+        let (asked, _writer) = server.await.expect("ends");
+        assert_eq!(asked, ["qmp_capabilities", "query-status", "cont"]);
+    }
+
+    #[tokio::test]
+    async fn garbage_in_place_of_a_greeting_is_an_error() {
+        let long = vec![b'x'; MAX_LINE + 2];
+        let deep = format!("{}\n", "[".repeat(100_000));
+        for script in [
+            b"HTTP/1.1 400 Bad Request\r\n".as_slice(),
+            b"\n",
+            b"[]\n",
+            b"{}\n",
+            b"\xff\xfe\n",
+            b"{\"QMP\":",
+            &long,
+            deep.as_bytes(),
+        ] {
+            let shown = String::from_utf8_lossy(&script[..script.len().min(30)]).into_owned();
+            let (here, mut there) = UnixStream::pair().expect("a pair");
+            let script = script.to_vec();
+            tokio::spawn(async move {
+                let _ = there.write_all(&script).await;
+            });
+            Qmp::negotiate(here).await.expect_err(&shown);
+        }
+    }
+
+    #[tokio::test]
+    async fn garbage_later_ends_the_connection_and_whoever_waits() {
+        let endless = "y".repeat(MAX_LINE + 1);
+        for rest in ["nonsense\n", "3\n", "{\"return\"\n", endless.as_str()] {
+            let qmp = facing(&after_greeting(rest)).await.expect("negotiates");
+            let error = qmp.execute("query-status", json!({})).await;
+            assert!(matches!(error, Err(QmpError::Closed(_))), "{error:?}");
+            qmp.closed().await;
+            assert!(qmp.is_closed());
+        }
+    }
+
+    #[tokio::test]
+    async fn odd_but_whole_lines_do_no_harm() {
+        let rest = concat!(
+            "{}\n",
+            r#"{"id":"x","return":1}"#,
+            "\n",
+            r#"{"event":7}"#,
+            "\n",
+            r#"{"event":"X","timestamp":{"seconds":18446744073709551615,"microseconds":-1}}"#,
+            "\n",
+            r#"{"id":1}"#,
+            "\n"
+        );
+        let qmp = facing(&after_greeting(rest)).await.expect("negotiates");
+        let limit = Duration::from_millis(200);
+        let error = qmp.execute_within("query-status", json!({}), limit).await;
+        // The line `{"id":1}` may come before the command was sent: then nothing answers it.
+        let limited = matches!(
+            error,
+            Err(QmpError::Unexpected(_) | QmpError::Timeout { .. })
+        );
+        assert!(limited, "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_command_that_nobody_answers_times_out() {
+        let qmp = facing(&after_greeting("")).await.expect("negotiates");
+        let limit = Duration::from_millis(20);
+        let error = qmp.execute_within("query-status", json!({}), limit).await;
+        assert!(matches!(error, Err(QmpError::Timeout { .. })), "{error:?}");
+    }
+}

@@ -1,0 +1,390 @@
+//! Starts VMs.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::inspect::Facts;
+use super::machine::{Machine, Parts, Places};
+use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
+use super::{process, watch};
+use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
+use crate::data_dir::MAX_SOCKET_PATH;
+use crate::names;
+use crate::node::{Node, blocking};
+
+const DEFAULT_QEMU: &str = "qemu-system-x86_64";
+const DEFAULT_MACHINE: &str = "q35";
+const DEFAULT_MEMORY: u64 = 512 << 20;
+const MIN_MEMORY: u64 = 1 << 20;
+const MAX_CPUS: u32 = 1024;
+const MAX_DISKS: usize = 24;
+const MAX_ARGUMENTS: usize = 1024;
+
+/// Starts a VM on disks of this node.
+///
+/// # Errors
+/// The request makes no sense, a disk cannot be used, or QEMU does not start.
+pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
+    let machine = machine(&request)?;
+    for disk in &machine.disks {
+        usable(node, &request.name, disk)?;
+    }
+    let vm = reserve(
+        node,
+        &request.name,
+        machine,
+        VmOrigin::Run,
+        VmMark::Starting,
+    )
+    .await?;
+    let guard = vm.begin(VmActivity::Starting, |_| Ok(()))?;
+    let started = launch(node, &vm).await;
+    drop(guard);
+    match started {
+        Ok(()) => Ok(vm),
+        Err(error) => {
+            forget(node, &vm).await;
+            Err(error)
+        }
+    }
+}
+
+fn machine(request: &RunVm) -> Result<Machine, ErrorBody> {
+    names::check("VM", &request.name)?;
+    let name = &request.name;
+    let invalid = |text: String, hint: &str| {
+        Err(ErrorBody::new(ErrorCode::Invalid, format!("VM {name}: {text}")).hint(hint))
+    };
+    let memory = request.memory_bytes.unwrap_or(DEFAULT_MEMORY);
+    if memory < MIN_MEMORY || !memory.is_multiple_of(4096) {
+        return invalid(
+            format!("{memory} bytes of memory are not possible"),
+            "give a multiple of 4096, at least 1 MiB",
+        );
+    }
+    let cpus = request.cpus.unwrap_or(1);
+    if cpus == 0 || cpus > MAX_CPUS {
+        return invalid(
+            format!("{cpus} processors are not possible"),
+            "give 1 to 1024",
+        );
+    }
+    if request.disks.len() > MAX_DISKS {
+        return invalid(
+            format!("{} disks are too many", request.disks.len()),
+            "give at most 24",
+        );
+    }
+    let mut sorted: Vec<_> = request.disks.iter().collect();
+    sorted.sort();
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        return invalid(
+            format!("disk {} is named twice", pair[0]),
+            "name each disk once",
+        );
+    }
+    if request.arguments.len() > MAX_ARGUMENTS
+        || request.arguments.iter().any(|word| word.contains('\0'))
+    {
+        return invalid(
+            String::from("its arguments are too many or odd"),
+            "leave some out",
+        );
+    }
+    let refused = ["-daemonize", "-incoming", "-pidfile", "-qmp", "-preconfig"];
+    if let Some(word) = request
+        .arguments
+        .iter()
+        .find(|word| refused.contains(&word.replacen("--", "-", 1).as_str()))
+    {
+        return invalid(
+            format!("{word} is the node's own business"),
+            "leave it out; 'godwit vm adopt' takes over a QEMU that you started yourself",
+        );
+    }
+    let own_machine = request
+        .arguments
+        .windows(2)
+        .any(|pair| is_machine(&pair[0]) && names_type(&pair[1]));
+    let accelerator = match request.accelerator {
+        Accelerator::Kvm => "kvm",
+        Accelerator::Auto if kvm_usable() => "kvm",
+        Accelerator::Auto | Accelerator::Tcg => "tcg",
+    };
+    let parts = Parts {
+        name,
+        disks: &request.disks,
+        memory,
+        cpus,
+        machine: match &request.machine {
+            Some(machine) => Some(machine),
+            None if own_machine => None,
+            None => Some(DEFAULT_MACHINE),
+        },
+        accelerator,
+        arguments: &request.arguments,
+    };
+    let program = request.qemu.as_deref().unwrap_or(DEFAULT_QEMU);
+    Ok(Machine::build(program, &parts))
+}
+
+fn is_machine(word: &str) -> bool {
+    matches!(word, "-machine" | "--machine" | "-M" | "--M")
+}
+
+/// Whether a `-machine` option names the type, and not only properties.
+fn names_type(value: &str) -> bool {
+    let first = value.split(',').next().unwrap_or_default();
+    !first.contains('=') || value.contains("type=")
+}
+
+/// Whether KVM can be used by this process.
+pub(crate) fn kvm_usable() -> bool {
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .is_ok()
+}
+
+/// Whether a VM can use a disk of this node.
+///
+/// # Errors
+/// It is not here, not served, or somebody else uses it.
+pub(crate) fn usable(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
+    let disk = node.disks.get(name)?;
+    let conflict = |text: String, hint: String| {
+        Err(ErrorBody::new(ErrorCode::Conflict, format!("VM {vm}: {text}")).hint(hint))
+    };
+    let state = disk.lock().state();
+    if state != DiskState::Serving {
+        return conflict(
+            format!("disk {name} is {} here", state.name()),
+            format!("see 'godwit disk show {name}'"),
+        );
+    }
+    if let Some(user) = node.vms.user_of(name, Some(vm)) {
+        return conflict(
+            format!("disk {name} is used by VM {user}"),
+            String::from("two machines cannot share a disk"),
+        );
+    }
+    if disk.clients() > 0 {
+        return conflict(
+            format!("disk {name} has {} NBD clients", disk.clients()),
+            String::from("detach them first: they and the VM would overwrite each other's data"),
+        );
+    }
+    Ok(())
+}
+
+/// Takes the name and stores the VM with what is under way.
+pub(crate) async fn reserve(
+    node: &Arc<Node>,
+    name: &str,
+    machine: Machine,
+    origin: VmOrigin,
+    mark: VmMark,
+) -> Result<Arc<Vm>, ErrorBody> {
+    let places = Places {
+        folder: node.config.vms_dir().join(name),
+    };
+    let longest = [
+        places.qmp(),
+        places.console(),
+        places.incoming(),
+        places.outgoing(),
+    ];
+    for path in &longest {
+        check_socket_path(name, path)?;
+    }
+    for disk in &machine.disks {
+        check_socket_path(name, &node.config.vhost_socket(disk))?;
+    }
+    let entry = VmEntry {
+        machine,
+        qmp: places.qmp(),
+        origin,
+        mark: Some(mark),
+        moved_to: None,
+    };
+    let vm = Vm::new(
+        &node.config,
+        name.to_owned(),
+        entry.clone(),
+        VmActivity::Idle,
+    );
+    node.vms.insert(&vm)?;
+    if let Err(error) = node.store.put_vm(name, &entry).await {
+        node.vms.remove(&vm);
+        return Err(stored_badly(name, &error));
+    }
+    Ok(vm)
+}
+
+fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> {
+    let length = path.as_os_str().as_bytes().len();
+    if length <= MAX_SOCKET_PATH {
+        return Ok(());
+    }
+    Err(ErrorBody::new(
+        ErrorCode::Invalid,
+        format!(
+            "VM {vm}: the path of the socket {} has {length} bytes, more than {MAX_SOCKET_PATH}",
+            path.display()
+        ),
+    )
+    .hint("choose shorter names, or start the node with a shorter --data-dir"))
+}
+
+async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+    let mut entry = vm.lock().entry.clone();
+    let line = entry
+        .machine
+        .command_line(&vm.places, |disk| node.config.vhost_socket(disk), None);
+    let program = entry.machine.program.clone();
+    let places = vm.places.clone();
+    make_folder(&vm.name, places).await?;
+    let (process, qmp) = process::start(&vm.name, &program, &line, &vm.places).await?;
+    let qemu = Qemu {
+        qmp,
+        process: Arc::new(process),
+    };
+    let ready = async {
+        let facts = Facts::read(&qemu.qmp).await.map_err(|error| {
+            ErrorBody::new(ErrorCode::Internal, format!("VM {}: {error}", vm.name))
+        })?;
+        check_memory(&vm.name, &entry.machine, &facts)?;
+        entry.mark = None;
+        node.store
+            .put_vm(&vm.name, &entry)
+            .await
+            .map_err(|error| stored_badly(&vm.name, &error))
+    };
+    if let Err(error) = ready.await {
+        qemu.process.kill().await;
+        return Err(error);
+    }
+    tracing::info!(vm = vm.name, pid = qemu.process.pid, "started the VM");
+    vm.lock().entry = entry;
+    watch::attach(node, vm, qemu).await;
+    Ok(())
+}
+
+/// Makes the VM's folder.
+pub(crate) async fn make_folder(vm: &str, places: Places) -> Result<(), ErrorBody> {
+    let folder = places.folder.clone();
+    blocking(move || process::make_folder(&places))
+        .await?
+        .map_err(|error| {
+            ErrorBody::new(
+                ErrorCode::Internal,
+                format!(
+                    "VM {vm}: cannot make the folder {}: {error}",
+                    folder.display()
+                ),
+            )
+        })
+}
+
+/// Disks over vhost-user do their I/O in the guest's memory, so it must be shared.
+pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result<(), ErrorBody> {
+    if machine.disks.is_empty() || facts.memory_shared {
+        return Ok(());
+    }
+    Err(ErrorBody::new(
+        ErrorCode::Conflict,
+        format!("VM {vm}: its memory is not shared, so its disks cannot be served"),
+    )
+    .hint(
+        "give QEMU -object memory-backend-memfd,id=mem,size=SIZE,share=on -machine \
+         memory-backend=mem",
+    ))
+}
+
+/// Removes what is left of a VM that has no QEMU here.
+pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>) {
+    node.vms.remove(vm);
+    if let Err(error) = node.store.remove_vm(&vm.name).await {
+        tracing::error!(vm = vm.name, %error, "cannot forget the VM");
+    }
+    let folder = vm.places.folder.clone();
+    let removed = blocking(move || std::fs::remove_dir_all(folder)).await;
+    if let Ok(Err(error)) = removed
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(vm = vm.name, %error, "cannot remove the VM's folder");
+    }
+}
+
+/// A store's failure about a VM, for the API.
+pub(crate) fn stored_badly(vm: &str, error: &crate::store::StoreError) -> ErrorBody {
+    ErrorBody::new(
+        ErrorCode::Internal,
+        format!("VM {vm} cannot be stored: {error}"),
+    )
+    .hint("see the node's log, and whether its data directory has space")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_that_make_no_sense_are_refused_with_a_hint() {
+        let good = || RunVm {
+            name: String::from("v"),
+            disks: vec![String::from("a")],
+            memory_bytes: None,
+            cpus: None,
+            machine: None,
+            accelerator: Accelerator::Tcg,
+            qemu: None,
+            arguments: Vec::new(),
+        };
+        machine(&good()).expect("is fine");
+        for wrong in [
+            RunVm {
+                name: String::from("a/b"),
+                ..good()
+            },
+            RunVm {
+                memory_bytes: Some(4097 << 10),
+                ..good()
+            },
+            RunVm {
+                memory_bytes: Some(0),
+                ..good()
+            },
+            RunVm {
+                cpus: Some(0),
+                ..good()
+            },
+            RunVm {
+                disks: vec![String::from("a"); 2],
+                ..good()
+            },
+            RunVm {
+                arguments: vec![String::from("--daemonize")],
+                ..good()
+            },
+            RunVm {
+                arguments: vec![String::from("a\0b")],
+                ..good()
+            },
+        ] {
+            let shown = format!("{wrong:?}");
+            let error = machine(&wrong).expect_err(&shown);
+            assert_eq!(error.code, ErrorCode::Invalid, "{shown}");
+            assert!(error.hint.is_some(), "{shown}");
+        }
+    }
+
+    #[test]
+    fn a_machine_type_among_the_arguments_wins_over_the_default() {
+        for (value, named) in [("pc", true), ("type=pc", true), ("usb=off", false)] {
+            assert_eq!(names_type(value), named, "{value}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Stops VMs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::run;
+use super::vm::VmActivity;
+use crate::api::{ErrorBody, ErrorCode, StopVm};
+use crate::node::Node;
+
+/// How long the guest may take to shut down when nothing else is asked for.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
+/// Longest that can be asked for: less than any request may take.
+const MAX_TIMEOUT: u64 = 80;
+/// How long QEMU may take to end once it is told to.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Stops a VM and forgets it. Its disks stay.
+///
+/// # Errors
+/// It is being worked with, or its guest does not shut down in time.
+pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Result<(), ErrorBody> {
+    let vm = node.vms.get(name)?;
+    let limit = match request.timeout_seconds {
+        None => DEFAULT_TIMEOUT,
+        Some(seconds @ 1..=MAX_TIMEOUT) => Duration::from_secs(seconds),
+        Some(seconds) => {
+            return Err(ErrorBody::new(
+                ErrorCode::Invalid,
+                format!("VM {name}: cannot wait {seconds} seconds for its end"),
+            )
+            .hint(format!("wait 1 to {MAX_TIMEOUT} seconds")));
+        }
+    };
+    let guard = vm.begin(VmActivity::Stopping, |_| Ok(()))?;
+    let qemu = vm.lock().qemu.clone();
+    if let Some(qemu) = qemu {
+        let (command, limit) = if request.force {
+            ("quit", QUIT_TIMEOUT)
+        } else {
+            ("system_powerdown", limit)
+        };
+        let asked = qemu.qmp.execute(command, json!({})).await;
+        let ended = tokio::time::timeout(limit, qemu.process.ended())
+            .await
+            .is_ok();
+        if !ended && request.force {
+            qemu.process.kill().await;
+        } else if !ended {
+            let why = match asked {
+                Ok(_) => format!("did not shut down within {} seconds", limit.as_secs()),
+                Err(error) => format!("cannot be told to shut down: {error}"),
+            };
+            return Err(
+                ErrorBody::new(ErrorCode::Conflict, format!("VM {name} {why}"))
+                    .hint("stop it with --force: that is like a power failure for the guest"),
+            );
+        }
+    }
+    drop(guard);
+    run::forget(node, &vm).await;
+    tracing::info!(vm = name, forced = request.force, "stopped the VM");
+    Ok(())
+}

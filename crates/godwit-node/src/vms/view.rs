@@ -1,0 +1,53 @@
+//! VMs as the API shows them.
+
+use super::vm::{Inner, Vm, VmOrigin};
+use crate::api::{self, VmState};
+
+/// The VM as the API shows it.
+pub(crate) fn vm(vm: &Vm) -> api::Vm {
+    let inner = vm.lock();
+    let state = inner.state();
+    let own = !matches!(inner.entry.origin, VmOrigin::Adopted);
+    let console = inner.entry.machine.console && own && inner.qemu.is_some();
+    api::Vm {
+        name: vm.name.clone(),
+        state,
+        status: status(&inner, state),
+        disks: inner.entry.machine.disks.clone(),
+        origin: match &inner.entry.origin {
+            VmOrigin::Run => String::from("run"),
+            VmOrigin::Adopted => String::from("adopted"),
+            VmOrigin::Received { from } => from.clone(),
+        },
+        moved_to: inner.entry.moved_to.clone(),
+        migration: inner.activity.migration().map(|id| id.to_string()),
+        pid: inner.qemu.as_ref().map(|qemu| qemu.process.pid),
+        qemu_version: inner
+            .qemu
+            .as_ref()
+            .map(|qemu| qemu.qmp.version().to_string()),
+        qmp: inner.entry.qmp.display().to_string(),
+        console: console.then(|| vm.places.console().display().to_string()),
+        log: own.then(|| vm.places.log().display().to_string()),
+        problem: inner.problem.clone(),
+    }
+}
+
+fn status(inner: &Inner, state: VmState) -> String {
+    let run_state = inner.run_state.as_deref().unwrap_or("unknown");
+    match state {
+        VmState::Starting => String::from("its QEMU is being started"),
+        VmState::Running if inner.activity.migration().is_some() => {
+            String::from("runs here, migrating to another node")
+        }
+        VmState::Running => String::from("runs here"),
+        VmState::Paused => format!("stands still: QEMU says {run_state}"),
+        VmState::Halted => format!("its guest has ended: QEMU says {run_state}"),
+        VmState::Incoming => String::from("arrives from another node, where it runs"),
+        VmState::Stopped => String::from("no QEMU runs it"),
+        VmState::Departed => match &inner.entry.moved_to {
+            Some(node) => format!("moved to node '{node}'"),
+            None => String::from("moved to another node"),
+        },
+    }
+}

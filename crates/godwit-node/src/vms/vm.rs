@@ -1,0 +1,327 @@
+//! One VM of this node.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use godwit_core::units::MigrationId;
+use serde::{Deserialize, Serialize};
+
+use super::machine::{Machine, Places};
+use super::process::Process;
+use super::qmp::Qmp;
+use crate::api::{ErrorBody, ErrorCode, VmState};
+use crate::config::NodeConfig;
+
+/// Most VMs on one node.
+const MAX_VMS: usize = 1024;
+
+/// A VM as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VmEntry {
+    /// How it is started.
+    pub(crate) machine: Machine,
+    /// The socket of its QEMU's monitor.
+    pub(crate) qmp: PathBuf,
+    /// Where it came from.
+    pub(crate) origin: VmOrigin,
+    /// What was under way: a restart finishes or undoes it.
+    pub(crate) mark: Option<VmMark>,
+    /// The node that it moved to.
+    pub(crate) moved_to: Option<String>,
+}
+
+/// Where a VM came from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum VmOrigin {
+    /// This node started it.
+    Run,
+    /// Somebody else started it, and this node took it over.
+    Adopted,
+    /// It came from another node.
+    Received {
+        /// Which node.
+        from: String,
+    },
+}
+
+/// Something under way that a restart must finish or undo.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum VmMark {
+    /// Its QEMU is being started: a restart ends it and forgets the VM.
+    Starting,
+    /// It arrives. It may run once all its disks are this node's, which they are all or not at all.
+    Incoming {
+        /// Which migration, in hexadecimal.
+        migration: String,
+    },
+    /// It leaves, as long as its disks have not.
+    Outgoing {
+        /// Which migration, in hexadecimal.
+        migration: String,
+        /// The node it goes to.
+        to: String,
+    },
+}
+
+/// What is being done with a VM: one thing at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum VmActivity {
+    /// Nothing: it runs or it does not.
+    Idle,
+    /// Its QEMU is being started or taken over.
+    Starting,
+    /// It is being stopped.
+    Stopping,
+    /// It moves away.
+    #[expect(dead_code, reason = "VMs do not move yet")]
+    Outgoing(MigrationId),
+    /// It comes in.
+    #[expect(dead_code, reason = "VMs do not move yet")]
+    Incoming(MigrationId),
+}
+
+impl VmActivity {
+    /// What is being done, in words that follow "the VM is".
+    pub(crate) const fn describe(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Starting => "being started",
+            Self::Stopping => "being stopped",
+            Self::Outgoing(_) => "migrating to another node",
+            Self::Incoming(_) => "being received from another node",
+        }
+    }
+
+    /// The migration, if it is one.
+    pub(crate) const fn migration(self) -> Option<MigrationId> {
+        match self {
+            Self::Outgoing(migration) | Self::Incoming(migration) => Some(migration),
+            _ => None,
+        }
+    }
+}
+
+/// A VM. Its lock is held for moments only, never across an await.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    /// Its name.
+    pub(crate) name: String,
+    /// Where its files are.
+    pub(crate) places: Places,
+    inner: Mutex<Inner>,
+}
+
+/// The part of a [`Vm`] that changes.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// What is stored.
+    pub(crate) entry: VmEntry,
+    /// What is being done with it.
+    pub(crate) activity: VmActivity,
+    /// Its QEMU, while it runs and answers.
+    pub(crate) qemu: Option<Qemu>,
+    /// The run state that QEMU reported last.
+    pub(crate) run_state: Option<String>,
+    /// What is wrong with it.
+    pub(crate) problem: Option<String>,
+}
+
+/// A running QEMU.
+#[derive(Clone, Debug)]
+pub(crate) struct Qemu {
+    /// Its monitor.
+    pub(crate) qmp: Qmp,
+    /// Its process.
+    pub(crate) process: Arc<Process>,
+}
+
+impl Vm {
+    /// A VM that nothing runs yet.
+    pub(crate) fn new(
+        config: &NodeConfig,
+        name: String,
+        entry: VmEntry,
+        activity: VmActivity,
+    ) -> Arc<Self> {
+        let places = Places {
+            folder: config.vms_dir().join(&name),
+        };
+        Arc::new(Self {
+            name,
+            places,
+            inner: Mutex::new(Inner {
+                entry,
+                activity,
+                qemu: None,
+                run_state: None,
+                problem: None,
+            }),
+        })
+    }
+
+    /// The part that changes.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins something with the VM if nothing else is under way and `allowed` agrees.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`] naming what is under way, or what `allowed` says.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        activity: VmActivity,
+        allowed: impl FnOnce(&Inner) -> Result<(), ErrorBody>,
+    ) -> Result<VmGuard, ErrorBody> {
+        let mut inner = self.lock();
+        if inner.activity != VmActivity::Idle {
+            let error = ErrorBody::new(
+                ErrorCode::Conflict,
+                format!("VM {} is {}", self.name, inner.activity.describe()),
+            );
+            return Err(error.hint("try again when that is done"));
+        }
+        allowed(&inner)?;
+        inner.activity = activity;
+        Ok(VmGuard {
+            vm: Arc::clone(self),
+            activity,
+        })
+    }
+
+    /// Ends an activity, if it is still the one under way.
+    pub(crate) fn end(&self, activity: VmActivity) {
+        let mut inner = self.lock();
+        if inner.activity == activity {
+            inner.activity = VmActivity::Idle;
+        }
+    }
+}
+
+impl Inner {
+    /// What this node knows of the VM.
+    pub(crate) fn state(&self) -> VmState {
+        if self.entry.moved_to.is_some() {
+            return VmState::Departed;
+        }
+        if matches!(self.entry.mark, Some(VmMark::Incoming { .. })) {
+            return VmState::Incoming;
+        }
+        match (&self.qemu, self.run_state.as_deref()) {
+            (None, _) if self.activity == VmActivity::Starting => VmState::Starting,
+            (None, _) => VmState::Stopped,
+            (Some(_), Some("running")) => VmState::Running,
+            (Some(_), Some("shutdown" | "guest-panicked" | "internal-error" | "io-error")) => {
+                VmState::Halted
+            }
+            (Some(_), _) => VmState::Paused,
+        }
+    }
+
+    /// Whether the VM uses its disks here, or is about to.
+    pub(crate) fn holds_disks(&self) -> bool {
+        !matches!(self.state(), VmState::Departed | VmState::Stopped)
+    }
+}
+
+/// Something under way with a VM; dropping it ends that.
+#[derive(Debug)]
+pub(crate) struct VmGuard {
+    vm: Arc<Vm>,
+    activity: VmActivity,
+}
+
+impl Drop for VmGuard {
+    fn drop(&mut self) {
+        self.vm.end(self.activity);
+    }
+}
+
+/// The VMs by name.
+#[derive(Debug, Default)]
+pub(crate) struct Vms {
+    by_name: Mutex<BTreeMap<String, Arc<Vm>>>,
+}
+
+impl Vms {
+    /// The VM of this name.
+    ///
+    /// # Errors
+    /// [`ErrorCode::NotFound`].
+    pub(crate) fn get(&self, name: &str) -> Result<Arc<Vm>, ErrorBody> {
+        self.find(name).ok_or_else(|| {
+            let shown: String = name.chars().take(128).collect();
+            ErrorBody::new(
+                ErrorCode::NotFound,
+                format!("there is no VM {shown:?} on this node"),
+            )
+            .hint("see 'godwit vm list'")
+        })
+    }
+
+    /// The VM of this name, if there is one.
+    pub(crate) fn find(&self, name: &str) -> Option<Arc<Vm>> {
+        self.lock().get(name).cloned()
+    }
+
+    /// All VMs in the order of their names.
+    pub(crate) fn all(&self) -> Vec<Arc<Vm>> {
+        self.lock().values().cloned().collect()
+    }
+
+    /// Adds a VM. One of the same name that does not run here is replaced.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Exists`] when one runs, [`ErrorCode::Busy`] at the limit.
+    pub(crate) fn insert(&self, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+        let mut vms = self.lock();
+        if let Some(other) = vms.get(&vm.name) {
+            let inner = other.lock();
+            if inner.holds_disks() || inner.activity != VmActivity::Idle {
+                return Err(ErrorBody::new(
+                    ErrorCode::Exists,
+                    format!(
+                        "a VM named {:?} is {} on this node",
+                        vm.name,
+                        inner.state().name()
+                    ),
+                )
+                .hint("choose another name, or stop it with 'godwit vm stop'"));
+            }
+        } else if vms.len() >= MAX_VMS {
+            return Err(ErrorBody::new(
+                ErrorCode::Busy,
+                format!("this node has {MAX_VMS} VMs, the most it can"),
+            ));
+        }
+        vms.insert(vm.name.clone(), Arc::clone(vm));
+        Ok(())
+    }
+
+    /// Takes this VM out.
+    pub(crate) fn remove(&self, vm: &Arc<Vm>) {
+        let mut vms = self.lock();
+        if vms.get(&vm.name).is_some_and(|kept| Arc::ptr_eq(kept, vm)) {
+            vms.remove(&vm.name);
+        }
+    }
+
+    /// The VM that uses a disk here, other than `except`.
+    pub(crate) fn user_of(&self, disk: &str, except: Option<&str>) -> Option<String> {
+        let vms = self.lock();
+        let uses = |vm: &&Arc<Vm>| {
+            let inner = vm.lock();
+            Some(vm.name.as_str()) != except
+                && inner.holds_disks()
+                && inner.entry.machine.disks.iter().any(|used| used == disk)
+        };
+        vms.values().find(uses).map(|vm| vm.name.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Vm>>> {
+        self.by_name.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

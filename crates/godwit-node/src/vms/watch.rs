@@ -1,0 +1,100 @@
+//! Keeps an eye on a VM's QEMU: its run state, its monitor, its end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::broadcast::error::RecvError;
+
+use super::inspect;
+use super::process;
+use super::qmp::Qmp;
+use super::vm::{Qemu, Vm, VmActivity};
+use crate::node::Node;
+
+/// How often a lost monitor is tried again.
+const RECONNECT_EVERY: Duration = Duration::from_secs(1);
+
+/// Takes a QEMU for the VM's own and watches it until it ends, or the node does.
+pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
+    let state = inspect::run_state(&qemu.qmp).await.ok();
+    {
+        let mut inner = vm.lock();
+        inner.run_state = state;
+        inner.problem = None;
+        inner.qemu = Some(qemu.clone());
+    }
+    tokio::spawn(watch(Arc::clone(node), Arc::clone(vm), qemu));
+}
+
+async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
+    loop {
+        let process = Arc::clone(&qemu.process);
+        tokio::select! {
+            () = process.ended() => break,
+            () = node.closed() => return,
+            () = follow(&vm, &qemu.qmp) => {}
+        }
+        vm.lock().problem = Some(String::from("QEMU's monitor does not answer"));
+        let again = tokio::select! {
+            () = process.ended() => break,
+            () = node.closed() => return,
+            again = reconnect(&vm, process.pid) => again,
+        };
+        qemu.qmp = again;
+        let state = inspect::run_state(&qemu.qmp).await.ok();
+        let mut inner = vm.lock();
+        inner.run_state = state;
+        inner.problem = None;
+        inner.qemu = Some(qemu.clone());
+    }
+    let log = vm.places.log();
+    let mut inner = vm.lock();
+    let asked = inner.activity == VmActivity::Stopping || inner.entry.moved_to.is_some();
+    let halted = inner.run_state.as_deref() == Some("shutdown");
+    inner.qemu = None;
+    inner.run_state = None;
+    inner.problem = (!asked && !halted)
+        .then(|| process::log_tail(&log))
+        .map(|said| {
+            if said.is_empty() {
+                String::from("QEMU ended")
+            } else {
+                format!("QEMU ended: {said}")
+            }
+        });
+    tracing::info!(vm = vm.name, asked, "QEMU has ended");
+}
+
+/// Follows the run state until the monitor is lost.
+async fn follow(vm: &Arc<Vm>, qmp: &Qmp) {
+    let mut events = qmp.events();
+    loop {
+        let changed = tokio::select! {
+            event = events.recv() => match event {
+                Ok(event) => matches!(
+                    event.name.as_str(),
+                    "STOP" | "RESUME" | "SHUTDOWN" | "SUSPEND" | "WAKEUP" | "RESET"
+                        | "GUEST_PANICKED" | "MIGRATION" | "BLOCK_IO_ERROR"
+                ),
+                Err(RecvError::Lagged(_)) => true,
+                Err(RecvError::Closed) => return,
+            },
+            () = qmp.closed() => return,
+        };
+        if changed && let Ok(state) = inspect::run_state(qmp).await {
+            vm.lock().run_state = Some(state);
+        }
+    }
+}
+
+async fn reconnect(vm: &Arc<Vm>, pid: u32) -> Qmp {
+    let path = vm.lock().entry.qmp.clone();
+    loop {
+        tokio::time::sleep(RECONNECT_EVERY).await;
+        match Qmp::connect(&path).await {
+            Ok(qmp) if qmp.pid() == Some(pid) => return qmp,
+            Ok(_) => tracing::warn!(vm = vm.name, "another process answers at the VM's monitor"),
+            Err(error) => tracing::debug!(vm = vm.name, %error, "the monitor is still lost"),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Virtual machines, with a real QEMU that never runs its guest.
+
+mod support;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::{RunningNode, plain};
+
+/// A machine without firmware's work: it stays where QEMU puts it.
+fn idle(name: &str) -> String {
+    json!({
+        "name": name,
+        "memory_bytes": 16 << 20,
+        "accelerator": "tcg",
+        "arguments": ["-S", "-nodefaults"],
+    })
+    .to_string()
+}
+
+async fn run(node: &RunningNode, body: &str) -> Value {
+    let started = node.request("POST", "/v1/vms", body).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    started.json()
+}
+
+fn alive(pid: u64) -> bool {
+    // A zombie is dead, though its entry is there.
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+async fn gone(pid: u64) {
+    for _ in 0..500 {
+        if !alive(pid) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("process {pid} is still there");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let first = RunningNode::start(plain("a", dir.path())).await;
+    let vm = run(&first, &idle("v")).await;
+    assert_eq!(vm["state"], "paused", "{vm}");
+    assert_eq!(vm["origin"], "run", "{vm}");
+    let pid = vm["pid"].as_u64().expect("a process");
+    let console = vm["console"].as_str().expect("a console").to_owned();
+    std::os::unix::net::UnixStream::connect(&console).expect("the console takes connections");
+    let again = first.request("POST", "/v1/vms", &idle("v")).await;
+    assert_eq!(again.status, 409, "{}", again.body);
+    first.stop().await;
+    assert!(alive(pid), "the node's end is not the VM's");
+
+    let second = RunningNode::start(plain("a", dir.path())).await;
+    let vm = second.get("/v1/vms/v").await.json();
+    assert_eq!(vm["pid"], pid, "{vm}");
+    assert_eq!(vm["state"], "paused", "{vm}");
+    let stopped = second
+        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
+        .await;
+    assert_eq!(stopped.status, 204, "{}", stopped.body);
+    gone(pid).await;
+    assert_eq!(second.get("/v1/vms").await.json(), json!([]));
+    second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_does_not_listen_is_stopped_by_force_only() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let vm = run(&node, &idle("v")).await;
+    let asked = node
+        .request("POST", "/v1/vms/v/stop", r#"{"timeout_seconds":1}"#)
+        .await;
+    assert_eq!(asked.status, 409, "{}", asked.body);
+    assert!(asked.body.contains("--force"), "{}", asked.body);
+    assert_eq!(node.get("/v1/vms/v").await.json()["state"], "paused");
+    let forced = node
+        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
+        .await;
+    assert_eq!(forced.status, 204, "{}", forced.body);
+    gone(vm["pid"].as_u64().expect("a process")).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_qemu_that_dies_is_noticed_and_its_name_is_free() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let pid = run(&node, &idle("v")).await["pid"].to_string();
+    let killed = Command::new("kill").args(["-9", &pid]).status();
+    assert!(killed.expect("kill runs").success());
+    let mut seen = Value::Null;
+    for _ in 0..200 {
+        seen = node.get("/v1/vms/v").await.json();
+        if seen["state"] == "stopped" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(seen["state"], "stopped", "{seen}");
+    assert!(seen["problem"].as_str().is_some(), "{seen}");
+    run(&node, &idle("v")).await;
+    let forced = node
+        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
+        .await;
+    assert_eq!(forced.status, 204, "{}", forced.body);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_vm_that_cannot_start_says_why_and_leaves_nothing() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    for (body, status, expected) in [
+        (json!({ "name": "v", "disks": ["none"] }), 404, "none"),
+        (
+            json!({ "name": "v", "arguments": ["-nonsense"] }),
+            500,
+            "nonsense",
+        ),
+        (
+            json!({ "name": "v", "qemu": "/no/such/qemu" }),
+            500,
+            "/no/such/qemu",
+        ),
+        (
+            json!({ "name": "v", "machine": "no-such-machine" }),
+            500,
+            "no-such-machine",
+        ),
+        (json!({ "name": "../v" }), 400, "../v"),
+    ] {
+        let answer = node.request("POST", "/v1/vms", &body.to_string()).await;
+        assert_eq!(answer.status, status, "{body}: {}", answer.body);
+        assert!(answer.body.contains(expected), "{body}: {}", answer.body);
+        assert_eq!(node.get("/v1/vms").await.json(), json!([]), "{body}");
+    }
+    let left: Vec<_> = std::fs::read_dir(dir.path().join("a/vms"))
+        .expect("the folder of VMs")
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+    node.stop().await;
+}
+
+/// A QEMU that somebody else started; killed at the end.
+struct Foreign(Child);
+
+impl Drop for Foreign {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn foreign(qmp: &Path) -> Foreign {
+    let monitor = format!("unix:{},server=on,wait=off", qmp.display());
+    let child = Command::new("qemu-system-x86_64")
+        .args([
+            "-S",
+            "-nodefaults",
+            "-display",
+            "none",
+            "-accel",
+            "tcg",
+            "-m",
+            "16M",
+        ])
+        .args(["-qmp", &monitor])
+        .stdin(Stdio::null())
+        .spawn()
+        .expect("QEMU starts");
+    let foreign = Foreign(child);
+    for _ in 0..500 {
+        if qmp.exists() {
+            return foreign;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("QEMU does not listen");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_qemu_that_somebody_else_started_is_adopted_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let socket = dir.path().join("qmp");
+    let missing = json!({ "name": "v", "qmp": socket }).to_string();
+    let refused = node.request("POST", "/v1/vms/adopt", &missing).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let relative = r#"{"name":"v","qmp":"qmp"}"#;
+    let refused = node.request("POST", "/v1/vms/adopt", relative).await;
+    assert_eq!(refused.status, 400, "{}", refused.body);
+
+    let mut other = foreign(&socket).await;
+    let adopted = node.request("POST", "/v1/vms/adopt", &missing).await;
+    assert_eq!(adopted.status, 201, "{}", adopted.body);
+    let vm = adopted.json();
+    assert_eq!(vm["pid"], other.0.id(), "{vm}");
+    assert_eq!(vm["origin"], "adopted", "{vm}");
+    assert_eq!(vm["console"], Value::Null, "{vm}");
+    let twice = json!({ "name": "w", "qmp": socket }).to_string();
+    let refused = node.request("POST", "/v1/vms/adopt", &twice).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let stopped = node
+        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
+        .await;
+    assert_eq!(stopped.status, 204, "{}", stopped.body);
+    other.0.wait().expect("QEMU ended");
+    node.stop().await;
+}
