@@ -6,17 +6,22 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test sim sim-plants soak demo bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
+.PHONY: build test guest sim sim-plants soak demo bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
 	$(CARGO) build --release --locked -p godwit-cli
 
 # The tests of the whole system run the binary of this very build, with its fail points.
-test:
-	scripts/install-deps
+test: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked --workspace --features godwit-cli/failpoints
+
+# QEMU and the virtual machine that tests run in it.
+guest:
+	scripts/install-deps
+	scripts/install-qemu
+	CARGO=$(CARGO) scripts/build-guest >/dev/null
 
 # Simulated migrations with faults, and how often each fault and each state was hit.
 sim:

@@ -1,0 +1,77 @@
+//! What the kernel's command line asks for, as `godwit.NAME=NUMBER`.
+
+use std::fs;
+use std::io;
+
+/// The load's options.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// Disks to wait for; the load fails when they do not appear.
+    pub(crate) disks: usize,
+    /// Writes a second on each disk; 0 means as many as it takes.
+    pub(crate) rate: u64,
+    /// Size of the file written on each disk, in MiB.
+    pub(crate) file_mb: u64,
+    /// Memory that is rewritten and checked, in MiB; 0 for none.
+    pub(crate) memory_mb: u64,
+    /// How much of it is rewritten each second, in MiB; at least 1.
+    pub(crate) memory_rate_mb: u64,
+    /// What decides where and what is written.
+    pub(crate) seed: u64,
+}
+
+impl Options {
+    /// Reads `/proc/cmdline`.
+    pub(crate) fn from_kernel() -> io::Result<Self> {
+        Self::parse(&fs::read_to_string("/proc/cmdline")?)
+    }
+
+    fn parse(line: &str) -> io::Result<Self> {
+        let mut options = Self {
+            disks: 0,
+            rate: 200,
+            file_mb: 32,
+            memory_mb: 32,
+            memory_rate_mb: 32,
+            seed: 1,
+        };
+        for word in line.split_whitespace() {
+            let Some((name, value)) = word
+                .strip_prefix("godwit.")
+                .and_then(|word| word.split_once('='))
+            else {
+                continue;
+            };
+            let number: u64 = value.parse().map_err(|_| wrong(word))?;
+            match name {
+                "disks" => options.disks = usize::try_from(number).map_err(|_| wrong(word))?,
+                "rate" => options.rate = number,
+                "file_mb" => options.file_mb = number.max(1),
+                "memory_mb" => options.memory_mb = number,
+                "memory_rate_mb" => options.memory_rate_mb = number.max(1),
+                "seed" => options.seed = number,
+                _ => return Err(wrong(word)),
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn wrong(word: &str) -> io::Error {
+    io::Error::other(format!(
+        "'{word}' on the kernel's command line is no option"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Options;
+
+    #[test]
+    fn only_known_options_with_numbers() {
+        let options = Options::parse("console=ttyS0 godwit.rate=7 quiet godwit.disks=2\n").unwrap();
+        assert_eq!((options.rate, options.disks, options.file_mb), (7, 2, 32));
+        assert!(Options::parse("godwit.rate=fast").is_err());
+        assert!(Options::parse("godwit.rat=7").is_err());
+    }
+}

@@ -1,0 +1,144 @@
+//! From the disks' appearance to the last line: what runs, and who is told to stop.
+
+use std::fs;
+use std::io::{self, BufRead};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+use crate::blocks::Blocks;
+use crate::console;
+use crate::files::Files;
+use crate::memory;
+use crate::options::Options;
+use crate::stats::Stats;
+
+const DISKS_APPEAR: Duration = Duration::from_secs(30);
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// Runs the load on every disk until `finish`, verifies everything and unmounts.
+///
+/// # Errors
+/// When the load cannot begin or a disk cannot be unmounted. What goes wrong between is counted.
+pub(crate) fn run(options: &Options) -> io::Result<()> {
+    let mounts = mount_all(&wait_for_disks(options.disks)?)?;
+    let stats = Stats::new(mounts.len());
+    let mut blocks = Vec::new();
+    let mut files = Vec::new();
+    for (disk, mount) in mounts.iter().enumerate() {
+        blocks.push(Blocks::create(mount, disk, options, &stats)?);
+        files.push(Files::create(mount, options.seed ^ disk as u64, &stats)?);
+    }
+    let (stop, stop_memory, ended) = (
+        AtomicBool::new(false),
+        AtomicBool::new(false),
+        AtomicBool::new(false),
+    );
+    console::say(&format!("{{\"started\":{}}}", mounts.len()));
+    thread::scope(|scope| {
+        let memory = scope.spawn(|| {
+            memory::run(
+                options.memory_mb,
+                options.memory_rate_mb,
+                &stats,
+                &stop_memory,
+            );
+        });
+        let reports = scope.spawn(|| {
+            while !ended.load(Relaxed) {
+                thread::sleep(REPORT_EVERY);
+                stats.report();
+            }
+        });
+        let mut loads = Vec::new();
+        for load in &mut blocks {
+            let stop = &stop;
+            loads.push(scope.spawn(move || {
+                load.run(options.rate, stop);
+                load.finish();
+            }));
+        }
+        for load in &mut files {
+            let stop = &stop;
+            loads.push(scope.spawn(move || {
+                load.run(stop);
+                load.finish();
+            }));
+        }
+        obey(&stats);
+        stop.store(true, Relaxed);
+        let mut whole = loads.into_iter().all(|load| load.join().is_ok());
+        // Memory is checked, and reports come, until the disks have been verified.
+        stop_memory.store(true, Relaxed);
+        whole &= memory.join().is_ok();
+        ended.store(true, Relaxed);
+        whole &= reports.join().is_ok();
+        if !whole {
+            stats.error("a part of the load ended early");
+        }
+    });
+    drop(blocks);
+    for mount in &mounts {
+        unmount(mount, UnmountFlags::empty()).map_err(|error| {
+            io::Error::other(format!("cannot unmount {}: {error}", mount.display()))
+        })?;
+    }
+    stats.finished();
+    console::drain();
+    Ok(())
+}
+
+/// Obeys the console until it says `finish` or is gone.
+fn obey(stats: &Stats) {
+    for line in io::stdin().lock().lines() {
+        let Ok(line) = line else { return };
+        let mut words = line.split_whitespace();
+        match (words.next(), words.next().and_then(|id| id.parse().ok())) {
+            (Some("mark"), Some(id)) => stats.set_mark(id),
+            (Some("report"), _) => stats.report(),
+            (Some("finish"), _) => return,
+            // Noise on the line, or half a command of which the rest was lost.
+            _ => {}
+        }
+    }
+}
+
+/// The names of the virtio disks, as soon as there are enough.
+fn wait_for_disks(count: usize) -> io::Result<Vec<String>> {
+    let deadline = Instant::now() + DISKS_APPEAR;
+    loop {
+        let mut names: Vec<String> = fs::read_dir("/sys/block")?
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .filter(|name| name.starts_with("vd") && Path::new("/dev").join(name).exists())
+            .collect();
+        if names.len() >= count {
+            names.sort();
+            return Ok(names);
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::other(format!(
+                "of {count} disks only these appeared: {names:?}"
+            )));
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn mount_all(names: &[String]) -> io::Result<Vec<PathBuf>> {
+    let mut mounts = Vec::new();
+    for name in names {
+        let (device, at) = (Path::new("/dev").join(name), Path::new("/mnt").join(name));
+        fs::create_dir_all(&at)?;
+        mount(&device, &at, "ext4", MountFlags::empty(), None).map_err(|error| {
+            io::Error::other(format!(
+                "cannot mount {} as ext4: {error}; was it formatted?",
+                device.display()
+            ))
+        })?;
+        mounts.push(at);
+    }
+    Ok(mounts)
+}

@@ -1,0 +1,163 @@
+//! Counters of everything that runs, and the guest's own view of gaps between writes.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
+
+use crate::console;
+
+/// Problems described on the console; further ones are only counted.
+const DESCRIBED: u64 = 20;
+
+/// What all threads count. Gaps are those of the slowest disk.
+#[derive(Debug)]
+pub(crate) struct Stats {
+    start: Instant,
+    reports: AtomicU64,
+    reads: AtomicU64,
+    syncs: AtomicU64,
+    file_operations: AtomicU64,
+    memory_passes: AtomicU64,
+    errors: AtomicU64,
+    mismatches: AtomicU64,
+    mark: AtomicU64,
+    disks: Vec<Progress>,
+}
+
+/// One disk's writes. Times are nanoseconds since the start.
+#[derive(Debug, Default)]
+struct Progress {
+    writes: AtomicU64,
+    last: AtomicU64,
+    gap_since_report: AtomicU64,
+    gap_since_mark: AtomicU64,
+    last_tick: AtomicU64,
+}
+
+impl Stats {
+    pub(crate) fn new(disks: usize) -> Self {
+        Self {
+            start: Instant::now(),
+            reports: AtomicU64::new(0),
+            reads: AtomicU64::new(0),
+            syncs: AtomicU64::new(0),
+            file_operations: AtomicU64::new(0),
+            memory_passes: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+            mismatches: AtomicU64::new(0),
+            mark: AtomicU64::new(0),
+            disks: (0..disks).map(|_| Progress::default()).collect(),
+        }
+    }
+
+    fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// A disk's writes begin: no gap before now counts.
+    pub(crate) fn disk_begins(&self, disk: usize) {
+        self.disks[disk].last.store(self.now(), Relaxed);
+    }
+
+    /// A disk's writes are over: what follows is no gap.
+    pub(crate) fn disk_ends(&self, disk: usize) {
+        self.disks[disk].last.store(u64::MAX, Relaxed);
+    }
+
+    /// A write was acknowledged. At most one tick a millisecond is printed for each disk, so that
+    /// the serial line does not become what limits the load.
+    pub(crate) fn wrote(&self, disk: usize) {
+        let progress = &self.disks[disk];
+        let now = self.now();
+        let gap = now.saturating_sub(progress.last.swap(now, Relaxed));
+        progress.gap_since_report.fetch_max(gap, Relaxed);
+        progress.gap_since_mark.fetch_max(gap, Relaxed);
+        let writes = progress.writes.fetch_add(1, Relaxed) + 1;
+        if now - progress.last_tick.load(Relaxed) >= 1_000_000 {
+            progress.last_tick.store(now, Relaxed);
+            console::say(&format!("~{disk} {writes}"));
+        }
+    }
+
+    pub(crate) fn read(&self) {
+        self.reads.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn synced(&self) {
+        self.syncs.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn file_operation(&self) {
+        self.file_operations.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn memory_pass(&self) {
+        self.memory_passes.fetch_add(1, Relaxed);
+    }
+
+    /// An operation failed.
+    pub(crate) fn error(&self, what: &str) {
+        if self.errors.fetch_add(1, Relaxed) < DESCRIBED {
+            console::say_text("error", what);
+        }
+    }
+
+    /// Something read is not what was written.
+    pub(crate) fn mismatch(&self, what: &str) {
+        if self.mismatches.fetch_add(1, Relaxed) < DESCRIBED {
+            console::say_text("mismatch", what);
+        }
+    }
+
+    /// Forgets the gaps so far, unless this mark was set before.
+    pub(crate) fn set_mark(&self, id: u64) {
+        if self.mark.swap(id, Relaxed) != id {
+            for disk in &self.disks {
+                disk.gap_since_mark.store(0, Relaxed);
+            }
+        }
+        console::say(&format!("{{\"marked\":{id}}}"));
+    }
+
+    /// Prints a report.
+    pub(crate) fn report(&self) {
+        let now = self.now();
+        let (mut writes, mut gap, mut since_mark) = (0, 0, 0);
+        for disk in &self.disks {
+            writes += disk.writes.load(Relaxed);
+            // A write that is still under way counts for as long as it takes already.
+            let open = now.saturating_sub(disk.last.load(Relaxed));
+            gap = gap.max(disk.gap_since_report.swap(0, Relaxed)).max(open);
+            since_mark = since_mark.max(disk.gap_since_mark.load(Relaxed)).max(open);
+        }
+        console::say(&format!(
+            "{{\"seq\":{},\"uptime_ms\":{},\"writes\":{writes},\"reads\":{},\"syncs\":{},\
+             \"file_operations\":{},\"memory_passes\":{},\"errors\":{},\"mismatches\":{},\
+             \"largest_gap_ms\":{:.3},\"gap_since_mark_ms\":{:.3},\"mark\":{}}}",
+            self.reports.fetch_add(1, Relaxed) + 1,
+            now / 1_000_000,
+            self.reads.load(Relaxed),
+            self.syncs.load(Relaxed),
+            self.file_operations.load(Relaxed),
+            self.memory_passes.load(Relaxed),
+            self.errors.load(Relaxed),
+            self.mismatches.load(Relaxed),
+            gap as f64 / 1e6,
+            since_mark as f64 / 1e6,
+            self.mark.load(Relaxed),
+        ));
+    }
+
+    /// Prints the last line: everything was verified and the disks are unmounted.
+    pub(crate) fn finished(&self) {
+        let writes: u64 = self
+            .disks
+            .iter()
+            .map(|disk| disk.writes.load(Relaxed))
+            .sum();
+        console::say(&format!(
+            "\n{{\"finished\":true,\"writes\":{writes},\"errors\":{},\"mismatches\":{}}}",
+            self.errors.load(Relaxed),
+            self.mismatches.load(Relaxed),
+        ));
+    }
+}
