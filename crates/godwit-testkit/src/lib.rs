@@ -7,6 +7,7 @@
 //!   `godwit` command against them.
 //! - [`proxy`] and [`network`] put a link between nodes that is slow, shared with other traffic,
 //!   stalls or is cut.
+//! - [`vm`] runs virtual machines whose guest checks its disks and its memory.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
 pub mod chart;
@@ -21,6 +22,7 @@ pub mod proxy;
 pub mod random;
 pub mod report;
 pub mod scenario;
+pub mod vm;
 
 pub use client::{Model, VerifyingClient, Workload};
 

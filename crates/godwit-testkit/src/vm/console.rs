@@ -1,0 +1,297 @@
+//! The guest's serial console: what it reports, and commands for it.
+
+use std::io::{self, Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::stream::{Finished, Heard, Lines, Report};
+use crate::process::wait_for;
+
+/// How often the threads look whether they should end, and conditions are looked at again.
+const TURN: Duration = Duration::from_millis(50);
+/// A command is sent again when its answer does not come: the line may have moved meanwhile.
+const REPEAT: Duration = Duration::from_secs(2);
+/// Connections of one guest: the machines it was, at most.
+const STREAMS: usize = 64;
+
+/// The console of one guest, wherever its machine is: what arrives on any of its connections is
+/// one conversation, and commands go where the guest was heard last.
+#[derive(Debug)]
+pub struct GuestConsole {
+    shared: Arc<Shared>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    marks: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    heard: Mutex<Heard>,
+    news: Condvar,
+    streams: Mutex<Streams>,
+    stop: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Streams {
+    all: Vec<UnixStream>,
+    /// Where the guest was heard last.
+    active: usize,
+}
+
+impl GuestConsole {
+    /// A console without a connection yet.
+    #[expect(clippy::new_without_default, reason = "it is not a value")]
+    pub fn new() -> Self {
+        Self {
+            shared: Arc::default(),
+            threads: Mutex::default(),
+            marks: AtomicU64::new(0),
+        }
+    }
+
+    /// Listens at a unix socket for QEMU to connect
+    /// ([`ConsoleSocket::Connect`](super::ConsoleSocket::Connect)).
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub fn listen(&self, path: &Path) -> io::Result<()> {
+        let listener = UnixListener::bind(path)?;
+        listener.set_nonblocking(true)?;
+        let shared = Arc::clone(&self.shared);
+        self.run(move || {
+            while !shared.stop.load(Relaxed) {
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        let shared = Arc::clone(&shared);
+                        thread::spawn(move || shared.read(stream));
+                    }
+                    Err(_) => thread::sleep(TURN),
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Connects to a console at which QEMU listens
+    /// ([`ConsoleSocket::Listen`](super::ConsoleSocket::Listen)), as soon as it does. What the
+    /// machine printed before is lost: attach before it runs.
+    ///
+    /// # Errors
+    /// When nobody listens in time.
+    pub fn attach(&self, path: &Path, timeout: Duration) -> io::Result<()> {
+        let stream = wait_for(timeout, || UnixStream::connect(path).ok()).ok_or_else(|| {
+            io::Error::other(format!("no machine's console at {}", path.display()))
+        })?;
+        let shared = Arc::clone(&self.shared);
+        self.run(move || shared.read(stream));
+        Ok(())
+    }
+
+    fn run(&self, body: impl FnOnce() + Send + 'static) {
+        lock(&self.threads).push(thread::spawn(body));
+    }
+
+    /// Waits until the guest has booted, mounted its disks and begins its load.
+    ///
+    /// # Errors
+    /// When it cannot, or not in time.
+    pub fn started(&self, timeout: Duration) -> io::Result<()> {
+        self.wait("begin its load", timeout, |heard| {
+            heard.started.then_some(())
+        })
+    }
+
+    /// The last report.
+    pub fn report(&self) -> Option<Report> {
+        lock(&self.shared.heard).report.clone()
+    }
+
+    /// Waits for a report of which `fits` holds.
+    ///
+    /// # Errors
+    /// When none comes in time.
+    pub fn report_when(
+        &self,
+        timeout: Duration,
+        mut fits: impl FnMut(&Report) -> bool,
+    ) -> io::Result<Report> {
+        self.wait("give the report that was waited for", timeout, |heard| {
+            heard.report.clone().filter(|report| fits(report))
+        })
+    }
+
+    /// Waits until the guest has made so many writes more than the last report says.
+    ///
+    /// # Errors
+    /// When it does not in time.
+    pub fn progress(&self, writes: u64, timeout: Duration) -> io::Result<Report> {
+        let before = self.report().map_or(0, |report| report.writes);
+        self.report_when(timeout, |report| report.writes >= before + writes)
+    }
+
+    /// Forgets all gaps so far, the guest's and the host's.
+    ///
+    /// # Errors
+    /// When the guest does not answer in time.
+    pub fn mark(&self, timeout: Duration) -> io::Result<()> {
+        let id = self.marks.fetch_add(1, Relaxed) + 1;
+        self.command(&format!("mark {id}\n"), timeout, |heard| {
+            (heard.marked == id).then_some(())
+        })
+    }
+
+    /// Asks for a report that is new.
+    ///
+    /// # Errors
+    /// When the guest does not answer in time.
+    pub fn fresh_report(&self, timeout: Duration) -> io::Result<Report> {
+        let before = self.report().map_or(0, |report| report.seq);
+        self.command("report\n", timeout, |heard| {
+            heard.report.clone().filter(|report| report.seq > before)
+        })
+    }
+
+    /// Ends the load: the guest compares everything with what it wrote, unmounts its disks, says how
+    /// it went and powers off.
+    ///
+    /// # Errors
+    /// When it cannot, or not in time.
+    pub fn finish(&self, timeout: Duration) -> io::Result<Finished> {
+        self.command("finish\n", timeout, |heard| heard.finished)
+    }
+
+    /// The largest time between two completed writes of a disk since the last mark as the host saw
+    /// it, with the time in which the machine stood; also of a gap that is still open.
+    pub fn host_gap(&self) -> Duration {
+        lock(&self.shared.heard).arrivals.largest(Instant::now())
+    }
+
+    /// What the guest said besides its reports: errors, mismatches, its kernel's messages.
+    pub fn log(&self) -> Vec<String> {
+        lock(&self.shared.heard).log.clone()
+    }
+
+    /// Sends a command, again and again until there is an answer.
+    fn command<T>(
+        &self,
+        line: &str,
+        timeout: Duration,
+        mut answer: impl FnMut(&Heard) -> Option<T>,
+    ) -> io::Result<T> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            self.shared.send(line);
+            let left = deadline.saturating_duration_since(Instant::now());
+            let outcome = self.wait(
+                &format!("obey '{}' within {timeout:?}", line.trim()),
+                left.min(REPEAT),
+                &mut answer,
+            );
+            if outcome.is_ok() || left <= REPEAT || self.gave_up() {
+                return outcome;
+            }
+        }
+    }
+
+    fn gave_up(&self) -> bool {
+        lock(&self.shared.heard).fatal.is_some()
+    }
+
+    fn wait<T>(
+        &self,
+        what: &str,
+        timeout: Duration,
+        mut answer: impl FnMut(&Heard) -> Option<T>,
+    ) -> io::Result<T> {
+        let deadline = Instant::now() + timeout;
+        let mut heard = lock(&self.shared.heard);
+        loop {
+            if let Some(answer) = answer(&heard) {
+                return Ok(answer);
+            }
+            let late = Instant::now() >= deadline;
+            if late || heard.fatal.is_some() {
+                let why = heard.fatal.as_deref().unwrap_or("it did not in time");
+                return Err(io::Error::other(format!(
+                    "the guest could not {what}: {why}; last report {:?}; it said: {:#?}",
+                    heard.report, heard.log
+                )));
+            }
+            heard = self
+                .shared
+                .news
+                .wait_timeout(heard, TURN)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl Drop for GuestConsole {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Relaxed);
+        for thread in lock(&self.threads).drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Listens to one connection until it ends.
+    fn read(&self, mut stream: UnixStream) {
+        let Some(place) = self.add(&stream) else {
+            return;
+        };
+        let mut lines = Lines::default();
+        let mut buffer = [0; 4096];
+        while !self.stop.load(Relaxed) {
+            match stream.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(bytes) => {
+                    let at = Instant::now();
+                    lock(&self.streams).active = place;
+                    lines.take(&buffer[..bytes], at, &mut lock(&self.heard));
+                    self.news.notify_all();
+                }
+                Err(error) if is_timeout(&error) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn add(&self, stream: &UnixStream) -> Option<usize> {
+        stream.set_read_timeout(Some(TURN)).ok()?;
+        stream.set_write_timeout(Some(REPEAT)).ok()?;
+        let twin = stream.try_clone().ok()?;
+        let mut streams = lock(&self.streams);
+        if streams.all.len() >= STREAMS {
+            return None;
+        }
+        streams.all.push(twin);
+        Some(streams.all.len() - 1)
+    }
+
+    /// Sends where the guest was heard last. A lost line is sent again by whoever waits for its
+    /// answer, so errors are not reported.
+    fn send(&self, line: &str) {
+        let streams = lock(&self.streams);
+        if let Some(mut stream) = streams.all.get(streams.active) {
+            let _ = stream.write_all(line.as_bytes());
+        }
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,165 @@
+//! How QEMU is told to run the guest.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::process::Process;
+use crate::vm::GuestImage;
+
+/// What the guest does. The default is little enough for an emulated CPU.
+#[derive(Clone, Debug)]
+pub struct GuestLoad {
+    /// Writes of 4 KiB a second on each disk; 0 for as many as it takes.
+    pub rate: u64,
+    /// The file that is written on each disk, in MiB.
+    pub file_mb: u64,
+    /// Memory that is rewritten and checked, in MiB; 0 for none.
+    pub memory_mb: u64,
+    /// How much of it is rewritten a second, in MiB.
+    pub memory_rate_mb: u64,
+    /// Decides what is written and where.
+    pub seed: u64,
+}
+
+impl Default for GuestLoad {
+    fn default() -> Self {
+        Self {
+            rate: 200,
+            file_mb: 32,
+            memory_mb: 32,
+            memory_rate_mb: 32,
+            seed: 1,
+        }
+    }
+}
+
+impl GuestLoad {
+    /// The kernel's command line, for `-append`, on a machine with so many disks.
+    pub fn kernel_arguments(&self, disks: usize) -> String {
+        format!(
+            "console=ttyS0 loglevel=4 panic=-1 godwit.disks={disks} godwit.rate={} \
+             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={}",
+            self.rate, self.file_mb, self.memory_mb, self.memory_rate_mb, self.seed
+        )
+    }
+}
+
+/// The unix socket of the machine's serial console.
+#[derive(Clone, Debug)]
+pub enum ConsoleSocket {
+    /// QEMU connects to whoever listens there, again and again.
+    Connect(PathBuf),
+    /// QEMU listens there.
+    Listen(PathBuf),
+}
+
+/// A machine: the guest, its disks over vhost-user, and its console.
+#[derive(Clone, Debug)]
+pub struct GuestMachine {
+    /// What it boots.
+    pub guest: GuestImage,
+    /// The vhost-user-blk socket of each disk, in the order in which the guest sees them.
+    pub disks: Vec<PathBuf>,
+    /// Its serial console.
+    pub console: ConsoleSocket,
+    /// Memory in MiB: at least 160 for the guest, and what the load checks.
+    pub memory_mb: u64,
+    /// Virtual CPUs.
+    pub cpus: u32,
+    /// What the guest does.
+    pub load: GuestLoad,
+}
+
+impl GuestMachine {
+    /// A machine of 192 MiB with one CPU and the default load.
+    pub fn new(guest: GuestImage, disks: Vec<PathBuf>, console: ConsoleSocket) -> Self {
+        Self {
+            guest,
+            disks,
+            console,
+            memory_mb: 192,
+            cpus: 1,
+            load: GuestLoad::default(),
+        }
+    }
+
+    /// QEMU's arguments. The memory is shared with the disks' back ends. Both ends of a live
+    /// migration get the same ones, apart from their sockets.
+    pub fn arguments(&self) -> Vec<OsString> {
+        let mut all = Arguments(Vec::new());
+        all.add("-nodefaults", "");
+        all.add("-no-reboot", "");
+        all.add("-display", "none");
+        all.add("-accel", "tcg");
+        all.add("-machine", "q35,memory-backend=mem");
+        all.add("-smp", &self.cpus.to_string());
+        all.add("-m", &self.memory_mb.to_string());
+        all.add(
+            "-object",
+            &format!(
+                "memory-backend-memfd,id=mem,size={}M,share=on",
+                self.memory_mb
+            ),
+        );
+        all.add_path("-kernel", "", &self.guest.kernel());
+        all.add_path("-initrd", "", &self.guest.initramfs());
+        all.add("-append", &self.load.kernel_arguments(self.disks.len()));
+        match &self.console {
+            ConsoleSocket::Connect(path) => {
+                all.add_path("-chardev", "socket,id=console,reconnect-ms=100,path=", path);
+            }
+            ConsoleSocket::Listen(path) => {
+                all.add_path(
+                    "-chardev",
+                    "socket,id=console,server=on,wait=off,path=",
+                    path,
+                );
+            }
+        }
+        all.add("-serial", "chardev:console");
+        for (index, socket) in self.disks.iter().enumerate() {
+            all.add_path(
+                "-chardev",
+                &format!("socket,id=disk{index},reconnect-ms=100,path="),
+                socket,
+            );
+            all.add(
+                "-device",
+                &format!("vhost-user-blk-pci,id=vhost{index},chardev=disk{index}"),
+            );
+        }
+        all.0
+    }
+
+    /// Starts QEMU with these and further arguments. What it complains about goes to standard error.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn spawn(&self, further: &[OsString]) -> io::Result<Process> {
+        Process::spawn(
+            Command::new("qemu-system-x86_64")
+                .args(self.arguments())
+                .args(further)
+                .stdin(Stdio::null()),
+        )
+    }
+}
+
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn add(&mut self, option: &str, value: &str) {
+        self.0.push(option.into());
+        if !value.is_empty() {
+            self.0.push(value.into());
+        }
+    }
+
+    fn add_path(&mut self, option: &str, before: &str, path: &Path) {
+        let mut value = OsString::from(before);
+        value.push(path);
+        self.0.extend([option.into(), value]);
+    }
+}

@@ -1,0 +1,171 @@
+//! The lines that come from the guest's console.
+
+use std::time::Instant;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::arrivals::Arrivals;
+
+/// Longest line that is looked at, and the lines kept for whoever wants to know what went wrong.
+const LINE: usize = 4096;
+const KEPT: usize = 200;
+
+/// What the guest says each second. Gaps are by the guest's clock, which stops with the machine.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Report {
+    /// Counts the reports.
+    pub seq: u64,
+    /// Milliseconds since the load began.
+    pub uptime_ms: u64,
+    /// Acknowledged writes of 4 KiB.
+    pub writes: u64,
+    /// Reads that were compared.
+    pub reads: u64,
+    /// Completed syncs.
+    pub syncs: u64,
+    /// Small files that were made, renamed, removed or compared.
+    pub file_operations: u64,
+    /// How often the memory was rewritten and compared.
+    pub memory_passes: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Blocks, files or memory pages that were not what they should be.
+    pub mismatches: u64,
+    /// Largest time between two writes since the last report.
+    pub largest_gap_ms: f64,
+    /// Largest time between two writes since the last mark.
+    pub gap_since_mark_ms: f64,
+    /// The last mark.
+    pub mark: u64,
+}
+
+/// The guest's last word: every block, file and page was compared, the disks are unmounted.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub struct Finished {
+    /// Acknowledged writes of 4 KiB in all.
+    pub writes: u64,
+    /// Operations that failed.
+    pub errors: u64,
+    /// Blocks, files or memory pages that were not what they should be.
+    pub mismatches: u64,
+}
+
+/// What is known of the guest from its lines.
+#[derive(Debug, Default)]
+pub(super) struct Heard {
+    pub(super) started: bool,
+    pub(super) report: Option<Report>,
+    pub(super) marked: u64,
+    pub(super) finished: Option<Finished>,
+    /// Why the load could not begin or end.
+    pub(super) fatal: Option<String>,
+    /// Errors, mismatches and whatever the guest's kernel said.
+    pub(super) log: Vec<String>,
+    pub(super) arrivals: Arrivals,
+}
+
+impl Heard {
+    fn line(&mut self, line: &str, at: Instant) {
+        if let Some((disk, writes)) = line.strip_prefix('~').and_then(tick) {
+            self.arrivals.tick(disk, writes, at);
+            return;
+        }
+        let object: Value = match serde_json::from_str(line) {
+            Ok(object @ Value::Object(_)) => object,
+            _ => return self.keep(line),
+        };
+        if object.get("finished").is_some() {
+            self.finished = serde_json::from_value(object).ok();
+            self.arrivals.end();
+        } else if object.get("seq").is_some() {
+            if let Ok(report) = serde_json::from_value::<Report>(object) {
+                self.report = Some(report);
+            }
+        } else if let Some(id) = object.get("marked").and_then(Value::as_u64) {
+            if self.marked != id {
+                self.marked = id;
+                self.arrivals.mark();
+            }
+        } else if object.get("started").is_some() {
+            self.started = true;
+        } else {
+            if let Some(why) = object.get("fatal").and_then(Value::as_str) {
+                self.fatal = Some(why.into());
+            }
+            self.keep(line);
+        }
+    }
+
+    fn keep(&mut self, line: &str) {
+        if !line.is_empty() && self.log.len() < KEPT {
+            self.log.push(line.into());
+        }
+    }
+}
+
+fn tick(text: &str) -> Option<(usize, u64)> {
+    let (disk, writes) = text.split_once(' ')?;
+    Some((disk.parse().ok()?, writes.parse().ok()?))
+}
+
+/// Puts lines together from what one connection delivers.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
+    part: Vec<u8>,
+}
+
+impl Lines {
+    /// Takes bytes that arrived at one moment.
+    pub(super) fn take(&mut self, bytes: &[u8], at: Instant, heard: &mut Heard) {
+        for byte in bytes {
+            if *byte == b'\n' {
+                let line = String::from_utf8_lossy(&self.part);
+                heard.line(line.trim(), at);
+                self.part.clear();
+            } else if self.part.len() < LINE {
+                self.part.push(*byte);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::{Finished, Heard, KEPT, LINE, Lines};
+
+    #[test]
+    fn lines_in_pieces_and_noise() {
+        let (mut heard, mut lines, now) = (Heard::default(), Lines::default(), Instant::now());
+        let mut take = |heard: &mut Heard, text: &str| lines.take(text.as_bytes(), now, heard);
+        take(&mut heard, "{\"started\":1}\r\n~0 1\n~0 x\n{\"mark");
+        assert!(heard.started);
+        take(&mut heard, "ed\":4}\n[ 1.0] EXT4-fs error\n{\"seq\":1}\n");
+        assert_eq!(heard.marked, 4);
+        assert!(heard.report.is_none());
+        assert_eq!(heard.log, ["~0 x", "[ 1.0] EXT4-fs error"]);
+        take(&mut heard, "{\"fatal\":\"no disk\"}\n");
+        assert_eq!(heard.fatal.as_deref(), Some("no disk"));
+        take(
+            &mut heard,
+            "\n{\"finished\":true,\"writes\":9,\"errors\":0,\"mismatches\":2}\n",
+        );
+        let finished = Finished {
+            writes: 9,
+            errors: 0,
+            mismatches: 2,
+        };
+        assert_eq!(heard.finished, Some(finished));
+    }
+
+    #[test]
+    fn a_mad_guest_makes_nothing_grow() {
+        let (mut heard, mut lines, now) = (Heard::default(), Lines::default(), Instant::now());
+        lines.take(&vec![b'x'; 1 << 20], now, &mut heard);
+        lines.take("\ny\n".repeat(1 << 16).as_bytes(), now, &mut heard);
+        assert_eq!(heard.log.len(), KEPT);
+        assert_eq!(heard.log[0].len(), LINE);
+    }
+}

@@ -1,0 +1,220 @@
+//! The virtual machine that other tests rely on, on a disk that is not ours: its load runs without
+//! an error, moves with the machine, and notices what should not be.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::io::{self, BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use godwit_testkit::process::{Process, scratch_dir, wait_for};
+use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::vm::{
+    ConsoleSocket, Finished, GuestConsole, GuestImage, GuestMachine, check_disk, format_disk,
+};
+
+const SIZE: u64 = 96 << 20;
+
+/// An image served over vhost-user-blk by QEMU's storage daemon.
+fn serve(image: &Path, socket: &Path) -> Process {
+    let mut file =
+        OsString::from("driver=file,node-name=disk,cache.direct=on,locking=off,filename=");
+    file.push(image);
+    let mut export = OsString::from(
+        "vhost-user-blk,id=disk,node-name=disk,writable=on,addr.type=unix,addr.path=",
+    );
+    export.push(socket);
+    let mut daemon = Command::new("qemu-storage-daemon");
+    daemon
+        .arg("--blockdev")
+        .arg(file)
+        .arg("--export")
+        .arg(export);
+    let daemon = Process::spawn(&mut daemon).unwrap();
+    wait_for(PATIENCE, || socket.exists().then_some(())).unwrap();
+    daemon
+}
+
+/// QEMU's monitor for humans: enough to move a machine without disks of ours.
+struct Monitor(BufReader<UnixStream>);
+
+impl Monitor {
+    fn arguments(path: &Path) -> [OsString; 2] {
+        let mut value = OsString::from("unix:");
+        value.push(path);
+        value.push(",server=on,wait=off");
+        ["-monitor".into(), value]
+    }
+
+    fn connect(path: &Path) -> Self {
+        let stream = wait_for(PATIENCE, || UnixStream::connect(path).ok()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut monitor = Self(BufReader::new(stream));
+        monitor.answer().unwrap();
+        monitor
+    }
+
+    /// What it says until it asks for the next command.
+    fn answer(&mut self) -> io::Result<String> {
+        let mut text = Vec::new();
+        while !text.ends_with(b"(qemu) ") {
+            if self.0.read_until(b' ', &mut text)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    fn say(&mut self, command: &str) -> String {
+        self.0
+            .get_mut()
+            .write_all(format!("{command}\n").as_bytes())
+            .unwrap();
+        self.answer().unwrap()
+    }
+}
+
+fn socket(dir: &Path, name: &str) -> PathBuf {
+    dir.join(name)
+}
+
+fn clean(finished: Finished, console: &GuestConsole) {
+    let log = console.log();
+    assert_eq!((finished.errors, finished.mismatches), (0, 0), "{log:#?}");
+    assert!(finished.writes > 100, "{finished:?} {log:#?}");
+    assert!(!log.iter().any(|line| line.contains("EXT4")), "{log:#?}");
+}
+
+#[test]
+fn two_disks_without_an_error() {
+    let turn = Scenario::begin("guest", "two_disks_without_an_error");
+    let dir = scratch_dir().unwrap();
+    let guest = GuestImage::build_or_cached().unwrap();
+    let (mut daemons, mut disks, mut images) = (Vec::new(), Vec::new(), Vec::new());
+    for name in ["one", "two"] {
+        let (image, socket) = (
+            dir.path().join(name),
+            socket(dir.path(), &format!("{name}.sock")),
+        );
+        format_disk(&image, SIZE).unwrap();
+        daemons.push(serve(&image, &socket));
+        disks.push(socket);
+        images.push(image);
+    }
+    let console = GuestConsole::new();
+    let line = socket(dir.path(), "console");
+    console.listen(&line).unwrap();
+    let mut machine = GuestMachine::new(guest, disks, ConsoleSocket::Connect(line));
+    machine.load.seed = turn.seed;
+    let mut qemu = machine.spawn(&[]).unwrap();
+    console.started(PATIENCE).unwrap();
+    console.mark(PATIENCE).unwrap();
+    let report = console.progress(800, PATIENCE).unwrap();
+    println!("{report:?}, gap on the host {:?}", console.host_gap());
+    assert!(
+        report.reads > 0 && report.syncs > 0 && report.file_operations > 0,
+        "{report:?}"
+    );
+    assert!(report.memory_passes > 0, "{report:?}");
+    let finished = console.finish(PATIENCE).unwrap();
+    clean(finished, &console);
+    assert!(qemu.wait(PATIENCE).unwrap().success());
+    for image in images {
+        check_disk(&image).unwrap();
+    }
+}
+
+/// Otherwise "no mismatch" would say nothing.
+#[test]
+fn a_changed_disk_is_noticed() {
+    let turn = Scenario::begin("guest", "a_changed_disk_is_noticed");
+    let dir = scratch_dir().unwrap();
+    let guest = GuestImage::build_or_cached().unwrap();
+    let image = dir.path().join("image");
+    format_disk(&image, SIZE).unwrap();
+    let disk = socket(dir.path(), "disk.sock");
+    let _daemon = serve(&image, &disk);
+    let (console, line) = (GuestConsole::new(), socket(dir.path(), "console"));
+    let mut machine = GuestMachine::new(guest, vec![disk], ConsoleSocket::Listen(line.clone()));
+    machine.load.seed = turn.seed;
+    let _qemu = machine.spawn(&[]).unwrap();
+    console.attach(&line, PATIENCE).unwrap();
+    console.started(PATIENCE).unwrap();
+    console.progress(200, PATIENCE).unwrap();
+    // The load's file is the only thing on the disk that fills so much: most of it is hit.
+    let file = OpenOptions::new().write(true).open(&image).unwrap();
+    let junk = vec![0x5a; 4096];
+    for block in (SIZE / 8 / 4096)..(SIZE / 4096) {
+        file.write_all_at(&junk, block * 4096).unwrap();
+    }
+    let report = console
+        .report_when(PATIENCE, |report| report.mismatches > 0)
+        .unwrap();
+    println!("{report:?} {:#?}", console.log());
+}
+
+/// Memory, CPU and the load's state move to another QEMU; the disk is the same image behind another
+/// back end.
+#[test]
+fn the_load_goes_on_where_the_machine_moves() {
+    let turn = Scenario::begin("guest", "the_load_goes_on_where_the_machine_moves");
+    let dir = scratch_dir().unwrap();
+    let guest = GuestImage::build_or_cached().unwrap();
+    let image = dir.path().join("image");
+    format_disk(&image, SIZE).unwrap();
+    let (here, there) = (socket(dir.path(), "here"), socket(dir.path(), "there"));
+    let _daemons = [serve(&image, &here), serve(&image, &there)];
+    let console = GuestConsole::new();
+    let path = |name: &str| socket(dir.path(), name);
+    let machine = |disk: &Path, line: &str| {
+        let line = ConsoleSocket::Listen(path(line));
+        let mut machine = GuestMachine::new(guest.clone(), vec![disk.into()], line);
+        machine.load.seed = turn.seed;
+        machine
+    };
+    let mut source = machine(&here, "line-a")
+        .spawn(&Monitor::arguments(&path("monitor-a")))
+        .unwrap();
+    console.attach(&path("line-a"), PATIENCE).unwrap();
+    console.started(PATIENCE).unwrap();
+
+    let mut incoming = OsString::from("unix:");
+    incoming.push(path("stream"));
+    let mut further = Monitor::arguments(&path("monitor-b")).to_vec();
+    further.extend(["-incoming".into(), incoming.clone()]);
+    let mut destination = machine(&there, "line-b").spawn(&further).unwrap();
+    console.attach(&path("line-b"), PATIENCE).unwrap();
+    wait_for(PATIENCE, || path("stream").exists().then_some(())).unwrap();
+
+    console.progress(200, PATIENCE).unwrap();
+    console.mark(PATIENCE).unwrap();
+    let mut monitor = Monitor::connect(&path("monitor-a"));
+    monitor.say(&format!("migrate -d {}", incoming.display()));
+    let ended = wait_for(PATIENCE, || {
+        let state = monitor.say("info migrate");
+        ["completed", "failed"]
+            .iter()
+            .any(|end| state.contains(end))
+            .then_some(state)
+    });
+    let ended = ended.expect("the machine did not move in time");
+    println!("{ended}");
+    assert!(ended.contains("completed"), "{ended}");
+    source.kill();
+
+    let report = console.progress(400, PATIENCE).unwrap();
+    let host_gap = console.host_gap();
+    println!("{report:?}, gap on the host {host_gap:?}");
+    assert_eq!(report.mark, 1);
+    assert!(
+        host_gap > Duration::ZERO && host_gap < Duration::from_secs(10),
+        "{host_gap:?}"
+    );
+    let finished = console.finish(PATIENCE).unwrap();
+    clean(finished, &console);
+    assert!(destination.wait(PATIENCE).unwrap().success());
+    check_disk(&image).unwrap();
+}
