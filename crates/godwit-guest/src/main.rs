@@ -5,13 +5,14 @@
 //!
 //! It writes lines. `~D N`, a tick: disk D completed its N-th write. Anything else is a JSON object:
 //! a report each second, answers to commands, and what went wrong. It reads lines: `mark ID`,
-//! `report`, `finish`. A line may be lost or come twice when the machine moves to another host;
-//! every command may be repeated.
+//! `report`, `finish`, which the power button says too. A line may be lost or come twice when the
+//! machine moves to another host; every command may be repeated.
 //!
 //! Ticks exist because a guest cannot see itself standing still: its clocks stop with it. Whoever
 //! wants to know how long it stood watches when the ticks arrive.
 
 mod blocks;
+mod commands;
 mod console;
 mod files;
 mod memory;

@@ -1,7 +1,7 @@
 //! From the disks' appearance to the last line: what runs, and who is told to stop.
 
 use std::fs;
-use std::io::{self, BufRead};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::blocks::Blocks;
+use crate::commands;
 use crate::console;
 use crate::files::Files;
 use crate::memory;
@@ -19,7 +20,7 @@ use crate::stats::Stats;
 const DISKS_APPEAR: Duration = Duration::from_secs(30);
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Runs the load on every disk until `finish`, verifies everything and unmounts.
+/// Runs the load on every disk until it is told to finish, verifies everything and unmounts.
 ///
 /// # Errors
 /// When the load cannot begin or a disk cannot be unmounted. What goes wrong between is counted.
@@ -37,6 +38,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         AtomicBool::new(false),
         AtomicBool::new(false),
     );
+    let commands = commands::listen();
     console::say(&format!("{{\"started\":{}}}", mounts.len()));
     thread::scope(|scope| {
         let memory = scope.spawn(|| {
@@ -68,7 +70,7 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
                 load.finish();
             }));
         }
-        obey(&stats);
+        commands::obey(&commands, &stats);
         stop.store(true, Relaxed);
         let mut whole = loads.into_iter().all(|load| load.join().is_ok());
         // Memory is checked, and reports come, until the disks have been verified.
@@ -89,21 +91,6 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     stats.finished();
     console::drain();
     Ok(())
-}
-
-/// Obeys the console until it says `finish` or is gone.
-fn obey(stats: &Stats) {
-    for line in io::stdin().lock().lines() {
-        let Ok(line) = line else { return };
-        let mut words = line.split_whitespace();
-        match (words.next(), words.next().and_then(|id| id.parse().ok())) {
-            (Some("mark"), Some(id)) => stats.set_mark(id),
-            (Some("report"), _) => stats.report(),
-            (Some("finish"), _) => return,
-            // Noise on the line, or half a command of which the rest was lost.
-            _ => {}
-        }
-    }
 }
 
 /// The names of the virtio disks, as soon as there are enough.

@@ -88,6 +88,7 @@ fn clean(finished: Finished, console: &GuestConsole) {
     assert!(!log.iter().any(|line| line.contains("EXT4")), "{log:#?}");
 }
 
+/// Ends by the power button, as whoever stops a machine presses it.
 #[test]
 fn two_disks_without_an_error() {
     let turn = Scenario::begin("guest", "two_disks_without_an_error");
@@ -109,7 +110,8 @@ fn two_disks_without_an_error() {
     console.listen(&line).unwrap();
     let mut machine = GuestMachine::new(guest, disks, ConsoleSocket::Connect(line));
     machine.load.seed = turn.seed;
-    let mut qemu = machine.spawn(&[]).unwrap();
+    let monitor = socket(dir.path(), "monitor");
+    let mut qemu = machine.spawn(&Monitor::arguments(&monitor)).unwrap();
     console.started(PATIENCE).unwrap();
     console.mark(PATIENCE).unwrap();
     let report = console.progress(800, PATIENCE).unwrap();
@@ -119,7 +121,8 @@ fn two_disks_without_an_error() {
         "{report:?}"
     );
     assert!(report.memory_passes > 0, "{report:?}");
-    let finished = console.finish(PATIENCE).unwrap();
+    Monitor::connect(&monitor).say("system_powerdown");
+    let finished = console.finished(PATIENCE).unwrap();
     clean(finished, &console);
     assert!(qemu.wait(PATIENCE).unwrap().success());
     for image in images {

@@ -164,6 +164,14 @@ impl GuestConsole {
         self.command("finish\n", timeout, |heard| heard.finished)
     }
 
+    /// Waits for the end of a load that was told to finish by the machine's power button.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finished(&self, timeout: Duration) -> io::Result<Finished> {
+        self.wait("finish", timeout, |heard| heard.finished)
+    }
+
     /// The largest time between two completed writes of a disk since the last mark as the host saw
     /// it, with the time in which the machine stood; also of a gap that is still open.
     pub fn host_gap(&self) -> Duration {
