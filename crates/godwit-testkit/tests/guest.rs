@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_testkit::process::{Process, scratch_dir, wait_for};
 use godwit_testkit::scenario::{PATIENCE, Scenario};
@@ -17,6 +17,8 @@ use godwit_testkit::vm::{
 };
 
 const SIZE: u64 = 96 << 20;
+/// How long a machine is stopped: far longer than scheduling noise.
+const STOPPED: Duration = Duration::from_secs(2);
 
 /// An image served over vhost-user-blk by QEMU's storage daemon.
 fn serve(image: &Path, socket: &Path) -> Process {
@@ -112,7 +114,9 @@ fn two_disks_without_an_error() {
     machine.load.seed = turn.seed;
     let monitor = socket(dir.path(), "monitor");
     let mut qemu = machine.spawn(&Monitor::arguments(&monitor)).unwrap();
+    let begin = Instant::now();
     console.started(PATIENCE).unwrap();
+    println!("started after {:?}", begin.elapsed());
     console.mark(PATIENCE).unwrap();
     let report = console.progress(800, PATIENCE).unwrap();
     println!("{report:?}, gap on the host {:?}", console.host_gap());
@@ -121,7 +125,21 @@ fn two_disks_without_an_error() {
         "{report:?}"
     );
     assert!(report.memory_passes > 0, "{report:?}");
-    Monitor::connect(&monitor).say("system_powerdown");
+
+    // The guest does not see that it stood still; the host does.
+    let mut monitor = Monitor::connect(&monitor);
+    console.mark(PATIENCE).unwrap();
+    console.fresh_report(PATIENCE).unwrap();
+    monitor.say("stop");
+    std::thread::sleep(STOPPED);
+    monitor.say("cont");
+    let report = console.progress(200, PATIENCE).unwrap();
+    let inside = Duration::from_secs_f64(report.gap_since_mark_ms / 1000.0);
+    println!("{report:?}, gap on the host {:?}", console.host_gap());
+    assert!(console.host_gap() >= STOPPED, "{:?}", console.host_gap());
+    assert!(inside < STOPPED / 2, "{inside:?}");
+
+    monitor.say("system_powerdown");
     let finished = console.finished(PATIENCE).unwrap();
     clean(finished, &console);
     assert!(qemu.wait(PATIENCE).unwrap().success());
