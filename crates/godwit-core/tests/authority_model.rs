@@ -42,16 +42,35 @@ struct Node {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Step {
-    Start { source: usize },
-    Deliver { to: usize, message: Message },
-    Stored { node: usize },
+    Start {
+        source: usize,
+    },
+    Deliver {
+        to: usize,
+        message: Message,
+    },
+    Stored {
+        node: usize,
+    },
     /// The store refused, and the node says so.
-    NotStored { node: usize },
-    Flushed { node: usize },
-    Cancel { node: usize },
-    StopReceiving { node: usize },
-    Remind { node: usize },
-    Crash { node: usize },
+    NotStored {
+        node: usize,
+    },
+    Flushed {
+        node: usize,
+    },
+    Cancel {
+        node: usize,
+    },
+    StopReceiving {
+        node: usize,
+    },
+    Remind {
+        node: usize,
+    },
+    Crash {
+        node: usize,
+    },
 }
 
 /// The messages that were ever sent, in one order whatever the order of sending, so that equal

@@ -39,6 +39,7 @@ states! {
     RateLimit "policy: bandwidth limit",
     Converged "migrations: converged, and waited for the guest's host",
     OrderedWhilePaused "migrations: ordered to switch over while paused",
+    OrderedThere "migrations: ordered to switch over by the destination",
     NotStored "migrations: ended because the store refused",
     CrashConverged "crashed: converged",
     Moved "migrations: switchovers",

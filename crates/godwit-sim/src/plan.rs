@@ -85,6 +85,8 @@ pub(crate) struct MigrationPlan {
     pub(crate) client_follows: Option<u64>,
     /// How long after convergence the guest's host orders the switchover, if that waits for it.
     pub(crate) ordered_after: u64,
+    /// The guest's host orders it where the guest is now: at the destination.
+    pub(crate) ordered_there: bool,
     /// The store refuses the record that gives the disk away.
     pub(crate) store_refuses: bool,
 }
@@ -312,6 +314,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
             .permille(600)
             .then(|| random.magnitude(MICROSECOND, 60 * MILLISECOND)),
         ordered_after: random.magnitude(MICROSECOND, 60 * MILLISECOND),
+        ordered_there: random.permille(500),
         store_refuses: random.permille(40),
     }
 }

@@ -97,6 +97,9 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 };
                 body.core.handle_link_signal(now, signal);
             }
+            230.. => {
+                body.core.handle_guest_here(now);
+            }
             220.. => {
                 body.core.switch_over(now);
             }
@@ -237,6 +240,9 @@ fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
         6 => Message::Abort {
             migration: migration(input),
             reason: AbortReason::Refused,
+        },
+        7 if input.one_in(2) => Message::GuestArrived {
+            migration: migration(input),
         },
         7 => Message::Query {
             migration: migration(input),

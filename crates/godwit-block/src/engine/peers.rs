@@ -252,7 +252,8 @@ impl Engine {
                     | Message::Commit { migration, .. }
                     | Message::Committed { migration }
                     | Message::Abort { migration, .. }
-                    | Message::Query { migration } => Some(migration),
+                    | Message::Query { migration }
+                    | Message::GuestArrived { migration } => Some(migration),
                     _ => None,
                 };
                 let current = links.filter(|links| about.is_none_or(|id| id == links.migration));

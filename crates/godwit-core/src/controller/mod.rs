@@ -92,8 +92,8 @@ pub struct MigrationOptions {
 pub enum Switchover {
     /// Nothing: the guest's I/O is held for a moment and goes on at the destination.
     WhenConverged,
-    /// [`Controller::switch_over`]: the guest runs on behind double writes until whoever moves it
-    /// has stopped it.
+    /// [`Controller::switch_over`], or the destination's word that the guest is there: the guest runs
+    /// on behind double writes until its hypervisor has moved it.
     WhenTold,
 }
 
@@ -425,6 +425,7 @@ impl Controller {
             } => self.delayed_written(slot, generation, result),
             Message::NewGeneration { generation } => self.new_generation(generation),
             Message::GenerationReached { generation } => self.generation_reached(generation),
+            Message::GuestArrived { migration } => self.guest_arrived(migration),
             Message::Forward { .. } => {}
             Message::Prepare { .. }
             | Message::Prepared { .. }
@@ -508,6 +509,17 @@ impl Controller {
         let leaves = self.order_switchover();
         self.run_ready();
         leaves
+    }
+
+    /// The guest's hypervisor has moved the guest to this node, whose disk is not here yet: tells
+    /// the source to hand it over. False when the disk does not arrive.
+    pub fn handle_guest_here(&mut self, now: Time) -> bool {
+        self.now = now;
+        let arrives = self.authority.receiving();
+        if let Some(migration) = arrives {
+            self.send(TrafficClass::Control, Message::GuestArrived { migration });
+        }
+        arrives.is_some()
     }
 
     /// What is durably known about who owns the disk.

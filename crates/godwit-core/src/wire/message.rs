@@ -62,6 +62,11 @@ pub enum Message {
         /// Which migration.
         migration: MigrationId,
     },
+    /// Destination to source: the guest's hypervisor has moved the guest here.
+    GuestArrived {
+        /// Which migration.
+        migration: MigrationId,
+    },
     /// A chunk of the first pass. Without `zeroes` its data follows.
     Copy {
         /// The source's slot, returned in the ack.
@@ -189,6 +194,9 @@ impl Message {
                 header.status = reason.code();
             }
             Self::Query { migration } => header = about(Kind::Query, migration, &mut inline),
+            Self::GuestArrived { migration } => {
+                header = about(Kind::GuestArrived, migration, &mut inline);
+            }
             Self::Copy {
                 slot,
                 generation,
@@ -301,7 +309,7 @@ impl Message {
         let tag = RequestTag(header.tag);
         let expected = match header.kind {
             Kind::Prepare | Kind::Commit => 24,
-            Kind::Prepared | Kind::Committed | Kind::Abort | Kind::Query => 16,
+            Kind::Prepared | Kind::Committed | Kind::Abort | Kind::Query | Kind::GuestArrived => 16,
             Kind::Verify => 32,
             _ => 0,
         };
@@ -332,6 +340,9 @@ impl Message {
                 reason: AbortReason::from_code(header.status),
             },
             Kind::Query => Self::Query {
+                migration: migration_in(body)?,
+            },
+            Kind::GuestArrived => Self::GuestArrived {
                 migration: migration_in(body)?,
             },
             Kind::Copy => {

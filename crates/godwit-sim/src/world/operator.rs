@@ -91,7 +91,14 @@ impl World {
         if self.paused {
             self.reached(Reached::OrderedWhilePaused);
         }
-        self.with(self.source, |controller, now| controller.switch_over(now));
+        if self.plan.migrations[number].ordered_there {
+            self.reached(Reached::OrderedThere);
+            self.with(1 - self.source, |controller, now| {
+                controller.handle_guest_here(now)
+            });
+        } else {
+            self.with(self.source, |controller, now| controller.switch_over(now));
+        }
     }
 
     fn count_policy(&mut self, options: &MigrationOptions) {

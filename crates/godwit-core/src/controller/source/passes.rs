@@ -7,15 +7,15 @@ use super::{
     FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, GUEST_IDLE_AFTER, MAX_VERIFY_PASSES, Pass, Source,
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
-use crate::controller::Controller;
 use crate::controller::dirty::DirtyBitmap;
 use crate::controller::governor::Governor;
 use crate::controller::slots::{Slots, Stage, TagList};
 use crate::controller::window::{ChunkContent, ChunkState};
+use crate::controller::{Controller, Switchover};
 use crate::event::{AbortReason, Phase};
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
-use crate::units::{Extent, Generation, SECTOR_SIZE, Time};
+use crate::units::{Extent, Generation, MigrationId, SECTOR_SIZE, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
 
@@ -427,6 +427,18 @@ impl Controller {
                 self.enter_phase(phase);
                 false
             }
+        }
+    }
+
+    /// The guest has been moved to the destination, and waits there for its disk.
+    pub(in crate::controller) fn guest_arrived(&mut self, migration: MigrationId) {
+        self.heard();
+        let waits = self.source.as_ref().is_some_and(|source| {
+            source.options.migration == migration
+                && source.options.switchover == Switchover::WhenTold
+        });
+        if waits {
+            self.order_switchover();
         }
     }
 
