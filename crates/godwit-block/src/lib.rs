@@ -3,6 +3,7 @@
 pub mod engine;
 pub mod image;
 pub mod nbd;
+pub mod vhost_user;
 
 mod memory;
 mod ring;

@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use io_uring::types::{SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
+use io_uring::{IoUring, cqueue, opcode, squeue};
 
 /// Which operation a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +18,11 @@ pub(crate) enum Token {
     Receive(u32),
     /// The send operation of a connection: the connection's index.
     Send(u32),
+    /// The watch on the event counter by which a guest tells of new requests: the watch's index. It
+    /// completes each time.
+    Kick(u32),
+    /// The write to an event counter by which a guest is told of answers.
+    Signal,
     /// A request to cancel other operations.
     Cancel,
 }
@@ -30,6 +35,8 @@ impl Token {
             Self::Receive(index) => (2, index),
             Self::Send(index) => (3, index),
             Self::Cancel => (4, 0),
+            Self::Kick(index) => (5, index),
+            Self::Signal => (6, 0),
         };
         kind << 32 | index as u64
     }
@@ -41,6 +48,8 @@ impl Token {
             1 => Self::Disk(index),
             2 => Self::Receive(index),
             3 => Self::Send(index),
+            5 => Self::Kick(index),
+            6 => Self::Signal,
             _ => Self::Cancel,
         }
     }
@@ -51,6 +60,8 @@ impl Token {
 pub(crate) struct Completion {
     pub(crate) token: Token,
     pub(crate) result: i32,
+    /// The operation goes on and will complete again.
+    pub(crate) more: bool,
 }
 
 /// Submission and completion queues of one thread.
@@ -164,15 +175,17 @@ impl Ring {
 
     /// Moves completions into `into` and returns their number.
     pub(crate) fn completions(&mut self, into: &mut [Completion]) -> usize {
-        let mut count = 0;
+        let (mut count, mut ended) = (0, 0);
         for (place, entry) in into.iter_mut().zip(&mut self.ring.completion()) {
             *place = Completion {
                 token: Token::decode(entry.user_data()),
                 result: entry.result(),
+                more: cqueue::more(entry.flags()),
             };
             count += 1;
+            ended += u32::from(!place.more);
         }
-        self.in_flight -= count as u32;
+        self.in_flight -= ended;
         count
     }
 
@@ -220,6 +233,7 @@ mod tests {
         let mut batch = [Completion {
             token: Token::Wake,
             result: 0,
+            more: false,
         }; 64];
         while ring.in_flight() > 0 {
             ring.wait(Some(Duration::from_secs(1))).expect("a wait");

@@ -8,6 +8,8 @@
 //! - [`proxy`] and [`network`] put a link between nodes that is slow, shared with other traffic,
 //!   stalls or is cut.
 //! - [`vm`] runs virtual machines whose guest checks its disks and its memory.
+//! - [`vhost_client`] is a virtual machine without one: it shares memory with a vhost-user-blk
+//!   server and drives virtqueues in it.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
 pub mod chart;
@@ -23,6 +25,7 @@ pub mod random;
 pub mod report;
 pub mod scenario;
 pub mod vm;
+pub mod vhost_client;
 
 pub use client::{Model, VerifyingClient, Workload};
 

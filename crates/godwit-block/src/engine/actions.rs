@@ -128,6 +128,7 @@ impl Engine {
             } => {
                 self.answer_peer(tag, (connection, peer_tag, operation), result);
             }
+            Owner::Ring { operation } => self.answer_ring(tag, operation, result),
             Owner::Replica | Owner::None => self.slots.finish(tag),
         }
     }

@@ -69,9 +69,11 @@ impl Engine {
                 self.drain();
                 reply(leaves);
             }
+            Command::FrontEnd { command, reply } => self.front_end_command(command, reply),
             Command::LatencyBaseline { reply } => reply(Some(self.stats.baseline(self.now))),
             Command::FailForwarded => {
                 self.forward_asked = false;
+                self.vhost.owner_unreachable();
                 self.core.fail_forwarded(self.now);
                 self.drain();
                 self.attach_waiting();
@@ -163,6 +165,7 @@ impl Engine {
         self.waiting_clients.clear();
         self.core.cancel(self.now, AbortReason::Cancelled);
         self.drain();
+        self.hang_up();
         let clients: Vec<_> = self
             .connections
             .iter()

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use godwit_core::event::AbortReason;
-use godwit_core::units::MigrationId;
+use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::{MigrationOptions, StartError};
 
 use super::baseline::LatencyBaseline;
@@ -15,9 +15,14 @@ use super::config::EngineError;
 use super::link_signal::InterfaceCounter;
 use super::snapshot::Snapshot;
 use super::streams::{ClientStream, PeerStream, PeerStreams};
+use crate::vhost_user::session::{FrontEndCommand, FrontEndError};
 
 /// Called once with a command's result, on the engine's thread.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
+
+/// Gets the result of a step of the vhost-user protocol: a ring's index when the step was to stop
+/// it, otherwise nothing of interest.
+pub(crate) type FrontEndReply = Reply<Result<u16, FrontEndError>>;
 
 /// What a handle asks of its engine.
 pub(super) enum Command {
@@ -53,6 +58,10 @@ pub(super) enum Command {
     LatencyBaseline {
         reply: Reply<Option<LatencyBaseline>>,
     },
+    FrontEnd {
+        command: FrontEndCommand,
+        reply: FrontEndReply,
+    },
     FailForwarded,
     Persisted,
     NotPersisted {
@@ -70,6 +79,7 @@ impl Command {
             }
             Self::Cancel { reply, .. } | Self::SwitchOver { reply } => reply(false),
             Self::LatencyBaseline { reply } => reply(None),
+            Self::FrontEnd { reply, .. } => reply(Err(FrontEndError::Ended)),
             _ => {}
         }
     }
@@ -103,6 +113,7 @@ pub struct EngineHandle {
 
 struct Inner {
     disk: String,
+    capacity: Sectors,
     commands: mpsc::Sender<Command>,
     waker: Waker,
     snapshot: Published,
@@ -135,6 +146,7 @@ impl std::fmt::Debug for EngineHandle {
 impl EngineHandle {
     pub(super) fn new(
         disk: String,
+        capacity: Sectors,
         commands: mpsc::Sender<Command>,
         waker: Waker,
         snapshot: Published,
@@ -144,6 +156,7 @@ impl EngineHandle {
         Self {
             inner: Arc::new(Inner {
                 disk,
+                capacity,
                 commands,
                 waker,
                 snapshot,
@@ -233,6 +246,16 @@ impl EngineHandle {
     /// nothing when the engine has ended.
     pub fn latency_baseline(&self, reply: Reply<Option<LatencyBaseline>>) {
         self.inner.send(Command::LatencyBaseline { reply });
+    }
+
+    /// The disk's size.
+    pub fn capacity(&self) -> Sectors {
+        self.inner.capacity
+    }
+
+    /// A step of the vhost-user protocol.
+    pub(crate) fn front_end(&self, command: FrontEndCommand, reply: FrontEndReply) {
+        self.inner.send(Command::FrontEnd { command, reply });
     }
 
     /// The disk's owner cannot be reached: fails every request that waits for it.

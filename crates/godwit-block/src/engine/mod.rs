@@ -5,7 +5,8 @@
 //!  handle ── commands ──►┌────────────────────────────┐── events ──► owner
 //!                        │ engine thread              │
 //!  NBD clients ◄── ring ─┤  slots, buffers            ├─ ring ──► image
-//!  other nodes ◄── ring ─┤  controller (godwit-core)  │
+//!  guests ◄─────── ring ─┤  controller (godwit-core)  │
+//!  other nodes ◄── ring ─┤                            │
 //!                        └────────────────────────────┘
 //! ```
 //!
@@ -37,6 +38,8 @@ mod slots;
 mod snapshot;
 mod stats;
 mod streams;
+mod vhost;
+mod vhost_io;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,7 +53,9 @@ pub use self::baseline::LatencyBaseline;
 pub use self::config::{EngineConfig, EngineError, EngineEvent};
 pub use self::handle::{EngineHandle, Reply};
 pub use self::link_signal::InterfaceCounter;
-pub use self::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary, Snapshot};
+pub use self::snapshot::{
+    Counters, FrontEndState, LATENCY_BOUNDS_US, Latencies, LatencySummary, Snapshot,
+};
 pub use self::streams::{ClientStream, PeerStream, PeerStreams};
 
 use self::handle::Waker;
@@ -72,6 +77,7 @@ pub fn spawn(
 ) -> Result<EngineHandle, EngineError> {
     config.limits.requests = config.limits.requests.max(FEWEST_REQUESTS);
     let disk = config.disk.clone();
+    let capacity = image.capacity;
     let refused = |action: &'static str, source: io::Error| EngineError::Start {
         disk: disk.clone(),
         action,
@@ -86,6 +92,7 @@ pub fn spawn(
         serves: record.ownership == Ownership::Serving,
         progress: None,
         clients: 0,
+        front_end: FrontEndState::Absent,
         requests_in_flight: 0,
         counters: Counters::default(),
         latency: LatencySummary::default(),
@@ -120,6 +127,7 @@ pub fn spawn(
     match started.recv() {
         Ok(Ok(())) => Ok(EngineHandle::new(
             disk,
+            capacity,
             sender,
             Waker::new(wake),
             published,

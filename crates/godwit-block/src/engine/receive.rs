@@ -5,7 +5,7 @@ use godwit_core::wire::{DecodeError, HEADER_SIZE, Header, Message};
 
 use super::connections::{ConnectionKey, Head, Life, Parse};
 use super::run::Engine;
-use super::slots::Class;
+use super::slots::{Class, Waiter};
 use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
 use crate::ring::Token;
 use crate::stream::StreamError;
@@ -208,10 +208,19 @@ impl Engine {
         }
     }
 
-    /// Tries again for connections that waited for a tag or memory, in order.
+    /// Tries again for those that waited for a tag or memory, in order.
     pub(super) fn retry_waiting(&mut self) {
         for class in [Class::Sync, Class::Client, Class::Copy] {
-            while let Some(key) = self.slots.first_waiting(class) {
+            while let Some(waiter) = self.slots.first_waiting(class) {
+                let key = match waiter {
+                    Waiter::Connection(key) => key,
+                    Waiter::Ring(ring) => {
+                        if !self.admit_waiting_ring(ring) {
+                            break;
+                        }
+                        continue;
+                    }
+                };
                 let waits = self.connections.get(key).and_then(|connection| {
                     match (connection.parse, connection.life) {
                         (_, Life::Closing) => None,
@@ -254,7 +263,7 @@ impl Engine {
         let Some(tag) = tag else {
             connection.parse = Parse::Waiting(head);
             if !waited {
-                self.slots.wait(class, key);
+                self.slots.wait(class, Waiter::Connection(key));
             }
             return false;
         };

@@ -22,6 +22,7 @@ use super::slots::Slots;
 use super::snapshot::Snapshot;
 use super::stats::{Stats, thread_cpu_seconds};
 use super::streams::ClientStream;
+use super::vhost::Vhost;
 use crate::image::Image;
 use crate::memory::Staging;
 use crate::ring::{Completion, Ring, Token};
@@ -62,6 +63,8 @@ pub(super) struct Engine {
     /// Nodes that forward here.
     pub(super) served: Vec<(String, ConnectionKey)>,
     pub(super) clients: u32,
+    /// The virtual machine that uses the disk.
+    pub(super) vhost: Vhost,
     /// Clients that came while the disk's owner could not be reached.
     pub(super) waiting_clients: Vec<ClientStream>,
     /// Commands that wait for what the last migration still reads or writes.
@@ -117,6 +120,7 @@ impl Engine {
         let chunks = usize::from(limits.window_chunks) + usize::from(limits.delayed_chunks);
         let operations = limits.requests as usize + chunks;
         let capacity = image.capacity;
+        let requests = limits.requests as usize;
         let disk = Disk::new(image, config.disk.clone(), operations)
             .map_err(refused("prepare the image"))?;
         let slots = Slots::new(config.limits.requests, config.memory.0 as usize)
@@ -141,6 +145,7 @@ impl Engine {
             forward_asked: false,
             served: Vec::new(),
             clients: 0,
+            vhost: Vhost::new(requests),
             waiting_clients: Vec::new(),
             deferred: Vec::new(),
             commands,
@@ -162,6 +167,7 @@ impl Engine {
         let mut batch = [Completion {
             token: Token::Wake,
             result: 0,
+            more: false,
         }; BATCH];
         self.listen();
         self.run_commands();
@@ -224,6 +230,8 @@ impl Engine {
                 self.listen();
                 self.run_commands();
             }
+            Token::Kick(watch) => self.kicked(watch, completion),
+            Token::Signal => self.vhost.signalled(),
             Token::Cancel => {}
         }
         if self.tick_at.is_none() {
@@ -256,11 +264,16 @@ impl Engine {
         }
         self.resume_served();
         self.retry_waiting();
+        self.pump_rings();
+        self.publish_rings();
         self.flush_marked();
         self.run_deferred_reads();
     }
 
     fn timeout(&self) -> Option<Duration> {
+        if self.vhost.is_eager() {
+            return Some(Duration::ZERO);
+        }
         let deadline = self
             .core
             .next_deadline()
@@ -307,6 +320,7 @@ impl Engine {
             serves: self.core.serves(),
             progress: self.core.progress(),
             clients: self.clients,
+            front_end: self.vhost.state(),
             requests_in_flight: self.core.requests_in_flight(),
             counters: self.stats.counters,
             latency: self.stats.summary(self.now),
@@ -339,9 +353,11 @@ impl Engine {
             }
         }
         self.ring.cancel(Token::Wake);
+        self.vhost.stop_watching(&mut self.ring);
         let mut batch = [Completion {
             token: Token::Wake,
             result: 0,
+            more: false,
         }; BATCH];
         let deadline = Instant::now() + RELEASE;
         while self.ring.in_flight() > 0 && Instant::now() < deadline {

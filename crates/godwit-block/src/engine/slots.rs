@@ -37,6 +37,8 @@ pub(super) enum Owner {
         /// What is left of a range longer than one request.
         rest: Option<Rest>,
     },
+    /// A ring of the guest; the rest of what is known is in the engine's table of such requests.
+    Ring { operation: Operation },
     /// A frame of a migration: the controller answers it.
     Replica,
     /// A request that a peer forwarded.
@@ -56,6 +58,15 @@ pub(super) struct Rest {
     pub(super) unmap: bool,
 }
 
+/// Who waits for a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Waiter {
+    /// A connection that has received a request.
+    Connection(ConnectionKey),
+    /// A ring of the guest that has a request.
+    Ring(u16),
+}
+
 struct Slot {
     class: Class,
     block: Option<Block>,
@@ -70,8 +81,8 @@ struct Slot {
 struct Pool {
     arena: Arena,
     free: Vec<RequestTag>,
-    /// Connections that wait for a tag or memory, first come first served.
-    waiting: VecDeque<ConnectionKey>,
+    /// Those who wait for a tag or memory, first come first served.
+    waiting: VecDeque<Waiter>,
 }
 
 /// All slots and their memory.
@@ -147,22 +158,22 @@ impl Slots {
         Some(tag)
     }
 
-    /// Lets the connection wait until the class has something free again.
-    pub(super) fn wait(&mut self, class: Class, connection: ConnectionKey) {
-        self.pools[class as usize].waiting.push_back(connection);
+    /// Lets somebody wait until the class has something free again.
+    pub(super) fn wait(&mut self, class: Class, waiter: Waiter) {
+        self.pools[class as usize].waiting.push_back(waiter);
     }
 
-    /// The connection that waits longest for the class.
-    pub(super) fn first_waiting(&self, class: Class) -> Option<ConnectionKey> {
+    /// Who waits longest for the class.
+    pub(super) fn first_waiting(&self, class: Class) -> Option<Waiter> {
         self.pools[class as usize].waiting.front().copied()
     }
 
-    /// The first waiting connection waits no more.
+    /// The first that waits does so no more.
     pub(super) fn stop_waiting(&mut self, class: Class) {
         self.pools[class as usize].waiting.pop_front();
     }
 
-    /// Whether a connection waits for the class of this tag.
+    /// Whether somebody waits for the class.
     pub(super) fn is_short(&self, class: Class) -> bool {
         !self.pools[class as usize].waiting.is_empty()
     }

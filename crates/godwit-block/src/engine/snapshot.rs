@@ -19,8 +19,10 @@ pub struct Snapshot {
     pub serves: bool,
     /// How far the outgoing migration is, or how the last one ended.
     pub progress: Option<Progress>,
-    /// NBD clients attached.
+    /// Clients attached: those of NBD, and the front end.
     pub clients: u32,
+    /// The virtual machine's side of the disk.
+    pub front_end: FrontEndState,
     /// Requests that have entered and not been answered.
     pub requests_in_flight: u32,
     /// Totals since the engine started.
@@ -31,6 +33,19 @@ pub struct Snapshot {
     pub latencies: Latencies,
     /// Processor time of the engine's thread in seconds.
     pub cpu_seconds: f64,
+}
+
+/// A virtual machine that uses the disk by vhost-user.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FrontEndState {
+    /// None is attached.
+    #[default]
+    Absent,
+    /// One is attached.
+    Attached,
+    /// One is attached and has a ring that cannot be served, because of what the guest put there.
+    /// Other rings go on. The guest has to reset the device.
+    Broken,
 }
 
 /// Requests of this node's clients since the engine started.

@@ -405,6 +405,7 @@ mod tests {
         let mut batch = [Completion {
             token: Token::Wake,
             result: 0,
+            more: false,
         }; 4];
         while !outbox.is_empty() {
             if !outbox.is_sending() {

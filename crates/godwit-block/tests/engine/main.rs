@@ -7,3 +7,4 @@ mod puppet;
 mod serve;
 mod support;
 mod tls;
+mod vhost;

@@ -91,6 +91,18 @@ impl Controller {
         self.run_ready();
     }
 
+    /// Whether a client's request that came now would be held. A body that can leave a request where
+    /// it is does better to ask again after the next input.
+    pub fn holds_requests(&self) -> bool {
+        self.gate() == Gate::Hold
+    }
+
+    /// Whether a client's request that came now would fail, because the disk is elsewhere and its
+    /// owner out of reach.
+    pub fn refuses_requests(&self) -> bool {
+        self.gate() == Gate::Refuse
+    }
+
     pub(super) fn gate(&self) -> Gate {
         if self.authority.may_serve() {
             let freezing = self

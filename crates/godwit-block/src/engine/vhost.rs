@@ -1,0 +1,524 @@
+//! The virtual machine that uses the disk: its rings' lives. `vhost_io.rs` is what goes through
+//! them.
+
+use std::collections::VecDeque;
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use godwit_core::units::Time;
+use io_uring::{opcode, types};
+use vm_memory::GuestAddress;
+
+use super::config::EngineEvent;
+use super::handle::FrontEndReply;
+use super::run::Engine;
+use super::snapshot::FrontEndState;
+use super::vhost_io::RingRequest;
+use crate::ring::{Completion, Ring, Token};
+use crate::vhost_user::config_space::{LOG_ALL, MOST_RINGS};
+use crate::vhost_user::dirty_log::DirtyLog;
+use crate::vhost_user::inflight::InflightRing;
+use crate::vhost_user::memory::{GuestRam, Segment};
+use crate::vhost_user::request::{Chain, SERIAL};
+use crate::vhost_user::ring::SplitRing;
+use crate::vhost_user::session::{FrontEndCommand, FrontEndError, RingSetup};
+
+/// What is written to an event counter to signal it.
+static ONE: u64 = 1;
+
+/// A ring being served.
+pub(super) struct GuestRing {
+    pub(super) split: SplitRing,
+    /// Which of its requests are being worked on, where the next engine finds it.
+    pub(super) inflight: Option<InflightRing>,
+    /// Requests that an earlier engine took and did not answer.
+    pub(super) again: VecDeque<u16>,
+    /// Requests may be taken.
+    pub(super) enabled: bool,
+    /// What the guest put there cannot be served.
+    pub(super) broken: bool,
+    /// It waits for a slot.
+    pub(super) waiting: bool,
+    /// Since when requests wait that could not be taken.
+    pub(super) since: Option<Time>,
+    /// Requests that the controller has.
+    pub(super) in_flight: u32,
+    /// The front end waits for the ring to stop.
+    pub(super) stopping: Option<FrontEndReply>,
+    watch: u32,
+    pub(super) call: Option<OwnedFd>,
+    pub(super) error: Option<OwnedFd>,
+}
+
+/// A virtual machine.
+pub(super) struct FrontEnd {
+    socket: UnixStream,
+    pub(super) serial: [u8; SERIAL],
+    pub(super) ram: Option<Arc<GuestRam>>,
+    pub(super) log: Option<Arc<DirtyLog>>,
+    pub(super) features: u64,
+    pub(super) rings: [Option<Box<GuestRing>>; MOST_RINGS as usize],
+    /// Requests that the controller has.
+    pub(super) in_flight: u32,
+    /// It left, and its last requests are waited for.
+    left: bool,
+    /// Who waits for that.
+    gone: Option<FrontEndReply>,
+}
+
+impl FrontEnd {
+    /// The log of written pages, while it is to be kept.
+    pub(super) fn log(&self) -> Option<&DirtyLog> {
+        self.log.as_deref().filter(|_| self.features & LOG_ALL != 0)
+    }
+}
+
+/// The watch on a ring's kick descriptor.
+struct Watch {
+    kick: OwnedFd,
+    /// `None` when the ring has stopped, and the kernel has yet to let go of the descriptor.
+    ring: Option<u16>,
+}
+
+/// The front end, and what its requests use.
+pub(super) struct Vhost {
+    pub(super) front_end: Option<FrontEnd>,
+    /// What is known of each slot's request, when it came from a ring.
+    pub(super) requests: Box<[RingRequest]>,
+    /// Space for the chain that is looked at.
+    pub(super) chain: Chain,
+    /// Space for its data.
+    pub(super) data: Vec<Segment>,
+    /// Rings that may have requests, one bit each.
+    pub(super) ready: u16,
+    /// Rings that have answers for the guest, one bit each.
+    pub(super) answered: u16,
+    /// A ring has more requests than a turn may take.
+    pub(super) eager: bool,
+    /// The disk is elsewhere, and finding its owner has failed since it was last asked for.
+    pub(super) hopeless: bool,
+    watches: Vec<Option<Watch>>,
+    /// Signals that the kernel has not sent.
+    signals: u32,
+    /// Descriptors that those may still use.
+    retired: Vec<OwnedFd>,
+}
+
+impl Vhost {
+    /// Room for this many slots.
+    pub(super) fn new(slots: usize) -> Self {
+        Self {
+            front_end: None,
+            requests: (0..slots).map(|_| RingRequest::default()).collect(),
+            chain: Chain::default(),
+            data: Vec::new(),
+            ready: 0,
+            answered: 0,
+            eager: false,
+            hopeless: false,
+            watches: Vec::new(),
+            signals: 0,
+            retired: Vec::new(),
+        }
+    }
+
+    /// As others see it.
+    pub(super) fn state(&self) -> FrontEndState {
+        match &self.front_end {
+            None => FrontEndState::Absent,
+            Some(front_end) if front_end.rings.iter().flatten().any(|ring| ring.broken) => {
+                FrontEndState::Broken
+            }
+            Some(_) => FrontEndState::Attached,
+        }
+    }
+
+    /// Whether requests are there that this turn left.
+    pub(super) const fn is_eager(&self) -> bool {
+        self.eager
+    }
+
+    /// Requests that wait for the disk's owner are to fail.
+    pub(super) const fn owner_unreachable(&mut self) {
+        self.hopeless = self.ready != 0;
+    }
+
+    pub(super) fn ring(&mut self, index: u16) -> Option<&mut GuestRing> {
+        let rings = &mut self.front_end.as_mut()?.rings;
+        rings.get_mut(usize::from(index))?.as_deref_mut()
+    }
+
+    /// A signal was sent.
+    pub(super) fn signalled(&mut self) {
+        self.signals -= 1;
+        if self.signals == 0 {
+            self.retired.clear();
+        }
+    }
+
+    /// Signals an event counter when this turn's operations are submitted.
+    pub(super) fn signal(&mut self, uring: &mut Ring, fd: i32) {
+        self.signals += 1;
+        let entry = opcode::Write::new(types::Fd(fd), (&raw const ONE).cast(), 8).build();
+        // SAFETY: the kernel only reads the number, which is static.
+        unsafe { uring.push(entry, Token::Signal) };
+    }
+
+    /// Keeps a descriptor open until no signal can use it any more.
+    fn retire(&mut self, fd: Option<OwnedFd>) {
+        if self.signals > 0 {
+            self.retired.extend(fd);
+        }
+    }
+
+    /// Waits for a ring's kicks.
+    fn watch(&mut self, uring: &mut Ring, kick: OwnedFd, ring: u16) -> u32 {
+        let index = match self.watches.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                self.watches.push(None);
+                self.watches.len() - 1
+            }
+        };
+        self.watches[index] = Some(Watch {
+            kick,
+            ring: Some(ring),
+        });
+        self.arm(uring, index as u32);
+        index as u32
+    }
+
+    fn arm(&self, uring: &mut Ring, index: u32) {
+        if let Some(watch) = &self.watches[index as usize] {
+            let fd = types::Fd(watch.kick.as_raw_fd());
+            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true);
+            // SAFETY: polling uses no memory; the descriptor stays open until it has ended.
+            unsafe { uring.push(entry.build(), Token::Kick(index)) };
+        }
+    }
+
+    /// Ends all watches.
+    pub(super) fn stop_watching(&mut self, uring: &mut Ring) {
+        for index in 0..self.watches.len() {
+            if self.watches[index].is_some() {
+                uring.cancel(Token::Kick(index as u32));
+            }
+        }
+        uring.cancel(Token::Signal);
+    }
+
+    /// Stops serving a ring.
+    fn remove(&mut self, uring: &mut Ring, index: u16) -> Option<Box<GuestRing>> {
+        let rings = &mut self.front_end.as_mut()?.rings;
+        let mut ring = rings.get_mut(usize::from(index))?.take()?;
+        if let Some(watch) = &mut self.watches[ring.watch as usize] {
+            watch.ring = None;
+            // What the guest signalled is the ring's next server's to see for itself; left there,
+            // the front end would take it for new.
+            drain(&watch.kick);
+            uring.cancel(Token::Kick(ring.watch));
+        }
+        let (call, error) = (ring.call.take(), ring.error.take());
+        self.retire(call);
+        self.retire(error);
+        self.ready &= !(1 << index);
+        self.answered &= !(1 << index);
+        Some(ring)
+    }
+}
+
+/// Sets an event counter to zero without waiting.
+fn drain(counter: &OwnedFd) {
+    let mut count = [0; 8];
+    let mut buffers = [std::io::IoSliceMut::new(&mut count)];
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    // It may be zero already.
+    let _ = rustix::io::preadv2(counter, &mut buffers, u64::MAX, flags);
+}
+
+impl Engine {
+    /// Carries out a step of the vhost-user protocol.
+    pub(super) fn front_end_command(&mut self, command: FrontEndCommand, reply: FrontEndReply) {
+        let result = match command {
+            FrontEndCommand::Attach { socket, serial } => self.attach_front_end(socket, serial),
+            FrontEndCommand::Detach => return self.detach_front_end(reply),
+            FrontEndCommand::Stop { ring } => return self.stop_ring(ring, reply),
+            FrontEndCommand::Start { ring, setup } => self.start_ring(ring, *setup),
+            command => self.change_front_end(command),
+        };
+        reply(result.map(|()| 0));
+    }
+
+    fn attach_front_end(
+        &mut self,
+        socket: UnixStream,
+        serial: [u8; SERIAL],
+    ) -> Result<(), FrontEndError> {
+        if self.shutdown.is_some() {
+            return Err(FrontEndError::Ended);
+        }
+        if self.vhost.front_end.is_some() {
+            return Err(FrontEndError::Taken);
+        }
+        self.vhost.front_end = Some(FrontEnd {
+            socket,
+            serial,
+            ram: None,
+            log: None,
+            features: 0,
+            rings: Default::default(),
+            in_flight: 0,
+            left: false,
+            gone: None,
+        });
+        self.clients += 1;
+        self.publish();
+        self.tell(EngineEvent::Clients(self.clients));
+        Ok(())
+    }
+
+    fn change_front_end(&mut self, command: FrontEndCommand) -> Result<(), FrontEndError> {
+        let front_end = self.vhost.front_end.as_mut().filter(|f| !f.left);
+        let front_end = front_end.ok_or(FrontEndError::Left)?;
+        match command {
+            FrontEndCommand::Memory { ram } => {
+                let rings = front_end.rings.iter().flatten();
+                let lost: Vec<_> = rings
+                    .filter_map(|ring| ring.split.check(ram.memory()).err())
+                    .collect();
+                front_end.ram = Some(ram);
+                if let Some(error) = lost.into_iter().next() {
+                    return Err(error.into());
+                }
+            }
+            FrontEndCommand::Log { log } => front_end.log = Some(log),
+            FrontEndCommand::Features { features } => front_end.features = features,
+            FrontEndCommand::Enable { ring, enabled } => {
+                if let Some(state) = self.vhost.ring(ring) {
+                    state.enabled = enabled;
+                    self.vhost.ready |= 1 << ring;
+                }
+            }
+            FrontEndCommand::Call { ring, call } => {
+                if let Some(state) = self.vhost.ring(ring) {
+                    let old = std::mem::replace(&mut state.call, call);
+                    self.vhost.retire(old);
+                }
+            }
+            FrontEndCommand::Error { ring, error } => {
+                if let Some(state) = self.vhost.ring(ring) {
+                    let old = std::mem::replace(&mut state.error, error);
+                    self.vhost.retire(old);
+                }
+            }
+            FrontEndCommand::RingLog { ring, log } => {
+                if let Some(state) = self.vhost.ring(ring) {
+                    state.split.log = log;
+                }
+            }
+            FrontEndCommand::Attach { .. }
+            | FrontEndCommand::Detach
+            | FrontEndCommand::Start { .. }
+            | FrontEndCommand::Stop { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn start_ring(&mut self, index: u16, setup: RingSetup) -> Result<(), FrontEndError> {
+        let front_end = self.vhost.front_end.as_mut().filter(|f| !f.left);
+        let front_end = front_end.ok_or(FrontEndError::Left)?;
+        if front_end.rings[usize::from(index)].is_some() {
+            return Err(FrontEndError::Running);
+        }
+        let RingSetup {
+            layout,
+            base,
+            event_index,
+            enabled,
+            log,
+            inflight,
+            kick,
+            call,
+            error,
+        } = setup;
+        let ram = front_end.ram.as_ref().ok_or(FrontEndError::NoMemory)?;
+        let mut split = SplitRing::new(ram.memory(), layout, base, event_index, log)?;
+        let (inflight, again) = match inflight {
+            None => (None, Vec::new()),
+            Some(area) => {
+                let (inflight, again) = InflightRing::open(area, index, layout.size, split.used())?;
+                // Those taken are the answered ones and the unanswered ones, whatever the front
+                // end knew of it when the last engine ended.
+                split.set_base(split.used().wrapping_add(again.len() as u16));
+                (Some(inflight), again)
+            }
+        };
+        if !again.is_empty() {
+            tracing::info!(
+                disk = self.config.disk,
+                ring = index,
+                requests = again.len(),
+                "takes up requests that were not answered"
+            );
+        }
+        let watch = self.vhost.watch(&mut self.ring, kick, index);
+        let ring = GuestRing {
+            split,
+            inflight,
+            again: again.into(),
+            enabled,
+            broken: false,
+            waiting: false,
+            since: None,
+            in_flight: 0,
+            stopping: None,
+            watch,
+            call,
+            error,
+        };
+        if let Some(front_end) = &mut self.vhost.front_end {
+            front_end.rings[usize::from(index)] = Some(Box::new(ring));
+        }
+        // Requests that came before the watch are found without a kick.
+        self.vhost.ready |= 1 << index;
+        Ok(())
+    }
+
+    fn stop_ring(&mut self, index: u16, reply: FrontEndReply) {
+        match self.vhost.ring(index) {
+            None => reply(Err(FrontEndError::Left)),
+            Some(ring) if ring.stopping.is_some() => reply(Err(FrontEndError::Running)),
+            Some(ring) => {
+                ring.stopping = Some(reply);
+                self.settle_front_end();
+            }
+        }
+    }
+
+    /// The front end left: its memory may be gone or given to another.
+    fn detach_front_end(&mut self, reply: FrontEndReply) {
+        match &mut self.vhost.front_end {
+            None => reply(Ok(0)),
+            Some(front_end) => {
+                front_end.gone = Some(reply);
+                self.drop_rings();
+                self.settle_front_end();
+            }
+        }
+    }
+
+    /// The engine ends: the front end is disconnected.
+    pub(super) fn hang_up(&mut self) {
+        if let Some(front_end) = &self.vhost.front_end {
+            let _ = front_end.socket.shutdown(Shutdown::Both);
+            self.drop_rings();
+            self.settle_front_end();
+        }
+    }
+
+    fn drop_rings(&mut self) {
+        if let Some(front_end) = &mut self.vhost.front_end {
+            front_end.left = true;
+            front_end.log = None;
+        }
+        for index in 0..MOST_RINGS {
+            if let Some(ring) = self.vhost.remove(&mut self.ring, index)
+                && let Some(reply) = ring.stopping
+            {
+                reply(Err(FrontEndError::Left));
+            }
+        }
+    }
+
+    /// Reports rings that have stopped, and a front end whose last request is done.
+    pub(super) fn settle_front_end(&mut self) {
+        let Some(front_end) = &mut self.vhost.front_end else {
+            return;
+        };
+        let mut stopped = 0_u16;
+        for (index, ring) in front_end.rings.iter().enumerate() {
+            let Some(ring) = ring.as_ref().filter(|ring| ring.stopping.is_some()) else {
+                continue;
+            };
+            let done = ring.in_flight == 0 && ring.again.is_empty() && !ring.split.has_answers();
+            if done || ring.broken && ring.in_flight == 0 {
+                stopped |= 1 << index;
+            }
+        }
+        if front_end.left && front_end.in_flight == 0 {
+            let gone = front_end.gone.take();
+            self.vhost.front_end = None;
+            self.clients -= 1;
+            self.publish();
+            self.tell(EngineEvent::Clients(self.clients));
+            if let Some(reply) = gone {
+                reply(Ok(0));
+            }
+            return;
+        }
+        while stopped != 0 {
+            let index = stopped.trailing_zeros() as u16;
+            stopped &= stopped - 1;
+            if let Some(ring) = self.vhost.remove(&mut self.ring, index)
+                && let Some(reply) = ring.stopping
+            {
+                reply(Ok(ring.split.base()));
+            }
+        }
+    }
+
+    /// A guest told of new requests, or a watch ended.
+    pub(super) fn kicked(&mut self, index: u32, completion: Completion) {
+        let Some(watch) = &self.vhost.watches[index as usize] else {
+            return;
+        };
+        match watch.ring {
+            None if completion.more => {}
+            None => self.vhost.watches[index as usize] = None,
+            Some(ring) => {
+                self.vhost.ready |= 1 << ring;
+                if completion.more {
+                    return;
+                }
+                match completion.result {
+                    0.. => self.vhost.arm(&mut self.ring, index),
+                    errno => {
+                        let error = std::io::Error::from_raw_os_error(-errno);
+                        self.vhost.watches[index as usize] = None;
+                        self.break_ring(
+                            ring,
+                            &format_args!("its kicks cannot be waited for: {error}"),
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    /// Serves a ring no more, until the guest resets the device.
+    pub(super) fn break_ring(&mut self, index: u16, why: &dyn std::fmt::Display) {
+        let disk = &self.config.disk;
+        let Some(ring) = self.vhost.ring(index) else {
+            return;
+        };
+        if std::mem::replace(&mut ring.broken, true) {
+            return;
+        }
+        tracing::error!(
+            disk,
+            ring = index,
+            "device broken: {why}; the ring is not served until the guest resets the device"
+        );
+        if let Some(fd) = ring.error.as_ref().map(AsRawFd::as_raw_fd) {
+            self.vhost.signal(&mut self.ring, fd);
+        }
+        self.publish();
+    }
+}
+
+/// A descriptor table's address, for chains.
+pub(super) const fn table_of(ring: &SplitRing) -> GuestAddress {
+    ring.layout().descriptors
+}

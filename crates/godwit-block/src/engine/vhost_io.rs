@@ -1,0 +1,389 @@
+//! What goes through the rings of a virtual machine: requests in, answers out.
+
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
+use godwit_core::units::Extent;
+use vm_memory::{Bytes, GuestAddress};
+
+use super::run::Engine;
+use super::slots::{Class, Owner, Waiter};
+use super::vhost::{FrontEnd, table_of};
+use crate::vhost_user::config_space::{FLUSH, LARGEST_RING, LOG_ALL};
+use crate::vhost_user::dirty_log::OutsideLog;
+use crate::vhost_user::memory::{GuestRam, Segment};
+use crate::vhost_user::request::{Asked, ChainError, SERIAL, STATUS_ERROR, STATUS_OK, parse};
+use crate::vhost_user::ring::RingError;
+
+/// A request that came by a ring.
+#[derive(Default)]
+pub(super) struct RingRequest {
+    ring: u16,
+    head: u16,
+    /// Guest-physical address of the status byte.
+    status: u64,
+    /// Its data in guest memory.
+    data: Vec<Segment>,
+    /// The memory that the data is in.
+    ram: Option<Arc<GuestRam>>,
+}
+
+/// What became of the first request of a ring.
+enum Step {
+    /// It was taken.
+    Taken,
+    /// There is none, or none may be taken.
+    Idle,
+    /// It needs a slot.
+    Wait,
+}
+
+/// Why a ring cannot be served any further.
+#[derive(Debug, thiserror::Error)]
+enum Broken {
+    #[error(transparent)]
+    Ring(#[from] RingError),
+    #[error(transparent)]
+    Chain(#[from] ChainError),
+    #[error(transparent)]
+    Log(#[from] OutsideLog),
+    #[error("descriptor {0} starts a request, and does not exist or is in use")]
+    Head(u16),
+    #[error("the guest's memory at {0:#x} is gone")]
+    Memory(u64),
+}
+
+impl Engine {
+    /// Takes the requests of all rings that may have some.
+    pub(super) fn pump_rings(&mut self) {
+        self.vhost.eager = false;
+        if self.vhost.ready == 0 || !self.rings_may_go() {
+            return;
+        }
+        let mut ready = std::mem::take(&mut self.vhost.ready);
+        while ready != 0 {
+            let index = ready.trailing_zeros() as u16;
+            ready &= ready - 1;
+            self.pump_ring(index);
+        }
+        self.vhost.hopeless = false;
+    }
+
+    /// Whether requests may be taken from rings now. What would only be held stays there: a ring
+    /// can be stopped while its requests are its own.
+    fn rings_may_go(&mut self) -> bool {
+        let refused = self.core.refuses_requests() && !self.vhost.hopeless;
+        if !refused && !self.core.holds_requests() {
+            return true;
+        }
+        let now = self.now;
+        let mut ready = self.vhost.ready;
+        while ready != 0 {
+            let index = ready.trailing_zeros() as u16;
+            ready &= ready - 1;
+            if let Some(ring) = self.vhost.ring(index) {
+                ring.since.get_or_insert(now);
+            }
+        }
+        self.ask_forward();
+        false
+    }
+
+    fn pump_ring(&mut self, index: u16) {
+        if self.vhost.ring(index).is_none_or(|ring| ring.waiting) {
+            return;
+        }
+        for _ in 0..LARGEST_RING {
+            match self.take_one(index, false) {
+                Ok(Step::Taken) if self.core.holds_requests() => {
+                    self.vhost.ready |= 1 << index;
+                    return;
+                }
+                Ok(Step::Taken) => {}
+                Ok(Step::Idle) => {
+                    if let Some(ring) = self.vhost.ring(index) {
+                        ring.since = None;
+                    }
+                    return;
+                }
+                Ok(Step::Wait) => {
+                    let now = self.now;
+                    if let Some(ring) = self.vhost.ring(index) {
+                        ring.waiting = true;
+                        ring.since.get_or_insert(now);
+                        self.slots.wait(Class::Client, Waiter::Ring(index));
+                    }
+                    return;
+                }
+                Err(why) => return self.break_ring(index, &why),
+            }
+        }
+        self.vhost.ready |= 1 << index;
+        self.vhost.eager = true;
+    }
+
+    /// Takes the request for which the ring waited. False when there is still no slot for it.
+    pub(super) fn admit_waiting_ring(&mut self, index: u16) -> bool {
+        let waits = self.vhost.ring(index).is_some_and(|ring| ring.waiting);
+        if waits && !self.core.holds_requests() {
+            match self.take_one(index, true) {
+                Ok(Step::Wait) => return false,
+                Ok(Step::Taken | Step::Idle) => {}
+                Err(why) => self.break_ring(index, &why),
+            }
+        }
+        self.slots.stop_waiting(Class::Client);
+        if let Some(ring) = self.vhost.ring(index) {
+            ring.waiting = false;
+            self.vhost.ready |= 1 << index;
+        }
+        true
+    }
+
+    /// Takes a ring's first request.
+    fn take_one(&mut self, index: u16, waited: bool) -> Result<Step, Broken> {
+        let capacity = self.disk.capacity();
+        let vhost = &mut self.vhost;
+        let Some(front_end) = &mut vhost.front_end else {
+            return Ok(Step::Idle);
+        };
+        let log = front_end.log.as_deref();
+        let log = log.filter(|_| front_end.features & LOG_ALL != 0);
+        let (Some(ram), Some(ring)) = (
+            front_end.ram.as_ref(),
+            front_end.rings[usize::from(index)].as_deref_mut(),
+        ) else {
+            return Ok(Step::Idle);
+        };
+        if ring.broken {
+            return Ok(Step::Idle);
+        }
+        let memory = ram.memory();
+        let again = ring.again.front().copied();
+        let head = match again {
+            Some(head) => head,
+            None if !ring.enabled || ring.stopping.is_some() => return Ok(Step::Idle),
+            None => loop {
+                if let Some(head) = ring.split.peek(memory)? {
+                    ring.split.ignore(memory, log)?;
+                    break head;
+                }
+                if !ring.split.listen(memory, log)? {
+                    return Ok(Step::Idle);
+                }
+            },
+        };
+        if !ring.split.may_start_at(head) {
+            return Err(Broken::Head(head));
+        }
+        let (chain, data) = (&mut vhost.chain, &mut vhost.data);
+        let layout = ring.split.layout();
+        chain.follow(memory, table_of(&ring.split), layout.size, head)?;
+        let parsed = parse(memory, chain, capacity, data)?;
+        // A guest that never flushes counts on every write.
+        let fua = front_end.features & FLUSH == 0;
+        let operation = match parsed.asked {
+            Asked::Read(extent) => Some(Operation::Read(extent)),
+            Asked::Write(extent) => Some(Operation::Write { extent, fua }),
+            Asked::Zero { extent, unmap } => Some(Operation::WriteZeroes { extent, fua, unmap }),
+            Asked::Flush => Some(Operation::Flush),
+            Asked::Identify | Asked::Refused(_) => None,
+        };
+        let mut slot = None;
+        if let Some(operation) = operation {
+            let length = data_of(&operation).map_or(0, Extent::bytes) as u32;
+            let owner = Owner::Ring { operation };
+            slot = self.slots.take(Class::Client, length, owner, waited);
+            if slot.is_none() {
+                return Ok(Step::Wait);
+            }
+        }
+        if again.is_some() {
+            ring.again.pop_front();
+        } else {
+            ring.split.take();
+            if let Some(inflight) = &mut ring.inflight {
+                inflight.taken(head);
+            }
+        }
+        ring.split.begin(head);
+        let (Some(operation), Some(tag)) = (operation, slot) else {
+            let (status, written) = match parsed.asked {
+                Asked::Identify if ram.scatter(&front_end.serial, data) => (STATUS_OK, SERIAL),
+                Asked::Refused(status) => (status, 0),
+                _ => (STATUS_ERROR, 0),
+            };
+            if let Some(log) = log.filter(|_| written > 0) {
+                log.mark_all(data)?;
+            }
+            self.stats.counters.errors += u64::from(status != STATUS_OK);
+            let written = written.min(data.iter().map(|s| s.length as usize).sum());
+            self.finish_ring_request(index, head, parsed.status, status, written as u32)?;
+            return Ok(Step::Taken);
+        };
+        let request = &mut vhost.requests[tag.0 as usize];
+        std::mem::swap(&mut request.data, data);
+        request.ring = index;
+        request.head = head;
+        request.status = parsed.status;
+        request.ram = Some(Arc::clone(ram));
+        ring.in_flight += 1;
+        let arrived = ring.since.unwrap_or(self.now);
+        front_end.in_flight += 1;
+        self.slots.set_arrived(tag, arrived);
+        if let Operation::Write { .. } = operation {
+            self.gather(tag);
+        }
+        let request = Request {
+            tag,
+            origin: Origin::Client,
+            operation,
+        };
+        self.core.handle_request(self.now, request);
+        self.drain();
+        Ok(Step::Taken)
+    }
+
+    /// Copies a request's data from guest memory to its slot.
+    fn gather(&mut self, tag: RequestTag) {
+        let request = &self.vhost.requests[tag.0 as usize];
+        let buffer = self.slots.bytes_mut(tag, 0..usize::MAX);
+        if let Some(ram) = &request.ram {
+            let copied = ram.gather(&request.data, buffer);
+            debug_assert!(copied, "the data was memory when it was taken");
+        }
+    }
+
+    /// The controller answered a ring's request.
+    pub(super) fn answer_ring(
+        &mut self,
+        tag: RequestTag,
+        operation: Operation,
+        result: Result<(), RequestError>,
+    ) {
+        let arrived = self.slots.arrived(tag);
+        self.stats
+            .answered(&operation, result.is_ok(), arrived, self.now);
+        if let Some(front_end) = &mut self.vhost.front_end {
+            front_end.in_flight -= 1;
+        }
+        let request = &self.vhost.requests[tag.0 as usize];
+        let (index, head, status) = (request.ring, request.head, request.status);
+        // A front end that left gets no answers: who comes next does the request again.
+        if let Some(ring) = self.vhost.ring(index) {
+            ring.in_flight -= 1;
+            if !ring.broken {
+                let answered = self.deliver(tag, operation, result).and_then(|written| {
+                    let code = if result.is_ok() {
+                        STATUS_OK
+                    } else {
+                        STATUS_ERROR
+                    };
+                    self.finish_ring_request(index, head, status, code, written)
+                });
+                if let Err(why) = answered {
+                    self.break_ring(index, &why);
+                }
+            }
+        }
+        self.vhost.answered |= 1 << index;
+        self.vhost.requests[tag.0 as usize].ram = None;
+        self.slots.finish(tag);
+    }
+
+    /// Puts what was read where the guest wants it, and returns how much that is.
+    fn deliver(
+        &mut self,
+        tag: RequestTag,
+        operation: Operation,
+        result: Result<(), RequestError>,
+    ) -> Result<u32, Broken> {
+        let (Operation::Read(extent), Ok(())) = (operation, result) else {
+            return Ok(0);
+        };
+        let request = &self.vhost.requests[tag.0 as usize];
+        let bytes = self.slots.bytes_mut(tag, 0..extent.bytes() as usize);
+        let scattered = request
+            .ram
+            .as_ref()
+            .is_some_and(|ram| ram.scatter(bytes, &request.data));
+        debug_assert!(scattered, "the data was memory when it was taken");
+        if let Some(log) = self.vhost.front_end.as_ref().and_then(FrontEnd::log) {
+            log.mark_all(&request.data)?;
+        }
+        Ok(extent.bytes() as u32)
+    }
+
+    /// Writes a request's status and counts it among its ring's answers.
+    fn finish_ring_request(
+        &mut self,
+        index: u16,
+        head: u16,
+        status: u64,
+        code: u8,
+        written: u32,
+    ) -> Result<(), Broken> {
+        let Some(front_end) = &mut self.vhost.front_end else {
+            return Ok(());
+        };
+        let log = front_end.log.as_deref();
+        let log = log.filter(|_| front_end.features & LOG_ALL != 0);
+        if let (Some(ram), Some(ring)) = (&front_end.ram, &mut front_end.rings[usize::from(index)])
+        {
+            let place = GuestAddress(status);
+            ram.memory()
+                .write_obj(code, place)
+                .map_err(|_| Broken::Memory(status))?;
+            if let Some(log) = log {
+                log.mark(status, 1)?;
+            }
+            ring.split.answer(head, written + 1);
+            self.vhost.answered |= 1 << index;
+        }
+        Ok(())
+    }
+
+    /// Shows the guest the answers of this turn, and tells it where it wants to know.
+    pub(super) fn publish_rings(&mut self) {
+        let mut answered = std::mem::take(&mut self.vhost.answered);
+        if answered == 0 {
+            return;
+        }
+        while answered != 0 {
+            let index = answered.trailing_zeros() as u16;
+            answered &= answered - 1;
+            let Some(front_end) = &mut self.vhost.front_end else {
+                break;
+            };
+            let log = front_end.log.as_deref();
+            let log = log.filter(|_| front_end.features & LOG_ALL != 0);
+            let (Some(ram), Some(ring)) =
+                (&front_end.ram, &mut front_end.rings[usize::from(index)])
+            else {
+                continue;
+            };
+            if ring.broken {
+                continue;
+            }
+            let published = ring
+                .split
+                .publish(ram.memory(), log, ring.inflight.as_ref());
+            let call = ring.call.as_ref().map(AsRawFd::as_raw_fd);
+            match (published, call) {
+                (Ok(true), Some(call)) => self.vhost.signal(&mut self.ring, call),
+                (Ok(_), _) => {}
+                (Err(why), _) => self.break_ring(index, &why),
+            }
+        }
+        self.settle_front_end();
+    }
+}
+
+/// The extent whose data a request carries.
+const fn data_of(operation: &Operation) -> Option<Extent> {
+    match *operation {
+        Operation::Read(extent) | Operation::Write { extent, .. } => Some(extent),
+        Operation::WriteZeroes { .. } | Operation::Flush => None,
+    }
+}

@@ -1,0 +1,91 @@
+//! The device's configuration as the guest reads it, and the features that go with it.
+
+use godwit_core::units::{MAX_EXTENT_SECTORS, Sectors};
+use virtio_bindings::bindings::virtio_blk as blk;
+use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
+};
+
+/// Rings that a disk can have.
+pub(crate) const MOST_RINGS: u16 = 16;
+
+/// Descriptors that a ring can have.
+pub(crate) const LARGEST_RING: u16 = 1024;
+
+/// Pieces of data that a request of the guest should have at most: what fits into the smallest
+/// usual ring, of 128 descriptors, with a header and a status.
+const SEGMENTS: u32 = 126;
+
+/// Longest configuration that a front end can ask for, in bytes.
+const LONGEST: usize = 256;
+
+/// Log the pages that the device writes.
+pub(crate) const LOG_ALL: u64 = 1 << 26;
+
+/// Events are suppressed by index.
+pub(crate) const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
+
+/// The guest flushes; without this each write is durable before it is answered.
+pub(crate) const FLUSH: u64 = 1 << blk::VIRTIO_BLK_F_FLUSH;
+
+/// Protocol features are negotiated, and rings start disabled.
+pub(crate) const PROTOCOL: u64 = 1 << 30;
+
+/// All features of the device.
+pub(crate) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
+    | 1 << VIRTIO_RING_F_INDIRECT_DESC
+    | EVENT_INDEX
+    | 1 << blk::VIRTIO_BLK_F_SEG_MAX
+    | 1 << blk::VIRTIO_BLK_F_BLK_SIZE
+    | FLUSH
+    | 1 << blk::VIRTIO_BLK_F_MQ
+    | 1 << blk::VIRTIO_BLK_F_DISCARD
+    | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES
+    | LOG_ALL
+    | PROTOCOL;
+
+/// The `size` bytes from `offset` of the configuration of a disk; `None` when they end past the
+/// longest there can be. What this device does not know reads as zero.
+pub(crate) fn read(capacity: Sectors, offset: u32, size: u32) -> Option<Vec<u8>> {
+    let mut space = [0_u8; LONGEST];
+    let mut put = |offset: usize, bytes: &[u8]| {
+        space[offset..offset + bytes.len()].copy_from_slice(bytes);
+    };
+    // Offsets of the fields of `struct virtio_blk_config`.
+    put(0, &capacity.0.to_le_bytes());
+    put(12, &SEGMENTS.to_le_bytes());
+    put(20, &512_u32.to_le_bytes());
+    put(34, &MOST_RINGS.to_le_bytes());
+    put(36, &MAX_EXTENT_SECTORS.to_le_bytes()); // max_discard_sectors
+    put(40, &1_u32.to_le_bytes()); // max_discard_seg
+    put(44, &8_u32.to_le_bytes()); // discard_sector_alignment
+    put(48, &MAX_EXTENT_SECTORS.to_le_bytes()); // max_write_zeroes_sectors
+    put(52, &1_u32.to_le_bytes()); // max_write_zeroes_seg
+    put(56, &[1]); // write_zeroes_may_unmap
+    let end = offset.checked_add(size)? as usize;
+    space.get(offset as usize..end).map(<[u8]>::to_vec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_says_what_the_disk_can_do() {
+        let space = read(Sectors(0x1_0000_0001), 0, 60).expect("it");
+        assert_eq!(space.len(), 60);
+        assert_eq!(space[..8], 0x1_0000_0001_u64.to_le_bytes());
+        assert_eq!(space[8..12], [0; 4], "no limit on a segment's size");
+        assert_eq!(space[20..24], 512_u32.to_le_bytes());
+        assert_eq!(space[34..36], 16_u16.to_le_bytes());
+    }
+
+    #[test]
+    fn only_what_exists_is_read() {
+        assert_eq!(read(Sectors(1), 250, 6), Some(vec![0; 6]));
+        assert_eq!(read(Sectors(1), 250, 7), None);
+        assert_eq!(read(Sectors(1), u32::MAX, 1), None);
+        assert_eq!(read(Sectors(1), 1, u32::MAX), None);
+    }
+}

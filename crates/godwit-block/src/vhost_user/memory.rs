@@ -1,0 +1,178 @@
+//! The guest's memory, as the front end shares it.
+//!
+//! Whoever holds the file of a region can make it shorter afterwards, and then touching the lost
+//! part ends this process with SIGBUS. QEMU never does; a front end that is not trusted that far
+//! must share memory whose size is sealed (`F_SEAL_SHRINK` on a memfd).
+
+use std::fs::File;
+use std::io;
+
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use virtio_queue::desc::RawDescriptor;
+use vm_memory::{
+    Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, GuestRegionMmap, MmapRegion,
+    Permissions,
+};
+
+/// Why the guest's memory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryError {
+    /// The file's size or type could not be found out.
+    #[error("cannot inspect a file of guest memory")]
+    Inspect(#[source] io::Error),
+    /// Not something that has a size.
+    #[error("guest memory must be a regular file, such as a memfd")]
+    Kind,
+    /// The file ends before the region does.
+    #[error("a file of guest memory has {size} bytes, and the region ends at byte {end}")]
+    Short {
+        /// Bytes in the file.
+        size: u64,
+        /// Where the region ends in it.
+        end: u64,
+    },
+    /// The kernel refused, or regions overlap.
+    #[error("cannot map guest memory: {0}")]
+    Map(String),
+}
+
+/// A contiguous part of guest memory: guest-physical address and length in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Guest-physical address of the first byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// Where a region lies in the front end's address space.
+struct Translation {
+    user: u64,
+    guest: u64,
+    length: u64,
+}
+
+/// The guest's memory, mapped.
+pub(crate) struct GuestRam {
+    memory: GuestMemoryMmap,
+    translations: Vec<Translation>,
+}
+
+impl GuestRam {
+    /// Maps the regions, each from its file.
+    pub(crate) fn new(
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+    ) -> Result<Self, MemoryError> {
+        let mut mapped = Vec::with_capacity(regions.len());
+        let mut translations = Vec::with_capacity(regions.len());
+        for (region, file) in regions.iter().zip(files) {
+            let mapping = map_file(file, region.mmap_offset, region.memory_size)?;
+            let base = GuestAddress(region.guest_phys_addr);
+            let mapping = GuestRegionMmap::new(mapping, base)
+                .ok_or_else(|| MemoryError::Map("the region ends past all addresses".into()))?;
+            mapped.push(mapping);
+            translations.push(Translation {
+                user: region.user_addr,
+                guest: region.guest_phys_addr,
+                length: region.memory_size,
+            });
+        }
+        mapped.sort_by_key(|region| vm_memory::GuestMemoryRegion::start_addr(region));
+        let memory = GuestMemoryMmap::from_regions(mapped)
+            .map_err(|error| MemoryError::Map(error.to_string()))?;
+        Ok(Self {
+            memory,
+            translations,
+        })
+    }
+
+    /// The memory itself.
+    pub(crate) const fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// The guest-physical address of an address of the front end's.
+    pub(crate) fn guest_address(&self, user: u64) -> Option<GuestAddress> {
+        self.translations.iter().find_map(|region| {
+            let offset = user.checked_sub(region.user)?;
+            (offset < region.length).then(|| GuestAddress(region.guest + offset))
+        })
+    }
+
+    /// Where the segments are in this process, appended to `places`. False when a part of them is
+    /// not memory.
+    pub(crate) fn locate(&self, segments: &[Segment], places: &mut Vec<libc::iovec>) -> bool {
+        for segment in segments {
+            let slices = self.memory.get_slices(
+                GuestAddress(segment.address),
+                segment.length as usize,
+                Permissions::ReadWrite,
+            );
+            let Ok(slices) = slices else { return false };
+            for slice in slices {
+                let Ok(slice) = slice else { return false };
+                places.push(libc::iovec {
+                    iov_base: slice.ptr_guard_mut().as_ptr().cast(),
+                    iov_len: slice.len(),
+                });
+            }
+        }
+        true
+    }
+
+    /// Copies the segments' bytes to `into`, as many as fit. False when a part is not memory.
+    pub(crate) fn gather(&self, segments: &[Segment], mut into: &mut [u8]) -> bool {
+        for segment in segments {
+            let length = (segment.length as usize).min(into.len());
+            let (here, rest) = into.split_at_mut(length);
+            if self
+                .memory
+                .read_slice(here, GuestAddress(segment.address))
+                .is_err()
+            {
+                return false;
+            }
+            into = rest;
+        }
+        true
+    }
+
+    /// Copies `from` to the segments. False when a part is not memory.
+    pub(crate) fn scatter(&self, mut from: &[u8], segments: &[Segment]) -> bool {
+        for segment in segments {
+            let length = (segment.length as usize).min(from.len());
+            let (here, rest) = from.split_at(length);
+            if self
+                .memory
+                .write_slice(here, GuestAddress(segment.address))
+                .is_err()
+            {
+                return false;
+            }
+            from = rest;
+        }
+        true
+    }
+}
+
+/// Maps `length` bytes of a file from `offset`, shared, after checking that it is that long.
+pub(super) fn map_file(file: File, offset: u64, length: u64) -> Result<MmapRegion, MemoryError> {
+    let metadata = file.metadata().map_err(MemoryError::Inspect)?;
+    if !metadata.is_file() {
+        return Err(MemoryError::Kind);
+    }
+    let end = offset.checked_add(length).unwrap_or(u64::MAX);
+    if end > metadata.len() {
+        return Err(MemoryError::Short {
+            size: metadata.len(),
+            end,
+        });
+    }
+    let length = usize::try_from(length).map_err(|error| MemoryError::Map(error.to_string()))?;
+    MmapRegion::from_file(FileOffset::new(file, offset), length)
+        .map_err(|error| MemoryError::Map(error.to_string()))
+}
+
+/// Bytes of a descriptor.
+pub(super) const DESCRIPTOR: u64 = size_of::<RawDescriptor>() as u64;

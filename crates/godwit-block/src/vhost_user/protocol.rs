@@ -1,0 +1,435 @@
+//! The messages of a front end, on the thread that serves its socket.
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use godwit_core::units::Sectors;
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+
+use super::config_space::{self, EVENT_INDEX, FEATURES, LARGEST_RING, MOST_RINGS, PROTOCOL};
+use super::dirty_log::DirtyLog;
+use super::inflight::InflightArea;
+use super::memory::GuestRam;
+use super::ring::RingLayout;
+use super::session::{FrontEndCommand, FrontEndError, RingSetup};
+use crate::engine::EngineHandle;
+
+/// How long the engine may take for a step that waits for nothing.
+const PROMPT: Duration = Duration::from_secs(10);
+
+/// How long the requests of a ring that stops may take. The front end stands still meanwhile.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// A ring as far as the front end has described it.
+#[derive(Default)]
+struct RingState {
+    size: u16,
+    /// In the front end's addresses: descriptors, available, used.
+    places: Option<[u64; 3]>,
+    log: Option<u64>,
+    base: u16,
+    enabled: bool,
+    running: bool,
+    call: Option<OwnedFd>,
+    error: Option<OwnedFd>,
+}
+
+/// One front end's side of the protocol.
+pub(super) struct Handler {
+    engine: EngineHandle,
+    capacity: Sectors,
+    ram: Option<Arc<GuestRam>>,
+    inflight: Option<Arc<InflightArea>>,
+    features: u64,
+    rings: [RingState; MOST_RINGS as usize],
+    /// Why the last message failed.
+    problem: Option<FrontEndError>,
+}
+
+impl Handler {
+    pub(super) fn new(engine: EngineHandle, capacity: Sectors) -> Self {
+        Self {
+            engine,
+            capacity,
+            ram: None,
+            inflight: None,
+            features: 0,
+            rings: std::array::from_fn(|_| RingState::default()),
+            problem: None,
+        }
+    }
+
+    /// Why the last message failed, when the crate's error does not say.
+    pub(super) fn take_problem(&mut self) -> Option<FrontEndError> {
+        self.problem.take()
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut RingState> {
+        self.rings
+            .get_mut(index as usize)
+            .ok_or(Error::InvalidParam)
+    }
+
+    fn refuse(&mut self, problem: impl Into<FrontEndError>) -> Error {
+        self.problem = Some(problem.into());
+        Error::InvalidParam
+    }
+
+    fn ask(&mut self, command: FrontEndCommand, within: Duration) -> Result<u16> {
+        ask(&self.engine, command, Some(within)).map_err(|problem| self.refuse(problem))
+    }
+
+    /// The descriptor, when it is an eventfd: reading and writing anything else could block the
+    /// engine.
+    fn eventfd(&mut self, file: Option<File>) -> Result<Option<OwnedFd>> {
+        match file {
+            Some(file) if is_eventfd(&file) => Ok(Some(file.into())),
+            Some(_) => Err(self.refuse(FrontEndError::NotEventfd)),
+            None => Ok(None),
+        }
+    }
+
+    fn layout(&mut self, index: u32) -> Result<RingLayout> {
+        let ring = self.ring(index)?;
+        let (size, places) = (ring.size, ring.places);
+        let Some(ram) = self.ram.as_ref() else {
+            return Err(self.refuse(FrontEndError::NoMemory));
+        };
+        let place = |user| ram.guest_address(user);
+        let found = places.and_then(|[descriptors, available, used]| {
+            Some(RingLayout {
+                size,
+                descriptors: place(descriptors)?,
+                available: place(available)?,
+                used: place(used)?,
+            })
+        });
+        found
+            .filter(|_| size > 0)
+            .ok_or_else(|| self.refuse(super::ring::RingError::Layout))
+    }
+}
+
+/// Asks the engine and waits for its answer; without a limit, until the engine ends.
+pub(super) fn ask(
+    engine: &EngineHandle,
+    command: FrontEndCommand,
+    within: Option<Duration>,
+) -> std::result::Result<u16, FrontEndError> {
+    let (sender, answer) = mpsc::sync_channel(1);
+    let reply = Box::new(move |result| {
+        let _ = sender.send(result);
+    });
+    engine.front_end(command, reply);
+    match within {
+        Some(within) => answer.recv_timeout(within).unwrap_or_else(|error| {
+            Err(match error {
+                mpsc::RecvTimeoutError::Timeout => FrontEndError::Slow,
+                mpsc::RecvTimeoutError::Disconnected => FrontEndError::Ended,
+            })
+        }),
+        None => answer.recv().unwrap_or(Err(FrontEndError::Ended)),
+    }
+}
+
+fn is_eventfd(file: &impl AsFd) -> bool {
+    let path = format!(
+        "/proc/self/fd/{}",
+        std::os::fd::AsRawFd::as_raw_fd(&file.as_fd())
+    );
+    std::fs::read_link(path).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
+}
+
+impl VhostUserBackendReqHandlerMut for Handler {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        // Deprecated; the specification lets a back end ignore it.
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("RESET_DEVICE was not offered"))
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(FEATURES)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !FEATURES != 0 {
+            return Err(Error::FeatureMismatch);
+        }
+        if features & PROTOCOL == 0 {
+            // Nobody will enable them.
+            self.rings.iter_mut().for_each(|ring| ring.enabled = true);
+        }
+        self.features = features;
+        self.ask(FrontEndCommand::Features { features }, PROMPT)?;
+        Ok(())
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let ram = GuestRam::new(regions, files).map_err(|error| self.refuse(error))?;
+        let ram = Arc::new(ram);
+        self.ram = Some(Arc::clone(&ram));
+        self.ask(FrontEndCommand::Memory { ram }, PROMPT)?;
+        Ok(None)
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let ring = self.ring(index)?;
+        let size = u16::try_from(num)
+            .ok()
+            .filter(|size| size.is_power_of_two() && *size <= LARGEST_RING);
+        ring.size = size.ok_or(Error::InvalidParam)?;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        log: u64,
+    ) -> Result<()> {
+        let ring = self.ring(index)?;
+        let places = Some([descriptor, available, used]);
+        if ring.running && ring.places != places {
+            return Err(self.refuse(FrontEndError::Running));
+        }
+        ring.places = places;
+        let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        ring.log = logged.then_some(log);
+        if ring.running {
+            let log = ring.log;
+            let ring = index as u16;
+            self.ask(FrontEndCommand::RingLog { ring, log }, PROMPT)?;
+        }
+        Ok(())
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let ring = self.ring(index)?;
+        if ring.running {
+            return Err(self.refuse(FrontEndError::Running));
+        }
+        ring.base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        if self.ring(index)?.running {
+            let ring = index as u16;
+            let base = self.ask(FrontEndCommand::Stop { ring }, DRAIN)?;
+            let ring = self.ring(index)?;
+            ring.base = base;
+            ring.running = false;
+            ring.call = None;
+            ring.error = None;
+            if self.features & PROTOCOL != 0 {
+                self.ring(index)?.enabled = false;
+            }
+        }
+        let base = self.ring(index)?.base;
+        Ok(VhostUserVringState::new(index, u32::from(base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let index = u32::from(index);
+        let kick = self.eventfd(file)?.ok_or(Error::InvalidOperation(
+            "a ring without a kick descriptor would have to be polled",
+        ))?;
+        if self.ring(index)?.running {
+            return Err(self.refuse(FrontEndError::Running));
+        }
+        let layout = self.layout(index)?;
+        let inflight = self.inflight.clone();
+        let event_index = self.features & EVENT_INDEX != 0;
+        let ring = self.ring(index)?;
+        let clone = |fd: &Option<OwnedFd>| fd.as_ref().and_then(|fd| fd.try_clone().ok());
+        let setup = Box::new(RingSetup {
+            layout,
+            base: ring.base,
+            event_index,
+            enabled: ring.enabled,
+            log: ring.log,
+            inflight,
+            kick,
+            call: clone(&ring.call),
+            error: clone(&ring.error),
+        });
+        let ring = index as u16;
+        self.ask(FrontEndCommand::Start { ring, setup }, PROMPT)?;
+        self.ring(index)?.running = true;
+        Ok(())
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let call = self.eventfd(file)?;
+        let ring = self.ring(u32::from(index))?;
+        if ring.running {
+            let ring = u16::from(index);
+            self.ask(FrontEndCommand::Call { ring, call }, PROMPT)?;
+        } else {
+            ring.call = call;
+        }
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let error = self.eventfd(file)?;
+        let ring = self.ring(u32::from(index))?;
+        if ring.running {
+            let ring = u16::from(index);
+            self.ask(FrontEndCommand::Error { ring, error }, PROMPT)?;
+        } else {
+            ring.error = error;
+        }
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::REPLY_ACK)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        if features & !self.get_protocol_features()?.bits() != 0 {
+            return Err(Error::FeatureMismatch);
+        }
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(MOST_RINGS))
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        let ring = self.ring(index)?;
+        ring.enabled = enable;
+        if ring.running {
+            let command = FrontEndCommand::Enable {
+                ring: index as u16,
+                enabled: enable,
+            };
+            self.ask(command, PROMPT)?;
+        }
+        Ok(())
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        config_space::read(self.capacity, offset, size).ok_or(Error::InvalidParam)
+    }
+
+    fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
+        Err(Error::InvalidOperation(
+            "nothing in the configuration can be written",
+        ))
+    }
+
+    fn get_inflight_fd(
+        &mut self,
+        inflight: &VhostUserInflight,
+    ) -> Result<(VhostUserInflight, File)> {
+        let (rings, size) = (inflight.num_queues, inflight.queue_size);
+        if rings > MOST_RINGS || size > LARGEST_RING {
+            return Err(Error::InvalidParam);
+        }
+        let (file, length) =
+            InflightArea::create(rings, size).map_err(|_| Error::MemFdCreateError)?;
+        Ok((VhostUserInflight::new(length, 0, rings, size), file))
+    }
+
+    fn set_inflight_fd(&mut self, inflight: &VhostUserInflight, file: File) -> Result<()> {
+        let (rings, size) = (inflight.num_queues, inflight.queue_size);
+        if rings > MOST_RINGS || size > LARGEST_RING {
+            return Err(Error::InvalidParam);
+        }
+        let VhostUserInflight {
+            mmap_size,
+            mmap_offset,
+            ..
+        } = *inflight;
+        let area = InflightArea::open(file, mmap_offset, mmap_size, rings, size)
+            .map_err(|error| self.refuse(error))?;
+        self.inflight = Some(Arc::new(area));
+        Ok(())
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log = DirtyLog::new(file, log.mmap_offset, log.mmap_size)
+            .map_err(|error| self.refuse(error))?;
+        let log = Arc::new(log);
+        self.ask(FrontEndCommand::Log { log }, PROMPT)?;
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("this is a disk"))
+    }
+
+    fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("this is a disk"))
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Err(Error::InvalidOperation("memory slots were not offered"))
+    }
+
+    fn add_mem_region(
+        &mut self,
+        _: &VhostUserSingleMemoryRegion,
+        _: File,
+        _: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        Err(Error::InvalidOperation("memory slots were not offered"))
+    }
+
+    fn remove_mem_region(&mut self, _: &VhostUserSingleMemoryRegion) -> Result<()> {
+        Err(Error::InvalidOperation("memory slots were not offered"))
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation("the device has no state to move"))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation("the device has no state to move"))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("the device shares no memory"))
+    }
+}

@@ -1,0 +1,268 @@
+//! A split ring: which requests are available, and how answers are made visible.
+
+use std::num::Wrapping;
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
+use virtio_queue::{Queue, QueueT};
+use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
+
+use super::config_space::LARGEST_RING;
+use super::dirty_log::{DirtyLog, OutsideLog};
+use super::inflight::InflightRing;
+
+/// Why a ring cannot be served any further.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RingError {
+    /// A part of the ring is not memory.
+    #[error("a part of the ring is not guest memory")]
+    Memory(#[from] GuestMemoryError),
+    /// Its size, alignment or place is wrong.
+    #[error("the ring's size, alignment or address is invalid")]
+    Layout,
+    /// The guest says that more requests are available than the ring holds.
+    #[error("the ring says that {0} requests are available, more than it has descriptors")]
+    Available(u16),
+    /// What the ring's memory says of pages written cannot be recorded.
+    #[error(transparent)]
+    Log(#[from] OutsideLog),
+    /// The queue's own checks failed.
+    #[error("the ring is invalid: {0}")]
+    Queue(virtio_queue::Error),
+}
+
+/// Where a ring is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RingLayout {
+    /// Descriptors: a power of two.
+    pub(crate) size: u16,
+    /// Guest-physical address of the descriptors.
+    pub(crate) descriptors: GuestAddress,
+    /// Guest-physical address of what the guest makes available.
+    pub(crate) available: GuestAddress,
+    /// Guest-physical address of what the device has used.
+    pub(crate) used: GuestAddress,
+}
+
+/// A ring being served.
+pub(crate) struct SplitRing {
+    queue: Queue,
+    layout: RingLayout,
+    /// The used index as the guest sees it.
+    used: Wrapping<u16>,
+    /// Answers that the guest does not see yet: head and bytes written.
+    answers: Vec<(u16, u32)>,
+    /// Descriptors at which requests start whose answers the guest does not see yet.
+    taken: [u64; LARGEST_RING as usize / 64],
+    event_index: bool,
+    /// The guest tells of new requests.
+    listens: bool,
+    /// Guest-physical address that the used ring has in the log, when its pages are logged.
+    pub(crate) log: Option<u64>,
+}
+
+/// Bytes of a used ring before its elements, and of each.
+const USED_HEADER: u64 = 4;
+const USED_ELEMENT: u64 = 8;
+
+impl SplitRing {
+    /// The ring at `layout`, of which requests up to `base` have been taken.
+    pub(crate) fn new(
+        memory: &impl GuestMemory,
+        layout: RingLayout,
+        base: u16,
+        event_index: bool,
+        log: Option<u64>,
+    ) -> Result<Self, RingError> {
+        let mut queue = Queue::new(layout.size).map_err(|_| RingError::Layout)?;
+        queue
+            .try_set_desc_table_address(layout.descriptors)
+            .and_then(|()| queue.try_set_avail_ring_address(layout.available))
+            .and_then(|()| queue.try_set_used_ring_address(layout.used))
+            .map_err(|_| RingError::Layout)?;
+        queue.set_event_idx(event_index);
+        queue.set_next_avail(base);
+        queue.set_ready(true);
+        let mut ring = Self {
+            queue,
+            layout,
+            used: Wrapping(0),
+            answers: Vec::with_capacity(usize::from(layout.size)),
+            taken: [0; LARGEST_RING as usize / 64],
+            event_index,
+            listens: true,
+            log,
+        };
+        ring.check(memory)?;
+        ring.used = ring
+            .queue
+            .used_idx(memory, Ordering::Acquire)
+            .map_err(RingError::Queue)?;
+        Ok(ring)
+    }
+
+    /// Whether the ring lies in memory, all of it.
+    pub(crate) fn check(&self, memory: &impl GuestMemory) -> Result<(), RingError> {
+        if self.queue.is_valid(memory) {
+            Ok(())
+        } else {
+            Err(RingError::Layout)
+        }
+    }
+
+    pub(crate) const fn layout(&self) -> RingLayout {
+        self.layout
+    }
+
+    /// Requests that have been answered, modulo 65536.
+    pub(crate) const fn used(&self) -> u16 {
+        self.used.0
+    }
+
+    /// Requests that have been taken, modulo 65536.
+    pub(crate) fn base(&self) -> u16 {
+        self.queue.next_avail()
+    }
+
+    pub(crate) fn set_base(&mut self, base: u16) {
+        self.queue.set_next_avail(base);
+    }
+
+    /// The descriptor at which the next request starts, which stays available.
+    pub(crate) fn peek(&self, memory: &impl GuestMemory) -> Result<Option<u16>, RingError> {
+        let index = self
+            .queue
+            .avail_idx(memory, Ordering::Acquire)
+            .map_err(RingError::Queue)?;
+        let next = Wrapping(self.queue.next_avail());
+        match (index - next).0 {
+            0 => return Ok(None),
+            waiting if waiting > self.layout.size => return Err(RingError::Available(waiting)),
+            _ => {}
+        }
+        // The ring's memory was checked, so that this cannot overflow.
+        let offset = 4 + 2 * u64::from(next.0 % self.layout.size);
+        let address = GuestAddress(self.layout.available.0 + offset);
+        let head: u16 = memory.load(address, Ordering::Acquire)?;
+        Ok(Some(u16::from_le(head)))
+    }
+
+    /// Whether a request may start at `head`: it is a descriptor, and no request that was taken
+    /// before and is not answered starts there.
+    pub(crate) const fn may_start_at(&self, head: u16) -> bool {
+        head < self.layout.size && self.taken[head as usize / 64] & (1 << (head % 64)) == 0
+    }
+
+    /// The request that starts at `head` is being worked on.
+    pub(crate) const fn begin(&mut self, head: u16) {
+        self.taken[head as usize / 64] |= 1 << (head % 64);
+    }
+
+    /// Counts the request that [`Self::peek`] found as taken.
+    pub(crate) fn take(&mut self) {
+        let next = Wrapping(self.queue.next_avail()) + Wrapping(1);
+        self.queue.set_next_avail(next.0);
+    }
+
+    /// Asks the guest to tell of new requests. True when some came meanwhile.
+    pub(crate) fn listen(
+        &mut self,
+        memory: &impl GuestMemory,
+        log: Option<&DirtyLog>,
+    ) -> Result<bool, RingError> {
+        let more = self
+            .queue
+            .enable_notification(memory)
+            .map_err(RingError::Queue)?;
+        self.listens = true;
+        if self.event_index {
+            let offset = USED_HEADER + USED_ELEMENT * u64::from(self.layout.size);
+            self.mark(log, offset, 2)?;
+        } else {
+            self.mark(log, 0, 2)?;
+        }
+        Ok(more)
+    }
+
+    /// Asks the guest not to tell of new requests for now.
+    pub(crate) fn ignore(
+        &mut self,
+        memory: &impl GuestMemory,
+        log: Option<&DirtyLog>,
+    ) -> Result<(), RingError> {
+        if self.event_index || !self.listens {
+            return Ok(());
+        }
+        self.listens = false;
+        self.queue
+            .disable_notification(memory)
+            .map_err(RingError::Queue)?;
+        self.mark(log, 0, 2)
+    }
+
+    /// The request at `head` was answered, with `written` bytes in its memory. The guest sees it
+    /// after the next [`Self::publish`].
+    pub(crate) fn answer(&mut self, head: u16, written: u32) {
+        self.answers.push((head, written));
+    }
+
+    /// Whether answers wait to be seen.
+    pub(crate) const fn has_answers(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// Shows the guest all answers at once. True when it wants to be told.
+    pub(crate) fn publish(
+        &mut self,
+        memory: &impl GuestMemory,
+        log: Option<&DirtyLog>,
+        inflight: Option<&InflightRing>,
+    ) -> Result<bool, RingError> {
+        if self.answers.is_empty() {
+            return Ok(false);
+        }
+        let old = self.used;
+        for (place, &(head, written)) in self.answers.iter().enumerate() {
+            if let Some(inflight) = inflight {
+                inflight.link(head);
+            }
+            let slot = (old + Wrapping(place as u16)).0 % self.layout.size;
+            let offset = USED_HEADER + USED_ELEMENT * u64::from(slot);
+            let element = [u32::from(head).to_le(), written.to_le()];
+            memory.write_obj(element, GuestAddress(self.layout.used.0 + offset))?;
+            self.mark(log, offset, USED_ELEMENT)?;
+        }
+        self.used += Wrapping(self.answers.len() as u16);
+        let index = GuestAddress(self.layout.used.0 + 2);
+        memory.store(u16::to_le(self.used.0), index, Ordering::Release)?;
+        self.mark(log, 2, 2)?;
+        if let Some(inflight) = inflight {
+            inflight.answered(self.answers.iter().map(|&(head, _)| head), self.used.0);
+        }
+        for (head, _) in self.answers.drain(..) {
+            self.taken[usize::from(head) / 64] &= !(1 << (head % 64));
+        }
+        fence(Ordering::SeqCst);
+        if self.event_index {
+            let offset = 4 + 2 * u64::from(self.layout.size);
+            let wanted: u16 = memory.load(
+                GuestAddress(self.layout.available.0 + offset),
+                Ordering::Relaxed,
+            )?;
+            let wanted = Wrapping(u16::from_le(wanted));
+            // Whether the index that the guest waits for is among those just passed.
+            return Ok(self.used - wanted - Wrapping(1) < self.used - old);
+        }
+        let flags: u16 = memory.load(self.layout.available, Ordering::Relaxed)?;
+        Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+    }
+
+    /// Records that bytes of the used ring were written.
+    fn mark(&self, log: Option<&DirtyLog>, offset: u64, length: u64) -> Result<(), RingError> {
+        if let (Some(log), Some(start)) = (log, self.log) {
+            let address = start.checked_add(offset).ok_or(RingError::Layout)?;
+            log.mark(address, length)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,170 @@
+//! The thread that accepts front ends of a disk, one after the other.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use godwit_core::units::Sectors;
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use super::protocol::{Handler, ask};
+use super::session::{FrontEndCommand, FrontEndError};
+use crate::engine::EngineHandle;
+
+/// How long to wait after a connection could not be accepted.
+const BREATHER: Duration = Duration::from_millis(100);
+
+/// Serves a disk's socket until it is dropped. Then the socket takes no more connections, the front
+/// end that is attached is disconnected, and the thread ends when the front end's requests have.
+#[derive(Debug)]
+pub struct VhostUserServer {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    listener: UnixListener,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    ended: bool,
+    current: Option<UnixStream>,
+}
+
+impl Shared {
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for VhostUserServer {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.ended = true;
+        if let Some(socket) = state.current.take() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        // Ends a wait for a connection, too.
+        let _ = rustix::net::shutdown(&self.shared.listener, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Serves the disk called `disk` to the front ends that connect to `listener`, one at a time; the
+/// next waits until all requests of the one before have ended. Guests read `serial` (its first 20
+/// bytes) as the disk's serial number.
+///
+/// # Errors
+/// When the kernel refuses a thread.
+pub fn serve(
+    listener: UnixListener,
+    disk: String,
+    serial: String,
+    engine: EngineHandle,
+) -> io::Result<VhostUserServer> {
+    listener.set_nonblocking(false)?;
+    let shared = Arc::new(Shared {
+        listener,
+        state: Mutex::default(),
+    });
+    let name = format!("vhost {disk}").chars().take(15).collect();
+    let serving = Arc::clone(&shared);
+    thread::Builder::new()
+        .name(name)
+        .spawn(move || accept_all(&serving, &disk, &serial, &engine))?;
+    Ok(VhostUserServer { shared })
+}
+
+fn accept_all(shared: &Shared, disk: &str, serial: &str, engine: &EngineHandle) {
+    loop {
+        let accepted = shared.listener.accept();
+        let mut state = shared.state();
+        if state.ended {
+            return;
+        }
+        let socket = match accepted {
+            Ok((socket, _)) => socket,
+            Err(error) => {
+                drop(state);
+                tracing::warn!(disk, "cannot accept a front end: {error}");
+                thread::sleep(BREATHER);
+                continue;
+            }
+        };
+        state.current = socket.try_clone().ok();
+        drop(state);
+        let ended = match attend(socket, disk, serial, engine) {
+            Ok(()) => {
+                tracing::info!(disk, "front end left");
+                false
+            }
+            Err(problem) => {
+                tracing::warn!(disk, "front end disconnected: {problem}");
+                matches!(problem, Problem::Engine(FrontEndError::Ended))
+            }
+        };
+        // Nothing of this front end may still be under way when the next one comes.
+        let _ = ask(engine, FrontEndCommand::Detach, None);
+        let mut state = shared.state();
+        state.current = None;
+        if ended || state.ended {
+            return;
+        }
+    }
+}
+
+/// Why a front end was disconnected.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    /// Something that the engine or the front end's memory did not allow.
+    #[error(transparent)]
+    Engine(#[from] FrontEndError),
+    /// A message that makes no sense, or one that cannot be received.
+    #[error("{0}")]
+    Protocol(Error),
+    /// The socket.
+    #[error("cannot use its socket")]
+    Socket(#[from] io::Error),
+}
+
+fn attend(
+    socket: UnixStream,
+    disk: &str,
+    serial: &str,
+    engine: &EngineHandle,
+) -> Result<(), Problem> {
+    let attach = FrontEndCommand::Attach {
+        socket: socket.try_clone()?,
+        serial: serial_number(serial),
+    };
+    ask(engine, attach, None)?;
+    tracing::info!(disk, "front end attached");
+    let capacity: Sectors = engine.capacity();
+    let handler = Arc::new(Mutex::new(Handler::new(engine.clone(), capacity)));
+    let mut protocol = BackendReqHandler::from_stream(socket, Arc::clone(&handler));
+    loop {
+        match protocol.handle_request() {
+            Ok(()) => {}
+            Err(Error::Disconnected) => return Ok(()),
+            Err(error) => {
+                let mut handler = handler.lock().unwrap_or_else(PoisonError::into_inner);
+                return Err(match handler.take_problem() {
+                    Some(problem) => problem.into(),
+                    None => Problem::Protocol(error),
+                });
+            }
+        }
+    }
+}
+
+/// The first 20 bytes, and zeroes after its end.
+fn serial_number(serial: &str) -> [u8; super::request::SERIAL] {
+    let mut number = [0; super::request::SERIAL];
+    let length = serial.len().min(number.len());
+    number[..length].copy_from_slice(&serial.as_bytes()[..length]);
+    number
+}
