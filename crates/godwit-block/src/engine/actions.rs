@@ -6,6 +6,7 @@ use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::Extent;
 
 use super::config::EngineEvent;
+use super::disk::Keep;
 use super::run::Engine;
 use super::slots::Owner;
 
@@ -69,7 +70,7 @@ impl Engine {
             }
             DiskTag::Chunk(slot) if bytes > 0 => {
                 let (pointer, keep) = self.chunks.buffer(slot, bytes).unzip();
-                (pointer, keep)
+                (pointer, keep.map(Keep::Chunks))
             }
             _ => (Some(std::ptr::null_mut()), None),
         };
@@ -83,15 +84,27 @@ impl Engine {
                 .handle_disk_done(self.now, tag, Err(RequestError::Io));
             return;
         };
+        let mut keep = keep;
         if let DiskTag::Request(request) | DiskTag::Replica(request) = tag {
             self.slots.hold(request);
+            if bytes > 0
+                && let Some(ram) = self.guest_memory_for(request, operation)
+            {
+                keep = Some(Keep::Guest(ram));
+            }
         }
         // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, `keep` a
-        // chunk's, and no frame of it waits to be sent any more. The controller starts one operation
+        // chunk's and a guest's memory, which the guest itself may spoil; and no frame of it waits to be sent any more. The controller starts one operation
         // at a time on a buffer that changes it.
         unsafe {
-            self.disk
-                .start(&mut self.ring, tag, operation, memory, keep)
+            self.disk.start(
+                &mut self.ring,
+                tag,
+                operation,
+                memory,
+                &mut self.vhost.places,
+                keep,
+            )
         };
     }
 

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use godwit_core::action::{Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::request::RequestError;
@@ -15,6 +16,7 @@ use super::inspect::is_zero;
 use crate::image::Image;
 use crate::memory::Mapping;
 use crate::ring::{Ring, Token};
+use crate::vhost_user::memory::GuestRam;
 
 /// Longest write of zeroes where the file system cannot make them itself.
 const ZERO_PIECE: u64 = 1 << 20;
@@ -50,6 +52,14 @@ impl Work {
     }
 }
 
+/// What an operation's memory belongs to, when that can go away before the operation has ended.
+pub(super) enum Keep {
+    /// The buffers of a migration's chunks.
+    Chunks(#[expect(dead_code, reason = "held for its end")] Rc<Mapping>),
+    /// A virtual machine's memory.
+    Guest(#[expect(dead_code, reason = "held for its end")] Arc<GuestRam>),
+}
+
 /// One operation.
 struct Entry {
     tag: DiskTag,
@@ -60,7 +70,9 @@ struct Entry {
     length: u64,
     done: u64,
     memory: *mut u8,
-    keep: Option<Rc<Mapping>>,
+    /// The memory instead, when it is in pieces: what is left of it.
+    pieces: Vec<libc::iovec>,
+    keep: Option<Keep>,
     /// No other operation may run meanwhile.
     exclusive: bool,
 }
@@ -124,7 +136,23 @@ impl Disk {
         self.running as usize + self.queue.len()
     }
 
-    /// Starts an operation. Reads and writes use `memory`, which must be as long as the extent.
+    /// Whether these pieces of memory, together as long as the extent, can be transferred to or from
+    /// it as they are.
+    pub(super) fn can_transfer(&self, extent: Extent, pieces: &[libc::iovec]) -> bool {
+        let most = libc::UIO_MAXIOV as usize;
+        if pieces.len() > most || !self.is_aligned(extent.start().byte_offset(), extent.bytes()) {
+            return false;
+        }
+        let block = self.image.alignment as usize;
+        let memory = self.image.memory_alignment as usize;
+        !self.image.direct
+            || pieces.iter().all(|piece| {
+                piece.iov_base.addr().is_multiple_of(memory) && piece.iov_len.is_multiple_of(block)
+            })
+    }
+
+    /// Starts an operation. Reads and writes use `memory`, which must be as long as the extent; or
+    /// `pieces`, if there are any, which must be so together, and is left empty.
     ///
     /// # Safety
     /// The memory stays valid, and is used by nobody in a way that conflicts, until
@@ -135,7 +163,8 @@ impl Disk {
         tag: DiskTag,
         operation: DiskOperation,
         memory: *mut u8,
-        keep: Option<Rc<Mapping>>,
+        pieces: &mut Vec<libc::iovec>,
+        keep: Option<Keep>,
     ) {
         let range = |extent: Extent| (extent.start().byte_offset(), extent.bytes());
         let (work, (offset, length), fua) = match operation {
@@ -162,6 +191,14 @@ impl Disk {
         // each other: see `Image::buffered`.
         let writes = matches!(work, Work::Write | Work::Zero { .. });
         let exclusive = writes && !self.is_aligned(offset, length);
+        let index = self.free.pop().unwrap_or(self.entries.len() as u32);
+        // Space for pieces is used again.
+        let mut room = match self.entries.get_mut(index as usize) {
+            Some(last) => std::mem::take(&mut last.pieces),
+            None => Vec::new(),
+        };
+        room.clear();
+        std::mem::swap(&mut room, pieces);
         let entry = Entry {
             tag,
             work,
@@ -170,19 +207,14 @@ impl Disk {
             length,
             done: 0,
             memory,
+            pieces: room,
             keep,
             exclusive,
         };
-        let index = match self.free.pop() {
-            Some(index) => {
-                self.entries[index as usize] = entry;
-                index
-            }
-            None => {
-                self.entries.push(entry);
-                self.entries.len() as u32 - 1
-            }
-        };
+        match self.entries.get_mut(index as usize) {
+            Some(last) => *last = entry,
+            None => self.entries.push(entry),
+        }
         if self.queue.is_empty() && self.may_run(exclusive) {
             self.run(ring, index);
         } else {
@@ -278,9 +310,11 @@ impl Disk {
         }
         entry.done += progress;
         if entry.done < entry.length {
+            skip(&mut entry.pieces, progress as usize);
             return None;
         }
         match entry.work {
+            Work::Read(Inspect::Nothing) => Some(Ok(Content::Data)),
             Work::Read(inspect) => {
                 // SAFETY: the read filled `length` bytes at `memory`, which `start`'s caller keeps
                 // in place until this operation is reported.
@@ -351,7 +385,16 @@ impl Disk {
         };
         let fd = types::Fd(file.as_raw_fd());
         let memory = entry.memory.wrapping_add(entry.done as usize);
+        let pieces = entry.pieces.as_ptr();
+        let count = entry.pieces.len() as u32;
         match entry.work {
+            Work::Read(_) if count > 0 => {
+                opcode::Readv::new(fd, pieces, count).offset(offset).build()
+            }
+            Work::Write if count > 0 => opcode::Writev::new(fd, pieces, count)
+                .offset(offset)
+                .rw_flags(if entry.fua { libc::RWF_DSYNC } else { 0 })
+                .build(),
             Work::Read(_) => opcode::Read::new(fd, memory, rest as u32)
                 .offset(offset)
                 .build(),
@@ -382,5 +425,20 @@ impl Disk {
                 .flags(types::FsyncFlags::DATASYNC)
                 .build(),
         }
+    }
+}
+
+/// Drops the first `count` bytes.
+fn skip(pieces: &mut Vec<libc::iovec>, mut count: usize) {
+    let whole = pieces.iter().take_while(|piece| {
+        let within = piece.iov_len <= count;
+        count -= if within { piece.iov_len } else { 0 };
+        within
+    });
+    let whole = whole.count();
+    pieces.drain(..whole);
+    if let Some(first) = pieces.first_mut() {
+        first.iov_base = first.iov_base.wrapping_byte_add(count);
+        first.iov_len -= count;
     }
 }

@@ -222,6 +222,7 @@ impl Engine {
         let Some(key) = self.route(class, &message) else {
             return;
         };
+        self.leave_guest_memory(&message);
         let (header, inline, length) = message.encode();
         let payload = match message.payload() {
             None => None,

@@ -85,12 +85,16 @@ struct Watch {
 /// The front end, and what its requests use.
 pub(super) struct Vhost {
     pub(super) front_end: Option<FrontEnd>,
+    /// One that comes when this one has gone.
+    next: Option<(UnixStream, [u8; SERIAL], FrontEndReply)>,
     /// What is known of each slot's request, when it came from a ring.
     pub(super) requests: Box<[RingRequest]>,
     /// Space for the chain that is looked at.
     pub(super) chain: Chain,
     /// Space for its data.
     pub(super) data: Vec<Segment>,
+    /// Space for where it is in this process; empty between operations.
+    pub(super) places: Vec<libc::iovec>,
     /// Rings that may have requests, one bit each.
     pub(super) ready: u16,
     /// Rings that have answers for the guest, one bit each.
@@ -111,9 +115,11 @@ impl Vhost {
     pub(super) fn new(slots: usize) -> Self {
         Self {
             front_end: None,
+            next: None,
             requests: (0..slots).map(|_| RingRequest::default()).collect(),
             chain: Chain::default(),
             data: Vec::new(),
+            places: Vec::new(),
             ready: 0,
             answered: 0,
             eager: false,
@@ -242,7 +248,9 @@ impl Engine {
     /// Carries out a step of the vhost-user protocol.
     pub(super) fn front_end_command(&mut self, command: FrontEndCommand, reply: FrontEndReply) {
         let result = match command {
-            FrontEndCommand::Attach { socket, serial } => self.attach_front_end(socket, serial),
+            FrontEndCommand::Attach { socket, serial } => {
+                return self.attach_front_end(socket, serial, reply);
+            }
             FrontEndCommand::Detach => return self.detach_front_end(reply),
             FrontEndCommand::Stop { ring } => return self.stop_ring(ring, reply),
             FrontEndCommand::Start { ring, setup } => self.start_ring(ring, *setup),
@@ -251,16 +259,16 @@ impl Engine {
         reply(result.map(|()| 0));
     }
 
-    fn attach_front_end(
-        &mut self,
-        socket: UnixStream,
-        serial: [u8; SERIAL],
-    ) -> Result<(), FrontEndError> {
+    fn attach_front_end(&mut self, socket: UnixStream, serial: [u8; SERIAL], reply: FrontEndReply) {
         if self.shutdown.is_some() {
-            return Err(FrontEndError::Ended);
+            return reply(Err(FrontEndError::Ended));
         }
         if self.vhost.front_end.is_some() {
-            return Err(FrontEndError::Taken);
+            match self.vhost.next {
+                Some(_) => reply(Err(FrontEndError::Taken)),
+                None => self.vhost.next = Some((socket, serial, reply)),
+            }
+            return;
         }
         self.vhost.front_end = Some(FrontEnd {
             socket,
@@ -276,7 +284,7 @@ impl Engine {
         self.clients += 1;
         self.publish();
         self.tell(EngineEvent::Clients(self.clients));
-        Ok(())
+        reply(Ok(0));
     }
 
     fn change_front_end(&mut self, command: FrontEndCommand) -> Result<(), FrontEndError> {
@@ -456,6 +464,9 @@ impl Engine {
             if let Some(reply) = gone {
                 reply(Ok(0));
             }
+            if let Some((socket, serial, reply)) = self.vhost.next.take() {
+                self.attach_front_end(socket, serial, reply);
+            }
             return;
         }
         while stopped != 0 {
@@ -464,6 +475,9 @@ impl Engine {
             if let Some(ring) = self.vhost.remove(&mut self.ring, index)
                 && let Some(reply) = ring.stopping
             {
+                if ring.broken {
+                    self.publish();
+                }
                 reply(Ok(ring.split.base()));
             }
         }

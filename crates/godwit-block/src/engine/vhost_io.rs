@@ -3,8 +3,10 @@
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
+use godwit_core::action::{DiskOperation, Inspect};
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::Extent;
+use godwit_core::wire::Message;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::run::Engine;
@@ -27,6 +29,11 @@ pub(super) struct RingRequest {
     data: Vec<Segment>,
     /// The memory that the data is in.
     ram: Option<Arc<GuestRam>>,
+    /// What is written was copied to the slot's buffer. It stays as it is there, whatever the guest
+    /// does meanwhile.
+    gathered: bool,
+    /// The disk puts what is read where the guest wants it.
+    direct: bool,
 }
 
 /// What became of the first request of a ring.
@@ -228,13 +235,12 @@ impl Engine {
         request.head = head;
         request.status = parsed.status;
         request.ram = Some(Arc::clone(ram));
+        request.gathered = false;
+        request.direct = false;
         ring.in_flight += 1;
         let arrived = ring.since.unwrap_or(self.now);
         front_end.in_flight += 1;
         self.slots.set_arrived(tag, arrived);
-        if let Operation::Write { .. } = operation {
-            self.gather(tag);
-        }
         let request = Request {
             tag,
             origin: Origin::Client,
@@ -245,9 +251,67 @@ impl Engine {
         Ok(Step::Taken)
     }
 
-    /// Copies a request's data from guest memory to its slot.
+    /// Prepares the disk to transfer a request's data from or to guest memory itself, which is
+    /// returned. `None` when the slot's buffer is to be used; then it holds what is to be written.
+    ///
+    /// What is also sent to another node must be the same in both places: the guest may change
+    /// its memory at any time.
+    pub(super) fn guest_memory_for(
+        &mut self,
+        tag: RequestTag,
+        operation: DiskOperation,
+    ) -> Option<Arc<GuestRam>> {
+        let Owner::Ring { .. } = self.slots.owner(tag) else {
+            return None;
+        };
+        let request = &mut self.vhost.requests[tag.0 as usize];
+        let (extent, reads, may) = match operation {
+            DiskOperation::Read {
+                extent,
+                inspect: Inspect::Nothing,
+            } => (extent, true, true),
+            DiskOperation::Write { extent, .. } => {
+                let alone = self.link_watch.is_none() && !request.gathered;
+                (extent, false, alone)
+            }
+            _ => return None,
+        };
+        let places = &mut self.vhost.places;
+        if may
+            && let Some(ram) = &request.ram
+            && ram.locate(&request.data, places)
+            && self.disk.can_transfer(extent, places)
+        {
+            request.direct = reads;
+            return Some(Arc::clone(ram));
+        }
+        self.vhost.places.clear();
+        request.direct = false;
+        if !reads {
+            self.gather(tag);
+        }
+        None
+    }
+
+    /// A frame about a request is to be sent: its data must be in the slot's buffer, or is to arrive
+    /// there.
+    pub(super) fn leave_guest_memory(&mut self, message: &Message) {
+        if let Message::Forward { tag, .. } | Message::DoubleWrite { tag, .. } = *message
+            && let Owner::Ring { operation } = self.slots.owner(tag)
+        {
+            self.vhost.requests[tag.0 as usize].direct = false;
+            if let Operation::Write { .. } = operation {
+                self.gather(tag);
+            }
+        }
+    }
+
+    /// Copies a request's data from guest memory to its slot, once.
     fn gather(&mut self, tag: RequestTag) {
-        let request = &self.vhost.requests[tag.0 as usize];
+        let request = &mut self.vhost.requests[tag.0 as usize];
+        if std::mem::replace(&mut request.gathered, true) {
+            return;
+        }
         let buffer = self.slots.bytes_mut(tag, 0..usize::MAX);
         if let Some(ram) = &request.ram {
             let copied = ram.gather(&request.data, buffer);
@@ -303,12 +367,14 @@ impl Engine {
             return Ok(0);
         };
         let request = &self.vhost.requests[tag.0 as usize];
-        let bytes = self.slots.bytes_mut(tag, 0..extent.bytes() as usize);
-        let scattered = request
-            .ram
-            .as_ref()
-            .is_some_and(|ram| ram.scatter(bytes, &request.data));
-        debug_assert!(scattered, "the data was memory when it was taken");
+        if !request.direct {
+            let bytes = self.slots.bytes_mut(tag, 0..extent.bytes() as usize);
+            let scattered = request
+                .ram
+                .as_ref()
+                .is_some_and(|ram| ram.scatter(bytes, &request.data));
+            debug_assert!(scattered, "the data was memory when it was taken");
+        }
         if let Some(log) = self.vhost.front_end.as_ref().and_then(FrontEnd::log) {
             log.mark_all(&request.data)?;
         }

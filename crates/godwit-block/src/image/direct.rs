@@ -18,6 +18,7 @@ pub(super) struct Opened {
     pub(super) buffered: Option<OwnedFd>,
     pub(super) direct: bool,
     pub(super) alignment: u32,
+    pub(super) memory_alignment: u32,
 }
 
 /// Opens the image at `path`, with `O_DIRECT` where that works with offsets that are multiples of
@@ -31,7 +32,7 @@ pub(super) fn open(path: &Path, kind: ImageKind) -> Result<Opened, ImageError> {
         Ok(file) => {
             open::lock(file.as_fd(), path, true)?;
             let found = alignment(&file).map_err(|errno| ImageError::io("read", path, errno))?;
-            if let Some(alignment) = found {
+            if let Some((alignment, memory_alignment)) = found {
                 let buffered = if u64::from(alignment) > SECTOR_SIZE {
                     Some(open_again(path, kind, &file)?)
                 } else {
@@ -42,6 +43,7 @@ pub(super) fn open(path: &Path, kind: ImageKind) -> Result<Opened, ImageError> {
                     buffered,
                     direct: true,
                     alignment,
+                    memory_alignment,
                 });
             }
         }
@@ -57,6 +59,7 @@ pub(super) fn open(path: &Path, kind: ImageKind) -> Result<Opened, ImageError> {
         buffered: None,
         direct: false,
         alignment: SECTOR_SIZE as u32,
+        memory_alignment: 1,
     })
 }
 
@@ -78,18 +81,19 @@ pub(super) fn open_again(
     }
 }
 
-/// The alignment that direct I/O on `file` needs; `None` when there is none that is of use.
-fn alignment(file: &OwnedFd) -> Result<Option<u32>, Errno> {
-    let least = match fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
+/// The alignment of offsets, and that of memory, which direct I/O on `file` needs; `None` when there
+/// is none that is of use.
+fn alignment(file: &OwnedFd) -> Result<Option<(u32, u32)>, Errno> {
+    let (least, memory) = match fs::statx(file, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN) {
         Ok(found) if found.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
             let needed = found.stx_dio_offset_align.max(found.stx_dio_mem_align);
             if needed == 0 || needed > LARGEST_ALIGNMENT {
                 return Ok(None);
             }
-            found.stx_dio_offset_align
+            (found.stx_dio_offset_align, found.stx_dio_mem_align)
         }
         // Neither the kernel nor the file system tells: trying does.
-        _ => SECTOR_SIZE as u32,
+        _ => (SECTOR_SIZE as u32, LARGEST_ALIGNMENT),
     };
     // Even where it is told: layered file systems have been wrong about it.
     let mut page = Box::new(Page([0; LARGEST_ALIGNMENT as usize]));
@@ -98,7 +102,7 @@ fn alignment(file: &OwnedFd) -> Result<Option<u32>, Errno> {
             continue;
         }
         match io::pread(file, &mut page.0[..alignment as usize], 0) {
-            Ok(_) => return Ok(Some(alignment)),
+            Ok(_) => return Ok(Some((alignment, memory.max(SECTOR_SIZE as u32)))),
             Err(Errno::INVAL) => {}
             Err(errno) => return Err(errno),
         }

@@ -47,6 +47,8 @@ pub struct Image {
     pub direct: bool,
     /// What offset and length of I/O on `file` must be multiples of, in bytes: 512 or 4096.
     pub alignment: u32,
+    /// What addresses of buffers for `file` must be multiples of, in bytes: a power of two.
+    pub memory_alignment: u32,
     /// What holds the image.
     pub kind: ImageKind,
     /// Where it is.
@@ -90,6 +92,7 @@ impl Image {
             buffered: opened.buffered,
             direct: opened.direct,
             alignment: opened.alignment,
+            memory_alignment: opened.memory_alignment,
             kind,
             path: path.to_owned(),
         })

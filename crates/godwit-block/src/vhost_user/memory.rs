@@ -10,8 +10,8 @@ use std::io;
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtio_queue::desc::RawDescriptor;
 use vm_memory::{
-    Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, GuestRegionMmap, MmapRegion,
-    Permissions,
+    Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion,
+    GuestRegionMmap, MmapRegion, Permissions,
 };
 
 /// Why the guest's memory cannot be used.
@@ -78,7 +78,7 @@ impl GuestRam {
                 length: region.memory_size,
             });
         }
-        mapped.sort_by_key(|region| vm_memory::GuestMemoryRegion::start_addr(region));
+        mapped.sort_by_key(GuestMemoryRegion::start_addr);
         let memory = GuestMemoryMmap::from_regions(mapped)
             .map_err(|error| MemoryError::Map(error.to_string()))?;
         Ok(Self {
@@ -162,7 +162,7 @@ pub(super) fn map_file(file: File, offset: u64, length: u64) -> Result<MmapRegio
     if !metadata.is_file() {
         return Err(MemoryError::Kind);
     }
-    let end = offset.checked_add(length).unwrap_or(u64::MAX);
+    let end = offset.saturating_add(length);
     if end > metadata.len() {
         return Err(MemoryError::Short {
             size: metadata.len(),

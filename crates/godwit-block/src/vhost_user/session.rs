@@ -16,8 +16,8 @@ pub(crate) enum FrontEndError {
     /// The engine has ended, or is ending.
     #[error("the disk is not served any more")]
     Ended,
-    /// Another front end is attached.
-    #[error("another front end is attached to the disk")]
+    /// Another front end is attached, and another waits.
+    #[error("another front end is attached to the disk, and one more waits for its turn")]
     Taken,
     /// No front end is attached.
     #[error("the front end has left")]
@@ -68,7 +68,8 @@ pub(crate) struct RingSetup {
 
 /// A step of the protocol that concerns the engine. It is answered when it has taken effect.
 pub(crate) enum FrontEndCommand {
-    /// A front end is here, for a disk of this serial number. The engine shuts the socket down
+    /// A front end is here, for a disk of this serial number. It waits until the one before it has
+    /// left. The engine shuts the socket down
     /// when it ends.
     Attach {
         socket: UnixStream,

@@ -79,7 +79,7 @@ fn cancel(source: &TestEngine) -> bool {
 }
 
 /// Waits until both sides agree that the migration succeeded.
-fn wait_for_success(source: &TestEngine, destination: &TestEngine) {
+pub(crate) fn wait_for_success(source: &TestEngine, destination: &TestEngine) {
     source.wait_for_core(|event| match event {
         Event::MigrationAborted {
             reason, mismatch, ..

@@ -130,6 +130,24 @@ impl TestEngine {
         }
     }
 
+    /// Ends the engine and starts another over the same image.
+    pub(crate) fn restart(self, record: AuthorityRecord) -> Self {
+        self.handle.shutdown();
+        self.handle.clone().join().expect("a clean end");
+        let image = Image::open(&self.image_path()).expect("the image");
+        let config = EngineConfig::new("again".to_owned());
+        let (sender, events) = mpsc::channel();
+        let callback = move |event| {
+            let _ = sender.send(event);
+        };
+        let handle = spawn(config, image, record, Box::new(callback)).expect("an engine");
+        Self {
+            handle,
+            events,
+            directory: self.directory,
+        }
+    }
+
     /// Ends the engine and returns the image's bytes.
     pub(crate) fn finish(self) -> Vec<u8> {
         self.handle.shutdown();

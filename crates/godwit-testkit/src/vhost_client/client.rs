@@ -72,8 +72,7 @@ impl Default for Options {
 }
 
 /// The memory in which a server keeps track of requests in flight.
-#[derive(Debug)]
-pub struct Inflight {
+struct Inflight {
     area: VhostUserInflight,
     file: File,
 }
@@ -320,14 +319,23 @@ impl Client {
         (0..self.queues.len()).try_for_each(|index| self.place_queue(index))
     }
 
-    /// Lets the server log no more. What was logged is forgotten.
+    /// Lets the server log no more, with the log still shared and empty.
     ///
     /// # Errors
     /// When the server refuses.
     pub fn stop_log(&mut self) -> io::Result<()> {
         self.frontend.set_features(self.features).map_err(failed)?;
-        self.log = None;
-        (0..self.queues.len()).try_for_each(|index| self.place_queue(index))
+        self.take_log();
+        Ok(())
+    }
+
+    /// The memory in which the server keeps track of requests in flight, when there is any.
+    ///
+    /// # Errors
+    /// When it cannot be mapped.
+    pub fn inflight_memory(&self) -> io::Result<SharedMemory> {
+        let inflight = self.inflight.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        SharedMemory::map(inflight.file.try_clone()?, inflight.area.mmap_size as usize)
     }
 
     /// The pages logged since the last call, as offsets in the memory, in order.

@@ -7,6 +7,6 @@ mod client;
 mod memory;
 mod queue;
 
-pub use client::{BASE, Client, Inflight, Options, Status};
+pub use client::{BASE, Client, Options, Status};
 pub use memory::SharedMemory;
 pub use queue::{Done, INDIRECT, NEXT, Part, QUEUE_BYTES, Queue, WRITE, readable};

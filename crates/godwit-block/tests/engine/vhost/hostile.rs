@@ -1,0 +1,176 @@
+//! What a guest or front end does that wants to do harm.
+
+use std::os::fd::AsRawFd;
+
+use godwit_block::engine::FrontEndState;
+use godwit_testkit::vhost_client::{
+    BASE, Client, INDIRECT, NEXT, Options, Status, WRITE, readable,
+};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+
+use super::{MOMENT, Served};
+use crate::support::PATIENCE;
+
+/// Whether the queue is given up, and the disk goes on for others.
+fn breaks(served: &Served, what: &str, put: impl FnOnce(&mut Client)) {
+    let mut client = served.connect(Options {
+        queues: 2,
+        ..Options::default()
+    });
+    put(&mut client);
+    client.queues[0].kick.write(1).expect("a kick");
+    assert!(readable(&client.queues[0].error, PATIENCE), "{what}");
+    served
+        .engine
+        .wait_until(|snapshot| snapshot.front_end == FrontEndState::Broken);
+    assert_eq!(client.write(1, 0, &[7; 512]), Status::OK, "the other queue");
+    assert_eq!(client.queues[0].used(), 0, "{what}");
+    client.stop_queue(0).expect("a broken queue stops");
+    assert_eq!(
+        served.engine.handle.snapshot().front_end,
+        FrontEndState::Attached
+    );
+}
+
+#[test]
+fn a_queue_that_makes_no_sense_is_given_up() {
+    let served = Served::new("broken");
+    let header = |client: &Client| BASE + client.queues[0].header(0);
+    breaks(&served, "loop", |client| {
+        client.queues[0].put(0, header(client), 16, NEXT, 0);
+        client.queues[0].offer(0);
+    });
+    breaks(&served, "a descriptor that does not exist", |client| {
+        client.queues[0].put(0, header(client), 16, NEXT, 128);
+        client.queues[0].offer(0);
+    });
+    breaks(&served, "a head that does not exist", |client| {
+        client.queues[0].offer(40_000);
+    });
+    breaks(&served, "more requests than descriptors", |client| {
+        client.queues[0].claim(129);
+    });
+    breaks(&served, "no status", |client| {
+        client.queues[0].put(0, header(client), 16, 0, 0);
+        client.queues[0].offer(0);
+    });
+    breaks(&served, "a status outside of memory", |client| {
+        client.queues[0].put(0, header(client), 16, NEXT, 1);
+        client.queues[0].put(1, 0x1000, 1, WRITE, 0);
+        client.queues[0].offer(0);
+    });
+    breaks(&served, "a table outside of memory", |client| {
+        client.queues[0].put(0, u64::MAX - 15, 32, INDIRECT, 0);
+        client.queues[0].offer(0);
+    });
+    breaks(&served, "a table in a table", |client| {
+        let table = client.queues[0].places()[0] + 16;
+        client.queues[0].put(0, BASE + table, 16, INDIRECT, 0);
+        client.queues[0].put(1, BASE + table, 16, INDIRECT, 0);
+        client.queues[0].offer(0);
+    });
+}
+
+#[test]
+fn a_request_that_cannot_be_done_fails_alone() {
+    let served = Served::new("refused");
+    let mut client = served.connect(Options::default());
+    let data = client.data();
+    let end = client.memory.length() as u64;
+    let sectors = super::SIZE / 512;
+    let cases = [
+        ("past the end", 0, sectors, data, 512, true, Status::ERROR),
+        (
+            "far past the end",
+            0,
+            u64::MAX,
+            data,
+            512,
+            true,
+            Status::ERROR,
+        ),
+        ("not whole sectors", 1, 0, data, 513, false, Status::ERROR),
+        ("outside of memory", 0, 0, end, 512, true, Status::ERROR),
+        ("half outside", 1, 0, end - 256, 512, false, Status::ERROR),
+        (
+            "an absurd length",
+            1,
+            0,
+            data,
+            u32::MAX,
+            false,
+            Status::ERROR,
+        ),
+        ("wrong direction", 0, 0, data, 512, false, Status::ERROR),
+        ("empty", 0, 0, data, 0, true, Status::ERROR),
+        ("unknown", 77, 0, data, 512, true, Status::UNSUPPORTED),
+    ];
+    for (what, kind, sector, offset, length, writable, expected) in cases {
+        let part = client.part(offset, length, writable);
+        let head = client.submit(0, kind, sector, &[part]);
+        client.queues[0].notify();
+        assert_eq!(client.wait_for(0, head), expected, "{what}");
+    }
+    assert_eq!(client.write(0, 0, &[7; 512]), Status::OK);
+}
+
+#[test]
+fn the_same_descriptor_twice_at_once_breaks_the_queue() {
+    let served = Served::new("twice");
+    breaks(&served, "twice", |client| {
+        let data = client.data();
+        let head = client.submit_write(0, 0, data, 1 << 20);
+        client.queues[0].offer(head);
+    });
+}
+
+#[test]
+fn memory_that_is_not_there_is_refused() {
+    let served = Served::new("memory");
+    let client = Client::connect(&served.path, Options::default()).expect("a front end");
+    let short = tempfile::tempfile().expect("a file");
+    short.set_len(4096).expect("a size");
+    let region = VhostUserMemoryRegionInfo {
+        memory_size: 8192,
+        mmap_handle: short.as_raw_fd(),
+        ..client.region()
+    };
+    assert!(client.frontend.set_mem_table(&[region]).is_err());
+    drop(client);
+    // The next front end is served.
+    let mut client = served.connect(Options::default());
+    assert_eq!(client.write(0, 0, &[7; 512]), Status::OK);
+}
+
+#[test]
+fn kicks_must_be_eventfds() {
+    let served = Served::new("kicks");
+    let client = Client::connect(&served.path, Options::default()).expect("a front end");
+    let file = tempfile::tempfile().expect("a file");
+    let fd = std::os::fd::IntoRawFd::into_raw_fd(file);
+    // SAFETY: the descriptor was just given up by its file.
+    let fake =
+        unsafe { <vmm_sys_util::eventfd::EventFd as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    assert!(client.frontend.set_vring_call(0, &fake).is_err());
+    drop(client);
+    let mut client = served.connect(Options::default());
+    assert_eq!(client.write(0, 0, &[7; 512]), Status::OK);
+}
+
+#[test]
+fn a_second_front_end_waits_until_the_first_has_left() {
+    let served = Served::new("second");
+    let mut first = served.connect(Options::default());
+    let path = served.path.clone();
+    let (sender, connected) = std::sync::mpsc::channel();
+    let second = std::thread::spawn(move || {
+        let mut second = Client::connect(&path, Options::default()).expect("a front end");
+        sender.send(()).expect("sent");
+        second.start().expect("queues");
+        second.read(0, 0, 512)
+    });
+    assert!(connected.recv_timeout(MOMENT).is_err());
+    assert_eq!(first.write(0, 0, &[9; 512]), Status::OK);
+    drop(first);
+    assert_eq!(second.join().expect("no panic"), Ok(vec![9; 512]));
+}

@@ -1,0 +1,142 @@
+//! Queues and front ends that stop and come back.
+
+use std::time::Instant;
+
+use godwit_core::authority::AuthorityRecord;
+use godwit_testkit::vhost_client::{Client, Options, Status};
+
+use super::{MOMENT, SIZE, Served};
+use crate::support::{PATIENCE, TestEngine};
+
+fn tracked(size: u16) -> Options {
+    Options {
+        size,
+        indirect: true,
+        inflight: true,
+        ..Options::default()
+    }
+}
+
+#[test]
+fn a_queue_stops_when_what_was_taken_is_answered() {
+    let served = Served::new("drain");
+    let mut client = served.connect(tracked(1024));
+    let data = client.data();
+    let mut base = 0;
+    for _ in 0..10 {
+        for block in 0..300 {
+            client.submit_write(0, block * 128, data, 65536);
+        }
+        client.queues[0].notify();
+        base = client.stop_queue(0).expect("to stop");
+        assert_eq!(client.queues[0].used(), base, "taken and answered");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        assert_eq!(client.queues[0].used(), base, "nothing is taken any more");
+        client.start_queue(0, base).expect("to start");
+        while client.queues[0].used() != client.queues[0].available() {
+            let done = client.queues[0].wait(PATIENCE).expect("an answer");
+            assert_eq!(client.status(0, done.head), Status::OK);
+        }
+        while client.queues[0].done().is_some() {}
+    }
+    assert!(base > 0);
+}
+
+#[test]
+fn a_disk_that_is_not_here_yet_holds_its_requests_and_lets_them_go() {
+    let engine = TestEngine::new("vacant", SIZE, AuthorityRecord::vacant());
+    let served = Served::over(engine);
+    let mut client = served.connect(tracked(128));
+    let space = client.config().expect("the configuration");
+    assert_eq!(space[..8], (SIZE / 512).to_le_bytes());
+    let data = client.data();
+    client.submit_read(0, 0, data, 4096);
+    client.queues[0].notify();
+    assert_eq!(client.queues[0].wait(MOMENT), None);
+    let asked = Instant::now();
+    assert_eq!(client.stop_queue(0).expect("to stop"), 0, "none was taken");
+    assert!(asked.elapsed() < PATIENCE / 4);
+}
+
+#[test]
+fn requests_that_a_dead_server_had_are_done_again_in_order() {
+    let served = Served::new("resume");
+    let mut client = Client::connect(&served.path, tracked(128)).expect("a front end");
+    let data = client.data();
+    // Two writes of the same sector, of which the one taken later must win, and a third request
+    // that nobody has taken.
+    client.memory.write(data, &[1; 512]);
+    client.memory.write(data + 512, &[2; 512]);
+    let second = client.submit_write(0, 0, data + 512, 512);
+    let first = client.submit_write(0, 0, data, 512);
+    let third = client.submit_read(0, 8, data + 1024, 512);
+    let inflight = client.inflight_memory().expect("the memory");
+    inflight.store(8, 1); // version
+    inflight.store(10, 128); // descriptors
+    for (head, order) in [(first, 0), (second, 1)] {
+        let entry = 16 + 16 * u64::from(head);
+        inflight.write(entry + 8, &u64::to_le_bytes(order));
+        inflight.write(entry, &[1]);
+    }
+    client.start_queue(0, 0).expect("to start");
+    let mut heads: Vec<_> = (0..3)
+        .map(|_| client.queues[0].wait(PATIENCE).expect("an answer").head)
+        .collect();
+    heads.sort_unstable();
+    let mut expected = vec![first, second, third];
+    expected.sort_unstable();
+    assert_eq!(heads, expected);
+    assert_eq!(client.read(0, 0, 512), Ok(vec![2; 512]));
+    for head in expected {
+        let mut flag = [1];
+        inflight.read(16 + 16 * u64::from(head), &mut flag);
+        assert_eq!(flag, [0], "answered");
+    }
+}
+
+#[test]
+fn every_request_is_answered_once_across_lost_connections_and_engines() {
+    let mut served = Served::new("reconnect");
+    let mut client = served.connect(tracked(256));
+    let data = client.data();
+    let (mut asked, mut answered) = (0, 0);
+    for round in 0..12 {
+        while client.queues[0].unused() > 0 {
+            let block = asked % 60;
+            client.submit_write(0, block * 128, data, 65536);
+            asked += 1;
+        }
+        client.queues[0].notify();
+        if round % 3 == 2 {
+            // The engine ends with requests in its hands, and another takes over.
+            served.engine = served.engine.restart(AuthorityRecord::created());
+        }
+        served.serve();
+        client.reconnect(&served.path).expect("to connect again");
+        while client.queues[0].unused() < 128 {
+            let done = client.queues[0].wait(PATIENCE).expect("an answer");
+            assert_eq!(client.status(0, done.head), Status::OK);
+            answered += 1;
+        }
+    }
+    while client.queues[0].unused() < 256 {
+        client.queues[0].wait(PATIENCE).expect("an answer");
+        answered += 1;
+    }
+    assert_eq!(asked, answered);
+    assert_eq!(
+        client.queues[0].wait(MOMENT),
+        None,
+        "none is answered twice"
+    );
+}
+
+#[test]
+fn the_engine_ends_while_a_front_end_is_attached() {
+    let served = Served::new("end");
+    let mut client = served.connect(Options::default());
+    assert_eq!(client.write(0, 1, &[3; 512]), Status::OK);
+    let image = served.engine.finish();
+    assert!(image[512..1024].iter().all(|&byte| byte == 3));
+    assert!(client.config().is_err(), "disconnected");
+}
