@@ -27,9 +27,10 @@ fn a_guest_reads_what_it_wrote() {
         }
         assert_eq!(client.flush(0), Status::OK);
     }
-    let counters = served.engine.handle.snapshot().counters;
-    assert_eq!((counters.reads, counters.writes), (16, 16));
-    assert_eq!((counters.flushes, counters.errors), (4, 0));
+    served.engine.wait_until(|snapshot| {
+        let counters = snapshot.counters;
+        (counters.reads, counters.writes, counters.flushes) == (16, 16, 4) && counters.errors == 0
+    });
 }
 
 #[test]
