@@ -24,8 +24,8 @@ pub mod proxy;
 pub mod random;
 pub mod report;
 pub mod scenario;
-pub mod vm;
 pub mod vhost_client;
+pub mod vm;
 
 pub use client::{Model, VerifyingClient, Workload};
 
