@@ -56,7 +56,7 @@ pub(crate) struct Connection {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Move a running disk to another node
+    /// Move a running disk, or a virtual machine with its disks, to another node
     Migrate(MigrateArguments),
     /// Look at migrations, follow or cancel them
     #[command(subcommand)]
@@ -84,11 +84,15 @@ pub(crate) enum Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// The disk
+    /// The disk, or vm/NAME for a virtual machine with its disks
+    #[arg(value_name = "DISK|vm/NAME")]
     pub disk: String,
     /// The node to move it to
     #[arg(long, value_name = "NODE")]
     pub to: String,
+    /// When the memory of a virtual machine moves
+    #[arg(long, value_enum)]
+    pub memory: Option<MemoryArgument>,
     /// How it is moved
     #[arg(long, value_enum, default_value_t)]
     pub policy: PolicyArgument,
@@ -128,6 +132,16 @@ pub(crate) struct MigrateArguments {
     /// Print the migration's id and return at once
     #[arg(long)]
     pub detach: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MemoryArgument {
+    /// Before the switchover; what is written meanwhile is sent again
+    PreCopy,
+    /// After the switchover, as the guest needs it; a lost connection is then a lost machine
+    PostCopy,
+    /// Once before the switchover; what was written meanwhile follows after it
+    Hybrid,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -46,6 +46,18 @@ pub(crate) fn vm_stop(name: &str) -> String {
     format!("{}/stop", vm(name))
 }
 
+pub(crate) fn vm_migrate(name: &str) -> String {
+    format!("{}/migrate", vm(name))
+}
+
+pub(crate) fn vm_migration(id: &str) -> String {
+    format!("/v1/vm-migrations/{}", segment(id))
+}
+
+pub(crate) fn vm_migration_cancel(id: &str) -> String {
+    format!("{}/cancel", vm_migration(id))
+}
+
 pub(crate) fn job(id: &str) -> String {
     format!("/v1/jobs/{}", segment(id))
 }

@@ -15,6 +15,8 @@ use crate::peers::dial::Dialer;
 use crate::peers::probe::PeerHealth;
 use crate::store::Store;
 use crate::vms::Vms;
+use crate::vms::migrations::VmMigrations;
+use crate::vms::tunnel::MemoryDoors;
 
 /// Longest wait for any answer of the other node during a migration.
 pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,6 +44,12 @@ pub(crate) struct Node {
     pub(crate) dialer: Dialer,
     /// Which peers answered lately.
     pub(crate) peer_health: PeerHealth,
+    /// Changes whenever what is stored about a disk's owner does.
+    pub(crate) owners: watch::Sender<()>,
+    /// Moves of virtual machines, under way and ended.
+    pub(crate) vm_migrations: VmMigrations,
+    /// Incoming virtual machines whose memory is awaited.
+    pub(crate) memory_doors: MemoryDoors,
     /// True once the node is about to end.
     pub(crate) closing: watch::Sender<bool>,
 }

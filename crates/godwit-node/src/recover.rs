@@ -51,6 +51,16 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
         run::open_and_start(node, &disk).await;
     }
     crate::vms::recover::recover(node, contents.vms).await;
+    let moved = |vm: &str| {
+        let found = node.vms.find(vm);
+        found.is_some_and(|vm| vm.lock().entry.moved_to.is_some())
+    };
+    for (number, view) in node.vm_migrations.restore(contents.vm_migrations, moved) {
+        node.store
+            .put_vm_migration(number, &view)
+            .await
+            .map_err(|error| NodeError::Store(error.to_string()))?;
+    }
     Ok(())
 }
 

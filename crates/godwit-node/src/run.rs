@@ -119,6 +119,9 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         jobs: crate::disks::jobs::Jobs::default(),
         dialer: Dialer { tls },
         peer_health: peers::probe::PeerHealth::default(),
+        owners: watch::Sender::new(()),
+        vm_migrations: Default::default(),
+        memory_doors: Default::default(),
         closing: watch::Sender::new(false),
     }))
 }

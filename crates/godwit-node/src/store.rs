@@ -7,7 +7,7 @@ use godwit_core::authority::AuthorityRecord;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
-use crate::api::Migration;
+use crate::api::{Migration, VmMigration};
 use crate::vms::VmEntry;
 
 /// The format that this build writes. A later one is refused rather than misread.
@@ -20,6 +20,7 @@ const META: TableDefinition<&str, u64> = TableDefinition::new("meta");
 const DISKS: TableDefinition<&str, &[u8]> = TableDefinition::new("disks");
 const AUTHORITY: TableDefinition<&str, &[u8]> = TableDefinition::new("authority");
 const MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("migrations");
+const VM_MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("vm_migrations");
 const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
 
 /// A disk as it is stored, beside its authority record.
@@ -81,6 +82,8 @@ pub(crate) struct Contents {
     pub(crate) migrations: Vec<(u64, Migration)>,
     /// Name and entry of each VM.
     pub(crate) vms: Vec<(String, VmEntry)>,
+    /// Moves of VMs by their number, oldest first.
+    pub(crate) vm_migrations: Vec<(u64, VmMigration)>,
 }
 
 /// Why the store cannot be used.
@@ -160,6 +163,7 @@ impl Store {
             disks: Vec::new(),
             migrations: Vec::new(),
             vms: Vec::new(),
+            vm_migrations: Vec::new(),
         };
         for item in disks.iter().map_err(redb::Error::from)? {
             let (name, entry) = item.map_err(redb::Error::from)?;
@@ -198,6 +202,17 @@ impl Store {
                     why: error.to_string(),
                 })?;
             contents.vms.push((name, entry));
+        }
+        let moves = read.open_table(VM_MIGRATIONS).map_err(redb::Error::from)?;
+        for item in moves.iter().map_err(redb::Error::from)? {
+            let (number, migration) = item.map_err(redb::Error::from)?;
+            let number = number.value();
+            let migration =
+                serde_json::from_slice(migration.value()).map_err(|error| StoreError::Damaged {
+                    key: format!("move of a VM {number}"),
+                    why: error.to_string(),
+                })?;
+            contents.vm_migrations.push((number, migration));
         }
         Ok(contents)
     }
@@ -242,6 +257,50 @@ impl Store {
             write
                 .open_table(VMS)?
                 .insert(name.as_str(), entry.as_slice())?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Stores that disks are given away together with the VM that uses them, in one step.
+    pub(crate) async fn put_group(
+        &self,
+        disks: &[(String, DiskEntry, AuthorityRecord)],
+        vm: &str,
+        entry: &VmEntry,
+    ) -> Result<(), StoreError> {
+        let vm = vm.to_owned();
+        let entry = json(&vm, entry)?;
+        let disks = disks
+            .iter()
+            .map(|(name, entry, record)| Ok((name.clone(), json(name, entry)?, *record)))
+            .collect::<Result<Vec<_>, StoreError>>()?;
+        self.write(move |write| {
+            let mut entries = write.open_table(DISKS)?;
+            let mut records = write.open_table(AUTHORITY)?;
+            for (name, entry, record) in &disks {
+                entries.insert(name.as_str(), entry.as_slice())?;
+                records.insert(name.as_str(), record.to_bytes().as_slice())?;
+            }
+            write
+                .open_table(VMS)?
+                .insert(vm.as_str(), entry.as_slice())?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// Stores the move of a VM under its number and forgets the oldest beyond the bound.
+    pub(crate) async fn put_vm_migration(
+        &self,
+        number: u64,
+        migration: &VmMigration,
+    ) -> Result<(), StoreError> {
+        let migration = json(&migration.id, migration)?;
+        self.write(move |write| {
+            let mut migrations = write.open_table(VM_MIGRATIONS)?;
+            migrations.insert(number, migration.as_slice())?;
+            migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
             Ok(())
         })
         .await
@@ -336,6 +395,7 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
         write.open_table(AUTHORITY).map_err(redb::Error::from)?;
         write.open_table(MIGRATIONS).map_err(redb::Error::from)?;
         write.open_table(VMS).map_err(redb::Error::from)?;
+        write.open_table(VM_MIGRATIONS).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;
     Ok(())

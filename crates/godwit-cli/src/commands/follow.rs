@@ -11,7 +11,7 @@ use crate::output::Output;
 use crate::progress::{ProgressLine, migration_status};
 use crate::routes;
 
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a migration is printed as a line of JSON.
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a node that does not answer is asked again: it may be restarting.
@@ -86,24 +86,45 @@ pub(crate) async fn follow(
                 ask_to_cancel(client, &migration, &line).await;
             }
         }
-        match client.get(&routes::migration(&migration.id)).await {
-            Ok(seen) => {
+        match look(
+            client,
+            &routes::migration(&migration.id),
+            answered,
+            &mut line,
+        )
+        .await?
+        {
+            Some(seen) => {
                 migration = seen;
                 answered = Instant::now();
             }
-            Err(CallError::Unreachable(failure)) if answered.elapsed() < PATIENCE => {
-                let status = crate::progress::Status {
-                    line: retrying(&failure),
-                    done: None,
-                    note: None,
-                };
-                line.show("retrying", &status);
-                tokio::time::sleep(POLL_INTERVAL).await;
-            }
-            Err(error) => {
-                line.clear();
-                return Err(Failure::from(error));
-            }
+            None => tokio::time::sleep(POLL_INTERVAL).await,
+        }
+    }
+}
+
+/// Asks for something that is followed; nothing while the node does not answer, as long as it may be
+/// restarting.
+pub(super) async fn look<T: serde::de::DeserializeOwned>(
+    client: &mut Client,
+    path: &str,
+    answered: Instant,
+    line: &mut ProgressLine,
+) -> Result<Option<T>, Failure> {
+    match client.get(path).await {
+        Ok(seen) => Ok(Some(seen)),
+        Err(CallError::Unreachable(failure)) if answered.elapsed() < PATIENCE => {
+            let status = crate::progress::Status {
+                line: retrying(&failure),
+                done: None,
+                note: None,
+            };
+            line.show("retrying", &status);
+            Ok(None)
+        }
+        Err(error) => {
+            line.clear();
+            Err(Failure::from(error))
         }
     }
 }

@@ -16,6 +16,17 @@ pub(crate) async fn run(
     client: &mut Client,
     output: Output,
 ) -> Result<(), Failure> {
+    if let Some(vm) = arguments.disk.strip_prefix("vm/") {
+        let vm = vm.to_owned();
+        return super::vm_migrate::run(&vm, arguments, client, output).await;
+    }
+    if arguments.memory.is_some() {
+        return Err(Failure::usage(format!(
+            "'{}' is a disk and has no memory to move",
+            arguments.disk
+        ))
+        .hint("for a virtual machine give vm/NAME"));
+    }
     // Before the request: Ctrl-C while the node dials its peer cancels what it started.
     let interrupts = interrupts()?;
     let request = MigrateRequest {

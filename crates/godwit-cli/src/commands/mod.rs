@@ -11,3 +11,4 @@ pub(crate) mod migration;
 pub(crate) mod node;
 pub(crate) mod peer;
 pub(crate) mod vm;
+mod vm_migrate;

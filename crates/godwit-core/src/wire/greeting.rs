@@ -40,6 +40,9 @@ pub enum Purpose {
     Resolve,
     /// To forward the I/O of clients that stayed after switchover; sync connection only.
     Forward,
+    /// To move a virtual machine: its name stands in place of a disk's. On the control connection
+    /// the nodes agree step by step; a copy connection carries its memory.
+    Machine,
 }
 
 /// The first frame on every connection, from the node that opened it.
@@ -184,6 +187,7 @@ impl Greeting {
                     Purpose::Migrate => 1,
                     Purpose::Resolve => 2,
                     Purpose::Forward => 3,
+                    Purpose::Machine => 4,
                 });
                 put(&mut body, &hello.migration.0);
                 put_text(&mut body, &hello.node, MAX_NAME);
@@ -250,6 +254,7 @@ impl Greeting {
                     [1] => Purpose::Migrate,
                     [2] => Purpose::Resolve,
                     [3] => Purpose::Forward,
+                    [4] => Purpose::Machine,
                     _ => return Err(DecodeError::Field("purpose")),
                 },
                 migration: MigrationId(take(&mut from)?),

@@ -14,4 +14,7 @@ pub use openapi::document;
 pub use promise::{MigrationPromise, Obstacle, PauseReason, Pauses};
 pub(crate) use serve::{listen_tls, listen_unix};
 pub use types::*;
-pub use vm::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};
+pub use vm::{
+    Accelerator, AdoptVm, MemoryMode, MemoryProgress, MigrateVm, RunVm, StopVm, Vm, VmMigration,
+    VmMigrationPhase, VmState,
+};

@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::error::ErrorBody;
+use super::types::{MigrateRequest, Migration, Policy};
+
 /// What a VM does, as its node knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -131,4 +134,202 @@ pub struct StopVm {
     /// Longest wait for the guest, in seconds; 60 when left out.
     #[serde(default)]
     pub timeout_seconds: Option<u64>,
+}
+
+/// When the memory of a VM moves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum MemoryMode {
+    /// Before the switchover; what is written meanwhile is sent again.
+    #[default]
+    PreCopy,
+    /// After the switchover, as the guest needs it. If the connection is lost before the end, so is
+    /// the machine.
+    PostCopy,
+    /// Once before the switchover; what was written meanwhile follows after it.
+    Hybrid,
+}
+
+impl MemoryMode {
+    /// The mode's name as the API spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::PreCopy => "pre-copy",
+            Self::PostCopy => "post-copy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// Whether the guest runs at the destination before all its memory is there.
+    pub const fn pulls(self) -> bool {
+        !matches!(self, Self::PreCopy)
+    }
+}
+
+/// Asks to move a VM with its disks to another node. The options are those of a disk's migration and
+/// apply to each disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateVm {
+    /// The destination: a peer's name.
+    pub to: String,
+    /// When the memory moves.
+    #[serde(default)]
+    pub memory: MemoryMode,
+    /// How the disks are moved.
+    #[serde(default)]
+    pub policy: Policy,
+    /// Most bytes in flight per disk, at least one chunk.
+    #[serde(default)]
+    pub window_bytes: Option<u64>,
+    /// Bytes per copy: a multiple of 4096, at most 16 MiB.
+    #[serde(default)]
+    pub chunk_bytes: Option<u64>,
+    /// Most bytes per second that each disk may take, and the memory after them.
+    #[serde(default)]
+    pub max_bandwidth: Option<u64>,
+    /// Compare both images of each disk by hash before switchover.
+    #[serde(default)]
+    pub verify: bool,
+    /// What the guest is promised about each disk; see the migration of a disk.
+    #[serde(default)]
+    pub sla: Option<String>,
+    /// While a disk's migration pauses, keep the guest's writes here and send them later.
+    #[serde(default = "yes")]
+    pub delayed_writes: bool,
+    /// Most bytes per second of those; chosen by the node when left out.
+    #[serde(default)]
+    pub delayed_write_rate: Option<u64>,
+    /// Seconds within which the first pass over each disk should be over.
+    #[serde(default)]
+    pub deadline_seconds: Option<u64>,
+    /// The network interface that `interface_budget` is about.
+    #[serde(default)]
+    pub interface: Option<String>,
+    /// Most bytes per second that may leave by the interface, other traffic included.
+    #[serde(default)]
+    pub interface_budget: Option<u64>,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+impl MigrateVm {
+    /// The request for one of the disks.
+    pub fn for_disk(&self, disk: &str) -> MigrateRequest {
+        MigrateRequest {
+            disk: disk.to_owned(),
+            to: self.to.clone(),
+            policy: self.policy,
+            window_bytes: self.window_bytes,
+            chunk_bytes: self.chunk_bytes,
+            max_bandwidth: self.max_bandwidth,
+            verify: self.verify,
+            sla: self.sla.clone(),
+            delayed_writes: self.delayed_writes,
+            delayed_write_rate: self.delayed_write_rate,
+            deadline_seconds: self.deadline_seconds,
+            interface: self.interface.clone(),
+            interface_budget: self.interface_budget,
+        }
+    }
+}
+
+/// What the move of a VM does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum VmMigrationPhase {
+    /// Both nodes look for what stands in the way.
+    Checking,
+    /// The disks are copied; at its end only double writes remain.
+    CopyingDisks,
+    /// The destination starts its QEMU.
+    Starting,
+    /// The memory is copied.
+    CopyingMemory,
+    /// The guest stands still; disks and machine change hands.
+    SwitchingOver,
+    /// The guest runs at the destination and pulls the rest of its memory.
+    PullingMemory,
+    /// The guest runs at the destination.
+    Completed,
+    /// It ended without moving the VM.
+    Aborted,
+}
+
+impl VmMigrationPhase {
+    /// Whether the move has ended.
+    pub const fn ended(self) -> bool {
+        matches!(self, Self::Completed | Self::Aborted)
+    }
+
+    /// The phase's name as the API spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Checking => "checking",
+            Self::CopyingDisks => "copying_disks",
+            Self::Starting => "starting",
+            Self::CopyingMemory => "copying_memory",
+            Self::SwitchingOver => "switching_over",
+            Self::PullingMemory => "pulling_memory",
+            Self::Completed => "completed",
+            Self::Aborted => "aborted",
+        }
+    }
+}
+
+/// How far the memory of a VM is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryProgress {
+    /// Bytes of memory in all.
+    pub bytes_total: u64,
+    /// Bytes that are left in the current pass.
+    pub bytes_left: u64,
+    /// Bytes that were sent.
+    pub bytes_sent: u64,
+    /// Passes over what was written meanwhile.
+    pub passes: u64,
+}
+
+/// The move of a VM, under way or ended; known at the node that the VM leaves.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmMigration {
+    /// Names it: 32 hexadecimal digits.
+    pub id: String,
+    /// The VM.
+    pub vm: String,
+    /// The node it leaves.
+    pub from: String,
+    /// The node it goes to.
+    pub to: String,
+    /// What it does now.
+    pub phase: VmMigrationPhase,
+    /// When the memory moves.
+    pub memory_mode: MemoryMode,
+    /// How far the memory is.
+    pub memory: MemoryProgress,
+    /// The migrations of its disks.
+    pub disks: Vec<Migration>,
+    /// When it was asked for (RFC 3339).
+    pub started_at: String,
+    /// When it ended (RFC 3339).
+    pub ended_at: Option<String>,
+    /// Seconds from the request to the end, or until now.
+    pub total_seconds: Option<f64>,
+    /// Milliseconds for which no guest ran: from QEMU's stop at the source to its start at the
+    /// destination.
+    pub blackout_ms: Option<f64>,
+    /// The part of that in which the disks changed hands, in milliseconds: from when they were told
+    /// to until all belonged to the destination.
+    pub switchover_ms: Option<f64>,
+    /// Bytes of memory that were sent.
+    pub memory_bytes: u64,
+    /// Bytes of the disks that were sent: copies, double writes and delayed writes.
+    pub disk_bytes: u64,
+    /// Why it ended without moving the VM.
+    pub error: Option<ErrorBody>,
+    /// What the user should know.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }

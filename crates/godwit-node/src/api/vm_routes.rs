@@ -9,7 +9,7 @@ use axum::routing::{MethodRouter, get, post};
 
 use super::error::ErrorBody;
 use super::routes::{Body, Shared, detached};
-use super::vm::{AdoptVm, RunVm, StopVm, Vm};
+use super::vm::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
 use crate::node::Node;
 use crate::vms::{self, view};
 
@@ -20,6 +20,10 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/vms/adopt", post(adopt_vm)),
         ("/v1/vms/{name}", get(show_vm)),
         ("/v1/vms/{name}/stop", post(stop_vm)),
+        ("/v1/vms/{name}/migrate", post(migrate_vm)),
+        ("/v1/vm-migrations", get(list_vm_migrations)),
+        ("/v1/vm-migrations/{id}", get(show_vm_migration)),
+        ("/v1/vm-migrations/{id}/cancel", post(cancel_vm_migration)),
     ]
 }
 
@@ -85,4 +89,50 @@ pub(super) async fn stop_vm(
     });
     stopped.await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// Starts to move a VM with its disks to another node. Answers once nothing is found that stands in
+/// the way; otherwise all that does is named, and nothing has moved.
+#[utoipa::path(post, path = "/v1/vms/{name}/migrate", params(("name" = String, Path)),
+    request_body = MigrateVm, responses(
+    (status = 201, body = VmMigration), (status = 400, body = ErrorBody),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 422, body = ErrorBody), (status = 502, body = ErrorBody)))]
+pub(super) async fn migrate_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<MigrateVm>,
+) -> Result<(StatusCode, Json<VmMigration>), ErrorBody> {
+    let started = detached(node, move |node| async move {
+        vms::migrate(&node, &name, request).await
+    });
+    Ok((StatusCode::CREATED, Json(started.await?)))
+}
+
+/// Moves of VMs away from here, under way and the last that ended, oldest first.
+#[utoipa::path(get, path = "/v1/vm-migrations", responses(
+    (status = 200, body = Vec<VmMigration>)))]
+pub(super) async fn list_vm_migrations(State(node): Shared) -> Json<Vec<VmMigration>> {
+    Json(node.vm_migrations.all(&node))
+}
+
+/// One move of a VM, as it is now.
+#[utoipa::path(get, path = "/v1/vm-migrations/{id}", params(("id" = String, Path)), responses(
+    (status = 200, body = VmMigration), (status = 404, body = ErrorBody)))]
+pub(super) async fn show_vm_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<VmMigration>, ErrorBody> {
+    node.vm_migrations.get(&node, &id).map(Json)
+}
+
+/// Ends the move of a VM; it goes on at the source.
+#[utoipa::path(post, path = "/v1/vm-migrations/{id}/cancel", params(("id" = String, Path)),
+    responses((status = 200, body = VmMigration), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn cancel_vm_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<VmMigration>, ErrorBody> {
+    vms::cancel(&node, &id).await.map(Json)
 }

@@ -8,6 +8,7 @@ use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
 use tokio::task::{AbortHandle, JoinHandle};
 
+use super::group::SwitchGroup;
 use crate::api::{DiskState, ErrorBody, ErrorCode};
 use crate::store::{DiskEntry, Mark};
 
@@ -38,6 +39,8 @@ pub(crate) struct Inner {
     pub(crate) resolver: Option<AbortHandle>,
     /// Whether a task looks for the disk's owner, to forward to it.
     pub(crate) forwarding: bool,
+    /// The disks together with which it is about to leave.
+    pub(crate) group: Option<Arc<SwitchGroup>>,
 }
 
 /// A running engine.
@@ -109,6 +112,7 @@ impl Disk {
                 problem: None,
                 resolver: None,
                 forwarding: false,
+                group: None,
             }),
         })
     }
@@ -167,6 +171,7 @@ impl Disk {
         let mut inner = self.lock();
         if inner.activity == activity {
             inner.activity = Activity::Idle;
+            inner.group = None;
         }
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod claim;
 pub(crate) mod create;
 pub(crate) mod disk;
+pub(crate) mod group;
 pub(crate) mod image;
 pub(crate) mod jobs;
 pub(crate) mod remove;

@@ -106,7 +106,11 @@ async fn run_events(
     while let Some(event) = events.recv().await {
         match event {
             EngineEvent::Persist(record) => {
-                if persist(&node, &disk, record).await {
+                let leaves = matches!(record.ownership, Ownership::Relinquished { .. });
+                let group = disk.lock().group.clone().filter(|_| leaves);
+                if let Some(group) = group {
+                    group.ask(&node, &disk, handle.clone(), record).await;
+                } else if persist(&node, &disk, record).await {
                     handle.persisted();
                 }
             }
@@ -167,6 +171,8 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
     inner.entry = entry;
     inner.record = record;
     inner.problem = None;
+    drop(inner);
+    node.owners.send_replace(());
     tracing::info!(
         disk = disk.name,
         epoch = record.epoch.0,

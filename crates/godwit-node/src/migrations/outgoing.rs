@@ -21,6 +21,7 @@ use crate::api::{
 };
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
+use crate::disks::group::SwitchGroup;
 use crate::disks::image;
 use crate::failpoint;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
@@ -47,6 +48,29 @@ const CANCEL_WAIT: Duration = Duration::from_secs(5);
 pub(crate) async fn start(
     node: &Arc<Node>,
     request: MigrateRequest,
+) -> Result<Migration, ErrorBody> {
+    if let Some(vm) = node.vms.user_of(&request.disk, None) {
+        return Err(ErrorBody::new(
+            ErrorCode::Conflict,
+            format!("disk {} is used by VM {vm}", request.disk),
+        )
+        .hint(format!(
+            "move the machine with its disks: godwit migrate vm/{vm} --to {}",
+            request.to
+        )));
+    }
+    start_in(node, request, None).await
+}
+
+/// As [`start`], for a disk of a machine that moves: the disk waits until it is told to switch over,
+/// and does so together with its group.
+///
+/// # Errors
+/// As [`start`].
+pub(crate) async fn start_in(
+    node: &Arc<Node>,
+    request: MigrateRequest,
+    group: Option<Arc<SwitchGroup>>,
 ) -> Result<Migration, ErrorBody> {
     node.check_open()?;
     let asked = Asked::parse(&request.disk, request.sla.as_deref())?;
@@ -119,6 +143,7 @@ pub(crate) async fn start(
         settings,
         target,
         guest_rate,
+        group,
     };
     let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
     match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
@@ -152,6 +177,7 @@ struct Attempt {
     settings: MigrationSettings,
     target: Option<LatencyTarget>,
     guest_rate: Option<u64>,
+    group: Option<Arc<SwitchGroup>>,
 }
 
 impl Attempt {
@@ -282,7 +308,10 @@ impl Attempt {
             interface_budget: self.settings.interface_budget,
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
             verify: self.settings.verify,
-            switchover: Switchover::WhenConverged,
+            switchover: match self.group {
+                Some(_) => Switchover::WhenTold,
+                None => Switchover::WhenConverged,
+            },
             peer_timeout: PEER_TIMEOUT,
             migration: self.id,
         };
@@ -297,6 +326,7 @@ impl Attempt {
             let mut inner = self.disk.lock();
             // Stored together with the record that gives the disk away.
             inner.entry.counterpart = Some(self.peer.name.clone());
+            inner.group.clone_from(&self.group);
             inner.engine.as_ref().map(|engine| engine.handle.clone())
         }
         .ok_or_else(|| failed(String::from("its engine has ended")))?;
@@ -353,7 +383,8 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<Migration, Erro
     }
 }
 
-async fn cancel_in_engine(disk: &Arc<Disk>) -> bool {
+/// Cancels what the disk's engine moves in or out; false when it is too late.
+pub(crate) async fn cancel_in_engine(disk: &Arc<Disk>) -> bool {
     let Some(engine) = disk.engine() else {
         return false;
     };

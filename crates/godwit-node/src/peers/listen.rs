@@ -16,6 +16,7 @@ use crate::names;
 use crate::node::Node;
 use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
+use crate::vms;
 
 /// Connections that have not said who they are.
 const MAX_HANDSHAKES: usize = 64;
@@ -110,6 +111,10 @@ enum Action {
     Resolve(resolve::Answer),
     /// I/O of clients that stayed.
     Forward(Arc<crate::disks::disk::Disk>),
+    /// A virtual machine is offered.
+    Machine,
+    /// The memory of a virtual machine whose offer was accepted.
+    Memory(tokio::sync::mpsc::Sender<PeerConnection>),
 }
 
 fn dispatch(
@@ -152,6 +157,8 @@ fn dispatch(
             Action::Join(node.gatherings.join(hello)?)
         }
         (Purpose::Resolve, TrafficClass::Control) => Action::Resolve(resolve::decide(node, hello)?),
+        (Purpose::Machine, TrafficClass::Control) => Action::Machine,
+        (Purpose::Machine, TrafficClass::Copy) => Action::Memory(node.memory_doors.find(hello)?),
         (Purpose::Forward, TrafficClass::Sync) => Action::Forward(forward::admit(node, hello)?),
         _ => {
             return Err(invalid(String::from(
@@ -187,6 +194,13 @@ impl Action {
             Self::Join(streams) => {
                 // The migration may have been given up meanwhile: then it is closed.
                 let _ = streams.send((hello.class, connection)).await;
+            }
+            Self::Machine => {
+                tokio::spawn(vms::take_machine(node, connection, hello));
+            }
+            Self::Memory(door) => {
+                // The VM may have been given up meanwhile: then it is closed.
+                let _ = door.send(connection).await;
             }
             Self::Forward(disk) => {
                 tokio::spawn(forward::serve(disk, connection, hello.node));

@@ -293,7 +293,29 @@ impl Machine {
         line
     }
 
-    #[cfg(test)]
+    /// What runs the guest's instructions; nothing when it is neither KVM nor TCG.
+    pub(crate) fn accelerator(&self) -> Option<&'static str> {
+        let plain = |name: &str| {
+            self.words
+                .iter()
+                .any(|word| matches!(word, Word::Plain(word) if option(word) == Some(name)))
+        };
+        let named = self.last_value(&["accel"]).map(str::to_owned);
+        let property = self.words.iter().find_map(|word| match word {
+            Word::Plain(word) => field(word, "accel").map(|(_, value)| value),
+            Word::Disk { .. } => None,
+        });
+        let named = named.or(property).unwrap_or_default();
+        if plain("enable-kvm") || named.starts_with("kvm") {
+            Some("kvm")
+        } else if named.starts_with("tcg") || named.is_empty() {
+            // QEMU's own default.
+            Some("tcg")
+        } else {
+            None
+        }
+    }
+
     /// The value of the last option of one of these names.
     pub(crate) fn last_value(&self, names: &[&str]) -> Option<&str> {
         let mut found = None;

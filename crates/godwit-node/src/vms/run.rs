@@ -223,7 +223,8 @@ pub(crate) async fn reserve(
     Ok(vm)
 }
 
-fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> {
+/// Refuses a socket whose path the kernel cannot take.
+pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> {
     let length = path.as_os_str().as_bytes().len();
     if length <= MAX_SOCKET_PATH {
         return Ok(());

@@ -76,10 +76,8 @@ pub(crate) enum VmActivity {
     /// It is being stopped.
     Stopping,
     /// It moves away.
-    #[expect(dead_code, reason = "VMs do not move yet")]
     Outgoing(MigrationId),
     /// It comes in.
-    #[expect(dead_code, reason = "VMs do not move yet")]
     Incoming(MigrationId),
 }
 
@@ -165,6 +163,21 @@ impl Vm {
     /// The part that changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its QEMU.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`] when none runs or it does not answer.
+    pub(crate) fn qemu(&self) -> Result<Qemu, ErrorBody> {
+        let inner = self.lock();
+        inner.qemu.clone().ok_or_else(|| {
+            ErrorBody::new(
+                ErrorCode::Conflict,
+                format!("VM {} is {}", self.name, inner.state().name()),
+            )
+            .hint(format!("see 'godwit vm show {}'", self.name))
+        })
     }
 
     /// Begins something with the VM if nothing else is under way and `allowed` agrees.

@@ -1,0 +1,336 @@
+//! Destination: whether an incoming VM runs here.
+//!
+//! The guest may run here if and only if all its disks are this node's, durably, and QEMU has its
+//! memory. The disks come all or not at all (`disks/group.rs`), so as long as one of them is
+//! accepted but not decided, nothing is decided: QEMU is kept, and the guest stands still. Only when
+//! no disk is here and none can come any more is the VM given up. That makes the connection to the
+//! source a matter of speed alone: with or without it, and after a restart of this node, the same
+//! facts lead to the same end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_core::authority::Ownership;
+
+use super::incoming::{let_run, pour, start};
+use super::inspect;
+use super::link::Link;
+use super::orders::{Answer, MachineOffer, Order};
+use super::run::forget;
+use super::tunnel::OpenDoor;
+use super::vm::{Qemu, Vm};
+use crate::disks::disk::Activity;
+use crate::migrations::outgoing::cancel_in_engine;
+use crate::node::Node;
+
+/// How often the facts are looked at when nothing tells that they changed.
+const POLL: Duration = Duration::from_millis(100);
+
+/// The same while the guest stands still and waits for it.
+const FAST_POLL: Duration = Duration::from_millis(1);
+
+/// How long QEMU may take to have its memory once the disks are here and the source is gone.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where the disks of a VM are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    /// All are this node's.
+    Owned,
+    /// None is, and none comes.
+    Elsewhere,
+    /// Some come, or are not decided.
+    Open,
+}
+
+/// A VM that comes in.
+pub(crate) struct Incoming<'a> {
+    node: &'a Arc<Node>,
+    vm: &'a Arc<Vm>,
+    offer: Option<MachineOffer>,
+    link: Option<Link<Answer, Order>>,
+    door: Option<OpenDoor<'a>>,
+    qemu: Option<Qemu>,
+    /// Why it should not come any more.
+    given_up: Option<String>,
+    /// The source waits to hear that QEMU has the memory.
+    load_asked: bool,
+    /// It has heard it.
+    told_loaded: bool,
+    /// The source said that it gave the VM away: decides for a VM without disks.
+    given: bool,
+    owned_at: Option<Instant>,
+}
+
+/// What happened while nothing could be decided.
+enum Happened {
+    Order(Option<Order>),
+    Memory(Option<crate::peers::PeerConnection>),
+    QemuEnded,
+    Closing,
+    Nothing,
+}
+
+impl<'a> Incoming<'a> {
+    /// A VM whose offer was accepted.
+    pub(crate) fn new(
+        node: &'a Arc<Node>,
+        vm: &'a Arc<Vm>,
+        offer: MachineOffer,
+        link: Link<Answer, Order>,
+        door: OpenDoor<'a>,
+    ) -> Self {
+        Self {
+            offer: Some(offer),
+            link: Some(link),
+            door: Some(door),
+            given_up: None,
+            ..Self::found(node, vm, None)
+        }
+    }
+
+    /// A VM that was coming in when the node ended; its QEMU may still be there.
+    pub(crate) fn found(node: &'a Arc<Node>, vm: &'a Arc<Vm>, qemu: Option<Qemu>) -> Self {
+        Self {
+            node,
+            vm,
+            offer: None,
+            link: None,
+            door: None,
+            qemu,
+            given_up: Some(String::from("this node was started again")),
+            load_asked: false,
+            told_loaded: false,
+            given: false,
+            owned_at: None,
+        }
+    }
+
+    /// Sees the VM to its end here: it runs, or it is gone. Returns early when the node ends.
+    pub(crate) async fn decide(mut self) {
+        loop {
+            let mut owners = self.node.owners.subscribe();
+            let mut wait = POLL;
+            match self.claim() {
+                Claim::Owned => {
+                    let since = *self.owned_at.get_or_insert_with(Instant::now);
+                    wait = FAST_POLL;
+                    match self.qemu.clone() {
+                        Some(qemu) if loaded(&qemu).await => return self.run(&qemu).await,
+                        Some(_) if since.elapsed() < LOAD_TIMEOUT => {}
+                        _ => return self.lose().await,
+                    }
+                }
+                Claim::Elsewhere if self.given_up.is_some() => return self.remove().await,
+                Claim::Elsewhere => {}
+                Claim::Open if self.given_up.is_some() => self.stop_receiving().await,
+                Claim::Open => {}
+            }
+            if self.load_asked
+                && let Some(qemu) = &self.qemu
+            {
+                wait = FAST_POLL;
+                if loaded(qemu).await {
+                    self.load_asked = false;
+                    self.told_loaded = true;
+                    self.say(Answer::Loaded).await;
+                }
+            }
+            let happened = tokio::select! {
+                order = hear(&mut self.link) => Happened::Order(order),
+                memory = arrival(&mut self.door), if self.qemu.is_some() => Happened::Memory(memory),
+                () = ended(self.qemu.as_ref()) => Happened::QemuEnded,
+                () = self.node.closed() => Happened::Closing,
+                _ = owners.changed() => Happened::Nothing,
+                () = tokio::time::sleep(wait) => Happened::Nothing,
+            };
+            match happened {
+                Happened::Order(order) => self.obey(order).await,
+                Happened::Memory(Some(connection)) => pour(self.vm, connection),
+                Happened::Memory(None) => self.door = None,
+                Happened::QemuEnded => {
+                    self.qemu = None;
+                    let said = super::process::log_tail(&self.vm.places.log());
+                    self.fail(format!("its QEMU has ended: {said}")).await;
+                }
+                Happened::Closing => return,
+                Happened::Nothing => {}
+            }
+        }
+    }
+
+    async fn obey(&mut self, order: Option<Order>) {
+        match order {
+            Some(Order::Start) => {
+                let started = match (&self.offer, &self.qemu) {
+                    (Some(offer), None) => start(self.node, self.vm, offer).await,
+                    _ => return,
+                };
+                match started {
+                    Ok(qemu) => {
+                        self.qemu = Some(qemu);
+                        self.say(Answer::Started).await;
+                    }
+                    Err(error) => self.fail(error.message).await,
+                }
+            }
+            Some(Order::Load) => self.load_asked = true,
+            Some(Order::Given) => self.given = true,
+            Some(Order::Abort { reason }) => self.given_up = Some(reason),
+            Some(Order::Offer(_) | Order::Ping) => {}
+            None => {
+                self.link = None;
+                let lost = || String::from("the connection to the source is lost");
+                self.given_up.get_or_insert_with(lost);
+            }
+        }
+    }
+
+    async fn say(&self, answer: Answer) {
+        if let Some(link) = &self.link {
+            link.say(answer).await;
+        }
+    }
+
+    async fn fail(&mut self, why: String) {
+        tracing::warn!(vm = self.vm.name, why, "the VM cannot be received");
+        self.say(Answer::Failed(why.clone())).await;
+        self.given_up = Some(why);
+    }
+
+    fn disks(&self) -> Vec<String> {
+        self.vm.lock().entry.machine.disks.clone()
+    }
+
+    fn claim(&self) -> Claim {
+        let disks = self.disks();
+        if disks.is_empty() {
+            // Nothing but the source's word tells. Without it the guest stands still for good if it
+            // could have been given.
+            let pulls = self.offer.as_ref().is_none_or(|offer| offer.memory.pulls());
+            let could = self.qemu.is_some() && (self.told_loaded || pulls);
+            return match (self.given, could && self.link.is_none()) {
+                (true, _) => Claim::Owned,
+                (false, false) => Claim::Elsewhere,
+                (false, true) => Claim::Open,
+            };
+        }
+        let mut owned = 0;
+        let mut open = false;
+        for disk in &disks {
+            let Some(disk) = self.node.disks.find(disk) else {
+                continue;
+            };
+            let inner = disk.lock();
+            match inner.record.ownership {
+                Ownership::Serving => owned += 1,
+                Ownership::Accepted { .. } => open = true,
+                Ownership::Vacant | Ownership::Relinquished { .. } | Ownership::Departed { .. } => {
+                    open |= matches!(inner.activity, Activity::Incoming(_) | Activity::Removing);
+                }
+            }
+        }
+        if owned == disks.len() {
+            Claim::Owned
+        } else if owned > 0 || open {
+            Claim::Open
+        } else {
+            Claim::Elsewhere
+        }
+    }
+
+    /// Disks that are not accepted yet must not be any more. Those that are wait for the source.
+    async fn stop_receiving(&self) {
+        for name in self.disks() {
+            let Some(disk) = self.node.disks.find(&name) else {
+                continue;
+            };
+            let incoming = matches!(disk.lock().activity, Activity::Incoming(_));
+            if incoming {
+                cancel_in_engine(&disk).await;
+            }
+        }
+    }
+
+    /// The guest goes on here.
+    async fn run(&self, qemu: &Qemu) {
+        if let Err(error) = let_run(qemu).await {
+            tracing::error!(vm = self.vm.name, %error, "the VM is here but does not run");
+            self.say(Answer::Failed(error.to_string())).await;
+            self.settle(Some(error.to_string())).await;
+            return;
+        }
+        let running = Instant::now();
+        let owned = self.owned_at.unwrap_or(running);
+        let micros = |since: Instant| since.elapsed().as_micros() as u64;
+        self.say(Answer::Running {
+            owned_for_us: micros(owned),
+            running_for_us: micros(running),
+        })
+        .await;
+        tracing::info!(vm = self.vm.name, "the VM runs here");
+        self.settle(None).await;
+    }
+
+    /// The disks are here and the memory is not.
+    async fn lose(&self) {
+        let why = "its memory did not arrive; its disks are here: stop it and start it anew";
+        tracing::error!(vm = self.vm.name, "{why}");
+        self.say(Answer::Failed(why.to_owned())).await;
+        if let Some(qemu) = &self.qemu {
+            qemu.process.kill().await;
+        }
+        self.settle(Some(why.to_owned())).await;
+    }
+
+    /// It is this node's from now on.
+    async fn settle(&self, problem: Option<String>) {
+        let entry = {
+            let mut inner = self.vm.lock();
+            inner.entry.mark = None;
+            inner.problem = problem;
+            inner.entry.clone()
+        };
+        // A restart would find the mark, and come to the same end.
+        if let Err(error) = self.node.store.put_vm(&self.vm.name, &entry).await {
+            tracing::error!(vm = self.vm.name, %error, "cannot store the VM");
+        }
+    }
+
+    /// It does not come: nothing of it stays.
+    async fn remove(&self) {
+        let why = self.given_up.as_deref().unwrap_or("it was given up");
+        tracing::info!(vm = self.vm.name, why, "the VM does not come");
+        if let Some(qemu) = &self.qemu {
+            qemu.process.kill().await;
+        }
+        forget(self.node, self.vm).await;
+    }
+}
+
+async fn hear(link: &mut Option<Link<Answer, Order>>) -> Option<Order> {
+    match link {
+        Some(link) => link.hear().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn arrival(door: &mut Option<OpenDoor<'_>>) -> Option<crate::peers::PeerConnection> {
+    match door {
+        Some(door) => door.arrivals.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn ended(qemu: Option<&Qemu>) {
+    match qemu {
+        Some(qemu) => qemu.process.ended().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether QEMU has what it needs to run the guest: it no longer waits for the memory.
+async fn loaded(qemu: &Qemu) -> bool {
+    let state = inspect::run_state(&qemu.qmp).await;
+    state.is_ok_and(|state| matches!(state.as_str(), "paused" | "running"))
+}

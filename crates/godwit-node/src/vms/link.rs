@@ -1,0 +1,91 @@
+//! The control connection of a VM's move: messages both ways, and a sign of life every second.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+
+use super::orders::{self, PING_EVERY, SILENCE};
+use crate::peers::PeerConnection;
+
+/// Messages that wait to be sent or read.
+const BACKLOG: usize = 8;
+
+/// One end of the connection: says `O`, hears `I`. What was said before it is dropped is still sent.
+#[derive(Debug)]
+pub(crate) struct Link<O, I> {
+    out: mpsc::Sender<O>,
+    inbox: mpsc::Receiver<I>,
+    reading: AbortHandle,
+}
+
+impl<O, I> Link<O, I>
+where
+    O: Serialize + Send + Sync + 'static,
+    I: DeserializeOwned + Send + 'static,
+{
+    /// Takes over a connection. `beat` makes a sign of life, `is_beat` recognises the other side's.
+    pub(crate) fn open(
+        connection: PeerConnection,
+        beat: fn() -> O,
+        is_beat: fn(&I) -> bool,
+    ) -> Self {
+        let (mut reader, mut writer) = tokio::io::split(connection);
+        let (out, mut queue) = mpsc::channel(BACKLOG);
+        let (arrivals, inbox) = mpsc::channel(BACKLOG);
+        tokio::spawn(async move {
+            loop {
+                let message = tokio::time::timeout(PING_EVERY, queue.recv()).await;
+                let message = match message {
+                    Ok(Some(message)) => message,
+                    Ok(None) => break,
+                    Err(_) => beat(),
+                };
+                if orders::write(&mut writer, &message).await.is_err() {
+                    break;
+                }
+            }
+            // The other side may be gone already.
+            let _ = tokio::io::AsyncWriteExt::shutdown(&mut writer).await;
+        });
+        let reading = tokio::spawn(async move {
+            while let Ok(Ok(message)) =
+                tokio::time::timeout(SILENCE, orders::read(&mut reader)).await
+            {
+                if !is_beat(&message) && arrivals.send(message).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Self {
+            out,
+            inbox,
+            reading: reading.abort_handle(),
+        }
+    }
+
+    /// Says something. That the other side is gone shows when nothing is heard any more.
+    pub(crate) async fn say(&self, message: O) {
+        let _ = self.out.send(message).await;
+    }
+
+    /// The next message; nothing once the other side is gone.
+    pub(crate) async fn hear(&mut self) -> Option<I> {
+        self.inbox.recv().await
+    }
+
+    /// The next message within this time.
+    pub(crate) async fn hear_within(&mut self, limit: Duration) -> Option<I> {
+        tokio::time::timeout(limit, self.hear())
+            .await
+            .unwrap_or(None)
+    }
+}
+
+impl<O, I> Drop for Link<O, I> {
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}

@@ -1,0 +1,260 @@
+//! Drives QEMU's own migration: of the memory and the state of the devices.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::inspect;
+use super::qmp::{Qmp, QmpError, QmpEvent, text};
+use crate::api::{MemoryMode, MemoryProgress};
+
+/// How often QEMU is asked how far it is.
+const POLL: Duration = Duration::from_millis(50);
+
+/// How long QEMU should at most stop the guest to send the rest of its memory, in milliseconds.
+const DOWNTIME_LIMIT: u64 = 100;
+
+/// Bytes per second when nothing else is asked for: more than any link carries.
+const NO_LIMIT: u64 = 1 << 40;
+
+/// How long QEMU may take to leave a migration that is given up.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why the memory does not move.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum MemoryError {
+    /// The monitor failed.
+    #[error(transparent)]
+    Qmp(#[from] QmpError),
+    /// QEMU gave the migration up.
+    #[error("QEMU's migration {status}: {why}")]
+    Ended {
+        /// `failed` or `cancelled`.
+        status: String,
+        /// What QEMU says about it.
+        why: String,
+    },
+}
+
+/// What a QEMU must know before memory moves: the same at both ends.
+///
+/// # Errors
+/// [`QmpError::Refused`] with what QEMU cannot do.
+pub(crate) async fn set_capabilities(
+    qmp: &Qmp,
+    mode: MemoryMode,
+    leaves: bool,
+) -> Result<(), QmpError> {
+    let capability = |name: &str, on: bool| json!({ "capability": name, "state": on });
+    let capabilities = [
+        capability("events", true),
+        capability("pause-before-switchover", leaves),
+        capability("postcopy-ram", mode.pulls()),
+    ];
+    qmp.execute(
+        "migrate-set-capabilities",
+        json!({ "capabilities": capabilities }),
+    )
+    .await
+    .map(drop)
+}
+
+/// Makes a QEMU that was started to wait for memory listen for it.
+///
+/// # Errors
+/// [`QmpError`].
+pub(crate) async fn listen(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
+    let uri = format!("unix:{}", socket.display());
+    qmp.execute("migrate-incoming", json!({ "uri": uri }))
+        .await
+        .map(drop)
+}
+
+/// Starts to send the memory to a socket.
+///
+/// # Errors
+/// [`QmpError`].
+pub(crate) async fn start(
+    qmp: &Qmp,
+    socket: &Path,
+    max_bandwidth: Option<u64>,
+) -> Result<(), QmpError> {
+    let limits = json!({
+        "downtime-limit": DOWNTIME_LIMIT,
+        "max-bandwidth": max_bandwidth.unwrap_or(NO_LIMIT),
+    });
+    qmp.execute("migrate-set-parameters", limits).await?;
+    let uri = format!("unix:{}", socket.display());
+    qmp.execute("migrate", json!({ "uri": uri }))
+        .await
+        .map(drop)
+}
+
+/// How far QEMU's migration is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// What QEMU calls it, such as `active`.
+    pub(crate) status: String,
+    /// What it says about a failure.
+    pub(crate) why: String,
+    /// How far the memory is.
+    pub(crate) progress: MemoryProgress,
+}
+
+/// Asks QEMU.
+///
+/// # Errors
+/// [`QmpError`].
+pub(crate) async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
+    let info = qmp.execute("query-migrate", json!({})).await?;
+    let memory = |field: &str| {
+        info.pointer(&format!("/ram/{field}"))
+            .and_then(Value::as_u64)
+            .unwrap_or(0)
+    };
+    Ok(Seen {
+        status: text(&info, "status"),
+        why: text(&info, "error-desc"),
+        progress: MemoryProgress {
+            bytes_total: memory("total"),
+            bytes_left: memory("remaining"),
+            bytes_sent: memory("transferred"),
+            passes: memory("dirty-sync-count"),
+        },
+    })
+}
+
+/// Waits until QEMU's migration has one of these states, and tells how far it is meanwhile.
+///
+/// # Errors
+/// [`MemoryError::Ended`] when it fails or is cancelled.
+pub(crate) async fn wait_for(
+    qmp: &Qmp,
+    events: &mut Receiver<QmpEvent>,
+    wanted: &[&str],
+    mut tell: impl FnMut(&Seen),
+) -> Result<(), MemoryError> {
+    loop {
+        let seen = look(qmp).await?;
+        tell(&seen);
+        if wanted.contains(&seen.status.as_str()) {
+            return Ok(());
+        }
+        if matches!(seen.status.as_str(), "failed" | "cancelled" | "cancelling") {
+            return Err(MemoryError::Ended {
+                why: if seen.why.is_empty() {
+                    String::from("it gives no reason; see QEMU's log")
+                } else {
+                    seen.why
+                },
+                status: seen.status,
+            });
+        }
+        let deadline = tokio::time::Instant::now() + POLL;
+        loop {
+            tokio::select! {
+                event = events.recv() => match event {
+                    Ok(event) if event.name == "MIGRATION" => {
+                        if wanted.contains(&text(&event.data, "status").as_str()) {
+                            return Ok(());
+                        }
+                        break;
+                    }
+                    Ok(_) => {}
+                    Err(RecvError::Lagged(_)) => break,
+                    Err(RecvError::Closed) => {
+                        return Err(QmpError::Closed(String::from("QEMU has ended")).into());
+                    }
+                },
+                () = tokio::time::sleep_until(deadline) => break,
+            }
+        }
+    }
+}
+
+/// Sends the memory until the guest stands still and only the rest is left, and switches to pulling
+/// when the mode says so.
+///
+/// # Errors
+/// [`MemoryError`].
+pub(crate) async fn until_paused(
+    qmp: &Qmp,
+    events: &mut Receiver<QmpEvent>,
+    mode: MemoryMode,
+    mut tell: impl FnMut(&Seen),
+) -> Result<(), MemoryError> {
+    if mode.pulls() {
+        let first = |seen: &Seen| {
+            seen.status == "active" && (mode == MemoryMode::PostCopy || seen.progress.passes >= 2)
+        };
+        let mut due = false;
+        loop {
+            let states = ["active", "pre-switchover", "completed"];
+            wait_for(qmp, events, &states, |seen| {
+                due |= first(seen);
+                tell(seen);
+            })
+            .await?;
+            if due {
+                // QEMU may be about to finish without it.
+                let _ = qmp.execute("migrate-start-postcopy", json!({})).await;
+                break;
+            }
+            if look(qmp).await?.status != "active" {
+                break;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+    wait_for(qmp, events, &["pre-switchover", "completed"], tell).await
+}
+
+/// Lets QEMU go on after the pause.
+///
+/// # Errors
+/// [`QmpError`].
+pub(crate) async fn go_on(qmp: &Qmp) -> Result<(), QmpError> {
+    qmp.execute("migrate-continue", json!({ "state": "pre-switchover" }))
+        .await
+        .map(drop)
+}
+
+/// Gives QEMU's migration up and lets the guest run here again if it ran before. To be called only
+/// while all its disks are here.
+///
+/// # Errors
+/// [`QmpError`] when QEMU does not let it run.
+pub(crate) async fn take_back(qmp: &Qmp, ran: bool) -> Result<(), QmpError> {
+    let deadline = Instant::now() + CANCEL_TIMEOUT;
+    loop {
+        let seen = look(qmp).await?;
+        let over = matches!(
+            seen.status.as_str(),
+            "" | "none" | "failed" | "cancelled" | "completed"
+        );
+        if over || Instant::now() >= deadline {
+            break;
+        }
+        if seen.status != "cancelling" {
+            // It may end by itself in the meantime.
+            let _ = qmp.execute("migrate_cancel", json!({})).await;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    if !ran {
+        return Ok(());
+    }
+    // QEMU itself goes on after a failure, but not after it has sent everything.
+    loop {
+        match inspect::run_state(qmp).await?.as_str() {
+            "running" => return Ok(()),
+            "finish-migrate" if Instant::now() < deadline => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            _ => return qmp.execute("cont", json!({})).await.map(drop),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! What is known about moves of VMs away from here: those under way, and the last ended ones.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use godwit_core::units::MigrationId;
+use tokio::sync::Notify;
+
+use crate::api::{ErrorBody, ErrorCode, Migration, VmMigration, VmMigrationPhase};
+use crate::clock;
+use crate::migrations::live;
+use crate::node::Node;
+
+/// Ended moves that are remembered.
+const MAX_ENDED: usize = 1000;
+
+/// Moves under way and ended.
+#[derive(Debug, Default)]
+pub(crate) struct VmMigrations {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    next: u64,
+    /// Oldest first. Only ended ones are dropped.
+    all: VecDeque<Tracked>,
+}
+
+#[derive(Debug)]
+struct Tracked {
+    number: u64,
+    view: VmMigration,
+    /// The migrations of its disks.
+    disks: Vec<String>,
+    began: Option<Instant>,
+    cancelled: Arc<Notify>,
+}
+
+impl VmMigrations {
+    /// Takes the moves that were stored. One that had not ended did so with the node, unless `moved`
+    /// says that its VM is at the destination. Returns what is changed by that, to be stored.
+    pub(crate) fn restore(
+        &self,
+        stored: Vec<(u64, VmMigration)>,
+        moved: impl Fn(&str) -> bool,
+    ) -> Vec<(u64, VmMigration)> {
+        let mut table = self.lock();
+        let mut changed = Vec::new();
+        for (number, mut view) in stored {
+            if !view.phase.ended() {
+                view.ended_at = Some(clock::now_text());
+                if moved(&view.vm) {
+                    view.phase = VmMigrationPhase::Completed;
+                } else {
+                    view.phase = VmMigrationPhase::Aborted;
+                    let text = format!("the node ended while VM {} was migrating", view.vm);
+                    let error = ErrorBody::new(ErrorCode::ShuttingDown, text);
+                    view.error = Some(error.hint("start the migration again"));
+                }
+                changed.push((number, view.clone()));
+            }
+            table.next = table.next.max(number + 1);
+            table.all.push_back(Tracked {
+                number,
+                view,
+                disks: Vec::new(),
+                began: None,
+                cancelled: Arc::default(),
+            });
+        }
+        changed
+    }
+
+    /// A move begins. Returns what tells its task to give up.
+    pub(crate) fn begin(&self, view: VmMigration) -> Arc<Notify> {
+        let mut table = self.lock();
+        let number = table.next;
+        table.next += 1;
+        let cancelled = Arc::new(Notify::new());
+        table.all.push_back(Tracked {
+            number,
+            view,
+            disks: Vec::new(),
+            began: Some(Instant::now()),
+            cancelled: Arc::clone(&cancelled),
+        });
+        while table.all.len() > MAX_ENDED
+            && let Some(oldest) = table.all.iter().position(|t| t.view.phase.ended())
+        {
+            table.all.remove(oldest);
+        }
+        cancelled
+    }
+
+    /// Changes what is shown of a move that has not ended.
+    pub(crate) fn change(&self, id: MigrationId, change: impl FnOnce(&mut VmMigration)) {
+        let id = id.to_string();
+        let mut table = self.lock();
+        let tracked = table.all.iter_mut().find(|tracked| tracked.view.id == id);
+        if let Some(tracked) = tracked.filter(|tracked| !tracked.view.phase.ended()) {
+            change(&mut tracked.view);
+        }
+    }
+
+    /// The migration of one of its disks began.
+    pub(crate) fn add_disk(&self, id: MigrationId, disk: String) {
+        let id = id.to_string();
+        let mut table = self.lock();
+        if let Some(tracked) = table.all.iter_mut().find(|tracked| tracked.view.id == id) {
+            tracked.disks.push(disk);
+        }
+    }
+
+    /// Ends a move, once. Returns its number and what is to be stored.
+    pub(crate) fn end(
+        &self,
+        node: &Node,
+        id: MigrationId,
+        result: Result<(), ErrorBody>,
+    ) -> Option<(u64, VmMigration)> {
+        let id = id.to_string();
+        let mut table = self.lock();
+        let tracked = table.all.iter_mut().find(|tracked| tracked.view.id == id)?;
+        if tracked.view.phase.ended() {
+            return None;
+        }
+        tracked.refresh(node);
+        let view = &mut tracked.view;
+        view.ended_at = Some(clock::now_text());
+        match result {
+            Ok(()) => view.phase = VmMigrationPhase::Completed,
+            Err(error) => {
+                view.phase = VmMigrationPhase::Aborted;
+                view.error = Some(error);
+            }
+        }
+        Some((tracked.number, view.clone()))
+    }
+
+    /// All moves, oldest first.
+    pub(crate) fn all(&self, node: &Node) -> Vec<VmMigration> {
+        let mut table = self.lock();
+        let shown = table.all.iter_mut().map(|tracked| tracked.shown(node));
+        shown.collect()
+    }
+
+    /// One move.
+    ///
+    /// # Errors
+    /// [`ErrorCode::NotFound`].
+    pub(crate) fn get(&self, node: &Node, id: &str) -> Result<VmMigration, ErrorBody> {
+        let mut table = self.lock();
+        match table.all.iter_mut().find(|tracked| tracked.view.id == id) {
+            Some(tracked) => Ok(tracked.shown(node)),
+            None => {
+                let shown: String = id.chars().take(64).collect();
+                let text = format!("this node knows no migration {shown} of a VM");
+                Err(ErrorBody::new(ErrorCode::NotFound, text))
+            }
+        }
+    }
+
+    /// Tells the task of a move to give up.
+    pub(crate) fn cancel(&self, id: &str) {
+        let table = self.lock();
+        if let Some(tracked) = table.all.iter().find(|tracked| tracked.view.id == id) {
+            tracked.cancelled.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Tracked {
+    fn shown(&mut self, node: &Node) -> VmMigration {
+        if !self.view.phase.ended() {
+            self.refresh(node);
+        }
+        self.view.clone()
+    }
+
+    /// Takes what the disks' migrations say now.
+    fn refresh(&mut self, node: &Node) {
+        let disks: Vec<Migration> = self
+            .disks
+            .iter()
+            .filter_map(|id| node.migrations.get(id).ok())
+            .map(|(id, view)| live(node, id, view))
+            .collect();
+        let sent = |disk: &Migration| {
+            let delayed = disk.promise.as_ref().map_or(0, |p| p.delayed_bytes_sent);
+            disk.progress.bytes_sent + disk.progress.double_write_bytes + delayed
+        };
+        self.view.disk_bytes = disks.iter().map(sent).sum();
+        self.view.disks = disks;
+        self.view.memory_bytes = self.view.memory.bytes_sent;
+        self.view.total_seconds = self.began.map(|began| began.elapsed().as_secs_f64());
+    }
+}

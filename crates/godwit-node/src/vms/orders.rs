@@ -1,0 +1,172 @@
+//! What the nodes of a VM's move say to each other, on the control connection of the machine.
+//!
+//! ```text
+//!  source                                     destination
+//!    │── Offer ────────────────────────────────► │ looks for blockers
+//!    │ ◄─────────────────── Ready or Blocked(..) ─│ the VM is stored as incoming
+//!    │   (disks are copied until converged)      │
+//!    │── Start ────────────────────────────────► │ QEMU -incoming defer -S
+//!    │ ◄───────────────────────────────── Started ─│
+//!    │ ═══════════ memory, on a connection of its own ═══════════►
+//!    │── Load ─────────────────────────────────► │ (pre-copy) waits until QEMU has everything
+//!    │ ◄────────────────────────────────── Loaded ─│
+//!    │   disks change hands: see `disks/group.rs` │
+//!    │── Given ────────────────────────────────► │ all disks are its own: cont
+//!    │ ◄───────────────────────────────── Running ─│
+//! ```
+//!
+//! In between both say that they are there; silence is taken for the other's death. No message
+//! transfers the right to run the guest: that comes with the disks.
+
+use std::io;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::machine::Machine;
+use crate::api::MemoryMode;
+
+/// Longest message in bytes: a command line is the longest part.
+const MAX_MESSAGE: u32 = 1 << 20;
+
+/// How often either side says that it is there.
+pub(crate) const PING_EVERY: Duration = Duration::from_secs(1);
+
+/// How long either side may be silent.
+pub(crate) const SILENCE: Duration = Duration::from_secs(10);
+
+/// From the source.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Order {
+    /// Will you take this VM?
+    Offer(Box<MachineOffer>),
+    /// Start a QEMU that waits for its memory.
+    Start,
+    /// The memory is sent: say when QEMU has it.
+    Load,
+    /// The disks are given away, durably.
+    Given,
+    /// The VM stays here.
+    Abort {
+        /// Why, for the log.
+        reason: String,
+    },
+    /// The source is there.
+    Ping,
+}
+
+/// From the destination.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// The VM can come.
+    Ready,
+    /// What stands in its way.
+    Blocked(Vec<String>),
+    /// QEMU waits for the memory.
+    Started,
+    /// QEMU has the memory.
+    Loaded,
+    /// The guest runs here.
+    Running {
+        /// Microseconds since all disks belong to the destination.
+        owned_for_us: u64,
+        /// Microseconds since the guest runs.
+        running_for_us: u64,
+    },
+    /// It does not work out.
+    Failed(String),
+    /// The destination is there.
+    Pong,
+}
+
+/// What is to be moved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct MachineOffer {
+    /// How the VM is started.
+    pub(crate) machine: Machine,
+    /// Its machine type with its version.
+    pub(crate) machine_type: Option<String>,
+    /// The version of its QEMU, as three numbers.
+    pub(crate) qemu: [u64; 3],
+    /// Bytes of its memory.
+    pub(crate) memory_bytes: u64,
+    /// When the memory moves.
+    pub(crate) memory: MemoryMode,
+    /// Each disk's name and the bytes that its image occupies.
+    pub(crate) disks: Vec<(String, u64)>,
+}
+
+/// Sends a message.
+pub(crate) async fn write(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &impl Serialize,
+) -> io::Result<()> {
+    let body = serde_json::to_vec(message).map_err(io::Error::other)?;
+    let length = u32::try_from(body.len()).ok().filter(|&l| l <= MAX_MESSAGE);
+    let length = length.ok_or_else(|| io::Error::other("the VM's command line is too long"))?;
+    let send = async {
+        stream.write_all(&length.to_le_bytes()).await?;
+        stream.write_all(&body).await?;
+        stream.flush().await
+    };
+    tokio::time::timeout(SILENCE, send)
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Reads a message. What has arrived of it is lost when the future is dropped.
+pub(crate) async fn read<T: DeserializeOwned>(
+    stream: &mut (impl AsyncRead + Unpin),
+) -> io::Result<T> {
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).await?;
+    let length = u32::from_le_bytes(length);
+    if length > MAX_MESSAGE {
+        return Err(io::Error::other(format!(
+            "a message of {length} bytes is too long"
+        )));
+    }
+    let mut body = vec![0; length as usize];
+    stream.read_exact(&mut body).await?;
+    serde_json::from_slice(&body).map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn messages_cross() {
+        let (mut here, mut there) = tokio::io::duplex(1 << 16);
+        write(&mut here, &Answer::Blocked(vec![String::from("x")]))
+            .await
+            .expect("writes");
+        write(&mut here, &Answer::Pong).await.expect("writes");
+        let Answer::Blocked(list) = read(&mut there).await.expect("reads") else {
+            panic!("another message");
+        };
+        assert_eq!(list, ["x"]);
+        assert!(matches!(read(&mut there).await, Ok(Answer::Pong)));
+    }
+
+    #[tokio::test]
+    async fn hostile_bytes_are_errors() {
+        let with_length = |length: u32, body: &[u8]| [&length.to_le_bytes(), body].concat();
+        for bytes in [
+            with_length(MAX_MESSAGE + 1, b""),
+            with_length(u32::MAX, b"{}"),
+            with_length(9, b"short"),
+            with_length(4, b"\"no\""),
+            with_length(2, b"\xff\xff"),
+            with_length(0, b""),
+            vec![1, 0],
+        ] {
+            let read: io::Result<Order> = read(&mut bytes.as_slice()).await;
+            read.expect_err(&format!("{bytes:?}"));
+        }
+    }
+}

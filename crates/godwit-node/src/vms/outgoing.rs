@@ -1,0 +1,731 @@
+//! Moves VMs away. The order of the steps is that of `orders.rs`; nothing but the disks' records
+//! (`disks/group.rs`) decides where the VM is.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_core::event::AbortReason;
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Purpose, TrafficClass};
+use serde_json::json;
+use tokio::net::UnixListener;
+use tokio::sync::{Notify, broadcast, oneshot, watch};
+use tokio::task::AbortHandle;
+
+use super::inspect::{self, Facts};
+use super::link::Link;
+use super::orders::{Answer, MachineOffer, Order};
+use super::qmp::QmpEvent;
+use super::run::stored_badly;
+use super::vm::{Qemu, Vm, VmActivity, VmGuard, VmMark};
+use super::{memory, preflight, tunnel};
+use crate::api::{
+    ErrorBody, ErrorCode, MigrateVm, MigrationPhase, VmMigration, VmMigrationPhase as Phase,
+};
+use crate::clock;
+use crate::config::PeerConfig;
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::group::{GroupState, SwitchGroup};
+use crate::disks::image;
+use crate::migrations::{options, outgoing};
+use crate::node::{Node, blocking};
+use crate::peers::greeting;
+
+/// Longest wait for the destination to look for blockers.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(45);
+/// Longest wait for the destination's QEMU to start.
+const START_TIMEOUT: Duration = Duration::from_secs(40);
+/// Longest wait for the destination's QEMU to have everything that was sent.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for all disks to be ready to be given away.
+const SWITCH_TIMEOUT: Duration = Duration::from_secs(15);
+/// Longest wait to hear that the guest runs at the destination.
+const RUN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for QEMU to end once it is told to.
+const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the disks' migrations are looked at.
+const POLL: Duration = Duration::from_millis(20);
+/// How long a cancelled move may take to end.
+const CANCEL_WAIT: Duration = Duration::from_secs(20);
+
+/// Starts to move a VM. Returns once both nodes have found nothing that stands in the way.
+///
+/// # Errors
+/// The request makes no sense, the peer cannot be reached, or something stands in the way: all of it
+/// is named at once, and nothing has moved.
+pub(crate) async fn migrate(
+    node: &Arc<Node>,
+    name: &str,
+    request: MigrateVm,
+) -> Result<VmMigration, ErrorBody> {
+    node.check_open()?;
+    let vm = node.vms.get(name)?;
+    if request.to == node.config.name {
+        let text = format!("VM {name} is on node '{}' already", request.to);
+        return Err(ErrorBody::new(ErrorCode::Invalid, text).hint("name another node"));
+    }
+    let peer = node.peer(&request.to)?.clone();
+    let id = options::new_id()?;
+    let guard = vm.begin(VmActivity::Outgoing(id), |_| Ok(()))?;
+    let qemu = vm.qemu()?;
+    let cancelled = node.vm_migrations.begin(VmMigration {
+        id: id.to_string(),
+        vm: name.to_owned(),
+        from: node.config.name.clone(),
+        to: peer.name.clone(),
+        phase: Phase::Checking,
+        memory_mode: request.memory,
+        memory: Default::default(),
+        disks: Vec::new(),
+        started_at: clock::now_text(),
+        ended_at: None,
+        total_seconds: None,
+        blackout_ms: None,
+        switchover_ms: None,
+        memory_bytes: 0,
+        disk_bytes: 0,
+        error: None,
+        warnings: Vec::new(),
+    });
+    let (begun, told) = oneshot::channel();
+    let step = Move {
+        node: Arc::clone(node),
+        vm,
+        peer,
+        id,
+        request,
+        qemu,
+        stopped: None,
+        told: None,
+    };
+    tokio::spawn(step.run(guard, cancelled, begun));
+    told.await.unwrap_or_else(|_| {
+        let text = format!("the task that moves VM {name} failed");
+        Err(ErrorBody::new(ErrorCode::Internal, text))
+    })?;
+    node.vm_migrations.get(node, &id.to_string())
+}
+
+/// Cancels the move of a VM; it goes on here.
+///
+/// # Errors
+/// There is none such, it has ended, or it is too late.
+pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<VmMigration, ErrorBody> {
+    let deadline = Instant::now() + CANCEL_WAIT;
+    let view = node.vm_migrations.get(node, id)?;
+    if view.phase.ended() {
+        let text = format!("migration {id} has ended: it is {}", view.phase.name());
+        return Err(ErrorBody::new(ErrorCode::Conflict, text));
+    }
+    node.vm_migrations.cancel(id);
+    loop {
+        let view = node.vm_migrations.get(node, id)?;
+        match view.phase {
+            Phase::Aborted => return Ok(view),
+            Phase::Completed | Phase::PullingMemory => {}
+            _ if Instant::now() < deadline => {
+                tokio::time::sleep(POLL).await;
+                continue;
+            }
+            _ => {}
+        }
+        let text = format!(
+            "migration {id} of VM {} cannot be cancelled any more",
+            view.vm
+        );
+        return Err(
+            ErrorBody::new(ErrorCode::Conflict, text).hint("let it end, then migrate the VM back")
+        );
+    }
+}
+
+type SourceLink = Link<Order, Answer>;
+
+/// One move under way.
+struct Move {
+    node: Arc<Node>,
+    vm: Arc<Vm>,
+    peer: PeerConfig,
+    id: MigrationId,
+    request: MigrateVm,
+    qemu: Qemu,
+    /// When the guest stopped here.
+    stopped: Option<Instant>,
+    /// When the disks were told to change hands.
+    told: Option<Instant>,
+}
+
+/// What is under way on behalf of a move and must end with it.
+struct Working {
+    link: SourceLink,
+    group: Arc<SwitchGroup>,
+    /// The ids of the disks' migrations.
+    disks: Vec<String>,
+    tunnel: Option<AbortHandle>,
+    /// Whether the guest ran when its memory began to move.
+    ran: Option<bool>,
+}
+
+impl Move {
+    async fn run(
+        mut self,
+        guard: VmGuard,
+        cancelled: Arc<Notify>,
+        begun: oneshot::Sender<Result<(), ErrorBody>>,
+    ) {
+        let checked = tokio::select! {
+            checked = self.check() => checked,
+            () = cancelled.notified() => Err(self.error(ErrorCode::Conflict, &"it was cancelled")),
+        };
+        let result = match checked {
+            Ok(working) => {
+                // Whoever asked may have hung up; the move goes on.
+                let _ = begun.send(Ok(()));
+                self.carry_out(working, &cancelled).await
+            }
+            Err(error) => {
+                let _ = begun.send(Err(error.clone()));
+                Err(error)
+            }
+        };
+        match &result {
+            Ok(()) => tracing::info!(vm = self.vm.name, to = self.peer.name, "moved the VM"),
+            Err(error) => tracing::warn!(vm = self.vm.name, %error, "the VM was not moved"),
+        }
+        let node = Arc::clone(&self.node);
+        if let Some((number, view)) = node.vm_migrations.end(&node, self.id, result)
+            && let Err(error) = node.store.put_vm_migration(number, &view).await
+        {
+            tracing::error!(migration = view.id, %error, "cannot store the migration's history");
+        }
+        drop(guard);
+    }
+
+    fn error(&self, code: ErrorCode, why: &dyn std::fmt::Display) -> ErrorBody {
+        let (vm, to) = (&self.vm.name, &self.peer.name);
+        ErrorBody::new(code, format!("VM {vm} was not moved to node '{to}': {why}"))
+    }
+
+    fn enter(&self, phase: Phase) {
+        tracing::info!(vm = self.vm.name, phase = phase.name(), "migration of a VM");
+        self.node
+            .vm_migrations
+            .change(self.id, |view| view.phase = phase);
+    }
+
+    /// Looks for everything that stands in the way, at both nodes.
+    async fn check(&self) -> Result<Working, ErrorBody> {
+        let facts = Facts::read(&self.qemu.qmp)
+            .await
+            .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
+        let mut entry = self.vm.lock().entry.clone();
+        let mut blockers = preflight::leaving(&self.node, &entry.machine, &facts);
+        let hello = greeting::hello(
+            &self.node.config.name,
+            &self.vm.name,
+            TrafficClass::Control,
+            Purpose::Machine,
+            self.id,
+        );
+        let attempted = format!("migrate VM {}", self.vm.name);
+        let dialled = self.node.dialer.dial(&self.peer, hello).await;
+        let (connection, _) =
+            dialled.map_err(|error| error.into_body(&self.peer.name, &attempted))?;
+        let mut link = SourceLink::open(
+            connection,
+            || Order::Ping,
+            |answer| matches!(answer, Answer::Pong),
+        );
+        let version = self.qemu.qmp.version();
+        let offer = MachineOffer {
+            machine: entry.machine.clone(),
+            machine_type: facts.machine_type,
+            qemu: [version.major, version.minor, version.micro],
+            memory_bytes: facts.memory_bytes,
+            memory: self.request.memory,
+            disks: self.sizes(&entry.machine.disks).await?,
+        };
+        link.say(Order::Offer(Box::new(offer))).await;
+        match link.hear_within(CHECK_TIMEOUT).await {
+            Some(Answer::Ready) => {}
+            Some(Answer::Blocked(more)) => blockers.extend(more),
+            _ => {
+                return Err(self
+                    .error(ErrorCode::PeerUnreachable, &"it did not answer the offer")
+                    .hint("see the log of the other node, and start the migration again"));
+            }
+        }
+        if !blockers.is_empty() {
+            let reason = String::from("something stands in its way");
+            link.say(Order::Abort { reason }).await;
+            return Err(self.blocked(&blockers));
+        }
+        entry.mark = Some(VmMark::Outgoing {
+            migration: self.id.to_string(),
+            to: self.peer.name.clone(),
+        });
+        self.store(&entry).await?;
+        entry.mark = None;
+        entry.moved_to = Some(self.peer.name.clone());
+        let disks = entry.machine.disks.len();
+        Ok(Working {
+            link,
+            group: SwitchGroup::new(self.vm.name.clone(), entry, disks),
+            disks: Vec::new(),
+            tunnel: None,
+            ran: None,
+        })
+    }
+
+    fn blocked(&self, blockers: &[String]) -> ErrorBody {
+        let things = match blockers.len() {
+            1 => String::from("one thing stands in its way"),
+            count => format!("{count} things stand in its way"),
+        };
+        let list = blockers.join("\n- ");
+        self.error(ErrorCode::Conflict, &format!("{things}:\n- {list}"))
+            .hint("nothing was moved; put these right and start the migration again")
+    }
+
+    async fn sizes(&self, disks: &[String]) -> Result<Vec<(String, u64)>, ErrorBody> {
+        let mut sizes = Vec::with_capacity(disks.len());
+        for name in disks {
+            let path = self
+                .node
+                .disks
+                .find(name)
+                .map(|disk| disk.lock().entry.path.clone());
+            let size = blocking(move || path.and_then(|path| image::allocated(&path))).await?;
+            sizes.push((name.clone(), size.unwrap_or(0)));
+        }
+        Ok(sizes)
+    }
+
+    async fn store(&self, entry: &super::vm::VmEntry) -> Result<(), ErrorBody> {
+        self.node
+            .store
+            .put_vm(&self.vm.name, entry)
+            .await
+            .map_err(|error| stored_badly(&self.vm.name, &error))?;
+        self.vm.lock().entry = entry.clone();
+        Ok(())
+    }
+
+    /// Moves the VM, or puts everything back as it was.
+    async fn carry_out(
+        &mut self,
+        mut working: Working,
+        cancelled: &Notify,
+    ) -> Result<(), ErrorBody> {
+        let given = working.group.state();
+        let node = Arc::clone(&self.node);
+        let moved = tokio::select! {
+            moved = self.until_given(&mut working) => Some(moved),
+            () = until_cancelled(&node, cancelled, given) => None,
+        };
+        let moved =
+            moved.unwrap_or_else(|| Err(self.error(ErrorCode::Conflict, &"it was cancelled")));
+        if let Err(error) = moved
+            && working.group.fail(AbortReason::Cancelled)
+        {
+            self.put_back(working).await;
+            return Err(error);
+        }
+        // From here on the VM is the destination's, whatever happens: it may only take longer to
+        // know that it runs.
+        let mut state = working.group.state();
+        let is_given = |state: &GroupState| *state == GroupState::Given;
+        tokio::select! {
+            _ = state.wait_for(is_given) => {}
+            () = self.node.closed() => {
+                return Err(self.error(ErrorCode::ShuttingDown, &"the node is shutting down"));
+            }
+        }
+        self.finish(working).await
+    }
+
+    /// Everything up to the moment at which the disks are given away.
+    async fn until_given(&mut self, working: &mut Working) -> Result<(), ErrorBody> {
+        self.enter(Phase::CopyingDisks);
+        for disk in self.vm_disks() {
+            let request = self.request.for_disk(&disk);
+            let group = Some(Arc::clone(&working.group));
+            let started = outgoing::start_in(&self.node, request, group).await?;
+            for warning in &started.warnings {
+                let warning = format!("disk {disk}: {warning}");
+                self.node
+                    .vm_migrations
+                    .change(self.id, |view| view.warnings.push(warning));
+            }
+            self.node
+                .vm_migrations
+                .add_disk(self.id, started.id.clone());
+            working.disks.push(started.id);
+        }
+        self.until_converged(working).await?;
+
+        self.enter(Phase::Starting);
+        working.link.say(Order::Start).await;
+        match working.link.hear_within(START_TIMEOUT).await {
+            Some(Answer::Started) => {}
+            other => return Err(self.unwilling(other, "did not start its QEMU")),
+        }
+
+        self.enter(Phase::CopyingMemory);
+        let mut events = self.qemu.qmp.events();
+        let state = inspect::run_state(&self.qemu.qmp)
+            .await
+            .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
+        working.ran = Some(state == "running");
+        working.tunnel = Some(self.start_memory().await?);
+        let mode = self.request.memory;
+        self.while_disks_last(working, &mut events, mode).await?;
+
+        self.enter(Phase::SwitchingOver);
+        if !mode.pulls() {
+            self.complete_memory(working, &mut events).await?;
+        }
+        self.give(working).await
+    }
+
+    fn vm_disks(&self) -> Vec<String> {
+        self.vm.lock().entry.machine.disks.clone()
+    }
+
+    fn unwilling(&self, answer: Option<Answer>, what: &str) -> ErrorBody {
+        match answer {
+            Some(Answer::Failed(why)) => {
+                self.error(ErrorCode::PeerRefused, &format!("it {what}: {why}"))
+            }
+            _ => self.error(ErrorCode::PeerUnreachable, &format!("it {what}: no answer")),
+        }
+        .hint(format!("see the log of node '{}'", self.peer.name))
+    }
+
+    /// Why one of the disks does not move any more.
+    fn disk_trouble(&self, working: &Working) -> Option<ErrorBody> {
+        working.disks.iter().find_map(|id| {
+            let (_, view) = self.node.migrations.get(id).ok()?;
+            (view.phase == MigrationPhase::Aborted).then(|| {
+                let why = view.error.map(|error| error.message);
+                let why = why.unwrap_or_else(|| format!("disk {} did not move", view.disk));
+                self.error(ErrorCode::Conflict, &why)
+            })
+        })
+    }
+
+    /// Waits until only double writes remain of every disk.
+    async fn until_converged(&self, working: &mut Working) -> Result<(), ErrorBody> {
+        loop {
+            if let Some(trouble) = self.disk_trouble(working) {
+                return Err(trouble);
+            }
+            let converged = working.disks.iter().all(|id| {
+                let found = self.node.migrations.get(id);
+                found.is_ok_and(|(_, view)| view.phase == MigrationPhase::Converged)
+            });
+            if converged {
+                return Ok(());
+            }
+            tokio::select! {
+                () = tokio::time::sleep(POLL) => {}
+                () = self.qemu.process.ended() => {
+                    return Err(self.error(ErrorCode::Conflict, &"its QEMU has ended"));
+                }
+                answer = working.link.hear() => {
+                    return Err(self.unwilling(answer, "gave the VM up"));
+                }
+            }
+        }
+    }
+
+    /// Starts QEMU's migration through this node's connection to the other.
+    async fn start_memory(&self) -> Result<AbortHandle, ErrorBody> {
+        let failed = |why: &dyn std::fmt::Display| self.error(ErrorCode::Internal, why);
+        let socket = self.vm.places.outgoing();
+        super::run::make_folder(&self.vm.name, self.vm.places.clone()).await?;
+        // One that an earlier move left would be in the way.
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket)
+            .map_err(|error| failed(&format!("{}: {error}", socket.display())))?;
+        let hello = greeting::hello(
+            &self.node.config.name,
+            &self.vm.name,
+            TrafficClass::Copy,
+            Purpose::Machine,
+            self.id,
+        );
+        let attempted = format!("send the memory of VM {}", self.vm.name);
+        let dialled = self.node.dialer.dial(&self.peer, hello).await;
+        let (connection, _) =
+            dialled.map_err(|error| error.into_body(&self.peer.name, &attempted))?;
+        let vm = self.vm.name.clone();
+        let carrying = tokio::spawn(async move {
+            if let Err(error) = tunnel::send(listener, connection).await {
+                tracing::info!(vm, %error, "the memory's connection ended");
+            }
+        });
+        let start = async {
+            memory::set_capabilities(&self.qemu.qmp, self.request.memory, true).await?;
+            memory::start(&self.qemu.qmp, &socket, self.request.max_bandwidth).await
+        };
+        if let Err(error) = start.await {
+            carrying.abort();
+            return Err(failed(&error));
+        }
+        Ok(carrying.abort_handle())
+    }
+
+    /// Copies the memory until the guest stands still, as long as the disks stay converged and the
+    /// destination is there.
+    async fn while_disks_last(
+        &mut self,
+        working: &mut Working,
+        events: &mut broadcast::Receiver<QmpEvent>,
+        mode: crate::api::MemoryMode,
+    ) -> Result<(), ErrorBody> {
+        let mut stops = self.qemu.qmp.events();
+        let (node, id) = (Arc::clone(&self.node), self.id);
+        let tell = |seen: &memory::Seen| {
+            node.vm_migrations
+                .change(id, |view| view.memory = seen.progress);
+        };
+        let qmp = self.qemu.qmp.clone();
+        let mut copying = std::pin::pin!(memory::until_paused(&qmp, events, mode, tell));
+        loop {
+            tokio::select! {
+                copied = &mut copying => {
+                    // The guest stood still a moment before QEMU said that it is so far.
+                    self.stopped.get_or_insert_with(Instant::now);
+                    return copied.map_err(|error| self.error(ErrorCode::Conflict, &error));
+                }
+                event = stops.recv() => {
+                    if event.is_ok_and(|event| event.name == "STOP") {
+                        self.stopped = Some(Instant::now());
+                    }
+                }
+                answer = working.link.hear() => {
+                    return Err(self.unwilling(answer, "gave the VM up"));
+                }
+                () = tokio::time::sleep(POLL) => {
+                    if let Some(trouble) = self.disk_trouble(working) {
+                        return Err(trouble);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pre-copy: everything is at the destination before the disks are given away.
+    async fn complete_memory(
+        &self,
+        working: &mut Working,
+        events: &mut broadcast::Receiver<QmpEvent>,
+    ) -> Result<(), ErrorBody> {
+        let failed = |error: &dyn std::fmt::Display| self.error(ErrorCode::Conflict, error);
+        let seen = memory::look(&self.qemu.qmp)
+            .await
+            .map_err(|error| failed(&error))?;
+        if seen.status == "pre-switchover" {
+            memory::go_on(&self.qemu.qmp)
+                .await
+                .map_err(|error| failed(&error))?;
+        }
+        let (node, id) = (Arc::clone(&self.node), self.id);
+        let tell = |seen: &memory::Seen| {
+            if seen.progress.bytes_total > 0 {
+                node.vm_migrations
+                    .change(id, |view| view.memory = seen.progress);
+            }
+        };
+        working.link.say(Order::Load).await;
+        tokio::select! {
+            sent = memory::wait_for(&self.qemu.qmp, events, &["completed"], tell) => {
+                sent.map_err(|error| failed(&error))?;
+            }
+            answer = working.link.hear() => match answer {
+                // QEMU at the destination was faster than the news of this one.
+                Some(Answer::Loaded) => return Ok(()),
+                other => return Err(self.unwilling(other, "did not take the memory")),
+            },
+        }
+        match working.link.hear_within(LOAD_TIMEOUT).await {
+            Some(Answer::Loaded) => Ok(()),
+            other => Err(self.unwilling(other, "did not take the memory")),
+        }
+    }
+
+    /// Gives all disks away together.
+    async fn give(&mut self, working: &Working) -> Result<(), ErrorBody> {
+        let told = Instant::now();
+        self.told = Some(told);
+        for name in self.vm_disks() {
+            let engine = self.node.disks.find(&name).and_then(|disk| disk.engine());
+            let Some(engine) = engine else {
+                let why = format!("the engine of disk {name} has ended");
+                return Err(self.error(ErrorCode::Conflict, &why));
+            };
+            let (reply, answer) = oneshot::channel();
+            engine.switch_over(Box::new(move |leaves| {
+                let _ = reply.send(leaves);
+            }));
+            if !answer.await.unwrap_or(false) {
+                let why = format!("disk {name} does not move any more");
+                return Err(self.error(ErrorCode::Conflict, &why));
+            }
+        }
+        working.group.ask_without_disks(&self.node).await;
+        let mut state = working.group.state();
+        let given = |state: &GroupState| *state != GroupState::Gathering;
+        loop {
+            tokio::select! {
+                decided = state.wait_for(given) => {
+                    return match decided.map(|state| *state) {
+                        Ok(GroupState::Storing | GroupState::Given) => Ok(()),
+                        _ => Err(self.error(ErrorCode::Conflict, &"its disks were not given away")),
+                    };
+                }
+                () = tokio::time::sleep(POLL) => {
+                    if let Some(trouble) = self.disk_trouble(working) {
+                        return Err(trouble);
+                    }
+                    if told.elapsed() >= SWITCH_TIMEOUT {
+                        let why = "the destination did not accept all disks in time";
+                        return Err(self.error(ErrorCode::PeerUnreachable, &why));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Before the disks were given away: the guest goes on here, nothing stays there.
+    async fn put_back(&self, mut working: Working) {
+        let reason = String::from("the source gave it up");
+        working.link.say(Order::Abort { reason }).await;
+        // The disks take requests again as soon as their engines know; the guest must not wait for
+        // the rest.
+        for disk in self.vm_disks() {
+            let disk = self.node.disks.find(&disk);
+            let leaves = |disk: &Arc<Disk>| matches!(disk.lock().activity, Activity::Outgoing(_));
+            if let Some(disk) = disk.filter(leaves) {
+                outgoing::cancel_in_engine(&disk).await;
+            }
+        }
+        if let Some(ran) = working.ran
+            && let Err(error) = memory::take_back(&self.qemu.qmp, ran).await
+        {
+            tracing::error!(vm = self.vm.name, %error, "the guest does not go on");
+            self.vm.lock().problem = Some(format!("the guest does not go on: {error}"));
+        }
+        if let Some(tunnel) = working.tunnel.take() {
+            tunnel.abort();
+        }
+        for id in &working.disks {
+            // One that has ended already is what is wanted.
+            let _ = outgoing::cancel(&self.node, id).await;
+        }
+        let mut entry = self.vm.lock().entry.clone();
+        entry.mark = None;
+        if let Err(error) = self.store(&entry).await {
+            tracing::error!(vm = self.vm.name, %error, "cannot store that the VM stays");
+        }
+    }
+
+    /// After the disks were given away: the guest starts there, and QEMU ends here.
+    async fn finish(&self, mut working: Working) -> Result<(), ErrorBody> {
+        self.vm.lock().entry = working.group.moved().clone();
+        working.link.say(Order::Given).await;
+        let pulls = self.request.memory.pulls();
+        let mut events = self.qemu.qmp.events();
+        if pulls {
+            self.enter(Phase::PullingMemory);
+            // Without it the guest is lost, and then the destination says so.
+            if let Err(error) = memory::go_on(&self.qemu.qmp).await {
+                tracing::error!(vm = self.vm.name, %error, "QEMU does not go on");
+            }
+        }
+        let answer = working.link.hear_within(RUN_TIMEOUT).await;
+        let heard = Instant::now();
+        let result = match answer {
+            Some(Answer::Running {
+                owned_for_us,
+                running_for_us,
+            }) => {
+                self.measured(heard, owned_for_us, running_for_us);
+                Ok(())
+            }
+            Some(Answer::Failed(why)) => {
+                let text = format!(
+                    "VM {} was given to node '{}' and does not run there: {why}",
+                    self.vm.name, self.peer.name
+                );
+                Err(ErrorBody::new(ErrorCode::Internal, text)
+                    .hint("its disks are there, with everything that was written"))
+            }
+            _ => {
+                let text = format!(
+                    "node '{}' has VM {} and did not say that it runs",
+                    self.peer.name, self.vm.name
+                );
+                self.node
+                    .vm_migrations
+                    .change(self.id, |view| view.warnings.push(text));
+                Ok(())
+            }
+        };
+        if pulls && result.is_ok() {
+            let (node, id) = (Arc::clone(&self.node), self.id);
+            let tell = |seen: &memory::Seen| {
+                node.vm_migrations
+                    .change(id, |view| view.memory = seen.progress);
+            };
+            let pulled = memory::wait_for(&self.qemu.qmp, &mut events, &["completed"], tell).await;
+            if let Err(error) = pulled {
+                tracing::error!(vm = self.vm.name, %error, "the rest of the memory did not move");
+                self.quit().await;
+                let text = format!("VM {} lost memory on its way: {error}", self.vm.name);
+                return Err(ErrorBody::new(ErrorCode::Internal, text)
+                    .hint("start it anew at the destination, where its disks are"));
+            }
+        }
+        self.quit().await;
+        result
+    }
+
+    /// From the destination's times, which it gives as ages, so that no clocks are compared.
+    fn measured(&self, heard: Instant, owned_for_us: u64, running_for_us: u64) {
+        let age = |micros: u64| heard.checked_sub(Duration::from_micros(micros));
+        let milliseconds =
+            |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1000.0;
+        let between = |from: Option<Instant>, micros| Some(milliseconds(from?, age(micros)?));
+        let blackout = between(self.stopped, running_for_us);
+        let switchover = between(self.told, owned_for_us);
+        self.node.vm_migrations.change(self.id, |view| {
+            view.blackout_ms = blackout;
+            view.switchover_ms = switchover;
+        });
+    }
+
+    async fn quit(&self) {
+        // It may be gone already.
+        let _ = self.qemu.qmp.execute("quit", json!({})).await;
+        let ended = tokio::time::timeout(QUIT_TIMEOUT, self.qemu.process.ended()).await;
+        if ended.is_err() {
+            self.qemu.process.kill().await;
+        }
+    }
+}
+
+/// Ready when the move is cancelled while that is possible, or when the node ends.
+async fn until_cancelled(node: &Arc<Node>, cancelled: &Notify, given: watch::Receiver<GroupState>) {
+    loop {
+        tokio::select! {
+            () = cancelled.notified() => {
+                if *given.borrow() == GroupState::Gathering {
+                    return;
+                }
+            }
+            () = node.closed() => return,
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Finds everything that stands in the way of a VM's move, before anything moves.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::inspect::Facts;
+use super::machine::{Machine, Places};
+use super::orders::MachineOffer;
+use super::run::kvm_usable;
+use super::vm::Vm;
+use crate::api::{DiskState, ErrorBody};
+use crate::disks::disk::Activity;
+use crate::disks::image;
+use crate::names;
+use crate::node::{Node, blocking};
+
+/// Longest wait for QEMU to list what it knows.
+const LIST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Under TCG older ones lose writes to memory that is copied while the guest runs.
+const FIRST_SOUND_TCG: [u64; 3] = [10, 0, 0];
+
+/// Source: what stands in the way here.
+pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
+    let here = &node.config.name;
+    let mut blockers = Vec::new();
+    for disk in &machine.disks {
+        let Some(found) = node.disks.find(disk) else {
+            blockers.push(format!("disk {disk} is missing on node '{here}'"));
+            continue;
+        };
+        let inner = found.lock();
+        if inner.state() != DiskState::Serving {
+            let state = inner.state().name();
+            blockers.push(format!("disk {disk} is {state} on node '{here}'"));
+        } else if inner.activity != Activity::Idle {
+            blockers.push(format!("disk {disk} is {}", inner.activity.describe()));
+        }
+    }
+    if !machine.disks.is_empty() && !facts.memory_shared {
+        blockers.push(String::from(
+            "its memory is not shared: QEMU needs -object memory-backend-memfd,...,share=on",
+        ));
+    }
+    for drive in &facts.drives {
+        blockers.push(format!(
+            "drive {drive} is not a disk of node '{here}', so it would stay behind"
+        ));
+    }
+    for reason in &facts.blocked {
+        blockers.push(format!("QEMU refuses to migrate it: {reason}"));
+    }
+    for reason in &machine.bound_here {
+        blockers.push(format!(
+            "QEMU cannot be started like that elsewhere: {reason}"
+        ));
+    }
+    blockers
+}
+
+/// Destination: what stands in the way here.
+pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> {
+    let here = &node.config.name;
+    let mut blockers = Vec::new();
+    if let Err(error) = names::check("VM", vm) {
+        return vec![error.message];
+    }
+    if let Err(error) = node.check_open() {
+        return vec![error.message];
+    }
+    if let Some(other) = node.vms.find(vm) {
+        blockers.extend(taken(here, &other));
+    }
+    let places = Places {
+        folder: node.config.vms_dir().join(vm),
+    };
+    blockers.extend(paths(node, vm, &offer.machine, &places));
+    blockers.extend(disks(node, vm, offer).await);
+    blockers.extend(files(here, &offer.machine));
+    if let Some(free) = free_memory()
+        && free < offer.memory_bytes
+    {
+        blockers.push(format!(
+            "node '{here}' has {free} bytes of memory available, the VM needs {}",
+            offer.memory_bytes
+        ));
+    }
+    blockers.extend(qemu(here, offer).await);
+    blockers
+}
+
+fn taken(here: &str, other: &Arc<Vm>) -> Option<String> {
+    let inner = other.lock();
+    inner.holds_disks().then(|| {
+        let state = inner.state().name();
+        format!(
+            "node '{here}' has a VM named {}, which is {state}",
+            other.name
+        )
+    })
+}
+
+fn paths(node: &Node, vm: &str, machine: &Machine, places: &Places) -> Vec<String> {
+    let sockets = machine
+        .disks
+        .iter()
+        .map(|disk| node.config.vhost_socket(disk));
+    sockets
+        .chain([places.qmp(), places.console(), places.incoming()])
+        .filter_map(|path| super::run::check_socket_path(vm, &path).err())
+        .map(|error| format!("on node '{}': {}", node.config.name, error.message))
+        .collect()
+}
+
+async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> {
+    let here = &node.config.name;
+    let mut blockers = Vec::new();
+    let mut wanted = 0_u64;
+    for (disk, allocated) in &offer.disks {
+        if let Err(error) = names::check("disk", disk) {
+            blockers.push(error.message);
+            continue;
+        }
+        let mut held = 0;
+        match node.disks.find(disk) {
+            None if image::managed_path(&node.config.disks_dir(), disk).exists() => {
+                blockers.push(format!(
+                    "node '{here}' has a file for a disk {disk} already"
+                ));
+            }
+            None => {}
+            Some(found) => {
+                let inner = found.lock();
+                held = image::allocated(&inner.entry.path).unwrap_or(0);
+                if inner.state() != DiskState::Departed || inner.activity != Activity::Idle {
+                    let state = inner.state().name();
+                    blockers.push(format!("node '{here}' has a disk {disk}, which is {state}"));
+                }
+            }
+        }
+        if let Some(user) = node.vms.user_of(disk, Some(vm)) {
+            blockers.push(format!(
+                "VM {user} of node '{here}' uses a disk named {disk}"
+            ));
+        }
+        wanted = wanted.saturating_add(allocated.saturating_sub(held));
+    }
+    let folder = node.config.disks_dir();
+    let name = here.clone();
+    let names: Vec<_> = offer.disks.iter().map(|(disk, _)| disk.as_str()).collect();
+    let names = names.join(", ");
+    let space = blocking(move || image::check_space(&name, &names, &folder, wanted)).await;
+    if let Err(ErrorBody { message, .. }) = space.flatten() {
+        blockers.push(message);
+    }
+    blockers
+}
+
+/// Files that QEMU reads when it starts.
+fn files(here: &str, machine: &Machine) -> Vec<String> {
+    ["kernel", "initrd", "bios", "dtb"]
+        .iter()
+        .filter_map(|option| machine.last_value(&[option]))
+        .filter(|file| file.starts_with('/') && !Path::new(file).exists())
+        .map(|file| format!("node '{here}' has no file {file}"))
+        .collect()
+}
+
+/// Bytes of memory that can be had without swapping.
+fn free_memory() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
+    let kilobytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kilobytes << 10)
+}
+
+async fn qemu(here: &str, offer: &MachineOffer) -> Vec<String> {
+    let program = &offer.machine.program;
+    let file = Path::new(program).file_name().unwrap_or_default();
+    if !file.as_encoded_bytes().starts_with(b"qemu-system-") {
+        return vec![format!(
+            "node '{here}' runs no program but qemu-system-*, and this is {file:?}"
+        )];
+    }
+    let version = match list(program, &["--version"]).await {
+        Ok(text) => text,
+        Err(why) => return vec![format!("node '{here}' cannot run {program}: {why}")],
+    };
+    let mut blockers = Vec::new();
+    let Some(own) = parse_version(&version) else {
+        return vec![format!(
+            "{program} of node '{here}' does not tell its version"
+        )];
+    };
+    let accelerator = offer.machine.accelerator();
+    if accelerator == Some("kvm") && !kvm_usable() {
+        blockers.push(format!(
+            "the VM runs with KVM, which node '{here}' cannot use"
+        ));
+    }
+    let copies = offer.memory != crate::api::MemoryMode::PostCopy;
+    for (version, node) in [(own, here), (offer.qemu, "the source")] {
+        if accelerator == Some("tcg") && copies && version < FIRST_SOUND_TCG {
+            let [major, minor, micro] = version;
+            blockers.push(format!(
+                "QEMU {major}.{minor}.{micro} at {node} can damage the memory of a guest that runs \
+                 with TCG while it is copied: use 10.0 or later"
+            ));
+        }
+    }
+    if let Some(wanted) = &offer.machine_type {
+        match list(program, &["-machine", "help"]).await {
+            Ok(text) if names_first(&text, wanted) => {}
+            Ok(_) => blockers.push(format!(
+                "QEMU {} of node '{here}' has no machine type {wanted}",
+                shown(own)
+            )),
+            Err(why) => blockers.push(format!("{program} of node '{here}': {why}")),
+        }
+    }
+    let model = offer.machine.last_value(&["cpu"]);
+    if let Some(model) = model.and_then(|value| value.split(',').next())
+        && !matches!(model, "host" | "max")
+    {
+        match list(program, &["-cpu", "help"]).await {
+            Ok(text) if names_first(&text, model) => {}
+            Ok(_) => blockers.push(format!(
+                "QEMU {} of node '{here}' has no processor model {model}",
+                shown(own)
+            )),
+            Err(why) => blockers.push(format!("{program} of node '{here}': {why}")),
+        }
+    }
+    blockers
+}
+
+fn shown([major, minor, micro]: [u64; 3]) -> String {
+    format!("{major}.{minor}.{micro}")
+}
+
+/// What a program prints, if it ends well.
+async fn list(program: &str, arguments: &[&str]) -> Result<String, String> {
+    let running = tokio::process::Command::new(program)
+        .args(arguments)
+        .stdin(std::process::Stdio::null())
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(LIST_TIMEOUT, running)
+        .await
+        .map_err(|_| String::from("it does not answer"))?
+        .map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("it ended with {}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether one of the lines begins with this word, or with a kind and this word.
+fn names_first(text: &str, name: &str) -> bool {
+    text.lines()
+        .any(|line| line.split_whitespace().take(2).any(|word| word == name))
+}
+
+/// The numbers of `QEMU emulator version 10.0.2 (...)`.
+fn parse_version(text: &str) -> Option<[u64; 3]> {
+    let (_, rest) = text.split_once("version ")?;
+    let end = rest.find(|c: char| !(c.is_ascii_digit() || c == '.'));
+    let mut numbers = rest[..end.unwrap_or(rest.len())].split('.');
+    let mut next = || numbers.next().and_then(|number| number.parse().ok());
+    Some([next()?, next().unwrap_or(0), next().unwrap_or(0)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_and_lists_are_read() {
+        let text = "QEMU emulator version 10.0.2 (Debian 1:10.0.2+ds)\nCopyright";
+        assert_eq!(parse_version(text), Some([10, 0, 2]));
+        assert_eq!(parse_version("version 9.1"), Some([9, 1, 0]));
+        assert_eq!(parse_version("version x"), None);
+        assert_eq!(parse_version(""), None);
+        let text = "Supported:\npc-q35-10.0    Standard PC\nx86 qemu64  (alias)\n  486  x\n";
+        for (name, there) in [
+            ("pc-q35-10.0", true),
+            ("qemu64", true),
+            ("486", true),
+            ("pc-q35-9.0", false),
+            ("(alias)", false),
+        ] {
+            assert_eq!(names_first(text, name), there, "{name}");
+        }
+    }
+
+    #[test]
+    fn free_memory_can_be_told_here() {
+        assert!(free_memory().expect("is told") > 0);
+    }
+}

@@ -1,0 +1,121 @@
+//! Carries the memory of a VM between the nodes: from QEMU's unix socket into a connection between
+//! nodes, and out of it into the other QEMU's unix socket.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Hello, Refusal, RefusalCode};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::mpsc;
+
+use crate::peers::PeerConnection;
+
+/// Bytes that are on their way in each direction inside this process.
+const BUFFER: usize = 1 << 20;
+
+/// How long QEMU may take to connect once it was told to.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Incoming VMs that wait for their memory.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryDoors {
+    by_migration: Mutex<HashMap<MigrationId, Door>>,
+}
+
+#[derive(Debug)]
+struct Door {
+    peer: String,
+    connections: mpsc::Sender<PeerConnection>,
+}
+
+impl MemoryDoors {
+    /// Where a connection of this move goes, if `hello` is from the node that offered the VM.
+    ///
+    /// # Errors
+    /// [`RefusalCode::Unknown`] when no VM waits for it.
+    pub(crate) fn find(&self, hello: &Hello) -> Result<mpsc::Sender<PeerConnection>, Refusal> {
+        self.lock()
+            .get(&hello.migration)
+            .filter(|door| door.peer == hello.node)
+            .map(|door| door.connections.clone())
+            .ok_or_else(|| Refusal {
+                code: RefusalCode::Unknown,
+                text: format!(
+                    "no VM waits for the memory of migration {}",
+                    hello.migration
+                ),
+            })
+    }
+
+    /// Waits for the memory of a move. It ends with the returned door.
+    pub(crate) fn open(&self, migration: MigrationId, peer: &str) -> OpenDoor<'_> {
+        let (connections, arrivals) = mpsc::channel(1);
+        let door = Door {
+            peer: peer.to_owned(),
+            connections,
+        };
+        self.lock().insert(migration, door);
+        OpenDoor {
+            doors: self,
+            migration,
+            arrivals,
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<MigrationId, Door>> {
+        self.by_migration
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A VM that waits for its memory.
+#[derive(Debug)]
+pub(crate) struct OpenDoor<'a> {
+    doors: &'a MemoryDoors,
+    migration: MigrationId,
+    /// The connections of the move.
+    pub(crate) arrivals: mpsc::Receiver<PeerConnection>,
+}
+
+impl Drop for OpenDoor<'_> {
+    fn drop(&mut self) {
+        self.doors.lock().remove(&self.migration);
+    }
+}
+
+/// Source: takes QEMU's connection and carries what comes to the other node, until both are done.
+///
+/// # Errors
+/// QEMU does not connect, or one of the connections fails.
+pub(crate) async fn send(listener: UnixListener, mut peer: PeerConnection) -> io::Result<()> {
+    let accepted = tokio::time::timeout(CONNECT_TIMEOUT, listener.accept()).await;
+    let (mut qemu, _) = accepted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+    drop(listener);
+    carry(&mut qemu, &mut peer).await
+}
+
+/// Destination: carries what comes from the other node into the QEMU that waits at `socket`.
+///
+/// # Errors
+/// QEMU does not take connections, or one of the connections fails.
+pub(crate) async fn receive(mut peer: PeerConnection, socket: &Path) -> io::Result<()> {
+    let mut qemu = UnixStream::connect(socket).await?;
+    carry(&mut qemu, &mut peer).await
+}
+
+async fn carry(
+    qemu: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    peer: &mut PeerConnection,
+) -> io::Result<()> {
+    let copied = tokio::io::copy_bidirectional_with_sizes(qemu, peer, BUFFER, BUFFER).await;
+    // Whichever ended first, the other must not wait for it.
+    let _ = qemu.shutdown().await;
+    let _ = peer.shutdown().await;
+    copied.map(drop)
+}

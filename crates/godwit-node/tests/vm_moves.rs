@@ -1,0 +1,171 @@
+//! Virtual machines that move between two nodes, with real QEMUs.
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use support::{RunningNode, peer, plain};
+
+/// Two nodes that know each other.
+async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
+    let (mut a, mut b) = (plain("a", dir), plain("b", dir));
+    a.peers = vec![peer("b", b.listen)];
+    b.peers = vec![peer("a", a.listen)];
+    (RunningNode::start(a).await, RunningNode::start(b).await)
+}
+
+/// A machine whose firmware waits for something to boot from.
+fn machine(arguments: &[&str]) -> String {
+    json!({
+        "name": "v",
+        "memory_bytes": 64 << 20,
+        "accelerator": "tcg",
+        "arguments": ([&["-nodefaults"], arguments].concat()),
+    })
+    .to_string()
+}
+
+async fn run(node: &RunningNode, arguments: &[&str]) -> Value {
+    let started = node.request("POST", "/v1/vms", &machine(arguments)).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    started.json()
+}
+
+async fn ended(node: &RunningNode, id: &str) -> Value {
+    let path = format!("/v1/vm-migrations/{id}");
+    for _ in 0..1500 {
+        let seen = node.get(&path).await.json();
+        if matches!(seen["phase"].as_str(), Some("completed" | "aborted")) {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it does not end: {}", node.get(&path).await.body);
+}
+
+async fn migrate(node: &RunningNode, to: &str, memory: &str) -> Value {
+    let body = json!({ "to": to, "memory": memory }).to_string();
+    let started = node.request("POST", "/v1/vms/v/migrate", &body).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    ended(node, &id).await
+}
+
+async fn state(node: &RunningNode) -> Value {
+    node.get("/v1/vms/v").await.json()["state"].clone()
+}
+
+async fn state_becomes(node: &RunningNode, wanted: &str) {
+    for _ in 0..250 {
+        if state(node).await == wanted {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{}", node.get("/v1/vms/v").await.body);
+}
+
+async fn stop(node: &RunningNode) {
+    let body = r#"{"force":true}"#;
+    let stopped = node.request("POST", "/v1/vms/v/stop", body).await;
+    assert_eq!(stopped.status, 204, "{}", stopped.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_goes_there_and_back_with_its_memory() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    for (from, to, name) in [(&a, &b, "b"), (&b, &a, "a")] {
+        state_becomes(from, "running").await;
+        let moved = migrate(from, name, "pre-copy").await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        let blackout = moved["blackout_ms"].as_f64().expect("a blackout");
+        assert!(blackout > 0.0 && blackout < 5000.0, "{moved}");
+        assert!(moved["memory_bytes"].as_u64() > Some(0), "{moved}");
+        state_becomes(to, "running").await;
+        assert_eq!(state(from).await, "departed");
+        println!("{moved}");
+    }
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_may_follow_the_machine() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    for (from, to, name, memory) in [(&a, &b, "b", "post-copy"), (&b, &a, "a", "hybrid")] {
+        state_becomes(from, "running").await;
+        let moved = migrate(from, name, memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        state_becomes(to, "running").await;
+        println!("{moved}");
+    }
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_that_stands_in_the_way_is_named_at_once() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    let image = dir.path().join("own.raw");
+    std::fs::write(&image, vec![0; 1 << 20]).expect("writes an image");
+    let drive = format!("file={},format=raw,if=virtio", image.display());
+    run(&a, &["-drive", &drive]).await;
+    let own = json!({
+        "name": "v", "memory_bytes": 16 << 20, "accelerator": "tcg",
+        "arguments": ["-S", "-nodefaults"],
+    });
+    let taken = b.request("POST", "/v1/vms", &own.to_string()).await;
+    assert_eq!(taken.status, 201, "{}", taken.body);
+    let body = r#"{"to":"b"}"#;
+    let refused = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let message = refused.json()["message"].as_str().expect("text").to_owned();
+    for part in ["2 things", "own.raw", "node 'b' has a VM named v"] {
+        assert!(message.contains(part), "{part}: {message}");
+    }
+    assert_eq!(state(&a).await, "running");
+    stop(&a).await;
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    // The folder where its QEMU would put its sockets cannot be made.
+    std::fs::write(dir.path().join("b/vms/v"), "").expect("writes a file");
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "aborted", "{moved}");
+    assert!(moved["error"]["message"].as_str().is_some(), "{moved}");
+    assert_eq!(state(&a).await, "running");
+    for _ in 0..250 {
+        if b.get("/v1/vms").await.json() == json!([]) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(b.get("/v1/vms").await.json(), json!([]));
+    let to_itself = a
+        .request("POST", "/v1/vms/v/migrate", r#"{"to":"a"}"#)
+        .await;
+    assert_eq!(to_itself.status, 400, "{}", to_itself.body);
+    let unknown = a
+        .request("POST", "/v1/vms/v/migrate", r#"{"to":"c"}"#)
+        .await;
+    assert_eq!(unknown.status, 422, "{}", unknown.body);
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
