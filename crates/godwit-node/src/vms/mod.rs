@@ -15,6 +15,7 @@ mod process;
 mod qmp;
 pub(crate) mod recover;
 mod run;
+mod steps;
 mod stop;
 pub(crate) mod tunnel;
 pub(crate) mod view;

@@ -1,0 +1,281 @@
+//! Source: the steps of a VM's move up to the moment at which its disks are given away.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_core::wire::{Purpose, TrafficClass};
+use tokio::net::UnixListener;
+use tokio::sync::{broadcast, oneshot};
+use tokio::task::AbortHandle;
+
+use super::orders::{Answer, Order};
+use super::outgoing::{Move, POLL, Working};
+use super::qmp::QmpEvent;
+use super::{inspect, memory, tunnel};
+use crate::api::{ErrorBody, ErrorCode, MemoryMode, MigrationPhase, VmMigrationPhase as Phase};
+use crate::disks::group::GroupState;
+use crate::migrations::outgoing;
+use crate::peers::greeting;
+
+/// Longest wait for the destination's QEMU to start.
+const START_TIMEOUT: Duration = Duration::from_secs(40);
+/// Longest wait for the destination's QEMU to have everything that was sent.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest wait for all disks to be ready to be given away.
+const SWITCH_TIMEOUT: Duration = Duration::from_secs(15);
+
+impl Move {
+    /// Everything up to the moment at which the disks are given away.
+    pub(super) async fn until_given(&mut self, working: &mut Working) -> Result<(), ErrorBody> {
+        self.enter(Phase::CopyingDisks);
+        for disk in self.vm_disks() {
+            let request = self.request.for_disk(&disk);
+            let group = Some(Arc::clone(&working.group));
+            let started = outgoing::start_in(&self.node, request, group).await?;
+            for warning in &started.warnings {
+                let warning = format!("disk {disk}: {warning}");
+                self.node
+                    .vm_migrations
+                    .change(self.id, |view| view.warnings.push(warning));
+            }
+            self.node
+                .vm_migrations
+                .add_disk(self.id, started.id.clone());
+            working.disks.push(started.id);
+        }
+        self.until_converged(working).await?;
+
+        self.enter(Phase::Starting);
+        working.link.say(Order::Start).await;
+        match working.link.hear_within(START_TIMEOUT).await {
+            Some(Answer::Started) => {}
+            other => return Err(self.unwilling(other, "did not start its QEMU")),
+        }
+
+        self.enter(Phase::CopyingMemory);
+        let mut events = self.qemu.qmp.events();
+        let state = inspect::run_state(&self.qemu.qmp)
+            .await
+            .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
+        working.ran = Some(state == "running");
+        working.tunnel = Some(self.start_memory().await?);
+        let mode = self.request.memory;
+        self.while_disks_last(working, &mut events, mode).await?;
+
+        self.enter(Phase::SwitchingOver);
+        if !mode.pulls() {
+            self.complete_memory(working, &mut events).await?;
+        }
+        self.give(working).await
+    }
+
+    pub(super) fn vm_disks(&self) -> Vec<String> {
+        self.vm.lock().entry.machine.disks.clone()
+    }
+
+    fn unwilling(&self, answer: Option<Answer>, what: &str) -> ErrorBody {
+        match answer {
+            Some(Answer::Failed(why)) => {
+                self.error(ErrorCode::PeerRefused, &format!("it {what}: {why}"))
+            }
+            _ => self.error(ErrorCode::PeerUnreachable, &format!("it {what}: no answer")),
+        }
+        .hint(format!("see the log of node '{}'", self.peer.name))
+    }
+
+    /// Why one of the disks does not move any more.
+    fn disk_trouble(&self, working: &Working) -> Option<ErrorBody> {
+        working.disks.iter().find_map(|id| {
+            let (_, view) = self.node.migrations.get(id).ok()?;
+            (view.phase == MigrationPhase::Aborted).then(|| {
+                let why = view.error.map(|error| error.message);
+                let why = why.unwrap_or_else(|| format!("disk {} did not move", view.disk));
+                self.error(ErrorCode::Conflict, &why)
+            })
+        })
+    }
+
+    /// Waits until only double writes remain of every disk.
+    async fn until_converged(&self, working: &mut Working) -> Result<(), ErrorBody> {
+        loop {
+            if let Some(trouble) = self.disk_trouble(working) {
+                return Err(trouble);
+            }
+            let converged = working.disks.iter().all(|id| {
+                let found = self.node.migrations.get(id);
+                found.is_ok_and(|(_, view)| view.phase == MigrationPhase::Converged)
+            });
+            if converged {
+                return Ok(());
+            }
+            tokio::select! {
+                () = tokio::time::sleep(POLL) => {}
+                () = self.qemu.process.ended() => {
+                    return Err(self.error(ErrorCode::Conflict, &"its QEMU has ended"));
+                }
+                answer = working.link.hear() => {
+                    return Err(self.unwilling(answer, "gave the VM up"));
+                }
+            }
+        }
+    }
+
+    /// Starts QEMU's migration through this node's connection to the other.
+    async fn start_memory(&self) -> Result<AbortHandle, ErrorBody> {
+        let failed = |why: &dyn std::fmt::Display| self.error(ErrorCode::Internal, why);
+        let socket = self.vm.places.outgoing();
+        super::run::make_folder(&self.vm.name, self.vm.places.clone()).await?;
+        // One that an earlier move left would be in the way.
+        let _ = std::fs::remove_file(&socket);
+        let listener = UnixListener::bind(&socket)
+            .map_err(|error| failed(&format!("{}: {error}", socket.display())))?;
+        let hello = greeting::hello(
+            &self.node.config.name,
+            &self.vm.name,
+            TrafficClass::Copy,
+            Purpose::Machine,
+            self.id,
+        );
+        let attempted = format!("send the memory of VM {}", self.vm.name);
+        let dialled = self.node.dialer.dial(&self.peer, hello).await;
+        let (connection, _) =
+            dialled.map_err(|error| error.into_body(&self.peer.name, &attempted))?;
+        let vm = self.vm.name.clone();
+        let carrying = tokio::spawn(async move {
+            if let Err(error) = tunnel::send(listener, connection).await {
+                tracing::info!(vm, %error, "the memory's connection ended");
+            }
+        });
+        let start = async {
+            memory::set_capabilities(&self.qemu.qmp, self.request.memory, true).await?;
+            memory::start(&self.qemu.qmp, &socket, self.request.max_bandwidth).await
+        };
+        if let Err(error) = start.await {
+            carrying.abort();
+            return Err(failed(&error));
+        }
+        Ok(carrying.abort_handle())
+    }
+
+    /// Copies the memory until the guest stands still, as long as the disks stay converged and the
+    /// destination is there.
+    async fn while_disks_last(
+        &mut self,
+        working: &mut Working,
+        events: &mut broadcast::Receiver<QmpEvent>,
+        mode: MemoryMode,
+    ) -> Result<(), ErrorBody> {
+        let mut stops = self.qemu.qmp.events();
+        let (node, id) = (Arc::clone(&self.node), self.id);
+        let tell = |seen: &memory::Seen| {
+            node.vm_migrations
+                .change(id, |view| view.memory = seen.progress);
+        };
+        let qmp = self.qemu.qmp.clone();
+        let mut copying = std::pin::pin!(memory::until_paused(&qmp, events, mode, tell));
+        loop {
+            tokio::select! {
+                copied = &mut copying => {
+                    // The guest stood still a moment before QEMU said that it is so far.
+                    self.stopped.get_or_insert_with(Instant::now);
+                    return copied.map_err(|error| self.error(ErrorCode::Conflict, &error));
+                }
+                event = stops.recv() => {
+                    if event.is_ok_and(|event| event.name == "STOP") {
+                        self.stopped = Some(Instant::now());
+                    }
+                }
+                answer = working.link.hear() => {
+                    return Err(self.unwilling(answer, "gave the VM up"));
+                }
+                () = tokio::time::sleep(POLL) => {
+                    if let Some(trouble) = self.disk_trouble(working) {
+                        return Err(trouble);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pre-copy: everything is at the destination before the disks are given away.
+    async fn complete_memory(
+        &self,
+        working: &mut Working,
+        events: &mut broadcast::Receiver<QmpEvent>,
+    ) -> Result<(), ErrorBody> {
+        let failed = |error: &dyn std::fmt::Display| self.error(ErrorCode::Conflict, error);
+        let seen = memory::look(&self.qemu.qmp)
+            .await
+            .map_err(|error| failed(&error))?;
+        if seen.status == "pre-switchover" {
+            memory::go_on(&self.qemu.qmp)
+                .await
+                .map_err(|error| failed(&error))?;
+        }
+        let (node, id) = (Arc::clone(&self.node), self.id);
+        let tell = |seen: &memory::Seen| {
+            if seen.progress.bytes_total > 0 {
+                node.vm_migrations
+                    .change(id, |view| view.memory = seen.progress);
+            }
+        };
+        working.link.say(Order::Load).await;
+        tokio::select! {
+            sent = memory::wait_for(&self.qemu.qmp, events, &["completed"], tell) => {
+                sent.map_err(|error| failed(&error))?;
+            }
+            answer = working.link.hear() => match answer {
+                // QEMU at the destination was faster than the news of this one.
+                Some(Answer::Loaded) => return Ok(()),
+                other => return Err(self.unwilling(other, "did not take the memory")),
+            },
+        }
+        match working.link.hear_within(LOAD_TIMEOUT).await {
+            Some(Answer::Loaded) => Ok(()),
+            other => Err(self.unwilling(other, "did not take the memory")),
+        }
+    }
+
+    /// Gives all disks away together.
+    async fn give(&mut self, working: &Working) -> Result<(), ErrorBody> {
+        let told = Instant::now();
+        self.told = Some(told);
+        for name in self.vm_disks() {
+            let engine = self.node.disks.find(&name).and_then(|disk| disk.engine());
+            let Some(engine) = engine else {
+                let why = format!("the engine of disk {name} has ended");
+                return Err(self.error(ErrorCode::Conflict, &why));
+            };
+            let (reply, answer) = oneshot::channel();
+            engine.switch_over(Box::new(move |leaves| {
+                let _ = reply.send(leaves);
+            }));
+            if !answer.await.unwrap_or(false) {
+                let why = format!("disk {name} does not move any more");
+                return Err(self.error(ErrorCode::Conflict, &why));
+            }
+        }
+        working.group.ask_without_disks(&self.node).await;
+        let mut state = working.group.state();
+        let given = |state: &GroupState| *state != GroupState::Gathering;
+        loop {
+            tokio::select! {
+                decided = state.wait_for(given) => {
+                    return match decided.map(|state| *state) {
+                        Ok(GroupState::Storing | GroupState::Given) => Ok(()),
+                        _ => Err(self.error(ErrorCode::Conflict, &"its disks were not given away")),
+                    };
+                }
+                () = tokio::time::sleep(POLL) => {
+                    if let Some(trouble) = self.disk_trouble(working) {
+                        return Err(trouble);
+                    }
+                    if told.elapsed() >= SWITCH_TIMEOUT {
+                        let why = "the destination did not accept all disks in time";
+                        return Err(self.error(ErrorCode::PeerUnreachable, &why));
+                    }
+                }
+            }
+        }
+    }
+}
