@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test guest sim sim-plants soak demo bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
+.PHONY: build test guest sim sim-plants soak demo demo-vm bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -42,6 +42,11 @@ demo:
 	scripts/install-deps
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo
+
+# A virtual machine that moves between two nodes while its guest works and checks.
+demo-vm: guest
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/godwit-demo-vm
 
 # How long an idle disk takes, beside nbdcopy between two nbdkit servers.
 bench-idle-copy:

@@ -12,9 +12,11 @@ mod arrivals;
 mod console;
 mod guest;
 mod machine;
+mod on_nodes;
 mod stream;
 
 pub use console::GuestConsole;
 pub use guest::{GuestImage, check_disk, format_disk};
 pub use machine::{ConsoleSocket, GuestLoad, GuestMachine};
+pub use on_nodes::{Gaps, NodeGuest, VM};
 pub use stream::{Finished, Report};

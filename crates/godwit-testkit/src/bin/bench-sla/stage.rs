@@ -126,7 +126,6 @@ impl Stage {
     /// Two nodes on loopback; the load's region carries its checksums.
     pub(crate) fn loopback(bytes: u64, load: FioLoad, quiet: Duration) -> io::Result<Self> {
         let mut cluster = Cluster::prepare(&["a", "b"], nodes()?)?;
-        cluster.put_in_memory("a")?;
         cluster.put_in_memory("b")?;
         cluster.start_all()?;
         let image = random_image(cluster.dir(), bytes)?;

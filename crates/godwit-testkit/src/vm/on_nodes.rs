@@ -1,0 +1,178 @@
+//! The verifying guest on Godwit nodes: its machine runs on one of them and moves.
+
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Finished, GuestConsole, GuestImage, GuestLoad, check_disk, format_disk};
+use crate::cluster::{Cluster, Failure, Node};
+use crate::process::wait_for;
+
+/// The machine's name on its node.
+pub const VM: &str = "guest";
+/// What a guest on an emulated CPU of a busy host may take for anything.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Writes by which a guest shows that it goes on.
+const SIGN_OF_LIFE: u64 = 50;
+const MIB: u64 = 1 << 20;
+
+/// A guest whose machine runs on a node of a cluster.
+#[derive(Debug)]
+pub struct NodeGuest {
+    /// Its console, wherever it is.
+    pub console: GuestConsole,
+    disks: Vec<String>,
+}
+
+/// What a move cost the guest, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Gaps {
+    /// The largest time between two of its writes on the host's clock.
+    pub host_ms: f64,
+    /// The same by its own clock, which stands still with the machine.
+    pub guest_ms: f64,
+}
+
+impl NodeGuest {
+    /// Makes as many disks of `disk_mib` MiB at the node, runs the guest on them, and waits until it
+    /// works.
+    ///
+    /// # Errors
+    /// When anything of that fails, with what the guest said.
+    pub fn start(
+        cluster: &Cluster,
+        node: &str,
+        disks: usize,
+        disk_mib: u64,
+        load: &GuestLoad,
+    ) -> io::Result<Self> {
+        let image = GuestImage::build_or_cached()?;
+        let node = cluster.node(node);
+        let names: Vec<String> = (0..disks).map(|number| format!("disk{number}")).collect();
+        for name in &names {
+            let path = cluster.dir().join(format!("{name}.import"));
+            format_disk(&path, disk_mib * MIB)?;
+            node.godwit(&["disk", "import", name, &path.to_string_lossy()])
+                .json()?;
+            std::fs::remove_file(path)?;
+        }
+        let console = GuestConsole::new();
+        let socket = cluster.dir().join("console.sock");
+        console.listen(&socket)?;
+        let guest = Self {
+            console,
+            disks: names,
+        };
+        let arguments = guest.arguments(&image, &socket, load);
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        node.godwit(&words).json()?;
+        guest.console.started(PATIENCE)?;
+        guest.alive()?;
+        Ok(guest)
+    }
+
+    fn arguments(&self, image: &GuestImage, console: &Path, load: &GuestLoad) -> Vec<String> {
+        let mut words: Vec<String> = ["vm", "run", VM, "--memory", "192MiB", "--accel", "tcg"]
+            .map(str::to_owned)
+            .to_vec();
+        words.extend([String::from("--disk"), self.disks.join(",")]);
+        words.extend(
+            [
+                "--",
+                "-nodefaults",
+                "-no-reboot",
+                "-serial",
+                "chardev:console",
+            ]
+            .map(str::to_owned),
+        );
+        // Every machine that the guest ever is connects here.
+        let chardev = format!(
+            "socket,id=console,reconnect-ms=100,path={}",
+            console.display()
+        );
+        words.extend([String::from("-chardev"), chardev]);
+        let path = |path: std::path::PathBuf| path.to_string_lossy().into_owned();
+        words.extend([String::from("-kernel"), path(image.kernel())]);
+        words.extend([String::from("-initrd"), path(image.initramfs())]);
+        words.extend([
+            String::from("-append"),
+            load.kernel_arguments(self.disks.len()),
+        ]);
+        words
+    }
+
+    /// Its disks.
+    pub fn disks(&self) -> &[String] {
+        &self.disks
+    }
+
+    /// Waits for signs of life.
+    ///
+    /// # Errors
+    /// When there are none, or something was wrong already.
+    pub fn alive(&self) -> io::Result<()> {
+        let report = self.console.progress(SIGN_OF_LIFE, PATIENCE)?;
+        if report.errors + report.mismatches > 0 {
+            return Err(self.said(&format!("the guest complains: {report:?}")));
+        }
+        Ok(())
+    }
+
+    /// Moves the machine and waits until the guest goes on. Gives the migration as the source shows
+    /// it, and what it cost the guest.
+    ///
+    /// # Errors
+    /// When the move fails, or the guest does not go on.
+    pub fn migrate(&self, from: &Node, to: &str, options: &[&str]) -> io::Result<(Value, Gaps)> {
+        self.console.mark(PATIENCE)?;
+        let moved = self.try_migrate(from, to, options)?;
+        self.alive()?;
+        let report = self.console.fresh_report(PATIENCE)?;
+        let gaps = Gaps {
+            host_ms: self.console.host_gap().as_secs_f64() * 1000.0,
+            guest_ms: report.gap_since_mark_ms,
+        };
+        Ok((moved, gaps))
+    }
+
+    /// Moves the machine, if that works.
+    ///
+    /// # Errors
+    /// When the command fails.
+    pub fn try_migrate(&self, from: &Node, to: &str, options: &[&str]) -> Result<Value, Failure> {
+        let vm = format!("vm/{VM}");
+        let mut words = vec!["migrate", &vm, "--to", to];
+        words.extend(options);
+        from.godwit(&words).json()
+    }
+
+    /// Ends the load, lets the guest compare all that it ever wrote, and checks the file systems of
+    /// its images at the node.
+    ///
+    /// # Errors
+    /// Whatever is wrong.
+    pub fn finish(&self, node: &Node) -> io::Result<Finished> {
+        let finished = self.console.finish(PATIENCE)?;
+        if finished.errors + finished.mismatches > 0 {
+            return Err(self.said(&format!("the guest found: {finished:?}")));
+        }
+        // It powers off, and QEMU ends.
+        let ended = || {
+            let shown = node.godwit(&["vm", "show", VM]).json().ok()?;
+            matches!(shown["state"].as_str(), Some("stopped" | "halted")).then_some(())
+        };
+        wait_for(PATIENCE, ended)
+            .ok_or_else(|| io::Error::other("the machine does not end after its guest"))?;
+        for disk in &self.disks {
+            check_disk(&node.image(disk)?)?;
+        }
+        Ok(finished)
+    }
+
+    fn said(&self, what: &str) -> io::Error {
+        io::Error::other(format!("{what}\n{}", self.console.log().join("\n")))
+    }
+}
