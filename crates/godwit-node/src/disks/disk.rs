@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_block::engine::EngineHandle;
+use godwit_block::vhost_user::VhostUserServer;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
 use tokio::task::{AbortHandle, JoinHandle};
@@ -48,6 +49,8 @@ pub(crate) struct Inner {
 pub(crate) struct Engine {
     /// Controls it.
     pub(crate) handle: EngineHandle,
+    /// Serves the disk to virtual machines.
+    pub(crate) vhost: Option<VhostUserServer>,
     /// The task that takes its events; it ends with the engine.
     pub(crate) events: JoinHandle<()>,
 }

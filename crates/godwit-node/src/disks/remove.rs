@@ -102,6 +102,8 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
                 .hint("remove the disk again once that is fixed")
             })?;
     }
+    // The next disk of this name replaces one that stays.
+    let _ = super::vhost::remove(&node.config.vhost_socket(&disk.name));
     node.store.remove_disk(&disk.name).await.map_err(stored)?;
     node.disks.remove(&disk.name);
     Ok(())

@@ -11,6 +11,7 @@ use godwit_core::units::Sectors;
 use tokio::sync::mpsc;
 
 use super::disk::{Disk, Engine};
+use super::vhost;
 use crate::api::{ErrorBody, ErrorCode};
 use crate::failpoint;
 use crate::migrations;
@@ -58,11 +59,13 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
     };
     let handle = engine::spawn(config, image, record, Box::new(report))
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
+    let vhost = vhost::serve(&node.config, &disk.name, &handle);
     let task = run_events(Arc::clone(node), Arc::clone(disk), handle.clone(), events);
     let mut inner = disk.lock();
     inner.problem = None;
     inner.engine = Some(Engine {
         handle,
+        vhost,
         events: tokio::spawn(task),
     });
     Ok(())
@@ -79,6 +82,8 @@ pub(crate) async fn stop(disk: &Arc<Disk>) {
         inner.engine.take()
     };
     let Some(engine) = engine else { return };
+    // Virtual machines connect again when the disk is served again.
+    drop(engine.vhost);
     engine.handle.shutdown();
     let handle = engine.handle;
     match tokio::task::spawn_blocking(move || handle.join()).await {
