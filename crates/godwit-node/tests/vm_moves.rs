@@ -17,9 +17,10 @@ async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
 }
 
 /// A machine whose firmware waits for something to boot from.
-fn machine(arguments: &[&str]) -> String {
+fn machine(disks: &[&str], arguments: &[&str]) -> String {
     json!({
         "name": "v",
+        "disks": disks,
         "memory_bytes": 64 << 20,
         "accelerator": "tcg",
         "arguments": ([&["-nodefaults"], arguments].concat()),
@@ -28,7 +29,9 @@ fn machine(arguments: &[&str]) -> String {
 }
 
 async fn run(node: &RunningNode, arguments: &[&str]) -> Value {
-    let started = node.request("POST", "/v1/vms", &machine(arguments)).await;
+    let started = node
+        .request("POST", "/v1/vms", &machine(&[], arguments))
+        .await;
     assert_eq!(started.status, 201, "{}", started.body);
     started.json()
 }
@@ -166,6 +169,104 @@ async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
         .await;
     assert_eq!(unknown.status, 422, "{}", unknown.body);
     stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// Makes disks on a node and runs a machine on them.
+async fn run_on_disks(node: &RunningNode, disks: &[&str]) {
+    for disk in disks {
+        let body = json!({ "name": disk, "size_bytes": 16 << 20 }).to_string();
+        let made = node.request("POST", "/v1/disks", &body).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    let started = node.request("POST", "/v1/vms", &machine(disks, &[])).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+}
+
+async fn disk_states(node: &RunningNode) -> Vec<String> {
+    let disks = node.get("/v1/disks").await.json();
+    let disks = disks.as_array().expect("a list");
+    let state = |disk: &Value| disk["state"].as_str().expect("a state").to_owned();
+    disks.iter().map(state).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_disks_go_with_their_machine_and_come_back() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    run_on_disks(&a, &["root", "data"]).await;
+    for (from, to, name) in [(&a, &b, "b"), (&b, &a, "a")] {
+        state_becomes(from, "running").await;
+        let moved = migrate(from, name, "pre-copy").await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["disks"].as_array().map(Vec::len), Some(2), "{moved}");
+        assert!(moved["switchover_ms"].as_f64().is_some(), "{moved}");
+        state_becomes(to, "running").await;
+        assert_eq!(disk_states(to).await, ["serving"; 2]);
+        assert_eq!(disk_states(from).await, ["departed"; 2]);
+        assert_eq!(state(from).await, "departed");
+    }
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_belongs_to_its_machine() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    run_on_disks(&a, &["root"]).await;
+    let alone = r#"{"disk":"root","to":"b"}"#;
+    let refused = a.request("POST", "/v1/migrations", alone).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert!(refused.body.contains("vm/v"), "{}", refused.body);
+    let refused = a.request("DELETE", "/v1/disks/root?force=true", "").await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let second = json!({ "name": "w", "disks": ["root"], "accelerator": "tcg" }).to_string();
+    let refused = a.request("POST", "/v1/vms", &second).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let follows = r#"{"to":"b","memory":"post-copy"}"#;
+    let refused = a.request("POST", "/v1/vms/v/migrate", follows).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert!(refused.body.contains("use pre-copy"), "{}", refused.body);
+    stop(&a).await;
+    let removed = a.request("DELETE", "/v1/disks/root", "").await;
+    assert_eq!(removed.status, 204, "{}", removed.body);
+    a.stop().await;
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    run_on_disks(&a, &["root", "data"]).await;
+    state_becomes(&a, "running").await;
+    // Slow enough to be met while it copies.
+    let body = r#"{"to":"b","max_bandwidth":2097152}"#;
+    let image = dir.path().join("a/disks/root.raw");
+    std::fs::write(&image, vec![7; 16 << 20]).expect("writes what takes time to copy");
+    let started = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    let path = format!("/v1/vm-migrations/{id}/cancel");
+    let cancelled = a.request("POST", &path, "{}").await;
+    assert_eq!(cancelled.status, 200, "{}", cancelled.body);
+    assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    assert_eq!(state(&a).await, "running");
+    assert_eq!(disk_states(&a).await, ["serving"; 2]);
+    for _ in 0..250 {
+        if disk_states(&b).await.is_empty() && b.get("/v1/vms").await.json() == json!([]) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    assert_eq!(disk_states(&b).await, [""; 0]);
+    assert_eq!(b.get("/v1/vms").await.json(), json!([]));
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    stop(&b).await;
     a.stop().await;
     b.stop().await;
 }

@@ -167,28 +167,29 @@ impl Move {
             checked = self.check() => checked,
             () = cancelled.notified() => Err(self.error(ErrorCode::Conflict, &"it was cancelled")),
         };
-        let result = match checked {
+        let (result, refused) = match checked {
             Ok(working) => {
                 // Whoever asked may have hung up; the move goes on.
                 let _ = begun.send(Ok(()));
-                self.carry_out(working, &cancelled).await
+                (self.carry_out(working, &cancelled).await, None)
             }
-            Err(error) => {
-                let _ = begun.send(Err(error.clone()));
-                Err(error)
-            }
+            Err(error) => (Err(error), Some(begun)),
         };
         match &result {
             Ok(()) => tracing::info!(vm = self.vm.name, to = self.peer.name, "moved the VM"),
             Err(error) => tracing::warn!(vm = self.vm.name, %error, "the VM was not moved"),
         }
+        // Whoever sees that the move has ended may do the next thing with the VM.
+        drop(guard);
         let node = Arc::clone(&self.node);
-        if let Some((number, view)) = node.vm_migrations.end(&node, self.id, result)
+        if let Some((number, view)) = node.vm_migrations.end(&node, self.id, result.clone())
             && let Err(error) = node.store.put_vm_migration(number, &view).await
         {
             tracing::error!(migration = view.id, %error, "cannot store the migration's history");
         }
-        drop(guard);
+        if let Some(begun) = refused {
+            let _ = begun.send(result);
+        }
     }
 
     pub(super) fn error(&self, code: ErrorCode, why: &dyn std::fmt::Display) -> ErrorBody {
@@ -209,7 +210,8 @@ impl Move {
             .await
             .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
         let mut entry = self.vm.lock().entry.clone();
-        let mut blockers = preflight::leaving(&self.node, &entry.machine, &facts);
+        let mut blockers =
+            preflight::leaving(&self.node, &entry.machine, &facts, self.request.memory);
         let hello = greeting::hello(
             &self.node.config.name,
             &self.vm.name,

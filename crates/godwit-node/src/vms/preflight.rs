@@ -9,7 +9,7 @@ use super::machine::{Machine, Places};
 use super::orders::MachineOffer;
 use super::run::kvm_usable;
 use super::vm::Vm;
-use crate::api::{DiskState, ErrorBody};
+use crate::api::{DiskState, ErrorBody, MemoryMode};
 use crate::disks::disk::Activity;
 use crate::disks::image;
 use crate::names;
@@ -22,7 +22,12 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_SOUND_TCG: [u64; 3] = [10, 0, 0];
 
 /// Source: what stands in the way here.
-pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
+pub(crate) fn leaving(
+    node: &Node,
+    machine: &Machine,
+    facts: &Facts,
+    memory: MemoryMode,
+) -> Vec<String> {
     let here = &node.config.name;
     let mut blockers = Vec::new();
     for disk in &machine.disks {
@@ -41,6 +46,13 @@ pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<Stri
     if !machine.disks.is_empty() && !facts.memory_shared {
         blockers.push(String::from(
             "its memory is not shared: QEMU needs -object memory-backend-memfd,...,share=on",
+        ));
+    }
+    if !machine.disks.is_empty() && memory.pulls() {
+        // The disks' engine would meet pages of the guest's memory that have not arrived.
+        blockers.push(format!(
+            "its memory cannot follow it ({}) because it has disks: use pre-copy",
+            memory.name()
         ));
     }
     for drive in &facts.drives {
@@ -199,7 +211,7 @@ async fn qemu(here: &str, offer: &MachineOffer) -> Vec<String> {
             "the VM runs with KVM, which node '{here}' cannot use"
         ));
     }
-    let copies = offer.memory != crate::api::MemoryMode::PostCopy;
+    let copies = offer.memory != MemoryMode::PostCopy;
     for (version, node) in [(own, here), (offer.qemu, "the source")] {
         if accelerator == Some("tcg") && copies && version < FIRST_SOUND_TCG {
             let [major, minor, micro] = version;
