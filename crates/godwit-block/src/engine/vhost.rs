@@ -41,8 +41,8 @@ pub(super) struct GuestRing {
     pub(super) broken: bool,
     /// It waits for a slot.
     pub(super) waiting: bool,
-    /// Since when requests wait that could not be taken.
-    pub(super) since: Option<Time>,
+    /// Since when requests wait that could not be taken, and the index after the last of them.
+    pub(super) since: Option<(Time, u16)>,
     /// Requests that the controller has.
     pub(super) in_flight: u32,
     /// The front end waits for the ring to stop.
@@ -156,6 +156,19 @@ impl Vhost {
         rings.get_mut(usize::from(index))?.as_deref_mut()
     }
 
+    /// Requests of the ring cannot be taken now.
+    pub(super) fn stall(&mut self, index: u16, now: Time) {
+        let Some(front_end) = &mut self.front_end else {
+            return;
+        };
+        if let (Some(ram), Some(ring)) = (&front_end.ram, &mut front_end.rings[usize::from(index)])
+            && ring.since.is_none()
+            && let Ok(end) = ring.split.available(ram.memory())
+        {
+            ring.since = Some((now, end));
+        }
+    }
+
     /// A signal was sent.
     pub(super) fn signalled(&mut self) {
         self.signals -= 1;
@@ -219,7 +232,9 @@ impl Vhost {
     fn remove(&mut self, uring: &mut Ring, index: u16) -> Option<Box<GuestRing>> {
         let rings = &mut self.front_end.as_mut()?.rings;
         let mut ring = rings.get_mut(usize::from(index))?.take()?;
-        if let Some(watch) = &mut self.watches[ring.watch as usize] {
+        // A watch that failed may be another ring's by now.
+        let watch = self.watches[ring.watch as usize].as_mut();
+        if let Some(watch) = watch.filter(|watch| watch.ring == Some(index)) {
             watch.ring = None;
             // What the guest signalled is the ring's next server's to see for itself; left there,
             // the front end would take it for new.
@@ -400,6 +415,8 @@ impl Engine {
             Some(ring) if ring.stopping.is_some() => reply(Err(FrontEndError::Running)),
             Some(ring) => {
                 ring.stopping = Some(reply);
+                // Requests of an earlier engine are finished, whatever the guest may do.
+                self.vhost.ready |= 1 << index;
                 self.settle_front_end();
             }
         }

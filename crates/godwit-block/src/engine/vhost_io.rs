@@ -89,9 +89,7 @@ impl Engine {
         while ready != 0 {
             let index = ready.trailing_zeros() as u16;
             ready &= ready - 1;
-            if let Some(ring) = self.vhost.ring(index) {
-                ring.since.get_or_insert(now);
-            }
+            self.vhost.stall(index, now);
         }
         self.ask_forward();
         false
@@ -108,17 +106,11 @@ impl Engine {
                     return;
                 }
                 Ok(Step::Taken) => {}
-                Ok(Step::Idle) => {
-                    if let Some(ring) = self.vhost.ring(index) {
-                        ring.since = None;
-                    }
-                    return;
-                }
+                Ok(Step::Idle) => return,
                 Ok(Step::Wait) => {
-                    let now = self.now;
+                    self.vhost.stall(index, self.now);
                     if let Some(ring) = self.vhost.ring(index) {
                         ring.waiting = true;
-                        ring.since.get_or_insert(now);
                         self.slots.wait(Class::Client, Waiter::Ring(index));
                     }
                     return;
@@ -169,8 +161,9 @@ impl Engine {
         let memory = ram.memory();
         let again = ring.again.front().copied();
         let head = match again {
+            _ if !ring.enabled && ring.stopping.is_none() => return Ok(Step::Idle),
             Some(head) => head,
-            None if !ring.enabled || ring.stopping.is_some() => return Ok(Step::Idle),
+            None if ring.stopping.is_some() => return Ok(Step::Idle),
             None => loop {
                 if let Some(head) = ring.split.peek(memory)? {
                     ring.split.ignore(memory, log)?;
@@ -206,10 +199,15 @@ impl Engine {
                 return Ok(Step::Wait);
             }
         }
+        let arrived = ring.since.map_or(self.now, |(since, _)| since);
         if again.is_some() {
             ring.again.pop_front();
         } else {
             ring.split.take();
+            let base = ring.split.base();
+            ring.since = ring
+                .since
+                .filter(|&(_, end)| end.wrapping_sub(base).cast_signed() > 0);
             if let Some(inflight) = &mut ring.inflight {
                 inflight.taken(head);
             }
@@ -238,7 +236,6 @@ impl Engine {
         request.gathered = false;
         request.direct = false;
         ring.in_flight += 1;
-        let arrived = ring.since.unwrap_or(self.now);
         front_end.in_flight += 1;
         self.slots.set_arrived(tag, arrived);
         let request = Request {

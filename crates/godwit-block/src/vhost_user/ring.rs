@@ -128,14 +128,16 @@ impl SplitRing {
         self.queue.set_next_avail(base);
     }
 
+    /// Requests that the guest says it has made available, modulo 65536.
+    pub(crate) fn available(&self, memory: &impl GuestMemory) -> Result<u16, RingError> {
+        let index = self.queue.avail_idx(memory, Ordering::Acquire);
+        index.map(|index| index.0).map_err(RingError::Queue)
+    }
+
     /// The descriptor at which the next request starts, which stays available.
     pub(crate) fn peek(&self, memory: &impl GuestMemory) -> Result<Option<u16>, RingError> {
-        let index = self
-            .queue
-            .avail_idx(memory, Ordering::Acquire)
-            .map_err(RingError::Queue)?;
         let next = Wrapping(self.queue.next_avail());
-        match (index - next).0 {
+        match (Wrapping(self.available(memory)?) - next).0 {
             0 => return Ok(None),
             waiting if waiting > self.layout.size => return Err(RingError::Available(waiting)),
             _ => {}
