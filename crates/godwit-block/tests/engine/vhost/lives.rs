@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use godwit_core::authority::AuthorityRecord;
+use godwit_block::engine::EngineEvent;
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::{Epoch, MigrationId};
 use godwit_testkit::vhost_client::{Client, Options, Status};
 
 use super::{MOMENT, SIZE, Served};
@@ -56,6 +58,34 @@ fn a_disk_that_is_not_here_yet_holds_its_requests_and_lets_them_go() {
     let asked = Instant::now();
     assert_eq!(client.stop_queue(0).expect("to stop"), 0, "none was taken");
     assert!(asked.elapsed() < PATIENCE / 4);
+}
+
+#[test]
+fn a_disk_that_has_moved_away_asks_for_its_owner_and_fails_without_one() {
+    let record = AuthorityRecord {
+        epoch: Epoch(2),
+        ownership: Ownership::Departed {
+            migration: MigrationId([1; 16]),
+        },
+    };
+    let served = Served::over(TestEngine::new("departed", SIZE, record));
+    let mut client = served.connect(tracked(128));
+    let data = client.data();
+    for _ in 0..2 {
+        let head = client.submit_read(0, 0, data, 4096);
+        client.queues[0].notify();
+        let asks = |event: &EngineEvent| *event == EngineEvent::ForwardDown;
+        served.engine.wait_for(asks);
+        assert_eq!(client.queues[0].wait(MOMENT), None, "it may yet be found");
+        served.engine.handle.fail_forwarded();
+        assert_eq!(client.wait_for(0, head), Status::ERROR);
+    }
+    client.submit_read(0, 0, data, 4096);
+    client.queues[0].notify();
+    served
+        .engine
+        .wait_for(|event| *event == EngineEvent::ForwardDown);
+    assert_eq!(client.stop_queue(0).expect("to stop"), 2, "none was taken");
 }
 
 #[test]
