@@ -76,10 +76,15 @@ impl GodwitCommand {
     ///
     /// # Errors
     /// When it does not succeed or does not print JSON.
-    pub fn json(mut self) -> Result<Value, Failure> {
-        self.0.arg("--json");
-        let line = command_line(&self.0);
-        let text = self.text()?;
+    pub fn json(self) -> Result<Value, Failure> {
+        // In front, because what follows `--` is not ours.
+        let mut command = Command::new(self.0.get_program());
+        command.arg("--json").args(self.0.get_args());
+        for (name, value) in self.0.get_envs() {
+            command.envs(value.map(|value| (name, value)));
+        }
+        let line = command_line(&command);
+        let text = Self(command).text()?;
         let documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
         let failure = |what: String| Failure {
             line: line.clone(),
