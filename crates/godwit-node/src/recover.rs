@@ -6,7 +6,7 @@ use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
 
 use crate::disks::disk::{Activity, Disk};
-use crate::disks::{image, run};
+use crate::disks::{image, run, vhost};
 use crate::node::{Node, blocking};
 use crate::run::NodeError;
 use crate::store::{DiskEntry, Mark};
@@ -88,6 +88,8 @@ async fn remove(node: &Arc<Node>, name: &str, entry: DiskEntry) {
             return;
         }
     }
+    // The next disk of this name replaces one that stays.
+    let _ = vhost::remove(&node.config.vhost_socket(name));
     if let Err(error) = node.store.remove_disk(name).await {
         tracing::error!(disk = name, %error, "cannot forget an unfinished disk");
     }

@@ -158,7 +158,7 @@ impl Drop for Foreign {
     }
 }
 
-async fn foreign(qmp: &Path) -> Foreign {
+async fn foreign(qmp: &Path, further: &[&str]) -> Foreign {
     let monitor = format!("unix:{},server=on,wait=off", qmp.display());
     let child = Command::new("qemu-system-x86_64")
         .args([
@@ -172,6 +172,7 @@ async fn foreign(qmp: &Path) -> Foreign {
             "16M",
         ])
         .args(["-qmp", &monitor])
+        .args(further)
         .stdin(Stdio::null())
         .spawn()
         .expect("QEMU starts");
@@ -197,7 +198,7 @@ async fn a_qemu_that_somebody_else_started_is_adopted_once() {
     let refused = node.request("POST", "/v1/vms/adopt", relative).await;
     assert_eq!(refused.status, 400, "{}", refused.body);
 
-    let mut other = foreign(&socket).await;
+    let mut other = foreign(&socket, &[]).await;
     let adopted = node.request("POST", "/v1/vms/adopt", &missing).await;
     assert_eq!(adopted.status, 201, "{}", adopted.body);
     let vm = adopted.json();
@@ -212,5 +213,49 @@ async fn a_qemu_that_somebody_else_started_is_adopted_once() {
         .await;
     assert_eq!(stopped.status, 204, "{}", stopped.body);
     other.0.wait().expect("QEMU ended");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    let made = node
+        .request(
+            "POST",
+            "/v1/disks",
+            r#"{"name":"root","size_bytes":1048576}"#,
+        )
+        .await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let backend = format!(
+        "socket,id=d,path={}",
+        dir.path().join("a/disks/root.vhost").display()
+    );
+    let disk = [
+        "-chardev",
+        &backend,
+        "-device",
+        "vhost-user-blk-pci,chardev=d",
+    ];
+    let socket = dir.path().join("qmp");
+    let request = json!({ "name": "v", "qmp": socket }).to_string();
+    {
+        let _private = foreign(&socket, &disk).await;
+        let refused = node.request("POST", "/v1/vms/adopt", &request).await;
+        assert_eq!(refused.status, 409, "{}", refused.body);
+        assert!(refused.body.contains("share=on"), "{}", refused.body);
+    }
+    std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
+    let memory = [
+        "-object",
+        "memory-backend-memfd,id=m,size=16M,share=on",
+        "-machine",
+        "memory-backend=m",
+    ];
+    let _shared = foreign(&socket, &[&disk[..], &memory[..]].concat()).await;
+    let adopted = node.request("POST", "/v1/vms/adopt", &request).await;
+    assert_eq!(adopted.status, 201, "{}", adopted.body);
+    assert_eq!(adopted.json()["disks"], json!(["root"]));
     node.stop().await;
 }

@@ -8,7 +8,7 @@ pub(crate) mod image;
 pub(crate) mod jobs;
 pub(crate) mod remove;
 pub(crate) mod run;
-mod vhost;
+pub(crate) mod vhost;
 pub(crate) mod view;
 
 use std::collections::BTreeMap;

@@ -45,7 +45,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Removes a disk's socket; that it is gone already is fine.
-pub(super) fn remove(path: &Path) -> io::Result<()> {
+pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),

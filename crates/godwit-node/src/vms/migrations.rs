@@ -73,8 +73,8 @@ impl VmMigrations {
         changed
     }
 
-    /// A move begins. Returns what tells its task to give up.
-    pub(crate) fn begin(&self, view: VmMigration) -> Arc<Notify> {
+    /// A move begins. Returns its number in the store, and what tells its task to give up.
+    pub(crate) fn begin(&self, view: VmMigration) -> (u64, Arc<Notify>) {
         let mut table = self.lock();
         let number = table.next;
         table.next += 1;
@@ -91,7 +91,7 @@ impl VmMigrations {
         {
             table.all.remove(oldest);
         }
-        cancelled
+        (number, cancelled)
     }
 
     /// Changes what is shown of a move that has not ended.

@@ -58,7 +58,7 @@ pub(crate) async fn migrate(
     let id = options::new_id()?;
     let guard = vm.begin(VmActivity::Outgoing(id), |_| Ok(()))?;
     let qemu = vm.qemu()?;
-    let cancelled = node.vm_migrations.begin(VmMigration {
+    let view = VmMigration {
         id: id.to_string(),
         vm: name.to_owned(),
         from: node.config.name.clone(),
@@ -76,7 +76,9 @@ pub(crate) async fn migrate(
         disk_bytes: 0,
         error: None,
         warnings: Vec::new(),
-    });
+    };
+    let (number, cancelled) = node.vm_migrations.begin(view.clone());
+    store(node, number, &view).await;
     let (begun, told) = oneshot::channel();
     let step = Move {
         node: Arc::clone(node),
@@ -94,6 +96,13 @@ pub(crate) async fn migrate(
         Err(ErrorBody::new(ErrorCode::Internal, text))
     })?;
     node.vm_migrations.get(node, &id.to_string())
+}
+
+/// That a move is missing from the history is no reason to stop it.
+async fn store(node: &Node, number: u64, view: &VmMigration) {
+    if let Err(error) = node.store.put_vm_migration(number, view).await {
+        tracing::error!(migration = view.id, %error, "cannot store the migration's history");
+    }
 }
 
 /// Cancels the move of a VM; it goes on here.
@@ -182,10 +191,8 @@ impl Move {
         // Whoever sees that the move has ended may do the next thing with the VM.
         drop(guard);
         let node = Arc::clone(&self.node);
-        if let Some((number, view)) = node.vm_migrations.end(&node, self.id, result.clone())
-            && let Err(error) = node.store.put_vm_migration(number, &view).await
-        {
-            tracing::error!(migration = view.id, %error, "cannot store the migration's history");
+        if let Some((number, view)) = node.vm_migrations.end(&node, self.id, result.clone()) {
+            store(&node, number, &view).await;
         }
         if let Some(begun) = refused {
             let _ = begun.send(result);

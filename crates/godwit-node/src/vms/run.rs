@@ -29,6 +29,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
     let machine = machine(&request)?;
     for disk in &machine.disks {
         usable(node, &request.name, disk)?;
+        unused(node, &request.name, disk)?;
     }
     let vm = reserve(
         node,
@@ -170,13 +171,20 @@ pub(crate) fn usable(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody>
             String::from("two machines cannot share a disk"),
         );
     }
-    if disk.clients() > 0 {
-        return conflict(
-            format!("disk {name} has {} NBD clients", disk.clients()),
-            String::from("detach them first: they and the VM would overwrite each other's data"),
-        );
-    }
     Ok(())
+}
+
+/// Refuses a disk that somebody else writes to.
+fn unused(node: &Node, vm: &str, name: &str) -> Result<(), ErrorBody> {
+    let clients = node.disks.get(name)?.clients();
+    if clients == 0 {
+        return Ok(());
+    }
+    Err(ErrorBody::new(
+        ErrorCode::Conflict,
+        format!("VM {vm}: disk {name} has {clients} clients"),
+    )
+    .hint("detach them first: they and the VM would overwrite each other's data"))
 }
 
 /// Takes the name and stores the VM with what is under way.
