@@ -2,12 +2,18 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use godwit_core::units::Bytes;
 use rustix::fs::{self, FileType, FlockOperation, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use super::{ImageError, ImageKind};
+
+/// How often an image that is in use is tried again, and how long is waited in between: longer than
+/// a program takes from its fork to its first instruction.
+const LOCK_TRIES: u32 = 25;
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// What is at `path`, looked at without opening it: to open a pipe or a tape has effects.
 pub(super) fn kind(path: &Path) -> Result<ImageKind, ImageError> {
@@ -37,19 +43,31 @@ pub(super) fn open(path: &Path, kind: ImageKind, flags: OFlags) -> Result<OwnedF
     }
 }
 
-/// Locks an open image until it is closed; shared locks exclude exclusive ones only.
+/// Locks an open image until it is closed; shared locks exclude exclusive ones only. A program that
+/// this process is just starting keeps its locks for a moment, even of files that are closed here:
+/// so long an image that is in use is tried again.
 pub(super) fn lock(file: BorrowedFd<'_>, path: &Path, exclusive: bool) -> Result<(), ImageError> {
     let operation = if exclusive {
         FlockOperation::NonBlockingLockExclusive
     } else {
         FlockOperation::NonBlockingLockShared
     };
-    fs::flock(file, operation).map_err(|errno| match errno {
-        Errno::WOULDBLOCK => ImageError::Locked {
-            path: path.to_owned(),
-        },
-        errno => ImageError::io("lock", path, errno),
-    })
+    let mut tries = LOCK_TRIES;
+    loop {
+        match fs::flock(file, operation) {
+            Ok(()) => return Ok(()),
+            Err(Errno::WOULDBLOCK) if tries > 0 => {
+                tries -= 1;
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            Err(Errno::WOULDBLOCK) => {
+                return Err(ImageError::Locked {
+                    path: path.to_owned(),
+                });
+            }
+            Err(errno) => return Err(ImageError::io("lock", path, errno)),
+        }
+    }
 }
 
 /// The size of an open image.

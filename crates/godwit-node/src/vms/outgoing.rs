@@ -365,9 +365,14 @@ impl Move {
         if let Some(tunnel) = working.tunnel.take() {
             tunnel.abort();
         }
-        for id in &working.disks {
-            // One that has ended already is what is wanted.
-            let _ = outgoing::cancel(&self.node, id).await;
+        // Also one whose offer is still being made: its task does not know of this one's end.
+        for disk in self.vm_disks() {
+            let disk = self.node.disks.find(&disk);
+            let leaves = disk.and_then(|disk| disk.lock().activity.migration());
+            if let Some(id) = leaves {
+                // One that has ended meanwhile is what is wanted.
+                let _ = outgoing::cancel(&self.node, &id.to_string()).await;
+            }
         }
         let mut entry = self.vm.lock().entry.clone();
         entry.mark = None;
