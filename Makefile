@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test guest sim sim-plants soak demo demo-vm bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-core lint fmt fuzz deny
+.PHONY: build test guest sim sim-plants soak demo demo-vm bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -62,6 +62,13 @@ bench-sla: bench-sla-build
 # How fast delayed writes may be flushed.
 bench-sla-rate: bench-sla-build
 	target/release/bench-sla rate
+
+# A disk over vhost-user-blk, beside qemu-storage-daemon.
+bench-vhost:
+	scripts/install-deps
+	scripts/install-qemu
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/bench-vhost
 
 # A disk that does not move, beside another build of godwit: make bench-sla-steady BASELINE=PATH
 bench-sla-steady: bench-sla-build

@@ -224,6 +224,11 @@ impl Node {
         NbdTarget::tcp(self.spec.nbd_listen, disk)
     }
 
+    /// The unix socket where a virtual machine uses the disk.
+    pub fn vhost_socket(&self, disk: &str) -> PathBuf {
+        self.spec.dir.join("disks").join(format!("{disk}.vhost"))
+    }
+
     /// The image of a disk.
     ///
     /// # Errors

@@ -33,6 +33,10 @@ const VERIFY_BLOCK_SECTORS: u32 = 8;
 /// 4 KiB blocks are left; those are compared while the guest is held.
 const FREEZE_BLOCKS: u64 = 64;
 
+/// While the switchover waits for the guest's hypervisor, blocks are compared again when more than
+/// this many were written.
+const CONVERGED_BLOCKS: u64 = 16;
+
 /// A guest that has asked for nothing this long is idle.
 const GUEST_IDLE_AFTER: Duration = Duration::from_millis(100);
 
@@ -362,7 +366,6 @@ impl Controller {
         }
         let timeout = source.options.peer_timeout;
         source.next_tick = now.after(source.tick());
-        let compares = source.compare_again(now);
         let deciding = matches!(source.phase, Phase::Draining | Phase::Preparing);
         let late = now.since(source.last_heard) > timeout
             || (deciding && now.since(source.phase_since) > timeout)
@@ -376,9 +379,5 @@ impl Controller {
             return;
         }
         self.send(TrafficClass::Control, Message::Ping);
-        if compares {
-            self.enter_phase(Phase::Verifying);
-            self.pump();
-        }
     }
 }

@@ -4,7 +4,8 @@
 use std::collections::VecDeque;
 
 use super::{
-    FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, GUEST_IDLE_AFTER, MAX_VERIFY_PASSES, Pass, Source,
+    CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, GUEST_IDLE_AFTER, MAX_VERIFY_PASSES,
+    Pass, Source,
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::dirty::DirtyBitmap;
@@ -84,19 +85,6 @@ impl Source {
         if let Some(governor) = &mut self.governor {
             governor.spend(bytes, false);
         }
-    }
-
-    /// While the guest runs on behind double writes, what it wrote is compared before it becomes
-    /// more than can be compared while it is held.
-    pub(super) fn compare_again(&mut self, now: Time) -> bool {
-        let again = self.phase == Phase::Converged
-            && self.options.verify
-            && self.pause.is_none()
-            && self.dirty_blocks() > FREEZE_BLOCKS;
-        if again {
-            self.start_pass(Pass::VerifyDirty { number: 2 }, now);
-        }
-        again
     }
 
     /// Gives up the window, so that the pass goes on from where the destination has everything.
@@ -317,6 +305,7 @@ impl Controller {
             // Its request was answered long ago.
         } else if class == TrafficClass::Sync {
             self.double_write_acknowledged(RequestTag(tag), generation);
+            self.compare_again();
         } else if source.generation == generation
             && source.pass == Pass::Copy
             && result.is_ok()
@@ -427,6 +416,23 @@ impl Controller {
                 self.enter_phase(phase);
                 false
             }
+        }
+    }
+
+    /// While the guest runs on behind double writes, what it wrote is compared before that becomes
+    /// more than can be compared in the moment in which it stands still.
+    fn compare_again(&mut self) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let again = source.phase == Phase::Converged
+            && source.options.verify
+            && source.pause.is_none()
+            && source.dirty_blocks() > CONVERGED_BLOCKS;
+        if again {
+            source.start_pass(Pass::VerifyDirty { number: 2 }, self.now);
+            self.enter_phase(Phase::Verifying);
+            self.pump();
         }
     }
 
