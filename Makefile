@@ -61,7 +61,7 @@ bench-sla: bench-sla-build
 
 # How fast delayed writes may be flushed.
 bench-sla-rate: bench-sla-build
-	target/release/bench-sla rate
+	target/release/bench-sla rate --crowded-seconds 10 --crowded-percent 95
 
 # A disk over vhost-user-blk, beside qemu-storage-daemon.
 bench-vhost:

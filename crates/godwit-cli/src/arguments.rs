@@ -129,6 +129,9 @@ pub(crate) struct MigrateArguments {
     /// Compare both images by hash before the switchover
     #[arg(long)]
     pub verify: bool,
+    /// Wait for a machine that virsh or QEMU moves: its start there moves the disk
+    #[arg(long)]
+    pub with_guest: bool,
     /// Print the migration's id and return at once
     #[arg(long)]
     pub detach: bool,

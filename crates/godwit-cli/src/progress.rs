@@ -163,6 +163,9 @@ fn phase_text(migration: &Migration) -> String {
         (MigrationPhase::Offering, _) => format!("asking {} to take it", migration.to),
         (MigrationPhase::Receiving, _) => format!("receiving from {}", migration.from),
         (MigrationPhase::Verifying, _) => format!("comparing with {}", migration.to),
+        (MigrationPhase::Converged, Direction::Outgoing) => {
+            format!("{} has everything and waits for the machine", migration.to)
+        }
         (phase, Direction::Outgoing) => format!("{} to {}", phase.name(), migration.to),
         (phase, Direction::Incoming) => format!("{} from {}", phase.name(), migration.from),
     }

@@ -149,6 +149,7 @@ mod tests {
                 sla: Some("p99.99<3.2ms".to_owned()),
                 sla_auto: true,
                 delayed_writes: true,
+                with_guest: false,
                 delayed_write_rate: Some(10 << 20),
                 deadline_seconds: Some(60),
                 interface: Some("eth0".to_owned()),

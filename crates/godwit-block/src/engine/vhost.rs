@@ -406,6 +406,9 @@ impl Engine {
         }
         // Requests that came before the watch are found without a kick.
         self.vhost.ready |= 1 << index;
+        // A hypervisor starts rings only where the machine runs, and stops it elsewhere before.
+        self.core.handle_guest_here(self.now);
+        self.drain();
         Ok(())
     }
 

@@ -39,6 +39,7 @@ pub(crate) async fn run(
         chunk_bytes: arguments.chunk,
         max_bandwidth: arguments.max_bandwidth,
         verify: arguments.verify,
+        with_guest: arguments.with_guest,
         sla: Some(arguments.sla),
         delayed_writes: arguments.delayed_writes == Switch::On,
         delayed_write_rate: arguments.delayed_write_rate,

@@ -241,6 +241,9 @@ pub struct MigrationSettings {
     pub max_bandwidth: Option<u64>,
     /// Whether both images are compared before switchover.
     pub verify: bool,
+    /// Whether the switchover waits for the guest's hypervisor.
+    #[serde(default)]
+    pub with_guest: bool,
     /// What the guest is promised, as it was settled: `p99.99<3.2ms`. Nothing when nothing is.
     #[serde(default)]
     pub sla: Option<String>,
@@ -407,6 +410,10 @@ pub struct MigrateRequest {
     /// Compare both images by hash before switchover.
     #[serde(default)]
     pub verify: bool,
+    /// Once the destination has everything, let the guest run on here, and hand the disk over when
+    /// its hypervisor has moved it: when the disk's rings are started at the destination.
+    #[serde(default)]
+    pub with_guest: bool,
     /// What the guest is promised: `auto` (as when left out; the node measures the guest), `off`, or
     /// a percentile and a time such as `p99.99<2ms`.
     #[serde(default)]

@@ -226,6 +226,7 @@ impl MigrateVm {
             chunk_bytes: self.chunk_bytes,
             max_bandwidth: self.max_bandwidth,
             verify: self.verify,
+            with_guest: true,
             sla: self.sla.clone(),
             delayed_writes: self.delayed_writes,
             delayed_write_rate: self.delayed_write_rate,

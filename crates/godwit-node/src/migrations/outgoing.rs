@@ -308,9 +308,9 @@ impl Attempt {
             interface_budget: self.settings.interface_budget,
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
             verify: self.settings.verify,
-            switchover: match self.group {
-                Some(_) => Switchover::WhenTold,
-                None => Switchover::WhenConverged,
+            switchover: match self.settings.with_guest {
+                true => Switchover::WhenTold,
+                false => Switchover::WhenConverged,
             },
             peer_timeout: PEER_TIMEOUT,
             migration: self.id,

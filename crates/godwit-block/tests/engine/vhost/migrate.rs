@@ -2,7 +2,9 @@
 
 use godwit_block::engine::FrontEndState;
 use godwit_core::authority::AuthorityRecord;
-use godwit_testkit::vhost_client::{Options, Status};
+use godwit_core::event::Phase;
+use godwit_core::{MigrationOptions, Switchover};
+use godwit_testkit::vhost_client::{Client, Options, Status};
 
 use super::{MOMENT, SIZE, Served};
 use crate::migrate::{start, wait_for_success};
@@ -61,4 +63,38 @@ fn a_guest_writes_through_a_migration_and_both_images_agree() {
     assert_eq!(state, FrontEndState::Attached);
     drop((guest, next));
     assert!(destination.engine.finish() == model, "at the destination");
+}
+
+#[test]
+fn a_disk_follows_the_machine_that_its_hypervisor_moves() {
+    let source = Served::new("a");
+    let destination = Served::over(TestEngine::new("b", SIZE, AuthorityRecord::vacant()));
+    let mut guest = source.connect(Options::default());
+    assert_eq!(guest.write(0, 0, &[0x11; 4096]), Status::OK);
+    let follows = MigrationOptions {
+        switchover: Switchover::WhenTold,
+        ..options(1)
+    };
+    start(&source.engine, &destination.engine, follows, links(1));
+    source.engine.wait_until(|snapshot| {
+        snapshot
+            .progress
+            .is_some_and(|progress| progress.phase == Phase::Converged)
+    });
+    assert_eq!(guest.write(0, 8, &[0x22; 4096]), Status::OK);
+    // The machine there is set up, and does not run yet.
+    let mut next = Client::connect(&destination.path, Options::default()).expect("a front end");
+    next.config().expect("the disk's size");
+    std::thread::sleep(MOMENT);
+    assert!(source.engine.handle.snapshot().serves, "nothing has moved");
+    // The hypervisor stops it here and starts it there.
+    guest.stop_queue(0).expect("the ring stops");
+    next.start().expect("queues");
+    assert_eq!(next.read(0, 0, 4096), Ok(vec![0x11; 4096]));
+    assert_eq!(next.read(0, 8, 4096), Ok(vec![0x22; 4096]));
+    assert_eq!(next.write(0, 16, &[0x33; 4096]), Status::OK);
+    wait_for_success(&source.engine, &destination.engine);
+    drop((guest, next));
+    let moved = destination.engine.finish();
+    assert!(moved[8192..12288] == [0x33; 4096]);
 }
