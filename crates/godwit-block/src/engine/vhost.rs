@@ -62,6 +62,10 @@ pub(super) struct FrontEnd {
     pub(super) rings: [Option<Box<GuestRing>>; MOST_RINGS as usize],
     /// Requests that the controller has.
     pub(super) in_flight: u32,
+    /// Nothing is taken from its rings until its memory changes.
+    pub(super) still: bool,
+    /// Who waits until nothing that was taken is left.
+    stilled: Option<FrontEndReply>,
     /// It left, and its last requests are waited for.
     left: bool,
     /// Who waits for that.
@@ -149,6 +153,13 @@ impl Vhost {
     /// Requests that wait for the disk's owner are to fail.
     pub(super) const fn owner_unreachable(&mut self) {
         self.hopeless = self.ready != 0;
+    }
+
+    /// The front end left before all of its memory had arrived.
+    pub(super) fn has_lost_memory(&self) -> bool {
+        let front_end = self.front_end.as_ref();
+        let ram = front_end.and_then(|front_end| front_end.ram.as_ref());
+        ram.is_some_and(|ram| ram.arrival().is_lost())
     }
 
     pub(super) fn ring(&mut self, index: u16) -> Option<&mut GuestRing> {
@@ -268,6 +279,7 @@ impl Engine {
             }
             FrontEndCommand::Detach => return self.detach_front_end(reply),
             FrontEndCommand::Stop { ring } => return self.stop_ring(ring, reply),
+            FrontEndCommand::Still => return self.still_rings(reply),
             FrontEndCommand::Start { ring, setup } => self.start_ring(ring, *setup),
             command => self.change_front_end(command),
         };
@@ -293,6 +305,8 @@ impl Engine {
             features: 0,
             rings: Default::default(),
             in_flight: 0,
+            still: false,
+            stilled: None,
             left: false,
             gone: None,
         });
@@ -312,6 +326,10 @@ impl Engine {
                     .filter_map(|ring| ring.split.check(ram.memory()).err())
                     .collect();
                 front_end.ram = Some(ram);
+                front_end.still = false;
+                for (index, ring) in front_end.rings.iter().enumerate() {
+                    self.vhost.ready |= u16::from(ring.is_some()) << index;
+                }
                 if let Some(error) = lost.into_iter().next() {
                     return Err(error.into());
                 }
@@ -344,7 +362,8 @@ impl Engine {
             FrontEndCommand::Attach { .. }
             | FrontEndCommand::Detach
             | FrontEndCommand::Start { .. }
-            | FrontEndCommand::Stop { .. } => {}
+            | FrontEndCommand::Stop { .. }
+            | FrontEndCommand::Still => {}
         }
         Ok(())
     }
@@ -425,6 +444,18 @@ impl Engine {
         }
     }
 
+    /// The memory is about to change: nothing may use it then.
+    fn still_rings(&mut self, reply: FrontEndReply) {
+        match &mut self.vhost.front_end {
+            None => reply(Err(FrontEndError::Left)),
+            Some(front_end) => {
+                front_end.still = true;
+                front_end.stilled = Some(reply);
+                self.settle_front_end();
+            }
+        }
+    }
+
     /// The front end left: its memory may be gone or given to another.
     fn detach_front_end(&mut self, reply: FrontEndReply) {
         match &mut self.vhost.front_end {
@@ -450,6 +481,9 @@ impl Engine {
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.left = true;
             front_end.log = None;
+            if let Some(reply) = front_end.stilled.take() {
+                reply(Err(FrontEndError::Left));
+            }
         }
         for index in 0..MOST_RINGS {
             if let Some(ring) = self.vhost.remove(&mut self.ring, index)
@@ -488,6 +522,13 @@ impl Engine {
                 self.attach_front_end(socket, serial, reply);
             }
             return;
+        }
+        let mut rings = front_end.rings.iter().flatten();
+        if front_end.in_flight == 0
+            && !rings.any(|ring| ring.split.has_answers() && !ring.broken)
+            && let Some(reply) = front_end.stilled.take()
+        {
+            reply(Ok(0));
         }
         while stopped != 0 {
             let index = stopped.trailing_zeros() as u16;
@@ -534,6 +575,10 @@ impl Engine {
     /// Serves a ring no more, until the guest resets the device.
     pub(super) fn break_ring(&mut self, index: u16, why: &dyn std::fmt::Display) {
         let disk = &self.config.disk;
+        if self.vhost.has_lost_memory() {
+            // Nothing in it makes sense, and whoever had it is gone.
+            return;
+        }
         let Some(ring) = self.vhost.ring(index) else {
             return;
         };

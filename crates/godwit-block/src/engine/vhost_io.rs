@@ -155,7 +155,7 @@ impl Engine {
         ) else {
             return Ok(Step::Idle);
         };
-        if ring.broken {
+        if ring.broken || front_end.still || ram.arrival().is_lost() {
             return Ok(Step::Idle);
         }
         let memory = ram.memory();
@@ -238,6 +238,17 @@ impl Engine {
         ring.in_flight += 1;
         front_end.in_flight += 1;
         self.slots.set_arrived(tag, arrived);
+        let ram = Arc::clone(ram);
+        if ram.arrival().is_under_way() {
+            // Only what has been looked at is known to be what the guest wrote.
+            if let Operation::Write { .. } = operation {
+                self.gather(tag);
+            }
+            if ram.arrival().is_lost() {
+                self.answer_ring(tag, operation, Err(RequestError::Io));
+                return Ok(Step::Idle);
+            }
+        }
         let request = Request {
             tag,
             origin: Origin::Client,

@@ -6,6 +6,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::Arc;
 
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use virtio_queue::desc::RawDescriptor;
@@ -13,6 +14,8 @@ use vm_memory::{
     Bytes, FileOffset, GuestAddress, GuestMemory, GuestMemoryMmap, GuestMemoryRegion,
     GuestRegionMmap, MmapRegion, Permissions,
 };
+
+use super::post_copy::Arrival;
 
 /// Why the guest's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +37,11 @@ pub(crate) enum MemoryError {
     /// The kernel refused, or regions overlap.
     #[error("cannot map guest memory: {0}")]
     Map(String),
+    /// Only shared memory's pages can be waited for.
+    #[error(
+        "cannot wait for pages of guest memory, which must come from a memfd, tmpfs or hugetlbfs"
+    )]
+    Faults(#[source] io::Error),
 }
 
 /// A contiguous part of guest memory: guest-physical address and length in bytes.
@@ -49,20 +57,25 @@ pub struct Segment {
 struct Translation {
     user: u64,
     guest: u64,
+    /// Where it is in this process.
+    here: u64,
     length: u64,
 }
 
 /// The guest's memory, mapped.
 pub(crate) struct GuestRam {
     memory: GuestMemoryMmap,
+    /// In the front end's order.
     translations: Vec<Translation>,
+    arrival: Arc<Arrival>,
 }
 
 impl GuestRam {
-    /// Maps the regions, each from its file.
+    /// Maps the regions, each from its file, and touches nothing.
     pub(crate) fn new(
         regions: &[VhostUserMemoryRegion],
         files: Vec<File>,
+        arrival: Arc<Arrival>,
     ) -> Result<Self, MemoryError> {
         let mut mapped = Vec::with_capacity(regions.len());
         let mut translations = Vec::with_capacity(regions.len());
@@ -71,12 +84,13 @@ impl GuestRam {
             let base = GuestAddress(region.guest_phys_addr);
             let mapping = GuestRegionMmap::new(mapping, base)
                 .ok_or_else(|| MemoryError::Map("the region ends past all addresses".into()))?;
-            mapped.push(mapping);
             translations.push(Translation {
                 user: region.user_addr,
                 guest: region.guest_phys_addr,
+                here: mapping.as_ptr() as u64,
                 length: region.memory_size,
             });
+            mapped.push(mapping);
         }
         mapped.sort_by_key(GuestMemoryRegion::start_addr);
         let memory = GuestMemoryMmap::from_regions(mapped)
@@ -84,7 +98,20 @@ impl GuestRam {
         Ok(Self {
             memory,
             translations,
+            arrival,
         })
+    }
+
+    /// How much of it is there.
+    pub(crate) fn arrival(&self) -> &Arrival {
+        &self.arrival
+    }
+
+    /// Address in this process and bytes of each region, in the front end's order.
+    pub(super) fn places(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.translations
+            .iter()
+            .map(|region| (region.here, region.length))
     }
 
     /// The memory itself.

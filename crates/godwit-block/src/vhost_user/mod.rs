@@ -18,11 +18,15 @@ pub(crate) mod config_space;
 pub(crate) mod dirty_log;
 pub(crate) mod inflight;
 pub(crate) mod memory;
+mod peer_memory;
+pub(crate) mod post_copy;
 mod protocol;
 pub mod request;
 pub(crate) mod ring;
 mod server;
 pub(crate) mod session;
+mod userfault;
 
 pub use memory::Segment;
+pub use post_copy::may_wait_for_pages;
 pub use server::{VhostUserServer, serve};

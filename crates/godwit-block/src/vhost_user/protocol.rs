@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_core::units::Sectors;
 use vhost::VhostUserMemoryRegionBase;
@@ -19,6 +20,8 @@ use super::config_space::{self, EVENT_INDEX, FEATURES, LARGEST_RING, MOST_RINGS,
 use super::dirty_log::DirtyLog;
 use super::inflight::InflightArea;
 use super::memory::GuestRam;
+use super::peer_memory;
+use super::post_copy::{self, Arrival, PostCopy};
 use super::ring::RingLayout;
 use super::session::{FrontEndCommand, FrontEndError, RingSetup};
 use crate::engine::EngineHandle;
@@ -28,6 +31,9 @@ const PROMPT: Duration = Duration::from_secs(10);
 
 /// How long the requests of a ring that stops may take. The front end stands still meanwhile.
 const DRAIN: Duration = Duration::from_secs(30);
+
+/// How often to look whether a front end that waits for the engine is still there.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A ring as far as the front end has described it.
 #[derive(Default)]
@@ -46,7 +52,13 @@ struct RingState {
 /// One front end's side of the protocol.
 pub(super) struct Handler {
     engine: EngineHandle,
+    /// The front end's socket.
+    socket: UnixStream,
     capacity: Sectors,
+    /// The guest's memory may arrive while it is used.
+    may_post_copy: bool,
+    /// It does, or is about to.
+    post_copy: Option<PostCopy>,
     ram: Option<Arc<GuestRam>>,
     inflight: Option<Arc<InflightArea>>,
     features: u64,
@@ -56,10 +68,13 @@ pub(super) struct Handler {
 }
 
 impl Handler {
-    pub(super) fn new(engine: EngineHandle, capacity: Sectors) -> Self {
+    pub(super) fn new(engine: EngineHandle, socket: UnixStream, capacity: Sectors) -> Self {
         Self {
             engine,
+            socket,
             capacity,
+            may_post_copy: post_copy::may_wait_for_pages().is_ok(),
+            post_copy: None,
             ram: None,
             inflight: None,
             features: 0,
@@ -85,7 +100,66 @@ impl Handler {
     }
 
     fn ask(&mut self, command: FrontEndCommand, within: Duration) -> Result<u16> {
+        if self.post_copy.is_some() {
+            return self.ask_while_memory_arrives(command);
+        }
         ask(&self.engine, command, Some(within)).map_err(|problem| self.refuse(problem))
+    }
+
+    /// Asks the engine, which may wait for a page: that takes as long as the front end lives.
+    fn ask_while_memory_arrives(&mut self, command: FrontEndCommand) -> Result<u16> {
+        let answer = send(&self.engine, command);
+        loop {
+            let problem = match answer.recv_timeout(LOOK) {
+                Ok(Ok(base)) => return Ok(base),
+                Ok(Err(problem)) => problem,
+                Err(mpsc::RecvTimeoutError::Disconnected) => FrontEndError::Ended,
+                Err(mpsc::RecvTimeoutError::Timeout) if post_copy::has_left(&self.socket) => {
+                    self.post_copy = None;
+                    FrontEndError::Left
+                }
+                Err(mpsc::RecvTimeoutError::Timeout) => continue,
+            };
+            return Err(self.refuse(problem));
+        }
+    }
+
+    /// Until when the front end has to stay for its guest's memory to count as complete, when that
+    /// is what is waited for.
+    pub(super) fn memory_ends(&self) -> Option<Instant> {
+        self.post_copy.as_ref().and_then(PostCopy::ends)
+    }
+
+    /// All of the guest's memory is there.
+    pub(super) fn complete_memory(&mut self) {
+        if let Some(post_copy) = self.post_copy.take() {
+            post_copy.complete();
+        }
+    }
+
+    /// Maps memory that arrives, and tells where it is here. The engine gets it when the front end
+    /// knows that, too: then it can serve what is missing.
+    fn prepare_memory(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+    ) -> Result<Vec<VhostUserMemoryRegionBase>> {
+        let Some(post_copy) = &self.post_copy else {
+            return Err(Error::InvalidOperation("post-copy was not announced"));
+        };
+        let ram = GuestRam::new(regions, files, post_copy.arrival())
+            .map_err(|error| self.refuse(error))?;
+        if self.rings.iter().any(|ring| ring.running) {
+            // From its answer on the front end does not recognize addresses of the memory before.
+            self.ask(FrontEndCommand::Still, DRAIN)?;
+        }
+        let bases = ram.places().map(|(start, _)| start).collect();
+        let prepared = match &mut self.post_copy {
+            Some(post_copy) => post_copy.prepare(ram),
+            None => Ok(()),
+        };
+        prepared.map_err(|error| self.refuse(error))?;
+        Ok(bases)
     }
 
     /// The descriptor, when it is an eventfd: reading and writing anything else could block the
@@ -125,11 +199,7 @@ pub(super) fn ask(
     command: FrontEndCommand,
     within: Option<Duration>,
 ) -> std::result::Result<u16, FrontEndError> {
-    let (sender, answer) = mpsc::sync_channel(1);
-    let reply = Box::new(move |result| {
-        let _ = sender.send(result);
-    });
-    engine.front_end(command, reply);
+    let answer = send(engine, command);
     match within {
         Some(within) => answer.recv_timeout(within).unwrap_or_else(|error| {
             Err(match error {
@@ -139,6 +209,19 @@ pub(super) fn ask(
         }),
         None => answer.recv().unwrap_or(Err(FrontEndError::Ended)),
     }
+}
+
+/// Asks the engine.
+fn send(
+    engine: &EngineHandle,
+    command: FrontEndCommand,
+) -> mpsc::Receiver<std::result::Result<u16, FrontEndError>> {
+    let (sender, answer) = mpsc::sync_channel(1);
+    let reply = Box::new(move |result| {
+        let _ = sender.send(result);
+    });
+    engine.front_end(command, reply);
+    answer
 }
 
 fn is_eventfd(file: &impl AsFd) -> bool {
@@ -184,13 +267,51 @@ impl VhostUserBackendReqHandlerMut for Handler {
         &mut self,
         regions: &[VhostUserMemoryRegion],
         files: Vec<File>,
-        _postcopy: Option<bool>,
+        post_copy: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let ram = GuestRam::new(regions, files).map_err(|error| self.refuse(error))?;
+        if post_copy == Some(true) {
+            return self.prepare_memory(regions, files).map(Some);
+        }
+        let addresses: Vec<u64> = regions.iter().map(|region| region.user_addr).collect();
+        if self.post_copy.is_none() && peer_memory::is_arriving(&self.socket, &addresses) {
+            return Err(self.refuse(FrontEndError::StillArriving));
+        }
+        let ram = GuestRam::new(regions, files, Arc::new(Arrival::default()))
+            .map_err(|error| self.refuse(error))?;
         let ram = Arc::new(ram);
         self.ram = Some(Arc::clone(&ram));
         self.ask(FrontEndCommand::Memory { ram }, PROMPT)?;
         Ok(None)
+    }
+
+    fn postcopy_advice(&mut self) -> Result<File> {
+        let (post_copy, shared) = PostCopy::new().map_err(Error::ReqHandlerError)?;
+        self.post_copy = Some(post_copy);
+        Ok(shared)
+    }
+
+    fn postcopy_listen(&mut self) -> Result<()> {
+        match self.ram {
+            Some(_) => Err(self.refuse(FrontEndError::MemoryFirst)),
+            None => Ok(()),
+        }
+    }
+
+    fn postcopy_ack_mem_regions(&mut self) -> Result<()> {
+        let prepared = self.post_copy.as_mut().and_then(PostCopy::take_up);
+        let Some(ram) = prepared else {
+            return Err(self.refuse(FrontEndError::NothingPrepared));
+        };
+        self.ram = Some(Arc::clone(&ram));
+        self.ask(FrontEndCommand::Memory { ram }, PROMPT)?;
+        Ok(())
+    }
+
+    fn postcopy_end(&mut self) -> Result<()> {
+        if let Some(post_copy) = &mut self.post_copy {
+            post_copy.end();
+        }
+        Ok(())
     }
 
     fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
@@ -308,11 +429,13 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
-        Ok(VhostUserProtocolFeatures::MQ
+        let mut features = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
-            | VhostUserProtocolFeatures::REPLY_ACK)
+            | VhostUserProtocolFeatures::REPLY_ACK;
+        features.set(VhostUserProtocolFeatures::PAGEFAULT, self.may_post_copy);
+        Ok(features)
     }
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {

@@ -3,13 +3,14 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use godwit_core::units::Sectors;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use super::post_copy;
 use super::protocol::{Handler, ask};
 use super::session::{FrontEndCommand, FrontEndError};
 use crate::engine::EngineHandle;
@@ -37,7 +38,7 @@ struct State {
 }
 
 impl Shared {
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -144,21 +145,36 @@ fn attend(
     ask(engine, attach, None)?;
     tracing::info!(disk, "front end attached");
     let capacity: Sectors = engine.capacity();
-    let handler = Arc::new(Mutex::new(Handler::new(engine.clone(), capacity)));
+    let handler = Handler::new(engine.clone(), socket.try_clone()?, capacity);
+    let handler = Arc::new(Mutex::new(handler));
+    let watched = socket.try_clone()?;
     let mut protocol = BackendReqHandler::from_stream(socket, Arc::clone(&handler));
     loop {
+        let ends = lock(&handler).memory_ends();
+        if let Some(deadline) = ends {
+            let silent = post_copy::is_silent_until(&watched, deadline);
+            if Instant::now() >= deadline && (silent || !post_copy::has_left(&watched)) {
+                lock(&handler).complete_memory();
+            }
+            if silent {
+                continue;
+            }
+        }
         match protocol.handle_request() {
             Ok(()) => {}
             Err(Error::Disconnected) => return Ok(()),
             Err(error) => {
-                let mut handler = handler.lock().unwrap_or_else(PoisonError::into_inner);
-                return Err(match handler.take_problem() {
+                return Err(match lock(&handler).take_problem() {
                     Some(problem) => problem.into(),
                     None => Problem::Protocol(error),
                 });
             }
         }
     }
+}
+
+fn lock(handler: &Mutex<Handler>) -> MutexGuard<'_, Handler> {
+    handler.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The first 20 bytes, and zeroes after its end.

@@ -28,6 +28,18 @@ pub(crate) enum FrontEndError {
     /// The ring needs memory first.
     #[error("the ring was started before the guest's memory was shared")]
     NoMemory,
+    /// No memory was announced.
+    #[error("guest memory is acknowledged that nobody has shared")]
+    NothingPrepared,
+    /// Its pages cannot be waited for any more.
+    #[error("post-copy begins after the guest's memory was shared")]
+    MemoryFirst,
+    /// It was told of by a connection that is lost.
+    #[error(
+        "memory of the virtual machine was still arriving (post-copy) when its connection was lost, \
+         and cannot be waited for any more: stop the virtual machine and start it anew"
+    )]
+    StillArriving,
     /// A kick or call descriptor is something else.
     #[error("a ring's kick, call or error descriptor is not an eventfd")]
     NotEventfd,
@@ -78,6 +90,9 @@ pub(crate) enum FrontEndCommand {
     /// It left: nothing of its memory is touched any more except by transfers under way, and the
     /// answer comes when those have ended.
     Detach,
+    /// Take nothing from any ring until the memory changes. The answer comes when nothing that was
+    /// taken is left.
+    Still,
     /// The guest's memory is this from now on.
     Memory { ram: Arc<GuestRam> },
     /// The log is this from now on.

@@ -9,12 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vhost::vhost_user::message::{
-    VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
+    VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 
 use super::memory::SharedMemory;
+use super::post_copy::Faults;
 use super::queue::{Part, QUEUE_BYTES, Queue};
 
 /// Where the guest has its memory.
@@ -55,6 +57,8 @@ pub struct Options {
     pub flush: bool,
     /// Keep track of requests in flight.
     pub inflight: bool,
+    /// Let the memory arrive while it is used, all but the queues.
+    pub post_copy: bool,
 }
 
 impl Default for Options {
@@ -67,6 +71,7 @@ impl Default for Options {
             indirect: false,
             flush: true,
             inflight: false,
+            post_copy: false,
         }
     }
 }
@@ -103,6 +108,8 @@ pub struct Client {
     /// The log of written pages, and whether it is kept.
     log: Option<SharedMemory>,
     inflight: Option<Inflight>,
+    /// What the server waits for, of memory that arrives.
+    pub faults: Option<Faults>,
 }
 
 fn failed(error: impl std::fmt::Display) -> io::Error {
@@ -136,6 +143,7 @@ impl Client {
             features: 0,
             log: None,
             inflight: None,
+            faults: None,
         };
         client.negotiate()?;
         Ok(client)
@@ -184,6 +192,9 @@ impl Client {
         if self.options.inflight {
             wanted |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
         }
+        if self.options.post_copy {
+            wanted |= VhostUserProtocolFeatures::PAGEFAULT;
+        }
         let agreed = wanted & offered;
         frontend.set_protocol_features(agreed).map_err(failed)?;
         if agreed.contains(VhostUserProtocolFeatures::REPLY_ACK) {
@@ -192,12 +203,64 @@ impl Client {
         if agreed.contains(VhostUserProtocolFeatures::MQ) {
             frontend.get_queue_num().map_err(failed)?;
         }
-        let regions = [self.region()];
-        self.frontend.set_mem_table(&regions).map_err(failed)?;
+        if self.options.post_copy {
+            self.announce_post_copy()?;
+        }
+        self.share_memory()?;
+        self.acknowledge_memory()?;
         if self.options.inflight {
             self.share_inflight()?;
         }
         Ok(())
+    }
+
+    fn announce_post_copy(&mut self) -> io::Result<()> {
+        for queue in 0..u64::from(self.options.queues) {
+            let place = self.memory.at(queue * QUEUE_BYTES, QUEUE_BYTES as usize);
+            // SAFETY: `at` checked the range. The queues are still empty.
+            unsafe { place.write_bytes(0, QUEUE_BYTES as usize) };
+        }
+        let file = self.frontend.postcopy_advise().map_err(failed)?;
+        self.frontend.postcopy_listen().map_err(failed)?;
+        self.faults = Some(Faults::new(file, Arc::clone(&self.memory)));
+        Ok(())
+    }
+
+    /// Shares the memory, again. Where it arrives while it is used, the server is told by
+    /// [`Client::acknowledge_memory`] that its faults there can be served.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub fn share_memory(&mut self) -> io::Result<()> {
+        let regions = [self.region()];
+        let bases = self.frontend.set_mem_table(&regions).map_err(failed)?;
+        if let (Some(faults), Some(bases)) = (&mut self.faults, bases) {
+            faults.set_base(bases[0]);
+        }
+        Ok(())
+    }
+
+    /// Tells the server that its faults in the memory shared last can be served.
+    ///
+    /// # Errors
+    /// When it cannot be told.
+    pub fn acknowledge_memory(&mut self) -> io::Result<()> {
+        if self.faults.is_some() {
+            let code = FrontendReq::SET_MEM_TABLE;
+            self.frontend
+                .postcopy_ack_mem_regions(code)
+                .map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Tells the server that all of the memory has arrived.
+    ///
+    /// # Errors
+    /// When the server refuses.
+    pub fn end_post_copy(&mut self) -> io::Result<()> {
+        self.faults = None;
+        self.frontend.postcopy_end().map_err(failed)
     }
 
     /// How the memory is announced.

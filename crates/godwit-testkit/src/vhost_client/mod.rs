@@ -5,8 +5,10 @@
 
 mod client;
 mod memory;
+mod post_copy;
 mod queue;
 
 pub use client::{BASE, Client, Options, Status};
 pub use memory::SharedMemory;
+pub use post_copy::{Faults, may_wait_for_pages, wait_for_pages};
 pub use queue::{Done, INDIRECT, NEXT, Part, QUEUE_BYTES, Queue, WRITE, readable};
