@@ -20,6 +20,9 @@ const DOWNTIME_LIMIT: u64 = 100;
 /// Bytes per second when nothing else is asked for: more than any link carries.
 const NO_LIMIT: u64 = 1 << 40;
 
+/// What QEMU calls a migration whose connection broke while the guest ran without all its memory.
+pub(super) const PULL_BROKEN: &str = "postcopy-paused";
+
 /// How long QEMU may take to leave a migration that is given up.
 const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -143,7 +146,10 @@ pub(crate) async fn wait_for(
         if wanted.contains(&seen.status.as_str()) {
             return Ok(());
         }
-        if matches!(seen.status.as_str(), "failed" | "cancelled" | "cancelling") {
+        if matches!(
+            seen.status.as_str(),
+            "failed" | "cancelled" | "cancelling" | PULL_BROKEN
+        ) {
             return Err(MemoryError::Ended {
                 why: if seen.why.is_empty() {
                     String::from("it gives no reason; see QEMU's log")

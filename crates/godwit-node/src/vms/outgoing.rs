@@ -217,8 +217,7 @@ impl Move {
             .await
             .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
         let mut entry = self.vm.lock().entry.clone();
-        let mut blockers =
-            preflight::leaving(&self.node, &entry.machine, &facts, self.request.memory);
+        let mut blockers = preflight::leaving(&self.node, &entry.machine, &facts);
         let hello = greeting::hello(
             &self.node.config.name,
             &self.vm.name,

@@ -22,12 +22,7 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_SOUND_TCG: [u64; 3] = [10, 0, 0];
 
 /// Source: what stands in the way here.
-pub(crate) fn leaving(
-    node: &Node,
-    machine: &Machine,
-    facts: &Facts,
-    memory: MemoryMode,
-) -> Vec<String> {
+pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
     let here = &node.config.name;
     let mut blockers = Vec::new();
     for disk in &machine.disks {
@@ -46,13 +41,6 @@ pub(crate) fn leaving(
     if !machine.disks.is_empty() && !facts.memory_shared {
         blockers.push(String::from(
             "its memory is not shared: QEMU needs -object memory-backend-memfd,...,share=on",
-        ));
-    }
-    if !machine.disks.is_empty() && memory.pulls() {
-        // The disks' engine would meet pages of the guest's memory that have not arrived.
-        blockers.push(format!(
-            "its memory cannot follow it ({}) because it has disks: use pre-copy",
-            memory.name()
         ));
     }
     for drive in &facts.drives {
@@ -157,6 +145,15 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
             ));
         }
         wanted = wanted.saturating_add(allocated.saturating_sub(held));
+    }
+    if offer.memory.pulls()
+        && !offer.disks.is_empty()
+        && let Err(error) = godwit_block::vhost_user::may_wait_for_pages()
+    {
+        blockers.push(format!(
+            "node '{here}' may not wait for memory that follows a VM ({error}): give it \
+             CAP_SYS_PTRACE or access to /dev/userfaultfd, or use pre-copy"
+        ));
     }
     let folder = node.config.disks_dir();
     let name = here.clone();

@@ -6,8 +6,9 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::inspect;
+use super::memory::PULL_BROKEN;
 use super::process;
-use super::qmp::Qmp;
+use super::qmp::{Qmp, text};
 use super::vm::{Qemu, Vm, VmActivity};
 use crate::node::Node;
 
@@ -27,12 +28,18 @@ pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
 }
 
 async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
+    let mut memory_lost = false;
     loop {
         let process = Arc::clone(&qemu.process);
         tokio::select! {
             () = process.ended() => break,
             () = node.closed() => return,
-            () = follow(&vm, &qemu.qmp) => {}
+            rest_lost = follow(&vm, &qemu.qmp) => if rest_lost {
+                tracing::error!(vm = vm.name, "the rest of the VM's memory did not arrive");
+                memory_lost = true;
+                process.kill().await;
+                break;
+            }
         }
         vm.lock().problem = Some(String::from("QEMU's monitor does not answer"));
         let again = tokio::select! {
@@ -56,7 +63,11 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     inner.problem = (!asked && !halted)
         .then(|| process::log_tail(&log))
         .map(|said| {
-            if said.is_empty() {
+            if memory_lost {
+                String::from(
+                    "the rest of its memory did not arrive; its disks are here: start it anew",
+                )
+            } else if said.is_empty() {
                 String::from("QEMU ended")
             } else {
                 format!("QEMU ended: {said}")
@@ -65,21 +76,23 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     tracing::info!(vm = vm.name, asked, "QEMU has ended");
 }
 
-/// Follows the run state until the monitor is lost.
-async fn follow(vm: &Arc<Vm>, qmp: &Qmp) {
+/// Follows the run state until the monitor is lost, or memory that the guest cannot do without: true
+/// then.
+async fn follow(vm: &Arc<Vm>, qmp: &Qmp) -> bool {
     let mut events = qmp.events();
     loop {
         let changed = tokio::select! {
             event = events.recv() => match event {
+                Ok(event) if text(&event.data, "status") == PULL_BROKEN => return true,
                 Ok(event) => matches!(
                     event.name.as_str(),
                     "STOP" | "RESUME" | "SHUTDOWN" | "SUSPEND" | "WAKEUP" | "RESET"
                         | "GUEST_PANICKED" | "MIGRATION" | "BLOCK_IO_ERROR"
                 ),
                 Err(RecvError::Lagged(_)) => true,
-                Err(RecvError::Closed) => return,
+                Err(RecvError::Closed) => return false,
             },
-            () = qmp.closed() => return,
+            () = qmp.closed() => return false,
         };
         if changed && let Ok(state) = inspect::run_state(qmp).await {
             vm.lock().run_state = Some(state);
