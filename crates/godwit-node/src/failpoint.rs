@@ -4,6 +4,10 @@
 /// Stops here when a test says so. It waits on a thread of its own, so that only the caller stops.
 #[cfg(feature = "failpoints")]
 pub(crate) async fn reach(name: String) {
+    if fail::list().iter().any(|(point, _)| *point == name) {
+        // Whoever set it learns from the log that this is where the node is.
+        tracing::info!(point = name, "at a fail point");
+    }
     // The point's own failure (a test may make it panic) ends that thread alone.
     let _ = tokio::task::spawn_blocking(move || fail::fail_point!(&name)).await;
 }

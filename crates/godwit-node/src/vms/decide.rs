@@ -20,6 +20,7 @@ use super::run::forget;
 use super::tunnel::OpenDoor;
 use super::vm::{Qemu, Vm};
 use crate::disks::disk::Activity;
+use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
 use crate::node::Node;
 
@@ -254,6 +255,7 @@ impl<'a> Incoming<'a> {
 
     /// The guest goes on here.
     async fn run(&self, qemu: &Qemu) {
+        failpoint::reach(String::from("vm::before::run")).await;
         if let Err(error) = let_run(qemu).await {
             tracing::error!(vm = self.vm.name, %error, "the VM is here but does not run");
             self.say(Answer::Failed(error.to_string())).await;

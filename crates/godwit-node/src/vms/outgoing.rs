@@ -23,6 +23,7 @@ use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::group::{GroupState, SwitchGroup};
 use crate::disks::image;
+use crate::failpoint;
 use crate::migrations::{options, outgoing};
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
@@ -395,6 +396,7 @@ impl Move {
         }
         let answer = working.link.hear_within(RUN_TIMEOUT).await;
         let heard = Instant::now();
+        failpoint::reach(String::from("vm::before::quit")).await;
         let result = match answer {
             Some(Answer::Running {
                 owned_for_us,

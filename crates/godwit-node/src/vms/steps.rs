@@ -14,6 +14,7 @@ use super::qmp::QmpEvent;
 use super::{inspect, memory, tunnel};
 use crate::api::{ErrorBody, ErrorCode, MemoryMode, MigrationPhase, VmMigrationPhase as Phase};
 use crate::disks::group::GroupState;
+use crate::failpoint;
 use crate::migrations::outgoing;
 use crate::peers::greeting;
 
@@ -43,6 +44,7 @@ impl Move {
                 .add_disk(self.id, started.id.clone());
             working.disks.push(started.id);
         }
+        failpoint::reach(String::from("vm::copying-disks")).await;
         self.until_converged(working).await?;
 
         self.enter(Phase::Starting);
@@ -59,6 +61,7 @@ impl Move {
             .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
         working.ran = Some(state == "running");
         working.tunnel = Some(self.start_memory().await?);
+        failpoint::reach(String::from("vm::copying-memory")).await;
         let mode = self.request.memory;
         self.while_disks_last(working, &mut events, mode).await?;
 
@@ -207,6 +210,7 @@ impl Move {
         let seen = memory::look(&self.qemu.qmp)
             .await
             .map_err(|error| failed(&error))?;
+        failpoint::reach(String::from("vm::pre-switchover")).await;
         if seen.status == "pre-switchover" {
             memory::go_on(&self.qemu.qmp)
                 .await
@@ -236,8 +240,8 @@ impl Move {
         }
     }
 
-    /// Gives all disks away together.
-    async fn give(&mut self, working: &Working) -> Result<(), ErrorBody> {
+    /// Gives all disks away together, unless the destination cannot run the guest any more.
+    async fn give(&mut self, working: &mut Working) -> Result<(), ErrorBody> {
         let told = Instant::now();
         self.told = Some(told);
         for name in self.vm_disks() {
@@ -265,6 +269,10 @@ impl Move {
                         Ok(GroupState::Storing | GroupState::Given) => Ok(()),
                         _ => Err(self.error(ErrorCode::Conflict, &"its disks were not given away")),
                     };
+                }
+                // Whoever hears this too late to keep the disks goes on: see `carry_out`.
+                answer = working.link.hear() => {
+                    return Err(self.unwilling(answer, "gave the VM up"));
                 }
                 () = tokio::time::sleep(POLL) => {
                     if let Some(trouble) = self.disk_trouble(working) {

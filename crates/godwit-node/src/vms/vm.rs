@@ -294,13 +294,13 @@ impl Vms {
         if let Some(other) = vms.get(&vm.name) {
             let inner = other.lock();
             if inner.holds_disks() || inner.activity != VmActivity::Idle {
+                let does = match inner.activity {
+                    VmActivity::Idle => inner.state().name(),
+                    activity => activity.describe(),
+                };
                 return Err(ErrorBody::new(
                     ErrorCode::Exists,
-                    format!(
-                        "a VM named {:?} is {} on this node",
-                        vm.name,
-                        inner.state().name()
-                    ),
+                    format!("a VM named {:?} is {does} on this node", vm.name),
                 )
                 .hint("choose another name, or stop it with 'godwit vm stop'"));
             }
