@@ -178,6 +178,12 @@ impl GuestConsole {
         lock(&self.shared.heard).arrivals.largest(Instant::now())
     }
 
+    /// Reports that came a second time, or after later ones: a guest that runs once numbers each
+    /// anew, wherever it moves.
+    pub fn repeated(&self) -> u64 {
+        lock(&self.shared.heard).repeated
+    }
+
     /// What the guest said besides its reports: errors, mismatches, its kernel's messages.
     pub fn log(&self) -> Vec<String> {
         lock(&self.shared.heard).log.clone()

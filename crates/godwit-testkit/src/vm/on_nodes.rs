@@ -48,7 +48,6 @@ impl NodeGuest {
         disk_mib: u64,
         load: &GuestLoad,
     ) -> io::Result<Self> {
-        let image = GuestImage::build_or_cached()?;
         let node = cluster.node(node);
         let names: Vec<String> = (0..disks).map(|number| format!("disk{number}")).collect();
         for name in &names {
@@ -58,13 +57,27 @@ impl NodeGuest {
                 .json()?;
             std::fs::remove_file(path)?;
         }
+        Self::boot(cluster, node, names, load)
+    }
+
+    /// Runs the guest on disks that the node has, which a guest used before, and waits until it
+    /// works.
+    ///
+    /// # Errors
+    /// When anything of that fails, with what the guest said.
+    pub fn boot(
+        cluster: &Cluster,
+        node: &Node,
+        disks: Vec<String>,
+        load: &GuestLoad,
+    ) -> io::Result<Self> {
+        let image = GuestImage::build_or_cached()?;
         let console = GuestConsole::new();
         let socket = cluster.dir().join("console.sock");
+        // That of an earlier guest.
+        let _ = std::fs::remove_file(&socket);
         console.listen(&socket)?;
-        let guest = Self {
-            console,
-            disks: names,
-        };
+        let guest = Self { console, disks };
         let arguments = guest.arguments(&image, &socket, load);
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         node.godwit(&words).json()?;
@@ -118,7 +131,10 @@ impl NodeGuest {
         if report.errors + report.mismatches > 0 {
             return Err(self.said(&format!("the guest complains: {report:?}")));
         }
-        Ok(())
+        match self.console.repeated() {
+            0 => Ok(()),
+            times => Err(self.said(&format!("{times} reports came twice: the guest runs twice"))),
+        }
     }
 
     /// Moves the machine and waits until the guest goes on. Gives the migration as the source shows

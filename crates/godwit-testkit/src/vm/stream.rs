@@ -56,6 +56,8 @@ pub struct Finished {
 pub(super) struct Heard {
     pub(super) started: bool,
     pub(super) report: Option<Report>,
+    /// Reports with a number that was not new: another copy of the guest runs.
+    pub(super) repeated: u64,
     pub(super) marked: u64,
     pub(super) finished: Option<Finished>,
     /// Why the load could not begin or end.
@@ -80,6 +82,8 @@ impl Heard {
             self.arrivals.end();
         } else if object.get("seq").is_some() {
             if let Ok(report) = serde_json::from_value::<Report>(object) {
+                let known = |last: &Report| report.seq <= last.seq;
+                self.repeated += u64::from(self.report.as_ref().is_some_and(known));
                 self.report = Some(report);
             }
         } else if let Some(id) = object.get("marked").and_then(Value::as_u64) {
@@ -158,6 +162,26 @@ mod tests {
             mismatches: 2,
         };
         assert_eq!(heard.finished, Some(finished));
+    }
+
+    #[test]
+    fn a_guest_that_runs_twice_is_noticed() {
+        let (mut heard, now) = (Heard::default(), Instant::now());
+        let [mut here, mut there] = [Lines::default(), Lines::default()];
+        let report = |seq: u64| {
+            format!(
+                "{{\"seq\":{seq},\"uptime_ms\":1,\"writes\":1,\"reads\":1,\"syncs\":1,\
+                 \"file_operations\":1,\"memory_passes\":1,\"errors\":0,\"mismatches\":0,\
+                 \"largest_gap_ms\":1.0,\"gap_since_mark_ms\":1.0,\"mark\":0}}\n"
+            )
+        };
+        for seq in 0..3 {
+            here.take(report(seq).as_bytes(), now, &mut heard);
+        }
+        there.take(report(3).as_bytes(), now, &mut heard);
+        assert_eq!(heard.repeated, 0);
+        here.take(report(3).as_bytes(), now, &mut heard);
+        assert_eq!(heard.repeated, 1);
     }
 
     #[test]

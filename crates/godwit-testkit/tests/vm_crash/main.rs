@@ -1,0 +1,308 @@
+//! Deaths while a virtual machine moves, and while it does not: whatever dies, the guest runs at most
+//! once, it runs on wherever a QEMU with its memory and its disks is left, and its disks hold every
+//! write that it was told of.
+//!
+//! A fail point holds a node in a phase of the move; then something is killed or the link is cut. The
+//! guest that survives one blow takes the next, from wherever it is: that each move reaches its phase
+//! shows that the one before left nothing in its way.
+
+mod site;
+
+use std::time::Duration;
+
+use godwit_testkit::process::wait_for;
+use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::vm::VM;
+
+use site::{Side, Site};
+
+/// Long enough to strike, short enough for everybody to wait and to go on.
+const HOLD: &str = "sleep(2000)";
+/// Only marks the moment in the log.
+const PASS: &str = "sleep(1)";
+/// What a node needs to be surely in its phase.
+const SETTLE: Duration = Duration::from_millis(300);
+/// How long a link is cut.
+const CUT: Duration = Duration::from_secs(2);
+/// How long a node is away.
+const AWAY: Duration = Duration::from_millis(500);
+
+/// A moment of a move.
+struct Moment {
+    phase: &'static str,
+    /// Whom the fail point holds, which one, and how.
+    hold: (Side, &'static str, &'static str),
+    options: &'static [&'static str],
+}
+
+const COPYING_DISKS: Moment = Moment {
+    phase: "copying disks",
+    hold: (Side::Source, "vm::copying-disks", HOLD),
+    options: &[],
+};
+/// So slow that the guest's memory changes faster.
+const MEMORY: Moment = Moment {
+    phase: "copying memory",
+    hold: (Side::Source, "vm::copying-memory", PASS),
+    options: &["--max-bandwidth", "16MiB"],
+};
+const STOPPED: Moment = Moment {
+    phase: "stopped",
+    hold: (Side::Source, "vm::pre-switchover", HOLD),
+    options: &[],
+};
+/// The destination has the memory and has not accepted its disks.
+const ACCEPTING: Moment = Moment {
+    phase: "accepting",
+    hold: (Side::Destination, "persist::before::accepted", HOLD),
+    options: &[],
+};
+/// The disks are accepted, and the source is about to store that it gave them away.
+const GIVING: Moment = Moment {
+    phase: "giving",
+    hold: (Side::Source, "persist::before::group", HOLD),
+    options: &[],
+};
+const GIVEN: Moment = Moment {
+    phase: "given",
+    hold: (Side::Source, "persist::after::group", HOLD),
+    options: &[],
+};
+/// The disks are the destination's, and its QEMU is about to be told to run.
+const BEFORE_RUN: Moment = Moment {
+    phase: "before it runs",
+    hold: (Side::Destination, "vm::before::run", HOLD),
+    options: &[],
+};
+const COMPLETING: Moment = Moment {
+    phase: "completing",
+    hold: (Side::Source, "vm::before::quit", HOLD),
+    options: &[],
+};
+
+/// What is struck.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Node(Side),
+    Qemu(Side),
+    Link,
+}
+
+/// What must become of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Stays,
+    Moves,
+    /// It runs at either node.
+    Survives,
+    /// Its QEMU was killed: its disks are at this node, and it can start anew.
+    Crashes(Side),
+}
+
+const SOURCE: Victim = Victim::Node(Side::Source);
+const DESTINATION: Victim = Victim::Node(Side::Destination);
+const SOURCE_QEMU: Victim = Victim::Qemu(Side::Source);
+const DESTINATION_QEMU: Victim = Victim::Qemu(Side::Destination);
+
+impl Site {
+    /// One move that is struck, and what comes of it.
+    fn blow(&mut self, moment: &Moment, victim: Victim, outcome: Outcome) {
+        let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
+        println!("{victim:?} in phase '{}', from {from}", moment.phase);
+        let (side, point, action) = moment.hold;
+        self.set_point(self.place(side), (point, action));
+        let seen = self.log_length(self.place(side));
+        self.start_move(moment.options);
+        self.reached(self.place(side), seen, point);
+        std::thread::sleep(SETTLE);
+        match victim {
+            Victim::Node(side) => {
+                let name = self.place(side);
+                self.cluster.node_mut(name).kill();
+                std::thread::sleep(AWAY);
+                self.start_node(name);
+            }
+            Victim::Qemu(side) => self.kill_qemu(self.place(side)),
+            Victim::Link => {
+                self.cut();
+                std::thread::sleep(CUT);
+                self.heal();
+            }
+        }
+        match outcome {
+            Outcome::Crashes(side) => {
+                let owner = self.place(side);
+                self.crashed(owner);
+                self.boot_again(owner);
+            }
+            _ => {
+                let at = self.survived();
+                let right = match outcome {
+                    Outcome::Stays => at == from,
+                    Outcome::Moves => at == to,
+                    _ => true,
+                };
+                assert!(right, "it runs at '{at}' after {victim:?}: not {outcome:?}");
+            }
+        }
+    }
+}
+
+fn blows(test: &str, all: &[(&Moment, Victim, Outcome)]) {
+    let turn = Scenario::begin("vm_crash", test);
+    let mut site = Site::new(turn.seed, 2);
+    for (moment, victim, outcome) in all {
+        site.blow(moment, *victim, *outcome);
+    }
+    site.moves();
+    site.finish();
+}
+
+#[test]
+fn the_source_dies() {
+    blows(
+        "the_source_dies",
+        &[
+            (&COPYING_DISKS, SOURCE, Outcome::Stays),
+            (&MEMORY, SOURCE, Outcome::Stays),
+            (&STOPPED, SOURCE, Outcome::Stays),
+            (&ACCEPTING, SOURCE, Outcome::Stays),
+            (&GIVING, SOURCE, Outcome::Stays),
+            (&GIVEN, SOURCE, Outcome::Moves),
+            (&BEFORE_RUN, SOURCE, Outcome::Moves),
+            (&COMPLETING, SOURCE, Outcome::Moves),
+        ],
+    );
+}
+
+#[test]
+fn the_destination_dies() {
+    blows(
+        "the_destination_dies",
+        &[
+            (&COPYING_DISKS, DESTINATION, Outcome::Stays),
+            (&MEMORY, DESTINATION, Outcome::Stays),
+            (&STOPPED, DESTINATION, Outcome::Stays),
+            (&ACCEPTING, DESTINATION, Outcome::Stays),
+            // Nothing takes back what the source is about to store.
+            (&GIVING, DESTINATION, Outcome::Moves),
+            (&BEFORE_RUN, DESTINATION, Outcome::Moves),
+            (&COMPLETING, DESTINATION, Outcome::Moves),
+        ],
+    );
+}
+
+#[test]
+fn the_link_is_cut() {
+    blows(
+        "the_link_is_cut",
+        &[
+            (&COPYING_DISKS, Victim::Link, Outcome::Stays),
+            (&MEMORY, Victim::Link, Outcome::Stays),
+            (&STOPPED, Victim::Link, Outcome::Stays),
+            (&ACCEPTING, Victim::Link, Outcome::Survives),
+            (&GIVING, Victim::Link, Outcome::Moves),
+            (&BEFORE_RUN, Victim::Link, Outcome::Moves),
+            (&COMPLETING, Victim::Link, Outcome::Moves),
+        ],
+    );
+}
+
+#[test]
+fn the_sources_qemu_dies() {
+    blows(
+        "the_sources_qemu_dies",
+        &[
+            (&COPYING_DISKS, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
+            (&MEMORY, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
+            (&STOPPED, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
+            // The destination has the memory.
+            (&GIVING, SOURCE_QEMU, Outcome::Moves),
+            (&BEFORE_RUN, SOURCE_QEMU, Outcome::Moves),
+            (&COMPLETING, SOURCE_QEMU, Outcome::Moves),
+        ],
+    );
+}
+
+#[test]
+fn the_destinations_qemu_dies() {
+    let lost = Outcome::Crashes(Side::Destination);
+    blows(
+        "the_destinations_qemu_dies",
+        &[
+            (&MEMORY, DESTINATION_QEMU, Outcome::Stays),
+            (&STOPPED, DESTINATION_QEMU, Outcome::Stays),
+            (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays),
+            (&BEFORE_RUN, DESTINATION_QEMU, lost),
+            (&COMPLETING, DESTINATION_QEMU, lost),
+        ],
+    );
+}
+
+/// QEMU connects again to the node's next process and hands over the requests that were under way.
+#[test]
+fn a_node_dies_again_and_again_under_its_guest() {
+    let turn = Scenario::begin("vm_crash", "a_node_dies_again_and_again_under_its_guest");
+    let mut site = Site::with_load(turn.seed, 2, 0);
+    let pid = site.pid("a");
+    for away in [0, 50, 300, 1500, 0] {
+        site.guest.console.mark(PATIENCE).unwrap();
+        site.cluster.node_mut("a").kill();
+        std::thread::sleep(Duration::from_millis(away));
+        site.start_node("a");
+        assert_eq!(site.survived(), "a");
+        println!(
+            "away for {away} ms; the guest waited {:?}",
+            site.guest.console.host_gap()
+        );
+    }
+    assert_eq!(site.pid("a"), pid, "another QEMU runs the guest");
+    site.moves();
+    site.finish();
+}
+
+/// Both disks of a machine change hands, or neither.
+#[test]
+fn a_disk_that_cannot_move_keeps_all_here() {
+    let turn = Scenario::begin("vm_crash", "a_disk_that_cannot_move_keeps_all_here");
+    let mut site = Site::new(turn.seed, 2);
+    // The first disk that makes itself durable at the destination fails, the other does not.
+    for (point, action) in [
+        ("disk::barrier::sync", "1*return(5)->off"),
+        (
+            "persist::before::accepted",
+            "1*sleep(1)->1*sleep(2000)->off",
+        ),
+    ] {
+        println!("{point}={action}");
+        site.set_point("b", (point, action));
+        let seen = site.log_length("b");
+        if point.starts_with("disk::") {
+            let failure = site.guest.try_migrate(site.cluster.node("a"), "b", &[]);
+            let failure = failure.expect_err("a disk failed");
+            assert!(failure.text.contains("disk"), "{failure}");
+        } else {
+            // One is accepted, the other is held: its migration is cancelled.
+            site.start_move(&[]);
+            let held = || (site.log_since("b", seen).matches(point).count() == 2).then_some(());
+            wait_for(PATIENCE, held).expect("both disks come to be accepted");
+            let waits = |disk: &&String| site.cluster.node("b").disk_state(disk) != "accepted";
+            let held: Vec<&String> = site.guest.disks().iter().filter(waits).collect();
+            assert_eq!(held.len(), 1, "one disk is held");
+            let shown = site.cluster.node("a").disk(held[0]).unwrap();
+            let id = shown["migration"].as_str().expect("it moves").to_owned();
+            let cancelled = site
+                .cluster
+                .node("a")
+                .godwit(&["migration", "cancel", &id])
+                .json()
+                .unwrap();
+            assert_eq!(cancelled["phase"], "aborted", "{cancelled}");
+        }
+        assert_eq!(site.survived(), "a");
+        let gone = || site.cluster.node("b").godwit(&["vm", "show", VM]).json();
+        assert!(gone().is_err(), "nothing of it stays: {:?}", gone());
+    }
+    site.moves();
+    site.finish();
+}

@@ -1,0 +1,319 @@
+//! Two nodes, the link between them, and a guest.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::{ClusterOptions, godwit_binary};
+use godwit_testkit::process::{cpu_seconds, run, wait_for};
+use godwit_testkit::proxy::{Conditions, Proxy};
+use godwit_testkit::scenario::{PATIENCE, one_owner};
+use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
+const DISK_MIB: u64 = 64;
+/// How long a state must last to be believed.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// An end of a move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Source,
+    Destination,
+}
+
+pub(crate) struct Site {
+    pub(crate) cluster: Cluster,
+    pub(crate) guest: NodeGuest,
+    links: Vec<Proxy>,
+    load: GuestLoad,
+    /// Where the guest runs.
+    at: &'static str,
+    /// The fail points with which the nodes run.
+    points: HashMap<&'static str, (&'static str, &'static str)>,
+}
+
+impl Site {
+    pub(crate) fn new(seed: u64, disks: usize) -> Self {
+        Self::with_load(seed, disks, GuestLoad::default().rate)
+    }
+
+    /// A guest that writes so many blocks a second; with 0 as many as it can.
+    pub(crate) fn with_load(seed: u64, disks: usize, rate: u64) -> Self {
+        let options = ClusterOptions {
+            godwit: godwit_binary().unwrap(),
+            tls: true,
+        };
+        let mut cluster = Cluster::prepare(&["a", "b"], options).unwrap();
+        let mut links = Vec::new();
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            let behind: SocketAddr = cluster.node(to).spec().listen;
+            let link = Proxy::start(behind, seed).unwrap();
+            cluster.node_mut(from).spec_mut().peers = vec![(to.to_owned(), link.address())];
+            links.push(link);
+        }
+        cluster.start_all().unwrap();
+        let load = GuestLoad {
+            rate,
+            file_mb: 16,
+            seed,
+            ..GuestLoad::default()
+        };
+        let guest = NodeGuest::start(&cluster, "a", disks, DISK_MIB, &load);
+        if guest.is_err() {
+            kill_all(cluster.dir());
+        }
+        Self {
+            guest: guest.unwrap(),
+            cluster,
+            links,
+            load,
+            at: "a",
+            points: HashMap::new(),
+        }
+    }
+
+    /// The node that is this end of the next move.
+    pub(crate) fn place(&self, side: Side) -> &'static str {
+        match (side, self.at) {
+            (Side::Source, at) => at,
+            (Side::Destination, "a") => "b",
+            (Side::Destination, _) => "a",
+        }
+    }
+
+    /// Lets the node run with this fail point, the other without any.
+    pub(crate) fn set_point(&mut self, name: &'static str, point: (&'static str, &'static str)) {
+        for node in ["a", "b"] {
+            let wanted = (node == name).then_some(point);
+            if self.points.get(node).copied() != wanted {
+                self.cluster.node_mut(node).terminate(PATIENCE).unwrap();
+                let list: Vec<_> = wanted.into_iter().collect();
+                self.cluster.node_mut(node).start(&list).unwrap();
+                self.points.remove(node);
+                self.points.extend(wanted.map(|point| (node, point)));
+            }
+        }
+    }
+
+    /// Starts a node that was killed.
+    pub(crate) fn start_node(&mut self, name: &'static str) {
+        self.cluster.node_mut(name).start(&[]).unwrap();
+        self.points.remove(name);
+    }
+
+    pub(crate) fn log_length(&self, node: &str) -> usize {
+        std::fs::read(self.cluster.node(node).log_path()).map_or(0, |log| log.len())
+    }
+
+    pub(crate) fn log_since(&self, node: &str, seen: usize) -> String {
+        let log = std::fs::read(self.cluster.node(node).log_path()).unwrap();
+        String::from_utf8_lossy(&log[seen..]).into_owned()
+    }
+
+    /// Waits until the node has come to a fail point.
+    pub(crate) fn reached(&self, node: &str, seen: usize, point: &str) {
+        let found = || self.log_since(node, seen).contains(point).then_some(());
+        assert!(
+            wait_for(PATIENCE, found).is_some(),
+            "'{node}' does not come to {point}: {}",
+            self.log_since(node, seen)
+        );
+    }
+
+    pub(crate) fn start_move(&self, options: &[&str]) {
+        let options = [&["--detach"], options].concat();
+        let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
+        self.guest
+            .try_migrate(self.cluster.node(from), to, &options)
+            .unwrap();
+    }
+
+    /// A move that nothing happens to.
+    pub(crate) fn moves(&mut self) {
+        let to = self.place(Side::Destination);
+        let from = self.cluster.node(self.at);
+        let moved = self.guest.try_migrate(from, to, &[]).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(self.survived(), to);
+    }
+
+    /// The guest and the file systems on its disks find nothing wrong.
+    pub(crate) fn finish(self) {
+        let finished = self.guest.finish(self.cluster.node(self.at)).unwrap();
+        println!("{finished:?}");
+        assert_eq!(self.guest.console.repeated(), 0);
+    }
+
+    pub(crate) fn cut(&self) {
+        for link in &self.links {
+            link.set(Conditions {
+                refusing: true,
+                ..Conditions::default()
+            });
+            link.cut();
+        }
+    }
+
+    pub(crate) fn heal(&self) {
+        self.links.iter().for_each(Proxy::heal);
+    }
+
+    fn shown(&self, node: &str) -> Value {
+        let shown = self.cluster.node(node).godwit(&["vm", "show", VM]).json();
+        shown.unwrap_or(Value::Null)
+    }
+
+    /// The process of the node's QEMU.
+    pub(crate) fn pid(&self, node: &str) -> i32 {
+        let found = qemus(&self.cluster.node(node).spec().dir);
+        assert_eq!(found.len(), 1, "QEMUs at {node}: {}", self.shown(node));
+        found[0]
+    }
+
+    pub(crate) fn kill_qemu(&self, node: &str) {
+        kill(self.pid(node));
+    }
+
+    /// What both nodes show, destination first: a machine that moves is never seen to run twice.
+    fn states(&self) -> [(&'static str, Value); 2] {
+        [Side::Destination, Side::Source].map(|side| {
+            let name = self.place(side);
+            (name, self.shown(name))
+        })
+    }
+
+    /// Waits until the guest runs at one node, works, and nothing of it is left at the other; gives
+    /// the node.
+    pub(crate) fn survived(&mut self) -> &'static str {
+        let started = Instant::now();
+        let settled = || {
+            let states = self.states();
+            let running = |(_, shown): &&(&'static str, Value)| shown["state"] == "running";
+            let running: Vec<_> = states.iter().filter(running).collect();
+            assert!(running.len() < 2, "it runs twice: {states:?}");
+            let [(at, shown)] = running[..] else {
+                return None;
+            };
+            let over = shown["migration"].is_null();
+            let gone = |(name, shown): &(&'static str, Value)| name == at || nothing_left(shown);
+            (over && states.iter().all(gone)).then_some(*at)
+        };
+        let at = wait_for(PATIENCE, settled);
+        let at = at.unwrap_or_else(|| panic!("it does not run once: {:?}", self.states()));
+        let alone = || (qemus(self.cluster.dir()).len() == 1).then_some(());
+        wait_for(PATIENCE, alone).expect("one QEMU is left");
+        self.pid(at);
+        for disk in self.guest.disks() {
+            assert_eq!(one_owner(&self.cluster, disk).unwrap(), at, "{disk}");
+        }
+        self.lives(at);
+        println!("  it runs at {at} after {:?}", started.elapsed());
+        self.at = at;
+        at
+    }
+
+    /// Waits for signs of life; without them, shows what could be in the guest's way.
+    fn lives(&self, at: &str) {
+        let Err(error) = self.guest.alive() else {
+            return;
+        };
+        for disk in self.guest.disks() {
+            println!("at {at}: {:?}", self.cluster.node(at).disk(disk));
+        }
+        println!("at {at}: {}", self.shown(at));
+        let pid = self.pid(at) as u32;
+        let used = [cpu_seconds(pid), {
+            std::thread::sleep(Duration::from_secs(1));
+            cpu_seconds(pid)
+        }];
+        panic!("{error}; CPU seconds of its QEMU, then and a second later: {used:?}");
+    }
+
+    /// Waits until the guest runs nowhere; its disks are this node's, and whole but for what a crash
+    /// leaves for the journal.
+    pub(crate) fn crashed(&mut self, owner: &'static str) {
+        let other = if owner == "a" { "b" } else { "a" };
+        let settled = || {
+            let (here, there) = (self.shown(owner), self.shown(other));
+            let over = here["state"] == "stopped" && here["migration"].is_null();
+            (over && nothing_left(&there) && qemus(self.cluster.dir()).is_empty()).then_some(())
+        };
+        assert!(
+            wait_for(PATIENCE, settled).is_some(),
+            "it crashed at {owner}: {:?}; QEMUs {:?}",
+            self.states(),
+            qemus(self.cluster.dir())
+        );
+        std::thread::sleep(QUIET);
+        for disk in self.guest.disks() {
+            assert_eq!(one_owner(&self.cluster, disk).unwrap(), owner, "{disk}");
+            replay(&self.cluster.node(owner).image(disk).unwrap());
+        }
+        self.at = owner;
+    }
+
+    /// Starts the guest anew where its disks are.
+    pub(crate) fn boot_again(&mut self, owner: &'static str) {
+        let node = self.cluster.node(owner);
+        node.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+        let disks = self.guest.disks().to_vec();
+        self.guest = NodeGuest::boot(&self.cluster, node, disks, &self.load).unwrap();
+        assert_eq!(self.survived(), owner);
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        kill_all(self.cluster.dir());
+    }
+}
+
+/// Whether a node that shows this of the machine has no part in it any more.
+fn nothing_left(shown: &Value) -> bool {
+    shown.is_null() || (shown["state"] == "departed" && shown["migration"].is_null())
+}
+
+/// The processes of the QEMUs whose files are in a directory.
+fn qemus(directory: &Path) -> Vec<i32> {
+    let wanted = directory.as_os_str().as_encoded_bytes();
+    let numbers = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+        let number = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(format!("/proc/{number}/cmdline")).ok()?;
+        let program = line.split(|&byte| byte == 0).next()?;
+        let ours = program.starts_with(b"qemu-system")
+            && line.windows(wanted.len()).any(|window| window == wanted);
+        ours.then_some(number)
+    });
+    numbers.collect()
+}
+
+fn kill(process: i32) {
+    // It may have ended by itself.
+    let _ = kill_process(Pid::from_raw(process).unwrap(), Signal::KILL);
+}
+
+fn kill_all(directory: &Path) {
+    qemus(directory).into_iter().for_each(kill);
+}
+
+/// What the next boot would do, on a copy: replays the journal, and then finds nothing wrong.
+fn replay(image: &Path) {
+    let copy = image.with_extension("copy");
+    run(Command::new("cp")
+        .arg("--sparse=always")
+        .arg(image)
+        .arg(&copy))
+    .unwrap();
+    // It says 1 for a replayed journal, and 4 and more for what it could not put right.
+    let mut e2fsck = Command::new("/usr/sbin/e2fsck");
+    let output = e2fsck.arg("-p").arg(&copy).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{said}");
+    godwit_testkit::vm::check_disk(&copy).unwrap();
+    std::fs::remove_file(copy).unwrap();
+}
