@@ -76,13 +76,17 @@ impl Source {
         }
     }
 
-    pub(super) fn chunk_started(&mut self, bytes: u64) {
+    /// Counts a chunk against the rates. Not against the promise's while the guest is idle: it was
+    /// not held back by that, and whatever follows would have to wait for a debt without a limit.
+    pub(super) fn chunk_started(&mut self, bytes: u64, guest_is_idle: bool) {
         if self.pass == Pass::Copy
             && let Some(pacer) = &mut self.pacer
         {
             pacer.spend(bytes);
         }
-        if let Some(governor) = &mut self.governor {
+        if let Some(governor) = &mut self.governor
+            && !guest_is_idle
+        {
             governor.spend(bytes, false);
         }
     }
@@ -126,8 +130,12 @@ impl Source {
         self.next_extent().is_some()
     }
 
-    /// Whether a copy (or a delayed write) may be sent; otherwise when to ask again.
+    /// Whether a copy (or a delayed write) may be sent; otherwise when to ask again. Nothing is held
+    /// back for a guest that has stopped: it stands still until the destination has the rest.
     pub(in crate::controller) fn may_send(&mut self, now: Time, delayed: bool) -> Result<(), Time> {
+        if self.is_ordered() {
+            return Ok(());
+        }
         if let Some(pacer) = &mut self.pacer {
             pacer.ready(now)?;
         }
@@ -178,7 +186,7 @@ impl Controller {
                 let Some(slot) = source.window.lock(extent, self.now) else {
                     break;
                 };
-                source.chunk_started(extent.bytes());
+                source.chunk_started(extent.bytes(), guest_is_idle);
                 read_when_quiet(
                     source,
                     &self.table,
