@@ -48,6 +48,7 @@ impl Source {
     }
 
     pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
+        debug_assert!(self.window.is_empty(), "a pass begins behind the last one");
         self.convergence.restart(now);
         self.pass = pass;
         self.pass_done = 0;
@@ -174,7 +175,10 @@ impl Controller {
             } else {
                 source.busy_window()
             };
-            while source.window.len() < usize::from(most) && source.window.has_free_slot() {
+            // What is written while the switchover waits belongs to the next pass.
+            let rests = source.phase == Phase::Converged;
+            while !rests && source.window.len() < usize::from(most) && source.window.has_free_slot()
+            {
                 let Some(extent) = source.next_extent() else {
                     break;
                 };
@@ -196,7 +200,7 @@ impl Controller {
                     extent,
                 );
             }
-            if source.window.is_empty() && source.next_extent().is_none() {
+            if source.window.is_empty() && (rests || source.next_extent().is_none()) {
                 if self.finish_pass() {
                     continue;
                 }
