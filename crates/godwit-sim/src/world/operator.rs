@@ -69,7 +69,7 @@ impl World {
             .as_ref()
             .and_then(|controller| controller.progress()?.promise.limit);
         self.promise = promised
-            .filter(|_| is_checked(&options) && !self.guest.is_stuck())
+            .filter(|_| is_checked(&options, self.plan.requests) && !self.guest.is_stuck())
             .map(|limit| Promise::new(limit, self.now));
     }
 
@@ -324,9 +324,9 @@ impl World {
 
 /// Whether no request may be late: the percentile spares none of the few that a run has, and no
 /// deadline goes before the promise.
-fn is_checked(options: &MigrationOptions) -> bool {
+fn is_checked(options: &MigrationOptions, requests: u32) -> bool {
     let strict = options
         .sla
-        .is_some_and(|sla| sla.allowed_per_million <= 1_000);
+        .is_some_and(|sla| u64::from(sla.allowed_per_million) * u64::from(requests) < 1_000_000);
     strict && options.delayed_writes && options.deadline.is_none()
 }
