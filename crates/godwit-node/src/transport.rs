@@ -5,7 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use rustls::pki_types::CertificateDer;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
 /// A socket with or without TLS.
@@ -73,6 +74,20 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Transport<S> {
             tls: Some(session),
             received,
         })
+    }
+}
+
+impl Transport<TcpStream> {
+    /// Waits for the other side to close the connection; for ever when it sends something first.
+    /// Nothing that it sends is lost.
+    pub(crate) async fn closed(&mut self) {
+        let open = match self {
+            Self::Plain(socket) => socket.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0),
+            Self::Tls(stream) => stream.fill_buf().await.is_ok_and(|bytes| !bytes.is_empty()),
+        };
+        if open {
+            std::future::pending().await
+        }
     }
 }
 

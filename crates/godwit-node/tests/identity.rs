@@ -4,22 +4,9 @@ mod support;
 
 use std::path::Path;
 
-use godwit_node::certificates::{self, IssueRequest, Usage, Validity};
+use godwit_node::certificates::{self, Usage, Validity};
 use serde_json::Value;
-use support::{RunningNode, peer, secure};
-
-fn issue(authority: &Path, name: &str, usage: Usage, validity: Validity) {
-    certificates::issue(&IssueRequest {
-        directory: authority,
-        name,
-        dns: &[],
-        ip: &[],
-        usage,
-        validity,
-        force: true,
-    })
-    .expect("issues");
-}
+use support::{RunningNode, issue, peer, secure};
 
 fn node_certificate(authority: &Path, name: &str) {
     issue(authority, name, Usage::Node, Validity::Days(1));

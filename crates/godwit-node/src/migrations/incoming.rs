@@ -150,6 +150,7 @@ async fn receive(
             Ok(Err(error)) => return Err(failed(&error)),
             Err(_) => return Err(failed(&"its connections did not arrive in time")),
         },
+        () = control.closed() => return Err(failed(&"it gave the migration up")),
         () = node.closed() => return Err(failed(&"this node is shutting down")),
     };
     let control = into_stream(control).await.map_err(|error| failed(&error))?;

@@ -1,9 +1,11 @@
 //! A node in the test's own process, and a small HTTP client for its socket.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use godwit_node::certificates::{self, IssueRequest, Usage, Validity};
 use godwit_node::{NodeConfig, NodeError, PeerConfig, TlsFiles};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -66,11 +68,31 @@ pub(crate) fn peer(name: &str, address: SocketAddr) -> PeerConfig {
     }
 }
 
-/// An address that was free a moment ago.
+#[allow(dead_code, reason = "not every test that shares this file uses it")]
+pub(crate) fn issue(authority: &Path, name: &str, usage: Usage, validity: Validity) {
+    certificates::issue(&IssueRequest {
+        directory: authority,
+        name,
+        dns: &[],
+        ip: &[],
+        usage,
+        validity,
+        force: true,
+    })
+    .expect("issues");
+}
+
+/// An address that nobody listens on, with a port that the kernel gives to no outgoing connection.
 pub(crate) fn free_address() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("loopback has a free port")
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = (std::process::id() % 10_000) as u16;
+    loop {
+        let port = 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
 }
 
 impl RunningNode {

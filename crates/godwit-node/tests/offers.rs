@@ -1,0 +1,134 @@
+//! What a node does with an offer whose maker goes away.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::units::{Epoch, MigrationId, Sectors};
+use godwit_core::wire::{
+    Features, Greeting, HEADER_SIZE, Header, Hello, Offer, PROTOCOL_VERSION, Purpose, Reply,
+    TrafficClass,
+};
+use godwit_node::certificates::{self, Usage, Validity};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use support::{RunningNode, issue, peer, plain, secure};
+
+trait Stream: Read + Write {}
+
+impl<S: Read + Write> Stream for S {}
+
+fn send(stream: &mut dyn Stream, greeting: &Greeting) {
+    stream.write_all(&greeting.encode()).expect("it is there");
+    stream.flush().expect("it is there");
+}
+
+fn receive(stream: &mut dyn Stream) -> Greeting {
+    let mut header = [0; HEADER_SIZE];
+    stream.read_exact(&mut header).expect("an answer");
+    let header = Header::decode(&header).expect("a frame");
+    let mut body = vec![0; header.payload_length as usize];
+    stream.read_exact(&mut body).expect("all of the answer");
+    Greeting::decode(&header, &body).expect("a greeting")
+}
+
+/// Offers disk `d` as node `a` until that is accepted, and then goes away.
+fn offer_and_leave(stream: &mut dyn Stream) {
+    let hello = Hello {
+        min_version: PROTOCOL_VERSION,
+        max_version: PROTOCOL_VERSION,
+        features: Features::SUPPORTED,
+        class: TrafficClass::Control,
+        purpose: Purpose::Migrate,
+        migration: MigrationId([7; 16]),
+        node: String::from("a"),
+        disk: String::from("d"),
+    };
+    send(stream, &Greeting::Hello(hello));
+    let welcome = receive(stream);
+    assert!(
+        matches!(welcome, Greeting::Reply(Reply::Welcome { .. })),
+        "{welcome:?}"
+    );
+    let offer = Offer {
+        epoch: Epoch(2),
+        capacity: Sectors(2048),
+        allocated: 1 << 20,
+        chunk_sectors: 256,
+        window_chunks: 8,
+        copy_connections: 2,
+    };
+    send(stream, &Greeting::Offer(offer));
+    assert_eq!(receive(stream), Greeting::Reply(Reply::Accepted));
+}
+
+/// What proves that the client is node `a`.
+fn as_a(authority: &Path) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    let root = CertificateDer::from_pem_file(authority.join("ca.pem")).expect("a certificate");
+    roots.add(root).expect("an authority");
+    let own = CertificateDer::from_pem_file(authority.join("a.pem")).expect("a certificate");
+    let key = PrivateKeyDer::from_pem_file(authority.join("a.key")).expect("a key");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![own], key)
+        .expect("they fit together");
+    Arc::new(config)
+}
+
+/// Nothing of the offer is left, long before the node would stop to wait for its connections.
+async fn nothing_is_left(node: &RunningNode) {
+    for _ in 0..100 {
+        if node.get("/v1/disks").await.json() == serde_json::json!([]) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("{}", node.get("/v1/disks").await.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_offer_ends_with_the_connection_that_made_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut config = plain("b", dir.path());
+    config.peers = vec![peer("a", support::free_address())];
+    let node = RunningNode::start(config).await;
+    let address = node.config.listen;
+    let offered = tokio::task::spawn_blocking(move || {
+        offer_and_leave(&mut TcpStream::connect(address).expect("it listens"));
+    });
+    offered.await.expect("the offer is accepted");
+    nothing_is_left(&node).await;
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_offer_ends_with_the_encrypted_connection_that_made_it() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let authority = dir.path().join("authority");
+    certificates::init(&authority, false).expect("makes an authority");
+    for name in ["a", "b"] {
+        issue(&authority, name, Usage::Node, Validity::Days(1));
+    }
+    let mut config = secure("b", dir.path(), &authority, "b");
+    config.peers = vec![peer("a", support::free_address())];
+    let node = RunningNode::start(config).await;
+    let address = node.config.listen;
+    let offered = tokio::task::spawn_blocking(move || {
+        let socket = TcpStream::connect(address).expect("it listens");
+        let name = "b".try_into().expect("a name");
+        let session = ClientConnection::new(as_a(&authority), name).expect("a session");
+        offer_and_leave(&mut StreamOwned::new(session, socket));
+    });
+    offered.await.expect("the offer is accepted");
+    nothing_is_left(&node).await;
+    node.stop().await;
+}
