@@ -260,6 +260,10 @@ impl Controller {
     /// How often the body reports [`LinkSignal`]s.
     pub const LINK_SAMPLING: Duration = Duration::from_millis(10);
 
+    /// How many times longer than promised a request may wait for the migration, at most, when the
+    /// promise's percentile spares it.
+    pub const MOST_LATENESS: u32 = 4;
+
     /// A controller for a disk of `capacity` sectors whose stored authority is `record`.
     pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {
         let authority = Authority::new(record);

@@ -121,8 +121,21 @@ impl Controller {
             if !tolerated && self.pause(PauseReason::GuestLatency) {
                 return;
             }
-            // It is late, and nothing is done about it.
+            // It is late, and nothing is done about it yet.
             self.slots[tag].late = true;
+            if let Some(source) = &mut self.source {
+                source.tolerate(tag, &self.slots);
+            }
+        }
+    }
+
+    /// A percentile says how many requests may be late, but none may be late without end.
+    pub(super) fn tolerance_expired(&mut self) {
+        let now = self.now;
+        while let Some(source) = &mut self.source
+            && source.take_intolerable(&self.slots, now)
+        {
+            self.pause(PauseReason::GuestLatency);
         }
     }
 

@@ -205,8 +205,20 @@ impl Slots {
     /// or for a chunk, and is not known to be late.
     #[inline]
     pub(super) fn waits_for_migration(&self, tag: RequestTag, sequence: u64) -> bool {
+        self.waits(tag, sequence, false)
+    }
+
+    /// As [`Self::waits_for_migration`], for one that is known to be late.
+    pub(super) fn is_late_still(&self, tag: RequestTag, sequence: u64) -> bool {
+        self.waits(tag, sequence, true)
+    }
+
+    #[inline]
+    fn waits(&self, tag: RequestTag, sequence: u64, late: bool) -> bool {
         self.get(tag).is_some_and(|slot| {
-            slot.sequence == sequence && !slot.late && (slot.locked || slot.pending & REMOTE != 0)
+            slot.sequence == sequence
+                && slot.late == late
+                && (slot.locked || slot.pending & REMOTE != 0)
         })
     }
 

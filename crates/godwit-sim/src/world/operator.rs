@@ -69,8 +69,13 @@ impl World {
             .as_ref()
             .and_then(|controller| controller.progress()?.promise.limit);
         self.promise = promised
-            .filter(|_| is_checked(&options, self.plan.requests) && !self.guest.is_stuck())
-            .map(|limit| Promise::new(limit, self.now));
+            .filter(|_| options.delayed_writes && options.deadline.is_none())
+            .filter(|_| !self.guest.is_stuck())
+            .map(|limit| {
+                let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
+                let spared = u64::from(allowed) * u64::from(self.plan.requests) / 1_000_000;
+                Promise::new(limit, spared > 0, self.now)
+            });
     }
 
     /// The guest's host sees that the disk has converged.
@@ -320,13 +325,4 @@ impl World {
             self.with(node, |controller, now| controller.handle_forward_up(now));
         }
     }
-}
-
-/// Whether no request may be late: the percentile spares none of the few that a run has, and no
-/// deadline goes before the promise.
-fn is_checked(options: &MigrationOptions, requests: u32) -> bool {
-    let strict = options
-        .sla
-        .is_some_and(|sla| u64::from(sla.allowed_per_million) * u64::from(requests) < 1_000_000);
-    strict && options.delayed_writes && options.deadline.is_none()
 }

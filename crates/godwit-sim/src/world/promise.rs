@@ -25,9 +25,12 @@ pub(super) struct Promise {
 }
 
 impl Promise {
-    pub(super) fn new(limit: Duration, since: u64) -> Self {
+    /// `spares` tells whether the promise's percentile allows some of the run's requests to be late:
+    /// then none is held to more than what the controller grants the latest.
+    pub(super) fn new(limit: Duration, spares: bool, since: u64) -> Self {
+        let times = if spares { Controller::MOST_LATENESS } else { 1 };
         Self {
-            limit: limit.as_nanos() as u64,
+            limit: (limit * times).as_nanos() as u64,
             since,
             longest_disk: 0,
         }

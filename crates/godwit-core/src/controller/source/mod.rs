@@ -82,6 +82,8 @@ pub(in crate::controller) struct Source {
     /// Requests that wait for the migration and where they stand in the order of arrival, oldest
     /// first. What has stopped waiting leaves when it comes to the front.
     watched: VecDeque<(RequestTag, u64)>,
+    /// Those that were allowed to wait longer than was promised, in the same way.
+    tolerated: VecDeque<(RequestTag, u64)>,
     /// By tag: acknowledgements of this generation that nobody waits for any more.
     orphan_acknowledgements: Box<[u32]>,
     convergence: Convergence,
@@ -163,6 +165,7 @@ impl Source {
             governed,
             pause,
             self.front_expiry(slots),
+            self.tolerance_expiry(slots),
             self.freeze_deadline(),
         ]
         .into_iter()
@@ -245,6 +248,7 @@ impl Controller {
             pauses: PauseCounts::default(),
             delayed: DelayedWrites::new(self.limits, self.capacity),
             watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
+            tolerated: VecDeque::with_capacity(self.limits.requests as usize),
             orphan_acknowledgements: vec![0; self.limits.requests as usize].into_boxed_slice(),
             convergence: Convergence::new(now),
             freeze_allowance: options
@@ -342,6 +346,7 @@ impl Controller {
             self.pump();
         }
         self.watch_expired();
+        self.tolerance_expired();
         self.pause_timer();
         if let Some(source) = &self.source
             && due(source.freeze_deadline())

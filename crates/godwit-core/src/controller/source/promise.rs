@@ -4,10 +4,10 @@
 use core::time::Duration;
 
 use super::{Pass, Source};
-use crate::controller::PromiseProgress;
 use crate::controller::convergence::Achievement;
 use crate::controller::governor::Governor;
 use crate::controller::slots::{Slots, TagList};
+use crate::controller::{Controller, PromiseProgress};
 use crate::event::{Obstacle, Phase};
 use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Lba, Time};
@@ -58,6 +58,41 @@ impl Source {
         slots
             .waits_for_migration(tag, sequence)
             .then(|| slots[tag].arrived.after(threshold))
+    }
+
+    /// Remembers that a request is allowed to be late, for a time.
+    pub(in crate::controller) fn tolerate(&mut self, tag: RequestTag, slots: &Slots) {
+        if self.tolerated.len() == self.tolerated.capacity() {
+            self.tolerated
+                .retain(|&(tag, sequence)| slots.is_late_still(tag, sequence));
+        }
+        self.tolerated.push_back((tag, slots[tag].sequence));
+    }
+
+    /// Takes out a request that has been late for longer than any may be.
+    pub(in crate::controller) fn take_intolerable(&mut self, slots: &Slots, now: Time) -> bool {
+        while let Some(&(tag, sequence)) = self.tolerated.front()
+            && !slots.is_late_still(tag, sequence)
+        {
+            self.tolerated.pop_front();
+        }
+        let expired = self
+            .tolerance_expiry(slots)
+            .is_some_and(|expiry| expiry <= now);
+        if expired {
+            self.tolerated.pop_front();
+        }
+        expired
+    }
+
+    pub(super) fn tolerance_expiry(&self, slots: &Slots) -> Option<Time> {
+        let threshold = self.governor.as_ref()?.threshold()?;
+        let &(tag, sequence) = self.tolerated.front()?;
+        slots.is_late_still(tag, sequence).then(|| {
+            slots[tag]
+                .arrived
+                .after(threshold * Controller::MOST_LATENESS)
+        })
     }
 
     pub(in crate::controller) const fn may_pause(&self) -> bool {

@@ -1,0 +1,116 @@
+//! A source without a disk or a network.
+
+use std::time::Duration;
+
+use godwit_core::action::{Action, Content};
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::{Event, Phase};
+use godwit_core::request::{Operation, Origin, Request, RequestTag};
+use godwit_core::units::{Sectors, Time};
+use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::{Controller, Limits, MigrationOptions};
+
+const LIMITS: Limits = Limits {
+    requests: 64,
+    window_chunks: 64,
+    delayed_chunks: 8,
+    delayed_ranges: 64,
+};
+/// 1 GiB.
+const CAPACITY: Sectors = Sectors(2 << 20);
+
+/// A source whose disk and destination do everything at once, but acknowledge no double write.
+pub(crate) struct Source {
+    pub(crate) core: Controller,
+    pub(crate) now: Time,
+    pub(crate) converged: bool,
+    pub(crate) asked_to_accept: bool,
+    pub(crate) answered: u32,
+    pub(crate) paused: bool,
+}
+
+impl Source {
+    /// One whose disk leaves with these options.
+    pub(crate) fn leaving(options: MigrationOptions) -> Self {
+        let mut source = Self {
+            core: Controller::new(LIMITS, CAPACITY, AuthorityRecord::created()),
+            now: Time(0),
+            converged: false,
+            asked_to_accept: false,
+            answered: 0,
+            paused: false,
+        };
+        source
+            .core
+            .start_source(source.now, options)
+            .expect("it starts");
+        source
+    }
+
+    /// The guest asks for something, with this tag.
+    pub(crate) fn ask(&mut self, tag: u32, operation: Operation) {
+        let request = Request {
+            tag: RequestTag(tag),
+            origin: Origin::Client,
+            operation,
+        };
+        self.core.handle_request(self.now, request);
+    }
+
+    fn settle(&mut self) {
+        let now = self.now;
+        while let Some(action) = self.core.poll_action() {
+            match action {
+                Action::Disk { tag, .. } => {
+                    self.core.handle_disk_done(now, tag, Ok(Content::Data));
+                }
+                Action::Send { class, message } => self.answer(class, message),
+                Action::Complete { .. } => self.answered += 1,
+                Action::Notify(Event::PhaseEntered { phase, .. }) => {
+                    self.converged |= phase == Phase::Converged;
+                }
+                Action::Notify(Event::Paused { .. }) => self.paused = true,
+                _ => {}
+            }
+        }
+    }
+
+    fn answer(&mut self, class: TrafficClass, message: Message) {
+        let answer = match message {
+            Message::Copy {
+                slot, generation, ..
+            } => Message::Ack {
+                tag: u32::from(slot.0),
+                generation,
+                result: Ok(()),
+            },
+            Message::DelayedWrite {
+                slot, generation, ..
+            } => Message::DelayedWritten {
+                slot,
+                generation,
+                result: Ok(()),
+            },
+            Message::NewGeneration { generation } => Message::GenerationReached { generation },
+            Message::Ping => Message::Pong,
+            Message::Prepare { .. } => {
+                self.asked_to_accept = true;
+                return;
+            }
+            _ => return,
+        };
+        self.core.handle_message(self.now, class, answer, None);
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&mut self, time: Duration) {
+        let end = self.now.after(time);
+        self.settle();
+        while let Some(at) = self.core.next_deadline().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.core.handle_timer(self.now);
+            self.settle();
+        }
+        self.now = end;
+    }
+}
