@@ -18,7 +18,7 @@ use super::link::Link;
 use super::orders::{Answer, MachineOffer, Order};
 use super::run::forget;
 use super::tunnel::OpenDoor;
-use super::vm::{Qemu, Vm};
+use super::vm::{Qemu, Vm, VmGuard};
 use crate::disks::disk::Activity;
 use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
@@ -107,8 +107,9 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Sees the VM to its end here: it runs, or it is gone. Returns early when the node ends.
-    pub(crate) async fn decide(mut self) {
+    /// Sees the VM to its end here: it runs, or it is gone. Returns early when the node ends. Whoever
+    /// hears from the source how it ended finds that nothing is under way with the VM any more.
+    pub(crate) async fn decide(mut self, guard: VmGuard) {
         loop {
             let mut owners = self.node.owners.subscribe();
             let mut wait = POLL;
@@ -117,9 +118,9 @@ impl<'a> Incoming<'a> {
                     let since = *self.owned_at.get_or_insert_with(Instant::now);
                     wait = FAST_POLL;
                     match self.qemu.clone() {
-                        Some(qemu) if loaded(&qemu).await => return self.run(&qemu).await,
+                        Some(qemu) if loaded(&qemu).await => return self.run(&qemu, guard).await,
                         Some(_) if since.elapsed() < LOAD_TIMEOUT => {}
-                        _ => return self.lose().await,
+                        _ => return self.lose(guard).await,
                     }
                 }
                 Claim::Elsewhere if self.given_up.is_some() => return self.remove().await,
@@ -254,16 +255,17 @@ impl<'a> Incoming<'a> {
     }
 
     /// The guest goes on here.
-    async fn run(&self, qemu: &Qemu) {
+    async fn run(&self, qemu: &Qemu, guard: VmGuard) {
         failpoint::reach(String::from("vm::before::run")).await;
         if let Err(error) = let_run(qemu).await {
             tracing::error!(vm = self.vm.name, %error, "the VM is here but does not run");
+            self.settle(Some(error.to_string()), guard).await;
             self.say(Answer::Failed(error.to_string())).await;
-            self.settle(Some(error.to_string())).await;
             return;
         }
         let running = Instant::now();
         let owned = self.owned_at.unwrap_or(running);
+        self.settle(None, guard).await;
         let micros = |since: Instant| since.elapsed().as_micros() as u64;
         self.say(Answer::Running {
             owned_for_us: micros(owned),
@@ -271,22 +273,21 @@ impl<'a> Incoming<'a> {
         })
         .await;
         tracing::info!(vm = self.vm.name, "the VM runs here");
-        self.settle(None).await;
     }
 
     /// The disks are here and the memory is not.
-    async fn lose(&self) {
+    async fn lose(&self, guard: VmGuard) {
         let why = "its memory did not arrive; its disks are here: stop it and start it anew";
         tracing::error!(vm = self.vm.name, "{why}");
-        self.say(Answer::Failed(why.to_owned())).await;
         if let Some(qemu) = &self.qemu {
             qemu.process.kill().await;
         }
-        self.settle(Some(why.to_owned())).await;
+        self.settle(Some(why.to_owned()), guard).await;
+        self.say(Answer::Failed(why.to_owned())).await;
     }
 
-    /// It is this node's from now on.
-    async fn settle(&self, problem: Option<String>) {
+    /// It is this node's from now on, and nothing is under way with it.
+    async fn settle(&self, problem: Option<String>, guard: VmGuard) {
         let entry = {
             let mut inner = self.vm.lock();
             inner.entry.mark = None;
@@ -297,6 +298,7 @@ impl<'a> Incoming<'a> {
         if let Err(error) = self.node.store.put_vm(&self.vm.name, &entry).await {
             tracing::error!(vm = self.vm.name, %error, "cannot store the VM");
         }
+        drop(guard);
     }
 
     /// It does not come: nothing of it stays.

@@ -51,8 +51,9 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
     };
     link.say(Answer::Ready).await;
     let door = node.memory_doors.open(hello.migration, &hello.node);
-    Incoming::new(&node, &vm, *offer, link, door).decide().await;
-    drop(guard);
+    Incoming::new(&node, &vm, *offer, link, door)
+        .decide(guard)
+        .await;
 }
 
 async fn reserve(

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use godwit_core::authority::Ownership;
 use godwit_core::event::AbortReason;
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{Purpose, TrafficClass};
@@ -34,6 +35,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(45);
 const RUN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for QEMU to end once it is told to.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the disks may take to know that the destination has them.
+const DEPART_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the disks' migrations are looked at.
 pub(super) const POLL: Duration = Duration::from_millis(20);
 /// How long a cancelled move may take to end.
@@ -440,7 +443,24 @@ impl Move {
             }
         }
         self.quit().await;
+        // The other node may be gone, and then they stay in doubt here.
+        let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
         result
+    }
+
+    /// Waits until the destination has said of all disks that they are there, so that whoever sees
+    /// the end of the move finds them departed.
+    async fn disks_departed(&self) {
+        let departed = |disk: Arc<Disk>| {
+            let inner = disk.lock();
+            inner.activity == Activity::Idle
+                && matches!(inner.record.ownership, Ownership::Departed { .. })
+        };
+        for name in self.vm_disks() {
+            while !self.node.disks.find(&name).is_none_or(departed) {
+                tokio::time::sleep(POLL).await;
+            }
+        }
     }
 
     /// From the destination's times, which it gives as ages, so that no clocks are compared.

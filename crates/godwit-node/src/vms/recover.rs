@@ -61,10 +61,10 @@ async fn take_in(node: &Arc<Node>, vm: &Arc<Vm>, migration: &str, qemu: Option<Q
     let migration = migration.parse::<MigrationId>().unwrap_or_default();
     let (node, vm) = (Arc::clone(node), Arc::clone(vm));
     tokio::spawn(async move {
-        let Ok(_guard) = vm.begin(VmActivity::Incoming(migration), |_| Ok(())) else {
+        let Ok(guard) = vm.begin(VmActivity::Incoming(migration), |_| Ok(())) else {
             return;
         };
-        Incoming::found(&node, &vm, qemu).decide().await;
+        Incoming::found(&node, &vm, qemu).decide(guard).await;
     });
 }
 

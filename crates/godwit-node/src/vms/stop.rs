@@ -16,6 +16,10 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_TIMEOUT: u64 = 80;
 /// How long QEMU may take to end once it is told to.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the disks' engines may take to notice that QEMU has ended.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often they are looked at.
+const POLL: Duration = Duration::from_millis(5);
 
 /// Stops a VM and forgets it. Its disks stay.
 ///
@@ -59,8 +63,23 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
             );
         }
     }
+    let disks = vm.lock().entry.machine.disks.clone();
+    let released = async {
+        for disk in &disks {
+            released(node, disk).await;
+        }
+    };
+    // Somebody else may use one of them.
+    let _ = tokio::time::timeout(RELEASE_TIMEOUT, released).await;
     drop(guard);
     run::forget(node, &vm).await;
     tracing::info!(vm = name, forced = request.force, "stopped the VM");
     Ok(())
+}
+
+/// Waits until nobody uses a disk, so that whoever stopped its VM may remove it at once.
+async fn released(node: &Node, disk: &str) {
+    while node.disks.find(disk).is_some_and(|disk| disk.clients() > 0) {
+        tokio::time::sleep(POLL).await;
+    }
 }
