@@ -39,6 +39,7 @@ mod snapshot;
 mod stats;
 mod streams;
 mod vhost;
+mod vhost_events;
 mod vhost_io;
 
 use std::io;

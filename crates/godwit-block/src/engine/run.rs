@@ -231,7 +231,7 @@ impl Engine {
                 self.run_commands();
             }
             Token::Kick(watch) => self.kicked(watch, completion),
-            Token::Signal => self.vhost.signalled(),
+            Token::Signal => self.vhost.events.signalled(),
             Token::Cancel => {}
         }
         if self.tick_at.is_none() {
@@ -353,7 +353,7 @@ impl Engine {
             }
         }
         self.ring.cancel(Token::Wake);
-        self.vhost.stop_watching(&mut self.ring);
+        self.vhost.events.stop_watching(&mut self.ring);
         let mut batch = [Completion {
             token: Token::Wake,
             result: 0,

@@ -1,5 +1,5 @@
 //! The virtual machine that uses the disk: its rings' lives. `vhost_io.rs` is what goes through
-//! them.
+//! them, `vhost_events.rs` how both sides wake each other.
 
 use std::collections::VecDeque;
 use std::net::Shutdown;
@@ -8,15 +8,15 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use godwit_core::units::Time;
-use io_uring::{opcode, types};
 use vm_memory::GuestAddress;
 
 use super::config::EngineEvent;
 use super::handle::FrontEndReply;
 use super::run::Engine;
 use super::snapshot::FrontEndState;
+use super::vhost_events::EventCounters;
 use super::vhost_io::RingRequest;
-use crate::ring::{Completion, Ring, Token};
+use crate::ring::Ring;
 use crate::vhost_user::config_space::{LOG_ALL, MOST_RINGS};
 use crate::vhost_user::dirty_log::DirtyLog;
 use crate::vhost_user::inflight::InflightRing;
@@ -24,9 +24,6 @@ use crate::vhost_user::memory::{GuestRam, Segment};
 use crate::vhost_user::request::{Chain, SERIAL};
 use crate::vhost_user::ring::SplitRing;
 use crate::vhost_user::session::{FrontEndCommand, FrontEndError, RingSetup};
-
-/// What is written to an event counter to signal it.
-static ONE: u64 = 1;
 
 /// A ring being served.
 pub(super) struct GuestRing {
@@ -79,13 +76,6 @@ impl FrontEnd {
     }
 }
 
-/// The watch on a ring's kick descriptor.
-struct Watch {
-    kick: OwnedFd,
-    /// `None` when the ring has stopped, and the kernel has yet to let go of the descriptor.
-    ring: Option<u16>,
-}
-
 /// The front end, and what its requests use.
 pub(super) struct Vhost {
     pub(super) front_end: Option<FrontEnd>,
@@ -107,11 +97,8 @@ pub(super) struct Vhost {
     pub(super) eager: bool,
     /// The disk is elsewhere, and finding its owner has failed since it was last asked for.
     pub(super) hopeless: bool,
-    watches: Vec<Option<Watch>>,
-    /// Signals that the kernel has not sent.
-    signals: u32,
-    /// Descriptors that those may still use.
-    retired: Vec<OwnedFd>,
+    /// How the guest and this engine wake each other.
+    pub(super) events: EventCounters,
 }
 
 impl Vhost {
@@ -128,9 +115,7 @@ impl Vhost {
             answered: 0,
             eager: false,
             hopeless: false,
-            watches: Vec::new(),
-            signals: 0,
-            retired: Vec::new(),
+            events: EventCounters::default(),
         }
     }
 
@@ -180,94 +165,18 @@ impl Vhost {
         }
     }
 
-    /// A signal was sent.
-    pub(super) fn signalled(&mut self) {
-        self.signals -= 1;
-        if self.signals == 0 {
-            self.retired.clear();
-        }
-    }
-
-    /// Signals an event counter when this turn's operations are submitted.
-    pub(super) fn signal(&mut self, uring: &mut Ring, fd: i32) {
-        self.signals += 1;
-        let entry = opcode::Write::new(types::Fd(fd), (&raw const ONE).cast(), 8).build();
-        // SAFETY: the kernel only reads the number, which is static.
-        unsafe { uring.push(entry, Token::Signal) };
-    }
-
-    /// Keeps a descriptor open until no signal can use it any more.
-    fn retire(&mut self, fd: Option<OwnedFd>) {
-        if self.signals > 0 {
-            self.retired.extend(fd);
-        }
-    }
-
-    /// Waits for a ring's kicks.
-    fn watch(&mut self, uring: &mut Ring, kick: OwnedFd, ring: u16) -> u32 {
-        let index = match self.watches.iter().position(Option::is_none) {
-            Some(index) => index,
-            None => {
-                self.watches.push(None);
-                self.watches.len() - 1
-            }
-        };
-        self.watches[index] = Some(Watch {
-            kick,
-            ring: Some(ring),
-        });
-        self.arm(uring, index as u32);
-        index as u32
-    }
-
-    fn arm(&self, uring: &mut Ring, index: u32) {
-        if let Some(watch) = &self.watches[index as usize] {
-            let fd = types::Fd(watch.kick.as_raw_fd());
-            let entry = opcode::PollAdd::new(fd, libc::POLLIN as u32).multi(true);
-            // SAFETY: polling uses no memory; the descriptor stays open until it has ended.
-            unsafe { uring.push(entry.build(), Token::Kick(index)) };
-        }
-    }
-
-    /// Ends all watches.
-    pub(super) fn stop_watching(&mut self, uring: &mut Ring) {
-        for index in 0..self.watches.len() {
-            if self.watches[index].is_some() {
-                uring.cancel(Token::Kick(index as u32));
-            }
-        }
-        uring.cancel(Token::Signal);
-    }
-
     /// Stops serving a ring.
     fn remove(&mut self, uring: &mut Ring, index: u16) -> Option<Box<GuestRing>> {
         let rings = &mut self.front_end.as_mut()?.rings;
         let mut ring = rings.get_mut(usize::from(index))?.take()?;
-        // A watch that failed may be another ring's by now.
-        let watch = self.watches[ring.watch as usize].as_mut();
-        if let Some(watch) = watch.filter(|watch| watch.ring == Some(index)) {
-            watch.ring = None;
-            // What the guest signalled is the ring's next server's to see for itself; left there,
-            // the front end would take it for new.
-            drain(&watch.kick);
-            uring.cancel(Token::Kick(ring.watch));
-        }
+        self.events.unwatch(uring, ring.watch, index);
         let (call, error) = (ring.call.take(), ring.error.take());
-        self.retire(call);
-        self.retire(error);
+        self.events.retire(call);
+        self.events.retire(error);
         self.ready &= !(1 << index);
         self.answered &= !(1 << index);
         Some(ring)
     }
-}
-
-/// Sets an event counter to zero without waiting.
-fn drain(counter: &OwnedFd) {
-    let mut count = [0; 8];
-    let mut buffers = [std::io::IoSliceMut::new(&mut count)];
-    let flags = rustix::io::ReadWriteFlags::NOWAIT;
-    // It may be zero already.
-    let _ = rustix::io::preadv2(counter, &mut buffers, u64::MAX, flags);
 }
 
 impl Engine {
@@ -345,13 +254,13 @@ impl Engine {
             FrontEndCommand::Call { ring, call } => {
                 if let Some(state) = self.vhost.ring(ring) {
                     let old = std::mem::replace(&mut state.call, call);
-                    self.vhost.retire(old);
+                    self.vhost.events.retire(old);
                 }
             }
             FrontEndCommand::Error { ring, error } => {
                 if let Some(state) = self.vhost.ring(ring) {
                     let old = std::mem::replace(&mut state.error, error);
-                    self.vhost.retire(old);
+                    self.vhost.events.retire(old);
                 }
             }
             FrontEndCommand::RingLog { ring, log } => {
@@ -405,7 +314,7 @@ impl Engine {
                 "takes up requests that were not answered"
             );
         }
-        let watch = self.vhost.watch(&mut self.ring, kick, index);
+        let watch = self.vhost.events.watch(&mut self.ring, kick, index);
         let ring = GuestRing {
             split,
             inflight,
@@ -544,34 +453,6 @@ impl Engine {
         }
     }
 
-    /// A guest told of new requests, or a watch ended.
-    pub(super) fn kicked(&mut self, index: u32, completion: Completion) {
-        let Some(watch) = &self.vhost.watches[index as usize] else {
-            return;
-        };
-        match watch.ring {
-            None if completion.more => {}
-            None => self.vhost.watches[index as usize] = None,
-            Some(ring) => {
-                self.vhost.ready |= 1 << ring;
-                if completion.more {
-                    return;
-                }
-                match completion.result {
-                    0.. => self.vhost.arm(&mut self.ring, index),
-                    errno => {
-                        let error = std::io::Error::from_raw_os_error(-errno);
-                        self.vhost.watches[index as usize] = None;
-                        self.break_ring(
-                            ring,
-                            &format_args!("its kicks cannot be waited for: {error}"),
-                        );
-                    }
-                }
-            }
-        }
-    }
-
     /// Serves a ring no more, until the guest resets the device.
     pub(super) fn break_ring(&mut self, index: u16, why: &dyn std::fmt::Display) {
         let disk = &self.config.disk;
@@ -591,7 +472,7 @@ impl Engine {
             "device broken: {why}; the ring is not served until the guest resets the device"
         );
         if let Some(fd) = ring.error.as_ref().map(AsRawFd::as_raw_fd) {
-            self.vhost.signal(&mut self.ring, fd);
+            self.vhost.events.signal(&mut self.ring, fd);
         }
         self.publish();
     }

@@ -445,7 +445,7 @@ impl Engine {
                 .publish(ram.memory(), log, ring.inflight.as_ref());
             let call = ring.call.as_ref().map(AsRawFd::as_raw_fd);
             match (published, call) {
-                (Ok(true), Some(call)) => self.vhost.signal(&mut self.ring, call),
+                (Ok(true), Some(call)) => self.vhost.events.signal(&mut self.ring, call),
                 (Ok(_), _) => {}
                 (Err(why), _) => self.break_ring(index, &why),
             }
