@@ -1,12 +1,14 @@
 //! What survives a restart: disks, who owns them, past migrations, and VMs.
 
+mod database;
+
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use godwit_core::authority::AuthorityRecord;
-use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{Database, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
+use self::database::SharedDatabase;
 use crate::api::{Migration, VmMigration};
 use crate::vms::VmEntry;
 
@@ -122,41 +124,24 @@ pub(crate) enum StoreError {
 /// The store. Clones share it; every write is durable when its future is ready.
 #[derive(Clone, Debug)]
 pub(crate) struct Store {
-    path: PathBuf,
-    state: Arc<Mutex<State>>,
-}
-
-#[derive(Debug)]
-enum State {
-    Open(Database),
-    /// The database refuses everything after an I/O error, such as a full file system, until it is
-    /// opened again.
-    Failed,
-    Closed,
+    database: SharedDatabase,
 }
 
 impl Store {
     /// Opens or creates the store. Blocks.
     pub(crate) fn open(path: &Path) -> Result<Self, StoreError> {
-        let database = open(path)?;
-        prepare(&database)?;
-        Ok(Self {
-            path: path.to_owned(),
-            state: Arc::new(Mutex::new(State::Open(database))),
-        })
+        let database = SharedDatabase::open(path, prepare)?;
+        Ok(Self { database })
     }
 
     /// Closes the store: whoever still has it gets errors. Blocks.
     pub(crate) fn close(&self) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = State::Closed;
+        self.database.close();
     }
 
     /// Reads everything. Blocks.
     pub(crate) fn load(&self) -> Result<Contents, StoreError> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let read = opened(&mut state, &self.path)?
-            .begin_read()
-            .map_err(redb::Error::from)?;
+        let read = self.database.begin_read()?;
         let disks = read.open_table(DISKS).map_err(redb::Error::from)?;
         let authority = read.open_table(AUTHORITY).map_err(redb::Error::from)?;
         let mut contents = Contents {
@@ -226,40 +211,43 @@ impl Store {
     ) -> Result<(), StoreError> {
         let name = name.to_owned();
         let entry = json(&name, entry)?;
-        self.write(move |write| {
-            write
-                .open_table(DISKS)?
-                .insert(name.as_str(), entry.as_slice())?;
-            write
-                .open_table(AUTHORITY)?
-                .insert(name.as_str(), record.to_bytes().as_slice())?;
-            Ok(())
-        })
-        .await
+        self.database
+            .write(move |write| {
+                write
+                    .open_table(DISKS)?
+                    .insert(name.as_str(), entry.as_slice())?;
+                write
+                    .open_table(AUTHORITY)?
+                    .insert(name.as_str(), record.to_bytes().as_slice())?;
+                Ok(())
+            })
+            .await
     }
 
     /// Forgets a disk.
     pub(crate) async fn remove_disk(&self, name: &str) -> Result<(), StoreError> {
         let name = name.to_owned();
-        self.write(move |write| {
-            write.open_table(DISKS)?.remove(name.as_str())?;
-            write.open_table(AUTHORITY)?.remove(name.as_str())?;
-            Ok(())
-        })
-        .await
+        self.database
+            .write(move |write| {
+                write.open_table(DISKS)?.remove(name.as_str())?;
+                write.open_table(AUTHORITY)?.remove(name.as_str())?;
+                Ok(())
+            })
+            .await
     }
 
     /// Stores a VM.
     pub(crate) async fn put_vm(&self, name: &str, entry: &VmEntry) -> Result<(), StoreError> {
         let name = name.to_owned();
         let entry = json(&name, entry)?;
-        self.write(move |write| {
-            write
-                .open_table(VMS)?
-                .insert(name.as_str(), entry.as_slice())?;
-            Ok(())
-        })
-        .await
+        self.database
+            .write(move |write| {
+                write
+                    .open_table(VMS)?
+                    .insert(name.as_str(), entry.as_slice())?;
+                Ok(())
+            })
+            .await
     }
 
     /// Stores that disks are given away together with the VM that uses them, in one step.
@@ -275,19 +263,20 @@ impl Store {
             .iter()
             .map(|(name, entry, record)| Ok((name.clone(), json(name, entry)?, *record)))
             .collect::<Result<Vec<_>, StoreError>>()?;
-        self.write(move |write| {
-            let mut entries = write.open_table(DISKS)?;
-            let mut records = write.open_table(AUTHORITY)?;
-            for (name, entry, record) in &disks {
-                entries.insert(name.as_str(), entry.as_slice())?;
-                records.insert(name.as_str(), record.to_bytes().as_slice())?;
-            }
-            write
-                .open_table(VMS)?
-                .insert(vm.as_str(), entry.as_slice())?;
-            Ok(())
-        })
-        .await
+        self.database
+            .write(move |write| {
+                let mut entries = write.open_table(DISKS)?;
+                let mut records = write.open_table(AUTHORITY)?;
+                for (name, entry, record) in &disks {
+                    entries.insert(name.as_str(), entry.as_slice())?;
+                    records.insert(name.as_str(), record.to_bytes().as_slice())?;
+                }
+                write
+                    .open_table(VMS)?
+                    .insert(vm.as_str(), entry.as_slice())?;
+                Ok(())
+            })
+            .await
     }
 
     /// Stores the move of a VM under its number and forgets the oldest beyond the bound.
@@ -297,23 +286,25 @@ impl Store {
         migration: &VmMigration,
     ) -> Result<(), StoreError> {
         let migration = json(&migration.id, migration)?;
-        self.write(move |write| {
-            let mut migrations = write.open_table(VM_MIGRATIONS)?;
-            migrations.insert(number, migration.as_slice())?;
-            migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
-            Ok(())
-        })
-        .await
+        self.database
+            .write(move |write| {
+                let mut migrations = write.open_table(VM_MIGRATIONS)?;
+                migrations.insert(number, migration.as_slice())?;
+                migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
+                Ok(())
+            })
+            .await
     }
 
     /// Forgets a VM.
     pub(crate) async fn remove_vm(&self, name: &str) -> Result<(), StoreError> {
         let name = name.to_owned();
-        self.write(move |write| {
-            write.open_table(VMS)?.remove(name.as_str())?;
-            Ok(())
-        })
-        .await
+        self.database
+            .write(move |write| {
+                write.open_table(VMS)?.remove(name.as_str())?;
+                Ok(())
+            })
+            .await
     }
 
     /// Stores a migration under its number and forgets the oldest beyond the bound.
@@ -323,55 +314,14 @@ impl Store {
         migration: &Migration,
     ) -> Result<(), StoreError> {
         let migration = json(&migration.id, migration)?;
-        self.write(move |write| {
-            let mut migrations = write.open_table(MIGRATIONS)?;
-            migrations.insert(number, migration.as_slice())?;
-            migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
-            Ok(())
-        })
-        .await
-    }
-
-    async fn write(
-        &self,
-        change: impl FnOnce(&redb::WriteTransaction) -> Result<(), redb::Error> + Send + 'static,
-    ) -> Result<(), StoreError> {
-        let (state, path) = (Arc::clone(&self.state), self.path.clone());
-        let commit = move || {
-            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            let result = opened(&mut state, &path).and_then(|database| {
-                // A transaction is durable once its commit returns: redb's default.
-                let write = database.begin_write().map_err(redb::Error::from)?;
-                change(&write)?;
-                write.commit().map_err(redb::Error::from)?;
+        self.database
+            .write(move |write| {
+                let mut migrations = write.open_table(MIGRATIONS)?;
+                migrations.insert(number, migration.as_slice())?;
+                migrations.retain(|kept, _| kept + MAX_MIGRATIONS > number)?;
                 Ok(())
-            });
-            if result.is_err() && !matches!(*state, State::Closed) {
-                *state = State::Failed;
-            }
-            result
-        };
-        tokio::task::spawn_blocking(commit)
+            })
             .await
-            .map_err(|_| StoreError::Ended)?
-    }
-}
-
-fn open(path: &Path) -> Result<Database, StoreError> {
-    Database::create(path).map_err(|error| StoreError::Open {
-        path: path.to_owned(),
-        source: error.into(),
-    })
-}
-
-/// The database, opened again if it failed before.
-fn opened<'a>(state: &'a mut State, path: &Path) -> Result<&'a Database, StoreError> {
-    if matches!(state, State::Failed) {
-        *state = State::Open(open(path)?);
-    }
-    match state {
-        State::Open(database) => Ok(database),
-        State::Failed | State::Closed => Err(StoreError::Ended),
     }
 }
 
@@ -510,6 +460,7 @@ mod tests {
             .await
             .expect("stores");
         store
+            .database
             .write(|write| {
                 write
                     .open_table(AUTHORITY)?
@@ -523,35 +474,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_store_works_again_after_a_failure() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let store = Store::open(&folder.path().join("store")).expect("opens");
-        store
-            .put_disk("root", &entry(), AuthorityRecord::created())
-            .await
-            .expect("stores");
-        let failure = store
-            .write(|_| Err(redb::Error::Corrupted(String::from("as a test wants it"))))
-            .await;
-        failure.expect_err("fails");
-        assert!(matches!(
-            *store.state.lock().expect("not poisoned"),
-            State::Failed
-        ));
-        store
-            .put_disk("more", &entry(), AuthorityRecord::created())
-            .await
-            .expect("stores again");
-        assert_eq!(store.load().expect("loads").disks.len(), 2);
-    }
-
-    #[tokio::test]
     async fn a_later_format_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("store");
         {
             let store = Store::open(&path).expect("opens");
             store
+                .database
                 .write(|write| {
                     write.open_table(META)?.insert("format", FORMAT + 1)?;
                     Ok(())
