@@ -231,7 +231,7 @@ impl Engine {
                 self.run_commands();
             }
             Token::Kick(watch) => self.kicked(watch, completion),
-            Token::Signal => self.vhost.events.signalled(),
+            Token::Signal => self.signalled(),
             Token::Cancel => {}
         }
         if self.tick_at.is_none() {

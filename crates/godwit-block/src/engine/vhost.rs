@@ -255,6 +255,8 @@ impl Engine {
                 if let Some(state) = self.vhost.ring(ring) {
                     let old = std::mem::replace(&mut state.call, call);
                     self.vhost.events.retire(old);
+                    // What was signalled on the old one may have come too late to be seen.
+                    self.call_guest(ring);
                 }
             }
             FrontEndCommand::Error { ring, error } => {
@@ -332,12 +334,22 @@ impl Engine {
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.rings[usize::from(index)] = Some(Box::new(ring));
         }
-        // Requests that came before the watch are found without a kick.
+        // Requests that came before the watch are found without a kick. And whoever served the ring
+        // before may have ended between an answer and its signal.
         self.vhost.ready |= 1 << index;
+        self.call_guest(index);
         // A hypervisor starts rings only where the machine runs, and stops it elsewhere before.
         self.core.handle_guest_here(self.now);
         self.drain();
         Ok(())
+    }
+
+    /// Has the guest look for answers.
+    fn call_guest(&mut self, index: u16) {
+        let call = self.vhost.ring(index).and_then(|ring| ring.call.as_ref());
+        if let Some(fd) = call.map(AsRawFd::as_raw_fd) {
+            self.vhost.events.signal(&mut self.ring, fd);
+        }
     }
 
     fn stop_ring(&mut self, index: u16, reply: FrontEndReply) {
@@ -408,13 +420,16 @@ impl Engine {
         let Some(front_end) = &mut self.vhost.front_end else {
             return;
         };
+        // A ring has stopped when the guest was told of its last answer: whoever serves it next
+        // does not know of a signal that is missing.
+        let told = self.vhost.events.are_sent();
         let mut stopped = 0_u16;
         for (index, ring) in front_end.rings.iter().enumerate() {
             let Some(ring) = ring.as_ref().filter(|ring| ring.stopping.is_some()) else {
                 continue;
             };
             let done = ring.in_flight == 0 && ring.again.is_empty() && !ring.split.has_answers();
-            if done || ring.broken && ring.in_flight == 0 {
+            if done && told || ring.broken && ring.in_flight == 0 {
                 stopped |= 1 << index;
             }
         }

@@ -29,12 +29,9 @@ pub(super) struct EventCounters {
 }
 
 impl EventCounters {
-    /// A signal was sent.
-    pub(super) fn signalled(&mut self) {
-        self.signals -= 1;
-        if self.signals == 0 {
-            self.retired.clear();
-        }
+    /// Whether all signals were sent.
+    pub(super) const fn are_sent(&self) -> bool {
+        self.signals == 0
     }
 
     /// Signals an event counter when this turn's operations are submitted.
@@ -113,6 +110,16 @@ fn drain(counter: &OwnedFd) {
 }
 
 impl Engine {
+    /// A signal was sent.
+    pub(super) fn signalled(&mut self) {
+        let events = &mut self.vhost.events;
+        events.signals -= 1;
+        if events.signals == 0 {
+            events.retired.clear();
+            self.settle_front_end();
+        }
+    }
+
     /// A guest told of new requests, or a watch ended.
     pub(super) fn kicked(&mut self, index: u32, completion: Completion) {
         let Some(watch) = &self.vhost.events.watches[index as usize] else {

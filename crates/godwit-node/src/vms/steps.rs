@@ -244,6 +244,7 @@ impl Move {
     async fn give(&mut self, working: &mut Working) -> Result<(), ErrorBody> {
         let told = Instant::now();
         self.told = Some(told);
+        let mut answers = Vec::new();
         for name in self.vm_disks() {
             let engine = self.node.disks.find(&name).and_then(|disk| disk.engine());
             let Some(engine) = engine else {
@@ -254,6 +255,10 @@ impl Move {
             engine.switch_over(Box::new(move |leaves| {
                 let _ = reply.send(leaves);
             }));
+            answers.push((name, answer));
+        }
+        // Not one after the other: the guest stands still.
+        for (name, answer) in answers {
             if !answer.await.unwrap_or(false) {
                 let why = format!("disk {name} does not move any more");
                 return Err(self.error(ErrorCode::Conflict, &why));

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use godwit_core::units::MAX_EXTENT_SECTORS;
-use godwit_testkit::vhost_client::{Client, Options, Status};
+use godwit_testkit::vhost_client::{Client, Options, Status, readable};
 
 use super::{MOMENT, SIZE, Served};
 use crate::support::{PATIENCE, Random};
@@ -193,6 +193,8 @@ fn a_guest_that_is_told_late_by_its_own_wish_is_told_once() {
     let served = Served::new("events");
     let mut client = served.connect(Options::default());
     let data = client.data();
+    assert!(readable(&client.queues[0].call, PATIENCE), "of its start");
+    client.queues[0].call.read().expect("a count");
     // Wants to be told of the eighth answer.
     let place = client.queues[0].places()[1] + 4 + 2 * u64::from(client.queues[0].size());
     client.memory.store(place, 7);
@@ -200,16 +202,10 @@ fn a_guest_that_is_told_late_by_its_own_wish_is_told_once() {
         client.submit_read(0, block * 8, data + block * 4096, 4096);
     }
     client.queues[0].notify();
-    assert!(godwit_testkit::vhost_client::readable(
-        &client.queues[0].call,
-        PATIENCE
-    ));
+    assert!(readable(&client.queues[0].call, PATIENCE));
     assert_eq!(client.queues[0].call.read().expect("a count"), 1);
     assert_eq!(client.queues[0].used(), 8);
-    assert!(!godwit_testkit::vhost_client::readable(
-        &client.queues[0].call,
-        MOMENT
-    ));
+    assert!(!readable(&client.queues[0].call, MOMENT));
 }
 
 #[test]

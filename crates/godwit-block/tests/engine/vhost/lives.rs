@@ -5,7 +5,9 @@ use std::time::Instant;
 use godwit_block::engine::EngineEvent;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{Epoch, MigrationId};
-use godwit_testkit::vhost_client::{Client, Options, Status};
+use godwit_testkit::vhost_client::{Client, Options, Status, readable};
+use vhost::VhostBackend;
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{MOMENT, SIZE, Served};
 use crate::support::{PATIENCE, TestEngine};
@@ -42,6 +44,46 @@ fn a_queue_stops_when_what_was_taken_is_answered() {
         while client.queues[0].done().is_some() {}
     }
     assert!(base > 0);
+}
+
+#[test]
+fn a_queue_has_stopped_when_the_guest_was_told_of_its_answers() {
+    let served = Served::new("told");
+    let mut client = served.connect(tracked(128));
+    // The counter takes no further signal until it is read.
+    let call = client.queues[0].call.try_clone().expect("a descriptor");
+    call.read().ok();
+    call.write(u64::MAX - 1).expect("fills the counter");
+    let data = client.data();
+    client.submit_read(0, 0, data, 4096);
+    client.queues[0].notify();
+    while client.queues[0].used() == 0 {
+        std::thread::yield_now();
+    }
+    std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| client.stop_queue(0).expect("to stop"));
+        std::thread::sleep(MOMENT);
+        assert!(!stopping.is_finished(), "the signal is not sent yet");
+        call.read().expect("empties the counter");
+        assert_eq!(stopping.join().expect("to end"), 1);
+    });
+}
+
+#[test]
+fn a_guest_is_called_where_an_earlier_signal_may_be_lost() {
+    let served = Served::new("called");
+    let mut client = served.connect(tracked(128));
+    assert_eq!(client.write(0, 0, &[3; 512]), Status::OK);
+    let base = client.stop_queue(0).expect("to stop");
+    let calls = |client: &Client| readable(&client.queues[0].call, PATIENCE);
+    while client.queues[0].call.read().is_ok() {}
+    client.start_queue(0, base).expect("to start");
+    assert!(calls(&client), "by whoever serves the queue now");
+
+    client.queues[0].call = EventFd::new(EFD_NONBLOCK).expect("a counter");
+    let call = &client.queues[0].call;
+    client.frontend.set_vring_call(0, call).expect("to change");
+    assert!(calls(&client), "on the new descriptor");
 }
 
 #[test]
