@@ -1,5 +1,6 @@
 //! fio as a guest, and what its latency logs say about any stretch of time.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -224,6 +225,21 @@ impl FioReport {
             .collect()
     }
 
+    /// Of the periods of this many milliseconds in which requests were answered, those in which one
+    /// had taken longer than `limit`: from 0 to 1.
+    pub fn breached(&self, from_ms: u64, to_ms: u64, period_ms: u64, limit: Duration) -> f64 {
+        let mut periods: BTreeMap<u64, bool> = BTreeMap::new();
+        let inside = |sample: &&Sample| (from_ms..to_ms).contains(&sample.at_ms);
+        for sample in self.samples.iter().filter(inside) {
+            let late = u128::from(sample.nanoseconds) > limit.as_nanos();
+            *periods
+                .entry((sample.at_ms - from_ms) / period_ms)
+                .or_default() |= late;
+        }
+        let breached = periods.values().filter(|&&late| late).count();
+        breached as f64 / periods.len().max(1) as f64
+    }
+
     /// What happened between two instants in milliseconds since 1970. An error, which ends fio,
     /// belongs to the window in which the last request was answered.
     pub fn window(&self, from_ms: u64, to_ms: u64) -> Window {
@@ -301,6 +317,32 @@ mod tests {
         let second = report.window(500, 1000);
         assert!(second.max_us >= 89_000 && second.p50_us < 110);
         assert_eq!(second.errors, 1, "fio ended in this one");
+    }
+
+    #[test]
+    fn a_period_is_breached_by_one_late_request_or_more() {
+        let late_at = [3, 4, 250, 999];
+        let samples = (0..1000)
+            .map(|at_ms| Sample {
+                at_ms,
+                nanoseconds: if late_at.contains(&at_ms) {
+                    2_000_000
+                } else {
+                    1_000_000
+                },
+                write: true,
+                offset: 0,
+            })
+            .collect();
+        let report = FioReport {
+            error: 0,
+            messages: String::new(),
+            samples,
+        };
+        let limit = Duration::from_millis(1);
+        assert!((report.breached(0, 1000, 10, limit) - 0.03).abs() < 1e-9);
+        assert!((report.breached(0, 100, 10, limit) - 0.1).abs() < 1e-9);
+        assert!(report.breached(300, 900, 10, limit) < 1e-9);
     }
 
     #[test]

@@ -13,12 +13,16 @@ use crate::stage::{Run, Stage};
 /// Long enough that the window before is as long as the one during.
 const QUIET: Duration = Duration::from_secs(15);
 
+/// How often a promise is judged.
+const PERIOD_MS: u64 = godwit_core::Controller::LINK_SAMPLING.as_millis() as u64;
+
 #[derive(Debug, Serialize)]
 struct Report {
     runs: Vec<Measured>,
     throughput_ratio: f64,
     p9999_ratio: f64,
     breach_fraction: f64,
+    breach_fraction_before: f64,
     lm_seconds: f64,
 }
 
@@ -30,6 +34,8 @@ struct Measured {
     p9999_ratio: f64,
     /// Of the sampling periods with requests, those in which one took longer than promised.
     breach_fraction: f64,
+    /// The same before the disk moved, by what the guest saw: what the machine does by itself.
+    breach_fraction_before: f64,
     lm_seconds: f64,
     pauses: u64,
     promise: Value,
@@ -48,7 +54,7 @@ pub(crate) fn run(rounds: usize, bytes: u64) -> io::Result<()> {
     };
     let stage = Stage::loopback(bytes, load, QUIET)?;
     println!(
-        "{:<6} {:>6} {:>7} {:>11} {:>11} {:>12} {:>12} {:>9}",
+        "{:<6} {:>6} {:>7} {:>11} {:>11} {:>12} {:>12} {:>9} {:>9}",
         "run",
         "LM s",
         "pauses",
@@ -56,13 +62,14 @@ pub(crate) fn run(rounds: usize, bytes: u64) -> io::Result<()> {
         "IOPS during",
         "p99.99 bef.",
         "p99.99 dur.",
-        "breached"
+        "br. bef.",
+        "br. dur."
     );
     let mut runs = Vec::new();
     for number in 0..rounds {
         let run = Measured::new(&stage.run(&format!("auto-{number}"), &["--sla", "auto"])?);
         println!(
-            "{:<6} {:>6.1} {:>7} {:>11.0} {:>11.0} {:>12} {:>12} {:>8.2}%",
+            "{:<6} {:>6.1} {:>7} {:>11.0} {:>11.0} {:>12} {:>12} {:>8.2}% {:>8.2}%",
             number + 1,
             run.lm_seconds,
             run.pauses,
@@ -70,6 +77,7 @@ pub(crate) fn run(rounds: usize, bytes: u64) -> io::Result<()> {
             run.during.iops,
             run.before.p9999_us,
             run.during.p9999_us,
+            run.breach_fraction_before * 100.0,
             run.breach_fraction * 100.0
         );
         runs.push(run);
@@ -79,15 +87,17 @@ pub(crate) fn run(rounds: usize, bytes: u64) -> io::Result<()> {
         throughput_ratio: of(|run| run.throughput_ratio),
         p9999_ratio: of(|run| run.p9999_ratio),
         breach_fraction: of(|run| run.breach_fraction),
+        breach_fraction_before: of(|run| run.breach_fraction_before),
         lm_seconds: of(|run| run.lm_seconds),
         runs,
     };
     println!(
         "medians: throughput {:.3} of before, p99.99 {:.2} times before, {:.2} % of the periods \
-         breached",
+         breached ({:.2} % before)",
         report.throughput_ratio,
         report.p9999_ratio,
-        report.breach_fraction * 100.0
+        report.breach_fraction * 100.0,
+        report.breach_fraction_before * 100.0
     );
     println!(
         "{}",
@@ -103,10 +113,12 @@ impl Measured {
         let from = run.quiet.end.saturating_sub(length).max(run.quiet.start);
         let before = run.guest.window(from, run.quiet.end);
         let count = |name: &str| run.promise()[name].as_u64().unwrap_or(0) as f64;
+        let limit = Duration::from_micros(count("limit_us") as u64);
         Self {
             throughput_ratio: during.iops / before.iops.max(1.0),
             p9999_ratio: during.p9999_us as f64 / (before.p9999_us as f64).max(1.0),
             breach_fraction: count("breached_periods") / count("periods").max(1.0),
+            breach_fraction_before: run.guest.breached(from, run.quiet.end, PERIOD_MS, limit),
             lm_seconds: run.lm_seconds(),
             pauses: run.pauses(),
             promise: run.promise().clone(),
