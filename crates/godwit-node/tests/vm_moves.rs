@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::{RunningNode, peer, plain};
+use support::{MachineFolder, RunningNode, peer, plain};
 
 /// Two nodes that know each other.
 async fn pair(dir: &Path) -> (RunningNode, RunningNode) {
@@ -78,7 +78,7 @@ async fn stop(node: &RunningNode) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_goes_there_and_back_with_its_memory() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run(&a, &[]).await;
     for (from, to, name) in [(&a, &b, "b"), (&b, &a, "a")] {
@@ -99,7 +99,7 @@ async fn a_machine_goes_there_and_back_with_its_memory() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn memory_may_follow_the_machine() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run(&a, &[]).await;
     for (from, to, name, memory) in [(&a, &b, "b", "post-copy"), (&b, &a, "a", "hybrid")] {
@@ -116,7 +116,7 @@ async fn memory_may_follow_the_machine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_that_stands_in_the_way_is_named_at_once() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     let image = dir.path().join("own.raw");
     std::fs::write(&image, vec![0; 1 << 20]).expect("writes an image");
@@ -144,7 +144,7 @@ async fn everything_that_stands_in_the_way_is_named_at_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run(&a, &[]).await;
     // The folder where its QEMU would put its sockets cannot be made.
@@ -193,7 +193,7 @@ async fn disk_states(node: &RunningNode) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_disks_go_with_their_machine_and_come_back() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run_on_disks(&a, &["root", "data"]).await;
     for (from, to, name, memory) in [
@@ -219,7 +219,7 @@ async fn all_disks_go_with_their_machine_and_come_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_belongs_to_its_machine() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run_on_disks(&a, &["root"]).await;
     let alone = r#"{"disk":"root","to":"b"}"#;
@@ -240,7 +240,7 @@ async fn a_disk_belongs_to_its_machine() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let (a, b) = pair(dir.path()).await;
     run_on_disks(&a, &["root", "data"]).await;
     state_becomes(&a, "running").await;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use support::{RunningNode, plain};
+use support::{MachineFolder, RunningNode, plain};
 
 /// A machine without firmware's work: it stays where QEMU puts it.
 fn idle(name: &str) -> String {
@@ -43,7 +43,7 @@ async fn gone(pid: u64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let first = RunningNode::start(plain("a", dir.path())).await;
     let vm = run(&first, &idle("v")).await;
     assert_eq!(vm["state"], "paused", "{vm}");
@@ -71,7 +71,7 @@ async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_does_not_listen_is_stopped_by_force_only() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let node = RunningNode::start(plain("a", dir.path())).await;
     let vm = run(&node, &idle("v")).await;
     let asked = node
@@ -90,7 +90,7 @@ async fn a_guest_that_does_not_listen_is_stopped_by_force_only() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qemu_that_dies_is_noticed_and_its_name_is_free() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let node = RunningNode::start(plain("a", dir.path())).await;
     let pid = run(&node, &idle("v")).await["pid"].to_string();
     let killed = Command::new("kill").args(["-9", &pid]).status();
@@ -115,7 +115,7 @@ async fn a_qemu_that_dies_is_noticed_and_its_name_is_free() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_that_cannot_start_says_why_and_leaves_nothing() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let node = RunningNode::start(plain("a", dir.path())).await;
     for (body, status, expected) in [
         (json!({ "name": "v", "disks": ["none"] }), 404, "none"),
@@ -188,7 +188,7 @@ async fn foreign(qmp: &Path, further: &[&str]) -> Foreign {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_qemu_that_somebody_else_started_is_adopted_once() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let node = RunningNode::start(plain("a", dir.path())).await;
     let socket = dir.path().join("qmp");
     let missing = json!({ "name": "v", "qmp": socket }).to_string();
@@ -218,7 +218,7 @@ async fn a_qemu_that_somebody_else_started_is_adopted_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
-    let dir = tempfile::tempdir().expect("a folder");
+    let dir = MachineFolder::new();
     let node = RunningNode::start(plain("a", dir.path())).await;
     let made = node
         .request(

@@ -4,10 +4,8 @@
 //!
 //! Two nodes on loopback reach each other through proxies, one for each direction of connecting.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
-use godwit_testkit::cluster::{ClusterOptions, godwit_binary};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::proxy::{Conditions, Proxy};
 use godwit_testkit::random::Random;
@@ -43,20 +41,7 @@ struct Storm {
 
 impl Storm {
     fn new(seed: u64) -> Self {
-        let options = ClusterOptions {
-            godwit: godwit_binary().unwrap(),
-            tls: true,
-        };
-        let mut cluster = Cluster::prepare(&["a", "b"], options).unwrap();
-        let mut links = Vec::new();
-        for (from, to) in [("a", "b"), ("b", "a")] {
-            let behind: SocketAddr = cluster.node(to).spec().listen;
-            let link = Proxy::start(behind, seed).unwrap();
-            let peer = (to.to_owned(), link.address());
-            cluster.node_mut(from).spec_mut().peers = vec![peer];
-            links.push(link);
-        }
-        cluster.start_all().unwrap();
+        let (cluster, links) = Cluster::start_linked(seed).unwrap();
         Self { cluster, links }
     }
 

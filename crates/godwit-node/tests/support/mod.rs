@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use godwit_node::certificates::{self, IssueRequest, Usage, Validity};
 use godwit_node::{NodeConfig, NodeError, PeerConfig, TlsFiles};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -80,6 +81,42 @@ pub(crate) fn issue(authority: &Path, name: &str, usage: Usage, validity: Validi
         force: true,
     })
     .expect("issues");
+}
+
+/// A folder that goes when the test ends, however it ends, with the QEMUs whose files are in it:
+/// they outlive their node.
+#[allow(dead_code, reason = "not every test that shares this file uses it")]
+pub(crate) struct MachineFolder(tempfile::TempDir);
+
+#[allow(dead_code, reason = "not every test that shares this file uses it")]
+impl MachineFolder {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for MachineFolder {
+    fn drop(&mut self) {
+        let wanted = self.path().as_os_str().as_encoded_bytes().to_owned();
+        for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+            let number = process
+                .file_name()
+                .to_str()
+                .and_then(|name| name.parse().ok());
+            if line.starts_with(b"qemu-system")
+                && line.windows(wanted.len()).any(|part| part == wanted)
+                && let Some(process) = number.and_then(Pid::from_raw)
+            {
+                // It may be about to end by itself.
+                let _ = kill_process(process, Signal::KILL);
+            }
+        }
+    }
 }
 
 /// An address that nobody listens on, with a port that the kernel gives to no outgoing connection.

@@ -19,6 +19,7 @@ pub use node::{Node, NodeSpec};
 
 use crate::network::Namespace;
 use crate::process::{run, scratch_dir};
+use crate::proxy::Proxy;
 
 /// Where [`free_port`] looks.
 const PORTS: Range<u16> = 20_000..32_000;
@@ -68,6 +69,27 @@ impl Cluster {
         let mut cluster = Self::prepare(names, options)?;
         cluster.start_all()?;
         Ok(cluster)
+    }
+
+    /// Starts nodes `a` and `b`, with TLS, from the binary that tests use. They reach each other only
+    /// through links whose conditions can be changed: the first is how `a` reaches `b`.
+    ///
+    /// # Errors
+    /// As [`Cluster::start`].
+    pub fn start_linked(seed: u64) -> io::Result<(Self, Vec<Proxy>)> {
+        let options = ClusterOptions {
+            godwit: godwit_binary()?,
+            tls: true,
+        };
+        let mut cluster = Self::prepare(&["a", "b"], options)?;
+        let mut links = Vec::new();
+        for (from, to) in [("a", "b"), ("b", "a")] {
+            let link = Proxy::start(cluster.node(to).spec().listen, seed)?;
+            cluster.node_mut(from).spec_mut().peers = vec![(to.to_owned(), link.address())];
+            links.push(link);
+        }
+        cluster.start_all()?;
+        Ok((cluster, links))
     }
 
     /// Makes directories, ports and certificates, and starts nothing.

@@ -1,13 +1,11 @@
 //! Two nodes, the link between them, and a guest.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, godwit_binary};
 use godwit_testkit::process::{cpu_seconds, run, wait_for};
 use godwit_testkit::proxy::{Conditions, Proxy};
 use godwit_testkit::scenario::{PATIENCE, one_owner};
@@ -44,19 +42,7 @@ impl Site {
 
     /// A guest that writes so many blocks a second; with 0 as many as it can.
     pub(crate) fn with_load(seed: u64, disks: usize, rate: u64) -> Self {
-        let options = ClusterOptions {
-            godwit: godwit_binary().unwrap(),
-            tls: true,
-        };
-        let mut cluster = Cluster::prepare(&["a", "b"], options).unwrap();
-        let mut links = Vec::new();
-        for (from, to) in [("a", "b"), ("b", "a")] {
-            let behind: SocketAddr = cluster.node(to).spec().listen;
-            let link = Proxy::start(behind, seed).unwrap();
-            cluster.node_mut(from).spec_mut().peers = vec![(to.to_owned(), link.address())];
-            links.push(link);
-        }
-        cluster.start_all().unwrap();
+        let (cluster, links) = Cluster::start_linked(seed).unwrap();
         let load = GuestLoad {
             rate,
             file_mb: 16,
