@@ -21,8 +21,9 @@ pub(crate) enum Token {
     /// The watch on the event counter by which a guest tells of new requests: the watch's index. It
     /// completes each time.
     Kick(u32),
-    /// The write to an event counter by which a guest is told of answers.
-    Signal,
+    /// The write to an event counter by which the other side is told of something: the counter's
+    /// index.
+    Signal(u32),
     /// A request to cancel other operations.
     Cancel,
 }
@@ -36,7 +37,7 @@ impl Token {
             Self::Send(index) => (3, index),
             Self::Cancel => (4, 0),
             Self::Kick(index) => (5, index),
-            Self::Signal => (6, 0),
+            Self::Signal(index) => (6, index),
         };
         kind << 32 | index as u64
     }
@@ -49,7 +50,7 @@ impl Token {
             2 => Self::Receive(index),
             3 => Self::Send(index),
             5 => Self::Kick(index),
-            6 => Self::Signal,
+            6 => Self::Signal(index),
             _ => Self::Cancel,
         }
     }

@@ -231,7 +231,7 @@ impl Engine {
                 self.run_commands();
             }
             Token::Kick(watch) => self.kicked(watch, completion),
-            Token::Signal => self.signalled(),
+            Token::Signal(bell) => self.signalled(bell),
             Token::Cancel => {}
         }
         if self.tick_at.is_none() {

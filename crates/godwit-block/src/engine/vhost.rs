@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use super::config::EngineEvent;
 use super::handle::FrontEndReply;
 use super::run::Engine;
 use super::snapshot::FrontEndState;
-use super::vhost_events::EventCounters;
+use super::vhost_events::{BellId, EventCounters};
 use super::vhost_io::RingRequest;
 use crate::ring::Ring;
 use crate::vhost_user::config_space::{LOG_ALL, MOST_RINGS};
@@ -45,8 +44,8 @@ pub(super) struct GuestRing {
     /// The front end waits for the ring to stop.
     pub(super) stopping: Option<FrontEndReply>,
     watch: u32,
-    pub(super) call: Option<OwnedFd>,
-    pub(super) error: Option<OwnedFd>,
+    pub(super) call: Option<BellId>,
+    pub(super) error: Option<BellId>,
 }
 
 /// A virtual machine.
@@ -91,7 +90,7 @@ pub(super) struct Vhost {
     pub(super) places: Vec<libc::iovec>,
     /// Rings that may have requests, one bit each.
     pub(super) ready: u16,
-    /// Rings that have answers for the guest, one bit each.
+    /// Rings that have answers for the guest, or broke, one bit each.
     pub(super) answered: u16,
     /// A ring has more requests than a turn may take.
     pub(super) eager: bool,
@@ -170,9 +169,8 @@ impl Vhost {
         let rings = &mut self.front_end.as_mut()?.rings;
         let mut ring = rings.get_mut(usize::from(index))?.take()?;
         self.events.unwatch(uring, ring.watch, index);
-        let (call, error) = (ring.call.take(), ring.error.take());
-        self.events.retire(call);
-        self.events.retire(error);
+        self.events.retire(uring, ring.call.take());
+        self.events.retire(uring, ring.error.take());
         self.ready &= !(1 << index);
         self.answered &= !(1 << index);
         Some(ring)
@@ -252,17 +250,19 @@ impl Engine {
                 }
             }
             FrontEndCommand::Call { ring, call } => {
-                if let Some(state) = self.vhost.ring(ring) {
-                    let old = std::mem::replace(&mut state.call, call);
-                    self.vhost.events.retire(old);
+                let events = &mut self.vhost.events;
+                if let Some(state) = &mut front_end.rings[usize::from(ring)] {
+                    events.retire(&mut self.ring, state.call);
+                    state.call = call.map(|counter| events.install(counter));
                     // What was signalled on the old one may have come too late to be seen.
                     self.call_guest(ring);
                 }
             }
             FrontEndCommand::Error { ring, error } => {
-                if let Some(state) = self.vhost.ring(ring) {
-                    let old = std::mem::replace(&mut state.error, error);
-                    self.vhost.events.retire(old);
+                let events = &mut self.vhost.events;
+                if let Some(state) = &mut front_end.rings[usize::from(ring)] {
+                    events.retire(&mut self.ring, state.error);
+                    state.error = error.map(|counter| events.install(counter));
                 }
             }
             FrontEndCommand::RingLog { ring, log } => {
@@ -316,7 +316,9 @@ impl Engine {
                 "takes up requests that were not answered"
             );
         }
-        let watch = self.vhost.events.watch(&mut self.ring, kick, index);
+        let events = &mut self.vhost.events;
+        let watch = events.watch(&mut self.ring, kick, index);
+        let [call, error] = [call, error].map(|counter| counter.map(|fd| events.install(fd)));
         let ring = GuestRing {
             split,
             inflight,
@@ -346,9 +348,8 @@ impl Engine {
 
     /// Has the guest look for answers.
     fn call_guest(&mut self, index: u16) {
-        let call = self.vhost.ring(index).and_then(|ring| ring.call.as_ref());
-        if let Some(fd) = call.map(AsRawFd::as_raw_fd) {
-            self.vhost.events.signal(&mut self.ring, fd);
+        if let Some(call) = self.vhost.ring(index).and_then(|ring| ring.call) {
+            self.vhost.events.signal(&mut self.ring, call);
         }
     }
 
@@ -420,14 +421,14 @@ impl Engine {
         let Some(front_end) = &mut self.vhost.front_end else {
             return;
         };
-        // A ring has stopped when the guest was told of its last answer: whoever serves it next
-        // does not know of a signal that is missing.
-        let told = self.vhost.events.are_sent();
         let mut stopped = 0_u16;
         for (index, ring) in front_end.rings.iter().enumerate() {
             let Some(ring) = ring.as_ref().filter(|ring| ring.stopping.is_some()) else {
                 continue;
             };
+            // A ring has stopped when the guest was told of its last answer: whoever serves it next
+            // does not know of a signal that is missing.
+            let told = self.vhost.events.are_sent(ring.call);
             let done = ring.in_flight == 0 && ring.again.is_empty() && !ring.split.has_answers();
             if done && told || ring.broken && ring.in_flight == 0 {
                 stopped |= 1 << index;
@@ -486,8 +487,11 @@ impl Engine {
             ring = index,
             "device broken: {why}; the ring is not served until the guest resets the device"
         );
-        if let Some(fd) = ring.error.as_ref().map(AsRawFd::as_raw_fd) {
-            self.vhost.events.signal(&mut self.ring, fd);
+        let error = ring.error;
+        // Who waits for it to stop need wait no longer.
+        self.vhost.answered |= 1 << index;
+        if let Some(error) = error {
+            self.vhost.events.signal(&mut self.ring, error);
         }
         self.publish();
     }

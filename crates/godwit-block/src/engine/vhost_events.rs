@@ -18,34 +18,78 @@ struct Watch {
     ring: Option<u16>,
 }
 
+/// Where the other side is signalled. At most one signal is on its way: the other side may let its
+/// counter grow until it takes none.
+struct Bell {
+    counter: OwnedFd,
+    sending: bool,
+    /// Something happened since the signal was sent on its way, which may have come before that.
+    again: bool,
+    /// Nobody uses it any more, and the kernel has yet to let go of the descriptor.
+    retired: bool,
+}
+
+/// Names a [`Bell`].
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BellId(u32);
+
 /// The event counters in use.
 #[derive(Default)]
 pub(super) struct EventCounters {
     watches: Vec<Option<Watch>>,
-    /// Signals that the kernel has not sent.
-    signals: u32,
-    /// Descriptors that those may still use.
-    retired: Vec<OwnedFd>,
+    bells: Vec<Option<Bell>>,
 }
 
 impl EventCounters {
-    /// Whether all signals were sent.
-    pub(super) const fn are_sent(&self) -> bool {
-        self.signals == 0
+    /// Where to signal from now on.
+    pub(super) fn install(&mut self, counter: OwnedFd) -> BellId {
+        let index = match self.bells.iter().position(Option::is_none) {
+            Some(index) => index,
+            None => {
+                self.bells.push(None);
+                self.bells.len() - 1
+            }
+        };
+        self.bells[index] = Some(Bell {
+            counter,
+            sending: false,
+            again: false,
+            retired: false,
+        });
+        BellId(index as u32)
     }
 
-    /// Signals an event counter when this turn's operations are submitted.
-    pub(super) fn signal(&mut self, uring: &mut Ring, fd: i32) {
-        self.signals += 1;
-        let entry = opcode::Write::new(types::Fd(fd), (&raw const ONE).cast(), 8).build();
-        // SAFETY: the kernel only reads the number, which is static.
-        unsafe { uring.push(entry, Token::Signal) };
+    /// Whether all signals of a bell were sent.
+    pub(super) fn are_sent(&self, bell: Option<BellId>) -> bool {
+        let bell = bell.and_then(|id| self.bells[id.0 as usize].as_ref());
+        bell.is_none_or(|bell| !bell.sending)
     }
 
-    /// Keeps a descriptor open until no signal can use it any more.
-    pub(super) fn retire(&mut self, fd: Option<OwnedFd>) {
-        if self.signals > 0 {
-            self.retired.extend(fd);
+    /// Signals when this turn's operations are submitted.
+    pub(super) fn signal(&mut self, uring: &mut Ring, id: BellId) {
+        if let Some(bell) = &mut self.bells[id.0 as usize] {
+            if std::mem::replace(&mut bell.sending, true) {
+                bell.again = true;
+                return;
+            }
+            let fd = types::Fd(bell.counter.as_raw_fd());
+            let entry = opcode::Write::new(fd, (&raw const ONE).cast(), 8).build();
+            // SAFETY: the kernel only reads the number, which is static; the descriptor stays open
+            // until the write has ended.
+            unsafe { uring.push(entry, Token::Signal(id.0)) };
+        }
+    }
+
+    /// Signals there no more. What is on its way may not arrive.
+    pub(super) fn retire(&mut self, uring: &mut Ring, id: Option<BellId>) {
+        let Some(id) = id else { return };
+        let place = &mut self.bells[id.0 as usize];
+        match place {
+            Some(bell) if bell.sending => {
+                bell.retired = true;
+                uring.cancel(Token::Signal(id.0));
+            }
+            _ => *place = None,
         }
     }
 
@@ -82,7 +126,11 @@ impl EventCounters {
                 uring.cancel(Token::Kick(index as u32));
             }
         }
-        uring.cancel(Token::Signal);
+        for (index, bell) in self.bells.iter().enumerate() {
+            if bell.as_ref().is_some_and(|bell| bell.sending) {
+                uring.cancel(Token::Signal(index as u32));
+            }
+        }
     }
 
     /// Waits for the ring's kicks no more.
@@ -110,12 +158,16 @@ fn drain(counter: &OwnedFd) {
 }
 
 impl Engine {
-    /// A signal was sent.
-    pub(super) fn signalled(&mut self) {
-        let events = &mut self.vhost.events;
-        events.signals -= 1;
-        if events.signals == 0 {
-            events.retired.clear();
+    /// A signal was sent, or cancelled.
+    pub(super) fn signalled(&mut self, index: u32) {
+        let place = &mut self.vhost.events.bells[index as usize];
+        let Some(bell) = place else { return };
+        bell.sending = false;
+        if bell.retired {
+            *place = None;
+        } else if std::mem::take(&mut bell.again) {
+            self.vhost.events.signal(&mut self.ring, BellId(index));
+        } else {
             self.settle_front_end();
         }
     }

@@ -1,6 +1,5 @@
 //! What goes through the rings of a virtual machine: requests in, answers out.
 
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use godwit_core::action::{DiskOperation, Inspect};
@@ -443,8 +442,7 @@ impl Engine {
             let published = ring
                 .split
                 .publish(ram.memory(), log, ring.inflight.as_ref());
-            let call = ring.call.as_ref().map(AsRawFd::as_raw_fd);
-            match (published, call) {
+            match (published, ring.call) {
                 (Ok(true), Some(call)) => self.vhost.events.signal(&mut self.ring, call),
                 (Ok(_), _) => {}
                 (Err(why), _) => self.break_ring(index, &why),

@@ -159,6 +159,6 @@ pub(super) fn is_silent_until(socket: &UnixStream, deadline: Instant) -> bool {
 fn look(socket: &UnixStream, wanted: PollFlags, within: Duration) -> Option<PollFlags> {
     let mut polled = [PollFd::new(socket, wanted)];
     let timeout = Timespec::try_from(within).ok()?;
-    rustix::event::poll(&mut polled, Some(&timeout)).ok()?;
+    rustix::io::retry_on_intr(|| rustix::event::poll(&mut polled, Some(&timeout))).ok()?;
     Some(polled[0].revents())
 }

@@ -33,7 +33,7 @@ const PROMPT: Duration = Duration::from_secs(10);
 const DRAIN: Duration = Duration::from_secs(30);
 
 /// How often to look whether a front end that waits for the engine is still there.
-const LOOK: Duration = Duration::from_millis(100);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A ring as far as the front end has described it.
 #[derive(Default)]
@@ -99,15 +99,11 @@ impl Handler {
         Error::InvalidParam
     }
 
+    /// Asks the engine and waits for its answer, as long as the front end lives: the engine may wait
+    /// for a page, or for the guest to take a signal. Where no page can be missing, the wait has a
+    /// limit.
     fn ask(&mut self, command: FrontEndCommand, within: Duration) -> Result<u16> {
-        if self.post_copy.is_some() {
-            return self.ask_while_memory_arrives(command);
-        }
-        ask(&self.engine, command, Some(within)).map_err(|problem| self.refuse(problem))
-    }
-
-    /// Asks the engine, which may wait for a page: that takes as long as the front end lives.
-    fn ask_while_memory_arrives(&mut self, command: FrontEndCommand) -> Result<u16> {
+        let begun = Instant::now();
         let answer = send(&self.engine, command);
         loop {
             let problem = match answer.recv_timeout(LOOK) {
@@ -118,7 +114,12 @@ impl Handler {
                     self.post_copy = None;
                     FrontEndError::Left
                 }
-                Err(mpsc::RecvTimeoutError::Timeout) => continue,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    if self.post_copy.is_some() || begun.elapsed() < within {
+                        continue;
+                    }
+                    FrontEndError::Slow
+                }
             };
             return Err(self.refuse(problem));
         }
@@ -193,22 +194,13 @@ impl Handler {
     }
 }
 
-/// Asks the engine and waits for its answer; without a limit, until the engine ends.
+/// Asks the engine and waits for its answer, until the engine ends.
 pub(super) fn ask(
     engine: &EngineHandle,
     command: FrontEndCommand,
-    within: Option<Duration>,
 ) -> std::result::Result<u16, FrontEndError> {
     let answer = send(engine, command);
-    match within {
-        Some(within) => answer.recv_timeout(within).unwrap_or_else(|error| {
-            Err(match error {
-                mpsc::RecvTimeoutError::Timeout => FrontEndError::Slow,
-                mpsc::RecvTimeoutError::Disconnected => FrontEndError::Ended,
-            })
-        }),
-        None => answer.recv().unwrap_or(Err(FrontEndError::Ended)),
-    }
+    answer.recv().unwrap_or(Err(FrontEndError::Ended))
 }
 
 /// Asks the engine.

@@ -109,7 +109,7 @@ fn accept_all(shared: &Shared, disk: &str, serial: &str, engine: &EngineHandle) 
             }
         };
         // Nothing of this front end may still be under way when the next one comes.
-        let _ = ask(engine, FrontEndCommand::Detach, None);
+        let _ = ask(engine, FrontEndCommand::Detach);
         let mut state = shared.state();
         state.current = None;
         if ended || state.ended {
@@ -142,7 +142,7 @@ fn attend(
         socket: socket.try_clone()?,
         serial: serial_number(serial),
     };
-    ask(engine, attach, None)?;
+    ask(engine, attach)?;
     tracing::info!(disk, "front end attached");
     let capacity: Sectors = engine.capacity();
     let handler = Handler::new(engine.clone(), socket.try_clone()?, capacity);

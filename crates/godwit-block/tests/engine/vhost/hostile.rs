@@ -1,12 +1,14 @@
 //! What a guest or front end does that wants to do harm.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
 
 use godwit_block::engine::FrontEndState;
 use godwit_testkit::vhost_client::{
     BASE, Client, INDIRECT, NEXT, Options, Status, WRITE, readable,
 };
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo};
+use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vmm_sys_util::eventfd::EventFd;
 
 use super::{MOMENT, Served};
 use crate::support::PATIENCE;
@@ -30,6 +32,99 @@ fn breaks(served: &Served, what: &str, put: impl FnOnce(&mut Client)) {
         served.engine.handle.snapshot().front_end,
         FrontEndState::Attached
     );
+}
+
+/// A front end whose first queue's call counter takes no signal, and has one to take.
+fn deaf(served: &Served) -> (Client, EventFd) {
+    let mut client = served.connect(Options {
+        queues: 2,
+        ..Options::default()
+    });
+    let call = client.queues[0].call.try_clone().expect("a descriptor");
+    call.read().ok();
+    call.write(u64::MAX - 1).expect("fills the counter");
+    let data = client.data();
+    client.submit_read(0, 0, data, 512);
+    client.queues[0].notify();
+    while client.queues[0].used() == 0 {
+        std::thread::yield_now();
+    }
+    (client, call)
+}
+
+/// How long the next front end of a disk may wait after one that left without a word.
+const SOON: Duration = Duration::from_secs(10);
+
+/// Whether the next front end is served soon, and can stop its queue.
+fn goes_on(served: &Served) {
+    let begun = std::time::Instant::now();
+    let mut next = served.connect(Options::default());
+    assert_eq!(next.write(0, 0, &[7; 512]), Status::OK);
+    assert_eq!(next.stop_queue(0).expect("to stop"), 1);
+    assert!(begun.elapsed() < SOON, "took {:?}", begun.elapsed());
+}
+
+#[test]
+fn a_guest_that_takes_no_signal_holds_up_nobody_else() {
+    let served = Served::new("deaf");
+    let (mut client, _call) = deaf(&served);
+    assert_eq!(client.write(1, 0, &[7; 512]), Status::OK, "the other queue");
+    assert_eq!(client.stop_queue(1).expect("to stop"), 1);
+    drop(client);
+    goes_on(&served);
+}
+
+#[test]
+fn a_front_end_that_leaves_while_its_queue_stops_is_not_waited_for() {
+    let served = Served::new("impatient");
+    let (client, _call) = deaf(&served);
+    // GET_VRING_BASE of the first queue, whose answer nobody stays for.
+    let message = [11_u32, 1, 8, 0, 0].map(u32::to_le_bytes).concat();
+    // SAFETY: the front end keeps its socket open until it is dropped.
+    let socket = unsafe { BorrowedFd::borrow_raw(client.frontend.as_raw_fd()) };
+    let mut stream =
+        std::os::unix::net::UnixStream::from(socket.try_clone_to_owned().expect("a copy"));
+    std::io::Write::write_all(&mut stream, &message).expect("to ask");
+    std::thread::sleep(MOMENT);
+    drop((client, stream));
+    goes_on(&served);
+}
+
+#[test]
+fn a_queue_that_breaks_while_it_stops_stops() {
+    let served = Served::new("broken-while-stopping");
+    let client = Client::connect(
+        &served.path,
+        Options {
+            inflight: true,
+            ..Options::default()
+        },
+    )
+    .expect("a front end");
+    // A request in flight whose descriptor makes no sense, on a queue that is never enabled.
+    let inflight = client.inflight_memory().expect("the memory");
+    inflight.store(8, 1); // version
+    inflight.store(10, 128); // descriptors
+    inflight.write(16, &[1]);
+    let (queue, frontend) = (&client.queues[0], &client.frontend);
+    let user = client.memory.at(0, 0) as u64;
+    let [descriptors, available, used] = queue.places();
+    let config = VringConfigData {
+        queue_max_size: 128,
+        queue_size: 128,
+        flags: 0,
+        desc_table_addr: user + descriptors,
+        avail_ring_addr: user + available,
+        used_ring_addr: user + used,
+        log_addr: None,
+    };
+    frontend.set_vring_num(0, 128).expect("a size");
+    frontend.set_vring_addr(0, &config).expect("a place");
+    frontend.set_vring_base(0, 0).expect("a base");
+    frontend.set_vring_kick(0, &queue.kick).expect("to start");
+    let begun = std::time::Instant::now();
+    frontend.get_vring_base(0).expect("to stop");
+    assert!(begun.elapsed() < SOON, "took {:?}", begun.elapsed());
 }
 
 #[test]
