@@ -105,6 +105,11 @@ pub(crate) struct Seen {
     pub(crate) why: String,
     /// How far the memory is.
     pub(crate) progress: MemoryProgress,
+    /// Bytes per second that the guest writes, counting what is written often as once a pass; zero
+    /// when that is not known.
+    pub(crate) dirtied: u64,
+    /// Bytes of memory per second that are sent; zero when that is not known.
+    pub(crate) sent: u64,
 }
 
 /// Asks QEMU.
@@ -127,6 +132,8 @@ pub(crate) async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
             bytes_sent: memory("transferred"),
             passes: memory("dirty-sync-count"),
         },
+        dirtied: memory("dirty-pages-rate").saturating_mul(memory("page-size")),
+        sent: memory("pages-per-second").saturating_mul(memory("page-size")),
     })
 }
 

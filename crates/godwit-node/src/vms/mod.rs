@@ -1,6 +1,7 @@
 //! Virtual machines: runs QEMU on this node's disks, or takes over one that runs.
 
 mod adopt;
+mod convergence;
 mod decide;
 mod incoming;
 mod inspect;

@@ -8,6 +8,7 @@ use tokio::net::UnixListener;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::AbortHandle;
 
+use super::convergence::Convergence;
 use super::orders::{Answer, Order};
 use super::outgoing::{Move, POLL, Working};
 use super::qmp::QmpEvent;
@@ -170,9 +171,14 @@ impl Move {
     ) -> Result<(), ErrorBody> {
         let mut stops = self.qemu.qmp.events();
         let (node, id) = (Arc::clone(&self.node), self.id);
+        let mut convergence = Convergence::default();
         let tell = |seen: &memory::Seen| {
-            node.vm_migrations
-                .change(id, |view| view.memory = seen.progress);
+            // What is pulled need not have been sent before.
+            let asked = (!mode.pulls()).then(|| convergence.look(seen, Instant::now()));
+            node.vm_migrations.change(id, |view| {
+                view.memory = seen.progress;
+                view.warnings.extend(asked.flatten());
+            });
         };
         let qmp = self.qemu.qmp.clone();
         let mut copying = std::pin::pin!(memory::until_paused(&qmp, events, mode, tell));

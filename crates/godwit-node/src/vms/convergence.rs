@@ -1,0 +1,123 @@
+//! Whether the memory of a guest that runs will ever be at the other node: what the guest writes
+//! while it is sent must be sent again.
+
+use std::time::{Duration, Instant};
+
+use super::memory::Seen;
+
+/// How long what is left may stay as it is before somebody should know.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The first pass is over all memory, and says nothing of what the guest writes.
+const FIRST_PASS: u64 = 2;
+
+/// Passes that must have begun since what was left was least.
+const PASSES: u64 = 2;
+
+/// Watches what is left at the start of each pass: as long as it becomes less, there is an end.
+#[derive(Debug, Default)]
+pub(super) struct Convergence {
+    /// Bytes that were left when a pass began, the fewest so far; that pass, and when it was.
+    least: Option<(u64, u64, Instant)>,
+    pass: u64,
+    warned: bool,
+}
+
+impl Convergence {
+    /// Takes what QEMU says now. Returns, once, what the user should know when there is no end in
+    /// sight.
+    pub(super) fn look(&mut self, seen: &Seen, now: Instant) -> Option<String> {
+        let progress = seen.progress;
+        if seen.status != "active" || progress.passes < FIRST_PASS {
+            return None;
+        }
+        if progress.passes != self.pass {
+            self.pass = progress.passes;
+            let begins = (progress.bytes_left, self.pass, now);
+            // A tenth less is progress; the rest is chance.
+            let least = self.least.get_or_insert(begins);
+            if progress.bytes_left / 9 < least.0 / 10 {
+                *least = begins;
+            }
+        }
+        let (left, pass, since) = self.least?;
+        let stays = self.pass >= pass + PASSES && now.duration_since(since) >= PATIENCE;
+        if !stays || std::mem::replace(&mut self.warned, true) {
+            return None;
+        }
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+        let rates = match (seen.dirtied, seen.sent) {
+            (0, _) | (_, 0) => String::new(),
+            (dirtied, sent) => {
+                let (dirtied, sent) = (mib(dirtied), mib(sent));
+                format!(" ({dirtied} MiB/s written, {sent} MiB/s sent)")
+            }
+        };
+        Some(format!(
+            "the guest writes memory as fast as it is sent{rates}: each pass leaves {} MiB or more \
+             to send again, and the move may never end; cancel it and move the VM with --memory \
+             post-copy or hybrid, or give it more bandwidth",
+            mib(left)
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::MemoryProgress;
+
+    const MIB: u64 = 1 << 20;
+
+    /// What is told when each pass of this many seconds begins with so much left.
+    fn told(seconds: f64, left: &[u64]) -> Vec<(usize, String)> {
+        let begun = Instant::now();
+        let mut convergence = Convergence::default();
+        let mut told = Vec::new();
+        for (index, &left) in left.iter().enumerate() {
+            for part in 0..10_u32 {
+                let passed = seconds * (index as f64 + f64::from(part) / 10.0);
+                let seen = Seen {
+                    status: String::from("active"),
+                    progress: MemoryProgress {
+                        bytes_total: 4096 * MIB,
+                        bytes_left: left * MIB / 10 * u64::from(10 - part),
+                        passes: index as u64 + 1,
+                        ..MemoryProgress::default()
+                    },
+                    dirtied: 210 * MIB,
+                    sent: 100 * MIB,
+                    ..Seen::default()
+                };
+                let text = convergence.look(&seen, begun + Duration::from_secs_f64(passed));
+                told.extend(text.map(|text| (index, text)));
+            }
+        }
+        told
+    }
+
+    #[test]
+    fn memory_that_is_written_as_fast_as_it_is_sent_is_told_of_once() {
+        let told = told(2.0, &[4096, 500, 490, 520, 505, 480, 500, 510]);
+        let [(pass, text)] = told.as_slice() else {
+            panic!("told {told:?}");
+        };
+        assert_eq!(*pass, 3, "five seconds after the second pass began");
+        assert!(text.contains("210 MiB/s written, 100 MiB/s sent"), "{text}");
+        assert!(text.contains("500 MiB or more"), "{text}");
+        assert!(text.contains("--memory post-copy or hybrid"), "{text}");
+    }
+
+    #[test]
+    fn memory_of_which_less_is_left_each_time_is_not_told_of() {
+        assert_eq!(told(20.0, &[4096, 3000, 2000, 1500, 1200, 1000, 700]), []);
+        assert_eq!(told(20.0, &[4096, 3000]), [], "one pass says nothing");
+    }
+
+    #[test]
+    fn short_passes_get_the_same_time() {
+        let left = [64; 40];
+        assert_eq!(told(0.1, &left), [], "four seconds");
+        assert_eq!(told(0.2, &left).len(), 1, "eight seconds");
+    }
+}
