@@ -1,6 +1,9 @@
 //! What tests of several commands show.
 
-use godwit_node::api::{Direction, Migration, MigrationPhase, MigrationProgress};
+use godwit_node::api::{
+    Direction, MemoryMode, MemoryProgress, Migration, MigrationPhase, MigrationProgress,
+    VmMigration, VmMigrationPhase,
+};
 
 /// A migration of disk `d` from node `a` to node `b` that has just begun.
 pub(crate) fn migration() -> Migration {
@@ -22,6 +25,34 @@ pub(crate) fn migration() -> Migration {
         lm_seconds: None,
         error: None,
         verified: false,
+        warnings: Vec::new(),
+    }
+}
+
+/// The move of VM `v` with disk `d` from node `a` to node `b`, while its memory is copied.
+pub(crate) fn vm_migration() -> VmMigration {
+    VmMigration {
+        id: "aabbccddeeff00112233445566778899".to_owned(),
+        vm: "v".to_owned(),
+        from: "a".to_owned(),
+        to: "b".to_owned(),
+        phase: VmMigrationPhase::CopyingMemory,
+        memory_mode: MemoryMode::PreCopy,
+        memory: MemoryProgress {
+            bytes_total: 512 << 20,
+            bytes_left: 128 << 20,
+            bytes_sent: 400 << 20,
+            passes: 2,
+        },
+        disks: vec![migration()],
+        started_at: "2026-01-01T00:00:00Z".to_owned(),
+        ended_at: None,
+        total_seconds: Some(2.0),
+        blackout_ms: Some(41.4),
+        switchover_ms: Some(6.25),
+        memory_bytes: 400 << 20,
+        disk_bytes: 1 << 30,
+        error: None,
         warnings: Vec::new(),
     }
 }

@@ -7,6 +7,7 @@ pub(crate) const IMPORTS: &str = "/v1/disks/import";
 pub(crate) const MIGRATIONS: &str = "/v1/migrations";
 pub(crate) const VMS: &str = "/v1/vms";
 pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
+pub(crate) const VM_MIGRATIONS: &str = "/v1/vm-migrations";
 pub(crate) const PEERS: &str = "/v1/peers";
 
 pub(crate) fn disk(name: &str) -> String {
@@ -51,7 +52,7 @@ pub(crate) fn vm_migrate(name: &str) -> String {
 }
 
 pub(crate) fn vm_migration(id: &str) -> String {
-    format!("/v1/vm-migrations/{}", segment(id))
+    format!("{VM_MIGRATIONS}/{}", segment(id))
 }
 
 pub(crate) fn vm_migration_cancel(id: &str) -> String {

@@ -1,17 +1,17 @@
-//! Follows a migration until it ends.
+//! Follows a migration until it ends, be it a disk's or a virtual machine's.
 
 use std::time::{Duration, Instant};
 
-use godwit_node::api::{Migration, MigrationPhase};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::client::{CallError, Client};
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::progress::{ProgressLine, migration_status};
-use crate::routes;
+use crate::progress::{ProgressLine, Status};
 
-pub(super) const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a migration is printed as a line of JSON.
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a node that does not answer is asked again: it may be restarting.
@@ -26,11 +26,39 @@ pub(crate) enum OnInterrupt {
     Detach,
 }
 
+/// Something that moves to another node.
+pub(crate) trait Moving: Serialize + DeserializeOwned {
+    fn id(&self) -> &str;
+
+    /// Where the node shows it.
+    fn path(&self) -> String;
+
+    /// Where the node cancels it.
+    fn cancel_path(&self) -> String;
+
+    /// What it does now.
+    fn phase(&self) -> &'static str;
+
+    fn ended(&self) -> bool;
+
+    /// How far it is.
+    fn status(&self) -> Status;
+
+    /// What the user should know.
+    fn warnings(&self) -> &[String];
+
+    /// Why one that has ended did not move anything; `None` when it did.
+    fn failure(&self, cancelled: bool) -> Option<Failure>;
+
+    /// What a completed one did, in two lines.
+    fn summary(&self) -> String;
+}
+
 /// How following ended.
 #[derive(Debug)]
-pub(crate) struct Followed {
+pub(crate) struct Followed<M> {
     /// The migration as it was last seen.
-    pub migration: Migration,
+    pub migration: M,
     /// Whether cancelling was asked for here.
     pub cancelled: bool,
 }
@@ -41,22 +69,48 @@ pub(crate) fn interrupts() -> Result<Signal, Failure> {
         .map_err(|error| Failure::caused("cannot listen for Ctrl-C", &error))
 }
 
-/// Follows a migration with its progress on standard error until it ends, or until Ctrl-C says
-/// otherwise. With `lines`, also prints it as JSON on standard output once a second, in every new
-/// phase, and at its end.
-pub(crate) async fn follow(
+/// Shows what the node says that it has started: its id when it is left alone, or its progress to the
+/// end and what came of it.
+pub(crate) async fn see_off<M: Moving>(
     client: &mut Client,
-    mut migration: Migration,
+    started: M,
+    interrupts: Signal,
+    detach: bool,
+    output: Output,
+) -> Result<(), Failure> {
+    if detach {
+        for warning in started.warnings() {
+            eprintln!("{}", warned(warning));
+        }
+        return output.print(&started, |started| started.id().to_owned());
+    }
+    let Followed {
+        migration,
+        cancelled,
+    } = follow(client, started, interrupts, OnInterrupt::Cancel, None).await?;
+    match migration.failure(cancelled) {
+        Some(failure) => Err(failure),
+        None => output.print(&migration, M::summary),
+    }
+}
+
+/// Follows a migration with its progress and warnings on standard error until it ends, or until
+/// Ctrl-C says otherwise. With `lines`, also prints it as JSON on standard output once a second, in every new
+/// phase, and at its end.
+pub(crate) async fn follow<M: Moving>(
+    client: &mut Client,
+    mut migration: M,
     mut interrupts: Signal,
     on_interrupt: OnInterrupt,
     lines: Option<Output>,
-) -> Result<Followed, Failure> {
+) -> Result<Followed<M>, Failure> {
     let mut line = ProgressLine::new();
     let mut cancelled = false;
     let mut answered = Instant::now();
-    let mut printed: Option<(Instant, MigrationPhase)> = None;
+    let mut printed: Option<(Instant, &str)> = None;
+    let mut told = 0;
     loop {
-        let phase = migration.phase;
+        let phase = migration.phase();
         let due = printed.is_none_or(|(at, last)| last != phase || at.elapsed() >= JSON_INTERVAL);
         if let Some(output) = lines
             && due
@@ -64,7 +118,11 @@ pub(crate) async fn follow(
             output.print_json_line(&migration)?;
             printed = Some((Instant::now(), phase));
         }
-        if phase.ended() {
+        for warning in migration.warnings().iter().skip(told) {
+            line.say(&warned(warning));
+        }
+        told = told.max(migration.warnings().len());
+        if migration.ended() {
             line.clear();
             return Ok(Followed {
                 migration,
@@ -72,28 +130,21 @@ pub(crate) async fn follow(
             });
         }
         if answered.elapsed() < POLL_INTERVAL * 20 {
-            line.show(phase.name(), &migration_status(&migration));
+            line.show(phase, &migration.status());
         }
         tokio::select! {
             () = tokio::time::sleep(POLL_INTERVAL) => {}
             _ = interrupts.recv() => {
                 if cancelled || on_interrupt == OnInterrupt::Detach {
                     line.clear();
-                    return Err(detached(&migration));
+                    return Err(detached(migration.id()));
                 }
                 cancelled = true;
                 line.say("cancelling; press Ctrl-C again to leave the migration to the node");
                 ask_to_cancel(client, &migration, &line).await;
             }
         }
-        match look(
-            client,
-            &routes::migration(&migration.id),
-            answered,
-            &mut line,
-        )
-        .await?
-        {
+        match look(client, &migration.path(), answered, &mut line).await? {
             Some(seen) => {
                 migration = seen;
                 answered = Instant::now();
@@ -103,18 +154,22 @@ pub(crate) async fn follow(
     }
 }
 
+fn warned(warning: &str) -> String {
+    format!("warning: {warning}")
+}
+
 /// Asks for something that is followed; nothing while the node does not answer, as long as it may be
 /// restarting.
-pub(super) async fn look<T: serde::de::DeserializeOwned>(
+async fn look<M: Moving>(
     client: &mut Client,
     path: &str,
     answered: Instant,
     line: &mut ProgressLine,
-) -> Result<Option<T>, Failure> {
+) -> Result<Option<M>, Failure> {
     match client.get(path).await {
         Ok(seen) => Ok(Some(seen)),
         Err(CallError::Unreachable(failure)) if answered.elapsed() < PATIENCE => {
-            let status = crate::progress::Status {
+            let status = Status {
                 line: retrying(&failure),
                 done: None,
                 note: None,
@@ -133,22 +188,16 @@ fn retrying(failure: &Failure) -> String {
     format!("{}; trying again", failure.message)
 }
 
-async fn ask_to_cancel(client: &mut Client, migration: &Migration, line: &ProgressLine) {
-    let path = routes::migration_cancel(&migration.id);
+async fn ask_to_cancel<M: Moving>(client: &mut Client, migration: &M, line: &ProgressLine) {
+    let path = migration.cancel_path();
     // Whatever the answer, following goes on and shows how the migration ends.
-    if let Err(error) = client
-        .post::<Migration>(&path, &serde_json::json!({}))
-        .await
-    {
-        line.say(&format!(
-            "it was not cancelled: {}",
-            Failure::from(error).message
-        ));
+    if let Err(error) = client.post::<M>(&path, &serde_json::json!({})).await {
+        let why = Failure::from(error).message;
+        line.say(&format!("it was not cancelled: {why}"));
     }
 }
 
-fn detached(migration: &Migration) -> Failure {
-    let id = &migration.id;
+fn detached(id: &str) -> Failure {
     Failure::new(format!("stopped following migration {id}; it goes on"))
         .hint(format!("see how it ends: godwit migration watch {id}"))
 }

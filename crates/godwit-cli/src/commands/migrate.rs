@@ -1,12 +1,13 @@
 //! `godwit migrate`
 
-use godwit_node::api::{MigrateRequest, Migration, MigrationPhase, Policy};
+use godwit_node::api::{MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy};
 
-use super::follow::{Followed, OnInterrupt, follow, interrupts};
-use crate::arguments::{MigrateArguments, PolicyArgument, Switch};
+use super::follow::{Moving, interrupts, see_off};
+use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::Output;
+use crate::progress::{Status, migration_status};
 use crate::promise::counted;
 use crate::routes;
 use crate::units::{format_bytes, format_rate, format_seconds};
@@ -29,9 +30,25 @@ pub(crate) async fn run(
     }
     // Before the request: Ctrl-C while the node dials its peer cancels what it started.
     let interrupts = interrupts()?;
+    let (disk, with_guest) = (arguments.disk.clone(), arguments.with_guest);
+    let detach = arguments.detach;
     let request = MigrateRequest {
-        disk: arguments.disk,
+        with_guest,
+        ..choices(arguments).for_disk(&disk)
+    };
+    let started: Migration = client.post(routes::MIGRATIONS, &request).await?;
+    see_off(client, started, interrupts, detach, output).await
+}
+
+/// What was asked for, whatever is moved.
+pub(super) fn choices(arguments: MigrateArguments) -> MigrateVm {
+    MigrateVm {
         to: arguments.to,
+        memory: match arguments.memory {
+            None | Some(MemoryArgument::PreCopy) => MemoryMode::PreCopy,
+            Some(MemoryArgument::PostCopy) => MemoryMode::PostCopy,
+            Some(MemoryArgument::Hybrid) => MemoryMode::Hybrid,
+        },
         policy: match arguments.policy {
             PolicyArgument::DoubleWrite => Policy::DoubleWrite,
         },
@@ -39,30 +56,55 @@ pub(crate) async fn run(
         chunk_bytes: arguments.chunk,
         max_bandwidth: arguments.max_bandwidth,
         verify: arguments.verify,
-        with_guest: arguments.with_guest,
         sla: Some(arguments.sla),
         delayed_writes: arguments.delayed_writes == Switch::On,
         delayed_write_rate: arguments.delayed_write_rate,
         deadline_seconds: arguments.deadline,
         interface: arguments.interface,
         interface_budget: arguments.interface_budget,
-    };
-    let started: Migration = client.post(routes::MIGRATIONS, &request).await?;
-    for warning in &started.warnings {
-        eprintln!("warning: {warning}");
     }
-    if arguments.detach {
-        return output.print(&started, |started| started.id.clone());
+}
+
+impl Moving for Migration {
+    fn id(&self) -> &str {
+        &self.id
     }
-    let followed = follow(client, started, interrupts, OnInterrupt::Cancel, None).await?;
-    match failure(&followed) {
-        Some(failure) => Err(failure),
-        None => output.print(&followed.migration, summary),
+
+    fn path(&self) -> String {
+        routes::migration(&self.id)
+    }
+
+    fn cancel_path(&self) -> String {
+        routes::migration_cancel(&self.id)
+    }
+
+    fn phase(&self) -> &'static str {
+        self.phase.name()
+    }
+
+    fn ended(&self) -> bool {
+        self.phase.ended()
+    }
+
+    fn status(&self) -> Status {
+        migration_status(self)
+    }
+
+    fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn failure(&self, cancelled: bool) -> Option<Failure> {
+        failure(self, cancelled)
+    }
+
+    fn summary(&self) -> String {
+        summary(self)
     }
 }
 
 /// Why a migration that ended did not move the disk; `None` when it did.
-pub(crate) fn failure(followed: &Followed) -> Option<Failure> {
+fn failure(migration: &Migration, cancelled: bool) -> Option<Failure> {
     let Migration {
         phase,
         disk,
@@ -70,11 +112,11 @@ pub(crate) fn failure(followed: &Followed) -> Option<Failure> {
         to,
         error,
         ..
-    } = &followed.migration;
+    } = migration;
     if *phase == MigrationPhase::Completed {
         return None;
     }
-    if followed.cancelled {
+    if cancelled {
         return Some(Failure::new(format!(
             "cancelled: disk '{disk}' stays on '{from}'"
         )));
@@ -91,7 +133,7 @@ pub(crate) fn failure(followed: &Followed) -> Option<Failure> {
 }
 
 /// What a completed migration did, in two lines.
-pub(crate) fn summary(migration: &Migration) -> String {
+fn summary(migration: &Migration) -> String {
     let Migration {
         disk,
         from,
@@ -178,12 +220,8 @@ mod tests {
         let text = summary(&paused);
         let end = "5.00 MiB of double writes, 3.00 MiB of delayed writes, 1 pause (250 ms)";
         assert!(text.ends_with(end), "{text}");
-        let followed = Followed {
-            migration: ended(MigrationPhase::Completed),
-            cancelled: true,
-        };
         assert!(
-            failure(&followed).is_none(),
+            failure(&ended(MigrationPhase::Completed), true).is_none(),
             "a cancel that came too late is no failure"
         );
     }
@@ -195,11 +233,7 @@ mod tests {
             ErrorCode::NoSpace,
             "no space is left on 'b'",
         ));
-        let told = failure(&Followed {
-            migration,
-            cancelled: false,
-        })
-        .unwrap();
+        let told = failure(&migration, false).unwrap();
         assert_eq!(
             told.message,
             "disk 'd' was not moved to 'b' and stays on 'a': no space is left on 'b'"
@@ -210,11 +244,7 @@ mod tests {
     #[test]
     fn a_cancelled_migration_says_where_the_disk_is() {
         let migration = ended(MigrationPhase::Aborted);
-        let told = failure(&Followed {
-            migration,
-            cancelled: true,
-        })
-        .unwrap();
+        let told = failure(&migration, true).unwrap();
         assert_eq!(told.message, "cancelled: disk 'd' stays on 'a'");
         assert_eq!(told.exit, crate::failure::EXIT_FAILED);
     }

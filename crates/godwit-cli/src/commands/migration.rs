@@ -1,11 +1,12 @@
 //! `godwit migration`
 
-use godwit_node::api::{Migration, MigrationPhase, MigrationSettings};
+use godwit_node::api::{ErrorCode, Migration, MigrationPhase, MigrationSettings, VmMigration};
+use serde::Serialize;
+use tokio::signal::unix::Signal;
 
-use super::follow::{OnInterrupt, follow, interrupts};
-use super::migrate::{failure, summary};
+use super::follow::{Moving, OnInterrupt, follow, interrupts};
 use crate::arguments::MigrationCommand;
-use crate::client::Client;
+use crate::client::{CallError, Client};
 use crate::failure::Failure;
 use crate::output::{Output, facts, table};
 use crate::progress::migration_status;
@@ -16,6 +17,38 @@ use crate::units::{format_bytes, format_rate, format_seconds};
 /// Digits of a migration's id that lists show.
 const SHORT_ID: usize = 8;
 
+/// What the node knows of a migration. Programs tell a virtual machine's by its `vm` from a disk's,
+/// which has a `disk`.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Known {
+    Disk(Box<Migration>),
+    Vm(Box<VmMigration>),
+}
+
+impl Known {
+    fn id(&self) -> &str {
+        match self {
+            Self::Disk(migration) => &migration.id,
+            Self::Vm(migration) => &migration.id,
+        }
+    }
+
+    fn started_at(&self) -> &str {
+        match self {
+            Self::Disk(migration) => &migration.started_at,
+            Self::Vm(migration) => &migration.started_at,
+        }
+    }
+
+    const fn ended(&self) -> bool {
+        match self {
+            Self::Disk(migration) => migration.phase.ended(),
+            Self::Vm(migration) => migration.phase.ended(),
+        }
+    }
+}
+
 pub(crate) async fn run(
     command: MigrationCommand,
     client: &mut Client,
@@ -23,64 +56,98 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     match command {
         MigrationCommand::List => {
-            let mut migrations: Vec<Migration> = client.get(routes::MIGRATIONS).await?;
-            // The node lists the oldest first; people look for what runs and what just ended.
-            migrations.reverse();
-            migrations.sort_by_key(|migration| migration.phase.ended());
+            let mut migrations = all(client).await?;
+            // People look for what runs and what just ended.
+            migrations.sort_by(|a, b| b.started_at().cmp(a.started_at()));
+            migrations.sort_by_key(Known::ended);
             output.print(&migrations, |migrations| list(migrations))
         }
         MigrationCommand::Show { id } => {
             let migration = find(client, &id).await?;
-            output.print(&migration, show)
+            output.print(&migration, |migration| match migration {
+                Known::Disk(migration) => show(migration),
+                Known::Vm(migration) => show_vm(migration),
+            })
         }
         MigrationCommand::Watch { id } => {
             let interrupts = interrupts()?;
-            let migration = find(client, &id).await?;
-            let followed = follow(
-                client,
-                migration,
-                interrupts,
-                OnInterrupt::Detach,
-                Some(output),
-            )
-            .await?;
-            match failure(&followed) {
-                Some(failure) => Err(failure),
-                None if output.json => Ok(()),
-                None => output.print(&followed.migration, summary),
+            match find(client, &id).await? {
+                Known::Disk(migration) => watch(client, *migration, interrupts, output).await,
+                Known::Vm(migration) => watch(client, *migration, interrupts, output).await,
             }
         }
-        MigrationCommand::Cancel { id } => {
-            let migration = find(client, &id).await?;
-            let path = routes::migration_cancel(&migration.id);
-            let cancelled: Migration = client.post(&path, &serde_json::json!({})).await?;
-            output.print(&cancelled, |migration| match migration.phase {
-                MigrationPhase::Aborted => {
-                    format!(
-                        "cancelled: disk '{}' stays on '{}'",
-                        migration.disk, migration.from
-                    )
-                }
-                _ => format!("cancelling migration {}", migration.id),
-            })
-        }
+        MigrationCommand::Cancel { id } => match find(client, &id).await? {
+            Known::Disk(migration) => cancel(client, *migration, output).await,
+            Known::Vm(migration) => cancel(client, *migration, output).await,
+        },
     }
+}
+
+async fn watch<M: Moving>(
+    client: &mut Client,
+    migration: M,
+    interrupts: Signal,
+    output: Output,
+) -> Result<(), Failure> {
+    let detach = OnInterrupt::Detach;
+    let followed = follow(client, migration, interrupts, detach, Some(output)).await?;
+    match followed.migration.failure(followed.cancelled) {
+        Some(failure) => Err(failure),
+        None if output.json => Ok(()),
+        None => output.print(&followed.migration, M::summary),
+    }
+}
+
+async fn cancel<M: Moving>(
+    client: &mut Client,
+    migration: M,
+    output: Output,
+) -> Result<(), Failure> {
+    let path = migration.cancel_path();
+    let cancelled: M = client.post(&path, &serde_json::json!({})).await?;
+    output.print(&cancelled, |migration| {
+        let told = migration.failure(true).filter(|_| migration.ended());
+        told.map_or_else(
+            || format!("cancelling migration {}", migration.id()),
+            |told| told.message,
+        )
+    })
+}
+
+/// All migrations, of disks and of virtual machines; each kind as the node lists it, the oldest
+/// first.
+async fn all(client: &mut Client) -> Result<Vec<Known>, Failure> {
+    let disks: Vec<Migration> = client.get(routes::MIGRATIONS).await?;
+    let vms: Vec<VmMigration> = client.get(routes::VM_MIGRATIONS).await?;
+    // The newest first, as long as times are equal.
+    let vms = vms.into_iter().rev().map(Box::new).map(Known::Vm);
+    let disks = disks.into_iter().rev().map(Box::new).map(Known::Disk);
+    Ok(vms.chain(disks).collect())
 }
 
 /// The migration whose id starts with these digits.
-async fn find(client: &mut Client, id: &str) -> Result<Migration, Failure> {
-    if id.len() == 32 {
-        return Ok(client.get(&routes::migration(id)).await?);
+async fn find(client: &mut Client, id: &str) -> Result<Known, Failure> {
+    if id.len() != 32 {
+        return only_match(all(client).await?, id);
     }
-    let migrations: Vec<Migration> = client.get(routes::MIGRATIONS).await?;
-    only_match(migrations, id)
+    match client.get(&routes::migration(id)).await {
+        Ok(migration) => Ok(Known::Disk(Box::new(migration))),
+        Err(CallError::Refused(why)) if why.code == ErrorCode::NotFound => {
+            match client.get(&routes::vm_migration(id)).await {
+                Ok(migration) => Ok(Known::Vm(Box::new(migration))),
+                Err(CallError::Refused(_)) => Err(why.into()),
+                Err(error) => Err(error.into()),
+            }
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
-fn only_match(migrations: Vec<Migration>, id: &str) -> Result<Migration, Failure> {
+fn only_match(migrations: Vec<Known>, id: &str) -> Result<Known, Failure> {
     let prefix = id.to_ascii_lowercase();
     let mut matching = migrations
         .into_iter()
-        .filter(|migration| migration.id.starts_with(&prefix));
+        .filter(|migration| migration.id().starts_with(&prefix));
     match (matching.next(), matching.next()) {
         (Some(migration), None) if !id.is_empty() => Ok(migration),
         (None, _) => Err(Failure::new(format!("there is no migration '{id}'"))
@@ -90,29 +157,91 @@ fn only_match(migrations: Vec<Migration>, id: &str) -> Result<Migration, Failure
     }
 }
 
-fn list(migrations: &[Migration]) -> String {
-    let row = |migration: &Migration| {
-        let progress = &migration.progress;
-        let percent = (progress.bytes_done as u128 * 100)
-            .checked_div(u128::from(progress.bytes_total))
-            .filter(|_| !migration.phase.ended() && migration.phase != MigrationPhase::Receiving);
-        [
-            migration.id.chars().take(SHORT_ID).collect(),
-            migration.disk.clone(),
-            migration.from.clone(),
-            migration.to.clone(),
-            migration.phase.name().to_owned(),
-            percent
-                .map(|percent| format!("{percent}%"))
-                .unwrap_or_default(),
-            migration.started_at.clone(),
-        ]
-    };
+fn list(migrations: &[Known]) -> String {
+    let rows = migrations.iter().map(|migration| match migration {
+        Known::Disk(migration) => row(migration),
+        Known::Vm(migration) => vm_row(migration),
+    });
     table(
         ["ID", "DISK", "FROM", "TO", "PHASE", "DONE", "STARTED"],
-        migrations.iter().map(row),
+        rows,
         "no migrations",
     )
+}
+
+fn row(migration: &Migration) -> [String; 7] {
+    let progress = &migration.progress;
+    let done = Some((progress.bytes_done, progress.bytes_total))
+        .filter(|_| !migration.phase.ended() && migration.phase != MigrationPhase::Receiving);
+    [
+        migration.id.chars().take(SHORT_ID).collect(),
+        migration.disk.clone(),
+        migration.from.clone(),
+        migration.to.clone(),
+        migration.phase.name().to_owned(),
+        percent(done),
+        migration.started_at.clone(),
+    ]
+}
+
+/// As far as the step is that it is in.
+fn vm_row(migration: &VmMigration) -> [String; 7] {
+    let done = migration.status().done;
+    [
+        migration.id.chars().take(SHORT_ID).collect(),
+        format!("vm/{}", migration.vm),
+        migration.from.clone(),
+        migration.to.clone(),
+        migration.phase.name().to_owned(),
+        percent(done.filter(|_| !migration.phase.ended())),
+        migration.started_at.clone(),
+    ]
+}
+
+fn percent(done: Option<(u64, u64)>) -> String {
+    done.and_then(|(done, total)| (u128::from(done) * 100).checked_div(u128::from(total)))
+        .map(|percent| format!("{percent}%"))
+        .unwrap_or_default()
+}
+
+fn show_vm(migration: &VmMigration) -> String {
+    let ended = migration.phase.ended();
+    let milliseconds = |time: f64| format!("{time:.1} ms");
+    let short = |id: &str| id.chars().take(SHORT_ID).collect::<String>();
+    let disk =
+        |disk: &Migration| format!("{} ({}, {})", disk.disk, disk.phase.name(), short(&disk.id));
+    let disks: Vec<String> = migration.disks.iter().map(disk).collect();
+    facts([
+        ("id", Some(migration.id.clone())),
+        ("vm", Some(migration.vm.clone())),
+        ("from", Some(migration.from.clone())),
+        ("to", Some(migration.to.clone())),
+        ("phase", Some(migration.phase.name().to_owned())),
+        ("progress", (!ended).then(|| migration.status().line)),
+        ("memory", Some(migration.memory_mode.name().to_owned())),
+        ("disks", (!disks.is_empty()).then(|| disks.join(", "))),
+        (
+            "sent",
+            Some(format!(
+                "{} of disks, {} of memory",
+                format_bytes(migration.disk_bytes),
+                format_bytes(migration.memory_bytes)
+            )),
+        ),
+        ("stood still", migration.blackout_ms.map(milliseconds)),
+        ("switchover", migration.switchover_ms.map(milliseconds)),
+        ("started", Some(migration.started_at.clone())),
+        ("ended", migration.ended_at.clone()),
+        ("took", migration.total_seconds.map(format_seconds)),
+        (
+            "warning",
+            (!migration.warnings.is_empty()).then(|| migration.warnings.join("; ")),
+        ),
+        (
+            "error",
+            migration.error.as_ref().map(|error| error.message.clone()),
+        ),
+    ])
 }
 
 fn show(migration: &Migration) -> String {
@@ -189,8 +318,8 @@ mod tests {
     use super::*;
     use crate::fixture;
 
-    fn migration(id: &str) -> Migration {
-        Migration {
+    fn migration(id: &str) -> Known {
+        Known::Disk(Box::new(Migration {
             id: id.to_owned(),
             progress: MigrationProgress {
                 bytes_total: 200,
@@ -198,14 +327,21 @@ mod tests {
                 ..MigrationProgress::default()
             },
             ..fixture::migration()
-        }
+        }))
+    }
+
+    fn vm_migration(id: &str) -> Known {
+        Known::Vm(Box::new(VmMigration {
+            id: id.to_owned(),
+            ..fixture::vm_migration()
+        }))
     }
 
     #[test]
     fn the_first_digits_name_a_migration_when_only_one_has_them() {
-        let all = || vec![migration("aa11"), migration("aa22"), migration("bb33")];
-        assert_eq!(only_match(all(), "b").unwrap().id, "bb33");
-        assert_eq!(only_match(all(), "AA2").unwrap().id, "aa22");
+        let all = || vec![migration("aa11"), vm_migration("aa22"), migration("bb33")];
+        assert_eq!(only_match(all(), "b").unwrap().id(), "bb33");
+        assert_eq!(only_match(all(), "AA2").unwrap().id(), "aa22");
         assert!(
             only_match(all(), "aa")
                 .unwrap_err()
@@ -232,5 +368,25 @@ mod tests {
         let row = text.lines().nth(1).unwrap();
         assert!(row.starts_with("00112233  d"), "{row}");
         assert!(row.contains("copying  25%"), "{row}");
+    }
+
+    #[test]
+    fn a_move_of_a_virtual_machine_is_listed_beside_its_disks() {
+        let text = list(&[migration("00112233"), vm_migration("aabbccdd")]);
+        let row = text.lines().nth(2).unwrap();
+        assert!(row.starts_with("aabbccdd  vm/v"), "{row}");
+        assert!(row.contains("copying_memory  75%"), "{row}");
+    }
+
+    #[test]
+    fn a_move_of_a_virtual_machine_is_shown_with_what_to_know_of_it() {
+        let text = show_vm(&VmMigration {
+            warnings: vec!["it may never end".to_owned()],
+            ..fixture::vm_migration()
+        });
+        let has = |fact: &str| assert!(text.lines().any(|line| line == fact), "{fact}:\n{text}");
+        has("memory       pre-copy");
+        has("disks        d (copying, 00112233)");
+        has("warning      it may never end");
     }
 }

@@ -1,17 +1,14 @@
 //! `godwit migrate vm/NAME`
 
-use std::time::Instant;
+use godwit_node::api::{MigrationPhase, VmMigration, VmMigrationPhase};
 
-use godwit_node::api::{
-    MemoryMode, MigrateVm, MigrationPhase, Policy, VmMigration, VmMigrationPhase,
-};
-
-use super::follow::{POLL_INTERVAL, interrupts, look};
-use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
+use super::follow::{Moving, interrupts, see_off};
+use super::migrate::choices;
+use crate::arguments::MigrateArguments;
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::Output;
-use crate::progress::{ProgressLine, Status, migration_status};
+use crate::progress::{Status, migration_status};
 use crate::routes;
 use crate::units::{format_bytes, format_seconds};
 
@@ -22,77 +19,48 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<(), Failure> {
     // Before the request: Ctrl-C while the nodes check cancels what it started.
-    let mut interrupts = interrupts()?;
+    let interrupts = interrupts()?;
     let detach = arguments.detach;
-    let request = request(arguments);
-    let mut seen: VmMigration = client.post(&routes::vm_migrate(vm), &request).await?;
-    if detach {
-        return output.print(&seen, |seen| seen.id.clone());
-    }
-    let mut line = ProgressLine::new();
-    let mut cancelled = false;
-    let mut answered = Instant::now();
-    let mut warned = 0;
-    while !seen.phase.ended() {
-        for warning in seen.warnings.iter().skip(warned) {
-            line.say(&format!("warning: {warning}"));
-        }
-        warned = seen.warnings.len();
-        line.show(seen.phase.name(), &status(&seen));
-        tokio::select! {
-            () = tokio::time::sleep(POLL_INTERVAL) => {}
-            _ = interrupts.recv() => {
-                if cancelled {
-                    line.clear();
-                    let id = &seen.id;
-                    return Err(Failure::new(format!("stopped following migration {id}; it goes on"))
-                        .hint(format!("see where the VM is: godwit vm show {vm}")));
-                }
-                cancelled = true;
-                line.say("cancelling; press Ctrl-C again to leave the migration to the node");
-                let path = routes::vm_migration_cancel(&seen.id);
-                let asked = client.post::<VmMigration>(&path, &serde_json::json!({})).await;
-                if let Err(error) = asked {
-                    let why = Failure::from(error).message;
-                    line.say(&format!("it was not cancelled: {why}"));
-                }
-            }
-        }
-        if let Some(now) =
-            look(client, &routes::vm_migration(&seen.id), answered, &mut line).await?
-        {
-            seen = now;
-            answered = Instant::now();
-        }
-    }
-    line.clear();
-    match failure(&seen, cancelled) {
-        Some(failure) => Err(failure),
-        None => output.print(&seen, summary),
-    }
+    let request = choices(arguments);
+    let started: VmMigration = client.post(&routes::vm_migrate(vm), &request).await?;
+    see_off(client, started, interrupts, detach, output).await
 }
 
-fn request(arguments: MigrateArguments) -> MigrateVm {
-    MigrateVm {
-        to: arguments.to,
-        memory: match arguments.memory {
-            None | Some(MemoryArgument::PreCopy) => MemoryMode::PreCopy,
-            Some(MemoryArgument::PostCopy) => MemoryMode::PostCopy,
-            Some(MemoryArgument::Hybrid) => MemoryMode::Hybrid,
-        },
-        policy: match arguments.policy {
-            PolicyArgument::DoubleWrite => Policy::DoubleWrite,
-        },
-        window_bytes: arguments.window,
-        chunk_bytes: arguments.chunk,
-        max_bandwidth: arguments.max_bandwidth,
-        verify: arguments.verify,
-        sla: Some(arguments.sla),
-        delayed_writes: arguments.delayed_writes == Switch::On,
-        delayed_write_rate: arguments.delayed_write_rate,
-        deadline_seconds: arguments.deadline,
-        interface: arguments.interface,
-        interface_budget: arguments.interface_budget,
+impl Moving for VmMigration {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn path(&self) -> String {
+        routes::vm_migration(&self.id)
+    }
+
+    fn cancel_path(&self) -> String {
+        routes::vm_migration_cancel(&self.id)
+    }
+
+    fn phase(&self) -> &'static str {
+        self.phase.name()
+    }
+
+    fn ended(&self) -> bool {
+        self.phase.ended()
+    }
+
+    fn status(&self) -> Status {
+        status(self)
+    }
+
+    fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    fn failure(&self, cancelled: bool) -> Option<Failure> {
+        failure(self, cancelled)
+    }
+
+    fn summary(&self) -> String {
+        summary(self)
     }
 }
 
@@ -190,35 +158,15 @@ fn summary(seen: &VmMigration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{ErrorBody, ErrorCode, MemoryProgress};
+    use godwit_node::api::{ErrorBody, ErrorCode};
 
     use super::*;
     use crate::fixture;
 
     fn moving(phase: VmMigrationPhase) -> VmMigration {
         VmMigration {
-            id: "00112233445566778899aabbccddeeff".to_owned(),
-            vm: "v".to_owned(),
-            from: "a".to_owned(),
-            to: "b".to_owned(),
             phase,
-            memory_mode: MemoryMode::PreCopy,
-            memory: MemoryProgress {
-                bytes_total: 512 << 20,
-                bytes_left: 128 << 20,
-                bytes_sent: 400 << 20,
-                passes: 2,
-            },
-            disks: vec![fixture::migration()],
-            started_at: "2026-01-01T00:00:00Z".to_owned(),
-            ended_at: None,
-            total_seconds: Some(2.0),
-            blackout_ms: Some(41.4),
-            switchover_ms: Some(6.25),
-            memory_bytes: 400 << 20,
-            disk_bytes: 1 << 30,
-            error: None,
-            warnings: Vec::new(),
+            ..fixture::vm_migration()
         }
     }
 
