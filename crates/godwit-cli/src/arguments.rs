@@ -165,7 +165,7 @@ pub(crate) enum Switch {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
-    /// List migrations, those under way first
+    /// List migrations of disks and virtual machines, those under way first
     List,
     /// Show a migration
     Show {

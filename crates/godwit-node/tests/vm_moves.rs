@@ -271,3 +271,60 @@ async fn a_move_that_is_cancelled_leaves_machine_and_disks_here() {
     a.stop().await;
     b.stop().await;
 }
+
+/// A boot sector that writes to 512 KiB of memory, a byte of each page, over and over.
+fn busy_sector() -> Vec<u8> {
+    let mut sector = vec![
+        0xb8, 0x00, 0x10, // start: mov ax, 0x1000
+        0x8e, 0xc0, // page: mov es, ax
+        0x26, 0xfe, 0x06, 0x00, 0x00, // inc byte [es:0]
+        0x05, 0x00, 0x01, // add ax, 0x100
+        0x3d, 0x00, 0x90, // cmp ax, 0x9000
+        0x72, 0xf1, // jb page
+        0xeb, 0xec, // jmp start
+    ];
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    sector
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    let body = r#"{"name":"root","size_bytes":1048576}"#;
+    let created = a.request("POST", "/v1/disks", body).await;
+    assert_eq!(created.status, 201, "{}", created.body);
+    let image = dir.path().join("a/disks/root.raw");
+    let image = std::fs::File::options().write(true).open(image);
+    let image = image.expect("the disk's image");
+    std::os::unix::fs::FileExt::write_all_at(&image, &busy_sector(), 0).expect("a boot sector");
+    let request = machine(&["root"], &[]);
+    let started = a.request("POST", "/v1/vms", &request).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    state_becomes(&a, "running").await;
+    // The guest writes half of this in each pass, which is more than may be left for its pause.
+    let body = r#"{"to":"b","max_bandwidth":1048576}"#;
+    let started = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(started.status, 201, "{}", started.body);
+    let id = started.json()["id"].as_str().expect("an id").to_owned();
+    let path = format!("/v1/vm-migrations/{id}");
+    let mut seen = Value::Null;
+    for _ in 0..600 {
+        seen = a.get(&path).await.json();
+        if seen["warnings"] != json!([]) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let warning = seen["warnings"][0].as_str().unwrap_or_default();
+    assert!(warning.contains("--memory post-copy or hybrid"), "{seen}");
+    assert!(warning.contains("MiB/s sent"), "{seen}");
+    assert_eq!(seen["phase"], "copying_memory", "it goes on");
+    let cancelled = a.request("POST", &format!("{path}/cancel"), "{}").await;
+    assert_eq!(cancelled.json()["phase"], "aborted", "{}", cancelled.body);
+    assert_eq!(state(&a).await, "running");
+    stop(&a).await;
+    a.stop().await;
+    b.stop().await;
+}
