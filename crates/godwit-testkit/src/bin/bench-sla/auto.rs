@@ -18,6 +18,8 @@ const PERIOD_MS: u64 = 10;
 
 #[derive(Debug, Serialize)]
 struct Report {
+    /// Whether the source's images were in memory.
+    in_memory: bool,
     runs: Vec<Measured>,
     throughput_ratio: f64,
     p9999_ratio: f64,
@@ -44,7 +46,7 @@ struct Measured {
 }
 
 /// Runs it and reports medians.
-pub(crate) fn run(rounds: usize, bytes: u64) -> io::Result<()> {
+pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool) -> io::Result<()> {
     let load = FioLoad {
         requests: Requests::CheckedWrites,
         region: bytes / 2..bytes,
@@ -52,7 +54,7 @@ pub(crate) fn run(rounds: usize, bytes: u64) -> io::Result<()> {
         depth: 16,
         runtime: Duration::from_secs(600),
     };
-    let stage = Stage::loopback(bytes, load, QUIET)?;
+    let stage = Stage::loopback(bytes, load, QUIET, in_memory)?;
     println!(
         "{:<6} {:>6} {:>7} {:>11} {:>11} {:>12} {:>12} {:>9} {:>9}",
         "run",
@@ -84,6 +86,7 @@ pub(crate) fn run(rounds: usize, bytes: u64) -> io::Result<()> {
     }
     let of = |pick: fn(&Measured) -> f64| median(&runs.iter().map(pick).collect::<Vec<_>>());
     let report = Report {
+        in_memory,
         throughput_ratio: of(|run| run.throughput_ratio),
         p9999_ratio: of(|run| run.p9999_ratio),
         breach_fraction: of(|run| run.breach_fraction),

@@ -50,6 +50,9 @@ enum Scene {
         /// Size of the disk in MiB.
         #[arg(long, default_value_t = 2048)]
         image_mib: u64,
+        /// The source's images are in memory, too: for a machine whose disk stalls by itself.
+        #[arg(long)]
+        in_memory: bool,
     },
     /// This build beside another one, with no migration running.
     Steady {
@@ -69,7 +72,11 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().scene {
         Scene::Compare { scene, rounds } => compare::run(&scene, rounds.max(1)),
         Scene::Rate { scene, rates } => rate::run(&scene, &rates),
-        Scene::Auto { rounds, image_mib } => auto::run(rounds.max(1), image_mib << 20),
+        Scene::Auto {
+            rounds,
+            image_mib,
+            in_memory,
+        } => auto::run(rounds.max(1), image_mib << 20, in_memory),
         Scene::Steady {
             baseline,
             rounds,

@@ -123,10 +123,19 @@ impl Stage {
         })
     }
 
-    /// Two nodes on loopback; the load's region carries its checksums.
-    pub(crate) fn loopback(bytes: u64, load: FioLoad, quiet: Duration) -> io::Result<Self> {
+    /// Two nodes on loopback, the destination's images in memory and the source's on request; the
+    /// load's region carries its checksums.
+    pub(crate) fn loopback(
+        bytes: u64,
+        load: FioLoad,
+        quiet: Duration,
+        in_memory: bool,
+    ) -> io::Result<Self> {
         let mut cluster = Cluster::prepare(&["a", "b"], nodes()?)?;
         cluster.put_in_memory("b")?;
+        if in_memory {
+            cluster.put_in_memory("a")?;
+        }
         cluster.start_all()?;
         let image = random_image(cluster.dir(), bytes)?;
         load.prepare(&image)?;
