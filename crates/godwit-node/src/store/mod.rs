@@ -423,6 +423,8 @@ mod tests {
                 .await
                 .expect("stores");
             store.remove_disk("gone").await.expect("removes");
+            // The thread that answered may not have let go of it yet.
+            store.close();
         }
         let contents = Store::open(&path)
             .expect("opens again")
@@ -487,6 +489,7 @@ mod tests {
                 })
                 .await
                 .expect("writes");
+            store.close();
         }
         assert!(matches!(
             Store::open(&path),
