@@ -5,11 +5,13 @@ use std::sync::Arc;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
 
+use crate::api::VmMigration;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::{image, run, vhost};
 use crate::node::{Node, blocking};
 use crate::run::NodeError;
 use crate::store::{DiskEntry, Mark};
+use crate::vms::migrations::Moves;
 
 /// What is to be done with a disk that the store knows.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,20 +49,21 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
             .await
             .map_err(|error| NodeError::Store(error.to_string()))?;
     }
-    for disk in node.disks.all() {
-        run::open_and_start(node, &disk).await;
-    }
-    crate::vms::recover::recover(node, contents.vms).await;
-    let moved = |vm: &str| {
-        let found = node.vms.find(vm);
-        found.is_some_and(|vm| vm.lock().entry.moved_to.is_some())
+    let moves = |view: &VmMigration| {
+        let found = contents.vms.iter().find(|(name, _)| *name == view.vm);
+        found.map_or(Moves::Here, |(_, entry)| entry.moves(&view.id))
     };
-    for (number, view) in node.vm_migrations.restore(contents.vm_migrations, moved) {
+    for (number, view) in node.vm_migrations.restore(contents.vm_migrations, moves) {
         node.store
             .put_vm_migration(number, &view)
             .await
             .map_err(|error| NodeError::Store(error.to_string()))?;
     }
+    let held = crate::vms::recover::hold_disks(node, &contents.vms);
+    for disk in node.disks.all() {
+        run::open_and_start(node, &disk).await;
+    }
+    crate::vms::recover::recover(node, contents.vms, held).await;
     Ok(())
 }
 

@@ -136,8 +136,13 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
         tasks.shutdown().await;
     }
     let mut engines = JoinSet::new();
+    let waiting = node.vms.receiving();
     for disk in node.disks.all() {
-        engines.spawn(async move { run::stop(&disk).await });
+        if waiting.contains(&disk.name) {
+            run::abandon(&disk);
+        } else {
+            engines.spawn(async move { run::stop(&disk).await });
+        }
     }
     engines.join_all().await;
     for socket in [node.config.api_socket(), node.config.nbd_socket()] {

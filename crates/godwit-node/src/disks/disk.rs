@@ -42,6 +42,8 @@ pub(crate) struct Inner {
     pub(crate) forwarding: bool,
     /// The disks together with which it is about to leave.
     pub(crate) group: Option<Arc<SwitchGroup>>,
+    /// Whether virtual machines must wait: see [`super::vhost::Held`].
+    pub(crate) vhost_held: bool,
 }
 
 /// A running engine.
@@ -116,6 +118,7 @@ impl Disk {
                 resolver: None,
                 forwarding: false,
                 group: None,
+                vhost_held: false,
             }),
         })
     }

@@ -59,9 +59,10 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
     };
     let handle = engine::spawn(config, image, record, Box::new(report))
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
-    let vhost = vhost::serve(&node.config, &disk.name, &handle);
     let task = run_events(Arc::clone(node), Arc::clone(disk), handle.clone(), events);
     let mut inner = disk.lock();
+    let vhost = (!inner.vhost_held).then(|| vhost::serve(&node.config, &disk.name, &handle));
+    let vhost = vhost.flatten();
     inner.problem = None;
     inner.engine = Some(Engine {
         handle,
@@ -100,6 +101,14 @@ pub(crate) async fn stop(disk: &Arc<Disk>) {
     // Its events end with the engine.
     let _ = engine.events.await;
     disk.clients.store(0, Ordering::Relaxed);
+}
+
+/// Leaves the disk's engine as it is until this process ends, which is what a crash does. For disks
+/// whose machine's memory is on its way: the engine may wait for a page, and to let it go would put
+/// a page of zeroes in the place of the one that the guest needs.
+pub(crate) fn abandon(disk: &Arc<Disk>) {
+    let engine = disk.lock().engine.take();
+    std::mem::forget(engine);
 }
 
 async fn run_events(

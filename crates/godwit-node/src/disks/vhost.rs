@@ -5,12 +5,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::sync::Arc;
 
 use godwit_block::engine::EngineHandle;
 use godwit_block::vhost_user::{self, VhostUserServer};
 
+use super::disk::Disk;
 use crate::config::NodeConfig;
 use crate::data_dir::MAX_SOCKET_PATH;
+use crate::node::Node;
 
 /// Opens a disk's socket. A disk without one is served to everybody but virtual machines, and `vm
 /// run` says what is wrong.
@@ -42,6 +45,53 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
+}
+
+/// Disks that no virtual machine may use for now, although they are served.
+///
+/// A machine whose memory is on its way tells whoever serves its disks to wait for missing pages, but
+/// it does so once, before it runs. A node that was started again meanwhile would find zeroes in the
+/// place of what has not arrived, and leave them there. So its machine's requests wait until all of
+/// the memory is there: QEMU tries to connect until somebody listens.
+#[derive(Debug)]
+pub(crate) struct Held {
+    node: Arc<Node>,
+    disks: Vec<Arc<Disk>>,
+}
+
+impl Held {
+    /// Holds these disks, whose engines have not been started.
+    pub(crate) fn new(node: &Arc<Node>, disks: &[String]) -> Self {
+        let disks: Vec<_> = disks
+            .iter()
+            .filter_map(|disk| node.disks.find(disk))
+            .collect();
+        for disk in &disks {
+            disk.lock().vhost_held = true;
+        }
+        Self {
+            node: Arc::clone(node),
+            disks,
+        }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // The node's end is no sign that the memory is there.
+        if self.node.is_closing() {
+            return;
+        }
+        for disk in &self.disks {
+            let mut inner = disk.lock();
+            inner.vhost_held = false;
+            if let Some(engine) = &mut inner.engine
+                && engine.vhost.is_none()
+            {
+                engine.vhost = serve(&self.node.config, &disk.name, &engine.handle);
+            }
+        }
+    }
 }
 
 /// Removes a disk's socket; that it is gone already is fine.

@@ -11,18 +11,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use godwit_core::authority::Ownership;
+use godwit_core::units::MigrationId;
+use tokio::task::AbortHandle;
 
 use super::incoming::{let_run, pour, start};
 use super::inspect;
 use super::link::Link;
 use super::orders::{Answer, MachineOffer, Order};
+use super::pulling::Pulling;
 use super::run::forget;
 use super::tunnel::OpenDoor;
-use super::vm::{Qemu, Vm, VmGuard};
+use super::vm::{Qemu, Vm, VmGuard, VmMark, VmOrigin};
 use crate::disks::disk::Activity;
+use crate::disks::vhost::Held;
 use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
 use crate::node::Node;
+use crate::peers::PeerConnection;
 
 /// How often the facts are looked at when nothing tells that they changed.
 const POLL: Duration = Duration::from_millis(100);
@@ -44,13 +49,20 @@ enum Claim {
     Open,
 }
 
+/// What the source says, and what it is answered.
+pub(crate) type DestinationLink = Link<Answer, Order>;
+
 /// A VM that comes in.
 pub(crate) struct Incoming<'a> {
     node: &'a Arc<Node>,
     vm: &'a Arc<Vm>,
     offer: Option<MachineOffer>,
-    link: Option<Link<Answer, Order>>,
+    link: Option<DestinationLink>,
     door: Option<OpenDoor<'a>>,
+    /// The task that carries its memory.
+    carrying: Option<AbortHandle>,
+    /// Its disks, if they must wait.
+    held: Option<Held>,
     qemu: Option<Qemu>,
     /// Why it should not come any more.
     given_up: Option<String>,
@@ -66,7 +78,7 @@ pub(crate) struct Incoming<'a> {
 /// What happened while nothing could be decided.
 enum Happened {
     Order(Option<Order>),
-    Memory(Option<crate::peers::PeerConnection>),
+    Memory(Option<PeerConnection>),
     QemuEnded,
     Closing,
     Nothing,
@@ -78,7 +90,7 @@ impl<'a> Incoming<'a> {
         node: &'a Arc<Node>,
         vm: &'a Arc<Vm>,
         offer: MachineOffer,
-        link: Link<Answer, Order>,
+        link: DestinationLink,
         door: OpenDoor<'a>,
     ) -> Self {
         Self {
@@ -86,18 +98,25 @@ impl<'a> Incoming<'a> {
             link: Some(link),
             door: Some(door),
             given_up: None,
-            ..Self::found(node, vm, None)
+            ..Self::found(node, vm, None, None)
         }
     }
 
     /// A VM that was coming in when the node ended; its QEMU may still be there.
-    pub(crate) fn found(node: &'a Arc<Node>, vm: &'a Arc<Vm>, qemu: Option<Qemu>) -> Self {
+    pub(crate) fn found(
+        node: &'a Arc<Node>,
+        vm: &'a Arc<Vm>,
+        qemu: Option<Qemu>,
+        held: Option<Held>,
+    ) -> Self {
         Self {
             node,
             vm,
             offer: None,
             link: None,
             door: None,
+            carrying: None,
+            held,
             qemu,
             given_up: Some(String::from("this node was started again")),
             load_asked: false,
@@ -140,7 +159,7 @@ impl<'a> Incoming<'a> {
             }
             let happened = tokio::select! {
                 order = hear(&mut self.link) => Happened::Order(order),
-                memory = arrival(&mut self.door), if self.qemu.is_some() => Happened::Memory(memory),
+                memory = arrived(&mut self.door), if self.qemu.is_some() => Happened::Memory(memory),
                 () = ended(self.qemu.as_ref()) => Happened::QemuEnded,
                 () = self.node.closed() => Happened::Closing,
                 _ = owners.changed() => Happened::Nothing,
@@ -148,7 +167,9 @@ impl<'a> Incoming<'a> {
             };
             match happened {
                 Happened::Order(order) => self.obey(order).await,
-                Happened::Memory(Some(connection)) => pour(self.vm, connection),
+                Happened::Memory(Some(connection)) => {
+                    self.carrying = Some(pour(self.vm, connection, self.vm.places.incoming()));
+                }
                 Happened::Memory(None) => self.door = None,
                 Happened::QemuEnded => {
                     self.qemu = None;
@@ -179,7 +200,7 @@ impl<'a> Incoming<'a> {
             Some(Order::Load) => self.load_asked = true,
             Some(Order::Given) => self.given = true,
             Some(Order::Abort { reason }) => self.given_up = Some(reason),
-            Some(Order::Offer(_) | Order::Ping) => {}
+            Some(Order::Offer(_) | Order::Resume | Order::Lost { .. } | Order::Ping) => {}
             None => {
                 self.link = None;
                 let lost = || String::from("the connection to the source is lost");
@@ -255,17 +276,22 @@ impl<'a> Incoming<'a> {
     }
 
     /// The guest goes on here.
-    async fn run(&self, qemu: &Qemu, guard: VmGuard) {
+    async fn run(mut self, qemu: &Qemu, guard: VmGuard) {
         failpoint::reach(String::from("vm::before::run")).await;
         if let Err(error) = let_run(qemu).await {
             tracing::error!(vm = self.vm.name, %error, "the VM is here but does not run");
-            self.settle(Some(error.to_string()), guard).await;
+            self.settle(None, Some(error.to_string()), guard).await;
             self.say(Answer::Failed(error.to_string())).await;
             return;
         }
         let running = Instant::now();
         let owned = self.owned_at.unwrap_or(running);
-        self.settle(None, guard).await;
+        let pulls = self.pulls();
+        let mark = pulls.as_ref().map(|(migration, from)| VmMark::Pulling {
+            migration: migration.to_string(),
+            from: from.clone(),
+        });
+        self.settle(mark, None, guard).await;
         let micros = |since: Instant| since.elapsed().as_micros() as u64;
         self.say(Answer::Running {
             owned_for_us: micros(owned),
@@ -273,6 +299,40 @@ impl<'a> Incoming<'a> {
         })
         .await;
         tracing::info!(vm = self.vm.name, "the VM runs here");
+        let Some((migration, from)) = pulls else {
+            return;
+        };
+        let (here, process) = ((self.node, self.vm), Arc::clone(&qemu.process));
+        let held = self.held.take();
+        let pulling = match self.door.take() {
+            Some(door) => Pulling::new(
+                here,
+                process,
+                door,
+                self.link.take(),
+                self.carrying.take(),
+                held,
+            ),
+            None => Pulling::found(here, process, (migration, &from), held),
+        };
+        // What came before is of no use any more, and would be kept as long as the memory takes.
+        drop(self);
+        pulling.run().await;
+    }
+
+    /// The migration and the node whose QEMU has the rest of the memory, if it is to run without it.
+    fn pulls(&self) -> Option<(MigrationId, String)> {
+        let inner = self.vm.lock();
+        match (&inner.entry.mark, &inner.entry.origin) {
+            (
+                Some(VmMark::Incoming {
+                    migration,
+                    pulls: true,
+                }),
+                VmOrigin::Received { from },
+            ) => Some((migration.parse().ok()?, from.clone())),
+            _ => None,
+        }
     }
 
     /// The disks are here and the memory is not.
@@ -282,15 +342,15 @@ impl<'a> Incoming<'a> {
         if let Some(qemu) = &self.qemu {
             qemu.process.kill().await;
         }
-        self.settle(Some(why.to_owned()), guard).await;
+        self.settle(None, Some(why.to_owned()), guard).await;
         self.say(Answer::Failed(why.to_owned())).await;
     }
 
     /// It is this node's from now on, and nothing is under way with it.
-    async fn settle(&self, problem: Option<String>, guard: VmGuard) {
+    async fn settle(&self, mark: Option<VmMark>, problem: Option<String>, guard: VmGuard) {
         let entry = {
             let mut inner = self.vm.lock();
-            inner.entry.mark = None;
+            inner.entry.mark = mark;
             inner.problem = problem;
             inner.entry.clone()
         };
@@ -312,14 +372,14 @@ impl<'a> Incoming<'a> {
     }
 }
 
-async fn hear(link: &mut Option<Link<Answer, Order>>) -> Option<Order> {
+pub(super) async fn hear(link: &mut Option<DestinationLink>) -> Option<Order> {
     match link {
         Some(link) => link.hear().await,
         None => std::future::pending().await,
     }
 }
 
-async fn arrival(door: &mut Option<OpenDoor<'_>>) -> Option<crate::peers::PeerConnection> {
+async fn arrived(door: &mut Option<OpenDoor<'_>>) -> Option<PeerConnection> {
     match door {
         Some(door) => door.arrivals.recv().await,
         None => std::future::pending().await,

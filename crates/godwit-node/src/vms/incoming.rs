@@ -1,32 +1,45 @@
 //! Takes VMs in.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use godwit_core::wire::Hello;
 use serde_json::json;
+use tokio::task::AbortHandle;
 
-use super::decide::Incoming;
+use super::decide::{DestinationLink, Incoming};
 use super::link::Link;
 use super::orders::{self, Answer, MachineOffer, Order, SILENCE};
 use super::process;
+use super::qmp::QmpError;
+use super::spare::Spare;
 use super::vm::{Qemu, Vm, VmActivity, VmMark, VmOrigin};
-use super::{memory, preflight, run, tunnel, watch};
+use super::{memory, preflight, run, spare, tunnel, watch};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::peers::PeerConnection;
 
 /// Takes a control connection whose hello was welcomed: the offer of a VM follows.
 pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection, hello: Hello) {
-    let offer = tokio::time::timeout(SILENCE, orders::read(&mut connection)).await;
-    let Ok(Ok(Order::Offer(offer))) = offer else {
-        tracing::debug!(peer = hello.node, "no offer of a VM followed the hello");
-        return;
+    let order = tokio::time::timeout(SILENCE, orders::read(&mut connection)).await;
+    let link = || {
+        Link::open(
+            connection,
+            || Answer::Pong,
+            |order| matches!(order, Order::Ping),
+        )
     };
-    let link = Link::open(
-        connection,
-        || Answer::Pong,
-        |order| matches!(order, Order::Ping),
-    );
+    let offer = match order {
+        Ok(Ok(Order::Offer(offer))) => offer,
+        Ok(Ok(order @ (Order::Resume | Order::Lost { .. }))) => {
+            return let_return(&node, link(), order, &hello).await;
+        }
+        _ => {
+            tracing::debug!(peer = hello.node, "no offer of a VM followed the hello");
+            return;
+        }
+    };
+    let link = link();
     tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, "offered a VM");
     let blockers = preflight::coming(&node, &hello.disk, &offer).await;
     if !blockers.is_empty() {
@@ -56,6 +69,49 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         .await;
 }
 
+/// The source of a VM that pulls its memory from there has lost its connections, or the memory.
+async fn let_return(node: &Node, link: DestinationLink, order: Order, hello: &Hello) {
+    if let Some(returns) = node.memory_doors.returns(hello) {
+        // One at a time is enough: the source tries again.
+        let _ = returns.try_send((link, order));
+        return;
+    }
+    if let Some(answer) = without_door(node, hello) {
+        let migration = hello.migration.to_string();
+        tracing::info!(
+            peer = hello.node,
+            vm = hello.disk,
+            migration,
+            ?answer,
+            "nothing is pulled"
+        );
+        link.say(answer).await;
+    }
+}
+
+/// What the source of a VM hears that does not wait for memory; nothing when it should try again.
+fn without_door(node: &Node, hello: &Hello) -> Option<Answer> {
+    let Some(vm) = node.vms.find(&hello.disk) else {
+        let why = String::from("it is not there any more");
+        return Some(Answer::Failed(why));
+    };
+    let inner = vm.lock();
+    let id = hello.migration.to_string();
+    match &inner.entry.mark {
+        // This node is being started, and looks for the VM's QEMU.
+        Some(VmMark::Incoming { migration, .. } | VmMark::Pulling { migration, .. })
+            if *migration == id =>
+        {
+            None
+        }
+        _ if inner.qemu.is_some() => Some(Answer::Pulled),
+        _ => {
+            let why = String::from("its QEMU there has ended");
+            Some(Answer::Failed(why))
+        }
+    }
+}
+
 async fn reserve(
     node: &Arc<Node>,
     hello: &Hello,
@@ -66,6 +122,7 @@ async fn reserve(
     };
     let mark = VmMark::Incoming {
         migration: hello.migration.to_string(),
+        pulls: offer.memory.pulls(),
     };
     run::reserve(node, &hello.disk, offer.machine.clone(), origin, mark).await
 }
@@ -84,39 +141,58 @@ pub(crate) async fn start(
     let mut line = machine.command_line(&vm.places, socket, offer.machine_type.as_deref());
     line.extend(["-incoming", "defer", "-S"].map(str::to_owned));
     run::make_folder(&vm.name, vm.places.clone()).await?;
+    let pulls = offer.memory.pulls();
+    let failed = |error: &dyn std::fmt::Display| {
+        let text = format!("VM {} cannot be received: {error}", vm.name);
+        ErrorBody::new(ErrorCode::Internal, text)
+    };
+    if pulls {
+        spare::make_pipes(&vm.places).map_err(|error| failed(&error))?;
+        line.extend(spare::arguments(&vm.places));
+    }
     let (process, qmp) = process::start(&vm.name, &machine.program, &line, &vm.places).await?;
     let qemu = Qemu {
         qmp,
         process: Arc::new(process),
     };
     let ready = async {
+        if pulls {
+            begin_spare(vm).await?;
+        }
         memory::set_capabilities(&qemu.qmp, offer.memory, false).await?;
         memory::listen(&qemu.qmp, &vm.places.incoming()).await
     };
     if let Err(error) = ready.await {
         qemu.process.kill().await;
-        let text = format!("VM {} cannot be received: {error}", vm.name);
-        return Err(ErrorBody::new(ErrorCode::Internal, text));
+        return Err(failed(&error));
     }
     watch::attach(node, vm, qemu.clone()).await;
     Ok(qemu)
 }
 
-/// Carries the VM's memory into its QEMU.
-pub(crate) fn pour(vm: &Arc<Vm>, connection: PeerConnection) {
+async fn begin_spare(vm: &Vm) -> Result<(), QmpError> {
+    let spare = Spare::open(&vm.places).map_err(|error| QmpError::Closed(error.to_string()))?;
+    spare.begin().await?;
+    vm.lock().spare = Some(spare);
+    Ok(())
+}
+
+/// Carries the VM's memory into its QEMU, which waits for it at this socket. Gives the task that does
+/// it.
+pub(crate) fn pour(vm: &Arc<Vm>, connection: PeerConnection, socket: PathBuf) -> AbortHandle {
     let vm = Arc::clone(vm);
-    tokio::spawn(async move {
-        let socket = vm.places.incoming();
+    let carrying = tokio::spawn(async move {
         if let Err(error) = tunnel::receive(connection, &socket).await {
             tracing::info!(vm = vm.name, %error, "the memory's connection ended");
         }
     });
+    carrying.abort_handle()
 }
 
 /// Lets the guest run.
 ///
 /// # Errors
 /// QEMU does not let it.
-pub(crate) async fn let_run(qemu: &Qemu) -> Result<(), super::qmp::QmpError> {
+pub(crate) async fn let_run(qemu: &Qemu) -> Result<(), QmpError> {
     qemu.qmp.execute("cont", json!({})).await.map(drop)
 }

@@ -91,6 +91,26 @@ impl Places {
         self.folder.join("incoming.sock")
     }
 
+    /// Where it goes on arriving after its connection broke.
+    pub(crate) fn recovering(&self) -> PathBuf {
+        self.folder.join("recovering.sock")
+    }
+
+    /// The pipes of QEMU's spare monitor, without what tells them apart.
+    pub(crate) fn spare(&self) -> PathBuf {
+        self.folder.join("spare")
+    }
+
+    /// What QEMU reads there.
+    pub(crate) fn spare_input(&self) -> PathBuf {
+        self.folder.join("spare.in")
+    }
+
+    /// What QEMU says there.
+    pub(crate) fn spare_output(&self) -> PathBuf {
+        self.folder.join("spare.out")
+    }
+
     /// Where QEMU sends the memory of a VM that leaves.
     pub(crate) fn outgoing(&self) -> PathBuf {
         self.folder.join("outgoing.sock")

@@ -9,6 +9,8 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::inspect;
 use super::qmp::{Qmp, QmpError, QmpEvent, text};
+use super::spare::Spare;
+use super::vm::Vm;
 use crate::api::{MemoryMode, MemoryProgress};
 
 /// How often QEMU is asked how far it is.
@@ -20,7 +22,13 @@ const DOWNTIME_LIMIT: u64 = 100;
 /// Bytes per second when nothing else is asked for: more than any link carries.
 const NO_LIMIT: u64 = 1 << 40;
 
-/// What QEMU calls a migration whose connection broke while the guest ran without all its memory.
+/// How long QEMU may take to say how far it is.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What QEMU calls a migration that pulls.
+pub(super) const PULLING: &str = "postcopy-active";
+
+/// What it calls one whose connection broke while the guest ran without all its memory.
 pub(super) const PULL_BROKEN: &str = "postcopy-paused";
 
 /// How long QEMU may take to leave a migration that is given up.
@@ -88,12 +96,77 @@ pub(crate) async fn start(
     let limits = json!({
         "downtime-limit": DOWNTIME_LIMIT,
         "max-bandwidth": max_bandwidth.unwrap_or(NO_LIMIT),
+        // For what the guest did not ask for; here, nothing is no limit.
+        "max-postcopy-bandwidth": max_bandwidth.unwrap_or(0),
     });
     qmp.execute("migrate-set-parameters", limits).await?;
     let uri = format!("unix:{}", socket.display());
     qmp.execute("migrate", json!({ "uri": uri }))
         .await
         .map(drop)
+}
+
+/// Destination: listens for the connection that takes the place of a broken one. QEMU agrees only
+/// once it has noticed that that one is broken.
+///
+/// # Errors
+/// [`QmpError`].
+pub(crate) async fn listen_again(monitor: &Monitor, socket: &Path) -> Result<(), QmpError> {
+    let uri = format!("unix:{}", socket.display());
+    monitor
+        .execute_past_main_loop("migrate-recover", json!({ "uri": uri }))
+        .await
+}
+
+/// Source: sends the rest to a socket, after the connection broke.
+///
+/// # Errors
+/// [`QmpError`].
+pub(crate) async fn resume(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
+    let uri = format!("unix:{}", socket.display());
+    qmp.execute("migrate", json!({ "uri": uri, "resume": true }))
+        .await
+        .map(drop)
+}
+
+/// Makes a QEMU that pulls, or is pulled from, take its connection for broken.
+///
+/// # Errors
+/// [`QmpError`], also when there is no connection to break.
+pub(crate) async fn break_off(monitor: &Monitor) -> Result<(), QmpError> {
+    monitor
+        .execute_past_main_loop("migrate-pause", json!({}))
+        .await
+}
+
+/// A monitor for what must work while QEMU's main loop waits for a page: a page that comes only once
+/// this is done.
+#[derive(Clone, Debug)]
+pub(crate) enum Monitor {
+    /// The one that is there for that.
+    Spare(Spare),
+    /// The one for everything.
+    Main(Qmp),
+}
+
+impl Monitor {
+    /// The better one of a VM's monitors, if there is one.
+    pub(crate) fn of(vm: &Vm) -> Option<Self> {
+        let inner = vm.lock();
+        let main = || inner.qemu.as_ref().map(|qemu| Self::Main(qemu.qmp.clone()));
+        inner.spare.clone().map(Self::Spare).or_else(main)
+    }
+
+    async fn execute_past_main_loop(
+        &self,
+        command: &'static str,
+        arguments: Value,
+    ) -> Result<(), QmpError> {
+        match self {
+            Self::Spare(spare) => spare.execute(command, arguments).await,
+            Self::Main(qmp) => qmp.execute_out_of_band(command, arguments).await.map(drop),
+        }
+    }
 }
 
 /// How far QEMU's migration is.
@@ -117,7 +190,9 @@ pub(crate) struct Seen {
 /// # Errors
 /// [`QmpError`].
 pub(crate) async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
-    let info = qmp.execute("query-migrate", json!({})).await?;
+    let info = qmp
+        .execute_within("query-migrate", json!({}), LOOK_TIMEOUT)
+        .await?;
     let memory = |field: &str| {
         info.pointer(&format!("/ram/{field}"))
             .and_then(Value::as_u64)

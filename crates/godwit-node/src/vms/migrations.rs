@@ -21,6 +21,17 @@ pub(crate) struct VmMigrations {
     table: Mutex<Table>,
 }
 
+/// What has become of a VM that was leaving when the node ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Moves {
+    /// It is here.
+    Here,
+    /// It is at the destination.
+    There,
+    /// It is at the destination, and the rest of its memory is here.
+    MemoryFollows,
+}
+
 #[derive(Debug, Default)]
 struct Table {
     next: u64,
@@ -39,19 +50,22 @@ struct Tracked {
 }
 
 impl VmMigrations {
-    /// Takes the moves that were stored. One that had not ended did so with the node, unless `moved`
+    /// Takes the moves that were stored. One that had not ended did so with the node, unless `moves`
     /// says that its VM is at the destination. Returns what is changed by that, to be stored.
     pub(crate) fn restore(
         &self,
         stored: Vec<(u64, VmMigration)>,
-        moved: impl Fn(&str) -> bool,
+        moves: impl Fn(&VmMigration) -> Moves,
     ) -> Vec<(u64, VmMigration)> {
         let mut table = self.lock();
         let mut changed = Vec::new();
         for (number, mut view) in stored {
-            if !view.phase.ended() {
+            let moves = (!view.phase.ended()).then(|| moves(&view));
+            if moves == Some(Moves::MemoryFollows) {
+                view.phase = VmMigrationPhase::PullingMemory;
+            } else if let Some(moves) = moves {
                 view.ended_at = Some(clock::now_text());
-                if moved(&view.vm) {
+                if moves == Moves::There {
                     view.phase = VmMigrationPhase::Completed;
                 } else {
                     view.phase = VmMigrationPhase::Aborted;

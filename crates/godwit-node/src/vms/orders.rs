@@ -15,6 +15,16 @@
 //!    │ ◄───────────────────────────────── Running ─│
 //! ```
 //!
+//! When the guest is to run before all its memory is there, the rest follows until the destination's
+//! QEMU has it. Should the connections break meanwhile, the source makes new ones:
+//!
+//! ```text
+//!    │── Resume ───────────────────────────────► │ its QEMU listens anew
+//!    │ ◄─────────────────────────────────── Ready ─│
+//!    │ ═══════════ memory, on a connection of its own ═══════════►
+//!    │ ◄────────────────────────── Pulled or Failed ─│
+//! ```
+//!
 //! In between both say that they are there; silence is taken for the other's death. No message
 //! transfers the right to run the guest: that comes with the disks.
 
@@ -54,6 +64,13 @@ pub(crate) enum Order {
         /// Why, for the log.
         reason: String,
     },
+    /// The memory's connection is broken: will you take the rest on another? Begins a connection.
+    Resume,
+    /// The rest of the memory is gone. May begin a connection.
+    Lost {
+        /// Why.
+        reason: String,
+    },
     /// The source is there.
     Ping,
 }
@@ -77,6 +94,8 @@ pub(crate) enum Answer {
         /// Microseconds since the guest runs.
         running_for_us: u64,
     },
+    /// All of the memory is here.
+    Pulled,
     /// It does not work out.
     Failed(String),
     /// The destination is there.

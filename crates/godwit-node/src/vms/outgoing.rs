@@ -12,11 +12,12 @@ use serde_json::json;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 
+use super::giving::{Giving, unmark};
 use super::inspect::Facts;
 use super::link::Link;
 use super::orders::{Answer, MachineOffer, Order};
 use super::run::stored_badly;
-use super::vm::{Qemu, Vm, VmActivity, VmGuard, VmMark};
+use super::vm::{Inner, Qemu, Vm, VmActivity, VmGuard, VmMark};
 use super::{memory, preflight};
 use crate::api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use crate::clock;
@@ -60,7 +61,7 @@ pub(crate) async fn migrate(
     }
     let peer = node.peer(&request.to)?.clone();
     let id = options::new_id()?;
-    let guard = vm.begin(VmActivity::Outgoing(id), |_| Ok(()))?;
+    let guard = vm.begin(VmActivity::Outgoing(id), memory_is_here)?;
     let qemu = vm.qemu()?;
     let view = VmMigration {
         id: id.to_string(),
@@ -102,8 +103,16 @@ pub(crate) async fn migrate(
     node.vm_migrations.get(node, &id.to_string())
 }
 
+fn memory_is_here(vm: &Inner) -> Result<(), ErrorBody> {
+    let Some(VmMark::Pulling { from, .. }) = &vm.entry.mark else {
+        return Ok(());
+    };
+    let text = format!("the rest of its memory is still at node '{from}'");
+    Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again when all of it is here"))
+}
+
 /// That a move is missing from the history is no reason to stop it.
-async fn store(node: &Node, number: u64, view: &VmMigration) {
+pub(super) async fn store(node: &Node, number: u64, view: &VmMigration) {
     if let Err(error) = node.store.put_vm_migration(number, view).await {
         tracing::error!(migration = view.id, %error, "cannot store the migration's history");
     }
@@ -192,6 +201,11 @@ impl Move {
             Ok(()) => tracing::info!(vm = self.vm.name, to = self.peer.name, "moved the VM"),
             Err(error) => tracing::warn!(vm = self.vm.name, %error, "the VM was not moved"),
         }
+        let gives = matches!(self.vm.lock().entry.mark, Some(VmMark::Giving { .. }));
+        if gives && self.node.is_closing() {
+            // It has not ended: the next process goes on with it.
+            return;
+        }
         // Whoever sees that the move has ended may do the next thing with the VM.
         drop(guard);
         let node = Arc::clone(&self.node);
@@ -267,7 +281,9 @@ impl Move {
             to: self.peer.name.clone(),
         });
         self.store(&entry).await?;
-        entry.mark = None;
+        entry.mark = self.request.memory.pulls().then(|| VmMark::Giving {
+            migration: self.id.to_string(),
+        });
         entry.moved_to = Some(self.peer.name.clone());
         let disks = entry.machine.disks.len();
         Ok(Working {
@@ -389,7 +405,6 @@ impl Move {
         self.vm.lock().entry = working.group.moved().clone();
         working.link.say(Order::Given).await;
         let pulls = self.request.memory.pulls();
-        let mut events = self.qemu.qmp.events();
         if pulls {
             self.enter(Phase::PullingMemory);
             // Without it the guest is lost, and then the destination says so.
@@ -428,21 +443,20 @@ impl Move {
             }
         };
         if pulls && result.is_ok() {
-            let (node, id) = (Arc::clone(&self.node), self.id);
-            let tell = |seen: &memory::Seen| {
-                node.vm_migrations
-                    .change(id, |view| view.memory = seen.progress);
-            };
-            let pulled = memory::wait_for(&self.qemu.qmp, &mut events, &["completed"], tell).await;
-            if let Err(error) = pulled {
-                tracing::error!(vm = self.vm.name, %error, "the rest of the memory did not move");
-                self.quit().await;
-                let text = format!("VM {} lost memory on its way: {error}", self.vm.name);
-                return Err(ErrorBody::new(ErrorCode::Internal, text)
-                    .hint("start it anew at the destination, where its disks are"));
+            let giving = Giving::new(
+                Arc::clone(&self.node),
+                Arc::clone(&self.vm),
+                (self.peer.name.clone(), self.id),
+                self.qemu.clone(),
+                (Some(working.link), working.tunnel.take()),
+            );
+            giving.see_through().await?;
+        } else {
+            quit(&self.qemu).await;
+            if pulls {
+                unmark(&self.node, &self.vm).await;
             }
         }
-        self.quit().await;
         // The other node may be gone, and then they stay in doubt here.
         let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
         result
@@ -476,14 +490,15 @@ impl Move {
             view.switchover_ms = switchover;
         });
     }
+}
 
-    async fn quit(&self) {
-        // It may be gone already.
-        let _ = self.qemu.qmp.execute("quit", json!({})).await;
-        let ended = tokio::time::timeout(QUIT_TIMEOUT, self.qemu.process.ended()).await;
-        if ended.is_err() {
-            self.qemu.process.kill().await;
-        }
+/// Ends a VM's QEMU.
+pub(super) async fn quit(qemu: &Qemu) {
+    // It may be gone already.
+    let _ = qemu.qmp.execute("quit", json!({})).await;
+    let ended = tokio::time::timeout(QUIT_TIMEOUT, qemu.process.ended()).await;
+    if ended.is_err() {
+        qemu.process.kill().await;
     }
 }
 

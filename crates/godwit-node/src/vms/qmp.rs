@@ -73,6 +73,8 @@ pub(crate) struct Qmp {
     closed: watch::Receiver<Option<String>>,
     version: Arc<QemuVersion>,
     pid: Option<u32>,
+    /// Whether it takes commands past a main loop that hangs.
+    out_of_band: bool,
 }
 
 /// Which QEMU it is.
@@ -96,6 +98,7 @@ impl std::fmt::Display for QemuVersion {
 struct Call {
     command: String,
     arguments: Value,
+    out_of_band: bool,
     answer: oneshot::Sender<Result<Value, QmpError>>,
 }
 
@@ -129,6 +132,7 @@ impl Qmp {
             .get("QMP")
             .map(version)
             .ok_or_else(|| QmpError::Unexpected(String::from("it did not greet")))?;
+        let out_of_band = offers_out_of_band(&greeting);
         let (calls, incoming) = mpsc::channel(MAX_PENDING);
         let (events, _) = broadcast::channel(EVENT_BACKLOG);
         let (end, closed) = watch::channel(None);
@@ -148,8 +152,14 @@ impl Qmp {
             closed,
             version: Arc::new(version),
             pid: pid.and_then(|pid| u32::try_from(pid).ok()),
+            out_of_band,
         };
-        qmp.execute("qmp_capabilities", json!({})).await?;
+        let wanted = if out_of_band {
+            json!({ "enable": ["oob"] })
+        } else {
+            json!({})
+        };
+        qmp.execute("qmp_capabilities", wanted).await?;
         Ok(qmp)
     }
 
@@ -181,10 +191,35 @@ impl Qmp {
         arguments: Value,
         limit: Duration,
     ) -> Result<Value, QmpError> {
+        self.call(command, arguments, limit, false).await
+    }
+
+    /// Runs a command that QEMU can run while its main loop hangs, if this QEMU can: only some
+    /// commands are made for that.
+    ///
+    /// # Errors
+    /// [`QmpError`].
+    pub(crate) async fn execute_out_of_band(
+        &self,
+        command: &str,
+        arguments: Value,
+    ) -> Result<Value, QmpError> {
+        self.call(command, arguments, QMP_TIMEOUT, self.out_of_band)
+            .await
+    }
+
+    async fn call(
+        &self,
+        command: &str,
+        arguments: Value,
+        limit: Duration,
+        out_of_band: bool,
+    ) -> Result<Value, QmpError> {
         let (answer, answered) = oneshot::channel();
         let call = Call {
             command: command.to_owned(),
             arguments,
+            out_of_band,
             answer,
         };
         let exchange = async {
@@ -276,7 +311,12 @@ impl Task {
         self.pending.retain(|_, call| !call.answer.is_closed());
         let id = self.next_id;
         self.next_id += 1;
-        let line = json!({ "execute": call.command, "arguments": call.arguments, "id": id });
+        let execute = if call.out_of_band {
+            "exec-oob"
+        } else {
+            "execute"
+        };
+        let line = json!({ execute: call.command, "arguments": call.arguments, "id": id });
         let mut line = line.to_string();
         line.push('\n');
         self.pending.insert(id, call);
@@ -355,6 +395,13 @@ async fn read_object(
         Ok(_) => Err(QmpError::Unexpected(String::from("a line is no object"))),
         Err(error) => Err(QmpError::Unexpected(format!("a line is no JSON: {error}"))),
     }
+}
+
+fn offers_out_of_band(greeting: &Map<String, Value>) -> bool {
+    let offered = greeting
+        .get("QMP")
+        .and_then(|qmp| qmp.get("capabilities")?.as_array());
+    offered.is_some_and(|offered| offered.iter().any(|offer| offer == "oob"))
 }
 
 fn version(greeting: &Value) -> QemuVersion {

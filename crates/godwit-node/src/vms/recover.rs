@@ -1,36 +1,62 @@
 //! Takes VMs up again after a restart of the node: their QEMUs went on without it.
 
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use godwit_core::units::MigrationId;
+use tokio::net::UnixStream;
 
 use super::decide::Incoming;
 use super::process::Process;
-use super::qmp::Qmp;
-use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark};
-use super::{inspect, memory, run, watch};
+use super::pulling::Pulling;
+use super::qmp::{Qmp, QmpError};
+use super::spare::Spare;
+use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
+use super::{giving, inspect, memory, run, watch};
+use crate::disks::vhost::Held;
 use crate::node::Node;
 
+/// How long to wait before a QEMU that does not answer is asked again.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// Finds the QEMUs of the VMs that were stored. Their disks are served already.
-pub(crate) async fn recover(node: &Arc<Node>, stored: Vec<(String, VmEntry)>) {
+/// Those whose memory was on its way are in `held`.
+pub(crate) async fn recover(
+    node: &Arc<Node>,
+    stored: Vec<(String, VmEntry)>,
+    mut held: HashMap<String, Held>,
+) {
     for (name, entry) in stored {
         let vm = Vm::new(&node.config, name, entry, VmActivity::Idle);
         if let Err(error) = node.vms.insert(&vm) {
             tracing::error!(vm = vm.name, %error, "cannot take the VM up again");
             continue;
         }
-        let path = vm.lock().entry.qmp.clone();
+        let held = held.remove(&vm.name);
+        // Most have none.
+        vm.lock().spare = Spare::open(&vm.places).ok();
+        let (path, mark) = {
+            let inner = vm.lock();
+            (inner.entry.qmp.clone(), inner.entry.mark.clone())
+        };
+        if let Some(VmMark::Pulling { .. } | VmMark::Giving { .. }) = mark {
+            tokio::spawn(take_up(Arc::clone(node), vm, held));
+            continue;
+        }
         let qemu = match Qmp::connect(&path).await {
             Ok(qmp) => find(qmp),
+            Err(QmpError::Timeout { .. }) if runs_unheard(&vm) => {
+                tokio::spawn(take_up(Arc::clone(node), vm, held));
+                continue;
+            }
             Err(error) => {
                 tracing::info!(vm = vm.name, %error, "no QEMU runs the VM");
                 None
             }
         };
-        let (mark, moved) = {
-            let inner = vm.lock();
-            (inner.entry.mark.clone(), inner.entry.moved_to.is_some())
-        };
+        let moved = vm.lock().entry.moved_to.is_some();
         if let Some(qemu) = &qemu {
             tracing::info!(vm = vm.name, pid = qemu.process.pid, "found the VM's QEMU");
         }
@@ -43,8 +69,8 @@ pub(crate) async fn recover(node: &Arc<Node>, stored: Vec<(String, VmEntry)>) {
             }
             // Its disks went with it: what is left here must never run.
             (_, Some(qemu)) if moved => qemu.process.kill().await,
-            (Some(VmMark::Incoming { migration }), qemu) => {
-                take_in(node, &vm, &migration, qemu).await;
+            (Some(VmMark::Incoming { migration, .. }), qemu) => {
+                take_in(node, &vm, &migration, qemu, held).await;
             }
             (Some(VmMark::Outgoing { .. }), Some(qemu)) => take_back(node, &vm, qemu).await,
             (_, Some(qemu)) => watch::attach(node, &vm, qemu).await,
@@ -54,7 +80,13 @@ pub(crate) async fn recover(node: &Arc<Node>, stored: Vec<(String, VmEntry)>) {
 }
 
 /// A VM that was coming in: what became of its disks tells whether it runs here.
-async fn take_in(node: &Arc<Node>, vm: &Arc<Vm>, migration: &str, qemu: Option<Qemu>) {
+async fn take_in(
+    node: &Arc<Node>,
+    vm: &Arc<Vm>,
+    migration: &str,
+    qemu: Option<Qemu>,
+    held: Option<Held>,
+) {
     if let Some(qemu) = qemu.clone() {
         watch::attach(node, vm, qemu).await;
     }
@@ -64,8 +96,130 @@ async fn take_in(node: &Arc<Node>, vm: &Arc<Vm>, migration: &str, qemu: Option<Q
         let Ok(guard) = vm.begin(VmActivity::Incoming(migration), |_| Ok(())) else {
             return;
         };
-        Incoming::found(&node, &vm, qemu).decide(guard).await;
+        Incoming::found(&node, &vm, qemu, held).decide(guard).await;
     });
+}
+
+/// A QEMU that is there and does not answer waits for its memory, so it was let run before the node
+/// could store that: it is marked so now.
+fn runs_unheard(vm: &Vm) -> bool {
+    let mut inner = vm.lock();
+    let entry = &mut inner.entry;
+    let (Some(VmMark::Incoming { migration, pulls }), VmOrigin::Received { from }) =
+        (&entry.mark, &entry.origin)
+    else {
+        return false;
+    };
+    if *pulls {
+        entry.mark = Some(VmMark::Pulling {
+            migration: migration.clone(),
+            from: from.clone(),
+        });
+        return true;
+    }
+    false
+}
+
+/// A VM of which this node's QEMU has memory that no other has: it is gone only when nobody listens
+/// at its monitor, and it may take long to answer.
+async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
+    let (path, mark, moved_to) = {
+        let inner = vm.lock();
+        let entry = &inner.entry;
+        (
+            entry.qmp.clone(),
+            entry.mark.clone(),
+            entry.moved_to.clone(),
+        )
+    };
+    let process = listener(&path).await.map(Arc::new);
+    match (mark, moved_to, process) {
+        (Some(VmMark::Giving { migration }), Some(to), process) => {
+            let id = migration.parse().unwrap_or_default();
+            let Ok(guard) = vm.begin(VmActivity::Outgoing(id), |_| Ok(())) else {
+                return;
+            };
+            let qemu = match process {
+                Some(process) => attach_patiently(&node, &vm, &path, process).await,
+                None => None,
+            };
+            giving::take_up(node, vm, (to, id), qemu, guard).await;
+        }
+        (Some(VmMark::Pulling { migration, from }), _, Some(process)) => {
+            // It cannot be stopped before it answers.
+            let Ok(guard) = vm.begin(VmActivity::Starting, |_| Ok(())) else {
+                return;
+            };
+            let id = migration.parse().unwrap_or_default();
+            let here = (&node, &vm);
+            let pulling = Pulling::found(here, Arc::clone(&process), (id, &from), held).run();
+            // It may answer only once its memory moves again.
+            let attaching = async {
+                attach_patiently(&node, &vm, &path, process).await;
+                drop(guard);
+            };
+            tokio::join!(pulling, attaching);
+        }
+        _ => {
+            let entry = {
+                let mut inner = vm.lock();
+                inner.entry.mark = None;
+                inner.problem = Some(String::from("QEMU ended while the node was away"));
+                inner.entry.clone()
+            };
+            if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
+                tracing::error!(vm = vm.name, %error, "cannot store the VM");
+            }
+        }
+    }
+}
+
+/// The process that listens at a monitor's socket, whether it answers or not.
+async fn listener(path: &Path) -> Option<Process> {
+    let socket = UnixStream::connect(path).await.ok()?;
+    let pid = socket.peer_cred().ok()?.pid()?;
+    Process::open(u32::try_from(pid).ok()?).ok()
+}
+
+/// Connects to the monitor of a QEMU however long it takes to answer; nothing when it ends.
+async fn attach_patiently(
+    node: &Arc<Node>,
+    vm: &Arc<Vm>,
+    path: &Path,
+    process: Arc<Process>,
+) -> Option<Qemu> {
+    loop {
+        let connected = tokio::select! {
+            connected = Qmp::connect(path) => connected,
+            () = process.ended() => return None,
+            () = node.closed() => return None,
+        };
+        match connected {
+            Ok(qmp) => {
+                tracing::info!(vm = vm.name, pid = process.pid, "found the VM's QEMU");
+                let qemu = Qemu { qmp, process };
+                watch::attach(node, vm, qemu.clone()).await;
+                return Some(qemu);
+            }
+            Err(error) => {
+                tracing::warn!(vm = vm.name, %error, "the VM's QEMU does not answer; trying again");
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+/// Lets the disks of VMs whose memory was on its way wait for it. To be called before they are served.
+pub(crate) fn hold_disks(node: &Arc<Node>, stored: &[(String, VmEntry)]) -> HashMap<String, Held> {
+    let waits = |entry: &VmEntry| {
+        matches!(
+            entry.mark,
+            Some(VmMark::Pulling { .. } | VmMark::Incoming { pulls: true, .. })
+        )
+    };
+    let held = stored.iter().filter(|(_, entry)| waits(entry));
+    held.map(|(name, entry)| (name.clone(), Held::new(node, &entry.machine.disks)))
+        .collect()
 }
 
 /// A VM that was leaving while its disks have not left: it goes on here.

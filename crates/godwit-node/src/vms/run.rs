@@ -202,6 +202,7 @@ pub(crate) async fn reserve(
         places.qmp(),
         places.console(),
         places.incoming(),
+        places.recovering(),
         places.outgoing(),
     ];
     for path in &longest {

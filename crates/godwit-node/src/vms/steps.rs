@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_core::wire::{Purpose, TrafficClass};
-use tokio::net::UnixListener;
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::AbortHandle;
 
@@ -17,7 +15,6 @@ use crate::api::{ErrorBody, ErrorCode, MemoryMode, MigrationPhase, VmMigrationPh
 use crate::disks::group::GroupState;
 use crate::failpoint;
 use crate::migrations::outgoing;
-use crate::peers::greeting;
 
 /// Longest wait for the destination's QEMU to start.
 const START_TIMEOUT: Duration = Duration::from_secs(40);
@@ -126,39 +123,16 @@ impl Move {
 
     /// Starts QEMU's migration through this node's connection to the other.
     async fn start_memory(&self) -> Result<AbortHandle, ErrorBody> {
-        let failed = |why: &dyn std::fmt::Display| self.error(ErrorCode::Internal, why);
-        let socket = self.vm.places.outgoing();
-        super::run::make_folder(&self.vm.name, self.vm.places.clone()).await?;
-        // One that an earlier move left would be in the way.
-        let _ = std::fs::remove_file(&socket);
-        let listener = UnixListener::bind(&socket)
-            .map_err(|error| failed(&format!("{}: {error}", socket.display())))?;
-        let hello = greeting::hello(
-            &self.node.config.name,
-            &self.vm.name,
-            TrafficClass::Copy,
-            Purpose::Machine,
-            self.id,
-        );
-        let attempted = format!("send the memory of VM {}", self.vm.name);
-        let dialled = self.node.dialer.dial(&self.peer, hello).await;
-        let (connection, _) =
-            dialled.map_err(|error| error.into_body(&self.peer.name, &attempted))?;
-        let vm = self.vm.name.clone();
-        let carrying = tokio::spawn(async move {
-            if let Err(error) = tunnel::send(listener, connection).await {
-                tracing::info!(vm, %error, "the memory's connection ended");
-            }
-        });
+        let (socket, carrying) = tunnel::lead(&self.node, &self.vm, &self.peer, self.id).await?;
         let start = async {
             memory::set_capabilities(&self.qemu.qmp, self.request.memory, true).await?;
             memory::start(&self.qemu.qmp, &socket, self.request.max_bandwidth).await
         };
         if let Err(error) = start.await {
             carrying.abort();
-            return Err(failed(&error));
+            return Err(self.error(ErrorCode::Internal, &error));
         }
-        Ok(carrying.abort_handle())
+        Ok(carrying)
     }
 
     /// Copies the memory until the guest stands still, as long as the disks stay converged and the

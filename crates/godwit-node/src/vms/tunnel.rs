@@ -3,17 +3,25 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use godwit_core::units::MigrationId;
-use godwit_core::wire::{Hello, Refusal, RefusalCode};
+use godwit_core::wire::{Hello, Purpose, Refusal, RefusalCode, TrafficClass};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 
-use crate::peers::PeerConnection;
+use super::decide::DestinationLink;
+use super::orders::Order;
+use super::run;
+use super::vm::Vm;
+use crate::api::{ErrorBody, ErrorCode};
+use crate::config::PeerConfig;
+use crate::node::Node;
+use crate::peers::{PeerConnection, greeting};
 
 /// Bytes that are on their way in each direction inside this process.
 const BUFFER: usize = 1 << 20;
@@ -31,7 +39,11 @@ pub(crate) struct MemoryDoors {
 struct Door {
     peer: String,
     connections: mpsc::Sender<PeerConnection>,
+    returns: mpsc::Sender<Return>,
 }
+
+/// The source's new control connection, and the order that came with it.
+pub(crate) type Return = (DestinationLink, Order);
 
 impl MemoryDoors {
     /// Where a connection of this move goes, if `hello` is from the node that offered the VM.
@@ -52,18 +64,28 @@ impl MemoryDoors {
             })
     }
 
+    /// Where the source of this move goes that lost its control connection.
+    pub(crate) fn returns(&self, hello: &Hello) -> Option<mpsc::Sender<Return>> {
+        let doors = self.lock();
+        let door = doors.get(&hello.migration)?;
+        (door.peer == hello.node).then(|| door.returns.clone())
+    }
+
     /// Waits for the memory of a move. It ends with the returned door.
     pub(crate) fn open(&self, migration: MigrationId, peer: &str) -> OpenDoor<'_> {
         let (connections, arrivals) = mpsc::channel(1);
+        let (returns, returned) = mpsc::channel(1);
         let door = Door {
             peer: peer.to_owned(),
             connections,
+            returns,
         };
         self.lock().insert(migration, door);
         OpenDoor {
             doors: self,
             migration,
             arrivals,
+            returned,
         }
     }
 
@@ -81,6 +103,8 @@ pub(crate) struct OpenDoor<'a> {
     migration: MigrationId,
     /// The connections of the move.
     pub(crate) arrivals: mpsc::Receiver<PeerConnection>,
+    /// New control connections of its source.
+    pub(crate) returned: mpsc::Receiver<Return>,
 }
 
 impl Drop for OpenDoor<'_> {
@@ -89,11 +113,44 @@ impl Drop for OpenDoor<'_> {
     }
 }
 
+/// Source: connects to the destination's QEMU that waits for this VM's memory. Gives the socket for
+/// QEMU here, and the task that carries what comes there.
+///
+/// # Errors
+/// The socket cannot be made, or the other node cannot be reached or refuses.
+pub(crate) async fn lead(
+    node: &Node,
+    vm: &Vm,
+    peer: &PeerConfig,
+    id: MigrationId,
+) -> Result<(PathBuf, AbortHandle), ErrorBody> {
+    let socket = vm.places.outgoing();
+    run::make_folder(&vm.name, vm.places.clone()).await?;
+    // One that an earlier attempt left would be in the way.
+    let _ = std::fs::remove_file(&socket);
+    let attempted = format!("send the memory of VM {}", vm.name);
+    let listener = UnixListener::bind(&socket).map_err(|error| {
+        let text = format!("cannot {attempted}: {}: {error}", socket.display());
+        ErrorBody::new(ErrorCode::Internal, text)
+    })?;
+    let name = &node.config.name;
+    let hello = greeting::hello(name, &vm.name, TrafficClass::Copy, Purpose::Machine, id);
+    let dialled = node.dialer.dial(peer, hello).await;
+    let (connection, _) = dialled.map_err(|error| error.into_body(&peer.name, &attempted))?;
+    let vm = vm.name.clone();
+    let carrying = tokio::spawn(async move {
+        if let Err(error) = send(listener, connection).await {
+            tracing::info!(vm, %error, "the memory's connection ended");
+        }
+    });
+    Ok((socket, carrying.abort_handle()))
+}
+
 /// Source: takes QEMU's connection and carries what comes to the other node, until both are done.
 ///
 /// # Errors
 /// QEMU does not connect, or one of the connections fails.
-pub(crate) async fn send(listener: UnixListener, mut peer: PeerConnection) -> io::Result<()> {
+async fn send(listener: UnixListener, mut peer: PeerConnection) -> io::Result<()> {
     let accepted = tokio::time::timeout(CONNECT_TIMEOUT, listener.accept()).await;
     let (mut qemu, _) = accepted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     drop(listener);

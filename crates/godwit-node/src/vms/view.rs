@@ -1,6 +1,6 @@
 //! VMs as the API shows them.
 
-use super::vm::{Inner, Vm, VmOrigin};
+use super::vm::{Inner, Vm, VmMark, VmOrigin};
 use crate::api::{self, VmState};
 
 /// The VM as the API shows it.
@@ -20,7 +20,7 @@ pub(crate) fn vm(vm: &Vm) -> api::Vm {
             VmOrigin::Received { from } => from.clone(),
         },
         moved_to: inner.entry.moved_to.clone(),
-        migration: inner.activity.migration().map(|id| id.to_string()),
+        migration: inner.migration(),
         pid: inner.qemu.as_ref().map(|qemu| qemu.process.pid),
         qemu_version: inner
             .qemu
@@ -37,6 +37,9 @@ fn status(inner: &Inner, state: VmState) -> String {
     let run_state = inner.run_state.as_deref().unwrap_or("unknown");
     match state {
         VmState::Starting => String::from("its QEMU is being started"),
+        VmState::Running if let Some(VmMark::Pulling { from, .. }) = &inner.entry.mark => {
+            format!("runs here, the rest of its memory follows from node '{from}'")
+        }
         VmState::Running if inner.activity.migration().is_some() => {
             String::from("runs here, migrating to another node")
         }
@@ -46,6 +49,9 @@ fn status(inner: &Inner, state: VmState) -> String {
         VmState::Incoming => String::from("arrives from another node, where it runs"),
         VmState::Stopped => String::from("no QEMU runs it"),
         VmState::Departed => match &inner.entry.moved_to {
+            Some(node) if matches!(inner.entry.mark, Some(VmMark::Giving { .. })) => {
+                format!("runs at node '{node}', the rest of its memory is still here")
+            }
             Some(node) => format!("moved to node '{node}'"),
             None => String::from("moved to another node"),
         },

@@ -1,6 +1,6 @@
 //! One VM of this node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -8,8 +8,10 @@ use godwit_core::units::MigrationId;
 use serde::{Deserialize, Serialize};
 
 use super::machine::{Machine, Places};
+use super::migrations::Moves;
 use super::process::Process;
 use super::qmp::Qmp;
+use super::spare::Spare;
 use crate::api::{ErrorBody, ErrorCode, VmState};
 use crate::config::NodeConfig;
 
@@ -29,6 +31,25 @@ pub(crate) struct VmEntry {
     pub(crate) mark: Option<VmMark>,
     /// The node that it moved to.
     pub(crate) moved_to: Option<String>,
+}
+
+impl VmEntry {
+    /// What has become of the VM's move of this id.
+    pub(crate) fn moves(&self, id: &str) -> Moves {
+        match (&self.mark, &self.moved_to) {
+            (_, None) => Moves::Here,
+            (Some(VmMark::Giving { migration }), _) if migration == id => Moves::MemoryFollows,
+            _ => Moves::There,
+        }
+    }
+
+    /// Whether the VM's memory may be on its way here.
+    pub(crate) const fn receives(&self) -> bool {
+        matches!(
+            self.mark,
+            Some(VmMark::Incoming { .. } | VmMark::Pulling { .. })
+        )
+    }
 }
 
 /// Where a VM came from.
@@ -56,6 +77,16 @@ pub(crate) enum VmMark {
     Incoming {
         /// Which migration, in hexadecimal.
         migration: String,
+        /// Whether it is to run before all its memory is here.
+        #[serde(default)]
+        pulls: bool,
+    },
+    /// It runs here, and its QEMU waits for the rest of its memory.
+    Pulling {
+        /// Which migration, in hexadecimal.
+        migration: String,
+        /// The node that has the rest.
+        from: String,
     },
     /// It leaves, as long as its disks have not.
     Outgoing {
@@ -63,6 +94,12 @@ pub(crate) enum VmMark {
         migration: String,
         /// The node it goes to.
         to: String,
+    },
+    /// It moved away, and this node's QEMU has the rest of its memory. That QEMU must last until the
+    /// rest has moved, and must never run the guest.
+    Giving {
+        /// Which migration, in hexadecimal.
+        migration: String,
     },
 }
 
@@ -121,10 +158,14 @@ pub(crate) struct Inner {
     pub(crate) activity: VmActivity,
     /// Its QEMU, while it runs and answers.
     pub(crate) qemu: Option<Qemu>,
+    /// QEMU's spare monitor, if it has one.
+    pub(crate) spare: Option<Spare>,
     /// The run state that QEMU reported last.
     pub(crate) run_state: Option<String>,
     /// What is wrong with it.
     pub(crate) problem: Option<String>,
+    /// Whether memory that the guest cannot do without will not come.
+    pub(crate) memory_lost: bool,
 }
 
 /// A running QEMU.
@@ -154,8 +195,10 @@ impl Vm {
                 entry,
                 activity,
                 qemu: None,
+                spare: None,
                 run_state: None,
                 problem: None,
+                memory_lost: false,
             }),
         })
     }
@@ -231,6 +274,15 @@ impl Inner {
                 VmState::Halted
             }
             (Some(_), _) => VmState::Paused,
+        }
+    }
+
+    /// The migration under way: also one that the VM does not notice any more.
+    pub(crate) fn migration(&self) -> Option<String> {
+        match (&self.entry.mark, self.activity.migration()) {
+            (_, Some(migration)) => Some(migration.to_string()),
+            (Some(VmMark::Pulling { migration, .. }), None) => Some(migration.clone()),
+            _ => None,
         }
     }
 
@@ -312,6 +364,16 @@ impl Vms {
         }
         vms.insert(vm.name.clone(), Arc::clone(vm));
         Ok(())
+    }
+
+    /// The disks of those whose memory may be on its way here.
+    pub(crate) fn receiving(&self) -> HashSet<String> {
+        let vms = self.lock();
+        let entries = vms.values().map(|vm| vm.lock());
+        let receiving = entries.filter(|inner| inner.entry.receives());
+        receiving
+            .flat_map(|inner| inner.entry.machine.disks.clone())
+            .collect()
     }
 
     /// Takes this VM out.

@@ -6,9 +6,8 @@ use std::time::Duration;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::inspect;
-use super::memory::PULL_BROKEN;
 use super::process;
-use super::qmp::{Qmp, text};
+use super::qmp::Qmp;
 use super::vm::{Qemu, Vm, VmActivity};
 use crate::node::Node;
 
@@ -28,18 +27,12 @@ pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
 }
 
 async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
-    let mut memory_lost = false;
     loop {
         let process = Arc::clone(&qemu.process);
         tokio::select! {
             () = process.ended() => break,
             () = node.closed() => return,
-            rest_lost = follow(&vm, &qemu.qmp) => if rest_lost {
-                tracing::error!(vm = vm.name, "the rest of the VM's memory did not arrive");
-                memory_lost = true;
-                process.kill().await;
-                break;
-            }
+            () = follow(&vm, &qemu.qmp) => {}
         }
         vm.lock().problem = Some(String::from("QEMU's monitor does not answer"));
         let again = tokio::select! {
@@ -58,7 +51,9 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     let mut inner = vm.lock();
     let asked = inner.activity == VmActivity::Stopping || inner.entry.moved_to.is_some();
     let halted = inner.run_state.as_deref() == Some("shutdown");
+    let memory_lost = inner.memory_lost;
     inner.qemu = None;
+    inner.spare = None;
     inner.run_state = None;
     inner.problem = (!asked && !halted)
         .then(|| process::log_tail(&log))
@@ -76,23 +71,21 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     tracing::info!(vm = vm.name, asked, "QEMU has ended");
 }
 
-/// Follows the run state until the monitor is lost, or memory that the guest cannot do without: true
-/// then.
-async fn follow(vm: &Arc<Vm>, qmp: &Qmp) -> bool {
+/// Follows the run state until the monitor is lost.
+async fn follow(vm: &Arc<Vm>, qmp: &Qmp) {
     let mut events = qmp.events();
     loop {
         let changed = tokio::select! {
             event = events.recv() => match event {
-                Ok(event) if text(&event.data, "status") == PULL_BROKEN => return true,
                 Ok(event) => matches!(
                     event.name.as_str(),
                     "STOP" | "RESUME" | "SHUTDOWN" | "SUSPEND" | "WAKEUP" | "RESET"
                         | "GUEST_PANICKED" | "MIGRATION" | "BLOCK_IO_ERROR"
                 ),
                 Err(RecvError::Lagged(_)) => true,
-                Err(RecvError::Closed) => return false,
+                Err(RecvError::Closed) => return,
             },
-            () = qmp.closed() => return false,
+            () = qmp.closed() => return,
         };
         if changed && let Ok(state) = inspect::run_state(qmp).await {
             vm.lock().run_state = Some(state);

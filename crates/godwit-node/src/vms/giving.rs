@@ -1,0 +1,415 @@
+//! Source: serves the rest of a guest's memory while the guest runs at the destination.
+//!
+//! The disks are gone, so this QEMU never runs the guest again, but it has what the guest there cannot
+//! do without. It is kept, across restarts of this node, until the destination has everything or has
+//! no guest any more. Whenever the memory's connection breaks, QEMU pauses at both ends and keeps what
+//! it has; then this side makes another, as often as it takes (see `pulling.rs`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Purpose, TrafficClass};
+use tokio::task::AbortHandle;
+
+use super::memory::{self, Monitor, PULL_BROKEN, PULLING};
+use super::orders::{Answer, Order};
+use super::outgoing::{SourceLink, quit, store};
+use super::tunnel;
+use super::vm::{Qemu, Vm, VmGuard, VmMark};
+use crate::api::{ErrorBody, ErrorCode};
+use crate::node::Node;
+use crate::peers::greeting;
+
+/// How often QEMU is asked how far it is.
+const POLL: Duration = Duration::from_millis(100);
+/// How long to wait before a broken connection is made again, at first and at most.
+const FIRST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+/// Longest wait for the destination to be ready for another connection.
+const READY_TIMEOUT: Duration = Duration::from_secs(12);
+/// How long both QEMUs may take to agree on what is missing.
+const RECOVER_TIMEOUT: Duration = Duration::from_secs(20);
+/// Longest wait for the destination to say that it has everything once QEMU says so here.
+const PULLED_TIMEOUT: Duration = Duration::from_secs(10);
+/// What the warning about broken connections begins with.
+const BROKEN: &str = "the memory's connection broke";
+
+/// How it ended.
+enum End {
+    /// The destination has all of the memory.
+    Whole,
+    /// The guest there is gone, or its node said why it cannot go on.
+    GoneThere(String),
+    /// The rest of the memory is gone.
+    LostHere(String),
+    /// The node ends; the next process goes on.
+    Closing,
+}
+
+/// A guest's memory on its way.
+pub(super) struct Giving {
+    node: Arc<Node>,
+    vm: Arc<Vm>,
+    /// The destination.
+    to: String,
+    id: MigrationId,
+    qemu: Qemu,
+    link: Option<SourceLink>,
+    /// The task that carries the memory.
+    tunnel: Option<AbortHandle>,
+    breaks: u32,
+    broken: bool,
+}
+
+impl Giving {
+    /// Serves a guest's memory through the connections of its move, which may have ended.
+    pub(super) fn new(
+        node: Arc<Node>,
+        vm: Arc<Vm>,
+        (to, id): (String, MigrationId),
+        qemu: Qemu,
+        connections: (Option<SourceLink>, Option<AbortHandle>),
+    ) -> Self {
+        Self {
+            node,
+            vm,
+            to,
+            id,
+            qemu,
+            link: connections.0,
+            tunnel: connections.1,
+            breaks: 0,
+            broken: false,
+        }
+    }
+
+    /// Serves the memory to the end, and ends QEMU.
+    ///
+    /// # Errors
+    /// The memory or the guest is lost; or the node ends, and nothing has been decided.
+    pub(super) async fn see_through(mut self) -> Result<(), ErrorBody> {
+        let name = self.vm.name.clone();
+        let (why, told) = match self.until_over().await {
+            End::Whole => {
+                quit(&self.qemu).await;
+                unmark(&self.node, &self.vm).await;
+                return Ok(());
+            }
+            End::Closing => {
+                let text = format!("the node ends while the rest of VM {name}'s memory moves");
+                return Err(ErrorBody::new(ErrorCode::ShuttingDown, text));
+            }
+            End::GoneThere(why) => (why, true),
+            End::LostHere(why) => match self.tell_lost(&why).await {
+                Some(Answer::Pulled) => {
+                    unmark(&self.node, &self.vm).await;
+                    return Ok(());
+                }
+                told => (why, told.is_some()),
+            },
+        };
+        tracing::error!(vm = name, why, "the rest of the memory did not move");
+        quit(&self.qemu).await;
+        if told {
+            unmark(&self.node, &self.vm).await;
+        } else {
+            let told = tell_until_heard(self.node, self.vm, (self.to, self.id), why.clone());
+            tokio::spawn(told);
+        }
+        let text = format!("VM {name} lost memory on its way: {why}");
+        Err(ErrorBody::new(ErrorCode::Internal, text)
+            .hint("start it anew at the destination, where its disks are"))
+    }
+
+    async fn until_over(&mut self) -> End {
+        let process = Arc::clone(&self.qemu.process);
+        let node = Arc::clone(&self.node);
+        let mut wait = FIRST_WAIT;
+        let mut next = Instant::now();
+        let mut recovers_since: Option<Instant> = None;
+        loop {
+            let status = self.look().await.unwrap_or_default();
+            let recovers = status.starts_with("postcopy-recover");
+            if !recovers {
+                recovers_since = None;
+            }
+            match status.as_str() {
+                "completed" => {
+                    self.hear_the_end().await;
+                    return End::Whole;
+                }
+                "failed" | "cancelled" => {
+                    return End::LostHere(format!("QEMU's migration {status}"));
+                }
+                PULL_BROKEN => {
+                    self.note_break();
+                    if Instant::now() >= next {
+                        let again = tokio::select! {
+                            again = self.connect_again() => again,
+                            () = process.ended() => return self.qemu_ended(),
+                            () = node.closed() => return End::Closing,
+                        };
+                        match again {
+                            Ok(None) => {}
+                            Ok(Some(end)) => return end,
+                            Err(error) => self.warn(&format!("trying again ({error})")),
+                        }
+                        next = Instant::now() + wait;
+                        wait = (wait * 2).min(LONGEST_WAIT);
+                    }
+                }
+                PULLING => {
+                    if std::mem::take(&mut self.broken) {
+                        tracing::info!(vm = self.vm.name, "the rest of the memory moves again");
+                        self.warn("it goes on");
+                        wait = FIRST_WAIT;
+                    }
+                    if self.link.is_none() {
+                        self.hang_up().await;
+                    }
+                }
+                _ if recovers => {
+                    let since = *recovers_since.get_or_insert_with(Instant::now);
+                    if self.link.is_none() || since.elapsed() >= RECOVER_TIMEOUT {
+                        self.hang_up().await;
+                    }
+                }
+                _ => {}
+            }
+            tokio::select! {
+                answer = hear(&mut self.link) => match answer {
+                    Some(Answer::Pulled) => return End::Whole,
+                    Some(Answer::Failed(why)) => return End::GoneThere(why),
+                    Some(_) => {}
+                    None => self.link = None,
+                },
+                () = process.ended() => return self.qemu_ended(),
+                () = node.closed() => return End::Closing,
+                () = tokio::time::sleep(POLL) => {}
+            }
+        }
+    }
+
+    fn qemu_ended(&self) -> End {
+        let said = super::process::log_tail(&self.vm.places.log());
+        End::LostHere(if said.is_empty() {
+            String::from("QEMU at the source has ended")
+        } else {
+            format!("QEMU at the source has ended: {said}")
+        })
+    }
+
+    /// What QEMU calls the migration; how far it is goes into the history.
+    async fn look(&self) -> Option<String> {
+        let qmp = self.vm.lock().qemu.as_ref().map(|qemu| qemu.qmp.clone());
+        let seen = memory::look(&qmp?).await.ok()?;
+        self.node.vm_migrations.change(self.id, |view| {
+            if seen.progress.bytes_total > 0 {
+                view.memory = seen.progress;
+            }
+        });
+        Some(seen.status)
+    }
+
+    /// Makes QEMU notice that its connection is of no use any more.
+    async fn hang_up(&mut self) {
+        if let Some(tunnel) = self.tunnel.take() {
+            tunnel.abort();
+            return;
+        }
+        if let Some(monitor) = Monitor::of(&self.vm) {
+            // It may have noticed by itself.
+            let _ = memory::break_off(&monitor).await;
+        }
+    }
+
+    fn note_break(&mut self) {
+        if !std::mem::replace(&mut self.broken, true) {
+            self.breaks += 1;
+            tracing::warn!(vm = self.vm.name, to = self.to, "{BROKEN}; trying again");
+            self.warn("trying again");
+        }
+    }
+
+    /// Says in the history what has become of the connection, in place of what was said before.
+    fn warn(&self, what: &str) {
+        let times = match self.breaks {
+            1 => String::from("once"),
+            times => format!("{times} times"),
+        };
+        let text = format!("{BROKEN} {times}: {what}");
+        self.node.vm_migrations.change(self.id, |view| {
+            view.warnings.retain(|warning| !warning.starts_with(BROKEN));
+            view.warnings.push(text);
+        });
+    }
+
+    /// Makes both connections anew and lets QEMU go on, or learns how it ended.
+    async fn connect_again(&mut self) -> Result<Option<End>, ErrorBody> {
+        self.link = None;
+        if let Some(tunnel) = self.tunnel.take() {
+            tunnel.abort();
+        }
+        let mut link = dial(&self.node, &self.vm, (&self.to, self.id)).await?;
+        link.say(Order::Resume).await;
+        match link.hear_within(READY_TIMEOUT).await {
+            Some(Answer::Ready) => {}
+            Some(Answer::Pulled) => return Ok(Some(End::Whole)),
+            Some(Answer::Failed(why)) => return Ok(Some(End::GoneThere(why))),
+            _ => {
+                let text = format!("node '{}' is not ready for the rest yet", self.to);
+                return Err(ErrorBody::new(ErrorCode::PeerUnreachable, text));
+            }
+        }
+        let peer = self.node.peer(&self.to)?;
+        let (socket, tunnel) = tunnel::lead(&self.node, &self.vm, peer, self.id).await?;
+        self.link = Some(link);
+        self.tunnel = Some(tunnel);
+        let qmp = self.vm.qemu()?.qmp;
+        memory::resume(&qmp, &socket)
+            .await
+            .map_err(|error| ErrorBody::new(ErrorCode::Internal, error.to_string()))?;
+        Ok(None)
+    }
+
+    /// All was sent: waits until the destination says that it is there, so that whoever sees the end
+    /// of the move can do the next thing with the VM.
+    async fn hear_the_end(&mut self) {
+        let deadline = tokio::time::Instant::now() + PULLED_TIMEOUT;
+        while let Some(link) = &mut self.link {
+            match tokio::time::timeout_at(deadline, link.hear()).await {
+                Ok(Some(Answer::Pulled | Answer::Failed(_)) | None) | Err(_) => return,
+                Ok(Some(_)) => {}
+            }
+        }
+    }
+
+    /// Tells the destination that the rest will not come. Gives its answer.
+    async fn tell_lost(&mut self, why: &str) -> Option<Answer> {
+        let link = match self.link.take() {
+            Some(link) => link,
+            None => dial(&self.node, &self.vm, (&self.to, self.id)).await.ok()?,
+        };
+        say_lost(link, why).await
+    }
+}
+
+async fn hear(link: &mut Option<SourceLink>) -> Option<Answer> {
+    match link {
+        Some(link) => link.hear().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn dial(
+    node: &Node,
+    vm: &Vm,
+    (to, id): (&str, MigrationId),
+) -> Result<SourceLink, ErrorBody> {
+    let peer = node.peer(to)?;
+    let name = &node.config.name;
+    let hello = greeting::hello(name, &vm.name, TrafficClass::Control, Purpose::Machine, id);
+    let dialled = node.dialer.dial(peer, hello).await;
+    let attempted = format!("send the rest of the memory of VM {}", vm.name);
+    let (connection, _) = dialled.map_err(|error| error.into_body(to, &attempted))?;
+    Ok(SourceLink::open(
+        connection,
+        || Order::Ping,
+        |answer| matches!(answer, Answer::Pong),
+    ))
+}
+
+async fn say_lost(mut link: SourceLink, why: &str) -> Option<Answer> {
+    let reason = why.to_owned();
+    link.say(Order::Lost { reason }).await;
+    let deadline = tokio::time::Instant::now() + READY_TIMEOUT;
+    loop {
+        match tokio::time::timeout_at(deadline, link.hear()).await {
+            Ok(Some(answer @ (Answer::Pulled | Answer::Failed(_)))) => return Some(answer),
+            Ok(Some(_)) => {}
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+/// Tells the destination that the rest will not come, until it has heard it. Its guest stands still
+/// meanwhile.
+async fn tell_until_heard(
+    node: Arc<Node>,
+    vm: Arc<Vm>,
+    (to, id): (String, MigrationId),
+    why: String,
+) {
+    let mut wait = FIRST_WAIT;
+    let marked = || {
+        let kept = node.vms.find(&vm.name);
+        let same = kept.is_some_and(|kept| Arc::ptr_eq(&kept, &vm));
+        same && matches!(vm.lock().entry.mark, Some(VmMark::Giving { .. }))
+    };
+    while marked() {
+        tokio::select! {
+            () = tokio::time::sleep(wait) => {}
+            () = node.closed() => return,
+        }
+        wait = (wait * 2).min(LONGEST_WAIT);
+        let link = dial(&node, &vm, (&to, id)).await;
+        if let Ok(link) = link
+            && say_lost(link, &why).await.is_some()
+        {
+            return unmark(&node, &vm).await;
+        }
+    }
+}
+
+/// Stores that nothing of the VM is needed here any more.
+pub(super) async fn unmark(node: &Node, vm: &Arc<Vm>) {
+    let entry = {
+        let mut inner = vm.lock();
+        inner.entry.mark = None;
+        inner.entry.clone()
+    };
+    let kept = node.vms.find(&vm.name);
+    if kept.is_some_and(|kept| Arc::ptr_eq(&kept, vm))
+        && let Err(error) = node.store.put_vm(&vm.name, &entry).await
+    {
+        // A restart would find the mark, and ask the destination.
+        tracing::error!(vm = vm.name, %error, "cannot store that the VM's memory has moved");
+    }
+}
+
+/// Takes up again what the node was doing when it ended; without a QEMU there is nothing to give.
+pub(super) async fn take_up(
+    node: Arc<Node>,
+    vm: Arc<Vm>,
+    (to, id): (String, MigrationId),
+    qemu: Option<Qemu>,
+    guard: VmGuard,
+) {
+    let Some(qemu) = qemu else {
+        drop(guard);
+        let why = String::from("QEMU at the source ended while its node was away");
+        let text = format!("VM {} lost memory on its way: {why}", vm.name);
+        end(&node, id, Err(ErrorBody::new(ErrorCode::Internal, text))).await;
+        return tell_until_heard(node, vm, (to, id), why).await;
+    };
+    tracing::info!(
+        vm = vm.name,
+        to,
+        "goes on giving the rest of the VM's memory"
+    );
+    let giving = Giving::new(Arc::clone(&node), vm, (to, id), qemu, (None, None));
+    let result = giving.see_through().await;
+    if node.is_closing() {
+        return;
+    }
+    // Whoever sees that the move has ended may do the next thing with the VM.
+    drop(guard);
+    end(&node, id, result).await;
+}
+
+async fn end(node: &Node, id: MigrationId, result: Result<(), ErrorBody>) {
+    if let Some((number, view)) = node.vm_migrations.end(node, id, result) {
+        store(node, number, &view).await;
+    }
+}

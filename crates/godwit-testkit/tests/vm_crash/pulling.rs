@@ -1,0 +1,117 @@
+//! Deaths while the guest runs at the destination and the rest of its memory is at the source: both
+//! QEMUs live on, and so does the guest.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use godwit_testkit::process::wait_for;
+use godwit_testkit::scenario::{PATIENCE, Scenario};
+use serde_json::Value;
+
+use super::site::{Side, Site};
+use super::{AWAY, CUT, PASS, Victim};
+
+/// So slow that the rest of the memory takes some seconds.
+const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "8MiB"];
+/// The guest has been told to run.
+const RUNS: (Side, &str, &str) = (Side::Source, "vm::before::quit", PASS);
+/// Also long enough for some of the memory to follow.
+const SETTLE: Duration = Duration::from_millis(500);
+
+impl Site {
+    /// Begins a move and waits until the guest runs and its memory follows. Gives the move's id.
+    fn pull(&mut self, (side, point, action): (Side, &'static str, &'static str)) -> String {
+        let name = self.place(side);
+        self.set_point(name, (point, action));
+        let seen = self.log_length(name);
+        self.start_move(OPTIONS);
+        self.reached(name, seen, point);
+        std::thread::sleep(SETTLE);
+        let known = self.known_moves().unwrap();
+        let found = known.last().expect("a move");
+        assert_eq!(found["phase"], "pulling_memory", "{found}");
+        let left = found["memory"]["bytes_left"].as_u64().unwrap();
+        assert!(left > 4 << 20, "too little is left: {found}");
+        found["id"].as_str().unwrap().to_owned()
+    }
+
+    fn strike(&mut self, victim: Victim) {
+        match victim {
+            Victim::Node(side) => {
+                let name = self.place(side);
+                self.cluster.node_mut(name).kill();
+                std::thread::sleep(AWAY);
+                self.start_node(name);
+            }
+            Victim::Qemu(side) => self.kill_qemu(self.place(side)),
+            Victim::Link => {
+                self.cut();
+                std::thread::sleep(CUT);
+                self.heal();
+            }
+        }
+    }
+
+    /// The moves that the source knows, as its API shows them.
+    fn known_moves(&self) -> std::io::Result<Vec<Value>> {
+        let node = self.cluster.node(self.place(Side::Source));
+        let mut api = UnixStream::connect(node.spec().dir.join("godwit.sock"))?;
+        api.set_read_timeout(Some(PATIENCE))?;
+        api.write_all(b"GET /v1/vm-migrations HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        api.read_to_string(&mut answer)?;
+        let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        Ok(serde_json::from_str(body)?)
+    }
+
+    /// The guest has to be at the destination with all of its memory, and to go on there.
+    fn has_pulled(&mut self, id: &str) -> Value {
+        let ended = || {
+            let mut moves = self.known_moves().ok()?.into_iter();
+            moves.find(|shown| shown["id"] == id && !shown["ended_at"].is_null())
+        };
+        let shown = wait_for(PATIENCE, ended).expect("the move ends");
+        println!("{shown}");
+        assert_eq!(shown["phase"], "completed", "{shown}");
+        let to = self.place(Side::Destination);
+        assert_eq!(self.survived(), to);
+        shown
+    }
+}
+
+fn survives(test: &str, victim: Victim) {
+    let turn = Scenario::begin("vm_crash", test);
+    let mut site = Site::new(turn.seed, 1);
+    let id = site.pull(RUNS);
+    site.strike(victim);
+    let shown = site.has_pulled(&id);
+    let warnings = shown["warnings"].to_string();
+    assert!(
+        warnings.contains("the memory's connection broke"),
+        "{shown}"
+    );
+    // Nothing of it is in the way of another.
+    site.moves();
+    site.finish();
+}
+
+#[test]
+fn a_cut_link_delays_the_rest_of_the_memory() {
+    survives("a_cut_link_delays_the_rest_of_the_memory", Victim::Link);
+}
+
+#[test]
+fn a_source_that_died_goes_on_giving_memory() {
+    let source = Victim::Node(Side::Source);
+    survives("a_source_that_died_goes_on_giving_memory", source);
+}
+
+#[test]
+fn a_destination_that_died_goes_on_pulling_memory() {
+    let destination = Victim::Node(Side::Destination);
+    survives(
+        "a_destination_that_died_goes_on_pulling_memory",
+        destination,
+    );
+}
