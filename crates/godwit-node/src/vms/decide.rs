@@ -19,6 +19,7 @@ use super::inspect;
 use super::link::Link;
 use super::orders::{Answer, MachineOffer, Order};
 use super::pulling::Pulling;
+use super::qmp::QmpError;
 use super::run::forget;
 use super::tunnel::OpenDoor;
 use super::vm::{Qemu, Vm, VmGuard, VmMark, VmOrigin};
@@ -278,15 +279,20 @@ impl<'a> Incoming<'a> {
     /// The guest goes on here.
     async fn run(mut self, qemu: &Qemu, guard: VmGuard) {
         failpoint::reach(String::from("vm::before::run")).await;
-        if let Err(error) = let_run(qemu).await {
-            tracing::error!(vm = self.vm.name, %error, "the VM is here but does not run");
-            self.settle(None, Some(error.to_string()), guard).await;
-            self.say(Answer::Failed(error.to_string())).await;
-            return;
+        let pulls = self.pulls();
+        match let_run(qemu).await {
+            Ok(()) => {}
+            // Its main loop waits for memory that comes only once it is pulled: then it runs.
+            Err(QmpError::Timeout { .. }) if pulls.is_some() => {}
+            Err(error) => {
+                tracing::error!(vm = self.vm.name, %error, "the VM is here but does not run");
+                self.settle(None, Some(error.to_string()), guard).await;
+                self.say(Answer::Failed(error.to_string())).await;
+                return;
+            }
         }
         let running = Instant::now();
         let owned = self.owned_at.unwrap_or(running);
-        let pulls = self.pulls();
         let mark = pulls.as_ref().map(|(migration, from)| VmMark::Pulling {
             migration: migration.to_string(),
             from: from.clone(),

@@ -90,7 +90,9 @@ impl Giving {
     /// The memory or the guest is lost; or the node ends, and nothing has been decided.
     pub(super) async fn see_through(mut self) -> Result<(), ErrorBody> {
         let name = self.vm.name.clone();
-        let (why, told) = match self.until_over().await {
+        let ended = self.until_over().await;
+        let there = matches!(ended, End::GoneThere(_));
+        let (why, told) = match ended {
             End::Whole => {
                 quit(&self.qemu).await;
                 unmark(&self.node, &self.vm).await;
@@ -103,6 +105,7 @@ impl Giving {
             End::GoneThere(why) => (why, true),
             End::LostHere(why) => match self.tell_lost(&why).await {
                 Some(Answer::Pulled) => {
+                    quit(&self.qemu).await;
                     unmark(&self.node, &self.vm).await;
                     return Ok(());
                 }
@@ -114,10 +117,16 @@ impl Giving {
         if told {
             unmark(&self.node, &self.vm).await;
         } else {
-            let told = tell_until_heard(self.node, self.vm, (self.to, self.id), why.clone());
+            let to = (self.to.clone(), self.id);
+            let told = tell_until_heard(self.node, self.vm, to, why.clone());
             tokio::spawn(told);
         }
-        let text = format!("VM {name} lost memory on its way: {why}");
+        let text = if there {
+            let to = &self.to;
+            format!("VM {name} ended at node '{to}' before all its memory was there: {why}")
+        } else {
+            format!("VM {name} lost memory on its way: {why}")
+        };
         Err(ErrorBody::new(ErrorCode::Internal, text)
             .hint("start it anew at the destination, where its disks are"))
     }
@@ -168,6 +177,11 @@ impl Giving {
                     if self.link.is_none() {
                         self.hang_up().await;
                     }
+                }
+                "pre-switchover" | "device" | "active" if self.is_cut_off() => {
+                    // There is no other connection for what comes before the guest runs.
+                    let why = "the connection broke before the guest ran at the destination";
+                    return End::LostHere(String::from(why));
                 }
                 _ if recovers => {
                     let since = *recovers_since.get_or_insert_with(Instant::now);
@@ -222,6 +236,12 @@ impl Giving {
             // It may have noticed by itself.
             let _ = memory::break_off(&monitor).await;
         }
+    }
+
+    /// Whether nothing is left of its connections.
+    fn is_cut_off(&self) -> bool {
+        let carries = |tunnel: &AbortHandle| !tunnel.is_finished();
+        self.link.is_none() && !self.tunnel.as_ref().is_some_and(carries)
     }
 
     fn note_break(&mut self) {

@@ -146,18 +146,12 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
             giving::take_up(node, vm, (to, id), qemu, guard).await;
         }
         (Some(VmMark::Pulling { migration, from }), _, Some(process)) => {
-            // It cannot be stopped before it answers.
-            let Ok(guard) = vm.begin(VmActivity::Starting, |_| Ok(())) else {
-                return;
-            };
+            vm.lock().silent = Some(Arc::clone(&process));
             let id = migration.parse().unwrap_or_default();
             let here = (&node, &vm);
             let pulling = Pulling::found(here, Arc::clone(&process), (id, &from), held).run();
             // It may answer only once its memory moves again.
-            let attaching = async {
-                attach_patiently(&node, &vm, &path, process).await;
-                drop(guard);
-            };
+            let attaching = attach_patiently(&node, &vm, &path, process);
             tokio::join!(pulling, attaching);
         }
         _ => {
@@ -191,7 +185,10 @@ async fn attach_patiently(
     loop {
         let connected = tokio::select! {
             connected = Qmp::connect(path) => connected,
-            () = process.ended() => return None,
+            () = process.ended() => {
+                vm.lock().silent = None;
+                return None;
+            }
             () = node.closed() => return None,
         };
         match connected {

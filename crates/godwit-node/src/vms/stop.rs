@@ -39,7 +39,19 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
         }
     };
     let guard = vm.begin(VmActivity::Stopping, |_| Ok(()))?;
-    let qemu = vm.lock().qemu.clone();
+    let (qemu, silent) = {
+        let inner = vm.lock();
+        (inner.qemu.clone(), inner.silent.clone())
+    };
+    if let Some(silent) = silent {
+        if !request.force {
+            let text = format!("VM {name} waits for its memory and cannot be told to shut down");
+            return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
+                "wait for it, or stop it with --force: that is like a power failure for the guest",
+            ));
+        }
+        silent.kill().await;
+    }
     if let Some(qemu) = qemu {
         let (command, limit) = if request.force {
             ("quit", QUIT_TIMEOUT)

@@ -21,7 +21,12 @@ pub(crate) fn vm(vm: &Vm) -> api::Vm {
         },
         moved_to: inner.entry.moved_to.clone(),
         migration: inner.migration(),
-        pid: inner.qemu.as_ref().map(|qemu| qemu.process.pid),
+        pid: inner
+            .qemu
+            .as_ref()
+            .map(|qemu| &qemu.process)
+            .or(inner.silent.as_ref())
+            .map(|process| process.pid),
         qemu_version: inner
             .qemu
             .as_ref()
@@ -44,6 +49,9 @@ fn status(inner: &Inner, state: VmState) -> String {
             String::from("runs here, migrating to another node")
         }
         VmState::Running => String::from("runs here"),
+        VmState::Paused if inner.qemu.is_none() => {
+            String::from("its QEMU does not answer: the guest waits for the rest of its memory")
+        }
         VmState::Paused => format!("stands still: QEMU says {run_state}"),
         VmState::Halted => format!("its guest has ended: QEMU says {run_state}"),
         VmState::Incoming => String::from("arrives from another node, where it runs"),

@@ -158,6 +158,8 @@ pub(crate) struct Inner {
     pub(crate) activity: VmActivity,
     /// Its QEMU, while it runs and answers.
     pub(crate) qemu: Option<Qemu>,
+    /// The process of its QEMU, while that is there and has not answered yet.
+    pub(crate) silent: Option<Arc<Process>>,
     /// QEMU's spare monitor, if it has one.
     pub(crate) spare: Option<Spare>,
     /// The run state that QEMU reported last.
@@ -195,6 +197,7 @@ impl Vm {
                 entry,
                 activity,
                 qemu: None,
+                silent: None,
                 spare: None,
                 run_state: None,
                 problem: None,
@@ -268,6 +271,7 @@ impl Inner {
         }
         match (&self.qemu, self.run_state.as_deref()) {
             (None, _) if self.activity == VmActivity::Starting => VmState::Starting,
+            (None, _) if self.silent.is_some() => VmState::Paused,
             (None, _) => VmState::Stopped,
             (Some(_), Some("running")) => VmState::Running,
             (Some(_), Some("shutdown" | "guest-panicked" | "internal-error" | "io-error")) => {

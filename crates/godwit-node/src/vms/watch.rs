@@ -21,6 +21,7 @@ pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
         let mut inner = vm.lock();
         inner.run_state = state;
         inner.problem = None;
+        inner.silent = None;
         inner.qemu = Some(qemu.clone());
     }
     tokio::spawn(watch(Arc::clone(node), Arc::clone(vm), qemu));

@@ -10,12 +10,16 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 use serde_json::Value;
 
 use super::site::{Side, Site};
-use super::{AWAY, CUT, PASS, Victim};
+use super::{AWAY, CUT, HOLD, PASS, Victim};
 
 /// So slow that the rest of the memory takes some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "8MiB"];
 /// The guest has been told to run.
 const RUNS: (Side, &str, &str) = (Side::Source, "vm::before::quit", PASS);
+/// It has not.
+const ABOUT_TO_RUN: (Side, &str, &str) = (Side::Destination, "vm::before::run", HOLD);
+/// Longer than either node waits for a sign of life.
+const SILENCE: Duration = Duration::from_secs(12);
 /// Also long enough for some of the memory to follow.
 const SETTLE: Duration = Duration::from_millis(500);
 
@@ -80,11 +84,11 @@ impl Site {
     }
 }
 
-fn survives(test: &str, victim: Victim) {
+fn survives(test: &str, hold: (Side, &'static str, &'static str), strike: impl Fn(&mut Site)) {
     let turn = Scenario::begin("vm_crash", test);
     let mut site = Site::new(turn.seed, 1);
-    let id = site.pull(RUNS);
-    site.strike(victim);
+    let id = site.pull(hold);
+    strike(&mut site);
     let shown = site.has_pulled(&id);
     let warnings = shown["warnings"].to_string();
     assert!(
@@ -98,20 +102,55 @@ fn survives(test: &str, victim: Victim) {
 
 #[test]
 fn a_cut_link_delays_the_rest_of_the_memory() {
-    survives("a_cut_link_delays_the_rest_of_the_memory", Victim::Link);
+    let test = "a_cut_link_delays_the_rest_of_the_memory";
+    survives(test, RUNS, |site| {
+        site.strike(Victim::Link);
+        // Once more, while both agree on what is missing or just after it.
+        std::thread::sleep(SETTLE);
+        site.strike(Victim::Link);
+    });
+}
+
+#[test]
+fn a_silent_link_delays_the_rest_of_the_memory() {
+    let test = "a_silent_link_delays_the_rest_of_the_memory";
+    survives(test, RUNS, |site| {
+        site.fall_silent();
+        std::thread::sleep(SILENCE);
+        site.heal();
+    });
 }
 
 #[test]
 fn a_source_that_died_goes_on_giving_memory() {
-    let source = Victim::Node(Side::Source);
-    survives("a_source_that_died_goes_on_giving_memory", source);
+    let test = "a_source_that_died_goes_on_giving_memory";
+    survives(test, RUNS, |site| site.strike(Victim::Node(Side::Source)));
 }
 
 #[test]
 fn a_destination_that_died_goes_on_pulling_memory() {
+    let test = "a_destination_that_died_goes_on_pulling_memory";
     let destination = Victim::Node(Side::Destination);
-    survives(
-        "a_destination_that_died_goes_on_pulling_memory",
-        destination,
-    );
+    survives(test, RUNS, |site| site.strike(destination));
+}
+
+#[test]
+fn a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory() {
+    let test = "a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory";
+    let destination = Victim::Node(Side::Destination);
+    survives(test, ABOUT_TO_RUN, |site| site.strike(destination));
+}
+
+#[test]
+fn nodes_that_end_in_order_go_on_with_the_memory() {
+    let test = "nodes_that_end_in_order_go_on_with_the_memory";
+    survives(test, RUNS, |site| {
+        for side in [Side::Destination, Side::Source] {
+            let name = site.place(side);
+            site.cluster.node_mut(name).terminate(PATIENCE).unwrap();
+            std::thread::sleep(AWAY);
+            site.start_node(name);
+            std::thread::sleep(SETTLE);
+        }
+    });
 }

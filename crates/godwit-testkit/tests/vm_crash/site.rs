@@ -145,6 +145,16 @@ impl Site {
         }
     }
 
+    /// Nothing passes any more, and nobody is told.
+    pub(crate) fn fall_silent(&self) {
+        for link in &self.links {
+            link.set(Conditions {
+                stalled: true,
+                ..Conditions::default()
+            });
+        }
+    }
+
     pub(crate) fn heal(&self) {
         self.links.iter().for_each(Proxy::heal);
     }
