@@ -133,10 +133,14 @@ fn spawn(program: &str, line: &[String], places: &Places) -> io::Result<tokio::p
             _ => {}
         }
     }
+    match std::fs::remove_file(places.log()) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // What is appended begins anew when somebody cuts the log.
     let log = OpenOptions::new()
-        .create(true)
-        .write(true)
-        .truncate(true)
+        .create_new(true)
+        .append(true)
         .mode(0o600)
         .open(places.log())?;
     let mut command = Command::new(program);
@@ -153,6 +157,15 @@ fn spawn(program: &str, line: &[String], places: &Places) -> io::Result<tokio::p
         command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from));
     }
     tokio::process::Command::from(command).spawn()
+}
+
+/// Empties a log that has become longer than anybody reads.
+pub(crate) fn cut_log(path: &Path) {
+    const LONGEST: u64 = 4 << 20;
+    if std::fs::metadata(path).is_ok_and(|log| log.len() > LONGEST) {
+        // The next attempt may have more luck.
+        let _ = OpenOptions::new().write(true).truncate(true).open(path);
+    }
 }
 
 /// The end of a log, on one line.

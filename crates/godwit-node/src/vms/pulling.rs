@@ -17,7 +17,7 @@ use super::decide::{DestinationLink, hear};
 use super::incoming::pour;
 use super::memory::{self, Monitor, PULL_BROKEN, PULLING};
 use super::orders::{Answer, Order};
-use super::process::Process;
+use super::process::{Process, cut_log};
 use super::qmp::Qmp;
 use super::tunnel::OpenDoor;
 use super::vm::{Vm, VmActivity};
@@ -91,6 +91,10 @@ impl<'a> Pulling<'a> {
                 }
                 Some("failed") => return self.lose("QEMU cannot go on receiving it").await,
                 _ => {}
+            }
+            if self.held.is_some() {
+                // QEMU goes on asking the node that died for page faults, and complains each time.
+                cut_log(&self.vm.places.log());
             }
             if self.link.is_none() {
                 // The source makes both anew.

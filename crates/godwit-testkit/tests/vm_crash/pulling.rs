@@ -84,7 +84,17 @@ impl Site {
     }
 }
 
-fn survives(test: &str, hold: (Side, &'static str, &'static str), strike: impl Fn(&mut Site)) {
+fn survives(test: &str, hold: (Side, &'static str, &'static str), strike: impl FnMut(&mut Site)) {
+    let (_turn, site) = survives_at(test, hold, strike);
+    site.finish();
+}
+
+/// The guest is at the source again then.
+fn survives_at(
+    test: &str,
+    hold: (Side, &'static str, &'static str),
+    mut strike: impl FnMut(&mut Site),
+) -> (Scenario, Site) {
     let turn = Scenario::begin("vm_crash", test);
     let mut site = Site::new(turn.seed, 1);
     let id = site.pull(hold);
@@ -97,7 +107,7 @@ fn survives(test: &str, hold: (Side, &'static str, &'static str), strike: impl F
     );
     // Nothing of it is in the way of another.
     site.moves();
-    site.finish();
+    (turn, site)
 }
 
 #[test]
@@ -131,14 +141,34 @@ fn a_source_that_died_goes_on_giving_memory() {
 fn a_destination_that_died_goes_on_pulling_memory() {
     let test = "a_destination_that_died_goes_on_pulling_memory";
     let destination = Victim::Node(Side::Destination);
-    survives(test, RUNS, |site| site.strike(destination));
+    let mut seen = 0;
+    let (_turn, site) = survives_at(test, RUNS, |site| {
+        seen = site.log_length("b");
+        site.strike(destination);
+    });
+    waits_for_memory(&site.log_since("b", seen));
+    site.finish();
 }
 
 #[test]
 fn a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory() {
     let test = "a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory";
     let destination = Victim::Node(Side::Destination);
-    survives(test, ABOUT_TO_RUN, |site| site.strike(destination));
+    let mut seen = 0;
+    let (_turn, site) = survives_at(test, ABOUT_TO_RUN, |site| {
+        seen = site.log_length("b");
+        site.strike(destination);
+    });
+    waits_for_memory(&site.log_since("b", seen));
+    site.finish();
+}
+
+/// The node that was started again must not read the guest's memory before all of it is there.
+fn waits_for_memory(log: &str) {
+    let whole = log.find("all of the VM's memory is here");
+    let attached = log.find("front end attached");
+    let whole = whole.expect("all of it comes");
+    assert!(attached.is_some_and(|attached| attached > whole), "{log}");
 }
 
 #[test]
