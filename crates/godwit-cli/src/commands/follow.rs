@@ -95,8 +95,8 @@ pub(crate) async fn see_off<M: Moving>(
 }
 
 /// Follows a migration with its progress and warnings on standard error until it ends, or until
-/// Ctrl-C says otherwise. With `lines`, also prints it as JSON on standard output once a second, in every new
-/// phase, and at its end.
+/// Ctrl-C says otherwise. With `lines`, also prints it as JSON on standard output once a second, in
+/// every new phase, and at its end.
 pub(crate) async fn follow<M: Moving>(
     client: &mut Client,
     mut migration: M,

@@ -213,11 +213,11 @@ impl<'a> Pulling<'a> {
             reason,
             "the rest of the VM's memory did not arrive"
         );
-        self.vm.lock().memory_lost = true;
-        self.process.kill().await;
         let why = format!(
             "the rest of its memory did not arrive ({reason}); its disks are here: start it anew"
         );
+        self.vm.lock().ended_for = Some(why.clone());
+        self.process.kill().await;
         self.end(Some(why.clone()), Answer::Failed(why)).await;
     }
 

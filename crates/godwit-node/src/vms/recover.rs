@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
 use tokio::net::UnixStream;
 
@@ -47,7 +48,7 @@ pub(crate) async fn recover(
         }
         let qemu = match Qmp::connect(&path).await {
             Ok(qmp) => find(qmp),
-            Err(QmpError::Timeout { .. }) if runs_unheard(&vm) => {
+            Err(QmpError::Timeout { .. }) if runs_unheard(node, &vm) => {
                 tokio::spawn(take_up(Arc::clone(node), vm, held));
                 continue;
             }
@@ -101,8 +102,16 @@ async fn take_in(
 }
 
 /// A QEMU that is there and does not answer waits for its memory, so it was let run before the node
-/// could store that: it is marked so now.
-fn runs_unheard(vm: &Vm) -> bool {
+/// could store that: it is marked so now. Without its disks it was not let run.
+fn runs_unheard(node: &Node, vm: &Vm) -> bool {
+    let disks = vm.lock().entry.machine.disks.clone();
+    let is_here = |disk: &String| {
+        let disk = node.disks.find(disk);
+        disk.is_some_and(|disk| disk.lock().record.ownership == Ownership::Serving)
+    };
+    if !disks.iter().all(is_here) {
+        return false;
+    }
     let mut inner = vm.lock();
     let entry = &mut inner.entry;
     let (Some(VmMark::Incoming { migration, pulls }), VmOrigin::Received { from }) =

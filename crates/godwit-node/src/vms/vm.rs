@@ -166,8 +166,8 @@ pub(crate) struct Inner {
     pub(crate) run_state: Option<String>,
     /// What is wrong with it.
     pub(crate) problem: Option<String>,
-    /// Whether memory that the guest cannot do without will not come.
-    pub(crate) memory_lost: bool,
+    /// Why the guest was ended, when that is known.
+    pub(crate) ended_for: Option<String>,
 }
 
 /// A running QEMU.
@@ -201,7 +201,7 @@ impl Vm {
                 spare: None,
                 run_state: None,
                 problem: None,
-                memory_lost: false,
+                ended_for: None,
             }),
         })
     }

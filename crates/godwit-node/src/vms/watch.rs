@@ -52,22 +52,17 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     let mut inner = vm.lock();
     let asked = inner.activity == VmActivity::Stopping || inner.entry.moved_to.is_some();
     let halted = inner.run_state.as_deref() == Some("shutdown");
-    let memory_lost = inner.memory_lost;
+    let ended_for = inner.ended_for.take();
     inner.qemu = None;
     inner.spare = None;
     inner.run_state = None;
     inner.problem = (!asked && !halted)
         .then(|| process::log_tail(&log))
         .map(|said| {
-            if memory_lost {
-                String::from(
-                    "the rest of its memory did not arrive; its disks are here: start it anew",
-                )
-            } else if said.is_empty() {
-                String::from("QEMU ended")
-            } else {
-                format!("QEMU ended: {said}")
-            }
+            ended_for.unwrap_or(match said.as_str() {
+                "" => String::from("QEMU ended"),
+                said => format!("QEMU ended: {said}"),
+            })
         });
     tracing::info!(vm = vm.name, asked, "QEMU has ended");
 }

@@ -106,16 +106,8 @@ const SOURCE_QEMU: Victim = Victim::Qemu(Side::Source);
 const DESTINATION_QEMU: Victim = Victim::Qemu(Side::Destination);
 
 impl Site {
-    /// One move that is struck, and what comes of it.
-    fn blow(&mut self, moment: &Moment, victim: Victim, outcome: Outcome) {
-        let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
-        println!("{victim:?} in phase '{}', from {from}", moment.phase);
-        let (side, point, action) = moment.hold;
-        self.set_point(self.place(side), (point, action));
-        let seen = self.log_length(self.place(side));
-        self.start_move(moment.options);
-        self.reached(self.place(side), seen, point);
-        std::thread::sleep(SETTLE);
+    /// Kills, and lets come back what can.
+    fn strike(&mut self, victim: Victim) {
         match victim {
             Victim::Node(side) => {
                 let name = self.place(side);
@@ -130,6 +122,19 @@ impl Site {
                 self.heal();
             }
         }
+    }
+
+    /// One move that is struck, and what comes of it.
+    fn blow(&mut self, moment: &Moment, victim: Victim, outcome: Outcome) {
+        let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
+        println!("{victim:?} in phase '{}', from {from}", moment.phase);
+        let (side, point, action) = moment.hold;
+        self.set_point(self.place(side), (point, action));
+        let seen = self.log_length(self.place(side));
+        self.start_move(moment.options);
+        self.reached(self.place(side), seen, point);
+        std::thread::sleep(SETTLE);
+        self.strike(victim);
         match outcome {
             Outcome::Crashes(side) => {
                 let owner = self.place(side);

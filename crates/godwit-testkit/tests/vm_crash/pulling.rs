@@ -10,7 +10,7 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 use serde_json::Value;
 
 use super::site::{Side, Site};
-use super::{AWAY, CUT, HOLD, PASS, Victim};
+use super::{AWAY, HOLD, PASS, Victim};
 
 /// So slow that the rest of the memory takes some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "8MiB"];
@@ -38,23 +38,6 @@ impl Site {
         let left = found["memory"]["bytes_left"].as_u64().unwrap();
         assert!(left > 4 << 20, "too little is left: {found}");
         found["id"].as_str().unwrap().to_owned()
-    }
-
-    fn strike(&mut self, victim: Victim) {
-        match victim {
-            Victim::Node(side) => {
-                let name = self.place(side);
-                self.cluster.node_mut(name).kill();
-                std::thread::sleep(AWAY);
-                self.start_node(name);
-            }
-            Victim::Qemu(side) => self.kill_qemu(self.place(side)),
-            Victim::Link => {
-                self.cut();
-                std::thread::sleep(CUT);
-                self.heal();
-            }
-        }
     }
 
     /// The moves that the source knows, as its API shows them.
