@@ -231,8 +231,8 @@ impl<'a> Incoming<'a> {
         if disks.is_empty() {
             // Nothing but the source's word tells. Without it the guest stands still for good if it
             // could have been given.
-            let pulls = self.offer.as_ref().is_none_or(|offer| offer.memory.pulls());
-            let could = self.qemu.is_some() && (self.told_loaded || pulls);
+            let told = self.told_loaded || self.offer.is_none();
+            let could = self.qemu.is_some() && told;
             return match (self.given, could && self.link.is_none()) {
                 (true, _) => Claim::Owned,
                 (false, false) => Claim::Elsewhere,

@@ -178,11 +178,6 @@ impl Giving {
                         self.hang_up().await;
                     }
                 }
-                "pre-switchover" | "device" | "active" if self.is_cut_off() => {
-                    // There is no other connection for what comes before the guest runs.
-                    let why = "the connection broke before the guest ran at the destination";
-                    return End::LostHere(String::from(why));
-                }
                 _ if recovers => {
                     let since = *recovers_since.get_or_insert_with(Instant::now);
                     if self.link.is_none() || since.elapsed() >= RECOVER_TIMEOUT {
@@ -236,12 +231,6 @@ impl Giving {
             // It may have noticed by itself.
             let _ = memory::break_off(&monitor).await;
         }
-    }
-
-    /// Whether nothing is left of its connections.
-    fn is_cut_off(&self) -> bool {
-        let carries = |tunnel: &AbortHandle| !tunnel.is_finished();
-        self.link.is_none() && !self.tunnel.as_ref().is_some_and(carries)
     }
 
     fn note_break(&mut self) {

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::memory::PULL_BROKEN;
 use super::qmp::{Qmp, QmpError, text};
 
 /// What matters for the node's disks and for a migration.
@@ -19,6 +20,8 @@ pub(crate) struct Facts {
     pub(crate) drives: Vec<String>,
     /// Why QEMU itself refuses to migrate.
     pub(crate) blocked: Vec<String>,
+    /// Whether QEMU still has a migration that broke off, and begins no other.
+    pub(crate) bound: bool,
 }
 
 impl Facts {
@@ -56,6 +59,10 @@ impl Facts {
                 .filter_map(Value::as_str)
                 .map(str::to_owned)
                 .collect(),
+            bound: matches!(
+                text(&migration, "status").as_str(),
+                PULL_BROKEN | "cancelling" | "device"
+            ),
         })
     }
 

@@ -115,6 +115,11 @@ impl Places {
     pub(crate) fn outgoing(&self) -> PathBuf {
         self.folder.join("outgoing.sock")
     }
+
+    /// Where QEMU's debugger stub is while it is used.
+    pub(crate) fn debugger(&self) -> PathBuf {
+        self.folder.join("gdb.sock")
+    }
 }
 
 /// The names of an argument, with one dash: QEMU takes two as well.

@@ -1,13 +1,12 @@
 //! Drives QEMU's own migration: of the memory and the state of the devices.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::inspect;
 use super::qmp::{Qmp, QmpError, QmpEvent, text};
 use super::spare::Spare;
 use super::vm::Vm;
@@ -30,9 +29,6 @@ pub(super) const PULLING: &str = "postcopy-active";
 
 /// What it calls one whose connection broke while the guest ran without all its memory.
 pub(super) const PULL_BROKEN: &str = "postcopy-paused";
-
-/// How long QEMU may take to leave a migration that is given up.
-const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why the memory does not move.
 #[derive(Debug, thiserror::Error)]
@@ -308,41 +304,4 @@ pub(crate) async fn go_on(qmp: &Qmp) -> Result<(), QmpError> {
     qmp.execute("migrate-continue", json!({ "state": "pre-switchover" }))
         .await
         .map(drop)
-}
-
-/// Gives QEMU's migration up and lets the guest run here again if it ran before. To be called only
-/// while all its disks are here.
-///
-/// # Errors
-/// [`QmpError`] when QEMU does not let it run.
-pub(crate) async fn take_back(qmp: &Qmp, ran: bool) -> Result<(), QmpError> {
-    let deadline = Instant::now() + CANCEL_TIMEOUT;
-    loop {
-        let seen = look(qmp).await?;
-        let over = matches!(
-            seen.status.as_str(),
-            "" | "none" | "failed" | "cancelled" | "completed"
-        );
-        if over || Instant::now() >= deadline {
-            break;
-        }
-        if seen.status != "cancelling" {
-            // It may end by itself in the meantime.
-            let _ = qmp.execute("migrate_cancel", json!({})).await;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    if !ran {
-        return Ok(());
-    }
-    // QEMU itself goes on after a failure, but not after it has sent everything.
-    loop {
-        match inspect::run_state(qmp).await?.as_str() {
-            "running" => return Ok(()),
-            "finish-migrate" if Instant::now() < deadline => {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-            _ => return qmp.execute("cont", json!({})).await.map(drop),
-        }
-    }
 }

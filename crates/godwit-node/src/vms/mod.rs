@@ -2,6 +2,7 @@
 
 mod adopt;
 mod convergence;
+mod debugger;
 mod decide;
 mod giving;
 mod incoming;
@@ -21,6 +22,7 @@ mod run;
 mod spare;
 mod steps;
 mod stop;
+mod take_back;
 pub(crate) mod tunnel;
 pub(crate) mod view;
 pub(crate) mod vm;

@@ -8,7 +8,7 @@
 //!    │── Start ────────────────────────────────► │ QEMU -incoming defer -S
 //!    │ ◄───────────────────────────────── Started ─│
 //!    │ ═══════════ memory, on a connection of its own ═══════════►
-//!    │── Load ─────────────────────────────────► │ (pre-copy) waits until QEMU has everything
+//!    │── Load ─────────────────────────────────► │ waits until QEMU can run the guest
 //!    │ ◄────────────────────────────────── Loaded ─│
 //!    │   disks change hands: see `disks/group.rs` │
 //!    │── Given ────────────────────────────────► │ all disks are its own: cont
@@ -55,7 +55,7 @@ pub(crate) enum Order {
     Offer(Box<MachineOffer>),
     /// Start a QEMU that waits for its memory.
     Start,
-    /// The memory is sent: say when QEMU has it.
+    /// What the guest cannot run without is sent: say when QEMU has it.
     Load,
     /// The disks are given away, durably.
     Given,
@@ -85,7 +85,7 @@ pub(crate) enum Answer {
     Blocked(Vec<String>),
     /// QEMU waits for the memory.
     Started,
-    /// QEMU has the memory.
+    /// QEMU can run the guest.
     Loaded,
     /// The guest runs here.
     Running {

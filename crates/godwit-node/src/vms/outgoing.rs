@@ -16,9 +16,10 @@ use super::giving::{Giving, unmark};
 use super::inspect::Facts;
 use super::link::Link;
 use super::orders::{Answer, MachineOffer, Order};
+use super::preflight;
 use super::run::stored_badly;
+use super::take_back::{self, TakenBack};
 use super::vm::{Inner, Qemu, Vm, VmActivity, VmGuard, VmMark};
-use super::{memory, preflight};
 use crate::api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use crate::clock;
 use crate::config::PeerConfig;
@@ -375,11 +376,20 @@ impl Move {
                 outgoing::cancel_in_engine(&disk).await;
             }
         }
-        if let Some(ran) = working.ran
-            && let Err(error) = memory::take_back(&self.qemu.qmp, ran).await
-        {
-            tracing::error!(vm = self.vm.name, %error, "the guest does not go on");
-            self.vm.lock().problem = Some(format!("the guest does not go on: {error}"));
+        if let Some(ran) = working.ran {
+            match take_back::take_back(&self.vm, &self.qemu.qmp, ran).await {
+                Ok(TakenBack::AsBefore) => {}
+                Ok(TakenBack::Bound) => {
+                    let text = format!("the guest goes on, but {}", take_back::BOUND);
+                    self.node
+                        .vm_migrations
+                        .change(self.id, |view| view.warnings.push(text));
+                }
+                Err(error) => {
+                    tracing::error!(vm = self.vm.name, %error, "the guest does not go on");
+                    self.vm.lock().problem = Some(format!("the guest does not go on: {error}"));
+                }
+            }
         }
         if let Some(tunnel) = working.tunnel.take() {
             tunnel.abort();
@@ -407,10 +417,6 @@ impl Move {
         let pulls = self.request.memory.pulls();
         if pulls {
             self.enter(Phase::PullingMemory);
-            // Without it the guest is lost, and then the destination says so.
-            if let Err(error) = memory::go_on(&self.qemu.qmp).await {
-                tracing::error!(vm = self.vm.name, %error, "QEMU does not go on");
-            }
         }
         let answer = working.link.hear_within(RUN_TIMEOUT).await;
         let heard = Instant::now();

@@ -8,6 +8,7 @@ use super::inspect::Facts;
 use super::machine::{Machine, Places};
 use super::orders::MachineOffer;
 use super::run::kvm_usable;
+use super::take_back::BOUND;
 use super::vm::Vm;
 use crate::api::{DiskState, ErrorBody, MemoryMode};
 use crate::disks::disk::Activity;
@@ -51,6 +52,7 @@ pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<Stri
     for reason in &facts.blocked {
         blockers.push(format!("QEMU refuses to migrate it: {reason}"));
     }
+    blockers.extend(facts.bound.then(|| String::from(BOUND)));
     for reason in &machine.bound_here {
         blockers.push(format!(
             "QEMU cannot be started like that elsewhere: {reason}"

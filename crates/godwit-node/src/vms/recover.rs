@@ -15,7 +15,7 @@ use super::pulling::Pulling;
 use super::qmp::{Qmp, QmpError};
 use super::spare::Spare;
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{giving, inspect, memory, run, watch};
+use super::{giving, inspect, run, watch};
 use crate::disks::vhost::Held;
 use crate::node::Node;
 
@@ -234,7 +234,7 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
     let moved = inspect::run_state(&qemu.qmp).await;
     let ran = moved
         .is_ok_and(|state| matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate"));
-    let problem = memory::take_back(&qemu.qmp, ran).await.err();
+    let problem = super::take_back::take_back(vm, &qemu.qmp, ran).await.err();
     watch::attach(node, vm, qemu).await;
     let entry = {
         let mut inner = vm.lock();

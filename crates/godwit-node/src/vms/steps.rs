@@ -1,5 +1,6 @@
 //! Source: the steps of a VM's move up to the moment at which its disks are given away.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,9 +65,8 @@ impl Move {
         self.while_disks_last(working, &mut events, mode).await?;
 
         self.enter(Phase::SwitchingOver);
-        if !mode.pulls() {
-            self.complete_memory(working, &mut events).await?;
-        }
+        self.complete_memory(working, &mut events).await?;
+        failpoint::reach(String::from("vm::loaded")).await;
         self.give(working).await
     }
 
@@ -155,7 +155,7 @@ impl Move {
             });
         };
         let qmp = self.qemu.qmp.clone();
-        let mut copying = std::pin::pin!(memory::until_paused(&qmp, events, mode, tell));
+        let mut copying = pin!(memory::until_paused(&qmp, events, mode, tell));
         loop {
             tokio::select! {
                 copied = &mut copying => {
@@ -180,21 +180,19 @@ impl Move {
         }
     }
 
-    /// Pre-copy: everything is at the destination before the disks are given away.
+    /// Everything that the guest cannot run without is at the destination before the disks are given
+    /// away: all of it with pre-copy, the state of its devices when it pulls the rest.
     async fn complete_memory(
         &self,
         working: &mut Working,
         events: &mut broadcast::Receiver<QmpEvent>,
     ) -> Result<(), ErrorBody> {
         let failed = |error: &dyn std::fmt::Display| self.error(ErrorCode::Conflict, error);
-        let seen = memory::look(&self.qemu.qmp)
-            .await
-            .map_err(|error| failed(&error))?;
+        let qmp = &self.qemu.qmp;
+        let seen = memory::look(qmp).await.map_err(|error| failed(&error))?;
         failpoint::reach(String::from("vm::pre-switchover")).await;
         if seen.status == "pre-switchover" {
-            memory::go_on(&self.qemu.qmp)
-                .await
-                .map_err(|error| failed(&error))?;
+            memory::go_on(qmp).await.map_err(|error| failed(&error))?;
         }
         let (node, id) = (Arc::clone(&self.node), self.id);
         let tell = |seen: &memory::Seen| {
@@ -203,20 +201,46 @@ impl Move {
                     .change(id, |view| view.memory = seen.progress);
             }
         };
+        let did_not = "did not take the memory";
         working.link.say(Order::Load).await;
-        tokio::select! {
-            sent = memory::wait_for(&self.qemu.qmp, events, &["completed"], tell) => {
-                sent.map_err(|error| failed(&error))?;
+        let mut loaded = false;
+        {
+            // Until this QEMU says so it may still fail, and then it lets the guest run by itself,
+            // whatever the destination has.
+            let sent = if self.request.memory.pulls() {
+                ["completed", memory::PULLING].as_slice()
+            } else {
+                &["completed"]
+            };
+            let mut sending = pin!(memory::wait_for(qmp, events, sent, tell));
+            loop {
+                tokio::select! {
+                    sent = &mut sending => {
+                        sent.map_err(|error| failed(&error))?;
+                        break;
+                    }
+                    answer = working.link.hear() => match answer {
+                        Some(Answer::Loaded) if !loaded => loaded = true,
+                        other => return Err(self.unwilling(other, did_not)),
+                    },
+                }
             }
-            answer = working.link.hear() => match answer {
-                // QEMU at the destination was faster than the news of this one.
-                Some(Answer::Loaded) => return Ok(()),
-                other => return Err(self.unwilling(other, "did not take the memory")),
-            },
         }
-        match working.link.hear_within(LOAD_TIMEOUT).await {
-            Some(Answer::Loaded) => Ok(()),
-            other => Err(self.unwilling(other, "did not take the memory")),
+        if loaded {
+            return Ok(());
+        }
+        let broken = async {
+            match memory::wait_for(qmp, events, &["completed"], tell).await {
+                Ok(()) => std::future::pending().await,
+                Err(error) => error,
+            }
+        };
+        tokio::select! {
+            error = broken => Err(failed(&error)),
+            answer = working.link.hear_within(LOAD_TIMEOUT) => match answer {
+                Some(Answer::Loaded) => Ok(()),
+                other => Err(self.unwilling(other, did_not)),
+            },
         }
     }
 
@@ -224,6 +248,8 @@ impl Move {
     async fn give(&mut self, working: &mut Working) -> Result<(), ErrorBody> {
         let told = Instant::now();
         self.told = Some(told);
+        // Otherwise the destination has all that it needs.
+        let pulls = self.request.memory.pulls();
         let mut answers = Vec::new();
         for name in self.vm_disks() {
             let engine = self.node.disks.find(&name).and_then(|disk| disk.engine());
@@ -254,6 +280,9 @@ impl Move {
                         Ok(GroupState::Storing | GroupState::Given) => Ok(()),
                         _ => Err(self.error(ErrorCode::Conflict, &"its disks were not given away")),
                     };
+                }
+                () = self.qemu.process.ended(), if pulls => {
+                    return Err(self.error(ErrorCode::Conflict, &"its QEMU has ended"));
                 }
                 // Whoever hears this too late to keep the disks goes on: see `carry_out`.
                 answer = working.link.hear() => {

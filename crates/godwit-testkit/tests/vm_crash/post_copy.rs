@@ -1,0 +1,146 @@
+//! Deaths while a guest changes hands that pulls its memory: until its disks are given away it goes
+//! on at the source, afterwards at the destination, although the source's QEMU has said farewell to
+//! it in between.
+
+use godwit_testkit::scenario::Scenario;
+
+use super::site::{Side, Site};
+use super::{DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim};
+
+/// So slow that the rest of the memory is under way for some seconds.
+const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "32MiB"];
+
+/// The guest stands still, and QEMU has not sent its devices.
+const STOPPED: Moment = Moment {
+    phase: "stopped",
+    hold: (Side::Source, "vm::pre-switchover", HOLD),
+    options: OPTIONS,
+};
+/// The destination could run it, and has no disks.
+const LOADED: Moment = Moment {
+    phase: "loaded",
+    hold: (Side::Source, "vm::loaded", HOLD),
+    options: OPTIONS,
+};
+const ACCEPTING: Moment = Moment {
+    phase: "accepting",
+    hold: (Side::Destination, "persist::before::accepted", HOLD),
+    options: OPTIONS,
+};
+const GIVING: Moment = Moment {
+    phase: "giving",
+    hold: (Side::Source, "persist::before::group", HOLD),
+    options: OPTIONS,
+};
+const GIVEN: Moment = Moment {
+    phase: "given",
+    hold: (Side::Source, "persist::after::group", HOLD),
+    options: OPTIONS,
+};
+const BEFORE_RUN: Moment = Moment {
+    phase: "before it runs",
+    hold: (Side::Destination, "vm::before::run", HOLD),
+    options: OPTIONS,
+};
+
+impl Site {
+    /// Starts a guest anew whose QEMU had said farewell to it, and moves no other.
+    fn unbind(&mut self, after: After) {
+        let to = self.place(Side::Destination);
+        let from = self.cluster.node(self.place(Side::Source));
+        match self.guest.try_migrate(from, to, &[]) {
+            Err(refused) => {
+                assert!(refused.text.contains("run it anew"), "{refused}");
+                self.boot_again(self.place(Side::Source));
+            }
+            Ok(moved) => {
+                assert_eq!(after, Either, "{moved}");
+                assert_eq!(self.survived(), to);
+            }
+        }
+    }
+}
+
+/// Whether the QEMU of a guest that stays can move it again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum After {
+    Free,
+    Bound,
+    /// That depends on whether QEMU had sent anything before it noticed.
+    Either,
+}
+use After::{Bound, Either, Free};
+
+fn blows(test: &str, all: &[(&Moment, Victim, Outcome, After)]) {
+    let turn = Scenario::begin("vm_crash", test);
+    let mut site = Site::new(turn.seed, 2);
+    for (moment, victim, outcome, after) in all {
+        let from = site.place(Side::Source);
+        site.blow(moment, *victim, *outcome);
+        if *after != Free && site.place(Side::Source) == from {
+            site.unbind(*after);
+        }
+    }
+    site.moves();
+    site.finish();
+}
+
+#[test]
+fn a_guest_whose_devices_are_sent_survives_the_link() {
+    blows(
+        "a_guest_whose_devices_are_sent_survives_the_link",
+        &[
+            (&STOPPED, Victim::Link, Outcome::Stays, Either),
+            (&LOADED, Victim::Link, Outcome::Stays, Bound),
+            (&ACCEPTING, Victim::Link, Outcome::Survives, Bound),
+            (&GIVING, Victim::Link, Outcome::Moves, Free),
+            (&GIVEN, Victim::Link, Outcome::Moves, Free),
+            (&BEFORE_RUN, Victim::Link, Outcome::Moves, Free),
+        ],
+    );
+}
+
+#[test]
+fn a_guest_whose_devices_are_sent_survives_the_sources_node() {
+    blows(
+        "a_guest_whose_devices_are_sent_survives_the_sources_node",
+        &[
+            // QEMU notices that the connection is gone before it has sent anything.
+            (&STOPPED, SOURCE, Outcome::Stays, Free),
+            (&LOADED, SOURCE, Outcome::Stays, Bound),
+            (&GIVING, SOURCE, Outcome::Stays, Bound),
+            (&GIVEN, SOURCE, Outcome::Moves, Free),
+            (&BEFORE_RUN, SOURCE, Outcome::Moves, Free),
+        ],
+    );
+}
+
+#[test]
+fn a_guest_whose_devices_are_sent_survives_the_destinations_node() {
+    blows(
+        "a_guest_whose_devices_are_sent_survives_the_destinations_node",
+        &[
+            (&STOPPED, DESTINATION, Outcome::Stays, Either),
+            (&LOADED, DESTINATION, Outcome::Stays, Bound),
+            (&ACCEPTING, DESTINATION, Outcome::Stays, Bound),
+            // Nothing takes back what the source is about to store.
+            (&GIVING, DESTINATION, Outcome::Moves, Free),
+            (&BEFORE_RUN, DESTINATION, Outcome::Moves, Free),
+        ],
+    );
+}
+
+#[test]
+fn a_guest_whose_devices_are_sent_survives_the_destinations_qemu() {
+    let crashes = Outcome::Crashes(Side::Source);
+    blows(
+        "a_guest_whose_devices_are_sent_survives_the_destinations_qemu",
+        &[
+            (&STOPPED, DESTINATION_QEMU, Outcome::Stays, Either),
+            (&LOADED, DESTINATION_QEMU, Outcome::Stays, Bound),
+            (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays, Bound),
+            // This one is its only home.
+            (&LOADED, SOURCE_QEMU, crashes, Free),
+        ],
+    );
+}
