@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test guest sim sim-plants soak demo demo-vm bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test guest sim sim-plants soak demo demo-vm bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -48,6 +48,14 @@ demo-vm: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-vm
 
+# Godwit beside its peers, in less than ten minutes: bench/README.md. BENCH takes more options.
+bench: bench-build
+	target/release/godwit-bench quick $(BENCH)
+
+# The same with every workload, rate and link: hours.
+bench-full: bench-build
+	target/release/godwit-bench full $(BENCH)
+
 # How long an idle disk takes, beside nbdcopy between two nbdkit servers.
 bench-idle-copy:
 	scripts/install-deps
@@ -74,7 +82,10 @@ bench-vhost:
 bench-sla-steady: bench-sla-build
 	target/release/bench-sla steady --baseline $(BASELINE)
 
-.PHONY: bench-sla-build
+.PHONY: bench-build bench-sla-build
+bench-build: bench-sla-build
+	scripts/install-qemu
+
 bench-sla-build:
 	scripts/install-deps
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins

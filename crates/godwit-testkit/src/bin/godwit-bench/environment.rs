@@ -1,0 +1,115 @@
+//! What everything was measured on and with.
+
+use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use godwit_testkit::process::run;
+use serde::{Deserialize, Serialize};
+
+/// The machine and the programs, without its name.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Environment {
+    /// What the CPU says that it is.
+    pub(crate) cpu: String,
+    /// CPUs that the suite may use.
+    pub(crate) cores: usize,
+    /// Memory in bytes.
+    pub(crate) memory_bytes: u64,
+    /// Version of the kernel.
+    pub(crate) kernel: String,
+    /// Kind of the file system that holds the images.
+    pub(crate) file_system: String,
+    /// Every program's own words about its version.
+    pub(crate) programs: Vec<Program>,
+}
+
+/// A program that took part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Program {
+    /// Its name.
+    pub(crate) name: String,
+    /// The first line of what it prints about its version.
+    pub(crate) version: String,
+}
+
+const PROGRAMS: [&str; 5] = [
+    "qemu-storage-daemon",
+    "qemu-nbd",
+    "fio",
+    "nbdkit",
+    "nbdcopy",
+];
+
+/// Looks at this machine, with images in `images`.
+///
+/// # Errors
+/// When a program is missing or `/proc` does not tell.
+pub(crate) fn read(images: &Path) -> io::Result<Environment> {
+    let read = std::fs::read_to_string;
+    let mut programs = PROGRAMS
+        .iter()
+        .map(|name| version(Command::new(name), name))
+        .collect::<io::Result<Vec<_>>>()?;
+    let godwit = godwit_testkit::cluster::release_binary()?;
+    programs.push(version(Command::new(godwit), "godwit")?);
+    Ok(Environment {
+        cpu: field(&read("/proc/cpuinfo")?, "model name").unwrap_or_else(|| "unknown".to_owned()),
+        cores: std::thread::available_parallelism()?.get(),
+        memory_bytes: field(&read("/proc/meminfo")?, "MemTotal")
+            .and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok())
+            .map_or(0, |kib| kib << 10),
+        kernel: read("/proc/sys/kernel/osrelease")?.trim().to_owned(),
+        file_system: file_system(&read("/proc/mounts")?, &images.canonicalize()?),
+        programs,
+    })
+}
+
+fn version(mut command: Command, name: &str) -> io::Result<Program> {
+    let output = run(command.arg("--version"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(Program {
+        name: name.to_owned(),
+        version: text.lines().next().unwrap_or_default().to_owned(),
+    })
+}
+
+/// `NAME : VALUE` in a file of `/proc`.
+fn field(text: &str, name: &str) -> Option<String> {
+    let lines = text.lines().filter_map(|line| line.split_once(':'));
+    let mut found = lines.filter(|(key, _)| key.trim() == name);
+    found.next().map(|(_, value)| value.trim().to_owned())
+}
+
+/// The kind of the file system that is mounted closest above the path.
+fn file_system(mounts: &str, path: &Path) -> String {
+    let fields = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        Some((words.next()?, words.next()?))
+    });
+    fields
+        .filter(|(point, _)| path.starts_with(point))
+        // Of two at one place, the later one hides the other.
+        .max_by_key(|(point, _)| point.len())
+        .map_or_else(|| "unknown".to_owned(), |(_, kind)| kind.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closest_mount_counts() {
+        let mounts = "a / ext4 rw 0 0\nb /work tmpfs rw 0 0\nc /workshop xfs rw 0 0\n";
+        let kind = |path| file_system(mounts, Path::new(path));
+        assert_eq!(kind("/work/target"), "tmpfs");
+        assert_eq!(kind("/home"), "ext4");
+    }
+
+    #[test]
+    fn fields_of_proc_are_found() {
+        let text = "processor\t: 0\nmodel name\t: Some CPU: fast\n";
+        assert_eq!(field(text, "model name").unwrap(), "Some CPU: fast");
+        assert!(field(text, "model").is_none());
+    }
+}

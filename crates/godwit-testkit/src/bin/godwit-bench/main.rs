@@ -1,0 +1,70 @@
+//! Godwit beside its peers, on one machine, in one run: see bench/README.md for the scenes and how
+//! to read the report.
+
+#![expect(dead_code, reason = "each scene brings its use of the common parts")]
+
+mod environment;
+mod interrupt;
+mod noise;
+mod options;
+mod report;
+mod suite;
+mod targets;
+
+use std::io;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::noise::Noise;
+use self::options::{Arguments, Command, Extent, Options};
+use self::report::Report;
+use self::suite::Suite;
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Quick(options) => bench(Extent::Quick, &options),
+        Command::Full(options) => bench(Extent::Full, &options),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("godwit-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs the scenes and judges; what keeps the numbers from counting is in the report, too.
+fn bench(extent: Extent, options: &Options) -> io::Result<()> {
+    interrupt::catch()?;
+    std::fs::create_dir_all(&options.out)?;
+    let report = Report::new(extent, environment::read(&options.out)?);
+    let mut suite = Suite::new(report, &options.out.join("report.json"));
+    let noise = Noise::begin()?;
+    let outcome = scenes(options, &mut suite);
+    suite.report.noise = noise.end(&suite.report)?;
+    let outcome = outcome.and_then(|()| suite.report.noise.judge());
+    if let Err(error) = outcome {
+        suite.refuse(&error)?;
+        return Err(io::Error::other(format!("refusing to report: {error}")));
+    }
+    suite.finish()?;
+    summary(&suite.report, suite.path());
+    Ok(())
+}
+
+fn scenes(_options: &Options, suite: &mut Suite) -> io::Result<()> {
+    interrupt::check()?;
+    suite.save()
+}
+
+fn summary(report: &Report, path: &Path) {
+    for target in &report.targets {
+        println!("{target}");
+    }
+    let met = report.targets.iter().filter(|target| target.met).count();
+    println!("{met} of {} targets met", report.targets.len());
+    println!("{}", path.display());
+}

@@ -1,0 +1,192 @@
+//! Whether the machine was quiet enough for its numbers to mean something.
+
+use std::io;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::interrupt;
+use crate::report::Report;
+
+/// Of all CPU time, the part that a hypervisor may have given to others.
+const MOST_STOLEN: f64 = 0.05;
+/// Of the CPU time before a measurement, the part that anybody may use while the suite waits.
+const MOST_BUSY: f64 = 0.25;
+/// Of the measured cells, the part whose own repetitions may disagree.
+const MOST_NOISY: f64 = 0.25;
+/// How long a measurement waits for a quiet machine.
+const WAITS: u32 = 40;
+/// How long the machine is watched each time.
+const WATCH: Duration = Duration::from_millis(500);
+
+/// What the machine did besides.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Noise {
+    /// Of all CPU time in the run, what a hypervisor gave to others.
+    pub(crate) stolen: f64,
+    /// Cells whose repetitions disagree.
+    pub(crate) noisy_cells: usize,
+    /// All cells.
+    pub(crate) cells: usize,
+    /// When the run counts.
+    pub(crate) criterion: String,
+}
+
+/// The times of `/proc/stat` when a run began.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Beginning(Times);
+
+#[derive(Clone, Copy, Debug)]
+struct Times {
+    all: u64,
+    idle: u64,
+    stolen: u64,
+}
+
+impl Noise {
+    /// Starts to watch.
+    ///
+    /// # Errors
+    /// When `/proc/stat` cannot be read.
+    pub(crate) fn begin() -> io::Result<Beginning> {
+        Times::now().map(Beginning)
+    }
+
+    /// Whether the run counts.
+    ///
+    /// # Errors
+    /// When it does not, with the reason.
+    pub(crate) fn judge(&self) -> io::Result<()> {
+        if self.stolen > MOST_STOLEN {
+            return Err(io::Error::other(format!(
+                "the machine was too noisy: others got {:.1} % of its CPU time ({})",
+                self.stolen * 100.0,
+                self.criterion
+            )));
+        }
+        if self.noisy_cells as f64 > self.cells as f64 * MOST_NOISY {
+            return Err(io::Error::other(format!(
+                "the machine was too noisy: in {} of {} cells the repetitions disagree ({})",
+                self.noisy_cells, self.cells, self.criterion
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Beginning {
+    /// What happened since.
+    ///
+    /// # Errors
+    /// When `/proc/stat` cannot be read.
+    pub(crate) fn end(&self, report: &Report) -> io::Result<Noise> {
+        let (cells, noisy_cells) = report.cells();
+        Ok(Noise {
+            stolen: Times::now()?.since(self.0).1,
+            noisy_cells,
+            cells,
+            criterion: format!(
+                "a run counts when a hypervisor took at most {:.0} % of the CPU time, at most {:.0} \
+                 % of the CPU time was in use before each measurement, and at most {:.0} % of the \
+                 cells have repetitions that disagree",
+                MOST_STOLEN * 100.0,
+                MOST_BUSY * 100.0,
+                MOST_NOISY * 100.0
+            ),
+        })
+    }
+}
+
+/// Waits until nobody uses the machine.
+///
+/// # Errors
+/// When somebody goes on using it.
+pub(crate) fn await_quiet() -> io::Result<()> {
+    let mut busy = 0.0;
+    for _ in 0..WAITS {
+        let from = Times::now()?;
+        interrupt::sleep(WATCH)?;
+        busy = Times::now()?.since(from).0;
+        if busy <= MOST_BUSY {
+            return Ok(());
+        }
+    }
+    Err(io::Error::other(format!(
+        "the machine was too noisy: {:.0} % of its CPU time was in use before a measurement, for {} \
+         s; at most {:.0} % may be",
+        busy * 100.0,
+        (WATCH * WAITS).as_secs(),
+        MOST_BUSY * 100.0
+    )))
+}
+
+/// Whether repetitions of one thing disagree: the largest is more than `factor` of the smallest.
+pub(crate) fn disagree(values: &[f64], factor: f64) -> bool {
+    let smallest = values.iter().copied().fold(f64::MAX, f64::min);
+    let largest = values.iter().copied().fold(0.0, f64::max);
+    values.len() > 1 && largest > smallest * factor
+}
+
+impl Times {
+    fn now() -> io::Result<Self> {
+        Self::parse(&std::fs::read_to_string("/proc/stat")?)
+            .ok_or_else(|| io::Error::other("/proc/stat has no line about all CPUs"))
+    }
+
+    /// user nice system idle iowait irq softirq steal; what follows is part of user and nice.
+    fn parse(stat: &str) -> Option<Self> {
+        let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        let times: Vec<u64> = line
+            .split_whitespace()
+            .take(8)
+            .map_while(|field| field.parse().ok())
+            .collect();
+        Some(Self {
+            all: times.iter().sum(),
+            idle: times.get(3)? + times.get(4)?,
+            stolen: *times.get(7)?,
+        })
+    }
+
+    /// The parts that were used and stolen.
+    fn since(self, before: Self) -> (f64, f64) {
+        let all = self.all.saturating_sub(before.all).max(1) as f64;
+        let used = all - self.idle.saturating_sub(before.idle) as f64;
+        let stolen = self.stolen.saturating_sub(before.stolen) as f64;
+        (used / all, stolen / all)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_all_cpus_are_read() {
+        let before = Times::parse("cpu  10 0 10 70 10 0 0 0 0 0\ncpu0 1 1 1 1").unwrap();
+        let after = Times::parse("cpu  40 0 30 90 20 0 0 20 0 0\n").unwrap();
+        let (used, stolen) = after.since(before);
+        assert!((used - 0.7).abs() < 1e-9 && (stolen - 0.2).abs() < 1e-9);
+        assert!(Times::parse("cpu0 1 2 3 4 5 6 7 8").is_none());
+    }
+
+    #[test]
+    fn a_noisy_run_does_not_count() {
+        let noise = |stolen, noisy_cells| Noise {
+            stolen,
+            noisy_cells,
+            cells: 8,
+            criterion: String::new(),
+        };
+        assert!(noise(0.01, 2).judge().is_ok());
+        assert!(noise(0.06, 0).judge().is_err());
+        assert!(noise(0.0, 3).judge().is_err());
+    }
+
+    #[test]
+    fn repetitions_disagree_beyond_a_factor() {
+        assert!(!disagree(&[1.0, 1.2], 1.3));
+        assert!(disagree(&[1.0, 1.2, 1.4], 1.3));
+        assert!(!disagree(&[5.0], 1.3) && !disagree(&[], 1.3));
+    }
+}

@@ -1,0 +1,202 @@
+//! `target/bench/report.json`: what tools read, and from which `docs/benchmarks.md` is made.
+
+use serde::{Deserialize, Serialize};
+
+use crate::environment::Environment;
+use crate::noise::Noise;
+use crate::options::Extent;
+use crate::targets::Target;
+
+/// Whether a report counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum State {
+    /// The run has not ended, or was refused.
+    Partial,
+    /// Everything that was asked for was measured and verified.
+    Complete,
+}
+
+/// A run of the suite.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
+    /// Whether it counts.
+    pub(crate) state: State,
+    /// Why it does not.
+    pub(crate) refused: Option<String>,
+    /// How much was measured.
+    pub(crate) extent: Extent,
+    /// On what.
+    pub(crate) environment: Environment,
+    /// How quiet the machine was.
+    pub(crate) noise: Noise,
+    /// Disks that moved while their guests worked.
+    pub(crate) migrate: Vec<Migrate>,
+    /// Disks that were served and did not move.
+    pub(crate) steady: Vec<Steady>,
+    /// A disk that moved while nobody used it.
+    pub(crate) idle_copy: Option<IdleCopy>,
+    /// What the numbers are held against.
+    pub(crate) targets: Vec<Target>,
+}
+
+/// One workload, rate, link and mover: medians over the rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Migrate {
+    /// What the guest asks for.
+    pub(crate) workload: String,
+    /// How much of it, in MB/s: 0 for an idle guest, null for as much as goes.
+    pub(crate) rate_mbps: Option<f64>,
+    /// The link's bandwidth in Gbit/s, null without a cap.
+    pub(crate) link_gbps: Option<f64>,
+    /// Who moved the disk.
+    pub(crate) mover: String,
+    /// The disk's size.
+    pub(crate) image_bytes: u64,
+    /// A move that took longer had not converged.
+    pub(crate) limit_seconds: f64,
+    /// Whether the move ended in time, in every round.
+    pub(crate) converged: bool,
+    /// From the command to the end of the switchover; null unless it converged.
+    pub(crate) lm_seconds: Option<f64>,
+    /// Bytes that left the source's host and came back, headers included.
+    pub(crate) wire_bytes: f64,
+    /// What the guest saw.
+    pub(crate) guest: Guest,
+    /// CPU seconds of all processes that moved and served the disk, in the time of the move.
+    pub(crate) cpu_seconds: f64,
+    /// The longest time without an answer around the switchover; null without one or for an idle
+    /// guest.
+    pub(crate) blackout_ms: Option<f64>,
+    /// Whether the rounds disagree about the guest before the move.
+    pub(crate) noisy: bool,
+    /// The least and the most of the rounds' `lm_seconds`.
+    pub(crate) lm_seconds_spread: Option<[f64; 2]>,
+    /// Every repetition.
+    pub(crate) rounds: Vec<Move>,
+}
+
+/// One move of a disk.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Move {
+    /// Whether it ended in time.
+    pub(crate) converged: bool,
+    /// From the command to the end of the switchover, or to giving up.
+    pub(crate) seconds: f64,
+    /// As in [`Migrate`].
+    pub(crate) wire_bytes: u64,
+    /// As in [`Migrate`].
+    pub(crate) guest: Guest,
+    /// As in [`Migrate`].
+    pub(crate) cpu_seconds: f64,
+    /// As in [`Migrate`].
+    pub(crate) blackout_ms: Option<f64>,
+    /// Blocks that were compared between both images afterwards; null when nothing had moved.
+    pub(crate) compared_blocks: Option<u64>,
+    /// What the guest saw over time.
+    pub(crate) series: Vec<Point>,
+}
+
+/// What the guest saw.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Guest {
+    /// With nothing moving; null for an idle guest.
+    pub(crate) before: Option<Seen>,
+    /// While the disk moved.
+    pub(crate) during: Option<Seen>,
+}
+
+/// A guest's throughput and latencies.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Seen {
+    /// Throughput in MB/s.
+    pub(crate) mbps: f64,
+    /// Median latency.
+    pub(crate) p50_us: f64,
+    /// 99th percentile.
+    pub(crate) p99_us: f64,
+    /// 99.9th percentile.
+    pub(crate) p999_us: f64,
+    /// 99.99th percentile.
+    pub(crate) p9999_us: f64,
+    /// The longest.
+    pub(crate) max_us: f64,
+}
+
+/// A short time of a guest's life.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Point {
+    /// Seconds since the command.
+    pub(crate) seconds: f64,
+    /// Throughput in MB/s.
+    pub(crate) mbps: f64,
+    /// Median latency.
+    pub(crate) p50_us: f64,
+    /// The longest latency: so short a time has no higher percentile.
+    pub(crate) max_us: f64,
+}
+
+/// One server, front end and load: medians over the rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Steady {
+    /// How the client reaches the disk: `nbd` or `vhost-user-blk`.
+    pub(crate) front_end: String,
+    /// Who serves it.
+    pub(crate) server: String,
+    /// Bytes of a request.
+    pub(crate) bs: u64,
+    /// Requests in flight.
+    pub(crate) depth: u32,
+    /// `read`, `write`, `randread` or `randwrite`.
+    pub(crate) rw: String,
+    /// Requests answered per second.
+    pub(crate) iops: f64,
+    /// Median latency.
+    pub(crate) p50_us: f64,
+    /// The server's CPU seconds for a million requests.
+    pub(crate) cpu_seconds_per_mio: f64,
+    /// Whether the rounds disagree.
+    pub(crate) noisy: bool,
+}
+
+/// An idle disk's move beside a plain copy: medians over the rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct IdleCopy {
+    /// From the command to the destination serving.
+    pub(crate) godwit_seconds: f64,
+    /// The same bytes with `nbdcopy`.
+    pub(crate) nbdcopy_seconds: f64,
+    /// What the slower of disk and loopback needs at least.
+    pub(crate) limit_seconds: f64,
+    /// Whether the rounds disagree.
+    pub(crate) noisy: bool,
+}
+
+impl Report {
+    /// One in which nothing was measured yet.
+    pub(crate) fn new(extent: Extent, environment: Environment) -> Self {
+        Self {
+            state: State::Partial,
+            refused: None,
+            extent,
+            environment,
+            noise: Noise::default(),
+            migrate: Vec::new(),
+            steady: Vec::new(),
+            idle_copy: None,
+            targets: Vec::new(),
+        }
+    }
+
+    /// How many cells were measured, and how many of them are noisy.
+    pub(crate) fn cells(&self) -> (usize, usize) {
+        let noisy: Vec<bool> = self
+            .migrate
+            .iter()
+            .map(|cell| cell.noisy)
+            .chain(self.steady.iter().map(|cell| cell.noisy))
+            .chain(self.idle_copy.iter().map(|cell| cell.noisy))
+            .collect();
+        (noisy.len(), noisy.iter().filter(|noisy| **noisy).count())
+    }
+}
