@@ -23,9 +23,13 @@ pub enum Requests {
     CheckedWrites,
     /// Random writes, this many in a hundred, and random reads.
     Mixed(u8),
+    /// Random writes, most of them to few places: Zipf's law with the exponent 1.2.
+    HotSet,
+    /// Writes one after the other, from the start again at the end.
+    Sequential,
 }
 
-/// A load of random requests of 4 KiB.
+/// A load of requests of 4 KiB.
 #[derive(Clone, Debug)]
 pub struct FioLoad {
     /// What it asks for.
@@ -85,6 +89,8 @@ pub struct Window {
     pub p50_us: u64,
     /// 99th percentile in microseconds.
     pub p99_us: u64,
+    /// 99.9th percentile in microseconds.
+    pub p999_us: u64,
     /// 99.99th percentile in microseconds.
     pub p9999_us: u64,
     /// Longest in microseconds.
@@ -119,6 +125,14 @@ impl FioLoad {
             Requests::CheckedWrites => {
                 command.args(["--rw=randwrite", "--verify=crc32c", "--verify_backlog=1024"]);
                 command.args(["--verify_fatal=1", "--verify_state_save=0"]);
+                command.args(self.rate.map(|rate| format!("--rate={rate}")));
+            }
+            Requests::HotSet => {
+                command.args(["--rw=randwrite", "--random_distribution=zipf:1.2"]);
+                command.args(self.rate.map(|rate| format!("--rate={rate}")));
+            }
+            Requests::Sequential => {
+                command.arg("--rw=write");
                 command.args(self.rate.map(|rate| format!("--rate={rate}")));
             }
             Requests::Mixed(writes) => {
@@ -240,6 +254,20 @@ impl FioReport {
         breached as f64 / periods.len().max(1) as f64
     }
 
+    /// The longest time in milliseconds without any answer between two instants in milliseconds
+    /// since 1970.
+    pub fn longest_silence(&self, from_ms: u64, to_ms: u64) -> u64 {
+        let answers = self.samples.iter().map(|sample| sample.at_ms);
+        let inside = answers.filter(|at_ms| (from_ms..to_ms).contains(at_ms));
+        let mut last = from_ms;
+        let mut longest = 0;
+        for at_ms in inside.chain([to_ms]) {
+            longest = longest.max(at_ms.saturating_sub(last));
+            last = last.max(at_ms);
+        }
+        longest
+    }
+
     /// What happened between two instants in milliseconds since 1970. An error, which ends fio,
     /// belongs to the window in which the last request was answered.
     pub fn window(&self, from_ms: u64, to_ms: u64) -> Window {
@@ -259,6 +287,7 @@ impl FioReport {
             write_iops: writes as f64 / seconds.max(0.001),
             p50_us: at(0.5),
             p99_us: at(0.99),
+            p999_us: at(0.999),
             p9999_us: at(0.9999),
             max_us: histogram.max() / 1000,
             errors: u64::from(self.error != 0 && ended_here),
@@ -317,6 +346,24 @@ mod tests {
         let second = report.window(500, 1000);
         assert!(second.max_us >= 89_000 && second.p50_us < 110);
         assert_eq!(second.errors, 1, "fio ended in this one");
+    }
+
+    #[test]
+    fn silence_is_the_longest_time_without_an_answer() {
+        let sample = |at_ms| Sample {
+            at_ms,
+            nanoseconds: 1000,
+            write: true,
+            offset: 0,
+        };
+        let report = FioReport {
+            error: 0,
+            messages: String::new(),
+            samples: [100, 150, 450, 440, 500].map(sample).to_vec(),
+        };
+        assert_eq!(report.longest_silence(100, 500), 300);
+        assert_eq!(report.longest_silence(0, 140), 100, "before the first");
+        assert_eq!(report.longest_silence(450, 1000), 500, "after the last");
     }
 
     #[test]

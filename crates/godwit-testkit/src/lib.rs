@@ -17,6 +17,7 @@ pub mod client;
 pub mod cluster;
 pub mod fio;
 pub mod image;
+pub mod moved;
 pub mod nbd;
 pub mod network;
 pub mod process;

@@ -5,10 +5,14 @@ use std::net::Ipv4Addr;
 
 use super::Namespace;
 
-/// Longest burst that passes at once: two of the largest segments that TCP hands to an interface.
-const BURST: &str = "128k";
-/// What may wait for the link; TCP keeps much less there.
-const QUEUE: &str = "4m";
+/// Longest burst in bytes that passes at once at 1 Gbit/s: two of the largest segments that TCP hands
+/// to an interface. That lasts a millisecond; as much time passes at once on a faster link, because
+/// the kernel cannot wake up often enough for less.
+const BURST: u64 = 128 << 10;
+/// The bandwidth of that burst.
+const GIGABIT: u64 = 1_000_000_000;
+/// What may wait for the link in bytes; TCP keeps much less there.
+const QUEUE: u64 = 4 << 20;
 
 /// Two namespaces joined by a pair of virtual interfaces. What leaves the left one is held to a
 /// bandwidth, and what it marks as urgent goes first, strictly.
@@ -22,11 +26,11 @@ impl Link {
     /// The name of the interface at either end.
     pub const INTERFACE: &str = "veth0";
 
-    /// Makes both ends; `bits_per_second` leave the left one at most.
+    /// Makes both ends; `bits_per_second` leave the left one at most, as many as go with `None`.
     ///
     /// # Errors
     /// When `ip` or `tc` fails, which they do without root.
-    pub fn new(bits_per_second: u64) -> io::Result<Self> {
+    pub fn new(bits_per_second: Option<u64>) -> io::Result<Self> {
         let link = Self {
             left: Namespace::new(Ipv4Addr::new(10, 79, 0, 1))?,
             right: Namespace::new(Ipv4Addr::new(10, 79, 0, 2))?,
@@ -40,15 +44,31 @@ impl Link {
             end.ip(&["addr", "add", &address, "dev", name])?;
             end.ip(&["link", "set", name, "up"])?;
         }
-        let rate = format!("{bits_per_second}bit");
-        let shape = ["handle", "1:", "tbf", "rate", &rate, "burst", BURST];
-        let root = ["qdisc", "add", "dev", name, "root"];
-        link.left
-            .tc(&[&root[..], &shape, &["limit", QUEUE]].concat())?;
+        if let Some(bits_per_second) = bits_per_second {
+            link.narrow(bits_per_second)?;
+        }
+        Ok(link)
+    }
+
+    fn narrow(&self, bits_per_second: u64) -> io::Result<()> {
+        let burst = (BURST * bits_per_second / GIGABIT).max(BURST);
+        let (rate, burst) = (format!("{bits_per_second}bit"), burst.to_string());
+        let queue = QUEUE.to_string();
+        let shape = ["handle", "1:", "tbf", "rate", &rate, "burst", &burst];
+        let root = ["qdisc", "add", "dev", Self::INTERFACE, "root"];
+        self.left
+            .tc(&[&root[..], &shape, &["limit", &queue]].concat())?;
         // Three bands by the packet's type of service; the first is emptied before the next.
         let inner = ["parent", "1:1", "handle", "10:", "pfifo_fast"];
-        link.left.tc(&[&root[..4], &inner].concat())?;
-        Ok(link)
+        self.left.tc(&[&root[..4], &inner].concat())
+    }
+
+    /// Bytes that went over it so far in both directions, headers included.
+    ///
+    /// # Errors
+    /// When `ip` fails or does not tell.
+    pub fn carried_bytes(&self) -> io::Result<u64> {
+        self.left.interface_bytes(Self::INTERFACE)
     }
 
     /// The end whose sending is limited.

@@ -9,6 +9,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use serde_json::Value;
 
 use crate::process::run;
 
@@ -54,6 +55,26 @@ impl Namespace {
     /// Runs `ip` with these arguments inside.
     pub(super) fn ip(&self, args: &[&str]) -> io::Result<()> {
         run(Command::new("ip").args(["-n", &self.name]).args(args)).map(drop)
+    }
+
+    /// Bytes that an interface inside has received and sent.
+    pub(super) fn interface_bytes(&self, interface: &str) -> io::Result<u64> {
+        let output = run(Command::new("ip")
+            .args(["-n", &self.name, "-json", "-statistics", "link", "show"])
+            .arg(interface))?;
+        let shown: Value = serde_json::from_slice(&output.stdout)?;
+        let bytes = |direction: &str| shown[0]["stats64"][direction]["bytes"].as_u64();
+        bytes("rx")
+            .zip(bytes("tx"))
+            .map(|(received, sent)| received + sent)
+            .ok_or_else(|| io::Error::other(format!("'{interface}' shows no bytes: {shown}")))
+    }
+
+    /// A command that runs inside once the program and its arguments were added.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]);
+        command
     }
 
     /// Runs `tc` with these arguments inside.

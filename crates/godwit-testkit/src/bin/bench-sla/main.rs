@@ -4,7 +4,6 @@
 
 mod auto;
 mod compare;
-mod content;
 mod rate;
 mod scene;
 mod stage;

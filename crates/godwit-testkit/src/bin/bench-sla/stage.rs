@@ -9,11 +9,11 @@ use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::fio::{FioLoad, FioReport, RunningFio, Window, now_ms};
 use godwit_testkit::image::write_random;
+use godwit_testkit::moved::compare_images;
 use godwit_testkit::network::{Link, Priority, Traffic};
 use godwit_testkit::scenario::{migration, start_migration};
 use serde_json::Value;
 
-use crate::content::compare_images;
 use crate::scene::SceneOptions;
 
 const WARM_UP: Duration = Duration::from_secs(2);
@@ -99,7 +99,7 @@ pub(crate) struct Run {
 impl Stage {
     /// Two nodes at both ends of a narrow link with other traffic.
     pub(crate) fn crowded(scene: &SceneOptions) -> io::Result<Self> {
-        let link = Link::new(scene.link_bits())?;
+        let link = Link::new(Some(scene.link_bits()))?;
         let mut cluster = Cluster::prepare_on(
             &[("a", Some(link.left())), ("b", Some(link.right()))],
             nodes()?,

@@ -1,11 +1,11 @@
-//! Whether a migration that was measured was also right.
+//! Whether a move of a disk that was measured was also right.
 
 use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 
-use godwit_testkit::client::{DiskReader, RawImage};
-use godwit_testkit::fio::Sample;
+use crate::client::{DiskReader, RawImage};
+use crate::fio::Sample;
 
 /// The unit of the load's requests.
 const BLOCK: u64 = 4096;
@@ -20,7 +20,7 @@ const STEP: u64 = 1024;
 ///
 /// # Errors
 /// When a file cannot be read, or with the first block that differs.
-pub(crate) fn compare_images(
+pub fn compare_images(
     source: &Path,
     destination: &Path,
     samples: &[Sample],
