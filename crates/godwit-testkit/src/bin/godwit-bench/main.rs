@@ -1,12 +1,13 @@
 //! Godwit beside its peers, on one machine, in one run: see bench/README.md for the scenes and how
 //! to read the report.
 
-#![expect(dead_code, reason = "each scene brings its use of the common parts")]
-
+mod document;
 mod environment;
 mod interrupt;
+mod migrate;
 mod noise;
 mod options;
+mod plots;
 mod report;
 mod suite;
 mod targets;
@@ -18,7 +19,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use self::noise::Noise;
-use self::options::{Arguments, Command, Extent, Options};
+use self::options::{Arguments, Command, Extent, Options, Scene};
 use self::report::Report;
 use self::suite::Suite;
 
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Quick(options) => bench(Extent::Quick, &options),
         Command::Full(options) => bench(Extent::Full, &options),
+        Command::Document { report, out } => document::write(&report, &out),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -55,8 +57,10 @@ fn bench(extent: Extent, options: &Options) -> io::Result<()> {
     Ok(())
 }
 
-fn scenes(_options: &Options, suite: &mut Suite) -> io::Result<()> {
-    interrupt::check()?;
+fn scenes(options: &Options, suite: &mut Suite) -> io::Result<()> {
+    if options.wants(Scene::Migrate) {
+        migrate::run(options, suite)?;
+    }
     suite.save()
 }
 

@@ -15,7 +15,7 @@ const MOST_BUSY: f64 = 0.25;
 /// Of the measured cells, the part whose own repetitions may disagree.
 const MOST_NOISY: f64 = 0.25;
 /// How long a measurement waits for a quiet machine.
-const WAITS: u32 = 40;
+const WAITS: u32 = 240;
 /// How long the machine is watched each time.
 const WATCH: Duration = Duration::from_millis(500);
 

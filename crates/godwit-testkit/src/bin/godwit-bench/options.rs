@@ -19,6 +19,15 @@ pub(crate) enum Command {
     Quick(Options),
     /// Everything, for hours
     Full(Options),
+    /// Writes docs/benchmarks.md and its plots from a report
+    Document {
+        /// The report
+        #[arg(long, default_value = "target/bench/report.json")]
+        report: PathBuf,
+        /// Where benchmarks.md goes, and its plots into benchmarks/ beside it
+        #[arg(long, default_value = "docs")]
+        out: PathBuf,
+    },
 }
 
 /// How much is measured.
@@ -51,6 +60,8 @@ pub(crate) struct Options {
     /// How often everything is repeated; medians are reported
     #[arg(long)]
     pub(crate) rounds: Option<usize>,
+    #[command(flatten)]
+    pub(crate) migrate: crate::migrate::Selection,
     /// Where report.json goes
     #[arg(long, default_value = "target/bench")]
     pub(crate) out: PathBuf,

@@ -68,10 +68,13 @@ pub(crate) struct Migrate {
     /// The longest time without an answer around the switchover; null without one or for an idle
     /// guest.
     pub(crate) blackout_ms: Option<f64>,
-    /// Whether the rounds disagree about the guest before the move.
+    /// Whether the rounds disagree about the guest before the move, or it did not get its rate then
+    /// although others did.
     pub(crate) noisy: bool,
     /// The least and the most of the rounds' `lm_seconds`.
     pub(crate) lm_seconds_spread: Option<[f64; 2]>,
+    /// What the guest saw over time in the round whose time is the median; of two, the shorter.
+    pub(crate) series: Vec<Point>,
     /// Every repetition.
     pub(crate) rounds: Vec<Move>,
 }
@@ -93,7 +96,8 @@ pub(crate) struct Move {
     pub(crate) blackout_ms: Option<f64>,
     /// Blocks that were compared between both images afterwards; null when nothing had moved.
     pub(crate) compared_blocks: Option<u64>,
-    /// What the guest saw over time.
+    /// What the guest saw over time; the cell keeps that of one round.
+    #[serde(skip)]
     pub(crate) series: Vec<Point>,
 }
 

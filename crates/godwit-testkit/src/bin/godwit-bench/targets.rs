@@ -4,6 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::migrate;
 use crate::report::Report;
 
 /// One goal and what became of it.
@@ -23,8 +24,8 @@ pub(crate) struct Target {
 }
 
 /// All targets of the scenes that ran.
-pub(crate) fn all(_report: &Report) -> Vec<Target> {
-    Vec::new()
+pub(crate) fn all(report: &Report) -> Vec<Target> {
+    migrate::targets::of(&report.migrate)
 }
 
 impl Target {

@@ -1,0 +1,242 @@
+//! `docs/benchmarks.md`: a report for people, every number of it from one run.
+
+use std::fmt::Write;
+use std::io;
+use std::path::Path;
+
+use crate::migrate::targets::case;
+use crate::options::Extent;
+use crate::plots::{self, Plot};
+use crate::report::{Migrate, Report, Seen, State};
+
+/// Writes the document and its plots.
+///
+/// # Errors
+/// Those of the files, and when the report does not count.
+pub(crate) fn write(report: &Path, out: &Path) -> io::Result<()> {
+    let read: Report = serde_json::from_slice(&std::fs::read(report)?)?;
+    if read.state != State::Complete {
+        return Err(io::Error::other(format!(
+            "{} does not count: {}",
+            report.display(),
+            read.refused.as_deref().unwrap_or("its run did not end")
+        )));
+    }
+    let pictures = out.join("benchmarks");
+    std::fs::create_dir_all(&pictures)?;
+    let plots = plots::draw(&read, &pictures)?;
+    let path = out.join("benchmarks.md");
+    std::fs::write(&path, text(&read, &plots))?;
+    println!("{}", path.display());
+    Ok(())
+}
+
+fn text(report: &Report, plots: &[Plot]) -> String {
+    let mut text = introduction(report);
+    if !report.migrate.is_empty() {
+        text += &migrate(&report.migrate);
+    }
+    for plot in plots {
+        text += &format!("\n![{}](benchmarks/{})\n", plot.title, plot.file);
+    }
+    if !report.steady.is_empty() {
+        text += &steady(report);
+    }
+    if let Some(copy) = &report.idle_copy {
+        text += &format!(
+            "\n## An idle disk\n\n{}{}",
+            header(&["", "seconds"]),
+            rows([
+                vec!["godwit".to_owned(), number(copy.godwit_seconds, 2)],
+                vec!["nbdcopy".to_owned(), number(copy.nbdcopy_seconds, 2)],
+                vec![
+                    "the slower of disk and loopback".to_owned(),
+                    number(copy.limit_seconds, 2)
+                ],
+            ])
+        );
+    }
+    text + &targets(report)
+}
+
+fn introduction(report: &Report) -> String {
+    let environment = &report.environment;
+    let (extent, command) = match report.extent {
+        Extent::Quick => ("quick run, in which little is repeated", "make bench"),
+        Extent::Full => ("full run", "make bench-full"),
+    };
+    let programs: Vec<String> = environment
+        .programs
+        .iter()
+        .map(|program| format!("- {}\n", program.version))
+        .collect();
+    // What follows the number is a distribution's or a cloud's own.
+    let kernel = environment.kernel.split('-').next().unwrap_or_default();
+    format!(
+        "# Benchmarks\n\n\
+         Made by `godwit-bench document` from one {extent} (`{command}`): every number below is from \
+         that run, in which all took turns on the same machine. Compare them with each other, not \
+         with those of other runs. What they mean and when a run counts: \
+         [bench/README.md](../bench/README.md).\n\n\
+         {} cores ({}), {:.0} GiB of memory, Linux {kernel}, images on {}, everything on one \
+         machine: source, destination and guest share its cores and its disk.\n\n\
+         {}\n\
+         Noise: a hypervisor took {:.1} % of the CPU time; {} of {} cells are noisy.\n",
+        environment.cores,
+        environment.cpu,
+        environment.memory_bytes as f64 / f64::from(1 << 30),
+        environment.file_system,
+        programs.concat(),
+        report.noise.stolen * 100.0,
+        report.noise.noisy_cells,
+        report.noise.cells,
+    )
+}
+
+fn migrate(cells: &[Migrate]) -> String {
+    let mut text = "\n## A disk that moves while its guest works\n\n\
+        Throughput in MB/s, latencies in milliseconds, before → during. A time in parentheses is \
+        when a move was given up that had not converged.\n"
+        .to_owned();
+    let mut last = String::new();
+    for cell in cells {
+        let name = case(cell);
+        if name != last {
+            let _ = write!(
+                text,
+                "\n### {name}\n\n{} MiB image, {} round(s)\n\n{}",
+                cell.image_bytes >> 20,
+                cell.rounds.len(),
+                header(&[
+                    "",
+                    "time, s",
+                    "wire, MB",
+                    "CPU s per GB",
+                    "throughput",
+                    "p50",
+                    "p99",
+                    "p99.9",
+                    "p99.99",
+                    "longest",
+                    "blackout, ms",
+                ])
+            );
+            last = name;
+        }
+        text += &rows([row(cell)]);
+    }
+    text
+}
+
+fn row(cell: &Migrate) -> Vec<String> {
+    let guest = &cell.guest;
+    let both = |pick: fn(&Seen) -> f64, digits| match (guest.before, guest.during) {
+        (Some(before), Some(during)) => format!(
+            "{} → {}",
+            number(pick(&before), digits),
+            number(pick(&during), digits)
+        ),
+        _ => "-".to_owned(),
+    };
+    let gigabytes = cell.image_bytes as f64 / 1e9;
+    let time = match (cell.lm_seconds, cell.lm_seconds_spread) {
+        (Some(seconds), Some([least, most])) if cell.rounds.len() > 1 => format!(
+            "{} ({}–{})",
+            number(seconds, 2),
+            number(least, 2),
+            number(most, 2)
+        ),
+        (Some(seconds), _) => number(seconds, 2),
+        (None, _) => format!("({:.0})", cell.limit_seconds),
+    };
+    vec![
+        if cell.noisy {
+            format!("{} (noisy)", cell.mover)
+        } else {
+            cell.mover.clone()
+        },
+        time,
+        number(cell.wire_bytes / 1e6, 0),
+        number(cell.cpu_seconds / gigabytes, 2),
+        both(|seen| seen.mbps, 1),
+        both(|seen| seen.p50_us / 1000.0, 2),
+        both(|seen| seen.p99_us / 1000.0, 1),
+        both(|seen| seen.p999_us / 1000.0, 1),
+        both(|seen| seen.p9999_us / 1000.0, 1),
+        both(|seen| seen.max_us / 1000.0, 0),
+        cell.blackout_ms
+            .map_or_else(|| "-".to_owned(), |ms| number(ms, 0)),
+    ]
+}
+
+fn steady(report: &Report) -> String {
+    let cells = report.steady.iter().map(|cell| {
+        vec![
+            cell.front_end.clone(),
+            format!("{} of {} KiB", cell.rw, cell.bs >> 10),
+            cell.depth.to_string(),
+            cell.server.clone(),
+            number(cell.iops, 0),
+            number(cell.p50_us, 1),
+            number(cell.cpu_seconds_per_mio, 2),
+        ]
+    });
+    format!(
+        "\n## A disk that does not move\n\n{}{}",
+        header(&[
+            "front end",
+            "requests",
+            "depth",
+            "server",
+            "IOPS",
+            "p50, µs",
+            "CPU s per million",
+        ]),
+        rows(cells)
+    )
+}
+
+fn targets(report: &Report) -> String {
+    let met = report.targets.iter().filter(|target| target.met).count();
+    let cells = report.targets.iter().map(|target| {
+        let value = match (target.value, &target.reason) {
+            (Some(value), _) => number(value, 3),
+            (None, reason) => format!(
+                "not measured: {}",
+                reason.as_deref().unwrap_or("no reason given")
+            ),
+        };
+        let word = if target.met { "yes" } else { "**no**" };
+        vec![
+            target.name.clone(),
+            number(target.goal, 2),
+            value,
+            word.to_owned(),
+        ]
+    });
+    format!(
+        "\n## Targets\n\n{met} of {} met.\n\n{}{}",
+        report.targets.len(),
+        header(&["", "goal", "value", "met"]),
+        rows(cells)
+    )
+}
+
+fn header(names: &[&str]) -> String {
+    let rule: Vec<&str> = names
+        .iter()
+        .enumerate()
+        .map(|(index, _)| if index == 0 { "---" } else { "---:" })
+        .collect();
+    format!("| {} |\n| {} |\n", names.join(" | "), rule.join(" | "))
+}
+
+fn rows(rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    rows.into_iter()
+        .map(|row| format!("| {} |\n", row.join(" | ")))
+        .collect()
+}
+
+fn number(value: f64, digits: usize) -> String {
+    format!("{value:.digits$}")
+}

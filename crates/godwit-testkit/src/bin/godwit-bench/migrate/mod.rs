@@ -1,0 +1,95 @@
+//! The scene `migrate`: a disk moves while its guest works, moved by Godwit and by its peers in turn.
+
+mod case;
+mod cell;
+mod godwit;
+mod measure;
+mod mover;
+mod qemu;
+mod qmp;
+mod selection;
+mod site;
+pub(crate) mod targets;
+
+use std::io;
+use std::time::Duration;
+
+use self::case::{Bandwidth, Case, Rate, Workload};
+use self::measure::{Quiet, measure};
+use self::mover::Mover;
+pub(crate) use self::selection::Selection;
+use self::site::Site;
+use crate::options::{Extent, Options};
+use crate::report::Move;
+use crate::suite::Suite;
+
+/// A move may take this long, however fast an idle disk moves.
+const LEAST_LIMIT: Duration = Duration::from_secs(30);
+/// And this many times as long as an idle disk takes.
+const LIMIT_FACTOR: f64 = 6.0;
+/// How long an idle disk may take at most.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Runs the scene.
+///
+/// # Errors
+/// When a mover fails, a run does not verify, or the machine is too noisy.
+pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
+    let extent = suite.report.extent;
+    let rounds = options.rounds.unwrap_or(match extent {
+        Extent::Quick => 1,
+        Extent::Full => 5,
+    });
+    let movers = options.migrate.movers()?;
+    let bytes = options.migrate.image_bytes(extent);
+    let mut place: Option<(Bandwidth, Site, Duration)> = None;
+    cell::print_header();
+    for case in options.migrate.cases(extent) {
+        if place.as_ref().is_none_or(|(link, ..)| *link != case.link) {
+            // The old namespaces go before there are new ones: both have the same addresses.
+            drop(place.take());
+            let site = Site::new(case.link.0, bytes)?;
+            let limit = limit(&site, case.link, Quiet::new(extent))?;
+            place = Some((case.link, site, limit));
+        }
+        let Some((_, site, limit)) = &place else {
+            continue;
+        };
+        let mut moves: Vec<Vec<Move>> = movers.iter().map(|_| Vec::new()).collect();
+        for round in 0..rounds.max(1) {
+            for turn in 0..movers.len() {
+                let index = (round + turn) % movers.len();
+                let mover = movers[index].as_ref();
+                let measured = measure(mover, site, &case, Quiet::new(extent), *limit);
+                let measured = measured.map_err(|error| failed(mover, &case, &error))?;
+                cell::print(&case, mover.name(), &measured);
+                moves[index].push(measured);
+            }
+        }
+        let reachable = cell::reachable(&case, moves.iter().flatten());
+        let cells = movers.iter().zip(moves).map(|(mover, moves)| {
+            cell::summary(&case, mover.name(), bytes, *limit, reachable, moves)
+        });
+        suite.report.migrate.extend(cells);
+        suite.save()?;
+    }
+    Ok(())
+}
+
+/// What a move over this link may take: known from QEMU's plain mirror of an idle disk.
+fn limit(site: &Site, link: Bandwidth, quiet: Quiet) -> io::Result<Duration> {
+    let idle = Case {
+        workload: Workload::Randwrite,
+        rate: Rate::Megabytes(0.0),
+        link,
+    };
+    let plain = qemu::Qemu(qemu::CopyMode::Background);
+    let measured = measure(&plain, site, &idle, quiet, PATIENCE)
+        .map_err(|error| failed(&plain, &idle, &error))?;
+    let seconds = measured.seconds * LIMIT_FACTOR;
+    Ok(Duration::from_secs_f64(seconds).max(LEAST_LIMIT))
+}
+
+fn failed(mover: &dyn Mover, case: &Case, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("{} at {case}: {error}", mover.name()))
+}

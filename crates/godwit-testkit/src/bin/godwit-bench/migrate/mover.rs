@@ -1,0 +1,79 @@
+//! Who can move a disk. Another policy or peer takes part by a [`Mover`] in [`all`].
+
+use std::fmt::Debug;
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use godwit_testkit::nbd::NbdTarget;
+
+use super::godwit::Godwit;
+use super::qemu::{CopyMode, Qemu};
+use super::site::Site;
+
+/// Something that moves disks.
+pub(crate) trait Mover: Debug {
+    /// How the report calls it.
+    fn name(&self) -> &str;
+
+    /// Serves the site's image at the left end of its link, ready to be moved to the right end.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>>;
+}
+
+/// A disk that is served and can be moved, once.
+pub(crate) trait Moving: Debug {
+    /// Where the guest uses the disk, before and after the move.
+    fn guest(&self) -> NbdTarget;
+
+    /// CPU seconds so far of all processes that serve and move the disk.
+    ///
+    /// # Errors
+    /// When one of them is gone.
+    fn cpu_seconds(&self) -> io::Result<f64>;
+
+    /// Begins to move: what an operator's command does.
+    ///
+    /// # Errors
+    /// When it is refused.
+    fn begin(&mut self) -> io::Result<()>;
+
+    /// Goes on for about so long; says how long ago the switchover ended once it has.
+    ///
+    /// # Errors
+    /// When the move failed.
+    fn advance(&mut self, time: Duration) -> io::Result<Option<Duration>>;
+
+    /// Stops a move that has not ended; the disk stays where it is.
+    ///
+    /// # Errors
+    /// When it does not stop.
+    fn cancel(&mut self) -> io::Result<()>;
+
+    /// The image at the left end and the one at the right end.
+    ///
+    /// # Errors
+    /// When they are not known.
+    fn images(&self) -> io::Result<[PathBuf; 2]>;
+
+    /// Ends everything that serves the disk, with all that it wrote written.
+    ///
+    /// # Errors
+    /// When something fails at the end.
+    fn close(&mut self) -> io::Result<()>;
+}
+
+/// All movers, in the order of the report.
+pub(crate) fn all() -> Vec<Box<dyn Mover>> {
+    vec![
+        Box::new(Godwit {
+            name: "godwit",
+            options: &["--policy", "double-write", "--sla", "auto"],
+        }),
+        Box::new(Qemu(CopyMode::Background)),
+        Box::new(Qemu(CopyMode::WriteBlocking)),
+        Box::new(Qemu(CopyMode::Switched)),
+    ]
+}

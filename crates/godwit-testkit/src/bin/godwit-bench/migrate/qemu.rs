@@ -1,0 +1,271 @@
+//! QEMU's `blockdev-mirror` between two `qemu-storage-daemon`s: the source's mirrors its node into an
+//! NBD export of the destination's, and with the end of the job the guest's export sits on that.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use godwit_testkit::nbd::{NbdConnection, NbdTarget};
+use godwit_testkit::network::Namespace;
+use godwit_testkit::process::{Process, cpu_seconds, wait_for};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use super::mover::{Mover, Moving};
+use super::qmp::Qmp;
+use super::site::Site;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const EXPORT: &str = "disk";
+const JOB: &str = "move";
+/// Where the destination's export listens in its namespace: NBD's own port.
+const PORT: u16 = 10809;
+
+/// How the mirror treats what the guest writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CopyMode {
+    /// Marked and copied later.
+    Background,
+    /// Written to both sides at once.
+    WriteBlocking,
+    /// Proxmox's way: the first until the job is ready, then the second.
+    Switched,
+}
+
+/// A `blockdev-mirror`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Qemu(pub(crate) CopyMode);
+
+impl CopyMode {
+    /// The mode in which the job begins, as QEMU spells it.
+    const fn first(self) -> &'static str {
+        match self {
+            Self::Background | Self::Switched => "background",
+            Self::WriteBlocking => "write-blocking",
+        }
+    }
+}
+
+impl Mover for Qemu {
+    fn name(&self) -> &str {
+        match self.0 {
+            CopyMode::Background => "qemu-background",
+            CopyMode::WriteBlocking => "qemu-write-blocking",
+            CopyMode::Switched => "qemu-proxmox",
+        }
+    }
+
+    fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
+        let copy = site.dir().join("destination.img");
+        File::create(&copy)?.set_len(site.bytes)?;
+        let (left, right) = (site.link.left(), site.link.right());
+        let mut command = daemon(right, &copy);
+        command
+            .arg("--nbd-server")
+            .arg(format!(
+                "addr.type=inet,addr.host={},addr.port={PORT}",
+                right.address()
+            ))
+            .args(export());
+        let destination = Process::spawn(&mut command)?;
+
+        let socket = site.dir().join("guest.sock");
+        let monitor = site.dir().join("monitor.sock");
+        for old in [&socket, &monitor] {
+            // What is left of the last run would look like the socket of this one.
+            let _ = std::fs::remove_file(old);
+        }
+        let mut command = daemon(left, &site.image());
+        command
+            .arg("--nbd-server")
+            .arg(format!("addr.type=unix,addr.path={}", socket.display()))
+            .args(export())
+            .arg("--chardev")
+            .arg(format!(
+                "socket,id=monitor,path={},server=on,wait=off",
+                monitor.display()
+            ))
+            .args(["--monitor", "chardev=monitor"]);
+        let source = Process::spawn(&mut command)?;
+        let guest = NbdTarget::unix(socket, EXPORT);
+        wait_for(PATIENCE, || NbdConnection::connect(&guest).ok())
+            .ok_or_else(|| io::Error::other("qemu-storage-daemon does not serve the disk"))?;
+        Ok(Box::new(Mirror {
+            mode: self.0,
+            processes: [source, destination],
+            guest,
+            qmp: Qmp::connect(&monitor)?,
+            target: json!({
+                "type": "inet",
+                "host": right.address().to_string(),
+                "port": PORT.to_string(),
+            }),
+            images: [site.image(), copy],
+            step: Step::Copying,
+        }))
+    }
+}
+
+/// A `qemu-storage-daemon` with an image on a node of the export's name.
+fn daemon(namespace: &Namespace, image: &Path) -> Command {
+    let mut command = namespace.command();
+    command
+        .arg("qemu-storage-daemon")
+        .arg("--blockdev")
+        .arg(format!(
+            "driver=file,node-name=file,filename={},cache.direct=on,aio=io_uring,discard=unmap",
+            image.display()
+        ))
+        .arg("--blockdev")
+        .arg(format!(
+            "driver=raw,node-name={EXPORT},file=file,cache.direct=on,discard=unmap"
+        ));
+    command
+}
+
+fn export() -> [String; 2] {
+    let name = format!("id=export,node-name={EXPORT},name={EXPORT}");
+    [
+        "--export".to_owned(),
+        format!("type=nbd,{name},writable=on"),
+    ]
+}
+
+/// How far a job is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Until QEMU says that it is ready.
+    Copying,
+    /// Ready, and told to write to both sides from now on; not yet everything was sent.
+    Switching,
+    /// Told to complete.
+    Completing,
+}
+
+/// A disk between two daemons.
+#[derive(Debug)]
+struct Mirror {
+    mode: CopyMode,
+    /// The source's and the destination's.
+    processes: [Process; 2],
+    guest: NbdTarget,
+    qmp: Qmp,
+    target: Value,
+    images: [PathBuf; 2],
+    step: Step,
+}
+
+impl Mirror {
+    fn complete(&mut self) -> io::Result<()> {
+        self.step = Step::Completing;
+        self.qmp
+            .call("block-job-complete", &json!({"device": JOB}))?;
+        Ok(())
+    }
+
+    fn ready(&mut self) -> io::Result<()> {
+        if self.mode != CopyMode::Switched {
+            return self.complete();
+        }
+        self.step = Step::Switching;
+        let change = json!({"id": JOB, "type": "mirror", "copy-mode": "write-blocking"});
+        self.qmp.call("block-job-change", &change)?;
+        Ok(())
+    }
+
+    /// Whether everything that was written before the switch of modes was sent, too.
+    fn actively_synced(&mut self) -> io::Result<bool> {
+        let jobs = self.qmp.call("query-block-jobs", &json!({}))?;
+        Ok(jobs[0]["actively-synced"] == true)
+    }
+}
+
+impl Moving for Mirror {
+    fn guest(&self) -> NbdTarget {
+        self.guest.clone()
+    }
+
+    fn cpu_seconds(&self) -> io::Result<f64> {
+        let each = self
+            .processes
+            .iter()
+            .map(|process| cpu_seconds(process.id()));
+        let sum: Option<f64> = each.sum();
+        sum.ok_or_else(|| io::Error::other("a qemu-storage-daemon is gone"))
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        let target = json!({
+            "driver": "nbd",
+            "node-name": "target",
+            "server": self.target,
+            "export": EXPORT,
+        });
+        self.qmp.call("blockdev-add", &target)?;
+        let mirror = json!({
+            "job-id": JOB,
+            "device": EXPORT,
+            "target": "target",
+            "sync": "full",
+            "copy-mode": self.mode.first(),
+        });
+        self.qmp.call("blockdev-mirror", &mirror)?;
+        Ok(())
+    }
+
+    fn advance(&mut self, time: Duration) -> io::Result<Option<Duration>> {
+        if self.step == Step::Switching && self.actively_synced()? {
+            self.complete()?;
+        }
+        let Some(event) = self.qmp.event(time)? else {
+            return Ok(None);
+        };
+        match event["event"].as_str() {
+            Some("BLOCK_JOB_READY") => self.ready()?,
+            Some("BLOCK_JOB_COMPLETED") => {
+                let failed = &event["data"]["error"];
+                if failed.is_null() && self.step == Step::Completing {
+                    return Ok(Some(Duration::ZERO));
+                }
+                return Err(io::Error::other(format!("QEMU's mirror failed: {event}")));
+            }
+            Some("BLOCK_JOB_ERROR" | "BLOCK_JOB_CANCELLED") => {
+                return Err(io::Error::other(format!("QEMU's mirror failed: {event}")));
+            }
+            _ => {}
+        }
+        Ok(None)
+    }
+
+    fn cancel(&mut self) -> io::Result<()> {
+        self.qmp
+            .call("block-job-cancel", &json!({"device": JOB, "force": true}))?;
+        // A job that the command found at its very end has completed instead.
+        let over = ["BLOCK_JOB_CANCELLED", "BLOCK_JOB_COMPLETED"];
+        while let Some(event) = self.qmp.event(PATIENCE)? {
+            if over.iter().any(|name| event["event"] == *name) {
+                return Ok(());
+            }
+        }
+        Err(io::Error::other("QEMU's mirror cannot be cancelled"))
+    }
+
+    fn images(&self) -> io::Result<[PathBuf; 2]> {
+        Ok(self.images.clone())
+    }
+
+    fn close(&mut self) -> io::Result<()> {
+        for process in &mut self.processes {
+            process.signal(Signal::TERM);
+            let status = process.wait(PATIENCE)?;
+            if !status.success() {
+                return Err(io::Error::other(format!(
+                    "qemu-storage-daemon ended with {status}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Two hosts with a link between them, and the image that moves.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use godwit_testkit::image::write_random;
+use godwit_testkit::network::Link;
+use godwit_testkit::process::scratch_dir;
+use rustix::fs::{Advice, fadvise};
+use tempfile::TempDir;
+
+/// Two network namespaces, a directory on the real file system, and a random image in it.
+#[derive(Debug)]
+pub(crate) struct Site {
+    /// From the source to the destination.
+    pub(crate) link: Link,
+    /// Bytes of the image.
+    pub(crate) bytes: u64,
+    dir: TempDir,
+}
+
+impl Site {
+    /// A site whose link is capped.
+    ///
+    /// # Errors
+    /// When the link or the image cannot be made.
+    pub(crate) fn new(gigabits: Option<f64>, bytes: u64) -> io::Result<Self> {
+        let site = Self {
+            link: Link::new(gigabits.map(|gigabits| (gigabits * 1e9) as u64))?,
+            bytes,
+            dir: scratch_dir()?,
+        };
+        write_random(&site.image(), bytes, 42)?;
+        Ok(site)
+    }
+
+    /// The directory.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The image at the source. Every run begins with what the last one left of it: random data.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.dir().join("source.img")
+    }
+
+    /// Nothing is dirty, and the image is not in memory.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(crate) fn settle(&self) -> io::Result<()> {
+        rustix::fs::sync();
+        fadvise(File::open(self.image())?, 0, None, Advice::DontNeed)?;
+        Ok(())
+    }
+}
