@@ -10,12 +10,15 @@
 //! - [`vm`] runs virtual machines whose guest checks its disks and its memory.
 //! - [`vhost_client`] is a virtual machine without one: it shares memory with a vhost-user-blk
 //!   server and drives virtqueues in it.
+//! - [`steady`] measures what a server of an image is worth.
+//! - [`idle_copy`] moves a disk that nobody uses, and copies it in other ways.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
 pub mod chart;
 pub mod client;
 pub mod cluster;
 pub mod fio;
+pub mod idle_copy;
 pub mod image;
 pub mod moved;
 pub mod nbd;
@@ -25,6 +28,7 @@ pub mod proxy;
 pub mod random;
 pub mod report;
 pub mod scenario;
+pub mod steady;
 pub mod vhost_client;
 pub mod vm;
 

@@ -5,9 +5,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
-/// The unit of `/proc/PID/stat`, the same on every Linux architecture.
-const TICKS_PER_SECOND: f64 = 100.0;
-
 /// A child process that does not outlive its handle.
 #[derive(Debug)]
 pub struct Process {
@@ -73,14 +70,20 @@ impl Drop for Process {
     }
 }
 
-/// CPU seconds, user and system, that a process has used; `None` when it is gone.
+/// CPU seconds, user and system, that a process has used, with all threads that it ever had; `None`
+/// when it is gone. What `/proc/PID/stat` says, without being rounded to hundredths.
 pub fn cpu_seconds(pid: u32) -> Option<f64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name is in parentheses and may hold spaces.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    let user: u64 = fields.nth(11)?.parse().ok()?;
-    let system: u64 = fields.next()?.parse().ok()?;
-    Some((user + system) as f64 / TICKS_PER_SECOND)
+    let mut clock = 0;
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: both pointers are to values that live through the calls, which write no further.
+    let known = unsafe {
+        libc::clock_getcpuclockid(pid as libc::pid_t, &raw mut clock) == 0
+            && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    known.then(|| time.tv_sec as f64 + time.tv_nsec as f64 / 1e9)
 }
 
 /// Asks again and again until there is an answer; `None` when there is none in time.
@@ -145,4 +148,25 @@ pub fn target_dir() -> PathBuf {
     let mut crates = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let root = crates.nth(2).unwrap_or(Path::new("."));
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_of_a_process_goes_on_and_that_of_none_is_unknown() {
+        let me = std::process::id();
+        let before = cpu_seconds(me).expect("this process");
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(20) {
+            std::hint::spin_loop();
+        }
+        let used = cpu_seconds(me).expect("this process") - before;
+        // Other tests of this process run at the same time.
+        assert!(used > 0.0, "{used}");
+        let mut gone = Process::spawn(&mut Command::new("true")).expect("a process");
+        gone.wait(Duration::from_secs(20)).expect("its end");
+        assert!(cpu_seconds(gone.id()).is_none());
+    }
 }

@@ -4,21 +4,12 @@
 //! The three ways alternate in every round, in a rotating order; before each, everything dirty is
 //! written back and the source image leaves the page cache.
 
-use std::fs::File;
 use std::io;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::process::ExitCode;
 
-use godwit_testkit::Cluster;
-use godwit_testkit::client::RawImage;
-use godwit_testkit::cluster::{ClusterOptions, free_port, release_binary};
-use godwit_testkit::image::{first_difference, write_random};
-use godwit_testkit::nbd::{NbdConnection, NbdTarget};
-use godwit_testkit::process::{Process, run, scratch_dir, wait_for};
+use godwit_testkit::idle_copy::{IdleDisk, Way};
+use godwit_testkit::process::scratch_dir;
 use godwit_testkit::report::{median, write_report};
-use rustix::fs::{Advice, fadvise};
 use serde::Serialize;
 
 const DEFAULT_MIB: u64 = 4096;
@@ -62,21 +53,8 @@ fn bench() -> io::Result<()> {
     let mib = number("GODWIT_BENCH_MIB", DEFAULT_MIB);
     let rounds = number("GODWIT_BENCH_ROUNDS", DEFAULT_ROUNDS as u64) as usize;
     let dir = scratch_dir()?;
-    let source = dir.path().join("source.img");
     println!("writing {mib} MiB of random data");
-    write_random(&source, mib << 20, 42)?;
-
-    let godwit = release_binary()?;
-    let cluster = |tls| {
-        Cluster::start_with(
-            &["a", "b"],
-            ClusterOptions {
-                godwit: godwit.clone(),
-                tls,
-            },
-        )
-    };
-    let (plain, tls) = (cluster(false)?, cluster(true)?);
+    let mut disk = IdleDisk::create(dir.path(), mib << 20)?;
     println!(
         "{:<8} {:>12} {:>12} {:>12}",
         "round", "nbdcopy s", "godwit s", "godwit TLS s"
@@ -85,11 +63,10 @@ fn bench() -> io::Result<()> {
     for number in 0..rounds {
         let mut round = Round::default();
         for turn in 0..3 {
-            settle(&source)?;
             match (number + turn) % 3 {
-                0 => round.nbdcopy = nbdcopy(&source, dir.path())?,
-                1 => round.godwit = migrate(&plain, &source, number)?,
-                _ => round.godwit_tls = migrate(&tls, &source, number)?,
+                0 => round.nbdcopy = disk.seconds(Way::Nbdcopy)?,
+                1 => round.godwit = disk.seconds(Way::Godwit)?,
+                _ => round.godwit_tls = disk.seconds(Way::GodwitTls)?,
             }
         }
         println!(
@@ -119,84 +96,6 @@ fn bench() -> io::Result<()> {
     );
     println!("{}", write_report("bench-idle-copy", &report)?.display());
     Ok(())
-}
-
-/// Nothing is dirty, and the source is read from the disk again.
-fn settle(source: &Path) -> io::Result<()> {
-    rustix::fs::sync();
-    fadvise(File::open(source)?, 0, None, Advice::DontNeed)?;
-    std::thread::sleep(Duration::from_secs(1));
-    Ok(())
-}
-
-fn nbdcopy(source: &Path, dir: &Path) -> io::Result<f64> {
-    let destination = dir.join("nbdcopy.img");
-    File::create(&destination)?.set_len(source.metadata()?.len())?;
-    let (_from, from) = nbdkit(source)?;
-    let (_to, to) = nbdkit(&destination)?;
-    let started = Instant::now();
-    run(Command::new("nbdcopy").args(["--flush", &from.uri(), &to.uri()]))?;
-    let seconds = started.elapsed().as_secs_f64();
-    same(source, &destination)?;
-    std::fs::remove_file(destination)?;
-    Ok(seconds)
-}
-
-fn nbdkit(file: &Path) -> io::Result<(Process, NbdTarget)> {
-    let address: SocketAddr = free_port()?;
-    let mut command = Command::new("nbdkit");
-    command
-        .args([
-            "-f",
-            "-i",
-            "127.0.0.1",
-            "-p",
-            &address.port().to_string(),
-            "file",
-        ])
-        .arg(file);
-    let process = Process::spawn(&mut command)?;
-    let target = NbdTarget::tcp(address, "");
-    wait_for(Duration::from_secs(10), || {
-        NbdConnection::connect(&target).ok()
-    })
-    .ok_or_else(|| io::Error::other(format!("nbdkit does not serve {}", file.display())))?;
-    Ok((process, target))
-}
-
-fn migrate(cluster: &Cluster, source: &Path, number: usize) -> io::Result<f64> {
-    let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let disk = format!("idle-{number}");
-    a.godwit(&["disk", "create", &disk, "--path", &source.to_string_lossy()])
-        .json()?;
-    let started = Instant::now();
-    let answer = a.godwit(&["migrate", &disk, "--to", "b"]).json()?;
-    let seconds = started.elapsed().as_secs_f64();
-    if answer["phase"] != "completed" || b.disk_state(&disk) != "serving" {
-        return Err(io::Error::other(format!("the disk did not move: {answer}")));
-    }
-    let image: PathBuf = b.image(&disk)?;
-    same(source, &image)?;
-    for node in [b, a] {
-        node.godwit(&["disk", "rm", &disk]).text()?;
-    }
-    Ok(seconds)
-}
-
-/// A fast copy that is wrong does not count.
-fn same(source: &Path, copy: &Path) -> io::Result<()> {
-    let range = 0..source.metadata()?.len();
-    match first_difference(
-        &mut RawImage::open(source)?,
-        &mut RawImage::open(copy)?,
-        range,
-    )? {
-        None => Ok(()),
-        Some(at) => Err(io::Error::other(format!(
-            "{} differs at byte {at}",
-            copy.display()
-        ))),
-    }
 }
 
 fn number(variable: &str, default: u64) -> u64 {

@@ -1,4 +1,4 @@
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::time::Duration;
 
 use super::{NbdStream, NbdTarget};
@@ -75,6 +75,44 @@ pub struct Reply {
     pub cookie: u64,
     /// 0, or an NBD error number.
     pub error: u32,
+}
+
+impl Request {
+    /// Bytes of a request without its data.
+    pub const BYTES: usize = 28;
+
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut header = [0; Self::BYTES];
+        header[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
+        let flags = if self.fua { FLAG_FUA } else { 0 };
+        header[4..6].copy_from_slice(&flags.to_be_bytes());
+        header[6..8].copy_from_slice(&self.command.code().to_be_bytes());
+        header[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        header[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        header[24..28].copy_from_slice(&self.length.to_be_bytes());
+        header
+    }
+}
+
+impl Reply {
+    /// Bytes of a reply without its data.
+    pub const BYTES: usize = 16;
+
+    /// From what was received.
+    ///
+    /// # Errors
+    /// `InvalidData` for anything but a simple reply.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> io::Result<Self> {
+        let magic = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        if magic != SIMPLE_REPLY_MAGIC {
+            return Err(bad(format!("reply magic {magic:#x}")));
+        }
+        Ok(Self {
+            error: u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+            cookie: u64_at(bytes, 8),
+        })
+    }
 }
 
 /// A session in the transmission phase that sends one request at a time.
@@ -205,16 +243,9 @@ impl NbdReader {
     /// # Errors
     /// Those of the socket, and `InvalidData` for anything but a simple reply.
     pub fn reply(&mut self) -> io::Result<Reply> {
-        let mut bytes = [0; 16];
+        let mut bytes = [0; Reply::BYTES];
         self.0.read_exact(&mut bytes)?;
-        let magic = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        if magic != SIMPLE_REPLY_MAGIC {
-            return Err(bad(format!("reply magic {magic:#x}")));
-        }
-        Ok(Reply {
-            error: u32::from_be_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
-            cookie: u64_at(&bytes, 8),
-        })
+        Reply::decode(&bytes)
     }
 
     /// Takes the data of a read.
@@ -234,21 +265,35 @@ impl NbdReader {
     }
 }
 
+/// Replies as they come, for who takes many at once.
+impl Read for NbdReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+/// Requests as they are encoded, for who sends many at once.
+impl Write for NbdWriter {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.0.write(buffer)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.write_vectored(parts)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
 impl NbdWriter {
     /// Sends a request and its data.
     ///
     /// # Errors
     /// Those of the socket.
     pub fn send(&mut self, request: &Request, data: &[u8]) -> io::Result<()> {
-        let mut header = [0; 28];
-        header[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        let flags = if request.fua { FLAG_FUA } else { 0 };
-        header[4..6].copy_from_slice(&flags.to_be_bytes());
-        header[6..8].copy_from_slice(&request.command.code().to_be_bytes());
-        header[8..16].copy_from_slice(&request.cookie.to_be_bytes());
-        header[16..24].copy_from_slice(&request.offset.to_be_bytes());
-        header[24..28].copy_from_slice(&request.length.to_be_bytes());
-        self.0.write_all(&header)?;
+        self.0.write_all(&request.encode())?;
         self.0.write_all(data)
     }
 

@@ -1,4 +1,4 @@
-use std::io::{self, Read, Write};
+use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -129,6 +129,13 @@ impl Write for NbdStream {
         match self {
             Self::Unix(stream) => stream.write(buffer),
             Self::Tcp(stream) => stream.write(buffer),
+        }
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Unix(stream) => stream.write_vectored(parts),
+            Self::Tcp(stream) => stream.write_vectored(parts),
         }
     }
 

@@ -2,22 +2,16 @@
 //! `qemu-storage-daemon` in turn, the same image, in one run. Compares requests per second of the
 //! server's CPU, and latency.
 
-mod load;
-mod server;
-
 use std::collections::BTreeMap;
 use std::io;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use godwit_testkit::image::write_random;
 use godwit_testkit::process::scratch_dir;
 use godwit_testkit::report::{median, write_report};
+use godwit_testkit::steady::{Access, FrontEnd, Kind, Measured, Server, Stamps, Workload};
 use serde::Serialize;
-
-use load::{Measured, WORKLOADS, Workload};
-use server::{Kind, Server};
 
 /// A disk over vhost-user-blk, served by godwit and by qemu-storage-daemon in turn
 #[derive(Debug, Parser)]
@@ -95,21 +89,23 @@ fn bench(arguments: &Arguments) -> io::Result<()> {
     let dir = scratch_dir()?;
     let image = dir.path().join("disk.img");
     let bytes = arguments.image_mib << 20;
-    write_random(&image, bytes, 42)?;
+    let mut stamps = Stamps::create(&image, bytes)?;
+    let workloads = Workload::all(&[1, 32]);
     let seconds = Duration::from_secs_f64(arguments.seconds);
     let mut runs: BTreeMap<(usize, Kind), Vec<Measured>> = BTreeMap::new();
     for round in 0..arguments.rounds {
-        let mut turns = Kind::ALL;
+        let mut turns = [Kind::Godwit, Kind::StorageDaemon];
         if round % 2 == 1 {
             turns.reverse();
         }
         for kind in turns {
-            let server = Server::start(kind, &image, dir.path())?;
-            for (index, workload) in WORKLOADS.iter().enumerate() {
-                let measured = workload.run(&server, bytes, seconds, round as u64)?;
+            let server = Server::start(kind, FrontEnd::VhostUserBlk, &image, dir.path())?;
+            for (index, workload) in workloads.iter().enumerate() {
+                let measured = workload.run(&server, &mut stamps, seconds, round as u64)?;
                 runs.entry((index, kind)).or_default().push(measured);
             }
             server.stop()?;
+            stamps.check_image()?;
             println!(
                 "round {} of {}: {}",
                 round + 1,
@@ -118,14 +114,14 @@ fn bench(arguments: &Arguments) -> io::Result<()> {
             );
         }
     }
-    let workloads: Vec<Compared> = WORKLOADS
+    let workloads: Vec<Compared> = workloads
         .iter()
         .enumerate()
         .map(|(index, workload)| {
             compare(
                 workload,
                 &runs[&(index, Kind::Godwit)],
-                &runs[&(index, Kind::Daemon)],
+                &runs[&(index, Kind::StorageDaemon)],
             )
         })
         .collect();
@@ -165,7 +161,7 @@ fn compare(workload: &Workload, godwit: &[Measured], peer: &[Measured]) -> Compa
         median(&ratios.collect::<Vec<_>>())
     };
     Compared {
-        name: workload.name,
+        name: in_words(workload.access),
         depth: workload.depth,
         godwit: Summary::new(godwit),
         qemu_storage_daemon: Summary::new(peer),
@@ -173,6 +169,15 @@ fn compare(workload: &Workload, godwit: &[Measured], peer: &[Measured]) -> Compa
         iops_ratio: ratio(|run| run.iops),
         p50_ratio: ratio(|run| run.p50_us),
         pairs,
+    }
+}
+
+const fn in_words(access: Access) -> &'static str {
+    match access {
+        Access::RandomRead => "random read",
+        Access::RandomWrite => "random write",
+        Access::Read => "sequential read",
+        Access::Write => "sequential write",
     }
 }
 
