@@ -3,12 +3,14 @@
 
 mod document;
 mod environment;
+mod idle_copy;
 mod interrupt;
 mod migrate;
 mod noise;
 mod options;
 mod plots;
 mod report;
+mod steady;
 mod suite;
 mod targets;
 
@@ -60,6 +62,12 @@ fn bench(extent: Extent, options: &Options) -> io::Result<()> {
 fn scenes(options: &Options, suite: &mut Suite) -> io::Result<()> {
     if options.wants(Scene::Migrate) {
         migrate::run(options, suite)?;
+    }
+    if options.wants(Scene::Steady) {
+        steady::run(options, suite)?;
+    }
+    if options.wants(Scene::IdleCopy) {
+        idle_copy::run(options, suite)?;
     }
     suite.save()
 }

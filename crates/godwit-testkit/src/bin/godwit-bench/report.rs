@@ -1,5 +1,6 @@
 //! `target/bench/report.json`: what tools read, and from which `docs/benchmarks.md` is made.
 
+use godwit_testkit::steady::Measured;
 use serde::{Deserialize, Serialize};
 
 use crate::environment::Environment;
@@ -159,8 +160,14 @@ pub(crate) struct Steady {
     pub(crate) p50_us: f64,
     /// The server's CPU seconds for a million requests.
     pub(crate) cpu_seconds_per_mio: f64,
-    /// Whether the rounds disagree.
+    /// Whether the server reaches the image with direct I/O.
+    pub(crate) direct: bool,
+    /// How the server reaches the image, in its own words.
+    pub(crate) disk_options: String,
+    /// Whether the rounds disagree about the CPU time of a request.
     pub(crate) noisy: bool,
+    /// Every repetition.
+    pub(crate) rounds: Vec<Measured>,
 }
 
 /// An idle disk's move beside a plain copy: medians over the rounds.
@@ -172,8 +179,33 @@ pub(crate) struct IdleCopy {
     pub(crate) nbdcopy_seconds: f64,
     /// What the slower of disk and loopback needs at least.
     pub(crate) limit_seconds: f64,
-    /// Whether the rounds disagree.
+    /// The same bytes with `cp --sparse=never`, synced.
+    pub(crate) cp_seconds: f64,
+    /// The disk reads and writes as many bytes, both at the same time, with direct I/O.
+    pub(crate) disk_limit_seconds: f64,
+    /// As many bytes through a TCP connection over loopback.
+    pub(crate) loopback_limit_seconds: f64,
+    /// The disk's size.
+    pub(crate) image_bytes: u64,
+    /// Whether the rounds disagree about the disk's limit.
     pub(crate) noisy: bool,
+    /// Every repetition.
+    pub(crate) rounds: Vec<IdleCopyRound>,
+}
+
+/// Seconds of each way in one round.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct IdleCopyRound {
+    /// As in [`IdleCopy`].
+    pub(crate) godwit: f64,
+    /// As in [`IdleCopy`].
+    pub(crate) nbdcopy: f64,
+    /// As in [`IdleCopy`].
+    pub(crate) cp: f64,
+    /// As in [`IdleCopy`].
+    pub(crate) disk: f64,
+    /// As in [`IdleCopy`].
+    pub(crate) loopback: f64,
 }
 
 impl Report {

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::migrate;
 use crate::report::Report;
+use crate::{idle_copy, migrate, steady};
 
 /// One goal and what became of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -25,7 +25,10 @@ pub(crate) struct Target {
 
 /// All targets of the scenes that ran.
 pub(crate) fn all(report: &Report) -> Vec<Target> {
-    migrate::targets::of(&report.migrate)
+    let mut targets = migrate::targets::of(&report.migrate);
+    targets.extend(steady::targets(&report.steady));
+    targets.extend(report.idle_copy.as_ref().map(idle_copy::target));
+    targets
 }
 
 impl Target {
