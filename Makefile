@@ -52,7 +52,7 @@ demo-vm: guest
 bench: bench-build
 	target/release/godwit-bench quick $(BENCH)
 
-# The same with every workload, rate and link: hours.
+# The same with every workload, rate and link: days, unless part of it is selected in BENCH.
 bench-full: bench-build
 	target/release/godwit-bench full $(BENCH)
 

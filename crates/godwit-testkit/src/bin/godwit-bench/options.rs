@@ -17,7 +17,7 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// A selection that takes less than ten minutes
     Quick(Options),
-    /// Everything, for hours
+    /// Everything, for days unless part of it is selected
     Full(Options),
     /// Writes docs/benchmarks.md and its plots from a report
     Document {

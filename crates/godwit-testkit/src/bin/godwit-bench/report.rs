@@ -69,8 +69,7 @@ pub(crate) struct Migrate {
     /// The longest time without an answer around the switchover; null without one or for an idle
     /// guest.
     pub(crate) blackout_ms: Option<f64>,
-    /// Whether the rounds disagree about the guest before the move, or it did not get its rate then
-    /// although others did.
+    /// Whether the rounds disagree about the guest before the move, or it had much less than others then.
     pub(crate) noisy: bool,
     /// The least and the most of the rounds' `lm_seconds`.
     pub(crate) lm_seconds_spread: Option<[f64; 2]>,

@@ -15,25 +15,47 @@ const NOISY: f64 = 1.3;
 const REACHED: f64 = 0.98;
 /// And was held back by something else with less than this part, when others got it.
 const HELD_BACK: f64 = 0.9;
+/// A guest whose p99.99 before the move is this many times the best of the case was disturbed.
+const DISTURBED: f64 = 10.0;
 
-/// Whether the machine gives the guest its rate, by what it gave before any of these moves.
-pub(crate) fn reachable<'a>(case: &Case, mut moves: impl Iterator<Item = &'a Move>) -> bool {
-    let rate = case.rate.mbps();
-    moves.any(|round| {
-        let before = round.guest.before.map(|seen| seen.mbps);
-        before
-            .zip(rate)
-            .is_some_and(|(mbps, rate)| mbps >= rate * REACHED)
-    })
+/// What the machine gave the guests of a case, whoever served them, before anything moved.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Standard {
+    /// The rate, when some guest got it.
+    rate: Option<f64>,
+    /// The best p99.99.
+    p9999_us: f64,
 }
 
-/// Medians over the rounds. `reachable` is whether the machine can give the guest its rate.
+impl Standard {
+    /// By all moves of the case.
+    pub(crate) fn new<'a>(case: &Case, moves: impl Iterator<Item = &'a Move>) -> Self {
+        let before: Vec<Seen> = moves.filter_map(|round| round.guest.before).collect();
+        let most = before.iter().map(|seen| seen.mbps).fold(0.0, f64::max);
+        let best = before
+            .iter()
+            .map(|seen| seen.p9999_us)
+            .fold(f64::MAX, f64::min);
+        Self {
+            rate: case.rate.mbps().filter(|rate| most >= rate * REACHED),
+            p9999_us: best,
+        }
+    }
+
+    /// Whether a guest got much less.
+    fn missed(&self, before: &Seen) -> bool {
+        self.rate.is_some_and(|rate| before.mbps < rate * HELD_BACK)
+            || before.p9999_us > self.p9999_us * DISTURBED
+    }
+}
+
+/// Medians over the rounds. `standard` is that of the case.
 pub(crate) fn summary(
     case: &Case,
     mover: &str,
     image_bytes: u64,
     limit: Duration,
-    reachable: bool,
+    standard: &Standard,
     rounds: Vec<Move>,
 ) -> Migrate {
     let all = |pick: &dyn Fn(&Move) -> Option<f64>| -> Vec<f64> {
@@ -45,13 +67,15 @@ pub(crate) fn summary(
     };
     let converged = rounds.iter().all(|round| round.converged);
     let seconds = all(&|round| Some(round.seconds));
-    let before = all(&|round| round.guest.before.map(|seen| seen.mbps));
+    let before: Vec<Seen> = rounds
+        .iter()
+        .filter_map(|round| round.guest.before)
+        .collect();
     let noisy = if before.is_empty() {
         disagree(&seconds, NOISY)
     } else {
-        let needed = case.rate.mbps().unwrap_or_default() * HELD_BACK;
-        let held_back = reachable && before.iter().any(|mbps| *mbps < needed);
-        held_back || disagree(&before, NOISY)
+        let mbps: Vec<f64> = before.iter().map(|seen| seen.mbps).collect();
+        before.iter().any(|seen| standard.missed(seen)) || disagree(&mbps, NOISY)
     };
     Migrate {
         workload: case.workload.name().to_owned(),
@@ -145,4 +169,72 @@ pub(crate) fn print(case: &Case, mover: &str, measured: &Move) {
         number(of(guest.during, |seen| seen.p9999_us), 0),
         number(measured.blackout_ms, 0),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::migrate::case::{Bandwidth, Rate, Workload};
+
+    fn moved(mbps: f64, p9999_us: f64) -> Move {
+        let seen = Some(Seen {
+            mbps,
+            p9999_us,
+            ..Seen::default()
+        });
+        Move {
+            converged: true,
+            seconds: 2.0,
+            wire_bytes: 1,
+            guest: Guest {
+                before: seen,
+                during: seen,
+            },
+            cpu_seconds: 1.0,
+            blackout_ms: None,
+            compared_blocks: Some(1),
+            series: Vec::new(),
+        }
+    }
+
+    fn noisy(rate: Rate, ours: Move, others: &[Move]) -> bool {
+        let case = Case {
+            workload: Workload::Randwrite,
+            rate,
+            link: Bandwidth(None),
+        };
+        let standard = Standard::new(&case, others.iter().chain([&ours]));
+        summary(&case, "godwit", 1, Duration::ZERO, &standard, vec![ours]).noisy
+    }
+
+    #[test]
+    fn a_guest_that_missed_what_others_got_was_disturbed() {
+        let paced = Rate::Megabytes(40.0);
+        assert!(!noisy(paced, moved(40.0, 4000.0), &[moved(40.0, 1000.0)]));
+        assert!(noisy(paced, moved(30.0, 4000.0), &[moved(40.0, 1000.0)]));
+        assert!(noisy(paced, moved(40.0, 40_000.0), &[moved(40.0, 1000.0)]));
+        // What nobody gets is not the machine's mood.
+        assert!(!noisy(paced, moved(30.0, 1000.0), &[moved(31.0, 1000.0)]));
+        assert!(!noisy(
+            Rate::Unthrottled,
+            moved(90.0, 1000.0),
+            &[moved(200.0, 1000.0)]
+        ));
+    }
+
+    #[test]
+    fn one_round_that_did_not_converge_is_enough() {
+        let case = Case {
+            workload: Workload::Randwrite,
+            rate: Rate::Megabytes(40.0),
+            link: Bandwidth(None),
+        };
+        let mut rounds = vec![moved(40.0, 1000.0), moved(40.0, 1000.0)];
+        let standard = Standard::new(&case, rounds.iter());
+        let all = summary(&case, "x", 1, Duration::ZERO, &standard, rounds.clone());
+        assert_eq!((all.converged, all.lm_seconds), (true, Some(2.0)));
+        rounds[1].converged = false;
+        let all = summary(&case, "x", 1, Duration::ZERO, &standard, rounds);
+        assert_eq!((all.converged, all.lm_seconds), (false, None));
+    }
 }

@@ -88,15 +88,15 @@ impl Moving for Nodes {
         Ok(())
     }
 
-    fn advance(&mut self, time: Duration) -> io::Result<Option<Duration>> {
+    fn advance(&mut self, time: Duration) -> io::Result<bool> {
         interrupt::sleep(time)?;
         let shown = self.shown();
         match shown["phase"].as_str() {
-            Some("completed") => Ok(Some(Duration::ZERO)),
+            Some("completed") => Ok(true),
             Some("aborted") | None => {
                 Err(io::Error::other(format!("the migration failed: {shown}")))
             }
-            Some(_) => Ok(None),
+            Some(_) => Ok(false),
         }
     }
 

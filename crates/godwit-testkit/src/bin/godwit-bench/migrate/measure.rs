@@ -129,7 +129,8 @@ pub(crate) fn measure(
     })
 }
 
-/// Watches a move until it ends; `None` when it does not within the limit.
+/// Watches a move until it ends and tells how long it took; `None` when it does not end within the
+/// limit.
 fn follow(
     moving: &mut dyn Moving,
     guest: &mut Option<RunningFio>,
@@ -139,8 +140,8 @@ fn follow(
     while started.elapsed() < limit {
         interrupt::check()?;
         alive(guest)?;
-        if let Some(ago) = moving.advance(LOOK)? {
-            return Ok(Some(started.elapsed().saturating_sub(ago)));
+        if moving.advance(LOOK)? {
+            return Ok(Some(started.elapsed()));
         }
     }
     Ok(None)

@@ -15,6 +15,7 @@ use std::io;
 use std::time::Duration;
 
 use self::case::{Bandwidth, Case, Rate, Workload};
+use self::cell::Standard;
 use self::measure::{Quiet, measure};
 use self::mover::Mover;
 pub(crate) use self::selection::Selection;
@@ -66,9 +67,9 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
                 moves[index].push(measured);
             }
         }
-        let reachable = cell::reachable(&case, moves.iter().flatten());
+        let standard = Standard::new(&case, moves.iter().flatten());
         let cells = movers.iter().zip(moves).map(|(mover, moves)| {
-            cell::summary(&case, mover.name(), bytes, *limit, reachable, moves)
+            cell::summary(&case, mover.name(), bytes, *limit, &standard, moves)
         });
         suite.report.migrate.extend(cells);
         suite.save()?;

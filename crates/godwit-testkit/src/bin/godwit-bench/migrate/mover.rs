@@ -40,11 +40,12 @@ pub(crate) trait Moving: Debug {
     /// When it is refused.
     fn begin(&mut self) -> io::Result<()>;
 
-    /// Goes on for about so long; says how long ago the switchover ended once it has.
+    /// Goes on for about so long, less when something happens; says whether the switchover has
+    /// ended.
     ///
     /// # Errors
     /// When the move failed.
-    fn advance(&mut self, time: Duration) -> io::Result<Option<Duration>>;
+    fn advance(&mut self, time: Duration) -> io::Result<bool>;
 
     /// Stops a move that has not ended; the disk stays where it is.
     ///

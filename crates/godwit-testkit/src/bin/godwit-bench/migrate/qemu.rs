@@ -215,19 +215,19 @@ impl Moving for Mirror {
         Ok(())
     }
 
-    fn advance(&mut self, time: Duration) -> io::Result<Option<Duration>> {
+    fn advance(&mut self, time: Duration) -> io::Result<bool> {
         if self.step == Step::Switching && self.actively_synced()? {
             self.complete()?;
         }
         let Some(event) = self.qmp.event(time)? else {
-            return Ok(None);
+            return Ok(false);
         };
         match event["event"].as_str() {
             Some("BLOCK_JOB_READY") => self.ready()?,
             Some("BLOCK_JOB_COMPLETED") => {
                 let failed = &event["data"]["error"];
                 if failed.is_null() && self.step == Step::Completing {
-                    return Ok(Some(Duration::ZERO));
+                    return Ok(true);
                 }
                 return Err(io::Error::other(format!("QEMU's mirror failed: {event}")));
             }
@@ -236,7 +236,7 @@ impl Moving for Mirror {
             }
             _ => {}
         }
-        Ok(None)
+        Ok(false)
     }
 
     fn cancel(&mut self) -> io::Result<()> {

@@ -42,7 +42,7 @@ const QUICK: [Case; 4] = [
     case(Workload::Randwrite, IDLE, None),
     case(Workload::Randwrite, Rate::Megabytes(40.0), None),
     case(Workload::Randwrite, Rate::Unthrottled, None),
-    case(Workload::Zipf, Rate::Megabytes(40.0), Some(1.0)),
+    case(Workload::Zipf, Rate::Megabytes(40.0), Some(5.0)),
 ];
 
 const WORKLOADS: [Workload; 5] = [

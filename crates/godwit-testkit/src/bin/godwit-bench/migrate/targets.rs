@@ -10,6 +10,8 @@ const KEPT: f64 = 0.9;
 /// And so is one whose p99.99 grows by more than this factor.
 const GROWN: f64 = 1.5;
 
+const NOT_CONVERGED: &str = "godwit did not converge";
+
 const GODWIT: &str = "godwit";
 const BACKGROUND: &str = "qemu-background";
 const WRITE_BLOCKING: &str = "qemu-write-blocking";
@@ -28,24 +30,21 @@ fn of_case(ours: &Migrate, cells: &[Migrate]) -> Vec<Target> {
         cells.iter().find(same)
     };
     let seconds = |cell: Option<&Migrate>| cell.and_then(|cell| cell.lm_seconds);
-    let ratio = |one: Option<f64>, other: f64| one.map_or(f64::INFINITY, |one| one / other);
+    let time = |what: &str, goal, theirs| match ours.lm_seconds {
+        Some(seconds) => Target::at_most(name(what), goal, seconds / theirs),
+        None => Target::unknown(name(what) + ", at most", goal, NOT_CONVERGED),
+    };
 
     let converged = f64::from(u8::from(ours.converged));
     let mut targets = vec![Target::at_least(name("converged"), 1.0, converged)];
     // Where a peer does not converge there is no time to compare with: Godwit need only converge.
     if let Some(theirs) = seconds(peer(BACKGROUND)) {
-        let value = ratio(ours.lm_seconds, theirs);
-        targets.push(Target::at_most(name("LM time / background"), 0.5, value));
+        targets.push(time("LM time / background", 0.5, theirs));
     }
     if let Some(blocking) = peer(WRITE_BLOCKING)
         && let Some(theirs) = blocking.lm_seconds
     {
-        let value = ratio(ours.lm_seconds, theirs);
-        targets.push(Target::at_most(
-            name("LM time / write-blocking"),
-            1.0,
-            value,
-        ));
+        targets.push(time("LM time / write-blocking", 1.0, theirs));
         targets.extend(degraded(ours, blocking).into_iter().flatten().map(
             |(what, goal, value, least)| {
                 if least {
@@ -107,8 +106,8 @@ fn cpu(ours: &Migrate, peers: &[Option<&Migrate>], name: String) -> Target {
     let converged = peers.iter().flatten().filter(|cell| cell.converged);
     match converged.map(|cell| per_byte(cell)).min_by(f64::total_cmp) {
         Some(cheapest) if ours.converged => Target::at_most(name, GOAL, per_byte(ours) / cheapest),
-        Some(_) => Target::unknown(name, GOAL, "godwit did not converge"),
-        None => Target::unknown(name, GOAL, "no QEMU mode converged"),
+        Some(_) => Target::unknown(name + ", at most", GOAL, NOT_CONVERGED),
+        None => Target::unknown(name + ", at most", GOAL, "no QEMU mode converged"),
     }
 }
 
