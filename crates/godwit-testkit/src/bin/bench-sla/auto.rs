@@ -8,7 +8,7 @@ use godwit_testkit::report::{median, write_report_as};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::stage::{Run, Stage};
+use crate::stage::{Moved, Neighbour, Run, Stage};
 
 /// Long enough that the window before is as long as the one during.
 const QUIET: Duration = Duration::from_secs(15);
@@ -26,6 +26,18 @@ struct Report {
     breach_fraction: f64,
     breach_fraction_before: f64,
     lm_seconds: f64,
+    /// The same guest while its own disk stays and a neighbour's moves as fast.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    control: Option<Control>,
+}
+
+/// What the machine makes of any transfer beside the guest, whoever's it is.
+#[derive(Debug, Serialize)]
+struct Control {
+    runs: Vec<Measured>,
+    throughput_ratio: f64,
+    p9999_ratio: f64,
+    breach_fraction: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -46,7 +58,7 @@ struct Measured {
 }
 
 /// Runs it and reports medians.
-pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool) -> io::Result<()> {
+pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool, control: bool) -> io::Result<()> {
     let load = FioLoad {
         requests: Requests::CheckedWrites,
         region: bytes / 2..bytes,
@@ -55,8 +67,9 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool) -> io::Result<()> 
         runtime: Duration::from_secs(600),
     };
     let stage = Stage::loopback(bytes, load, QUIET, in_memory)?;
+    let neighbour = control.then(|| Neighbour::new(bytes)).transpose()?;
     println!(
-        "{:<6} {:>6} {:>7} {:>11} {:>11} {:>12} {:>12} {:>9} {:>9}",
+        "{:<10} {:>6} {:>7} {:>11} {:>11} {:>12} {:>12} {:>9} {:>9}",
         "run",
         "LM s",
         "pauses",
@@ -67,24 +80,33 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool) -> io::Result<()> 
         "br. bef.",
         "br. dur."
     );
-    let mut runs = Vec::new();
-    for number in 0..rounds {
-        let run = Measured::new(&stage.run(&format!("auto-{number}"), &["--sla", "auto"])?);
-        println!(
-            "{:<6} {:>6.1} {:>7} {:>11.0} {:>11.0} {:>12} {:>12} {:>8.2}% {:>8.2}%",
-            number + 1,
-            run.lm_seconds,
-            run.pauses,
-            run.before.iops,
-            run.during.iops,
-            run.before.p9999_us,
-            run.during.p9999_us,
-            run.breach_fraction_before * 100.0,
-            run.breach_fraction * 100.0
-        );
+    let (mut runs, mut controls) = (Vec::new(), Vec::new());
+    for number in 1..=rounds {
+        let disk = format!("auto-{number}");
+        let run = Measured::new(&stage.run(&disk, &["--sla", "auto"])?, None);
+        run.print(&number.to_string());
+        if let Some(neighbour) = &neighbour {
+            // As fast as this run on the whole, and in turn with it.
+            let rate = (bytes as f64 / run.lm_seconds) as u64;
+            let moved = Moved::Neighbours(neighbour, rate);
+            let limit = Duration::from_micros(run.promise["limit_us"].as_u64().unwrap_or(0));
+            let beside = stage.run_while(&format!("beside-{number}"), moved)?;
+            let beside = Measured::new(&beside, Some(limit));
+            beside.print(&format!("{number} beside"));
+            controls.push(beside);
+        }
         runs.push(run);
     }
-    let of = |pick: fn(&Measured) -> f64| median(&runs.iter().map(pick).collect::<Vec<_>>());
+    let medians = |runs: &[Measured], pick: fn(&Measured) -> f64| {
+        median(&runs.iter().map(pick).collect::<Vec<_>>())
+    };
+    let control = (!controls.is_empty()).then(|| Control {
+        throughput_ratio: medians(&controls, |run| run.throughput_ratio),
+        p9999_ratio: medians(&controls, |run| run.p9999_ratio),
+        breach_fraction: medians(&controls, |run| run.breach_fraction),
+        runs: controls,
+    });
+    let of = |pick: fn(&Measured) -> f64| medians(&runs, pick);
     let report = Report {
         in_memory,
         throughput_ratio: of(|run| run.throughput_ratio),
@@ -93,6 +115,7 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool) -> io::Result<()> 
         breach_fraction_before: of(|run| run.breach_fraction_before),
         lm_seconds: of(|run| run.lm_seconds),
         runs,
+        control,
     };
     println!(
         "medians: throughput {:.3} of before, p99.99 {:.2} times before, {:.2} % of the periods \
@@ -102,6 +125,15 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool) -> io::Result<()> 
         report.breach_fraction * 100.0,
         report.breach_fraction_before * 100.0
     );
+    if let Some(control) = &report.control {
+        println!(
+            "while a neighbour's disk moves as fast: throughput {:.3} of before, p99.99 {:.2} times \
+             before, {:.2} % of the periods breached",
+            control.throughput_ratio,
+            control.p9999_ratio,
+            control.breach_fraction * 100.0
+        );
+    }
     println!(
         "{}",
         write_report_as("bench-sla", "auto.json", &report)?.display()
@@ -110,17 +142,28 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool) -> io::Result<()> 
 }
 
 impl Measured {
-    fn new(run: &Run) -> Self {
+    /// With the promise that the node kept or, if it kept none, held to this `limit` by what the guest
+    /// saw.
+    fn new(run: &Run, limit: Option<Duration>) -> Self {
         let during = run.during();
         let length = run.lm.end - run.lm.start;
         let from = run.quiet.end.saturating_sub(length).max(run.quiet.start);
         let before = run.guest.window(from, run.quiet.end);
         let count = |name: &str| run.promise()[name].as_u64().unwrap_or(0) as f64;
-        let limit = Duration::from_micros(count("limit_us") as u64);
+        let (limit, breach_fraction) = match limit {
+            Some(limit) => {
+                let (from, to) = (run.lm.start, run.lm.end);
+                (limit, run.guest.breached(from, to, PERIOD_MS, limit))
+            }
+            None => {
+                let limit = Duration::from_micros(count("limit_us") as u64);
+                (limit, count("breached_periods") / count("periods").max(1.0))
+            }
+        };
         Self {
             throughput_ratio: during.iops / before.iops.max(1.0),
             p9999_ratio: during.p9999_us as f64 / (before.p9999_us as f64).max(1.0),
-            breach_fraction: count("breached_periods") / count("periods").max(1.0),
+            breach_fraction,
             breach_fraction_before: run.guest.breached(from, run.quiet.end, PERIOD_MS, limit),
             lm_seconds: run.lm_seconds(),
             pauses: run.pauses(),
@@ -128,5 +171,19 @@ impl Measured {
             before,
             during,
         }
+    }
+
+    fn print(&self, name: &str) {
+        println!(
+            "{name:<10} {:>6.1} {:>7} {:>11.0} {:>11.0} {:>12} {:>12} {:>8.2}% {:>8.2}%",
+            self.lm_seconds,
+            self.pauses,
+            self.before.iops,
+            self.during.iops,
+            self.before.p9999_us,
+            self.during.p9999_us,
+            self.breach_fraction_before * 100.0,
+            self.breach_fraction * 100.0
+        );
     }
 }

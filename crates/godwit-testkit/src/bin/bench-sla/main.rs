@@ -52,6 +52,10 @@ enum Scene {
         /// The source's images are in memory, too: for a machine whose disk stalls by itself.
         #[arg(long)]
         in_memory: bool,
+        /// After each run another one in which the guest's disk stays, and a neighbour's moves as
+        /// fast: what the machine makes of any transfer beside the guest.
+        #[arg(long)]
+        control: bool,
     },
     /// This build beside another one, with no migration running.
     Steady {
@@ -75,7 +79,8 @@ fn main() -> ExitCode {
             rounds,
             image_mib,
             in_memory,
-        } => auto::run(rounds.max(1), image_mib << 20, in_memory),
+            control,
+        } => auto::run(rounds.max(1), image_mib << 20, in_memory, control),
         Scene::Steady {
             baseline,
             rounds,

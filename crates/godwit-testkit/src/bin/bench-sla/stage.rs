@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, release_binary};
+use godwit_testkit::cluster::{ClusterOptions, Node, release_binary};
 use godwit_testkit::fio::{FioLoad, FioReport, RunningFio, Window, now_ms};
 use godwit_testkit::image::write_random;
 use godwit_testkit::moved::compare_images;
@@ -77,6 +77,22 @@ pub(crate) struct Stage {
     crowd: Option<Crowd>,
     /// After the nodes in it are gone the network goes.
     _link: Option<Link>,
+}
+
+/// Two more nodes, with a disk that no guest uses.
+#[derive(Debug)]
+pub(crate) struct Neighbour {
+    cluster: Cluster,
+    image: PathBuf,
+}
+
+/// What moves while the guest works.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Moved<'a> {
+    /// Its own disk, with these options.
+    Own(&'a [&'a str]),
+    /// A neighbour's disk, at this many bytes per second; its own stays.
+    Neighbours(&'a Neighbour, u64),
 }
 
 /// One migration and what the guest saw of it.
@@ -154,9 +170,20 @@ impl Stage {
     /// # Errors
     /// When the migration does not complete, the guest sees an error, or the images differ.
     pub(crate) fn run(&self, disk: &str, options: &[&str]) -> io::Result<Run> {
+        self.run_while(disk, Moved::Own(options))
+    }
+
+    /// Moves this while the guest writes to a new disk.
+    ///
+    /// # Errors
+    /// As [`Self::run`].
+    pub(crate) fn run_while(&self, disk: &str, moved: Moved<'_>) -> io::Result<Run> {
         let (a, b) = (self.cluster.node("a"), self.cluster.node("b"));
         let image = self.image.to_string_lossy();
         a.godwit(&["disk", "import", disk, &image]).json()?;
+        if let Moved::Neighbours(neighbour, _) = moved {
+            neighbour.import(disk)?;
+        }
         settle();
         let mut fio = self.load.start(&a.nbd(disk), self.cluster.dir())?;
         stay(&mut fio, WARM_UP)?;
@@ -164,8 +191,11 @@ impl Stage {
         stay(&mut fio, self.quiet)?;
 
         let from = now_ms();
-        let id = start_migration(a, disk, "b", options)?;
-        let (shown, to, mut crowding) = self.follow(&mut fio, &id)?;
+        let (node, id) = match moved {
+            Moved::Own(options) => (a, start_migration(a, disk, "b", options)?),
+            Moved::Neighbours(neighbour, rate) => neighbour.start(disk, rate)?,
+        };
+        let (shown, to, mut crowding) = self.follow(&mut fio, node, &id)?;
         if let (Some(crowd), Some(crowding)) = (&self.crowd, &mut crowding) {
             let rest = crowding.span.end.saturating_sub(now_ms());
             stay(&mut fio, Duration::from_millis(rest))?;
@@ -180,9 +210,15 @@ impl Stage {
                 guest.error, guest.messages
             )));
         }
-        let images = (a.image(disk)?, b.image(disk)?);
-        compare_images(&images.0, &images.1, &guest.samples, to - MOVED_BEFORE)?;
-        for node in [b, a] {
+        let holders: &[&Node] = match moved {
+            Moved::Own(_) => {
+                let images = (a.image(disk)?, b.image(disk)?);
+                compare_images(&images.0, &images.1, &guest.samples, to - MOVED_BEFORE)?;
+                &[b, a]
+            }
+            Moved::Neighbours(neighbour, _) => &[neighbour.node("d"), neighbour.node("c"), a],
+        };
+        for node in holders {
             node.godwit(&["disk", "rm", disk]).text()?;
         }
         Ok(Run {
@@ -196,11 +232,16 @@ impl Stage {
     }
 
     /// Watches the migration to its end and crowds the link when half of the disk was copied.
-    fn follow(&self, fio: &mut RunningFio, id: &str) -> io::Result<(Value, u64, Option<Crowding>)> {
+    fn follow(
+        &self,
+        fio: &mut RunningFio,
+        node: &Node,
+        id: &str,
+    ) -> io::Result<(Value, u64, Option<Crowding>)> {
         let started = Instant::now();
         let mut crowding: Option<Crowding> = None;
         loop {
-            let shown = migration(self.cluster.node("a"), id);
+            let shown = migration(node, id);
             match shown["phase"].as_str() {
                 Some("completed") => return Ok((shown, now_ms(), crowding)),
                 Some("aborted") => {
@@ -223,6 +264,35 @@ impl Stage {
             }
             stay(fio, LOOK)?;
         }
+    }
+}
+
+impl Neighbour {
+    /// Nodes c and d on loopback, the destination's images in memory, as those of the guest's nodes.
+    pub(crate) fn new(bytes: u64) -> io::Result<Self> {
+        let mut cluster = Cluster::prepare(&["c", "d"], nodes()?)?;
+        cluster.put_in_memory("d")?;
+        cluster.start_all()?;
+        let image = random_image(cluster.dir(), bytes)?;
+        Ok(Self { cluster, image })
+    }
+
+    fn node(&self, name: &str) -> &Node {
+        self.cluster.node(name)
+    }
+
+    fn import(&self, disk: &str) -> io::Result<()> {
+        let image = self.image.to_string_lossy();
+        let import = ["disk", "import", disk, &image];
+        self.node("c").godwit(&import).json().map(drop)?;
+        Ok(())
+    }
+
+    fn start(&self, disk: &str, rate: u64) -> io::Result<(&Node, String)> {
+        let rate = rate.to_string();
+        let options = ["--sla", "off", "--max-bandwidth", &rate];
+        let node = self.node("c");
+        Ok((node, start_migration(node, disk, "d", &options)?))
     }
 }
 
