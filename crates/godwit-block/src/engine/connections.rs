@@ -94,7 +94,7 @@ pub(super) struct Connection {
     pub(super) paused: bool,
     /// Not read from for now: too many answers wait to be sent.
     pub(super) throttled: bool,
-    /// The last frame carried data, so the next will too: read no further than its header.
+    /// The last frame carried long data, so the next will too: read no further than its header.
     pub(super) bulk: bool,
     /// Requests that came by it and are not answered.
     pub(super) unanswered: u32,

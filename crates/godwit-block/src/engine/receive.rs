@@ -10,8 +10,9 @@ use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
 use crate::ring::Token;
 use crate::stream::StreamError;
 
-/// Bytes of headers read at once from a connection whose requests carry no data.
-const AHEAD: usize = 1024;
+/// The longest data that is read together with the requests around it and then copied to its place:
+/// that takes less time than a receive operation for each.
+const COPIED: u32 = 16 << 10;
 
 /// Answers that may wait to be sent before a client is not read from any more.
 const MOST_ANSWERS: usize = 256;
@@ -180,15 +181,16 @@ impl Engine {
             } => {
                 let rest = (length - received) as usize;
                 let place = self.slots.address(tag, received as usize);
+                let ahead = if length <= COPIED { usize::MAX } else { header };
                 (
                     place.map(|(pointer, room)| (pointer, rest.min(room))),
-                    header,
+                    ahead,
                 )
             }
             Parse::Header if connection.bulk => {
                 (None, header.saturating_sub(connection.stream.staged()))
             }
-            _ => (None, AHEAD),
+            _ => (None, usize::MAX),
         };
         // SAFETY: the slot's buffer stays in place while the connection receives into it: a new
         // request's slot is busy and an answered one's is held, both until the payload is complete
@@ -267,7 +269,7 @@ impl Engine {
             }
             return false;
         };
-        connection.bulk = length > 0;
+        connection.bulk = length > COPIED;
         if length > 0 {
             connection.parse = Parse::Payload {
                 head,

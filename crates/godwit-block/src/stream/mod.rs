@@ -16,9 +16,8 @@ use self::tls::Session;
 use crate::memory::Staging;
 use crate::ring::{Ring, Token};
 
-/// Bytes of headers that a stream reads ahead at most. One page: all that a mapping can be less
-/// than.
-const STAGING: usize = 4096;
+/// Bytes that a stream reads ahead at most: headers, and data too short for an operation of its own.
+const STAGING: usize = 64 << 10;
 
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +56,7 @@ struct Gather {
 pub(crate) struct Stream {
     socket: OwnedFd,
     session: Option<Box<Session>>,
-    /// Plaintext: headers, and the few bytes that were read past one.
+    /// Plaintext that was read ahead: headers and short data.
     staging: Staging,
     gather: Box<Gather>,
     receiving: bool,
@@ -188,7 +187,7 @@ impl Stream {
     }
 
     /// Starts a receive operation unless one is in flight: the next bytes go to `payload` (address
-    /// and length), those after it, at most `ahead`, are read as headers.
+    /// and length), those after it, at most `ahead` and as many as there is room for, are read ahead.
     ///
     /// # Safety
     /// The payload's memory stays valid and unused until [`Stream::received`].
