@@ -8,7 +8,7 @@ use super::pacer::Pacer;
 use super::throughput::Throughput;
 use super::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
-use crate::units::Time;
+use crate::units::{Bytes, Time};
 
 /// How often the guest's latency is judged.
 const SAMPLING: Duration = Controller::LINK_SAMPLING;
@@ -21,6 +21,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Copies and delayed writes start at this rate and never go below the least.
 const FIRST_RATE: u64 = 32 << 20;
 const LEAST_RATE: u64 = 4 << 20;
+/// The least when nobody stated the promise: as much as half of what the guest itself reads and
+/// writes, and never less than this. What no user asked for is not worth a migration without an end.
+const LEAST_AUTOMATIC_RATE: u64 = 32 << 20;
 /// When only delayed writes are left they must outrun what pauses add to them.
 const LEAST_LAST_RATE: u64 = 16 << 20;
 const MOST_RATE: u64 = 16 << 30;
@@ -55,9 +58,10 @@ pub(super) struct Governor {
     most_window: u16,
     most_chunk_sectors: u32,
     next_sample: Time,
-    /// Slowest request answered in this period, and whether there was one.
+    /// Slowest request answered in this period, how many there were, and their bytes.
     worst: Duration,
     answered: u32,
+    answered_bytes: u64,
     /// How much longer than promised the guest's requests take although the migration stands
     /// still: at least 1. To pause for less would change nothing.
     own: f64,
@@ -65,9 +69,10 @@ pub(super) struct Governor {
     crept: f64,
     slowest_chunk: Duration,
     throughput: Option<Throughput>,
-    /// Requests lately and those of them that were late, decaying.
+    /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
     recent_late: f64,
+    recent_bytes: f64,
     /// Requests that were answered without the destination: in this period, and lately.
     alone: u32,
     recent_alone: f64,
@@ -103,6 +108,7 @@ impl Governor {
             next_sample: now.after(SAMPLING),
             worst: Duration::ZERO,
             answered: 0,
+            answered_bytes: 0,
             own: 1.0,
             crept: 1.0,
             slowest_chunk: Duration::ZERO,
@@ -111,6 +117,7 @@ impl Governor {
                 .map(|reference| Throughput::new(reference, now)),
             recent: 0.0,
             recent_late: 0.0,
+            recent_bytes: 0.0,
             alone: 0,
             recent_alone: 0.0,
             rate: FIRST_RATE,
@@ -148,8 +155,9 @@ impl Governor {
 
     /// A request of the guest was answered.
     #[inline]
-    pub(super) fn answered(&mut self, latency: Duration, known_late: bool) {
+    pub(super) fn answered(&mut self, bytes: Bytes, latency: Duration, known_late: bool) {
         self.answered += 1;
+        self.answered_bytes += bytes.0;
         self.worst = self.worst.max(latency);
         if !known_late && self.target.is_some_and(|target| latency > target.limit) {
             self.recent_late += 1.0;
@@ -226,6 +234,7 @@ impl Governor {
         let seen = self.answered > 0 || !oldest.is_zero();
         self.recent = self.recent * MEMORY + f64::from(self.answered);
         self.recent_late *= MEMORY;
+        self.recent_bytes = self.recent_bytes * MEMORY + self.answered_bytes as f64;
         self.recent_alone *= MEMORY;
         self.alone = 0;
         if let Some(target) = self.target
@@ -241,7 +250,12 @@ impl Governor {
             self.rate = self.rate / 10 * 7;
             self.slow_start = false;
         }
-        let least = if copying { LEAST_RATE } else { LEAST_LAST_RATE };
+        let least = self.least_rate();
+        let least = if copying {
+            least
+        } else {
+            least.max(LEAST_LAST_RATE)
+        };
         let required = self.required(now, left);
         self.rate = self.rate.clamp(least.max(required), MOST_RATE);
         self.budget.set_rate(self.rate);
@@ -251,8 +265,18 @@ impl Governor {
             .set_rate(self.fixed_delayed_rate.unwrap_or(share));
         self.worst = Duration::ZERO;
         self.answered = 0;
+        self.answered_bytes = 0;
         self.slowest_chunk = Duration::ZERO;
         self.spent = 0;
+    }
+
+    /// Bytes per second below which nothing makes copies go, short of a pause.
+    fn least_rate(&self) -> u64 {
+        if self.throughput.is_none() {
+            return LEAST_RATE;
+        }
+        let lately = SAMPLING.as_secs_f64() / (1.0 - MEMORY);
+        LEAST_AUTOMATIC_RATE.max((self.recent_bytes / lately / 2.0) as u64)
     }
 
     fn adjust(&mut self, worst: Duration, promised: Duration, still: bool) {
@@ -266,7 +290,7 @@ impl Governor {
         // The percentile allows a few late requests; half of them are kept for what is nobody's
         // fault.
         let strained = worst > comfort && self.recent_late > self.allowance() / 2.0;
-        self.crept = eased(self.crept, strained && self.rate <= LEAST_RATE);
+        self.crept = eased(self.crept, strained && self.rate <= self.least_rate());
         if strained {
             self.rate = self.rate / 10 * 7;
             self.slow_start = false;
@@ -323,7 +347,7 @@ impl Governor {
         } else {
             SHORTEST_PAUSE
         };
-        self.rate = (self.rate / 4 * 3).max(LEAST_RATE);
+        self.rate = (self.rate / 4 * 3).max(self.least_rate());
         self.slow_start = false;
         self.window = 1;
         now.after(self.pause)
@@ -391,6 +415,7 @@ mod tests {
     use crate::units::MigrationId;
 
     const LIMIT: Duration = Duration::from_millis(4);
+    const BLOCK: Bytes = Bytes(4096);
 
     fn governor(change: impl FnOnce(&mut MigrationOptions)) -> Governor {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
@@ -406,7 +431,7 @@ mod tests {
     fn period(governor: &mut Governor, number: u32, worst: Duration) {
         let now = Time(0).after(SAMPLING * number);
         for _ in 0..100 {
-            governor.answered(worst, false);
+            governor.answered(BLOCK, worst, false);
         }
         let period = Period {
             copying: true,
@@ -444,13 +469,13 @@ mod tests {
             ..Period::default()
         };
         for number in 1..=50 {
-            governor.answered(LIMIT * 5, false);
+            governor.answered(BLOCK, LIMIT * 5, false);
             governor.sample(Time(0).after(SAMPLING * number), &still);
         }
         assert!(governor.threshold() > Some(LIMIT * 5), "{:?}", governor.own);
         assert_eq!(governor.breached, 50, "it is a breach all the same");
         for number in 51..=1000 {
-            governor.answered(LIMIT / 4, false);
+            governor.answered(BLOCK, LIMIT / 4, false);
             governor.sample(Time(0).after(SAMPLING * number), &still);
         }
         assert_eq!(governor.threshold(), before);
@@ -478,7 +503,32 @@ mod tests {
             period(&mut governor, number, LIMIT / 10);
         }
         // A period has 100 answers: half of what the guest did before.
-        assert!(governor.rate < FIRST_RATE / 2, "{}", governor.rate);
+        assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
+    }
+
+    #[test]
+    fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
+        let slowest = |guest_rate, bytes| {
+            let mut governor = governor(|options| options.guest_rate = guest_rate);
+            for number in 1..=600 {
+                governor.spend(governor.rate / 100, false);
+                for _ in 0..100 {
+                    governor.answered(bytes, LIMIT * 2, false);
+                }
+                let period = Period {
+                    copying: true,
+                    ..Period::default()
+                };
+                governor.sample(Time(0).after(SAMPLING * number), &period);
+                governor.crept = 1.0;
+            }
+            governor.rate
+        };
+        assert_eq!(slowest(None, BLOCK), LEAST_RATE, "the user stated it");
+        assert_eq!(slowest(Some(20_000), BLOCK), LEAST_AUTOMATIC_RATE);
+        // 10,000 requests of 64 KiB in a second: half of it, nearly.
+        let half = slowest(Some(20_000), Bytes(64 << 10));
+        assert!((300_000_000..=330_000_000).contains(&half), "{half}");
     }
 
     #[test]
@@ -558,7 +608,7 @@ mod tests {
         let left = 2 << 30;
         let now = Time(0).after(Duration::from_secs(8));
         assert!(!governor.pressed(Time(0), FIRST_RATE));
-        governor.answered(LIMIT * 3, false);
+        governor.answered(BLOCK, LIMIT * 3, false);
         let period = Period {
             left,
             copying: true,

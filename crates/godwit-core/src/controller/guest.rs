@@ -6,7 +6,7 @@ use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, Request, RequestError, RequestTag};
-use crate::units::{Generation, Time};
+use crate::units::{Bytes, Extent, Generation, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::Entry;
 
@@ -443,7 +443,8 @@ impl Controller {
             && let Some(governor) = &mut source.governor
         {
             let slot = &self.slots[tag];
-            governor.answered(self.now.since(slot.arrived), slot.late);
+            let bytes = Bytes(slot.extent.map_or(0, Extent::bytes));
+            governor.answered(bytes, self.now.since(slot.arrived), slot.late);
         }
         self.slots.release(tag);
         if let Some(source) = &mut self.source {
