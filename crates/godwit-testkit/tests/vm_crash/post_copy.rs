@@ -10,38 +10,25 @@ use super::{DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE
 /// So slow that the rest of the memory is under way for some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "32MiB"];
 
-/// The guest stands still, and QEMU has not sent its devices.
-const STOPPED: Moment = Moment {
-    phase: "stopped",
-    hold: (Side::Source, "vm::pre-switchover", HOLD),
-    options: OPTIONS,
-};
-/// The destination could run it, and has no disks.
+/// QEMU has not sent the devices.
+const STOPPED: Moment = pulling(super::STOPPED);
+const ACCEPTING: Moment = pulling(super::ACCEPTING);
+const GIVING: Moment = pulling(super::GIVING);
+const GIVEN: Moment = pulling(super::GIVEN);
+const BEFORE_RUN: Moment = pulling(super::BEFORE_RUN);
+/// The destination could run the guest, and has no disks.
 const LOADED: Moment = Moment {
     phase: "loaded",
     hold: (Side::Source, "vm::loaded", HOLD),
     options: OPTIONS,
 };
-const ACCEPTING: Moment = Moment {
-    phase: "accepting",
-    hold: (Side::Destination, "persist::before::accepted", HOLD),
-    options: OPTIONS,
-};
-const GIVING: Moment = Moment {
-    phase: "giving",
-    hold: (Side::Source, "persist::before::group", HOLD),
-    options: OPTIONS,
-};
-const GIVEN: Moment = Moment {
-    phase: "given",
-    hold: (Side::Source, "persist::after::group", HOLD),
-    options: OPTIONS,
-};
-const BEFORE_RUN: Moment = Moment {
-    phase: "before it runs",
-    hold: (Side::Destination, "vm::before::run", HOLD),
-    options: OPTIONS,
-};
+
+const fn pulling(moment: Moment) -> Moment {
+    Moment {
+        options: OPTIONS,
+        ..moment
+    }
+}
 
 impl Site {
     /// Starts a guest anew whose QEMU had said farewell to it, and moves no other.
