@@ -88,7 +88,8 @@ impl Beginning {
             criterion: format!(
                 "a run counts when a hypervisor took at most {:.0} % of the CPU time, at most {:.0} \
                  % of the CPU time was in use before each measurement, and at most {:.0} % of the \
-                 cells have repetitions that disagree",
+                 cells have repetitions that disagree or guests that had much less than others before \
+                 the move",
                 MOST_STOLEN * 100.0,
                 MOST_BUSY * 100.0,
                 MOST_NOISY * 100.0
