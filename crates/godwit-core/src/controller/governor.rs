@@ -4,6 +4,8 @@
 
 use core::time::Duration;
 
+use super::flight::Flight;
+use super::hiccups::Hiccups;
 use super::pacer::Pacer;
 use super::throughput::Throughput;
 use super::{Controller, MigrationOptions, PromiseProgress};
@@ -28,16 +30,9 @@ const LEAST_AUTOMATIC_RATE: u64 = 32 << 20;
 const LEAST_LAST_RATE: u64 = 16 << 20;
 const MOST_RATE: u64 = 16 << 30;
 
-/// Shortest chunk: 32 KiB.
-const LEAST_CHUNK_SECTORS: u32 = 64;
-
 /// Reaction time of the thread that runs the controller: the threshold stays this far below what
 /// was promised, as far as that is possible.
 const REACTION: Duration = Duration::from_micros(500);
-
-/// Requests that may be answered without the destination: in a period, and of all lately.
-const MOST_ALONE: u32 = 64;
-const MOST_ALONE_PART: f64 = 0.01;
 
 /// How a bound is eased when what it bounds is not the migration's doing, and how it comes back in
 /// each period without such evidence: at last about one period in fifty exceeds it.
@@ -55,8 +50,6 @@ pub(super) struct Governor {
     interface_budget: Option<u64>,
     deadline: Option<Time>,
     fixed_delayed_rate: Option<u64>,
-    most_window: u16,
-    most_chunk_sectors: u32,
     next_sample: Time,
     /// Slowest request answered in this period, how many there were, and their bytes.
     worst: Duration,
@@ -67,23 +60,19 @@ pub(super) struct Governor {
     own: f64,
     /// How much longer than that they take although copies hardly move: at least 1.
     crept: f64,
-    slowest_chunk: Duration,
     throughput: Option<Throughput>,
     /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
     recent_late: f64,
     recent_bytes: f64,
-    /// Requests that were answered without the destination: in this period, and lately.
-    alone: u32,
-    recent_alone: f64,
+    hiccups: Hiccups,
     rate: u64,
     /// Nothing has spoken against a higher rate yet.
     slow_start: bool,
     spent: u64,
     budget: Pacer,
     delayed: Pacer,
-    window: u16,
-    chunk_sectors: u32,
+    flight: Flight,
     pause: Duration,
     resumed: Option<Time>,
     interface_full: bool,
@@ -103,30 +92,25 @@ impl Governor {
             interface_budget: options.interface_budget,
             deadline: options.deadline.map(|within| now.after(within)),
             fixed_delayed_rate: options.delayed_write_rate,
-            most_window: options.window_chunks,
-            most_chunk_sectors: options.chunk_sectors,
             next_sample: now.after(SAMPLING),
             worst: Duration::ZERO,
             answered: 0,
             answered_bytes: 0,
             own: 1.0,
             crept: 1.0,
-            slowest_chunk: Duration::ZERO,
             throughput: options
                 .guest_rate
                 .map(|reference| Throughput::new(reference, now)),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,
-            alone: 0,
-            recent_alone: 0.0,
+            hiccups: Hiccups::default(),
             rate: FIRST_RATE,
             slow_start: true,
             spent: 0,
             budget: Pacer::new(FIRST_RATE, now),
             delayed: Pacer::new(delayed, now),
-            window: options.busy_window_chunks,
-            chunk_sectors: options.chunk_sectors,
+            flight: Flight::new(options),
             pause: SHORTEST_PAUSE,
             resumed: None,
             interface_full: false,
@@ -145,12 +129,12 @@ impl Governor {
 
     /// Chunks in flight while the guest does I/O.
     pub(super) const fn window(&self) -> u16 {
-        self.window
+        self.flight.window()
     }
 
     /// Longest chunk while the guest does I/O.
     pub(super) const fn chunk_sectors(&self) -> u32 {
-        self.chunk_sectors
+        self.flight.chunk_sectors()
     }
 
     /// A request of the guest was answered.
@@ -174,11 +158,7 @@ impl Governor {
     /// Whether that may be done for it alone: hiccups are few, and a link that fails is not worth
     /// waiting for.
     pub(super) fn may_answer_alone(&mut self) -> bool {
-        let requests = self.recent + f64::from(self.answered);
-        self.alone += 1;
-        self.recent_alone += 1.0;
-        self.alone <= MOST_ALONE
-            && self.recent_alone <= f64::from(MOST_ALONE) + requests * MOST_ALONE_PART
+        self.hiccups.allow(self.recent + f64::from(self.answered))
     }
 
     /// A request has waited for the threshold. Whether the promise still allows it to be late: the
@@ -196,7 +176,7 @@ impl Governor {
 
     /// A chunk was acknowledged this long after it was locked.
     pub(super) fn chunk_done(&mut self, took: Duration) {
-        self.slowest_chunk = self.slowest_chunk.max(took);
+        self.flight.chunk_done(took);
     }
 
     /// Whether copies (or delayed writes) may go on; otherwise when to ask again.
@@ -235,8 +215,7 @@ impl Governor {
         self.recent = self.recent * MEMORY + f64::from(self.answered);
         self.recent_late *= MEMORY;
         self.recent_bytes = self.recent_bytes * MEMORY + self.answered_bytes as f64;
-        self.recent_alone *= MEMORY;
-        self.alone = 0;
+        self.hiccups.period_ends(MEMORY);
         if let Some(target) = self.target
             && seen
         {
@@ -266,13 +245,14 @@ impl Governor {
         self.worst = Duration::ZERO;
         self.answered = 0;
         self.answered_bytes = 0;
-        self.slowest_chunk = Duration::ZERO;
+        self.flight.period_ends();
         self.spent = 0;
     }
 
-    /// Bytes per second below which nothing makes copies go, short of a pause.
+    /// Bytes per second below which nothing makes copies go, short of a pause. What the user stated,
+    /// a promise or what the interface may carry, comes before progress.
     fn least_rate(&self) -> u64 {
-        if self.throughput.is_none() {
+        if self.throughput.is_none() || self.interface_budget.is_some() {
             return LEAST_RATE;
         }
         let lately = SAMPLING.as_secs_f64() / (1.0 - MEMORY);
@@ -302,21 +282,7 @@ impl Governor {
                 self.rate += self.rate / part + (64 << 10);
             }
         }
-        if self.slowest_chunk > limit / 2 {
-            if self.window > 1 {
-                self.window /= 2;
-            } else {
-                self.chunk_sectors = (self.chunk_sectors / 2)
-                    .next_multiple_of(8)
-                    .max(LEAST_CHUNK_SECTORS.min(self.most_chunk_sectors));
-            }
-        } else if !self.slowest_chunk.is_zero() && self.slowest_chunk < limit / 4 {
-            if self.chunk_sectors < self.most_chunk_sectors {
-                self.chunk_sectors = (self.chunk_sectors * 2).min(self.most_chunk_sectors);
-            } else {
-                self.window = (self.window + 1).min(self.most_window);
-            }
-        }
+        self.flight.adjust(limit);
     }
 
     /// Bytes per second that the deadline asks for.
@@ -349,7 +315,7 @@ impl Governor {
         };
         self.rate = (self.rate / 4 * 3).max(self.least_rate());
         self.slow_start = false;
-        self.window = 1;
+        self.flight.narrow();
         now.after(self.pause)
     }
 
@@ -508,8 +474,11 @@ mod tests {
 
     #[test]
     fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
-        let slowest = |guest_rate, bytes| {
-            let mut governor = governor(|options| options.guest_rate = guest_rate);
+        let slowest = |guest_rate, interface_budget, bytes| {
+            let mut governor = governor(|options| {
+                options.guest_rate = guest_rate;
+                options.interface_budget = interface_budget;
+            });
             for number in 1..=600 {
                 governor.spend(governor.rate / 100, false);
                 for _ in 0..100 {
@@ -524,10 +493,12 @@ mod tests {
             }
             governor.rate
         };
-        assert_eq!(slowest(None, BLOCK), LEAST_RATE, "the user stated it");
-        assert_eq!(slowest(Some(20_000), BLOCK), LEAST_AUTOMATIC_RATE);
+        assert_eq!(slowest(None, None, BLOCK), LEAST_RATE, "the user stated it");
+        let budget = Some(LEAST_AUTOMATIC_RATE / 2);
+        assert_eq!(slowest(Some(20_000), budget, BLOCK), LEAST_RATE);
+        assert_eq!(slowest(Some(20_000), None, BLOCK), LEAST_AUTOMATIC_RATE);
         // 10,000 requests of 64 KiB in a second: half of it, nearly.
-        let half = slowest(Some(20_000), Bytes(64 << 10));
+        let half = slowest(Some(20_000), None, Bytes(64 << 10));
         assert!((300_000_000..=330_000_000).contains(&half), "{half}");
     }
 
@@ -538,24 +509,6 @@ mod tests {
             period(&mut governor, number, LIMIT / 4);
         }
         assert_eq!(governor.rate, FIRST_RATE);
-    }
-
-    #[test]
-    fn chunks_in_flight_follow_how_long_they_lock_their_addresses() {
-        let mut governor = governor(|_| {});
-        for number in 1..=20 {
-            governor.chunk_done(LIMIT);
-            period(&mut governor, number, LIMIT / 4);
-        }
-        assert_eq!(
-            (governor.window, governor.chunk_sectors),
-            (1, LEAST_CHUNK_SECTORS)
-        );
-        for number in 21..=120 {
-            governor.chunk_done(LIMIT / 8);
-            period(&mut governor, number, LIMIT / 4);
-        }
-        assert_eq!((governor.window, governor.chunk_sectors), (64, 256));
     }
 
     #[test]

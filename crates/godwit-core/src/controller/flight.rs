@@ -1,0 +1,100 @@
+//! How much of the copies may be in flight while the guest does I/O: as much as keeps the time short
+//! for which a chunk locks its addresses.
+
+use core::time::Duration;
+
+use super::MigrationOptions;
+
+/// Shortest chunk: 32 KiB.
+const LEAST_CHUNK_SECTORS: u32 = 64;
+
+/// Chunks in flight, and their length.
+#[derive(Debug)]
+pub(super) struct Flight {
+    most_window: u16,
+    most_chunk_sectors: u32,
+    window: u16,
+    chunk_sectors: u32,
+    /// In this sampling period.
+    slowest_chunk: Duration,
+}
+
+impl Flight {
+    /// As these options begin.
+    pub(super) const fn new(options: &MigrationOptions) -> Self {
+        Self {
+            most_window: options.window_chunks,
+            most_chunk_sectors: options.chunk_sectors,
+            window: options.busy_window_chunks,
+            chunk_sectors: options.chunk_sectors,
+            slowest_chunk: Duration::ZERO,
+        }
+    }
+
+    /// Chunks in flight at most.
+    pub(super) const fn window(&self) -> u16 {
+        self.window
+    }
+
+    /// Longest chunk.
+    pub(super) const fn chunk_sectors(&self) -> u32 {
+        self.chunk_sectors
+    }
+
+    /// A chunk was acknowledged this long after it was locked.
+    pub(super) fn chunk_done(&mut self, took: Duration) {
+        self.slowest_chunk = self.slowest_chunk.max(took);
+    }
+
+    /// A sampling period is over in which the guest's requests may have taken `limit`.
+    pub(super) fn adjust(&mut self, limit: Duration) {
+        if self.slowest_chunk > limit / 2 {
+            if self.window > 1 {
+                self.window /= 2;
+            } else {
+                self.chunk_sectors = (self.chunk_sectors / 2)
+                    .next_multiple_of(8)
+                    .max(LEAST_CHUNK_SECTORS.min(self.most_chunk_sectors));
+            }
+        } else if !self.slowest_chunk.is_zero() && self.slowest_chunk < limit / 4 {
+            if self.chunk_sectors < self.most_chunk_sectors {
+                self.chunk_sectors = (self.chunk_sectors * 2).min(self.most_chunk_sectors);
+            } else {
+                self.window = (self.window + 1).min(self.most_window);
+            }
+        }
+    }
+
+    /// The next period begins.
+    pub(super) const fn period_ends(&mut self) {
+        self.slowest_chunk = Duration::ZERO;
+    }
+
+    /// After a pause one chunk at a time has to show how the others will do.
+    pub(super) const fn narrow(&mut self) {
+        self.window = 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::MigrationId;
+
+    const LIMIT: Duration = Duration::from_millis(4);
+
+    #[test]
+    fn chunks_in_flight_follow_how_long_they_lock_their_addresses() {
+        let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
+        let mut periods = |count, took| {
+            for _ in 0..count {
+                flight.chunk_done(took);
+                flight.adjust(LIMIT);
+                flight.period_ends();
+            }
+            (flight.window(), flight.chunk_sectors())
+        };
+        assert_eq!(periods(20, LIMIT), (1, LEAST_CHUNK_SECTORS));
+        assert_eq!(periods(100, LIMIT / 8), (64, 256));
+    }
+}

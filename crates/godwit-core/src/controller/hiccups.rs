@@ -1,0 +1,31 @@
+//! How many requests of the guest may be answered without the destination although nothing pauses:
+//! hiccups are few, and a link that fails is not worth waiting for.
+
+/// Requests in a sampling period.
+const MOST: u32 = 64;
+/// The part of all requests lately, beyond as many.
+const MOST_PART: f64 = 0.01;
+
+/// Requests that were answered without the destination.
+#[derive(Debug, Default)]
+pub(super) struct Hiccups {
+    /// In this period.
+    now: u32,
+    /// Lately, decaying.
+    recent: f64,
+}
+
+impl Hiccups {
+    /// One more of `requests` lately: whether that is still few.
+    pub(super) fn allow(&mut self, requests: f64) -> bool {
+        self.now += 1;
+        self.recent += 1.0;
+        self.now <= MOST && self.recent <= f64::from(MOST) + requests * MOST_PART
+    }
+
+    /// A sampling period is over, of which this part is remembered.
+    pub(super) fn period_ends(&mut self, memory: f64) {
+        self.recent *= memory;
+        self.now = 0;
+    }
+}
