@@ -32,10 +32,16 @@ pub(super) async fn run(qmp: &Qmp, path: &Path) -> Result<(), QmpError> {
     let device = format!("unix:{},server=on,wait=off", escaped(path));
     let opened = monitor(qmp, &format!("gdbserver \"{device}\"")).await?;
     let detached = tokio::time::timeout(TIMEOUT, detach(path)).await;
-    monitor(qmp, "gdbserver none").await?;
+    let closed = monitor(qmp, "gdbserver none").await;
     let _ = std::fs::remove_file(path);
     match detached {
-        Ok(Ok(())) => Ok(()),
+        // A stub that stays open does the guest no harm.
+        Ok(Ok(())) => {
+            if let Err(error) = closed {
+                tracing::warn!(%error, "cannot close QEMU's debugger stub");
+            }
+            Ok(())
+        }
         Ok(Err(error)) => Err(QmpError::Unexpected(format!(
             "its debugger stub cannot be used: {error}; QEMU said: {}",
             opened.trim()

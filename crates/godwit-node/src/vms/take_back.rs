@@ -47,9 +47,12 @@ pub(super) async fn take_back(vm: &Vm, qmp: &Qmp, ran: bool) -> Result<TakenBack
             "" | "none" | "failed" | "cancelled" | "completed" => break,
             PULL_BROKEN => return let_go(vm, qmp, ran).await,
             // The connection broke as QEMU began to send the devices: some versions end the
-            // migration then without saying so.
-            "cancelling" if began.elapsed() >= CANCEL_USUALLY => return let_go(vm, qmp, ran).await,
-            "cancelling" => {}
+            // migration then without saying so, and the guest stands still.
+            "cancelling" => {
+                if began.elapsed() >= CANCEL_USUALLY && inspect::run_state(qmp).await? == STOPPED {
+                    return let_go(vm, qmp, ran).await;
+                }
+            }
             // It refuses to cancel what the destination could go on with, but the connection can be
             // broken, after which nothing moves by itself. It may have broken already.
             _ if status.starts_with("postcopy") => {

@@ -233,6 +233,21 @@ fn nbdkit(image: &Path, socket: &Path) -> Command {
     command
 }
 
+/// The arguments with which a `qemu-storage-daemon` opens an image as well as it can: on its node
+/// `disk`.
+pub fn storage_daemon_disk(image: &Path) -> [String; 4] {
+    let image = image.display();
+    let option = || String::from("--blockdev");
+    [
+        option(),
+        format!(
+            "driver=file,node-name=file,filename={image},cache.direct=on,aio=io_uring,discard=unmap"
+        ),
+        option(),
+        format!("driver=raw,node-name={DISK},file=file,cache.direct=on,discard=unmap"),
+    ]
+}
+
 fn storage_daemon(image: &Path, socket: &Path, front_end: FrontEnd, thread: bool) -> Command {
     let mut command = Command::new("qemu-storage-daemon");
     let in_thread = if thread {
@@ -241,16 +256,7 @@ fn storage_daemon(image: &Path, socket: &Path, front_end: FrontEnd, thread: bool
     } else {
         ""
     };
-    command
-        .arg("--blockdev")
-        .arg(format!(
-            "driver=file,node-name=file,filename={},cache.direct=on,aio=io_uring,discard=unmap",
-            image.display()
-        ))
-        .args([
-            "--blockdev",
-            "driver=raw,node-name=disk,file=file,cache.direct=on",
-        ]);
+    command.args(storage_daemon_disk(image));
     let socket = socket.display();
     match front_end {
         FrontEnd::Nbd => command
@@ -258,10 +264,10 @@ fn storage_daemon(image: &Path, socket: &Path, front_end: FrontEnd, thread: bool
             .arg(format!("addr.type=unix,addr.path={socket}"))
             .arg("--export")
             .arg(format!(
-                "type=nbd,id=export,node-name=disk,name={DISK},writable=on{in_thread}"
+                "type=nbd,id=export,node-name={DISK},name={DISK},writable=on{in_thread}"
             )),
         FrontEnd::VhostUserBlk => command.arg("--export").arg(format!(
-            "type=vhost-user-blk,id=export,node-name=disk,writable=on,addr.type=unix,\
+            "type=vhost-user-blk,id=export,node-name={DISK},writable=on,addr.type=unix,\
              addr.path={socket}{in_thread}"
         )),
     };

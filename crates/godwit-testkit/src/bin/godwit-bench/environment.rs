@@ -100,9 +100,9 @@ mod tests {
 
     #[test]
     fn the_closest_mount_counts() {
-        let mounts = "a / ext4 rw 0 0\nb /work tmpfs rw 0 0\nc /workshop xfs rw 0 0\n";
+        let mounts = "a / ext4 rw 0 0\nb /srv tmpfs rw 0 0\nc /srvfiles xfs rw 0 0\n";
         let kind = |path| file_system(mounts, Path::new(path));
-        assert_eq!(kind("/work/target"), "tmpfs");
+        assert_eq!(kind("/srv/target"), "tmpfs");
         assert_eq!(kind("/home"), "ext4");
     }
 

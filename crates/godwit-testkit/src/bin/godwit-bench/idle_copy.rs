@@ -7,16 +7,13 @@ use godwit_testkit::process::scratch_dir;
 use godwit_testkit::report::median;
 
 use crate::interrupt;
-use crate::noise::{await_quiet, disagree};
+use crate::noise::{AGREE, await_quiet, disagree};
 use crate::options::{Extent, Options};
 use crate::report::{IdleCopy, IdleCopyRound};
 use crate::suite::Suite;
 use crate::targets::Target;
 
 const GIB: u64 = 1 << 30;
-
-/// Repetitions of one thing may differ by this factor.
-const AGREE: f64 = 1.5;
 
 const WAYS: [Way; 5] = [Way::Godwit, Way::Disk, Way::Nbdcopy, Way::Loopback, Way::Cp];
 

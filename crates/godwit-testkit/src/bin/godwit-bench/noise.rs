@@ -14,6 +14,8 @@ const MOST_STOLEN: f64 = 0.05;
 const MOST_BUSY: f64 = 0.25;
 /// Of the measured cells, the part whose own repetitions may disagree.
 const MOST_NOISY: f64 = 0.25;
+/// Repetitions may differ by this factor where nothing moves under a guest's load.
+pub(crate) const AGREE: f64 = 1.5;
 /// How long a measurement waits for a quiet machine.
 const WAITS: u32 = 240;
 /// How long the machine is watched each time.

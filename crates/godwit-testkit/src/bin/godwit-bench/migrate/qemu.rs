@@ -10,6 +10,7 @@ use std::time::Duration;
 use godwit_testkit::nbd::{NbdConnection, NbdTarget};
 use godwit_testkit::network::Namespace;
 use godwit_testkit::process::{Process, cpu_seconds, wait_for};
+use godwit_testkit::steady::storage_daemon_disk;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
@@ -108,20 +109,12 @@ impl Mover for Qemu {
     }
 }
 
-/// A `qemu-storage-daemon` with an image on a node of the export's name.
+/// A `qemu-storage-daemon` with an image, on a node of the export's name.
 fn daemon(namespace: &Namespace, image: &Path) -> Command {
     let mut command = namespace.command();
     command
         .arg("qemu-storage-daemon")
-        .arg("--blockdev")
-        .arg(format!(
-            "driver=file,node-name=file,filename={},cache.direct=on,aio=io_uring,discard=unmap",
-            image.display()
-        ))
-        .arg("--blockdev")
-        .arg(format!(
-            "driver=raw,node-name={EXPORT},file=file,cache.direct=on,discard=unmap"
-        ));
+        .args(storage_daemon_disk(image));
     command
 }
 

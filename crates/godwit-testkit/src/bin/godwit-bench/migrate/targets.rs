@@ -45,15 +45,7 @@ fn of_case(ours: &Migrate, cells: &[Migrate]) -> Vec<Target> {
         && let Some(theirs) = blocking.lm_seconds
     {
         targets.push(time("LM time / write-blocking", 1.0, theirs));
-        targets.extend(degraded(ours, blocking).into_iter().flatten().map(
-            |(what, goal, value, least)| {
-                if least {
-                    Target::at_least(name(what), goal, value)
-                } else {
-                    Target::at_most(name(what), goal, value)
-                }
-            },
-        ));
+        targets.extend(degraded(ours, blocking, &name).into_iter().flatten());
     }
     if (ours.workload.as_str(), ours.rate_mbps, ours.link_gbps)
         == ("randwrite", Some(UNNOTICED), None)
@@ -76,28 +68,22 @@ fn of_case(ours: &Migrate, cells: &[Migrate]) -> Vec<Target> {
     targets
 }
 
-/// What is compared where write-blocking degrades the guest: a name, a goal, a value, and whether
-/// the goal is the least.
-type Comparison = (&'static str, f64, f64, bool);
-
-fn degraded(ours: &Migrate, blocking: &Migrate) -> Option<[Comparison; 2]> {
+/// What is compared where write-blocking degrades the guest.
+fn degraded(
+    ours: &Migrate,
+    blocking: &Migrate,
+    name: &dyn Fn(&str) -> String,
+) -> Option<[Target; 2]> {
     let (before, theirs) = (blocking.guest.before?, blocking.guest.during?);
     let during = ours.guest.during?;
     let degrades = theirs.mbps < before.mbps * KEPT || theirs.p9999_us > before.p9999_us * GROWN;
-    degrades.then_some([
-        (
-            "throughput during / write-blocking",
-            3.0,
-            during.mbps / theirs.mbps,
-            true,
-        ),
-        (
-            "p99.99 during / write-blocking",
-            1.0 / 3.0,
-            during.p9999_us / theirs.p9999_us,
-            false,
-        ),
-    ])
+    degrades.then(|| {
+        let (mbps, tail) = (during.mbps / theirs.mbps, during.p9999_us / theirs.p9999_us);
+        [
+            Target::at_least(name("throughput during / write-blocking"), 3.0, mbps),
+            Target::at_most(name("p99.99 during / write-blocking"), 1.0 / 3.0, tail),
+        ]
+    })
 }
 
 fn cpu(ours: &Migrate, peers: &[Option<&Migrate>], name: String) -> Target {

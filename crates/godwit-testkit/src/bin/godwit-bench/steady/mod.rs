@@ -1,9 +1,8 @@
 //! The scene in which a disk is served and does not move.
 //!
 //! Each server takes its turn alone, at the same image, under the same client; the order rotates
-//! from round to round. The client is the testkit's own: for an I/O it needs less of the CPU than
-//! fio with libnbd does, and speaks vhost-user-blk, too. Everything read is checked against what was
-//! written last, and after each turn the whole image.
+//! from round to round. The client is the testkit's own, the same for both front ends. Everything
+//! read is checked against what was written last, and after each turn the whole image.
 
 mod goals;
 
@@ -18,13 +17,10 @@ use godwit_testkit::steady::{FrontEnd, Kind, Measured, Server, Stamps, Workload}
 
 pub(crate) use self::goals::targets;
 use crate::interrupt;
-use crate::noise::{await_quiet, disagree};
+use crate::noise::{AGREE, await_quiet, disagree};
 use crate::options::{Extent, Options};
 use crate::report::Steady;
 use crate::suite::Suite;
-
-/// Repetitions of one thing may differ by this factor.
-const AGREE: f64 = 1.5;
 
 /// What the extent means here.
 struct Plan {
