@@ -2,6 +2,7 @@
 
 mod binary;
 mod command;
+mod memory_disk;
 mod node;
 
 use std::io;
@@ -17,6 +18,7 @@ pub use binary::{godwit_binary, release_binary};
 pub use command::{Failure, GodwitCommand};
 pub use node::{Node, NodeSpec};
 
+use self::memory_disk::MemoryDisk;
 use crate::network::Namespace;
 use crate::process::{run, scratch_dir};
 use crate::proxy::Proxy;
@@ -42,7 +44,7 @@ pub struct Cluster {
     nodes: Vec<Node>,
     certificates: PathBuf,
     dir: TempDir,
-    memory: Vec<TempDir>,
+    memory: Vec<MemoryDisk>,
     options: ClusterOptions,
 }
 
@@ -175,16 +177,14 @@ impl Cluster {
     }
 
     /// Puts the disks of a node that was only prepared into memory: what one machine has in place of
-    /// a second disk.
+    /// a second disk. There is room for this many bytes.
     ///
     /// # Errors
-    /// When the directory cannot be made.
-    pub fn put_in_memory(&mut self, name: &str) -> io::Result<()> {
-        let memory = tempfile::Builder::new()
-            .prefix("godwit-")
-            .tempdir_in("/dev/shm")?;
-        std::os::unix::fs::symlink(memory.path(), self.node(name).spec().dir.join("disks"))?;
-        self.memory.push(memory);
+    /// Without root, loop devices, or the memory.
+    pub fn put_in_memory(&mut self, name: &str, room: u64) -> io::Result<()> {
+        let disk = MemoryDisk::new(room)?;
+        std::os::unix::fs::symlink(disk.path(), self.node(name).spec().dir.join("disks"))?;
+        self.memory.push(disk);
         Ok(())
     }
 

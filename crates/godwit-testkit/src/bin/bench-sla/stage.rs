@@ -148,9 +148,9 @@ impl Stage {
         in_memory: bool,
     ) -> io::Result<Self> {
         let mut cluster = Cluster::prepare(&["a", "b"], nodes()?)?;
-        cluster.put_in_memory("b")?;
+        cluster.put_in_memory("b", bytes)?;
         if in_memory {
-            cluster.put_in_memory("a")?;
+            cluster.put_in_memory("a", bytes)?;
         }
         cluster.start_all()?;
         let image = random_image(cluster.dir(), bytes)?;
@@ -271,7 +271,7 @@ impl Neighbour {
     /// Nodes c and d on loopback, the destination's images in memory, as those of the guest's nodes.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let mut cluster = Cluster::prepare(&["c", "d"], nodes()?)?;
-        cluster.put_in_memory("d")?;
+        cluster.put_in_memory("d", bytes)?;
         cluster.start_all()?;
         let image = random_image(cluster.dir(), bytes)?;
         Ok(Self { cluster, image })

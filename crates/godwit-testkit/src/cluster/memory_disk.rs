@@ -1,0 +1,66 @@
+//! A file system on a disk in memory: what one machine has in place of a second disk.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::fs::FallocateFlags;
+
+use crate::process::run;
+
+/// What the file system needs for itself.
+const OVERHEAD: u64 = 128 << 20;
+
+/// An ext4 on a loop device over memory. All of that memory is taken at once and kept: a hypervisor
+/// that lends memory only when it is touched stops a processor for milliseconds each time, and a
+/// guest whose disk moves into such memory would wait for it.
+///
+/// It belongs to this process: when that ends, however it ends, the memory is free again.
+#[derive(Debug)]
+pub(super) struct MemoryDisk {
+    root: OwnedFd,
+}
+
+impl MemoryDisk {
+    /// A disk with room for this many bytes.
+    ///
+    /// # Errors
+    /// Without the right to mount, loop devices, or the memory.
+    pub(super) fn new(room: u64) -> io::Result<Self> {
+        let backing = tempfile::NamedTempFile::new_in("/dev/shm")?;
+        let bytes = room + room / 32 + OVERHEAD;
+        rustix::fs::fallocate(&backing, FallocateFlags::empty(), 0, bytes)
+            .map_err(|error| io::Error::other(format!("{bytes} bytes of memory: {error}")))?;
+        let attach = ["--find", "--show"];
+        let device = run(Command::new("losetup").args(attach).arg(backing.path()))?.stdout;
+        let device = String::from_utf8_lossy(&device);
+        let device = device.trim();
+        let mounted = mount(device);
+        // From here on it lives as long as it is mounted.
+        let detached = run(Command::new("losetup").args(["--detach", device]));
+        let root = mounted?;
+        detached?;
+        Ok(Self { root })
+    }
+
+    /// Where other processes find its root, too.
+    pub(super) fn path(&self) -> PathBuf {
+        let (process, root) = (std::process::id(), self.root.as_raw_fd());
+        PathBuf::from(format!("/proc/{process}/fd/{root}"))
+    }
+}
+
+/// Makes a file system and mounts it so that only who has it open still finds it.
+fn mount(device: &str) -> io::Result<OwnedFd> {
+    let features = "^has_journal";
+    let extended = "nodiscard,lazy_itable_init=0";
+    let format = ["-q", "-m", "0", "-O", features, "-E", extended];
+    run(Command::new("mkfs.ext4").args(format).arg(device))?;
+    let at = tempfile::tempdir()?;
+    run(Command::new("mount").arg(device).arg(at.path()))?;
+    let root = File::open(at.path());
+    run(Command::new("umount").arg("--lazy").arg(at.path()))?;
+    Ok(root?.into())
+}
