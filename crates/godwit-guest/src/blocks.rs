@@ -103,7 +103,7 @@ impl<'a> Blocks<'a> {
                 self.check(block as usize, 1);
             }
             if sequence.is_multiple_of(WRITES_A_SYNC) {
-                match self.file.sync_all() {
+                match self.timed(File::sync_all) {
                     Ok(()) => self.stats.synced(),
                     Err(error) => self.failed("sync", 0, &error),
                 }
@@ -125,7 +125,7 @@ impl<'a> Blocks<'a> {
             sequence,
         );
         let offset = block * BLOCK as u64;
-        match self.file.write_all_at(&self.buffer.0[..BLOCK], offset) {
+        match self.timed(|file| file.write_all_at(&self.buffer.0[..BLOCK], offset)) {
             Ok(()) => {
                 self.model[block as usize] = Known::Written(sequence);
                 self.stats.wrote(self.disk);
@@ -135,6 +135,13 @@ impl<'a> Blocks<'a> {
                 self.failed("write", block, &error);
             }
         }
+    }
+
+    fn timed(&self, request: impl FnOnce(&File) -> io::Result<()>) -> io::Result<()> {
+        let asked = Instant::now();
+        let answer = request(&self.file);
+        self.stats.answered(asked.elapsed());
+        answer
     }
 
     fn failed(&self, what: &str, block: u64, error: &io::Error) {
@@ -149,7 +156,10 @@ impl<'a> Blocks<'a> {
     fn check(&mut self, first: usize, count: usize) {
         let bytes = count * BLOCK;
         let offset = (first * BLOCK) as u64;
-        if let Err(error) = self.file.read_exact_at(&mut self.buffer.0[..bytes], offset) {
+        let asked = Instant::now();
+        let answer = self.file.read_exact_at(&mut self.buffer.0[..bytes], offset);
+        self.stats.answered(asked.elapsed());
+        if let Err(error) = answer {
             self.failed("read", first as u64, &error);
             return;
         }

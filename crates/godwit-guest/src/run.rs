@@ -26,7 +26,7 @@ const REPORT_EVERY: Duration = Duration::from_secs(1);
 /// When the load cannot begin or a disk cannot be unmounted. What goes wrong between is counted.
 pub(crate) fn run(options: &Options) -> io::Result<()> {
     let mounts = mount_all(&wait_for_disks(options.disks)?)?;
-    let stats = Stats::new(mounts.len());
+    let stats = Stats::new(mounts.len())?;
     let mut blocks = Vec::new();
     let mut files = Vec::new();
     for (disk, mount) in mounts.iter().enumerate() {

@@ -1,12 +1,20 @@
 //! Counters of everything that runs, and the guest's own view of gaps between writes.
 
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
 
 use crate::console;
 
 /// Problems described on the console; further ones are only counted.
 const DESCRIBED: u64 = 20;
+/// The longest latency that is told from longer ones, in microseconds: ten minutes.
+const LONGEST: u64 = 600_000_000;
+/// Significant digits of latencies.
+const DIGITS: u8 = 3;
 
 /// What all threads count. Gaps are those of the slowest disk.
 #[derive(Debug)]
@@ -21,6 +29,8 @@ pub(crate) struct Stats {
     mismatches: AtomicU64,
     mark: AtomicU64,
     disks: Vec<Progress>,
+    /// Microseconds of each request since the mark, on all disks: writes, reads and syncs.
+    latency: Mutex<Histogram<u64>>,
 }
 
 /// One disk's writes. Times are nanoseconds since the start.
@@ -34,8 +44,10 @@ struct Progress {
 }
 
 impl Stats {
-    pub(crate) fn new(disks: usize) -> Self {
-        Self {
+    /// # Errors
+    /// When there is no room for latencies.
+    pub(crate) fn new(disks: usize) -> io::Result<Self> {
+        Ok(Self {
             start: Instant::now(),
             reports: AtomicU64::new(0),
             reads: AtomicU64::new(0),
@@ -46,7 +58,14 @@ impl Stats {
             mismatches: AtomicU64::new(0),
             mark: AtomicU64::new(0),
             disks: (0..disks).map(|_| Progress::default()).collect(),
-        }
+            latency: Mutex::new(
+                Histogram::new_with_bounds(1, LONGEST, DIGITS).map_err(io::Error::other)?,
+            ),
+        })
+    }
+
+    fn latency(&self) -> MutexGuard<'_, Histogram<u64>> {
+        self.latency.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn now(&self) -> u64 {
@@ -61,6 +80,12 @@ impl Stats {
     /// A disk's writes are over: what follows is no gap.
     pub(crate) fn disk_ends(&self, disk: usize) {
         self.disks[disk].last.store(u64::MAX, Relaxed);
+    }
+
+    /// A request to a disk was answered, so long after it was made.
+    pub(crate) fn answered(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.latency().saturating_record(micros);
     }
 
     /// A write was acknowledged. At most one tick a millisecond is printed for each disk, so that
@@ -114,6 +139,7 @@ impl Stats {
             for disk in &self.disks {
                 disk.gap_since_mark.store(0, Relaxed);
             }
+            self.latency().reset();
         }
         console::say(&format!("{{\"marked\":{id}}}"));
     }
@@ -129,10 +155,22 @@ impl Stats {
             gap = gap.max(disk.gap_since_report.swap(0, Relaxed)).max(open);
             since_mark = since_mark.max(disk.gap_since_mark.load(Relaxed)).max(open);
         }
+        let latency = {
+            let latency = self.latency();
+            let at = |quantile| latency.value_at_quantile(quantile);
+            format!(
+                "{{\"p50_us\":{},\"p99_us\":{},\"p999_us\":{},\"max_us\":{}}}",
+                at(0.5),
+                at(0.99),
+                at(0.999),
+                latency.max()
+            )
+        };
         console::say(&format!(
             "{{\"seq\":{},\"uptime_ms\":{},\"writes\":{writes},\"reads\":{},\"syncs\":{},\
              \"file_operations\":{},\"memory_passes\":{},\"errors\":{},\"mismatches\":{},\
-             \"largest_gap_ms\":{:.3},\"gap_since_mark_ms\":{:.3},\"mark\":{}}}",
+             \"largest_gap_ms\":{:.3},\"gap_since_mark_ms\":{:.3},\"mark\":{},\
+             \"latency_since_mark\":{latency}}}",
             self.reports.fetch_add(1, Relaxed) + 1,
             now / 1_000_000,
             self.reads.load(Relaxed),
@@ -159,5 +197,26 @@ impl Stats {
             self.errors.load(Relaxed),
             self.mismatches.load(Relaxed),
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::{LONGEST, Stats};
+
+    #[test]
+    fn slow_requests_are_told_apart_until_the_mark() {
+        let stats = Stats::new(1).unwrap();
+        stats.answered(Duration::from_micros(80));
+        stats.answered(Duration::from_secs(3));
+        let near = |value: u64, expected: u64| value.abs_diff(expected) <= expected / 100;
+        assert!(near(stats.latency().value_at_quantile(0.5), 80));
+        assert!(near(stats.latency().max(), 3_000_000));
+        stats.answered(Duration::from_hours(1));
+        assert!(near(stats.latency().max(), LONGEST));
+        stats.set_mark(1);
+        assert_eq!(stats.latency().max(), 0);
     }
 }

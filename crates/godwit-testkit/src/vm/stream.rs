@@ -38,6 +38,21 @@ pub struct Report {
     pub gap_since_mark_ms: f64,
     /// The last mark.
     pub mark: u64,
+    /// How long requests to the disks took since then.
+    pub latency_since_mark: Latency,
+}
+
+/// How long a guest's writes, reads and syncs took, in microseconds of its own clock.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+pub struct Latency {
+    /// The median.
+    pub p50_us: u64,
+    /// The 99th percentile.
+    pub p99_us: u64,
+    /// The 99.9th percentile.
+    pub p999_us: u64,
+    /// The longest.
+    pub max_us: u64,
 }
 
 /// The guest's last word: every block, file and page was compared, the disks are unmounted.
@@ -172,7 +187,8 @@ mod tests {
             format!(
                 "{{\"seq\":{seq},\"uptime_ms\":1,\"writes\":1,\"reads\":1,\"syncs\":1,\
                  \"file_operations\":1,\"memory_passes\":1,\"errors\":0,\"mismatches\":0,\
-                 \"largest_gap_ms\":1.0,\"gap_since_mark_ms\":1.0,\"mark\":0}}\n"
+                 \"largest_gap_ms\":1.0,\"gap_since_mark_ms\":1.0,\"mark\":0,\
+                 \"latency_since_mark\":{{\"p50_us\":1,\"p99_us\":2,\"p999_us\":3,\"max_us\":4}}}}\n"
             )
         };
         for seq in 0..3 {
