@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use godwit_testkit::process::{Process, scratch_dir, wait_for};
 use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::vm::{
-    ConsoleSocket, Finished, GuestConsole, GuestImage, GuestMachine, check_disk, format_disk,
+    ConsoleSocket, Finished, GuestConsole, GuestImage, GuestMachine, MachineDisk, check_disk,
+    format_disk,
 };
 
 const SIZE: u64 = 96 << 20;
@@ -104,7 +105,7 @@ fn two_disks_without_an_error() {
         );
         format_disk(&image, SIZE).unwrap();
         daemons.push(serve(&image, &socket));
-        disks.push(socket);
+        disks.push(MachineDisk::VhostUser(socket));
         images.push(image);
     }
     let console = GuestConsole::new();
@@ -159,7 +160,11 @@ fn a_changed_disk_is_noticed() {
     let disk = socket(dir.path(), "disk.sock");
     let _daemon = serve(&image, &disk);
     let (console, line) = (GuestConsole::new(), socket(dir.path(), "console"));
-    let mut machine = GuestMachine::new(guest, vec![disk], ConsoleSocket::Listen(line.clone()));
+    let mut machine = GuestMachine::new(
+        guest,
+        vec![MachineDisk::VhostUser(disk)],
+        ConsoleSocket::Listen(line.clone()),
+    );
     machine.load.seed = turn.seed;
     let _qemu = machine.spawn(&[]).unwrap();
     console.attach(&line, PATIENCE).unwrap();
@@ -192,7 +197,11 @@ fn the_load_goes_on_where_the_machine_moves() {
     let path = |name: &str| socket(dir.path(), name);
     let machine = |disk: &Path, line: &str| {
         let line = ConsoleSocket::Listen(path(line));
-        let mut machine = GuestMachine::new(guest.clone(), vec![disk.into()], line);
+        let mut machine = GuestMachine::new(
+            guest.clone(),
+            vec![MachineDisk::VhostUser(disk.into())],
+            line,
+        );
         machine.load.seed = turn.seed;
         machine
     };

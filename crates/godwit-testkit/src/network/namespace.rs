@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -75,6 +76,23 @@ impl Namespace {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.name]);
         command
+    }
+
+    /// The processes that are inside.
+    ///
+    /// # Errors
+    /// When `/proc` cannot be read.
+    pub fn processes(&self) -> io::Result<Vec<u32>> {
+        let inside = std::fs::metadata(Path::new(NAMED).join(&self.name))?.ino();
+        let all = std::fs::read_dir("/proc")?.flatten();
+        let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        Ok(numbers
+            .filter(|number: &u32| {
+                // Of one that has just ended nobody knows.
+                let place = std::fs::metadata(format!("/proc/{number}/ns/net"));
+                place.is_ok_and(|place| place.ino() == inside)
+            })
+            .collect())
     }
 
     /// Runs `tc` with these arguments inside.

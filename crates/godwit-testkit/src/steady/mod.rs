@@ -13,6 +13,6 @@ mod vhost;
 mod workload;
 
 pub use device::Device;
-pub use server::{FrontEnd, Kind, Server, storage_daemon_disk};
+pub use server::{FrontEnd, Kind, Server, block_nodes};
 pub use stamps::Stamps;
 pub use workload::{Access, Measured, Workload};

@@ -233,18 +233,18 @@ fn nbdkit(image: &Path, socket: &Path) -> Command {
     command
 }
 
-/// The arguments with which a `qemu-storage-daemon` opens an image as well as it can: on its node
-/// `disk`.
-pub fn storage_daemon_disk(image: &Path) -> [String; 4] {
+/// The arguments with which QEMU or a `qemu-storage-daemon` opens an image as well as it can, on a
+/// block node of this name.
+pub fn block_nodes(name: &str, image: &Path) -> [String; 4] {
     let image = image.display();
     let option = || String::from("--blockdev");
     [
         option(),
         format!(
-            "driver=file,node-name=file,filename={image},cache.direct=on,aio=io_uring,discard=unmap"
+            "driver=file,node-name={name}-file,filename={image},cache.direct=on,aio=io_uring,discard=unmap"
         ),
         option(),
-        format!("driver=raw,node-name={DISK},file=file,cache.direct=on,discard=unmap"),
+        format!("driver=raw,node-name={name},file={name}-file,cache.direct=on,discard=unmap"),
     ]
 }
 
@@ -256,7 +256,7 @@ fn storage_daemon(image: &Path, socket: &Path, front_end: FrontEnd, thread: bool
     } else {
         ""
     };
-    command.args(storage_daemon_disk(image));
+    command.args(block_nodes(DISK, image));
     let socket = socket.display();
     match front_end {
         FrontEnd::Nbd => command

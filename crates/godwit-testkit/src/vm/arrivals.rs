@@ -46,6 +46,13 @@ impl Arrivals {
             .fold(self.largest, Duration::max)
     }
 
+    /// The writes of all disks by the last tick of each, and when the latest of these came.
+    pub(super) fn writes(&self) -> Option<(u64, Instant)> {
+        let known = || self.disks.iter().flatten();
+        let at = known().map(|last| last.at).max()?;
+        Some((known().map(|last| last.writes).sum(), at))
+    }
+
     /// Forgets the gaps so far.
     pub(super) fn mark(&mut self) {
         self.largest = Duration::ZERO;
@@ -74,6 +81,7 @@ mod tests {
         arrivals.tick(1, 9, at(30));
         arrivals.tick(0, 3, at(31));
         assert_eq!(arrivals.largest(at(31)), Duration::from_millis(30));
+        assert_eq!(arrivals.writes(), Some((12, at(31))));
         arrivals.mark();
         assert_eq!(arrivals.largest(at(33)), Duration::from_millis(3));
         // A repeated tick is no progress.
@@ -81,6 +89,7 @@ mod tests {
         assert_eq!(arrivals.largest(at(51)), Duration::from_millis(21));
         arrivals.end();
         assert_eq!(arrivals.largest(at(99)), Duration::ZERO);
+        assert_eq!(arrivals.writes(), None);
         // Nothing on the line makes the table grow without bound.
         arrivals.tick(usize::MAX, 1, at(99));
     }

@@ -178,6 +178,12 @@ impl GuestConsole {
         lock(&self.shared.heard).arrivals.largest(Instant::now())
     }
 
+    /// Writes of 4 KiB on all disks of which the host knows by their ticks, and when it learned of the
+    /// last one; none before the first.
+    pub fn writes(&self) -> Option<(u64, Instant)> {
+        lock(&self.shared.heard).arrivals.writes()
+    }
+
     /// Reports that came a second time, or after later ones: a guest that runs once numbers each
     /// anew, wherever it moves.
     pub fn repeated(&self) -> u64 {

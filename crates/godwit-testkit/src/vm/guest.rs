@@ -54,11 +54,20 @@ fn build() -> io::Result<GuestImage> {
 /// When the file exists, cannot be made, or mke2fs fails.
 pub fn format_disk(path: &Path, bytes: u64) -> io::Result<()> {
     File::create_new(path)?.set_len(bytes)?;
+    format_image(path)
+}
+
+/// Makes that file system on a raw image that exists. What the file system does not use of it keeps
+/// its content.
+///
+/// # Errors
+/// When mke2fs fails.
+pub fn format_image(path: &Path) -> io::Result<()> {
     // Without lazy initialization, which the guest's kernel would go on with behind the load.
     let mut mke2fs = tool("mke2fs");
     mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-E"]);
     run(mke2fs
-        .arg("lazy_itable_init=0,lazy_journal_init=0")
+        .arg("lazy_itable_init=0,lazy_journal_init=0,nodiscard")
         .arg(path))?;
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::process::Process;
+use crate::steady::block_nodes;
 use crate::vm::GuestImage;
 
 /// What the guest does. The default is little enough for an emulated CPU.
@@ -55,13 +56,23 @@ pub enum ConsoleSocket {
     Listen(PathBuf),
 }
 
-/// A machine: the guest, its disks over vhost-user, and its console.
+/// What a disk of the machine is to QEMU.
+#[derive(Clone, Debug)]
+pub enum MachineDisk {
+    /// Somebody else serves it, over vhost-user-blk at this socket.
+    VhostUser(PathBuf),
+    /// QEMU itself reads and writes this raw image, with direct I/O, as block node `diskN` in a thread
+    /// of its own: in QEMU's main loop a block job would delay the timers of an emulated processor.
+    Image(PathBuf),
+}
+
+/// A machine: the guest, its disks, and its console.
 #[derive(Clone, Debug)]
 pub struct GuestMachine {
     /// What it boots.
     pub guest: GuestImage,
-    /// The vhost-user-blk socket of each disk, in the order in which the guest sees them.
-    pub disks: Vec<PathBuf>,
+    /// Its disks, in the order in which the guest sees them.
+    pub disks: Vec<MachineDisk>,
     /// Its serial console.
     pub console: ConsoleSocket,
     /// Memory in MiB: at least 160 for the guest, and what the load checks.
@@ -74,7 +85,7 @@ pub struct GuestMachine {
 
 impl GuestMachine {
     /// A machine of 192 MiB with one CPU and the default load.
-    pub fn new(guest: GuestImage, disks: Vec<PathBuf>, console: ConsoleSocket) -> Self {
+    pub fn new(guest: GuestImage, disks: Vec<MachineDisk>, console: ConsoleSocket) -> Self {
         Self {
             guest,
             disks,
@@ -119,16 +130,8 @@ impl GuestMachine {
             }
         }
         all.add("-serial", "chardev:console");
-        for (index, socket) in self.disks.iter().enumerate() {
-            all.add_path(
-                "-chardev",
-                &format!("socket,id=disk{index},reconnect-ms=100,path="),
-                socket,
-            );
-            all.add(
-                "-device",
-                &format!("vhost-user-blk-pci,id=vhost{index},chardev=disk{index}"),
-            );
+        for (index, disk) in self.disks.iter().enumerate() {
+            all.add_disk(index, disk, self.cpus);
         }
         all.0
     }
@@ -154,6 +157,30 @@ impl Arguments {
         self.0.push(option.into());
         if !value.is_empty() {
             self.0.push(value.into());
+        }
+    }
+
+    fn add_disk(&mut self, index: usize, disk: &MachineDisk, cpus: u32) {
+        match disk {
+            MachineDisk::VhostUser(socket) => {
+                self.add_path(
+                    "-chardev",
+                    &format!("socket,id=disk{index},reconnect-ms=100,path="),
+                    socket,
+                );
+                self.add(
+                    "-device",
+                    &format!("vhost-user-blk-pci,id=vhost{index},chardev=disk{index}"),
+                );
+            }
+            MachineDisk::Image(image) => {
+                let node = format!("disk{index}");
+                self.0.extend(block_nodes(&node, image).map(OsString::from));
+                self.add("-object", &format!("iothread,id=thread{index}"));
+                let device =
+                    format!("virtio-blk-pci,drive={node},num-queues={cpus},iothread=thread{index}");
+                self.add("-device", &device);
+            }
         }
     }
 

@@ -16,7 +16,7 @@ mod on_nodes;
 mod stream;
 
 pub use console::GuestConsole;
-pub use guest::{GuestImage, check_disk, format_disk};
-pub use machine::{ConsoleSocket, GuestLoad, GuestMachine};
+pub use guest::{GuestImage, check_disk, format_disk, format_image};
+pub use machine::{ConsoleSocket, GuestLoad, GuestMachine, MachineDisk};
 pub use on_nodes::{Gaps, NodeGuest, VM};
-pub use stream::{Finished, Report};
+pub use stream::{Finished, Latency, Report};

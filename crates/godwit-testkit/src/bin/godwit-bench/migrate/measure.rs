@@ -8,11 +8,11 @@ use godwit_testkit::moved::compare_images;
 
 use super::case::Case;
 use super::mover::{Mover, Moving};
-use super::site::Site;
 use crate::interrupt;
 use crate::noise::await_quiet;
 use crate::options::Extent;
 use crate::report::{Guest, Move, Point, Seen};
+use crate::site::Site;
 
 /// How often a move is looked at; its time is known to about this much.
 const LOOK: Duration = Duration::from_millis(50);

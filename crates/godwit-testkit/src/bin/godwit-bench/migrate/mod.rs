@@ -6,9 +6,7 @@ mod godwit;
 mod measure;
 mod mover;
 mod qemu;
-mod qmp;
 mod selection;
-mod site;
 pub(crate) mod targets;
 
 use std::io;
@@ -19,9 +17,9 @@ use self::cell::Standard;
 use self::measure::{Quiet, measure};
 use self::mover::Mover;
 pub(crate) use self::selection::Selection;
-use self::site::Site;
 use crate::options::{Extent, Options};
 use crate::report::Move;
+use crate::site::{self, Site};
 use crate::suite::Suite;
 
 /// A move may take this long, however fast an idle disk moves; in a quick run, whose disks are small

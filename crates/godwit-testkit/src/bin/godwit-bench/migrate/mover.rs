@@ -9,7 +9,7 @@ use godwit_testkit::nbd::NbdTarget;
 
 use super::godwit::Godwit;
 use super::qemu::{CopyMode, Qemu};
-use super::site::Site;
+use crate::site::Site;
 
 /// Something that moves disks.
 pub(crate) trait Mover: Debug {

@@ -10,13 +10,13 @@ use std::time::Duration;
 use godwit_testkit::nbd::{NbdConnection, NbdTarget};
 use godwit_testkit::network::Namespace;
 use godwit_testkit::process::{Process, cpu_seconds, wait_for};
-use godwit_testkit::steady::storage_daemon_disk;
+use godwit_testkit::steady::block_nodes;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
 use super::mover::{Mover, Moving};
-use super::qmp::Qmp;
-use super::site::Site;
+use crate::qmp::Qmp;
+use crate::site::Site;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const EXPORT: &str = "disk";
@@ -114,7 +114,7 @@ fn daemon(namespace: &Namespace, image: &Path) -> Command {
     let mut command = namespace.command();
     command
         .arg("qemu-storage-daemon")
-        .args(storage_daemon_disk(image));
+        .args(block_nodes(EXPORT, image));
     command
 }
 
