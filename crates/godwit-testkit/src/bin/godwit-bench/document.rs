@@ -1,13 +1,12 @@
 //! `docs/benchmarks.md`: a report for people, every number of it from one run.
 
-use std::fmt::Write;
 use std::io;
 use std::path::Path;
 
 use crate::migrate::targets::case;
 use crate::options::Extent;
 use crate::plots::{self, Plot};
-use crate::report::{Migrate, Report, Seen, State};
+use crate::report::{Migrate, Report, Seen, State, Vm, VmSeen};
 
 /// Writes the document and its plots.
 ///
@@ -42,6 +41,9 @@ fn text(report: &Report, plots: &[Plot]) -> String {
     if !report.steady.is_empty() {
         text += &steady(report);
     }
+    if !report.vm.is_empty() {
+        text += &vm(&report.vm);
+    }
     if let Some(copy) = &report.idle_copy {
         text += &format!(
             "\n## An idle disk\n\n{}{}",
@@ -70,6 +72,10 @@ fn introduction(report: &Report) -> String {
         .iter()
         .map(|program| format!("- {}\n", program.version))
         .collect();
+    let left_out = match report.left_out.as_slice() {
+        [] => String::new(),
+        scenes => format!("Not part of this run: {}.\n\n", scenes.join(", ")),
+    };
     // What follows the number is a distribution's or a cloud's own.
     let kernel = environment.kernel.split('-').next().unwrap_or_default();
     format!(
@@ -81,6 +87,7 @@ fn introduction(report: &Report) -> String {
          {} cores ({}), {:.0} GiB of memory, Linux {kernel}, images on {}, everything on one \
          machine: source, destination and guest share its cores and its disk.\n\n\
          {}\n\
+         {left_out}\
          Noise: a hypervisor took {:.1} % of the CPU time; {} of {} cells are noisy.\n",
         environment.cores,
         environment.cpu,
@@ -98,34 +105,45 @@ fn migrate(cells: &[Migrate]) -> String {
         Throughput in MB/s, latencies in milliseconds, before → during. A time in parentheses is \
         when a move was given up that had not converged.\n"
         .to_owned();
-    let mut last = String::new();
-    for cell in cells {
-        let name = case(cell);
-        if name != last {
-            let _ = write!(
-                text,
-                "\n### {name}\n\n{} MiB image, {} round(s)\n\n{}",
-                cell.image_bytes >> 20,
-                cell.rounds.len(),
-                header(&[
-                    "",
-                    "time, s",
-                    "wire, MB",
-                    "CPU s per GB",
-                    "throughput",
-                    "p50",
-                    "p99",
-                    "p99.9",
-                    "p99.99",
-                    "longest",
-                    "blackout, ms",
-                ])
-            );
-            last = name;
-        }
-        text += &rows([row(cell)]);
-    }
+    let titles = [
+        "",
+        "time, s",
+        "wire, MB",
+        "CPU s per GB",
+        "throughput",
+        "p50",
+        "p99",
+        "p99.9",
+        "p99.99",
+        "longest",
+        "blackout, ms",
+    ];
+    let heading = |cell: &Migrate| heading(&case(cell), cell.image_bytes, cell.rounds.len());
+    text += &tables(cells, heading, &titles, row);
     text
+}
+
+fn heading(name: &str, image_bytes: u64, rounds: usize) -> String {
+    let mebibytes = image_bytes >> 20;
+    format!("### {name}\n\n{mebibytes} MiB image, {rounds} round(s)")
+}
+
+/// A table for all cells that follow each other under the same heading.
+fn tables<T>(
+    cells: &[T],
+    heading: impl Fn(&T) -> String,
+    titles: &[&str],
+    row: fn(&T) -> Vec<String>,
+) -> String {
+    let one = |cells: &[T]| {
+        let heading = cells.first().map(&heading).unwrap_or_default();
+        let rows = rows(cells.iter().map(row));
+        format!("\n{heading}\n\n{}{rows}", header(titles))
+    };
+    cells
+        .chunk_by(|one, two| heading(one) == heading(two))
+        .map(one)
+        .collect()
 }
 
 fn row(cell: &Migrate) -> Vec<String> {
@@ -139,23 +157,13 @@ fn row(cell: &Migrate) -> Vec<String> {
         _ => "-".to_owned(),
     };
     let gigabytes = cell.image_bytes as f64 / 1e9;
-    let time = match (cell.lm_seconds, cell.lm_seconds_spread) {
-        (Some(seconds), Some([least, most])) if cell.rounds.len() > 1 => format!(
-            "{} ({}–{})",
-            number(seconds, 2),
-            number(least, 2),
-            number(most, 2)
-        ),
-        (Some(seconds), _) => number(seconds, 2),
-        (None, _) => format!("({:.0})", cell.limit_seconds),
-    };
     vec![
-        if cell.noisy {
-            format!("{} (noisy)", cell.mover)
-        } else {
-            cell.mover.clone()
-        },
-        time,
+        who(&cell.mover, cell.noisy),
+        time(
+            cell.lm_seconds,
+            cell.lm_seconds_spread.filter(|_| cell.rounds.len() > 1),
+            cell.limit_seconds,
+        ),
         number(cell.wire_bytes / 1e6, 0),
         number(cell.cpu_seconds / gigabytes, 2),
         both(|seen| seen.mbps, 1),
@@ -194,6 +202,83 @@ fn steady(report: &Report) -> String {
         ]),
         rows(cells)
     )
+}
+
+fn vm(cells: &[Vm]) -> String {
+    let mut text = "\n## A machine that moves while its guest works\n\n\
+        The guest runs on an emulated processor, so its own work is part of the CPU time. Throughput \
+        in MB/s, latencies in milliseconds of the guest's clock, before → during. A time in \
+        parentheses is when a move was given up that had not converged.\n"
+        .to_owned();
+    let titles = [
+        "",
+        "time, s",
+        "blackout, ms",
+        "of it stopped, ms",
+        "wire, MB",
+        "throughput",
+        "p50",
+        "p99",
+        "p99.9",
+        "longest",
+        "CPU s",
+        "CPU s per second before",
+    ];
+    let heading = |cell: &Vm| {
+        let load = crate::vm::load(cell.rate_mbps);
+        heading(&load, cell.image_bytes, cell.rounds.len())
+    };
+    text += &tables(cells, heading, &titles, vm_row);
+    text
+}
+
+fn vm_row(cell: &Vm) -> Vec<String> {
+    let both = |pick: fn(&VmSeen) -> f64, digits| {
+        let guest = &cell.guest;
+        format!(
+            "{} → {}",
+            number(pick(&guest.before), digits),
+            number(pick(&guest.during), digits)
+        )
+    };
+    let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| number(ms, 0));
+    vec![
+        who(&cell.mover, cell.noisy),
+        time(
+            cell.lm_seconds,
+            cell.lm_seconds_spread.filter(|_| cell.rounds.len() > 1),
+            cell.limit_seconds,
+        ),
+        ms(cell.blackout_ms),
+        ms(cell.stopped_ms),
+        number(cell.wire_bytes / 1e6, 0),
+        both(|seen| seen.mbps, 2),
+        both(|seen| seen.p50_us / 1000.0, 2),
+        both(|seen| seen.p99_us / 1000.0, 1),
+        both(|seen| seen.p999_us / 1000.0, 1),
+        both(|seen| seen.max_us / 1000.0, 0),
+        number(cell.cpu_seconds, 2),
+        number(cell.cpu_before, 2),
+    ]
+}
+
+fn who(mover: &str, noisy: bool) -> String {
+    let word = if noisy { " (noisy)" } else { "" };
+    format!("{mover}{word}")
+}
+
+/// The time of a move, and when it was given up if it has none.
+fn time(seconds: Option<f64>, spread: Option<[f64; 2]>, limit: f64) -> String {
+    match (seconds, spread) {
+        (Some(seconds), Some([least, most])) => format!(
+            "{} ({}–{})",
+            number(seconds, 2),
+            number(least, 2),
+            number(most, 2)
+        ),
+        (Some(seconds), None) => number(seconds, 2),
+        (None, _) => format!("({limit:.0})"),
+    }
 }
 
 fn targets(report: &Report) -> String {

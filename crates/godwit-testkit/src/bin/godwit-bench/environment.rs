@@ -33,7 +33,8 @@ pub(crate) struct Program {
     pub(crate) version: String,
 }
 
-const PROGRAMS: [&str; 5] = [
+const PROGRAMS: [&str; 6] = [
+    "qemu-system-x86_64",
     "qemu-storage-daemon",
     "qemu-nbd",
     "fio",

@@ -15,12 +15,13 @@ mod site;
 mod steady;
 mod suite;
 mod targets;
+mod vm;
 
 use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 
 use self::noise::Noise;
 use self::options::{Arguments, Command, Extent, Options, Scene};
@@ -62,14 +63,24 @@ fn bench(extent: Extent, options: &Options) -> io::Result<()> {
 }
 
 fn scenes(options: &Options, suite: &mut Suite) -> io::Result<()> {
-    if options.wants(Scene::Migrate) {
+    let extent = suite.report.extent;
+    for scene in Scene::value_variants() {
+        if !options.wants(*scene, extent) {
+            println!("not part of this run: scene {}", scene.name());
+            suite.report.left_out.push(scene.name());
+        }
+    }
+    if options.wants(Scene::Migrate, extent) {
         migrate::run(options, suite)?;
     }
-    if options.wants(Scene::Steady) {
+    if options.wants(Scene::Steady, extent) {
         steady::run(options, suite)?;
     }
-    if options.wants(Scene::IdleCopy) {
+    if options.wants(Scene::IdleCopy, extent) {
         idle_copy::run(options, suite)?;
+    }
+    if options.wants(Scene::Vm, extent) {
+        vm::run(options, suite)?;
     }
     suite.save()
 }

@@ -49,12 +49,22 @@ pub(crate) enum Scene {
     Steady,
     /// A disk moves that nobody uses
     IdleCopy,
+    /// A virtual machine moves with its disk; not part of a quick run unless it is asked for
+    Vm,
+}
+
+impl Scene {
+    /// Its name on the command line.
+    pub(crate) fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 /// What is measured.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Scenes to run; all when left out
+    /// Scenes to run; all when left out, in a quick run all but vm
     #[arg(long = "scene", value_name = "SCENE")]
     pub(crate) scenes: Vec<Scene>,
     /// How often everything is repeated; medians are reported
@@ -68,8 +78,36 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Whether the scene was asked for.
-    pub(crate) fn wants(&self, scene: Scene) -> bool {
-        self.scenes.is_empty() || self.scenes.contains(&scene)
+    /// Whether the scene is part of the run: those that were asked for, or else all; but there is no
+    /// time for every one in a quick run.
+    pub(crate) fn wants(&self, scene: Scene, extent: Extent) -> bool {
+        if self.scenes.is_empty() {
+            extent == Extent::Full || scene != Scene::Vm
+        } else {
+            self.scenes.contains(&scene)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(arguments: &[&str]) -> Options {
+        let words = ["godwit-bench", "quick"].iter().chain(arguments);
+        match Arguments::parse_from(words).command {
+            Command::Quick(options) => options,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_machine_moves_in_full_and_when_asked_for() {
+        let all = options(&[]);
+        assert!(all.wants(Scene::Vm, Extent::Full) && !all.wants(Scene::Vm, Extent::Quick));
+        assert!(all.wants(Scene::Steady, Extent::Quick));
+        let one = options(&["--scene", "vm"]);
+        assert!(one.wants(Scene::Vm, Extent::Quick) && !one.wants(Scene::Steady, Extent::Full));
+        assert_eq!(Scene::IdleCopy.name(), "idle-copy");
     }
 }

@@ -27,6 +27,9 @@ pub(crate) struct Report {
     pub(crate) refused: Option<String>,
     /// How much was measured.
     pub(crate) extent: Extent,
+    /// Scenes that are not part of it.
+    #[serde(default)]
+    pub(crate) left_out: Vec<String>,
     /// On what.
     pub(crate) environment: Environment,
     /// How quiet the machine was.
@@ -35,6 +38,9 @@ pub(crate) struct Report {
     pub(crate) migrate: Vec<Migrate>,
     /// Disks that were served and did not move.
     pub(crate) steady: Vec<Steady>,
+    /// Machines that moved with their disks while their guests worked.
+    #[serde(default)]
+    pub(crate) vm: Vec<Vm>,
     /// A disk that moved while nobody used it.
     pub(crate) idle_copy: Option<IdleCopy>,
     /// What the numbers are held against.
@@ -140,6 +146,91 @@ pub(crate) struct Point {
     pub(crate) max_us: f64,
 }
 
+/// One load and mover of a machine: medians over the rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Vm {
+    /// What the guest writes, in MB/s, null for as much as it can.
+    pub(crate) rate_mbps: Option<f64>,
+    /// Who moved the machine.
+    pub(crate) mover: String,
+    /// The disk's size.
+    pub(crate) image_bytes: u64,
+    /// A move that took longer had not converged.
+    pub(crate) limit_seconds: f64,
+    /// Whether the move ended in time, in every round.
+    pub(crate) converged: bool,
+    /// From the command to the guest running at the destination with the source released; null unless
+    /// it converged.
+    pub(crate) lm_seconds: Option<f64>,
+    /// The least and the most of the rounds' `lm_seconds`.
+    pub(crate) lm_seconds_spread: Option<[f64; 2]>,
+    /// The longest time between two completed writes of the guest during the move, on the host's clock;
+    /// null unless it converged.
+    pub(crate) blackout_ms: Option<f64>,
+    /// The part of it in which QEMU had stopped the guest.
+    pub(crate) stopped_ms: Option<f64>,
+    /// What the guest saw.
+    pub(crate) guest: VmGuest,
+    /// CPU seconds of all QEMUs and nodes during the move. An emulated guest's own work is in it.
+    pub(crate) cpu_seconds: f64,
+    /// CPU seconds that they used for each second before it.
+    pub(crate) cpu_before: f64,
+    /// Bytes that left the source's host and came back, headers included.
+    pub(crate) wire_bytes: f64,
+    /// Whether the rounds disagree about the guest before the move, or it had much less than others then.
+    pub(crate) noisy: bool,
+    /// Every repetition.
+    pub(crate) rounds: Vec<VmMove>,
+}
+
+/// One move of a machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct VmMove {
+    /// Whether it ended in time.
+    pub(crate) converged: bool,
+    /// From the command to the end, or to giving up.
+    pub(crate) seconds: f64,
+    /// As in [`Vm`].
+    pub(crate) blackout_ms: Option<f64>,
+    /// As in [`Vm`].
+    pub(crate) stopped_ms: Option<f64>,
+    /// As in [`Vm`].
+    pub(crate) guest: VmGuest,
+    /// As in [`Vm`].
+    pub(crate) cpu_seconds: f64,
+    /// As in [`Vm`].
+    pub(crate) cpu_before: f64,
+    /// As in [`Vm`].
+    pub(crate) wire_bytes: u64,
+    /// Writes that the guest made in all. It compared every block of its file with what it had written.
+    pub(crate) verified_writes: u64,
+}
+
+/// What a machine's guest saw.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct VmGuest {
+    /// With nothing moving.
+    pub(crate) before: VmSeen,
+    /// While the machine moved.
+    pub(crate) during: VmSeen,
+}
+
+/// A guest's throughput, and how long its writes, reads and syncs took on its own clock, which stands
+/// still while it is stopped.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct VmSeen {
+    /// What it wrote in MB/s, on the host's clock.
+    pub(crate) mbps: f64,
+    /// Median latency.
+    pub(crate) p50_us: f64,
+    /// 99th percentile.
+    pub(crate) p99_us: f64,
+    /// 99.9th percentile.
+    pub(crate) p999_us: f64,
+    /// The longest.
+    pub(crate) max_us: f64,
+}
+
 /// One server, front end and load: medians over the rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Steady {
@@ -214,10 +305,12 @@ impl Report {
             state: State::Partial,
             refused: None,
             extent,
+            left_out: Vec::new(),
             environment,
             noise: Noise::default(),
             migrate: Vec::new(),
             steady: Vec::new(),
+            vm: Vec::new(),
             idle_copy: None,
             targets: Vec::new(),
         }
@@ -230,6 +323,7 @@ impl Report {
             .iter()
             .map(|cell| cell.noisy)
             .chain(self.steady.iter().map(|cell| cell.noisy))
+            .chain(self.vm.iter().map(|cell| cell.noisy))
             .chain(self.idle_copy.iter().map(|cell| cell.noisy))
             .collect();
         (noisy.len(), noisy.iter().filter(|noisy| **noisy).count())

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::report::Report;
-use crate::{idle_copy, migrate, steady};
+use crate::{idle_copy, migrate, steady, vm};
 
 /// One goal and what became of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -27,6 +27,7 @@ pub(crate) struct Target {
 pub(crate) fn all(report: &Report) -> Vec<Target> {
     let mut targets = migrate::targets::of(&report.migrate);
     targets.extend(steady::targets(&report.steady));
+    targets.extend(vm::targets::of(&report.vm));
     targets.extend(report.idle_copy.as_ref().map(idle_copy::target));
     targets
 }
