@@ -4,6 +4,8 @@
 
 use core::time::Duration;
 
+use super::blame::Blame;
+use super::climb::Climb;
 use super::flight::Flight;
 use super::hiccups::Hiccups;
 use super::pacer::Pacer;
@@ -23,8 +25,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Copies and delayed writes start at this rate and never go below the least.
 const FIRST_RATE: u64 = 32 << 20;
 const LEAST_RATE: u64 = 4 << 20;
-/// The least when nobody stated the promise: as much as half of what the guest itself reads and
-/// writes, and never less than this. What no user asked for is not worth a migration without an end.
+/// The least when nobody stated the promise: as much as the guest itself reads and writes, and never
+/// less than this. What no user asked for is not worth a migration without an end.
 const LEAST_AUTOMATIC_RATE: u64 = 32 << 20;
 /// When only delayed writes are left they must outrun what pauses add to them.
 const LEAST_LAST_RATE: u64 = 16 << 20;
@@ -61,14 +63,15 @@ pub(super) struct Governor {
     /// How much longer than that they take although copies hardly move: at least 1.
     crept: f64,
     throughput: Option<Throughput>,
+    /// Only when nobody stated the promise.
+    blame: Option<Blame>,
     /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
     recent_late: f64,
     recent_bytes: f64,
     hiccups: Hiccups,
     rate: u64,
-    /// Nothing has spoken against a higher rate yet.
-    slow_start: bool,
+    climb: Climb,
     spent: u64,
     budget: Pacer,
     delayed: Pacer,
@@ -101,12 +104,13 @@ impl Governor {
             throughput: options
                 .guest_rate
                 .map(|reference| Throughput::new(reference, now)),
+            blame: options.guest_rate.map(|_| Blame::default()),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,
             hiccups: Hiccups::default(),
             rate: FIRST_RATE,
-            slow_start: true,
+            climb: Climb::new(),
             spent: 0,
             budget: Pacer::new(FIRST_RATE, now),
             delayed: Pacer::new(delayed, now),
@@ -226,8 +230,8 @@ impl Governor {
         if let Some(throughput) = &mut self.throughput
             && throughput.count(now, self.answered) == Some(false)
         {
+            self.climb.yielded_at(self.rate);
             self.rate = self.rate / 10 * 7;
-            self.slow_start = false;
         }
         let least = self.least_rate();
         let least = if copying {
@@ -256,7 +260,7 @@ impl Governor {
             return LEAST_RATE;
         }
         let lately = SAMPLING.as_secs_f64() / (1.0 - MEMORY);
-        LEAST_AUTOMATIC_RATE.max((self.recent_bytes / lately / 2.0) as u64)
+        LEAST_AUTOMATIC_RATE.max((self.recent_bytes / lately) as u64)
     }
 
     fn adjust(&mut self, worst: Duration, promised: Duration, still: bool) {
@@ -270,16 +274,22 @@ impl Governor {
         // The percentile allows a few late requests; half of them are kept for what is nobody's
         // fault.
         let strained = worst > comfort && self.recent_late > self.allowance() / 2.0;
-        self.crept = eased(self.crept, strained && self.rate <= self.least_rate());
-        if strained {
+        let creeps = self.rate <= self.least_rate();
+        self.crept = eased(self.crept, strained && creeps);
+        // What the user stated is kept whatever stands against it.
+        let blamed = match &mut self.blame {
+            Some(blame) => blame.lies_with_copies(strained, creeps),
+            None => strained,
+        };
+        self.climb.period_ends(self.rate, strained);
+        if blamed {
+            self.climb.yielded();
             self.rate = self.rate / 10 * 7;
-            self.slow_start = false;
-        } else if !self.throughput.as_ref().is_some_and(Throughput::is_short) {
+        } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.
             let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
             if used >= self.rate / 2 {
-                let part = if self.slow_start { 16 } else { 64 };
-                self.rate += self.rate / part + (64 << 10);
+                self.rate += self.climb.rise(self.rate);
             }
         }
         self.flight.adjust(limit);
@@ -313,8 +323,8 @@ impl Governor {
         } else {
             SHORTEST_PAUSE
         };
+        self.climb.yielded_at(self.rate);
         self.rate = (self.rate / 4 * 3).max(self.least_rate());
-        self.slow_start = false;
         self.flight.narrow();
         now.after(self.pause)
     }
@@ -496,10 +506,36 @@ mod tests {
         assert_eq!(slowest(None, None, BLOCK), LEAST_RATE, "the user stated it");
         let budget = Some(LEAST_AUTOMATIC_RATE / 2);
         assert_eq!(slowest(Some(20_000), budget, BLOCK), LEAST_RATE);
-        assert_eq!(slowest(Some(20_000), None, BLOCK), LEAST_AUTOMATIC_RATE);
-        // 10,000 requests of 64 KiB in a second: half of it, nearly.
-        let half = slowest(Some(20_000), None, Bytes(64 << 10));
-        assert!((300_000_000..=330_000_000).contains(&half), "{half}");
+        assert_eq!(
+            slowest(Some(20_000), None, Bytes(512)),
+            LEAST_AUTOMATIC_RATE
+        );
+        // 10,000 requests of 64 KiB in a second, nearly.
+        let guests = slowest(Some(20_000), None, Bytes(64 << 10));
+        assert!((600_000_000..=660_000_000).contains(&guests), "{guests}");
+    }
+
+    #[test]
+    fn a_machine_that_stays_the_same_is_used_well_and_seldom_too_much() {
+        const BEARABLE: u64 = 300 << 20;
+        let mut governor = governor(|_| {});
+        let (mut used, mut strained) = (0, 0);
+        for number in 1..=4000 {
+            let rate = governor.rate;
+            governor.spend(rate / 100, false);
+            let worst = if rate > BEARABLE {
+                LIMIT * 2
+            } else {
+                LIMIT / 4
+            };
+            period(&mut governor, number, worst);
+            if number > 1000 {
+                used += rate;
+                strained += u32::from(rate > BEARABLE);
+            }
+        }
+        assert!(used / 3000 > BEARABLE / 20 * 17, "{}", used / 3000);
+        assert!((5..=30).contains(&strained), "{strained} of 3000");
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The controller of one disk on one node.
 
+mod blame;
+mod climb;
 mod convergence;
 mod delayed_table;
 mod delayed_writes;

@@ -14,8 +14,9 @@ pub(super) struct Pacer {
     refilled: Time,
 }
 
-/// Unused budget is kept for this long, so that short stalls do not cost throughput.
-const BURST: Duration = Duration::from_millis(20);
+/// Unused budget is kept for this long: enough that timers that are late do not cost throughput, and no
+/// burst that the guest would wait for just when it catches up after a stall.
+const BURST: Duration = Duration::from_millis(4);
 
 impl Pacer {
     pub(super) fn new(bytes_per_second: u64, now: Time) -> Self {

@@ -1,0 +1,80 @@
+//! Whether the guest's waits are the migration's doing. A machine has its own reasons: whatever copies
+//! do, now and then a processor stands still for milliseconds. One such wait says nothing about their
+//! rate, several do.
+
+/// What is remembered of the past after a sampling period: about two seconds' worth in all.
+const MEMORY: f64 = 0.995;
+/// The part of sampling periods that may be strained without anybody's fault.
+const BORNE: f64 = 0.01;
+/// So many strained periods on end are no accident; and in as many more it shows what yielding did.
+const ON_END: u32 = 3;
+/// How soon it is learnt, and forgotten again, what the machine does by itself.
+const LEARN: f64 = 0.005;
+const FORGET: f64 = 0.9995;
+
+/// What strained the guest lately.
+#[derive(Debug, Default)]
+pub(super) struct Blame {
+    /// Strained periods lately, decaying.
+    recent: f64,
+    on_end: u32,
+    /// The part of periods that are strained while copies hardly move.
+    inherent: f64,
+}
+
+impl Blame {
+    /// A sampling period is over, strained or not, in which copies did or did not hardly move. Whether
+    /// it is time for them to yield.
+    pub(super) fn lies_with_copies(&mut self, strained: bool, crept: bool) -> bool {
+        let now = f64::from(u8::from(strained));
+        self.recent = self.recent * MEMORY + now;
+        if crept {
+            self.inherent += (now - self.inherent) * LEARN;
+        } else {
+            self.inherent *= FORGET;
+        }
+        self.on_end = if strained { self.on_end + 1 } else { 0 };
+        let borne = (BORNE + self.inherent * 2.0) / (1.0 - MEMORY);
+        let long = self.on_end.is_multiple_of(ON_END);
+        let often = self.recent > borne + 1.0 && self.on_end < ON_END;
+        let blamed = strained && (long || often);
+        if blamed {
+            // What changes with that has to show before more follows.
+            self.recent = self.recent.min(borne / 2.0);
+        }
+        blamed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often copies yield in so many periods, of which one in `every` is strained.
+    fn yields(blame: &mut Blame, periods: u32, every: u32, crept: bool) -> usize {
+        let mut blamed = |number: u32| blame.lies_with_copies(number.is_multiple_of(every), crept);
+        (1..=periods).filter(|number| blamed(*number)).count()
+    }
+
+    #[test]
+    fn a_wait_now_and_then_is_nobodys_fault() {
+        assert_eq!(yields(&mut Blame::default(), 10_000, 150, false), 0);
+    }
+
+    #[test]
+    fn waits_on_end_or_too_many_of_them_are() {
+        assert_eq!(yields(&mut Blame::default(), 2, 1, false), 0);
+        assert_eq!(yields(&mut Blame::default(), 9, 1, false), 3);
+        let often = yields(&mut Blame::default(), 1000, 20, false);
+        assert!((10..=30).contains(&often), "{often} of 50");
+    }
+
+    #[test]
+    fn what_the_machine_does_while_copies_hardly_move_is_learnt_and_forgotten() {
+        let mut blame = Blame::default();
+        yields(&mut blame, 2000, 40, true);
+        assert_eq!(yields(&mut blame, 400, 40, false), 0);
+        yields(&mut blame, 10_000, 10_000, false);
+        assert!(yields(&mut blame, 1000, 40, false) > 5);
+    }
+}

@@ -1,0 +1,79 @@
+//! How fast a rate rises that has to stay below what strains the guest, which nobody knows.
+
+/// After as many sampling periods without one, a strained period is not one more of those before.
+const CALM: u32 = 10;
+
+/// What is known of the rates that the guest bore and did not bear.
+#[derive(Debug)]
+pub(super) struct Climb {
+    /// The rate at which the guest last began to be strained; `None` while nothing has spoken
+    /// against a higher one yet.
+    strained_at: Option<u64>,
+    /// Periods since the last strained one, and the rate when it and those just before it began.
+    calm: u32,
+    onset: u64,
+}
+
+impl Climb {
+    /// Nothing is known.
+    pub(super) const fn new() -> Self {
+        Self {
+            strained_at: None,
+            calm: CALM,
+            onset: 0,
+        }
+    }
+
+    /// A period is over in which this rate did or did not strain the guest.
+    pub(super) const fn period_ends(&mut self, rate: u64, strained: bool) {
+        if !strained {
+            self.calm = self.calm.saturating_add(1);
+            return;
+        }
+        if self.calm >= CALM {
+            self.onset = rate;
+        }
+        self.calm = 0;
+    }
+
+    /// The rate goes down: what it was when the guest began to be strained is too much.
+    pub(super) const fn yielded(&mut self) {
+        self.strained_at = Some(self.onset);
+    }
+
+    /// The rate goes down for other reasons: so much is too much.
+    pub(super) const fn yielded_at(&mut self, rate: u64) {
+        self.strained_at = Some(rate);
+    }
+
+    /// By how much this rate rises in a period with room left: doubling soon while nothing is known,
+    /// quickly where the guest was not strained, and slowly near where it was, so that it is
+    /// strained in about one of a hundred periods for as long as the machine stays the same.
+    pub(super) fn rise(&self, rate: u64) -> u64 {
+        let part = match self.strained_at {
+            None => 16,
+            Some(known) if rate < known / 20 * 17 || rate > known / 4 * 5 => 64,
+            Some(_) => 1024,
+        };
+        rate / part + (64 << 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_of_many_periods_is_held_against_the_rate_at_which_it_began() {
+        let mut climb = Climb::new();
+        climb.period_ends(100 << 20, true);
+        for rate in [70 << 20, 49 << 20, 34 << 20] {
+            climb.yielded();
+            climb.period_ends(rate, true);
+        }
+        let far = climb.rise(34 << 20);
+        assert!(far > (34 << 20) / 80, "{far}");
+        let near = climb.rise(90 << 20);
+        assert!(near < (90 << 20) / 500, "{near}");
+    }
+}
