@@ -1,5 +1,7 @@
 //! Where the API keeps what.
 
+use std::time::Duration;
+
 use crate::client::segment;
 
 pub(crate) const DISKS: &str = "/v1/disks";
@@ -33,6 +35,11 @@ pub(crate) fn disk_claim(name: &str) -> String {
 
 pub(crate) fn migration(id: &str) -> String {
     format!("{MIGRATIONS}/{}", segment(id))
+}
+
+/// A migration as it is when it ends, or after so long.
+pub(crate) fn migration_within(id: &str, wait: Duration) -> String {
+    format!("{}?wait_ms={}", migration(id), wait.as_millis())
 }
 
 pub(crate) fn migration_cancel(id: &str) -> String {

@@ -195,3 +195,31 @@ async fn a_migration_shows_what_it_promised_and_how_it_kept_it() {
     a.stop().await;
     b.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_the_end_is_not_answered_before_unless_it_takes_long() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let (a, b) = pair(dir.path()).await;
+    let disk = a.get("/v1/disks/root").await.json();
+    let image = disk["path"].as_str().expect("a path");
+    std::fs::write(image, vec![7; 64 << 20]).expect("written");
+    let (status, started) = migrate(&a, json!({"max_bandwidth": 32 * MIB})).await;
+    assert_eq!(status, 201, "{started}");
+    let path = format!("/v1/migrations/{}", started["id"].as_str().expect("an id"));
+    let mut asked = 0;
+    let done = loop {
+        // Longer than anybody may wait.
+        let shown = a.get(&format!("{path}?wait_ms=60000")).await.json();
+        asked += 1;
+        if shown["ended_at"].is_string() {
+            break shown;
+        }
+        assert!(asked < 20, "{shown}");
+    };
+    assert_eq!(done["phase"], "completed", "{done}");
+    assert!(asked > 1, "at most a second: {done}");
+    let wrong = a.get(&format!("{path}?wait_ms=soon")).await;
+    assert_eq!(wrong.status, 400, "{}", wrong.body);
+    a.stop().await;
+    b.stop().await;
+}

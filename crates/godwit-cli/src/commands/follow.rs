@@ -1,17 +1,19 @@
 //! Follows a migration until it ends, be it a disk's or a virtual machine's.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::Instant;
 
 use crate::client::{CallError, Client};
 use crate::failure::Failure;
 use crate::output::Output;
 use crate::progress::{ProgressLine, Status};
 
-const POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// How often the node is asked, unless the migration ends before.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// How often a migration is printed as a line of JSON.
 const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a node that does not answer is asked again: it may be restarting.
@@ -30,7 +32,7 @@ pub(crate) enum OnInterrupt {
 pub(crate) trait Moving: Serialize + DeserializeOwned {
     fn id(&self) -> &str;
 
-    /// Where the node shows it.
+    /// Where the node shows it, and answers within [`POLL_INTERVAL`].
     fn path(&self) -> String;
 
     /// Where the node cancels it.
@@ -109,6 +111,7 @@ pub(crate) async fn follow<M: Moving>(
     let mut answered = Instant::now();
     let mut printed: Option<(Instant, &str)> = None;
     let mut told = 0;
+    let mut next = Instant::now();
     loop {
         let phase = migration.phase();
         let due = printed.is_none_or(|(at, last)| last != phase || at.elapsed() >= JSON_INTERVAL);
@@ -133,7 +136,7 @@ pub(crate) async fn follow<M: Moving>(
             line.show(phase, &migration.status());
         }
         tokio::select! {
-            () = tokio::time::sleep(POLL_INTERVAL) => {}
+            () = tokio::time::sleep_until(next) => {}
             _ = interrupts.recv() => {
                 if cancelled || on_interrupt == OnInterrupt::Detach {
                     line.clear();
@@ -144,6 +147,8 @@ pub(crate) async fn follow<M: Moving>(
                 ask_to_cancel(client, &migration, &line).await;
             }
         }
+        // A node that waits for the end answers after this.
+        next = Instant::now() + POLL_INTERVAL;
         match look(client, &migration.path(), answered, &mut line).await? {
             Some(seen) => {
                 migration = seen;

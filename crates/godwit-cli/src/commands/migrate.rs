@@ -2,7 +2,7 @@
 
 use godwit_node::api::{MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy};
 
-use super::follow::{Moving, interrupts, see_off};
+use super::follow::{Moving, POLL_INTERVAL, interrupts, see_off};
 use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
 use crate::failure::Failure;
@@ -71,7 +71,7 @@ impl Moving for Migration {
     }
 
     fn path(&self) -> String {
-        routes::migration(&self.id)
+        routes::migration_within(&self.id, POLL_INTERVAL)
     }
 
     fn cancel_path(&self) -> String {

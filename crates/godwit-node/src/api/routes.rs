@@ -1,6 +1,7 @@
 //! The API's routes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, State};
@@ -323,14 +324,27 @@ pub(super) async fn list_migrations(State(node): Shared) -> Json<Vec<Migration>>
     Json(migrations.collect())
 }
 
-/// One migration, as it is now.
-#[utoipa::path(get, path = "/v1/migrations/{id}", params(("id" = String, Path)), responses(
-    (status = 200, body = Migration), (status = 404, body = ErrorBody)))]
+/// How long a caller may wait for an answer that it could have at once.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+/// When a migration is shown.
+#[derive(Deserialize, utoipa::IntoParams)]
+pub(super) struct ShowParameters {
+    /// Answer as soon as it has ended, or after so many milliseconds: at most 1000.
+    #[serde(default)]
+    wait_ms: u64,
+}
+
+/// One migration, as it is now or, on request, when it ends.
+#[utoipa::path(get, path = "/v1/migrations/{id}", params(("id" = String, Path), ShowParameters),
+    responses((status = 200, body = Migration), (status = 404, body = ErrorBody)))]
 pub(super) async fn show_migration(
     State(node): Shared,
     Path(id): Path<String>,
+    Parameters(parameters): Parameters<ShowParameters>,
 ) -> Result<Json<Migration>, ErrorBody> {
-    let (id, view) = node.migrations.get(&id)?;
+    let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST_WAIT);
+    let (id, view) = node.migrations.get_within(&id, wait).await?;
     Ok(Json(live(&node, id, view)))
 }
 

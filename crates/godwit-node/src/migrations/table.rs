@@ -31,6 +31,8 @@ const FINAL_PROGRESS_WAIT: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Migrations {
     table: Mutex<Table>,
+    /// Told whenever a migration has ended.
+    ended: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -208,7 +210,10 @@ impl Migrations {
                 view.error = Some(error);
             }
         }
-        Some((tracked.number, view.clone()))
+        let ended = (tracked.number, view.clone());
+        drop(table);
+        self.ended.notify_waiters();
+        Some(ended)
     }
 
     /// All migrations as they are stored here, oldest first.
@@ -239,6 +244,31 @@ impl Migrations {
                 .hint("see 'godwit migration list'")
             })?;
         Ok((parsed, tracked.view()))
+    }
+
+    /// The same once it has ended, or as it is after so long.
+    ///
+    /// # Errors
+    /// Those of [`Self::get`].
+    pub(crate) async fn get_within(
+        &self,
+        id: &str,
+        wait: Duration,
+    ) -> Result<(MigrationId, Migration), ErrorBody> {
+        let over = tokio::time::sleep(wait);
+        tokio::pin!(over);
+        loop {
+            // Before it looks: what ends after that wakes it.
+            let ended = self.ended.notified();
+            let known = self.get(id)?;
+            if known.1.phase.ended() || over.is_elapsed() {
+                return Ok(known);
+            }
+            tokio::select! {
+                () = ended => {}
+                () = &mut over => {}
+            }
+        }
     }
 
     /// The migrations under way, with their disks.
