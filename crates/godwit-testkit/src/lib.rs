@@ -12,6 +12,7 @@
 //!   server and drives virtqueues in it.
 //! - [`steady`] measures what a server of an image is worth.
 //! - [`idle_copy`] moves a disk that nobody uses, and copies it in other ways.
+//! - [`watched`] follows a migration to its end.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
 pub mod chart;
@@ -31,6 +32,7 @@ pub mod scenario;
 pub mod steady;
 pub mod vhost_client;
 pub mod vm;
+pub mod watched;
 
 pub use client::{Model, VerifyingClient, Workload};
 

@@ -77,12 +77,7 @@ impl GodwitCommand {
     /// # Errors
     /// When it does not succeed or does not print JSON.
     pub fn json(self) -> Result<Value, Failure> {
-        // In front, because what follows `--` is not ours.
-        let mut command = Command::new(self.0.get_program());
-        command.arg("--json").args(self.0.get_args());
-        for (name, value) in self.0.get_envs() {
-            command.envs(value.map(|value| (name, value)));
-        }
+        let command = self.printing_json();
         let line = command_line(&command);
         let text = Self(command).text()?;
         let documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
@@ -96,5 +91,15 @@ impl GodwitCommand {
             last = document.map_err(|error| failure(format!("not JSON ({error}): {text}")))?;
         }
         Ok(last)
+    }
+
+    /// The command with `--json`: in front, because what follows `--` is not ours.
+    pub(crate) fn printing_json(&self) -> Command {
+        let mut command = Command::new(self.0.get_program());
+        command.arg("--json").args(self.0.get_args());
+        for (name, value) in self.0.get_envs() {
+            command.envs(value.map(|value| (name, value)));
+        }
+        command
     }
 }

@@ -11,7 +11,8 @@ use godwit_testkit::fio::{FioLoad, FioReport, RunningFio, Window, now_ms};
 use godwit_testkit::image::write_random;
 use godwit_testkit::moved::compare_images;
 use godwit_testkit::network::{Link, Priority, Traffic};
-use godwit_testkit::scenario::{migration, start_migration};
+use godwit_testkit::scenario::start_migration;
+use godwit_testkit::watched::Watched;
 use serde_json::Value;
 
 use crate::scene::SceneOptions;
@@ -239,20 +240,18 @@ impl Stage {
         id: &str,
     ) -> io::Result<(Value, u64, Option<Crowding>)> {
         let started = Instant::now();
+        let mut watched = Watched::start(node, id)?;
         let mut crowding: Option<Crowding> = None;
         loop {
-            let shown = migration(node, id);
-            match shown["phase"].as_str() {
-                Some("completed") => return Ok((shown, now_ms(), crowding)),
-                Some("aborted") => {
-                    return Err(io::Error::other(format!("the migration ended: {shown}")));
-                }
-                _ if started.elapsed() > PATIENCE => {
-                    return Err(io::Error::other(format!(
-                        "the migration takes more than {PATIENCE:?}: {shown}"
-                    )));
-                }
-                _ => {}
+            let completed = watched.completed_within(LOOK)?;
+            let shown = watched.shown();
+            if completed {
+                return Ok((shown.clone(), now_ms(), crowding));
+            }
+            if started.elapsed() > PATIENCE {
+                return Err(io::Error::other(format!(
+                    "the migration takes more than {PATIENCE:?}: {shown}"
+                )));
             }
             if let Some(crowd) = &self.crowd {
                 let copied = shown["progress"]["bytes_copied"].as_u64().unwrap_or(0);
@@ -262,7 +261,7 @@ impl Stage {
                     Some(crowding) => crowd.look(crowding),
                 }
             }
-            stay(fio, LOOK)?;
+            alive(fio)?;
         }
     }
 }
@@ -350,6 +349,10 @@ fn settle() {
 /// Lets the load run, and notices when it does not.
 fn stay(fio: &mut RunningFio, how_long: Duration) -> io::Result<()> {
     std::thread::sleep(how_long);
+    alive(fio)
+}
+
+fn alive(fio: &mut RunningFio) -> io::Result<()> {
     if fio.alive() {
         return Ok(());
     }

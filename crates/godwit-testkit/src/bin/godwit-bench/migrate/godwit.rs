@@ -9,11 +9,10 @@ use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::nbd::NbdTarget;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{migration, start_migration};
-use serde_json::Value;
+use godwit_testkit::watched::Watched;
 
 use super::mover::{Mover, Moving};
-use super::site::Site;
-use crate::interrupt;
+use crate::site::Site;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const DISK: &str = "disk";
@@ -49,6 +48,7 @@ impl Mover for Godwit {
         Ok(Box::new(Nodes {
             cluster,
             options: self.options,
+            watched: None,
             id: String::new(),
         }))
     }
@@ -61,12 +61,7 @@ struct Nodes {
     options: &'static [&'static str],
     /// The migration's, once it began.
     id: String,
-}
-
-impl Nodes {
-    fn shown(&self) -> Value {
-        migration(self.cluster.node("a"), &self.id)
-    }
+    watched: Option<Watched>,
 }
 
 impl Moving for Nodes {
@@ -84,27 +79,24 @@ impl Moving for Nodes {
     }
 
     fn begin(&mut self) -> io::Result<()> {
-        self.id = start_migration(self.cluster.node("a"), DISK, "b", self.options)?;
+        let node = self.cluster.node("a");
+        self.id = start_migration(node, DISK, "b", self.options)?;
+        self.watched = Some(Watched::start(node, &self.id)?);
         Ok(())
     }
 
     fn advance(&mut self, time: Duration) -> io::Result<bool> {
-        interrupt::sleep(time)?;
-        let shown = self.shown();
-        match shown["phase"].as_str() {
-            Some("completed") => Ok(true),
-            Some("aborted") | None => {
-                Err(io::Error::other(format!("the migration failed: {shown}")))
-            }
-            Some(_) => Ok(false),
-        }
+        let watched = self.watched.as_mut();
+        watched
+            .ok_or_else(|| io::Error::other("the move has not begun"))?
+            .completed_within(time)
     }
 
     fn cancel(&mut self) -> io::Result<()> {
         let node = self.cluster.node("a");
         node.godwit(&["migration", "cancel", &self.id]).text()?;
         wait_for(PATIENCE, || {
-            (self.shown()["phase"] == "aborted").then_some(())
+            (migration(node, &self.id)["phase"] == "aborted").then_some(())
         })
         .ok_or_else(|| io::Error::other("the migration cannot be cancelled"))
     }
