@@ -1,7 +1,7 @@
 //! How fast a rate rises that has to stay below what strains the guest, which nobody knows.
 
 /// After as many sampling periods without one, a strained period is not one more of those before.
-const CALM: u32 = 10;
+const CALM: u32 = 15;
 
 /// What is known of the rates that the guest bore and did not bear.
 #[derive(Debug)]
@@ -36,14 +36,10 @@ impl Climb {
         self.calm = 0;
     }
 
-    /// The rate goes down: what it was when the guest began to be strained is too much.
-    pub(super) const fn yielded(&mut self) {
+    /// This rate goes down: what it was when the guest began to need that is too much.
+    pub(super) const fn yielded(&mut self, rate: u64) {
+        self.period_ends(rate, true);
         self.strained_at = Some(self.onset);
-    }
-
-    /// The rate goes down for other reasons: so much is too much.
-    pub(super) const fn yielded_at(&mut self, rate: u64) {
-        self.strained_at = Some(rate);
     }
 
     /// By how much this rate rises in a period with room left: doubling soon while nothing is known,
@@ -68,7 +64,7 @@ mod tests {
         let mut climb = Climb::new();
         climb.period_ends(100 << 20, true);
         for rate in [70 << 20, 49 << 20, 34 << 20] {
-            climb.yielded();
+            climb.yielded(rate);
             climb.period_ends(rate, true);
         }
         let far = climb.rise(34 << 20);

@@ -230,7 +230,7 @@ impl Governor {
         if let Some(throughput) = &mut self.throughput
             && throughput.count(now, self.answered) == Some(false)
         {
-            self.climb.yielded_at(self.rate);
+            self.climb.yielded(self.rate);
             self.rate = self.rate / 10 * 7;
         }
         let least = self.least_rate();
@@ -283,7 +283,7 @@ impl Governor {
         };
         self.climb.period_ends(self.rate, strained);
         if blamed {
-            self.climb.yielded();
+            self.climb.yielded(self.rate);
             self.rate = self.rate / 10 * 7;
         } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.
@@ -323,7 +323,7 @@ impl Governor {
         } else {
             SHORTEST_PAUSE
         };
-        self.climb.yielded_at(self.rate);
+        self.climb.yielded(self.rate);
         self.rate = (self.rate / 4 * 3).max(self.least_rate());
         self.flight.narrow();
         now.after(self.pause)

@@ -19,7 +19,7 @@ use self::mover::Mover;
 pub(crate) use self::selection::Selection;
 use crate::options::{Extent, Options};
 use crate::report::Move;
-use crate::site::{self, Site};
+use crate::site::Site;
 use crate::suite::Suite;
 
 /// A move may take this long, however fast an idle disk moves; in a quick run, whose disks are small
