@@ -112,9 +112,7 @@ impl Cluster {
         let dir = scratch_dir()?;
         let certificates = dir.path().join("certs");
         let godwit = &options.godwit;
-        run(Command::new(godwit)
-            .args(["certs", "init", "--dir"])
-            .arg(&certificates))?;
+        authority(godwit, &certificates)?;
         let address = |namespace: Option<&Namespace>| -> io::Result<SocketAddr> {
             let mut address = free_port()?;
             if let Some(namespace) = namespace {
@@ -229,6 +227,16 @@ impl Drop for Cluster {
             }
         }
     }
+}
+
+/// Makes an authority for certificates in `directory`.
+///
+/// # Errors
+/// When `godwit certs init` fails.
+pub fn authority(godwit: &Path, directory: &Path) -> io::Result<()> {
+    let mut command = Command::new(godwit);
+    command.args(["certs", "init", "--dir"]).arg(directory);
+    run(&mut command).map(drop)
 }
 
 /// Issues a certificate from the authority in `directory`.

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::image::write_random;
 use godwit_testkit::network::Link;
 use godwit_testkit::process::scratch_dir;
@@ -33,6 +35,24 @@ impl Site {
         };
         write_random(&site.image(), bytes, 42)?;
         Ok(site)
+    }
+
+    /// Two nodes of the program that users get, one at each end of the link, with mutual TLS.
+    ///
+    /// # Errors
+    /// When one does not come up.
+    pub(crate) fn nodes(&self, from: &str, to: &str) -> io::Result<Cluster> {
+        let options = ClusterOptions {
+            godwit: release_binary()?,
+            tls: true,
+        };
+        let hosts = [
+            (from, Some(self.link.left())),
+            (to, Some(self.link.right())),
+        ];
+        let mut cluster = Cluster::prepare_on(&hosts, options)?;
+        cluster.start_all()?;
+        Ok(cluster)
     }
 
     /// The directory.

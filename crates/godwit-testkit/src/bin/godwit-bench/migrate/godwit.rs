@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::nbd::NbdTarget;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{migration, start_migration};
@@ -32,13 +31,7 @@ impl Mover for Godwit {
     }
 
     fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
-        let options = ClusterOptions {
-            godwit: release_binary()?,
-            tls: true,
-        };
-        let (left, right) = (site.link.left(), site.link.right());
-        let mut cluster = Cluster::prepare_on(&[("a", Some(left)), ("b", Some(right))], options)?;
-        cluster.start_all()?;
+        let cluster = site.nodes("a", "b")?;
         let image = site.image();
         let path = image.to_string_lossy();
         cluster

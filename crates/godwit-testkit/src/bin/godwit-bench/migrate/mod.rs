@@ -2,6 +2,7 @@
 
 mod case;
 mod cell;
+mod credentials;
 mod godwit;
 mod measure;
 mod mover;
@@ -41,7 +42,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
         Extent::Quick => 1,
         Extent::Full => 5,
     });
-    let movers = options.migrate.movers()?;
+    let movers = options.migrate.movers(extent)?;
     let bytes = options.migrate.image_bytes(extent);
     let mut place: Option<(Bandwidth, Site, Duration)> = None;
     cell::print_header();
@@ -84,7 +85,10 @@ fn limit(site: &Site, link: Bandwidth, extent: Extent) -> io::Result<Duration> {
         rate: Rate::Megabytes(0.0),
         link,
     };
-    let plain = qemu::Qemu(qemu::CopyMode::Background);
+    let plain = qemu::Qemu {
+        mode: qemu::CopyMode::Background,
+        encrypted: false,
+    };
     let measured = measure(&plain, site, &idle, Quiet::new(extent), PATIENCE)
         .map_err(|error| failed(&plain, &idle, &error))?;
     let seconds = measured.seconds * LIMIT_FACTOR;

@@ -16,6 +16,11 @@ pub(crate) trait Mover: Debug {
     /// How the report calls it.
     fn name(&self) -> &str;
 
+    /// Whether a quick run has it, too.
+    fn in_quick(&self) -> bool {
+        true
+    }
+
     /// Serves the site's image at the left end of its link, ready to be moved to the right end.
     ///
     /// # Errors
@@ -68,13 +73,18 @@ pub(crate) trait Moving: Debug {
 
 /// All movers, in the order of the report.
 pub(crate) fn all() -> Vec<Box<dyn Mover>> {
-    vec![
-        Box::new(Godwit {
-            name: "godwit",
-            options: &["--policy", "double-write", "--sla", "auto"],
-        }),
-        Box::new(Qemu(CopyMode::Background)),
-        Box::new(Qemu(CopyMode::WriteBlocking)),
-        Box::new(Qemu(CopyMode::Switched)),
-    ]
+    let mut all: Vec<Box<dyn Mover>> = vec![Box::new(Godwit {
+        name: "godwit",
+        options: &["--policy", "double-write", "--sla", "auto"],
+    })];
+    for encrypted in [false, true] {
+        for mode in [
+            CopyMode::Background,
+            CopyMode::WriteBlocking,
+            CopyMode::Switched,
+        ] {
+            all.push(Box::new(Qemu { mode, encrypted }));
+        }
+    }
+    all
 }

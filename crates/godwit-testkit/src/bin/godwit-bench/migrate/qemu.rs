@@ -14,6 +14,7 @@ use godwit_testkit::steady::block_nodes;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
+use super::credentials::{self, Credentials};
 use super::mover::{Mover, Moving};
 use crate::qmp::Qmp;
 use crate::site::Site;
@@ -37,7 +38,11 @@ pub(crate) enum CopyMode {
 
 /// A `blockdev-mirror`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Qemu(pub(crate) CopyMode);
+pub(crate) struct Qemu {
+    pub(crate) mode: CopyMode,
+    /// Whether the daemons talk over mutual TLS, as Godwit's nodes always do between hosts.
+    pub(crate) encrypted: bool,
+}
 
 impl CopyMode {
     /// The mode in which the job begins, as QEMU spells it.
@@ -51,25 +56,36 @@ impl CopyMode {
 
 impl Mover for Qemu {
     fn name(&self) -> &str {
-        match self.0 {
-            CopyMode::Background => "qemu-background",
-            CopyMode::WriteBlocking => "qemu-write-blocking",
-            CopyMode::Switched => "qemu-proxmox",
+        match (self.mode, self.encrypted) {
+            (CopyMode::Background, false) => "qemu-background",
+            (CopyMode::Background, true) => "qemu-background-tls",
+            (CopyMode::WriteBlocking, false) => "qemu-write-blocking",
+            (CopyMode::WriteBlocking, true) => "qemu-write-blocking-tls",
+            (CopyMode::Switched, false) => "qemu-proxmox",
+            (CopyMode::Switched, true) => "qemu-proxmox-tls",
         }
+    }
+
+    fn in_quick(&self) -> bool {
+        !self.encrypted
     }
 
     fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
         let copy = site.dir().join("destination.img");
         File::create(&copy)?.set_len(site.bytes)?;
         let (left, right) = (site.link.left(), site.link.right());
+        let credentials = self.encrypted.then(|| Credentials::new(site.dir()));
+        let credentials = credentials.transpose()?;
         let mut command = daemon(right, &copy);
-        command
-            .arg("--nbd-server")
-            .arg(format!(
-                "addr.type=inet,addr.host={},addr.port={PORT}",
-                right.address()
-            ))
-            .args(export());
+        let mut listen = format!(
+            "addr.type=inet,addr.host={},addr.port={PORT}",
+            right.address()
+        );
+        if let Some(credentials) = &credentials {
+            command.args(credentials.object("server"));
+            listen += &format!(",tls-creds={}", credentials::ID);
+        }
+        command.arg("--nbd-server").arg(listen).args(export());
         let destination = Process::spawn(&mut command)?;
 
         let socket = site.dir().join("guest.sock");
@@ -79,6 +95,9 @@ impl Mover for Qemu {
             let _ = std::fs::remove_file(old);
         }
         let mut command = daemon(left, &site.image());
+        if let Some(credentials) = &credentials {
+            command.args(credentials.object("client"));
+        }
         command
             .arg("--nbd-server")
             .arg(format!("addr.type=unix,addr.path={}", socket.display()))
@@ -94,7 +113,8 @@ impl Mover for Qemu {
         wait_for(PATIENCE, || NbdConnection::connect(&guest).ok())
             .ok_or_else(|| io::Error::other("qemu-storage-daemon does not serve the disk"))?;
         Ok(Box::new(Mirror {
-            mode: self.0,
+            mode: self.mode,
+            encrypted: self.encrypted,
             processes: [source, destination],
             guest,
             qmp: Qmp::connect(&monitor)?,
@@ -141,6 +161,7 @@ enum Step {
 #[derive(Debug)]
 struct Mirror {
     mode: CopyMode,
+    encrypted: bool,
     /// The source's and the destination's.
     processes: [Process; 2],
     guest: NbdTarget,
@@ -190,12 +211,16 @@ impl Moving for Mirror {
     }
 
     fn begin(&mut self) -> io::Result<()> {
-        let target = json!({
+        let mut target = json!({
             "driver": "nbd",
             "node-name": "target",
             "server": self.target,
             "export": EXPORT,
         });
+        if self.encrypted {
+            target["tls-creds"] = credentials::ID.into();
+            target["tls-hostname"] = credentials::HOST.into();
+        }
         self.qmp.call("blockdev-add", &target)?;
         let mirror = json!({
             "job-id": JOB,

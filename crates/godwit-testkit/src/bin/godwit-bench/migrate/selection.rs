@@ -94,7 +94,7 @@ impl Selection {
     ///
     /// # Errors
     /// When there is none of a name.
-    pub(crate) fn movers(&self) -> std::io::Result<Vec<Box<dyn Mover>>> {
+    pub(crate) fn movers(&self, extent: Extent) -> std::io::Result<Vec<Box<dyn Mover>>> {
         let mut all = mover::all();
         let names: Vec<String> = all.iter().map(|mover| mover.name().to_owned()).collect();
         if let Some(unknown) = self.movers.iter().find(|name| !names.contains(name)) {
@@ -104,7 +104,9 @@ impl Selection {
             )));
         }
         all.retain(|mover| {
-            self.movers.is_empty() || self.movers.iter().any(|name| name == mover.name())
+            let in_all = extent == Extent::Full || mover.in_quick();
+            let named = self.movers.iter().any(|name| name == mover.name());
+            named || self.movers.is_empty() && in_all
         });
         Ok(all)
     }
@@ -175,13 +177,15 @@ mod tests {
 
     #[test]
     fn movers_are_found_by_name() {
-        assert!(selection().movers().unwrap().len() >= 4);
+        let count = |extent| selection().movers(extent).unwrap().len();
+        assert!(count(Extent::Quick) >= 4);
+        assert!(count(Extent::Full) > count(Extent::Quick));
         let mut one = selection();
         one.movers = vec!["godwit".to_owned()];
-        assert_eq!(one.movers().unwrap()[0].name(), "godwit");
+        assert_eq!(one.movers(Extent::Quick).unwrap()[0].name(), "godwit");
         one.movers = vec!["goodwit".to_owned()];
         assert!(
-            one.movers()
+            one.movers(Extent::Quick)
                 .unwrap_err()
                 .to_string()
                 .contains("qemu-proxmox")

@@ -65,6 +65,11 @@ fn of_case(ours: &Migrate, cells: &[Migrate]) -> Vec<Target> {
         &PEERS.map(peer),
         name("CPU s per GB / cheapest QEMU mode"),
     ));
+    let encrypted = PEERS.map(|mover| peer(&format!("{mover}-tls")));
+    if encrypted.iter().any(Option::is_some) {
+        let name = name("CPU s per GB / cheapest QEMU mode that encrypts, too");
+        targets.push(cpu(ours, &encrypted, name));
+    }
     targets
 }
 
@@ -175,6 +180,19 @@ mod tests {
             met(&cells),
             expected.map(|(name, met)| (name.to_owned(), met))
         );
+    }
+
+    #[test]
+    fn what_encryption_costs_is_compared_with_who_pays_it_too() {
+        let cells = [
+            cell("godwit", Some(2.0), 40.0, 1000.0, 1.0),
+            cell("qemu-write-blocking", Some(3.0), 40.0, 1000.0, 1.5),
+            cell("qemu-write-blocking-tls", Some(3.0), 40.0, 1000.0, 2.5),
+        ];
+        let cpu = met(&cells);
+        let cpu = cpu.iter().filter(|(name, _)| name.starts_with("CPU"));
+        let met: Vec<bool> = cpu.map(|(_, met)| *met).collect();
+        assert_eq!(met, [false, true]);
     }
 
     #[test]

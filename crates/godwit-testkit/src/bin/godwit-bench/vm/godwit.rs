@@ -7,7 +7,6 @@ use std::process::Command;
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, release_binary};
 use godwit_testkit::process::{Process, wait_for};
 use godwit_testkit::vm::{Finished, GuestConsole, GuestLoad, NodeGuest, VM};
 use rustix::process::Signal;
@@ -32,16 +31,7 @@ impl Mover for Godwit {
     }
 
     fn start<'a>(&self, site: &'a Site, load: &GuestLoad) -> io::Result<Box<dyn Machine + 'a>> {
-        let options = ClusterOptions {
-            godwit: release_binary()?,
-            tls: true,
-        };
-        let hosts = [
-            (FROM, Some(site.link.left())),
-            (TO, Some(site.link.right())),
-        ];
-        let mut cluster = Cluster::prepare_on(&hosts, options)?;
-        cluster.start_all()?;
+        let cluster = site.nodes(FROM, TO)?;
         let (node, image) = (cluster.node(FROM), site.image());
         node.godwit(&["disk", "create", DISK, "--path", &image.to_string_lossy()])
             .json()?;

@@ -1,0 +1,46 @@
+//! Certificates for QEMU, so that its movers can encrypt and prove who they are, as Godwit's do.
+
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use godwit_testkit::cluster::{authority, issue, release_binary};
+
+/// The name in all certificates.
+pub(super) const HOST: &str = "qemu";
+/// The id of the object with them.
+pub(super) const ID: &str = "tls";
+
+/// A directory with an authority and a certificate for both ends, under the names that QEMU expects.
+#[derive(Debug)]
+pub(super) struct Credentials(PathBuf);
+
+impl Credentials {
+    /// Makes them in a directory of their own below this one.
+    ///
+    /// # Errors
+    /// When `godwit certs` fails.
+    pub(super) fn new(below: &Path) -> io::Result<Self> {
+        let dir = below.join("credentials");
+        if !dir.exists() {
+            let godwit = release_binary()?;
+            authority(&godwit, &dir)?;
+            issue(&godwit, &dir, HOST, &["--dns", HOST])?;
+            symlink("ca.pem", dir.join("ca-cert.pem"))?;
+            for end in ["client", "server"] {
+                symlink(format!("{HOST}.pem"), dir.join(format!("{end}-cert.pem")))?;
+                symlink(format!("{HOST}.key"), dir.join(format!("{end}-key.pem")))?;
+            }
+        }
+        Ok(Self(dir))
+    }
+
+    /// The options that give a daemon what it needs as this end, `client` or `server`.
+    pub(super) fn object(&self, end: &str) -> [String; 2] {
+        let dir = self.0.display();
+        [
+            "--object".to_owned(),
+            format!("tls-creds-x509,id={ID},endpoint={end},dir={dir},verify-peer=on"),
+        ]
+    }
+}
