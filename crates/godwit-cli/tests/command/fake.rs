@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use godwit_node::api::ErrorBody;
 use serde_json::{Value, json};
 
-/// What the API answers to `METHOD /path`: one after the other, the last one for ever.
+/// What the API answers to `METHOD /path`, whatever the query: one after the other, the last one for ever.
 type Script = HashMap<String, Vec<(u16, Value)>>;
 
 /// An API on a unix socket, and what it was asked.
@@ -84,7 +84,9 @@ fn serve(stream: UnixStream, script: &Mutex<Script>, log: &Mutex<Vec<(String, Va
             return;
         }
         let mut words = line.split_whitespace();
-        let call = format!("{} {}", words.next().unwrap(), words.next().unwrap());
+        let (method, target) = (words.next().unwrap(), words.next().unwrap());
+        let path = target.split_once('?').map_or(target, |(path, _)| path);
+        let call = format!("{method} {path}");
         let mut length = 0;
         loop {
             let mut header = String::new();
