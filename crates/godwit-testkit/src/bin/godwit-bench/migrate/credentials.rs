@@ -40,7 +40,10 @@ impl Credentials {
         let dir = self.0.display();
         [
             "--object".to_owned(),
-            format!("tls-creds-x509,id={ID},endpoint={end},dir={dir},verify-peer=on"),
+            // QEMU's check of its own wants keys that encipher others, which TLS 1.3 has no use for.
+            format!(
+                "tls-creds-x509,id={ID},endpoint={end},dir={dir},verify-peer=on,sanity-check=off"
+            ),
         ]
     }
 }

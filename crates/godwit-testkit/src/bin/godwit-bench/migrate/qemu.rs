@@ -85,8 +85,15 @@ impl Mover for Qemu {
             command.args(credentials.object("server"));
             listen += &format!(",tls-creds={}", credentials::ID);
         }
+        // Written once it listens.
+        let listens = site.dir().join("destination.pid");
+        let _ = std::fs::remove_file(&listens);
         command.arg("--nbd-server").arg(listen).args(export());
+        command.arg("--pidfile").arg(&listens);
         let destination = Process::spawn(&mut command)?;
+        wait_for(PATIENCE, || listens.exists().then_some(())).ok_or_else(|| {
+            io::Error::other("the destination's qemu-storage-daemon does not listen")
+        })?;
 
         let socket = site.dir().join("guest.sock");
         let monitor = site.dir().join("monitor.sock");
