@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use godwit_node::api::ErrorBody;
 use serde_json::{Value, json};
 
-/// What the API answers to `METHOD /path`, whatever the query: one after the other, the last one for ever.
+/// What the API answers to `METHOD /path`, whatever the query: one after the other, the last one
+/// for ever.
 type Script = HashMap<String, Vec<(u16, Value)>>;
 
 /// An API on a unix socket, and what it was asked.

@@ -6,6 +6,7 @@ use core::time::Duration;
 
 use super::blame::Blame;
 use super::climb::Climb;
+use super::ease::Ease;
 use super::flight::Flight;
 use super::hiccups::Hiccups;
 use super::pacer::Pacer;
@@ -36,12 +37,6 @@ const MOST_RATE: u64 = 16 << 30;
 /// was promised, as far as that is possible.
 const REACTION: Duration = Duration::from_micros(500);
 
-/// How a bound is eased when what it bounds is not the migration's doing, and how it comes back in
-/// each period without such evidence: at last about one period in fifty exceeds it.
-const EASE: f64 = 1.25;
-const UNEASE: f64 = 0.995;
-const MOST_EASE: f64 = 100.0;
-
 /// The part of past requests that the judgement of the error budget still remembers after a
 /// sampling period: about a second's worth in all.
 const MEMORY: f64 = 0.99;
@@ -59,9 +54,9 @@ pub(super) struct Governor {
     answered_bytes: u64,
     /// How much longer than promised the guest's requests take although the migration stands
     /// still: at least 1. To pause for less would change nothing.
-    own: f64,
+    own: Ease,
     /// How much longer than that they take although copies hardly move: at least 1.
-    crept: f64,
+    crept: Ease,
     throughput: Option<Throughput>,
     /// Only when nobody stated the promise.
     blame: Option<Blame>,
@@ -99,8 +94,8 @@ impl Governor {
             worst: Duration::ZERO,
             answered: 0,
             answered_bytes: 0,
-            own: 1.0,
-            crept: 1.0,
+            own: Ease::NONE,
+            crept: Ease::NONE,
             throughput: options
                 .guest_rate
                 .map(|reference| Throughput::new(reference, now)),
@@ -127,7 +122,7 @@ impl Governor {
     /// promise.
     #[inline]
     pub(super) fn threshold(&self) -> Option<Duration> {
-        let limit = self.target?.limit.mul_f64(self.own);
+        let limit = self.target?.limit.mul_f64(self.own.factor());
         Some(limit.saturating_sub(REACTION).max(limit / 2))
     }
 
@@ -264,18 +259,18 @@ impl Governor {
     }
 
     fn adjust(&mut self, worst: Duration, promised: Duration, still: bool) {
-        let limit = promised.mul_f64(self.own);
+        let limit = promised.mul_f64(self.own.factor());
         if still {
-            self.own = eased(self.own, worst > limit * 3 / 4);
+            self.own.period_ends(worst > limit * 3 / 4);
             return;
         }
-        self.own = eased(self.own, false);
-        let comfort = limit.mul_f64(self.crept);
+        self.own.period_ends(false);
+        let comfort = limit.mul_f64(self.crept.factor());
         // The percentile allows a few late requests; half of them are kept for what is nobody's
         // fault.
         let strained = worst > comfort && self.recent_late > self.allowance() / 2.0;
         let creeps = self.rate <= self.least_rate();
-        self.crept = eased(self.crept, strained && creeps);
+        self.crept.period_ends(strained && creeps);
         // What the user stated is kept whatever stands against it.
         let blamed = match &mut self.blame {
             Some(blame) => blame.lies_with_copies(strained, creeps),
@@ -378,11 +373,6 @@ pub(super) struct Period {
     pub(super) copying: bool,
     /// Whether nothing of the migration was under way.
     pub(super) still: bool,
-}
-
-fn eased(factor: f64, exceeded: bool) -> f64 {
-    let change = if exceeded { EASE } else { UNEASE };
-    (factor * change).clamp(1.0, MOST_EASE)
 }
 
 #[cfg(test)]
@@ -499,7 +489,7 @@ mod tests {
                     ..Period::default()
                 };
                 governor.sample(Time(0).after(SAMPLING * number), &period);
-                governor.crept = 1.0;
+                governor.crept = Ease::NONE;
             }
             governor.rate
         };

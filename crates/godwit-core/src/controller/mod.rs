@@ -7,6 +7,7 @@ mod delayed_table;
 mod delayed_writes;
 mod destination;
 mod dirty;
+mod ease;
 mod flight;
 mod governor;
 mod guest;
