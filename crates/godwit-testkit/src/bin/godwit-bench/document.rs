@@ -160,8 +160,8 @@ fn row(cell: &Migrate) -> Vec<String> {
     vec![
         who(&cell.mover, cell.noisy),
         time(
-            cell.lm_seconds,
-            cell.lm_seconds_spread.filter(|_| cell.rounds.len() > 1),
+            (cell.lm_seconds, cell.lm_seconds_spread),
+            cell.rounds.len(),
             cell.limit_seconds,
         ),
         number(cell.wire_bytes / 1e6, 0),
@@ -245,8 +245,8 @@ fn vm_row(cell: &Vm) -> Vec<String> {
     vec![
         who(&cell.mover, cell.noisy),
         time(
-            cell.lm_seconds,
-            cell.lm_seconds_spread.filter(|_| cell.rounds.len() > 1),
+            (cell.lm_seconds, cell.lm_seconds_spread),
+            cell.rounds.len(),
             cell.limit_seconds,
         ),
         ms(cell.blackout_ms),
@@ -267,9 +267,10 @@ fn who(mover: &str, noisy: bool) -> String {
     format!("{mover}{word}")
 }
 
-/// The time of a move, and when it was given up if it has none.
-fn time(seconds: Option<f64>, spread: Option<[f64; 2]>, limit: f64) -> String {
-    match (seconds, spread) {
+/// The time of a move, with its spread if there was more than one round, and when it was given up if it
+/// has none.
+fn time((seconds, spread): (Option<f64>, Option<[f64; 2]>), rounds: usize, limit: f64) -> String {
+    match (seconds, spread.filter(|_| rounds > 1)) {
         (Some(seconds), Some([least, most])) => format!(
             "{} ({}–{})",
             number(seconds, 2),
