@@ -225,8 +225,7 @@ impl Governor {
         if let Some(throughput) = &mut self.throughput
             && throughput.count(now, self.answered) == Some(false)
         {
-            self.climb.yielded(self.rate);
-            self.rate = self.rate / 10 * 7;
+            self.give_way();
         }
         let least = self.least_rate();
         let least = if copying {
@@ -258,6 +257,19 @@ impl Governor {
         LEAST_AUTOMATIC_RATE.max((self.recent_bytes / lately) as u64)
     }
 
+    /// Whether copies hardly move: what strains the guest then says nothing against their rate.
+    fn creeps(&self) -> bool {
+        self.rate <= self.least_rate()
+    }
+
+    /// Copies take less, unless they hardly move already.
+    fn give_way(&mut self) {
+        if !self.creeps() {
+            self.climb.yielded(self.rate);
+            self.rate = self.rate / 10 * 7;
+        }
+    }
+
     fn adjust(&mut self, worst: Duration, promised: Duration, still: bool) {
         let limit = promised.mul_f64(self.own.factor());
         if still {
@@ -269,17 +281,16 @@ impl Governor {
         // The percentile allows a few late requests; half of them are kept for what is nobody's
         // fault.
         let strained = worst > comfort && self.recent_late > self.allowance() / 2.0;
-        let creeps = self.rate <= self.least_rate();
+        let creeps = self.creeps();
         self.crept.period_ends(strained && creeps);
         // What the user stated is kept whatever stands against it.
         let blamed = match &mut self.blame {
             Some(blame) => blame.lies_with_copies(strained, creeps),
             None => strained,
         };
-        self.climb.period_ends(self.rate, strained);
+        self.climb.period_ends(self.rate, strained && !creeps);
         if blamed {
-            self.climb.yielded(self.rate);
-            self.rate = self.rate / 10 * 7;
+            self.give_way();
         } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.
             let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
@@ -318,8 +329,10 @@ impl Governor {
         } else {
             SHORTEST_PAUSE
         };
-        self.climb.yielded(self.rate);
-        self.rate = (self.rate / 4 * 3).max(self.least_rate());
+        if !self.creeps() {
+            self.climb.yielded(self.rate);
+            self.rate = (self.rate / 4 * 3).max(self.least_rate());
+        }
         self.flight.narrow();
         now.after(self.pause)
     }
@@ -459,6 +472,23 @@ mod tests {
             governor.threshold() < Some(LIMIT),
             "the promise is the same"
         );
+    }
+
+    #[test]
+    fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
+        let mut governor = governor(|options| options.guest_rate = Some(10_000));
+        let mut number = 0;
+        let mut pass = |governor: &mut Governor, periods, worst| {
+            for _ in 0..periods {
+                number += 1;
+                governor.spend(governor.rate / 100, false);
+                period(governor, number, worst);
+            }
+        };
+        pass(&mut governor, 10, LIMIT * 20);
+        assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
+        pass(&mut governor, 50, LIMIT / 4);
+        assert!(governor.rate > FIRST_RATE * 10, "{}", governor.rate);
     }
 
     #[test]
