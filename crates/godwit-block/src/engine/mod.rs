@@ -32,6 +32,7 @@ mod inspect;
 mod link_signal;
 mod links;
 mod peers;
+mod priority;
 mod receive;
 mod run;
 mod slots;
@@ -116,6 +117,12 @@ pub fn spawn(
         .name(name)
         .spawn(move || match Engine::new(parts) {
             Ok(engine) => {
+                if let Err(error) = priority::run_soon() {
+                    tracing::debug!(
+                        disk = engine.config.disk,
+                        "runs like other threads: {error}"
+                    );
+                }
                 let _ = ready.send(Ok(()));
                 run(engine)
             }
