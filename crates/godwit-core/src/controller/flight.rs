@@ -46,22 +46,34 @@ impl Flight {
         self.slowest_chunk = self.slowest_chunk.max(took);
     }
 
-    /// A sampling period is over in which the guest's requests may have taken `limit`.
-    pub(super) fn adjust(&mut self, limit: Duration) {
-        if self.slowest_chunk > limit / 2 {
-            if self.window > 1 {
-                self.window /= 2;
-            } else {
-                self.chunk_sectors = (self.chunk_sectors / 2)
-                    .next_multiple_of(8)
-                    .max(LEAST_CHUNK_SECTORS.min(self.most_chunk_sectors));
-            }
-        } else if !self.slowest_chunk.is_zero() && self.slowest_chunk < limit / 4 {
-            if self.chunk_sectors < self.most_chunk_sectors {
-                self.chunk_sectors = (self.chunk_sectors * 2).min(self.most_chunk_sectors);
-            } else {
-                self.window = (self.window + 1).min(self.most_window);
-            }
+    /// A sampling period is over in which the guest's requests may have taken `limit`. `starved`: so
+    /// little was in flight that copies were slower than they should ever be, which weighs more.
+    pub(super) fn adjust(&mut self, limit: Duration, starved: bool) {
+        if self.slowest_chunk.is_zero() {
+            return;
+        }
+        if starved || self.slowest_chunk < limit / 4 {
+            self.widen();
+        } else if self.slowest_chunk > limit / 2 {
+            self.halve();
+        }
+    }
+
+    fn widen(&mut self) {
+        if self.chunk_sectors < self.most_chunk_sectors {
+            self.chunk_sectors = (self.chunk_sectors * 2).min(self.most_chunk_sectors);
+        } else {
+            self.window = (self.window + 1).min(self.most_window);
+        }
+    }
+
+    fn halve(&mut self) {
+        if self.window > 1 {
+            self.window /= 2;
+        } else {
+            self.chunk_sectors = (self.chunk_sectors / 2)
+                .next_multiple_of(8)
+                .max(LEAST_CHUNK_SECTORS.min(self.most_chunk_sectors));
         }
     }
 
@@ -86,15 +98,16 @@ mod tests {
     #[test]
     fn chunks_in_flight_follow_how_long_they_lock_their_addresses() {
         let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
-        let mut periods = |count, took| {
+        let mut periods = |count, took, starved| {
             for _ in 0..count {
                 flight.chunk_done(took);
-                flight.adjust(LIMIT);
+                flight.adjust(LIMIT, starved);
                 flight.period_ends();
             }
             (flight.window(), flight.chunk_sectors())
         };
-        assert_eq!(periods(20, LIMIT), (1, LEAST_CHUNK_SECTORS));
-        assert_eq!(periods(100, LIMIT / 8), (64, 256));
+        assert_eq!(periods(20, LIMIT, false), (1, LEAST_CHUNK_SECTORS));
+        assert_eq!(periods(5, LIMIT, true), (4, 256), "slow, but too little");
+        assert_eq!(periods(100, LIMIT / 8, false), (64, 256));
     }
 }

@@ -206,7 +206,7 @@ impl Governor {
             oldest,
             left,
             copying,
-            still,
+            ..
         } = period;
         self.next_sample = now.after(SAMPLING);
         let worst = self.worst.max(oldest);
@@ -220,7 +220,7 @@ impl Governor {
         {
             self.periods += 1;
             self.breached += u64::from(worst > target.limit);
-            self.adjust(worst, target.limit, still);
+            self.adjust(worst, target.limit, period);
         }
         if let Some(throughput) = &mut self.throughput
             && throughput.count(now, self.answered) == Some(false)
@@ -270,9 +270,9 @@ impl Governor {
         }
     }
 
-    fn adjust(&mut self, worst: Duration, promised: Duration, still: bool) {
+    fn adjust(&mut self, worst: Duration, promised: Duration, period: &Period) {
         let limit = promised.mul_f64(self.own.factor());
-        if still {
+        if period.still {
             self.own.period_ends(worst > limit * 3 / 4);
             return;
         }
@@ -289,16 +289,19 @@ impl Governor {
             None => strained,
         };
         self.climb.period_ends(self.rate, strained && !creeps);
+        let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
         if blamed {
             self.give_way();
         } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.
-            let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
             if used >= self.rate / 2 {
                 self.rate += self.climb.rise(self.rate);
             }
         }
-        self.flight.adjust(limit);
+        // What the user stated comes before progress here, too.
+        let automatic = self.throughput.is_some();
+        let starved = automatic && period.copying && used < self.least_rate() / 4 * 3;
+        self.flight.adjust(limit, starved);
     }
 
     /// Bytes per second that the deadline asks for.
@@ -533,6 +536,21 @@ mod tests {
         // 10,000 requests of 64 KiB in a second, nearly.
         let guests = slowest(Some(20_000), None, Bytes(64 << 10));
         assert!((600_000_000..=660_000_000).contains(&guests), "{guests}");
+    }
+
+    #[test]
+    fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_stated() {
+        let in_flight = |guest_rate| {
+            let mut governor = governor(|options| options.guest_rate = guest_rate);
+            for number in 1..=20 {
+                governor.chunk_done(LIMIT);
+                governor.spend(LEAST_RATE / 100, false);
+                period(&mut governor, number, LIMIT / 4);
+            }
+            governor.window() * governor.chunk_sectors() as u16
+        };
+        let (stated, automatic) = (in_flight(None), in_flight(Some(10_000)));
+        assert!(automatic > stated * 50, "{automatic} {stated}");
     }
 
     #[test]
