@@ -1,0 +1,252 @@
+use super::*;
+use crate::units::MigrationId;
+
+const LIMIT: Duration = Duration::from_millis(4);
+const BLOCK: Bytes = Bytes(4096);
+
+fn governor(change: impl FnOnce(&mut MigrationOptions)) -> Governor {
+    let mut options = MigrationOptions::new(MigrationId([1; 16]));
+    options.sla = Some(LatencyTarget {
+        limit: LIMIT,
+        allowed_per_million: 100,
+    });
+    change(&mut options);
+    Governor::new(&options, Time(0)).expect("there is a promise")
+}
+
+/// A sampling period in which the guest's slowest request took `worst`.
+fn period(governor: &mut Governor, number: u32, worst: Duration) {
+    let now = Time(0).after(SAMPLING * number);
+    for _ in 0..100 {
+        governor.answered(BLOCK, worst, false);
+    }
+    let period = Period {
+        copying: true,
+        ..Period::default()
+    };
+    governor.sample(now, &period);
+}
+
+#[test]
+fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
+    let mut governor = governor(|_| {});
+    for number in 1..=50 {
+        governor.spend(governor.rate / 100, false);
+        period(&mut governor, number, LIMIT / 4);
+    }
+    let fast = governor.rate;
+    assert!(fast > FIRST_RATE * 10, "{fast}");
+    for number in 51..=60 {
+        period(&mut governor, number, LIMIT / 10 * 11);
+    }
+    assert!(governor.rate < fast / 20, "{}", governor.rate);
+    for number in 61..80 {
+        period(&mut governor, number, LIMIT * 2);
+    }
+    assert_eq!(governor.rate, LEAST_RATE);
+    assert_eq!((governor.periods, governor.breached), (79, 29));
+}
+
+#[test]
+fn what_the_guest_suffers_while_the_migration_stands_still_is_not_held_against_it() {
+    let mut governor = governor(|_| {});
+    let before = governor.threshold();
+    let still = Period {
+        still: true,
+        ..Period::default()
+    };
+    for number in 1..=50 {
+        governor.answered(BLOCK, LIMIT * 5, false);
+        governor.sample(Time(0).after(SAMPLING * number), &still);
+    }
+    assert!(governor.threshold() > Some(LIMIT * 5), "{:?}", governor.own);
+    assert_eq!(governor.breached, 50, "it is a breach all the same");
+    for number in 51..=1000 {
+        governor.answered(BLOCK, LIMIT / 4, false);
+        governor.sample(Time(0).after(SAMPLING * number), &still);
+    }
+    assert_eq!(governor.threshold(), before);
+}
+
+#[test]
+fn copies_that_hardly_move_are_not_what_strains_the_guest() {
+    let mut governor = governor(|_| {});
+    for number in 1..=200 {
+        governor.spend(governor.rate / 100, false);
+        period(&mut governor, number, LIMIT * 2);
+    }
+    assert!(governor.rate > LEAST_RATE, "{}", governor.rate);
+    assert!(
+        governor.threshold() < Some(LIMIT),
+        "the promise is the same"
+    );
+}
+
+#[test]
+fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
+    let mut governor = governor(|options| options.guest_rate = Some(10_000));
+    let mut number = 0;
+    let mut pass = |governor: &mut Governor, periods, worst| {
+        for _ in 0..periods {
+            number += 1;
+            governor.spend(governor.rate / 100, false);
+            period(governor, number, worst);
+        }
+    };
+    pass(&mut governor, 10, LIMIT * 20);
+    assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
+    pass(&mut governor, 50, LIMIT / 4);
+    assert!(governor.rate > FIRST_RATE * 10, "{}", governor.rate);
+}
+
+#[test]
+fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
+    let mut governor = governor(|options| options.guest_rate = Some(20_000));
+    for number in 1..=60 {
+        governor.spend(governor.rate / 100, false);
+        period(&mut governor, number, LIMIT / 10);
+    }
+    // A period has 100 answers: half of what the guest did before.
+    assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
+}
+
+#[test]
+fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
+    let slowest = |guest_rate, interface_budget, bytes| {
+        let mut governor = governor(|options| {
+            options.guest_rate = guest_rate;
+            options.interface_budget = interface_budget;
+        });
+        for number in 1..=600 {
+            governor.spend(governor.rate / 100, false);
+            for _ in 0..100 {
+                governor.answered(bytes, LIMIT * 2, false);
+            }
+            let period = Period {
+                copying: true,
+                ..Period::default()
+            };
+            governor.sample(Time(0).after(SAMPLING * number), &period);
+            governor.crept = Ease::NONE;
+        }
+        governor.rate
+    };
+    assert_eq!(slowest(None, None, BLOCK), LEAST_RATE, "the user stated it");
+    let budget = Some(LEAST_AUTOMATIC_RATE / 2);
+    assert_eq!(slowest(Some(20_000), budget, BLOCK), LEAST_RATE);
+    assert_eq!(
+        slowest(Some(20_000), None, Bytes(512)),
+        LEAST_AUTOMATIC_RATE
+    );
+    // 10,000 requests of 64 KiB in a second, nearly.
+    let guests = slowest(Some(20_000), None, Bytes(64 << 10));
+    assert!((600_000_000..=660_000_000).contains(&guests), "{guests}");
+}
+
+#[test]
+fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_stated() {
+    let in_flight = |guest_rate| {
+        let mut governor = governor(|options| options.guest_rate = guest_rate);
+        for number in 1..=20 {
+            governor.chunk_done(LIMIT);
+            governor.spend(LEAST_RATE / 100, false);
+            period(&mut governor, number, LIMIT / 4);
+        }
+        governor.window() * governor.chunk_sectors() as u16
+    };
+    let (stated, automatic) = (in_flight(None), in_flight(Some(10_000)));
+    assert!(automatic > stated * 50, "{automatic} {stated}");
+}
+
+#[test]
+fn a_machine_that_stays_the_same_is_used_well_and_seldom_too_much() {
+    const BEARABLE: u64 = 300 << 20;
+    let mut governor = governor(|_| {});
+    let (mut used, mut strained) = (0, 0);
+    for number in 1..=4000 {
+        let rate = governor.rate;
+        governor.spend(rate / 100, false);
+        let worst = if rate > BEARABLE {
+            LIMIT * 2
+        } else {
+            LIMIT / 4
+        };
+        period(&mut governor, number, worst);
+        if number > 1000 {
+            used += rate;
+            strained += u32::from(rate > BEARABLE);
+        }
+    }
+    assert!(used / 3000 > BEARABLE / 20 * 17, "{}", used / 3000);
+    assert!((5..=30).contains(&strained), "{strained} of 3000");
+}
+
+#[test]
+fn room_that_nobody_uses_is_not_asked_for() {
+    let mut governor = governor(|_| {});
+    for number in 1..=50 {
+        period(&mut governor, number, LIMIT / 4);
+    }
+    assert_eq!(governor.rate, FIRST_RATE);
+}
+
+#[test]
+fn pauses_that_follow_each_other_become_longer_and_others_stay_short() {
+    let mut governor = governor(|_| {});
+    let mut now = Time(0);
+    let mut lengths = Vec::new();
+    for _ in 0..8 {
+        let until = governor.pause(now);
+        lengths.push(until.since(now));
+        now = until;
+        governor.resume(now);
+    }
+    assert_eq!(lengths[0], SHORTEST_PAUSE);
+    assert!(
+        lengths
+            .windows(2)
+            .all(|pair| pair[0] < pair[1] || pair[1] == LONGEST_PAUSE)
+    );
+    assert_eq!(lengths[7], LONGEST_PAUSE);
+    let later = now.after(Duration::from_secs(10));
+    assert_eq!(governor.pause(later).since(later), SHORTEST_PAUSE);
+}
+
+#[test]
+fn a_percentile_leaves_as_many_late_requests_as_it_says() {
+    let mut strict = governor(|_| {});
+    let mut loose = governor(|options| {
+        options.sla = Some(LatencyTarget {
+            limit: LIMIT,
+            allowed_per_million: 10_000,
+        });
+    });
+    for governor in [&mut strict, &mut loose] {
+        for number in 1..=20 {
+            period(governor, number, LIMIT / 4);
+        }
+    }
+    assert!(!strict.may_be_late());
+    let tolerated = (0..100).take_while(|_| loose.may_be_late()).count();
+    assert!(
+        (5..=10).contains(&tolerated),
+        "half of 1% of 2000: {tolerated}"
+    );
+}
+
+#[test]
+fn a_deadline_that_comes_near_takes_what_it_needs() {
+    let mut governor = governor(|options| options.deadline = Some(Duration::from_secs(10)));
+    let left = 2 << 30;
+    let now = Time(0).after(Duration::from_secs(8));
+    assert!(!governor.pressed(Time(0), FIRST_RATE));
+    governor.answered(BLOCK, LIMIT * 3, false);
+    let period = Period {
+        left,
+        copying: true,
+        ..Period::default()
+    };
+    governor.sample(now, &period);
+    assert_eq!(governor.rate, left / 2);
+    assert!(governor.pressed(now, left));
+}
