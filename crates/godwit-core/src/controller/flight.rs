@@ -46,16 +46,18 @@ impl Flight {
         self.slowest_chunk = self.slowest_chunk.max(took);
     }
 
-    /// A sampling period is over in which the guest's requests may have taken `limit`. `starved`: so
-    /// little was in flight that copies were slower than they should ever be, which weighs more.
+    /// A sampling period is over in which the guest's requests may have taken `limit`. `starved`:
+    /// copies were slower than they should ever be. More in flight may help then, but not on a link
+    /// or disk that has no more to give, so chunks take up to the whole limit and no longer.
     pub(super) fn adjust(&mut self, limit: Duration, starved: bool) {
         if self.slowest_chunk.is_zero() {
             return;
         }
-        if starved || self.slowest_chunk < limit / 4 {
-            self.widen();
-        } else if self.slowest_chunk > limit / 2 {
+        let bearable = if starved { limit } else { limit / 2 };
+        if self.slowest_chunk > bearable {
             self.halve();
+        } else if starved || self.slowest_chunk < limit / 4 {
+            self.widen();
         }
     }
 
@@ -109,5 +111,21 @@ mod tests {
         assert_eq!(periods(20, LIMIT, false), (1, LEAST_CHUNK_SECTORS));
         assert_eq!(periods(5, LIMIT, true), (4, 256), "slow, but too little");
         assert_eq!(periods(100, LIMIT / 8, false), (64, 256));
+    }
+
+    #[test]
+    fn copies_that_a_slow_link_starves_do_not_fill_it_with_chunks() {
+        const BYTES_PER_MILLISECOND: u32 = 20_000;
+        let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
+        for _ in 0..1000 {
+            let queued = u32::from(flight.window()) * flight.chunk_sectors() * 512;
+            let took = Duration::from_micros(u64::from(queued * 10 / BYTES_PER_MILLISECOND) * 100);
+            flight.chunk_done(took);
+            flight.adjust(LIMIT, true);
+            flight.period_ends();
+        }
+        let queued = u32::from(flight.window()) * flight.chunk_sectors() * 512;
+        let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * 2;
+        assert!(queued <= most, "{queued} bytes in flight");
     }
 }
