@@ -117,12 +117,6 @@ pub fn spawn(
         .name(name)
         .spawn(move || match Engine::new(parts) {
             Ok(engine) => {
-                if let Err(error) = priority::run_soon() {
-                    tracing::debug!(
-                        disk = engine.config.disk,
-                        "runs like other threads: {error}"
-                    );
-                }
                 let _ = ready.send(Ok(()));
                 run(engine)
             }

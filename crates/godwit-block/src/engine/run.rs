@@ -18,6 +18,7 @@ use super::disk::Disk;
 use super::handle::{Command, Published};
 use super::link_signal::LinkWatch;
 use super::links::Links;
+use super::priority::Priority;
 use super::slots::Slots;
 use super::snapshot::Snapshot;
 use super::stats::{Stats, thread_cpu_seconds};
@@ -71,6 +72,7 @@ pub(super) struct Engine {
     pub(super) deferred: Vec<Deferred>,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) stats: Stats,
+    priority: Priority,
     pub(super) now: Time,
     /// When the engine ends at the latest.
     pub(super) shutdown: Option<Time>,
@@ -128,6 +130,7 @@ impl Engine {
         let wake_count = Staging::new(8).map_err(refused("map memory for commands"))?;
         let stats = Stats::new(Time(0))
             .map_err(|error| refused("set up its histogram")(io::Error::other(error)))?;
+        let priority = Priority::of_this_thread().map_err(refused("ask for its priority"))?;
         Ok(Self {
             core: Controller::new(config.limits, capacity, record),
             config,
@@ -150,6 +153,7 @@ impl Engine {
             deferred: Vec::new(),
             commands,
             stats,
+            priority,
             now: Time(0),
             shutdown: None,
             events,
@@ -287,6 +291,10 @@ impl Engine {
 
     /// Publishes, and deals with what is late.
     fn tick(&mut self) {
+        if let Err(error) = self.priority.follow(self.core.migrates()) {
+            let disk = &self.config.disk;
+            tracing::debug!(disk, "moves while it runs like other threads: {error}");
+        }
         self.publish();
         let watch = self.drop_stalled();
         let retiring = self.retire_old();

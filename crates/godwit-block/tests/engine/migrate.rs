@@ -436,3 +436,42 @@ fn a_disk_that_waits_for_its_machine_converges_and_moves_when_told() {
     let moved = pair.b.finish();
     assert!(moved[..data.len()] == data && moved[4 * MIB as usize..][..data.len()] == data);
 }
+
+/// The `nice` value of an engine's thread.
+fn nice(name: &str) -> i32 {
+    std::fs::read_dir("/proc/self/task")
+        .expect("the threads")
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok())
+        .find_map(|stat| {
+            let (thread, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+            let nice = rest.split_whitespace().nth(16)?.parse().ok();
+            nice.filter(|_| thread == format!("disk {name}"))
+        })
+        .expect("an engine's thread")
+}
+
+#[test]
+fn the_threads_of_a_disk_run_before_others_while_it_moves_where_that_is_allowed() {
+    let own = rustix::process::nice(0).expect("its own value");
+    let allowed = std::thread::spawn(move || rustix::process::nice(-5 - own).is_ok());
+    let allowed = allowed.join().expect("a thread");
+    let better = if allowed { own.min(-5) } else { own };
+    let (from, to) = ("leaving", "coming");
+    let a = TestEngine::new(from, 8 * MIB, AuthorityRecord::created());
+    let b = TestEngine::new(to, 8 * MIB, AuthorityRecord::vacant());
+    let wait_for = |wanted: i32| {
+        for engine in [(from, &a), (to, &b)] {
+            engine.1.wait_until(|_| nice(engine.0) == wanted);
+        }
+    };
+    wait_for(own);
+    let waits = MigrationOptions {
+        switchover: Switchover::WhenTold,
+        ..options(12)
+    };
+    start(&a, &b, waits, links(1));
+    wait_for(better);
+    a.handle.switch_over(Box::new(|_| {}));
+    wait_for_success(&a, &b);
+    wait_for(own);
+}

@@ -18,23 +18,6 @@ fn engine(size: u64) -> TestEngine {
     TestEngine::new("serve", size, AuthorityRecord::created())
 }
 
-#[test]
-fn the_thread_that_answers_guests_runs_before_others_where_that_is_allowed() {
-    let _engine = TestEngine::new("before", MIB, AuthorityRecord::created());
-    let own = rustix::process::nice(0).expect("its own value");
-    let allowed = std::thread::spawn(move || rustix::process::nice(-5 - own).is_ok());
-    let allowed = allowed.join().expect("a thread");
-    let nice = std::fs::read_dir("/proc/self/task")
-        .expect("the threads")
-        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok())
-        .find_map(|stat| {
-            let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
-            let nice = rest.split_whitespace().nth(16)?.parse::<i32>().ok();
-            nice.filter(|_| name == "disk before")
-        });
-    assert_eq!(nice, Some(if allowed { own.min(-5) } else { own }));
-}
-
 /// Mixed operations of one client, one at a time, against a copy in memory.
 fn mixed(structured: bool, seed: u64) {
     mixed_on(engine(16 * MIB), structured, seed);

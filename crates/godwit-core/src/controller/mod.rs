@@ -541,6 +541,11 @@ impl Controller {
         self.authority.may_serve()
     }
 
+    /// Whether the disk is on its way out of this node or into it.
+    pub const fn migrates(&self) -> bool {
+        self.source.is_some() || self.authority.receiving().is_some()
+    }
+
     /// How far the outgoing migration is, or how the last one ended.
     pub fn progress(&self) -> Option<Progress> {
         self.source
