@@ -291,10 +291,7 @@ impl Engine {
 
     /// Publishes, and deals with what is late.
     fn tick(&mut self) {
-        if let Err(error) = self.priority.follow(self.core.migrates()) {
-            let disk = &self.config.disk;
-            tracing::debug!(disk, "moves while it runs like other threads: {error}");
-        }
+        self.follow_priority();
         self.publish();
         let watch = self.drop_stalled();
         let retiring = self.retire_old();
@@ -305,6 +302,14 @@ impl Engine {
             || self.link_watch.is_some()
             || self.stats.is_moving();
         self.tick_at = busy.then(|| self.now.after(TICK));
+    }
+
+    /// Takes the turns on the processors that a disk has that moves, or that does not.
+    pub(super) fn follow_priority(&mut self) {
+        if let Err(error) = self.priority.follow(self.core.migrates()) {
+            let disk = &self.config.disk;
+            tracing::debug!(disk, "moves while it runs like other threads: {error}");
+        }
     }
 
     fn is_finished(&self) -> bool {
