@@ -15,7 +15,7 @@ pub(crate) struct Arguments {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// A selection that takes less than ten minutes
+    /// A selection that takes about ten minutes
     Quick(Options),
     /// Everything, for days unless part of it is selected
     Full(Options),

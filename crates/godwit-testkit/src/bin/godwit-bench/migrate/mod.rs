@@ -26,7 +26,7 @@ use crate::suite::Suite;
 /// A move may take this long, however fast an idle disk moves; in a quick run, whose disks are small
 /// and in which most moves of peers end with it, this long.
 const LEAST_LIMIT: Duration = Duration::from_secs(30);
-const LEAST_QUICK_LIMIT: Duration = Duration::from_secs(25);
+const LEAST_QUICK_LIMIT: Duration = Duration::from_secs(20);
 /// And this many times as long as an idle disk takes.
 const LIMIT_FACTOR: f64 = 6.0;
 /// How long an idle disk may take at most.
