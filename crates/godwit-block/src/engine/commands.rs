@@ -128,7 +128,6 @@ impl Engine {
                 return reply(Err(StartError::Option("window")));
             }
         }
-        self.follow_priority();
         self.link(options.migration, streams);
         self.link_watch = Some(LinkWatch::new(self.now, interface));
         reply(Ok(()));
@@ -152,8 +151,6 @@ impl Engine {
         {
             return reply(Err(error));
         }
-        // Before the first I/O: the kernel's workers that do it have the priority of when they start.
-        self.follow_priority();
         self.link(migration, streams);
         reply(Ok(()));
         self.drain();

@@ -13,37 +13,31 @@ use rustix::process::{getpriority_process, setpriority_process};
 const NICE: i32 = -5;
 
 /// The `nice` value of the thread that owns this.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Priority {
-    /// What the thread was started with.
-    given: i32,
-    moves: bool,
+    /// While the disk moves: what the thread had before.
+    before: Option<i32>,
 }
 
 impl Priority {
-    /// Of the calling thread.
-    pub(super) fn of_this_thread() -> io::Result<Self> {
-        Ok(Self {
-            given: getpriority_process(None)?,
-            moves: false,
-        })
-    }
-
-    /// Lets the calling thread run before others while the disk moves. A better value that it was
-    /// started with stays.
+    /// Lets the calling thread run before others while the disk moves. A better value that it
+    /// already has stays. Costs a comparison unless a move begins or ends.
     ///
     /// # Errors
     /// When the system does not allow the better value, which takes `CAP_SYS_NICE` or
     /// `RLIMIT_NICE`. That is said once a move.
+    #[inline]
     pub(super) fn follow(&mut self, moves: bool) -> io::Result<()> {
-        if moves == self.moves {
+        if moves == self.before.is_some() {
             return Ok(());
         }
-        self.moves = moves;
-        let nice = if moves {
-            self.given.min(NICE)
+        let nice = if let Some(before) = self.before.take() {
+            before
         } else {
-            self.given
+            // Who may not ask has none to go back to but the ordinary one.
+            let own = getpriority_process(None).unwrap_or(0);
+            self.before = Some(own);
+            own.min(NICE)
         };
         Ok(setpriority_process(None, nice)?)
     }
@@ -54,12 +48,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_better_value_that_the_thread_was_started_with_stays() {
+    fn a_better_value_that_the_thread_has_stays() {
         let better = NICE - 5;
         if setpriority_process(None, better).is_err() {
             return;
         }
-        let mut priority = Priority::of_this_thread().expect("its own value");
+        let mut priority = Priority::default();
         for moves in [true, false] {
             priority.follow(moves).expect("no change");
             assert_eq!(getpriority_process(None), Ok(better));

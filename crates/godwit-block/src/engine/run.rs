@@ -130,7 +130,6 @@ impl Engine {
         let wake_count = Staging::new(8).map_err(refused("map memory for commands"))?;
         let stats = Stats::new(Time(0))
             .map_err(|error| refused("set up its histogram")(io::Error::other(error)))?;
-        let priority = Priority::of_this_thread().map_err(refused("ask for its priority"))?;
         Ok(Self {
             core: Controller::new(config.limits, capacity, record),
             config,
@@ -153,7 +152,7 @@ impl Engine {
             deferred: Vec::new(),
             commands,
             stats,
-            priority,
+            priority: Priority::default(),
             now: Time(0),
             shutdown: None,
             events,
@@ -272,6 +271,8 @@ impl Engine {
         self.publish_rings();
         self.flush_marked();
         self.run_deferred_reads();
+        // Before anything is submitted: the kernel's workers keep the priority of when they start.
+        self.follow_priority();
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -291,7 +292,6 @@ impl Engine {
 
     /// Publishes, and deals with what is late.
     fn tick(&mut self) {
-        self.follow_priority();
         self.publish();
         let watch = self.drop_stalled();
         let retiring = self.retire_old();
@@ -305,7 +305,7 @@ impl Engine {
     }
 
     /// Takes the turns on the processors that a disk has that moves, or that does not.
-    pub(super) fn follow_priority(&mut self) {
+    fn follow_priority(&mut self) {
         if let Err(error) = self.priority.follow(self.core.migrates()) {
             let disk = &self.config.disk;
             tracing::debug!(disk, "moves while it runs like other threads: {error}");

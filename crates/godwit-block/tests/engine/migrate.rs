@@ -460,8 +460,8 @@ fn the_threads_of_a_disk_run_before_others_while_it_moves_where_that_is_allowed(
     let a = TestEngine::new(from, 8 * MIB, AuthorityRecord::created());
     let b = TestEngine::new(to, 8 * MIB, AuthorityRecord::vacant());
     let wait_for = |wanted: i32| {
-        for engine in [(from, &a), (to, &b)] {
-            engine.1.wait_until(|_| nice(engine.0) == wanted);
+        for (name, engine) in [(from, &a), (to, &b)] {
+            engine.wait_until(|_| nice(name) == wanted);
         }
     };
     wait_for(own);
