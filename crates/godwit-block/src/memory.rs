@@ -3,7 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Smallest block: what direct I/O needs in length and alignment on any disk.
 const SMALLEST: usize = 4096;
@@ -11,10 +11,14 @@ const SMALLEST: usize = 4096;
 /// Longest block: one request's data.
 pub(crate) const LARGEST: usize = 32 << 20;
 
+/// A mapping of this many bytes or more asks for huge pages. Direct I/O describes each page to the
+/// disk and pins it, so pages of 4 KiB cost a request of 1 MiB 256 descriptors.
+const HUGE: usize = 2 << 20;
+
 const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 
-/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched. It is plain
-/// memory that the kernel may read and write, so it is only reached through raw pointers; whoever
+/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched (2 MiB at a
+/// time where a long mapping gets huge pages). It is plain memory that the kernel may read and write, so it is only reached through raw pointers; whoever
 /// makes a slice of it sees to it that no operation of the kernel uses the same bytes meanwhile.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -35,7 +39,12 @@ impl Mapping {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )?
         };
-        let base = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let base: NonNull<u8> = NonNull::new(base.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        if length >= HUGE {
+            // SAFETY: the advice is about the new mapping alone and changes none of its contents. A
+            // kernel without huge pages refuses it, and small pages do.
+            let _ = unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxHugepage) };
+        }
         Ok(Self { base, length })
     }
 
@@ -271,9 +280,44 @@ impl Arena {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use proptest::prelude::*;
 
     use super::*;
+
+    /// The kernel's flags of the mapping that the address lies in.
+    fn flags_of(address: usize) -> String {
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("the process's mappings");
+        let mut within = false;
+        for line in maps.lines() {
+            let range = line.split(' ').next().and_then(|word| word.split_once('-'));
+            if let Some((Ok(start), Ok(end))) = range.map(|(start, end)| {
+                (
+                    usize::from_str_radix(start, 16),
+                    usize::from_str_radix(end, 16),
+                )
+            }) {
+                within = (start..end).contains(&address);
+            } else if let (true, Some(flags)) = (within, line.strip_prefix("VmFlags:")) {
+                return flags.to_owned();
+            }
+        }
+        panic!("no mapping holds the address")
+    }
+
+    #[test]
+    fn long_mappings_ask_for_huge_pages_and_short_ones_do_not() {
+        let asks = |length| {
+            let mapping = Mapping::new(length).expect("memory");
+            flags_of(mapping.at(0) as usize)
+                .split(' ')
+                .any(|flag| flag == "hg")
+        };
+        let possible = Path::new("/sys/kernel/mm/transparent_hugepage").exists();
+        assert_eq!(asks(HUGE), possible);
+        assert!(!asks(HUGE / 2));
+    }
 
     #[test]
     fn blocks_are_aligned_and_long_enough() {
