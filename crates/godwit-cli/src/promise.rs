@@ -141,9 +141,11 @@ mod tests {
         Migration {
             options: Some(MigrationSettings {
                 policy: Policy::DoubleWrite,
-                window_bytes: 8 << 20,
+                window_bytes: 32 << 20,
+                idle_window_bytes: 8 << 20,
                 busy_window_bytes: 1 << 20,
-                chunk_bytes: 128 << 10,
+                chunk_bytes: 512 << 10,
+                busy_chunk_bytes: 128 << 10,
                 max_bandwidth: Some(100 << 20),
                 verify: false,
                 sla: Some("p99.99<3.2ms".to_owned()),

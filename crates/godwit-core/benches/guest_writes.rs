@@ -58,6 +58,7 @@ impl Bench {
         if migrating {
             let options = MigrationOptions {
                 chunk_sectors: 32768,
+                busy_chunk_sectors: 32768,
                 window_chunks: 16,
                 busy_window_chunks: 16,
                 peer_timeout: Duration::from_secs(1 << 30),

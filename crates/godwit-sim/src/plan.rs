@@ -289,9 +289,12 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         limit,
         allowed_per_million,
     });
+    let busy_chunk_sectors = chunk.max(((sectors / 160) as u32).next_multiple_of(8));
     let options = MigrationOptions {
-        chunk_sectors: chunk.max(((sectors / 160) as u32).next_multiple_of(8)),
+        chunk_sectors: busy_chunk_sectors * random.pick(&[1, 1, 2, 4]),
+        busy_chunk_sectors,
         window_chunks,
+        idle_window_chunks: random.between(1, u64::from(window_chunks) + 1) as u16,
         busy_window_chunks: random.between(1, u64::from(window_chunks) + 1) as u16,
         max_bandwidth: rate(random, 2),
         sla,

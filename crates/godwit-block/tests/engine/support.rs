@@ -350,7 +350,9 @@ pub(crate) fn links(copies: usize) -> (PeerStreams, PeerStreams) {
 pub(crate) fn options(id: u8) -> MigrationOptions {
     MigrationOptions {
         chunk_sectors: 2048,
+        busy_chunk_sectors: 2048,
         window_chunks: 8,
+        idle_window_chunks: 8,
         busy_window_chunks: 4,
         verify: true,
         peer_timeout: Duration::from_secs(60),

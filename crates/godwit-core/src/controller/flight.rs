@@ -24,9 +24,9 @@ impl Flight {
     pub(super) const fn new(options: &MigrationOptions) -> Self {
         Self {
             most_window: options.window_chunks,
-            most_chunk_sectors: options.chunk_sectors,
+            most_chunk_sectors: options.busy_chunk_sectors,
             window: options.busy_window_chunks,
-            chunk_sectors: options.chunk_sectors,
+            chunk_sectors: options.busy_chunk_sectors,
             slowest_chunk: Duration::ZERO,
         }
     }

@@ -12,6 +12,7 @@ mod flight;
 mod governor;
 mod guest;
 mod hiccups;
+mod idle_window;
 mod ownership;
 mod pacer;
 mod pause;
@@ -57,8 +58,14 @@ pub struct MigrationOptions {
     pub migration: MigrationId,
     /// Longest copy in sectors: a multiple of 8, at most 16 MiB worth.
     pub chunk_sectors: u32,
+    /// Longest copy in sectors while the guest does I/O, whose requests wait for chunks that they
+    /// meet: a multiple of 8, at most `chunk_sectors`.
+    pub busy_chunk_sectors: u32,
     /// Chunks in flight at once, at most [`Limits::window_chunks`].
     pub window_chunks: u16,
+    /// Chunks in flight at once while the guest is idle, from 1 to `window_chunks`. More than these
+    /// only as long as they are quick.
+    pub idle_window_chunks: u16,
     /// Chunks in flight at once while the guest does I/O, from 1 to `window_chunks`: what is in
     /// flight is what a double write queues behind, at the link and at the destination's disk.
     pub busy_window_chunks: u16,
@@ -103,13 +110,15 @@ pub enum Switchover {
 }
 
 impl MigrationOptions {
-    /// The usual: chunks of 128 KiB, 8 MiB in flight and 1 MiB while the guest does I/O, no promise
-    /// and no limit.
+    /// The usual: 8 to 32 MiB in flight in chunks of 512 KiB, 1 MiB in chunks of 128 KiB while the
+    /// guest does I/O, no promise and no limit.
     pub const fn new(migration: MigrationId) -> Self {
         Self {
             migration,
-            chunk_sectors: 256,
+            chunk_sectors: 1024,
+            busy_chunk_sectors: 256,
             window_chunks: 64,
+            idle_window_chunks: 16,
             busy_window_chunks: 8,
             max_bandwidth: None,
             sla: None,

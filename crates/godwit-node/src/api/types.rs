@@ -232,11 +232,17 @@ pub struct MigrationSettings {
     pub policy: Policy,
     /// Most bytes in flight from the source's disk to the destination's.
     pub window_bytes: u64,
+    /// Bytes in flight while the guest is idle; up to `window_bytes` while copies are quick.
+    #[serde(default)]
+    pub idle_window_bytes: u64,
     /// Most bytes in flight while the guest does I/O.
     #[serde(default)]
     pub busy_window_bytes: u64,
     /// Bytes per copy.
     pub chunk_bytes: u64,
+    /// Bytes per copy while the guest does I/O.
+    #[serde(default)]
+    pub busy_chunk_bytes: u64,
     /// Most bytes per second that copies, double writes and delayed writes may take.
     pub max_bandwidth: Option<u64>,
     /// Whether both images are compared before switchover.

@@ -8,9 +8,12 @@ use super::promise::Asked;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
 
 /// Bytes per copy when nothing else is asked for.
-const DEFAULT_CHUNK: u64 = 128 << 10;
-/// Bytes in flight when nothing else is asked for.
-const DEFAULT_WINDOW: u64 = 8 << 20;
+const DEFAULT_CHUNK: u64 = 512 << 10;
+/// Bytes per copy while the guest does I/O, or with a window that is asked for.
+const BUSY_CHUNK: u64 = 128 << 10;
+/// Bytes in flight while the guest is idle, unless a window is asked for; more, up to the longest
+/// window, while chunks are quick.
+const IDLE_WINDOW: u64 = 8 << 20;
 /// Bytes in flight while the guest does I/O, unless a window is asked for: a double write queues
 /// behind what is in flight.
 const BUSY_WINDOW: u64 = 1 << 20;
@@ -33,7 +36,16 @@ pub(crate) fn settings(
     let invalid = |text: String, hint: String| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
     };
-    let chunk_bytes = request.chunk_bytes.unwrap_or(DEFAULT_CHUNK);
+    let chunk_bytes = request
+        .chunk_bytes
+        .unwrap_or_else(|| match request.window_bytes {
+            // As many chunks as there are slots for.
+            Some(window) => window
+                .div_ceil(MAX_WINDOW_CHUNKS)
+                .next_multiple_of(4096)
+                .clamp(BUSY_CHUNK, DEFAULT_CHUNK),
+            None => DEFAULT_CHUNK,
+        });
     if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(4096) || chunk_bytes > MAX_CHUNK {
         return invalid(
             format!("a chunk of {chunk_bytes} bytes is not possible"),
@@ -41,9 +53,7 @@ pub(crate) fn settings(
         );
     }
     let most = MAX_WINDOW.min(chunk_bytes * MAX_WINDOW_CHUNKS);
-    let window_bytes = request
-        .window_bytes
-        .unwrap_or_else(|| DEFAULT_WINDOW.clamp(chunk_bytes, most));
+    let window_bytes = request.window_bytes.unwrap_or(most);
     if window_bytes < chunk_bytes || window_bytes > most {
         return invalid(
             format!("a window of {window_bytes} bytes is not possible"),
@@ -98,11 +108,17 @@ pub(crate) fn settings(
     Ok(MigrationSettings {
         policy: request.policy,
         window_bytes,
-        busy_window_bytes: match request.window_bytes {
-            Some(chosen) => chosen,
-            None => BUSY_WINDOW.clamp(chunk_bytes, window_bytes),
-        },
+        idle_window_bytes: request
+            .window_bytes
+            .unwrap_or_else(|| IDLE_WINDOW.clamp(chunk_bytes, window_bytes)),
+        busy_window_bytes: request
+            .window_bytes
+            .unwrap_or_else(|| BUSY_WINDOW.clamp(chunk_bytes, window_bytes)),
         chunk_bytes,
+        busy_chunk_bytes: match (request.chunk_bytes, request.window_bytes) {
+            (None, None) => BUSY_CHUNK,
+            _ => chunk_bytes,
+        },
         max_bandwidth: request.max_bandwidth,
         verify: request.verify,
         with_guest: request.with_guest,
@@ -171,19 +187,31 @@ pub(crate) fn open_interface(
     })
 }
 
-/// The chunk's length in sectors.
-pub(crate) const fn chunk_sectors(settings: &MigrationSettings) -> u32 {
-    (settings.chunk_bytes / SECTOR_SIZE) as u32
+/// How much may be in flight, as the controller counts it.
+pub(crate) struct InFlight {
+    /// Longest chunk.
+    pub(crate) chunk_sectors: u32,
+    /// Longest chunk while the guest does I/O.
+    pub(crate) busy_chunk_sectors: u32,
+    /// Most chunks.
+    pub(crate) window_chunks: u16,
+    /// Chunks while the guest is idle, however long they take.
+    pub(crate) idle_window_chunks: u16,
+    /// Chunks while the guest does I/O.
+    pub(crate) busy_window_chunks: u16,
 }
 
-/// Chunks in flight.
-pub(crate) const fn window_chunks(settings: &MigrationSettings) -> u16 {
-    (settings.window_bytes / settings.chunk_bytes) as u16
-}
-
-/// Chunks in flight while the guest does I/O.
-pub(crate) fn busy_window_chunks(settings: &MigrationSettings) -> u16 {
-    (settings.busy_window_bytes / settings.chunk_bytes).clamp(1, 1 << 15) as u16
+impl InFlight {
+    /// What valid settings come to.
+    pub(crate) const fn of(settings: &MigrationSettings) -> Self {
+        Self {
+            chunk_sectors: (settings.chunk_bytes / SECTOR_SIZE) as u32,
+            busy_chunk_sectors: (settings.busy_chunk_bytes / SECTOR_SIZE) as u32,
+            window_chunks: (settings.window_bytes / settings.chunk_bytes) as u16,
+            idle_window_chunks: (settings.idle_window_bytes / settings.chunk_bytes) as u16,
+            busy_window_chunks: (settings.busy_window_bytes / settings.busy_chunk_bytes) as u16,
+        }
+    }
 }
 
 /// A migration id that nobody has used.
@@ -242,17 +270,35 @@ mod tests {
 
     #[test]
     fn what_is_left_open_fits_what_is_given() {
-        for chunk in [None, Some(4096), Some(64 << 10), Some(MAX_CHUNK)] {
-            let settings = settings(&request(chunk, None), Asked::Off).expect("valid");
-            let chunks = u64::from(window_chunks(&settings));
-            assert!(
-                (1..=MAX_WINDOW_CHUNKS).contains(&chunks),
-                "{chunk:?}: {chunks}"
-            );
-            assert_eq!(
-                u64::from(chunk_sectors(&settings)) * 512,
-                settings.chunk_bytes
-            );
+        for (chunk, window) in [
+            (None, None),
+            (Some(4096), None),
+            (Some(64 << 10), None),
+            (Some(MAX_CHUNK), None),
+            (None, Some(BUSY_CHUNK)),
+            (None, Some(8 << 20)),
+            (None, Some((9 << 20) + 1)),
+            (None, Some(MAX_WINDOW)),
+            (Some(1 << 20), Some(3 << 20)),
+        ] {
+            let case = format!("chunk {chunk:?}, window {window:?}");
+            let settings = settings(&request(chunk, window), Asked::Off).expect("valid");
+            let flight = InFlight::of(&settings);
+            let most = flight.window_chunks;
+            assert!(u64::from(most) <= MAX_WINDOW_CHUNKS, "{case}: {most}");
+            for chunks in [flight.idle_window_chunks, flight.busy_window_chunks] {
+                assert!((1..=most).contains(&chunks), "{case}: {chunks} of {most}");
+            }
+            assert!(flight.busy_chunk_sectors <= flight.chunk_sectors, "{case}");
+            assert!(settings.window_bytes <= MAX_WINDOW, "{case}");
+            let chosen = [settings.idle_window_bytes, settings.busy_window_bytes];
+            if let Some(window) = window {
+                assert_eq!(chosen, [window; 2], "{case}");
+            }
+            if let Some(chunk) = chunk {
+                assert_eq!(settings.chunk_bytes, chunk, "{case}");
+                assert_eq!(settings.busy_chunk_bytes, chunk, "{case}");
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TrafficClass};
 use godwit_core::{MigrationOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
-use super::options;
+use super::options::{self, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
 use crate::api::{
@@ -236,12 +236,13 @@ impl Attempt {
             .await?
             .unwrap_or(capacity.bytes().0);
         let (mut control, _) = self.dial(TrafficClass::Control).await.map_err(body)?;
+        let flight = InFlight::of(&self.settings);
         let offer = Greeting::Offer(Offer {
             epoch: record.epoch.next(),
             capacity,
             allocated,
-            chunk_sectors: options::chunk_sectors(&self.settings),
-            window_chunks: options::window_chunks(&self.settings),
+            chunk_sectors: flight.chunk_sectors,
+            window_chunks: flight.window_chunks,
             copy_connections: COPY_CONNECTIONS,
         });
         let lost = |why: &dyn std::fmt::Display| {
@@ -296,10 +297,13 @@ impl Attempt {
         streams: PeerStreams,
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
+        let flight = InFlight::of(&self.settings);
         let options = MigrationOptions {
-            chunk_sectors: options::chunk_sectors(&self.settings),
-            window_chunks: options::window_chunks(&self.settings),
-            busy_window_chunks: options::busy_window_chunks(&self.settings),
+            chunk_sectors: flight.chunk_sectors,
+            busy_chunk_sectors: flight.busy_chunk_sectors,
+            window_chunks: flight.window_chunks,
+            idle_window_chunks: flight.idle_window_chunks,
+            busy_window_chunks: flight.busy_window_chunks,
             max_bandwidth: self.settings.max_bandwidth,
             sla: self.target,
             guest_rate: self.guest_rate,

@@ -11,6 +11,7 @@ use crate::controller::convergence::Convergence;
 use crate::controller::delayed_writes::DelayedWrites;
 use crate::controller::dirty::DirtyBitmap;
 use crate::controller::governor::Governor;
+use crate::controller::idle_window::IdleWindow;
 use crate::controller::pacer::Pacer;
 use crate::controller::pause::{Pause, PauseCounts};
 use crate::controller::slots::{REMOTE, Slots};
@@ -66,6 +67,7 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) options: MigrationOptions,
     pub(in crate::controller) generation: Generation,
     pub(in crate::controller) window: Window,
+    idle_window: IdleWindow,
     phase: Phase,
     pass: Pass,
     capacity: Sectors,
@@ -209,12 +211,19 @@ impl Controller {
     /// # Errors
     /// [`StartError`]; nothing has changed then.
     pub fn start_source(&mut self, now: Time, options: MigrationOptions) -> Result<(), StartError> {
-        let chunk = options.chunk_sectors;
-        if chunk == 0 || !chunk.is_multiple_of(8) || chunk > MAX_CHUNK_SECTORS {
+        let is_chunk =
+            |sectors: u32, most| sectors > 0 && sectors.is_multiple_of(8) && sectors <= most;
+        if !is_chunk(options.chunk_sectors, MAX_CHUNK_SECTORS) {
             return Err(StartError::Option("chunk size"));
+        }
+        if !is_chunk(options.busy_chunk_sectors, options.chunk_sectors) {
+            return Err(StartError::Option("chunk size for a busy guest"));
         }
         if options.window_chunks == 0 || options.window_chunks > self.limits.window_chunks {
             return Err(StartError::Option("window"));
+        }
+        if options.idle_window_chunks == 0 || options.idle_window_chunks > options.window_chunks {
+            return Err(StartError::Option("window for an idle guest"));
         }
         if options.busy_window_chunks == 0 || options.busy_window_chunks > options.window_chunks {
             return Err(StartError::Option("window for a busy guest"));
@@ -234,6 +243,7 @@ impl Controller {
         let mut source = Source {
             generation: Generation(0),
             window: Window::new(options.window_chunks),
+            idle_window: IdleWindow::new(&options),
             phase: Phase::Copying,
             pass: Pass::Copy,
             capacity: self.capacity,

@@ -9,7 +9,6 @@ use super::{
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::dirty::DirtyBitmap;
-use crate::controller::governor::Governor;
 use crate::controller::slots::{Slots, Stage, TagList};
 use crate::controller::window::{ChunkContent, ChunkState};
 use crate::controller::{Controller, Switchover};
@@ -21,30 +20,37 @@ use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
 
 impl Source {
-    /// What the pass locks next, if it has not come to its end.
-    pub(super) fn next_extent(&self) -> Option<Extent> {
+    /// What the pass locks next, if it has not come to its end, in a chunk of so many sectors at most.
+    fn next_extent(&self, chunk_sectors: u32) -> Option<Extent> {
         let head = self.window.pointers.read_head;
         match (self.pass, &self.dirty) {
-            (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.next_run(head, self.chunk_sectors()),
+            (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.next_run(head, chunk_sectors),
             _ => {
                 let left = self.capacity.0.saturating_sub(head.0);
-                let sectors = left.min(u64::from(self.chunk_sectors())) as u32;
+                let sectors = left.min(u64::from(chunk_sectors)) as u32;
                 Extent::new(head, sectors)
             }
         }
     }
 
-    pub(super) fn chunk_sectors(&self) -> u32 {
-        self.governor
-            .as_ref()
-            .map_or(self.options.chunk_sectors, Governor::chunk_sectors)
+    /// Chunks that may be in flight now, and how long each may be.
+    fn reach(&mut self, guest_is_idle: bool) -> (u16, u32) {
+        if guest_is_idle {
+            return (self.idle_window.chunks(), self.options.chunk_sectors);
+        }
+        self.idle_window.forget();
+        match &self.governor {
+            Some(governor) => (governor.window(), governor.chunk_sectors()),
+            None => (
+                self.options.busy_window_chunks,
+                self.options.busy_chunk_sectors,
+            ),
+        }
     }
 
-    /// Chunks that may be in flight while the guest does I/O.
-    pub(super) fn busy_window(&self) -> u16 {
-        self.governor
-            .as_ref()
-            .map_or(self.options.busy_window_chunks, Governor::window)
+    /// Whether the pass has not locked everything.
+    fn has_next(&self) -> bool {
+        self.next_extent(1).is_some()
     }
 
     pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
@@ -128,7 +134,7 @@ impl Source {
     }
 
     pub(in crate::controller) fn is_copying(&self) -> bool {
-        self.next_extent().is_some()
+        self.has_next()
     }
 
     /// Whether a copy (or a delayed write) may be sent; otherwise when to ask again. Nothing is held
@@ -170,16 +176,12 @@ impl Controller {
             if source.pause.is_some() || (comparing && !source.delayed.is_settled()) {
                 return;
             }
-            let most = if guest_is_idle {
-                source.options.window_chunks
-            } else {
-                source.busy_window()
-            };
+            let (most, chunk_sectors) = source.reach(guest_is_idle);
             // What is written while the switchover waits belongs to the next pass.
             let rests = source.phase == Phase::Converged;
             while !rests && source.window.len() < usize::from(most) && source.window.has_free_slot()
             {
-                let Some(extent) = source.next_extent() else {
+                let Some(extent) = source.next_extent(chunk_sectors) else {
                     break;
                 };
                 let frozen = source.phase == Phase::Draining;
@@ -200,7 +202,7 @@ impl Controller {
                     extent,
                 );
             }
-            if source.window.is_empty() && (rests || source.next_extent().is_none()) {
+            if source.window.is_empty() && (rests || !source.has_next()) {
                 if self.finish_pass() {
                     continue;
                 }
@@ -369,8 +371,10 @@ impl Controller {
             Pass::Copy => source.counters.copied += bytes,
             _ => source.counters.verified += bytes,
         }
+        let took = self.now.since(chunk.locked);
+        source.idle_window.chunk_done(took);
         if let Some(governor) = &mut source.governor {
-            governor.chunk_done(self.now.since(chunk.locked));
+            governor.chunk_done(took);
         }
         self.wake(chunk.waiters);
         self.pump();
