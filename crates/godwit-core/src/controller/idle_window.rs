@@ -8,6 +8,13 @@ use super::MigrationOptions;
 /// A chunk that takes longer than this makes the window smaller again.
 const QUICK: Duration = Duration::from_millis(15);
 
+/// The same when the guest has asked for nothing for [`LONG`]: then it meets that once, and not with
+/// each of a few requests a second.
+const QUICK_ENOUGH: Duration = Duration::from_millis(30);
+
+/// How long the guest has to have been idle for that.
+const LONG: Duration = Duration::from_secs(1);
+
 /// The window of an idle guest's disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdleWindow {
@@ -31,9 +38,11 @@ impl IdleWindow {
         self.chunks
     }
 
-    /// A chunk was acknowledged this long after it was locked.
-    pub(super) fn chunk_done(&mut self, took: Duration) {
-        self.chunks = if took < QUICK {
+    /// A chunk was acknowledged this long after it was locked, when the guest had asked for nothing
+    /// for so long.
+    pub(super) fn chunk_done(&mut self, took: Duration, idle: Duration) {
+        let quick = if idle < LONG { QUICK } else { QUICK_ENOUGH };
+        self.chunks = if took < quick {
             (self.chunks + 1).min(self.most)
         } else {
             (self.chunks - 1).max(self.least)
@@ -51,34 +60,45 @@ mod tests {
     use super::*;
     use crate::units::MigrationId;
 
-    /// The window after many chunks on a path that takes one every `each`, and `delay` for any.
-    fn settled(each: Duration, delay: Duration) -> u16 {
+    const NO_DELAY: Duration = Duration::ZERO;
+    const EACH: Duration = Duration::from_micros(500);
+
+    /// The window after many chunks on a path that takes one every `each`, and `delay` for any, while
+    /// the guest is idle for so long.
+    fn settled(each: Duration, delay: Duration, idle: Duration) -> u16 {
         let mut window = IdleWindow::new(&MigrationOptions {
             idle_window_chunks: 16,
             window_chunks: 64,
             ..MigrationOptions::new(MigrationId([1; 16]))
         });
         for _ in 0..1000 {
-            window.chunk_done(delay + each * u32::from(window.chunks()));
+            window.chunk_done(delay + each * u32::from(window.chunks()), idle);
         }
         window.chunks()
     }
 
     #[test]
     fn the_window_grows_as_long_as_chunks_are_quick() {
-        let (none, each) = (Duration::ZERO, Duration::from_micros(500));
-        assert_eq!(settled(Duration::from_micros(1), none), 64);
-        let window = settled(each, none);
+        let idle = Duration::from_millis(200);
+        assert_eq!(settled(EACH / 100, NO_DELAY, idle), 64);
+        let window = settled(EACH, NO_DELAY, idle);
         assert!((28..=30).contains(&window), "{window}");
-        assert_eq!(settled(each * 10, none), 16, "a slow disk");
-        assert_eq!(settled(each, Duration::from_millis(50)), 16, "a long way");
+        assert_eq!(settled(EACH * 10, NO_DELAY, idle), 16, "a slow disk");
+        let long_way = Duration::from_millis(50);
+        assert_eq!(settled(EACH, long_way, idle), 16);
+    }
+
+    #[test]
+    fn chunks_may_take_longer_when_the_guest_has_slept_for_long() {
+        let window = settled(EACH, NO_DELAY, Duration::MAX);
+        assert!((58..=60).contains(&window), "{window}");
     }
 
     #[test]
     fn a_guest_that_works_takes_the_window_back_to_where_it_began() {
         let mut window = IdleWindow::new(&MigrationOptions::new(MigrationId([1; 16])));
         let first = window.chunks();
-        window.chunk_done(Duration::ZERO);
+        window.chunk_done(Duration::ZERO, Duration::ZERO);
         assert_eq!(window.chunks(), first + 1);
         window.forget();
         assert_eq!(window.chunks(), first);

@@ -1,6 +1,7 @@
 //! The passes that the locking window makes over the disk (Alg. 1 of the SmartNIC storage-migration
 //! paper): copying, then comparing, and the freeze that leads to switchover.
 
+use core::time::Duration;
 use std::collections::VecDeque;
 
 use super::{
@@ -372,7 +373,9 @@ impl Controller {
             _ => source.counters.verified += bytes,
         }
         let took = self.now.since(chunk.locked);
-        source.idle_window.chunk_done(took);
+        let last = self.last_request;
+        let idle = last.map_or(Duration::MAX, |last| self.now.since(last));
+        source.idle_window.chunk_done(took, idle);
         if let Some(governor) = &mut source.governor {
             governor.chunk_done(took);
         }
