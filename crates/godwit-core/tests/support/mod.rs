@@ -27,6 +27,8 @@ pub(crate) struct Source {
     pub(crate) asked_to_accept: bool,
     pub(crate) answered: u32,
     pub(crate) paused: bool,
+    /// Sectors of each copy since they were last taken.
+    pub(crate) copies: Vec<u32>,
 }
 
 impl Source {
@@ -39,6 +41,7 @@ impl Source {
             asked_to_accept: false,
             answered: 0,
             paused: false,
+            copies: Vec::new(),
         };
         source
             .core
@@ -78,12 +81,18 @@ impl Source {
     fn answer(&mut self, class: TrafficClass, message: Message) {
         let answer = match message {
             Message::Copy {
-                slot, generation, ..
-            } => Message::Ack {
-                tag: u32::from(slot.0),
+                slot,
                 generation,
-                result: Ok(()),
-            },
+                extent,
+                ..
+            } => {
+                self.copies.push(extent.sectors());
+                Message::Ack {
+                    tag: u32::from(slot.0),
+                    generation,
+                    result: Ok(()),
+                }
+            }
             Message::DelayedWrite {
                 slot, generation, ..
             } => Message::DelayedWritten {
