@@ -17,9 +17,10 @@ const HUGE: usize = 2 << 20;
 
 const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 
-/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched (2 MiB at a
-/// time where a long mapping gets huge pages). It is plain memory that the kernel may read and write, so it is only reached through raw pointers; whoever
-/// makes a slice of it sees to it that no operation of the kernel uses the same bytes meanwhile.
+/// An anonymous memory mapping: zeroed, aligned to a page, committed as it is touched (2 MiB at a time
+/// where a long mapping gets huge pages). It is plain memory that the kernel may read and write, so it
+/// is only reached through raw pointers; whoever makes a slice of it sees to it that no operation of
+/// the kernel uses the same bytes meanwhile.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,

@@ -38,8 +38,7 @@ impl IdleWindow {
         self.chunks
     }
 
-    /// A chunk was acknowledged this long after it was locked, when the guest had asked for nothing
-    /// for so long.
+    /// A chunk was acknowledged `took` after it was locked; the guest's last request is `idle` ago.
     pub(super) fn chunk_done(&mut self, took: Duration, idle: Duration) {
         let quick = if idle < LONG { QUICK } else { QUICK_ENOUGH };
         self.chunks = if took < quick {

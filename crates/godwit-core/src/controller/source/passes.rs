@@ -21,7 +21,7 @@ use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
 
 impl Source {
-    /// What the pass locks next, if it has not come to its end, in a chunk of so many sectors at most.
+    /// What the pass locks next, if it has not come to its end: `chunk_sectors` at most.
     fn next_extent(&self, chunk_sectors: u32) -> Option<Extent> {
         let head = self.window.pointers.read_head;
         match (self.pass, &self.dirty) {
@@ -47,11 +47,6 @@ impl Source {
                 self.options.busy_chunk_sectors,
             ),
         }
-    }
-
-    /// Whether the pass has not locked everything.
-    fn has_next(&self) -> bool {
-        self.next_extent(1).is_some()
     }
 
     pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
@@ -134,8 +129,9 @@ impl Source {
         !self.window.is_empty()
     }
 
+    /// Whether the pass has something left to lock.
     pub(in crate::controller) fn is_copying(&self) -> bool {
-        self.has_next()
+        self.next_extent(1).is_some()
     }
 
     /// Whether a copy (or a delayed write) may be sent; otherwise when to ask again. Nothing is held
@@ -203,7 +199,7 @@ impl Controller {
                     extent,
                 );
             }
-            if source.window.is_empty() && (rests || !source.has_next()) {
+            if source.window.is_empty() && (rests || !source.is_copying()) {
                 if self.finish_pass() {
                     continue;
                 }
@@ -373,8 +369,9 @@ impl Controller {
             _ => source.counters.verified += bytes,
         }
         let took = self.now.since(chunk.locked);
-        let last = self.last_request;
-        let idle = last.map_or(Duration::MAX, |last| self.now.since(last));
+        let idle = self
+            .last_request
+            .map_or(Duration::MAX, |last| self.now.since(last));
         source.idle_window.chunk_done(took, idle);
         if let Some(governor) = &mut source.governor {
             governor.chunk_done(took);
