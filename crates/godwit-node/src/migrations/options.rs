@@ -105,15 +105,16 @@ pub(crate) fn settings(
             }),
         );
     }
+    let chosen_or = |usual: u64| {
+        request
+            .window_bytes
+            .unwrap_or_else(|| usual.clamp(chunk_bytes, window_bytes))
+    };
     Ok(MigrationSettings {
         policy: request.policy,
         window_bytes,
-        idle_window_bytes: request
-            .window_bytes
-            .unwrap_or_else(|| IDLE_WINDOW.clamp(chunk_bytes, window_bytes)),
-        busy_window_bytes: request
-            .window_bytes
-            .unwrap_or_else(|| BUSY_WINDOW.clamp(chunk_bytes, window_bytes)),
+        idle_window_bytes: chosen_or(IDLE_WINDOW),
+        busy_window_bytes: chosen_or(BUSY_WINDOW),
         chunk_bytes,
         busy_chunk_bytes: match (request.chunk_bytes, request.window_bytes) {
             (None, None) => BUSY_CHUNK,

@@ -35,7 +35,7 @@ impl Source {
     }
 
     /// Chunks that may be in flight now, and how long each may be.
-    fn reach(&mut self, guest_is_idle: bool) -> (u16, u32) {
+    fn most_in_flight(&mut self, guest_is_idle: bool) -> (u16, u32) {
         if guest_is_idle {
             return (self.idle_window.chunks(), self.options.chunk_sectors);
         }
@@ -173,7 +173,7 @@ impl Controller {
             if source.pause.is_some() || (comparing && !source.delayed.is_settled()) {
                 return;
             }
-            let (most, chunk_sectors) = source.reach(guest_is_idle);
+            let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
             // What is written while the switchover waits belongs to the next pass.
             let rests = source.phase == Phase::Converged;
             while !rests && source.window.len() < usize::from(most) && source.window.has_free_slot()
