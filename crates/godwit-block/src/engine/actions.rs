@@ -13,6 +13,8 @@ use super::slots::Owner;
 impl Engine {
     /// Carries out everything that the controller wants done.
     pub(super) fn drain(&mut self) {
+        // Before anything is submitted: the kernel's workers keep the priority of when they start.
+        self.follow_priority();
         while let Some(action) = self.core.poll_action() {
             match action {
                 Action::Disk { tag, operation } => self.start_disk(tag, operation),

@@ -187,9 +187,7 @@ impl Engine {
             self.now = Time(self.started.elapsed().as_nanos() as u64);
             loop {
                 let count = self.ring.completions(&mut batch);
-                for completion in &batch[..count] {
-                    self.completed(*completion);
-                }
+                self.completed_batch(&batch[..count]);
                 if count < BATCH {
                     break;
                 }
@@ -222,6 +220,26 @@ impl Engine {
             disk,
             cause: format!("cannot {action}: {source}"),
         }
+    }
+
+    /// Handles what brings answers, and starts to send those, before new requests are read: a guest
+    /// has the first while the kernel still takes the second.
+    fn completed_batch(&mut self, batch: &[Completion]) {
+        let brings_requests =
+            |completion: &Completion| matches!(completion.token, Token::Receive(_));
+        for completion in batch.iter().filter(|c| !brings_requests(c)) {
+            self.completed(*completion);
+        }
+        self.send_answers();
+        for completion in batch.iter().filter(|c| brings_requests(c)) {
+            self.completed(*completion);
+        }
+    }
+
+    /// Starts to send everything that is ready for guests and peers.
+    fn send_answers(&mut self) {
+        self.publish_rings();
+        self.flush_marked();
     }
 
     fn completed(&mut self, completion: Completion) {
@@ -268,11 +286,8 @@ impl Engine {
         self.resume_served();
         self.retry_waiting();
         self.pump_rings();
-        self.publish_rings();
-        self.flush_marked();
+        self.send_answers();
         self.run_deferred_reads();
-        // Before anything is submitted: the kernel's workers keep the priority of when they start.
-        self.follow_priority();
     }
 
     fn timeout(&self) -> Option<Duration> {
@@ -305,7 +320,7 @@ impl Engine {
     }
 
     /// Takes the turns on the processors that a disk has that moves, or that does not.
-    fn follow_priority(&mut self) {
+    pub(super) fn follow_priority(&mut self) {
         if let Err(error) = self.priority.follow(self.core.migrates()) {
             let disk = &self.config.disk;
             tracing::debug!(disk, "moves while it runs like other threads: {error}");
