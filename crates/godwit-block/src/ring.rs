@@ -73,12 +73,13 @@ pub(crate) struct Ring {
     in_flight: u32,
     /// Disk operations queued since the kernel was last given something.
     unsubmitted_disk: u32,
+    /// Disk operations that are handed over at once.
+    group: u32,
 }
 
-/// Disk operations that are handed to the kernel at once. It keeps what it gets together until it
-/// has prepared the last of it, and the disk waits meanwhile: one at a time costs a call each, many
-/// leave the disk idle and its answers bunched.
-const GROUP: u32 = 2;
+/// What [`Ring::set_group`] changes. Few, because a client that writes its requests to a socket one
+/// by one still writes the next while the disk works on the first.
+pub(crate) const GROUP: u32 = 2;
 
 const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
@@ -126,6 +127,7 @@ impl Ring {
             backlog: VecDeque::new(),
             in_flight: 0,
             unsubmitted_disk: 0,
+            group: GROUP,
         })
     }
 
@@ -138,7 +140,7 @@ impl Ring {
         let entry = entry.user_data(token.encode());
         self.in_flight += 1;
         if matches!(token, Token::Disk(_)) {
-            if self.unsubmitted_disk == GROUP {
+            if self.unsubmitted_disk >= self.group {
                 self.submit();
             }
             self.unsubmitted_disk += 1;
@@ -150,6 +152,13 @@ impl Ring {
                 self.backlog.push_back(entry);
             }
         }
+    }
+
+    /// How many disk operations make a group from now on. The kernel keeps what it gets together
+    /// until it has prepared the last of it, and the disk waits meanwhile: one at a time costs a
+    /// call each, many leave the disk idle and its answers bunched.
+    pub(crate) const fn set_group(&mut self, operations: u32) {
+        self.group = operations;
     }
 
     /// Asks the kernel to end every operation on the file descriptor early.
