@@ -298,6 +298,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         busy_window_chunks: random.between(1, u64::from(window_chunks) + 1) as u16,
         max_bandwidth: rate(random, 2),
         sla,
+        wake_up_limit: random.permille(500).then_some(limit),
         delayed_writes: random.permille(750),
         guest_rate: rate(random, 4),
         delayed_write_rate: rate(random, 3),

@@ -10,7 +10,7 @@ use super::ease::Ease;
 use super::flight::Flight;
 use super::hiccups::Hiccups;
 use super::pacer::Pacer;
-use super::throughput::Throughput;
+use super::throughput::{Shortage, Throughput};
 use super::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
 use crate::units::{Bytes, Time};
@@ -32,6 +32,10 @@ const LEAST_AUTOMATIC_RATE: u64 = 32 << 20;
 /// When only delayed writes are left they must outrun what pauses add to them.
 const LEAST_LAST_RATE: u64 = 16 << 20;
 const MOST_RATE: u64 = 16 << 30;
+
+/// What copies keep of their rate when the guest gets too little done: at least and at most.
+const MOST_WAY: f64 = 0.3;
+const LEAST_WAY: f64 = 0.7;
 
 /// Reaction time of the thread that runs the controller: the threshold stays this far below what
 /// was promised, as far as that is possible.
@@ -223,9 +227,9 @@ impl Governor {
             self.adjust(worst, target.limit, period);
         }
         if let Some(throughput) = &mut self.throughput
-            && throughput.count(now, self.answered) == Some(false)
+            && let Some(shortage) = throughput.count(now, self.answered, self.spent)
         {
-            self.give_way();
+            self.make_up_for(shortage);
         }
         let least = self.least_rate();
         let least = if copying {
@@ -267,6 +271,18 @@ impl Governor {
         if !self.creeps() {
             self.climb.yielded(self.rate);
             self.rate = self.rate / 10 * 7;
+        }
+    }
+
+    /// Copies take less than they did while the guest had too little: by twice the part that it
+    /// lacked, so that it can catch up.
+    fn make_up_for(&mut self, shortage: Shortage) {
+        if !self.creeps() {
+            // Far below what they might have taken, copies are not what the guest was short of.
+            let took = shortage.copied.clamp(self.rate / 2, self.rate);
+            self.climb.yielded(took);
+            let keep = (1.0 - 2.0 * shortage.lacked).clamp(MOST_WAY, LEAST_WAY);
+            self.rate = (took as f64 * keep) as u64;
         }
     }
 

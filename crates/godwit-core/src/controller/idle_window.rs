@@ -1,5 +1,6 @@
 //! How many chunks may be in flight while the guest is idle: as many as the disks and the link have
-//! use for, as long as none of them takes long, because a guest that wakes up waits for them.
+//! use for, as long as none of them takes long, because a guest that wakes up waits for them: never
+//! longer than it was promised.
 
 use core::time::Duration;
 
@@ -21,15 +22,21 @@ pub(super) struct IdleWindow {
     least: u16,
     most: u16,
     chunks: u16,
+    /// The longest that the guest was promised to wait.
+    promised: Duration,
 }
 
 impl IdleWindow {
-    /// As these options begin.
-    pub(super) const fn new(options: &MigrationOptions) -> Self {
+    /// As these options begin: with less in flight when less than [`QUICK`] was promised.
+    pub(super) fn new(options: &MigrationOptions) -> Self {
+        let promised = options.wake_up_limit.unwrap_or(Duration::MAX);
+        let part = promised.min(QUICK).as_secs_f64() / QUICK.as_secs_f64();
+        let least = ((f64::from(options.idle_window_chunks) * part) as u16).max(1);
         Self {
-            least: options.idle_window_chunks,
+            least,
             most: options.window_chunks,
-            chunks: options.idle_window_chunks,
+            chunks: least,
+            promised,
         }
     }
 
@@ -41,7 +48,7 @@ impl IdleWindow {
     /// A chunk was acknowledged `took` after it was locked; the guest's last request is `idle` ago.
     pub(super) fn chunk_done(&mut self, took: Duration, idle: Duration) {
         let quick = if idle < LONG { QUICK } else { QUICK_ENOUGH };
-        self.chunks = if took < quick {
+        self.chunks = if took < quick.min(self.promised) {
             (self.chunks + 1).min(self.most)
         } else {
             (self.chunks - 1).max(self.least)
@@ -65,11 +72,19 @@ mod tests {
     /// The window after many chunks on a path that takes one every `each`, and `delay` for any, while
     /// the guest is idle for so long.
     fn settled(each: Duration, delay: Duration, idle: Duration) -> u16 {
-        let mut window = IdleWindow::new(&MigrationOptions {
+        settle(window(None), each, delay, idle)
+    }
+
+    fn window(promised: Option<Duration>) -> IdleWindow {
+        IdleWindow::new(&MigrationOptions {
             idle_window_chunks: 16,
             window_chunks: 64,
+            wake_up_limit: promised,
             ..MigrationOptions::new(MigrationId([1; 16]))
-        });
+        })
+    }
+
+    fn settle(mut window: IdleWindow, each: Duration, delay: Duration, idle: Duration) -> u16 {
         for _ in 0..1000 {
             window.chunk_done(delay + each * u32::from(window.chunks()), idle);
         }
@@ -91,6 +106,29 @@ mod tests {
     fn chunks_may_take_longer_when_the_guest_has_slept_for_long() {
         let window = settled(EACH, NO_DELAY, Duration::MAX);
         assert!((58..=60).contains(&window), "{window}");
+    }
+
+    #[test]
+    fn a_guest_that_wakes_up_waits_no_longer_than_it_was_promised() {
+        for (promised, begins) in [(10, 10), (3, 3), (1, 1)] {
+            let window = window(Some(Duration::from_millis(promised)));
+            assert_eq!(window.chunks(), begins);
+            for idle in [Duration::from_millis(200), Duration::MAX] {
+                let chunks = settle(window, EACH, NO_DELAY, idle);
+                let waits = EACH * u32::from(chunks);
+                assert!(
+                    waits <= Duration::from_millis(promised),
+                    "{promised} ms: {waits:?}"
+                );
+            }
+        }
+        let lax = settle(
+            window(Some(Duration::from_millis(50))),
+            EACH,
+            NO_DELAY,
+            Duration::MAX,
+        );
+        assert!((58..=60).contains(&lax), "{lax}");
     }
 
     #[test]

@@ -79,6 +79,10 @@ pub struct MigrationOptions {
     /// Requests per second that the guest made before the migration: copies leave it room for as
     /// many, as long as it asks for them. Only with [`Self::sla`].
     pub guest_rate: Option<u64>,
+    /// The longest that a guest waits for chunks in flight when it wakes up: a shorter one lets
+    /// fewer be in flight while it is idle. Without it they take 15 ms at most, and 30 ms when the
+    /// guest has slept for a second.
+    pub wake_up_limit: Option<Duration>,
     /// While paused, acknowledge writes to the migrated region locally and send them later
     /// (Alg. 3). Without it they go to both sides even then.
     pub delayed_writes: bool,
@@ -123,6 +127,7 @@ impl MigrationOptions {
             max_bandwidth: None,
             sla: None,
             guest_rate: None,
+            wake_up_limit: None,
             delayed_writes: true,
             delayed_write_rate: None,
             interface_budget: None,

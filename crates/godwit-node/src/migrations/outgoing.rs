@@ -6,7 +6,6 @@ use std::time::Duration;
 use godwit_block::engine::{InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
-use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TrafficClass};
 use godwit_core::{MigrationOptions, Switchover};
@@ -113,13 +112,9 @@ pub(crate) async fn start_in(
         Some(engine) => promise::measure(&engine, asked).await,
         None => None,
     };
-    let Promise {
-        target,
-        guest_rate,
-        warnings,
-    } = promise::settle(&disk.name, asked, measured)?;
-    settings.sla = target.map(|target| target.to_string());
-    for warning in &warnings {
+    let promise = promise::settle(&disk.name, asked, measured)?;
+    settings.sla = promise.target.map(|target| target.to_string());
+    for warning in &promise.warnings {
         tracing::warn!(migration = %id, "{warning}");
     }
     let (number, view, cancelled) = node.migrations.begin(Begin {
@@ -131,7 +126,7 @@ pub(crate) async fn start_in(
         phase: MigrationPhase::Offering,
         options: Some(settings.clone()),
         bytes_total: capacity.bytes().0,
-        warnings,
+        warnings: promise.warnings.clone(),
     });
     table::store(node, number, &view).await;
     tracing::info!(disk = disk.name, to = peer.name, migration = %id, "offering the disk");
@@ -141,8 +136,7 @@ pub(crate) async fn start_in(
         peer,
         id,
         settings,
-        target,
-        guest_rate,
+        promise,
         group,
     };
     let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
@@ -175,8 +169,7 @@ struct Attempt {
     peer: PeerConfig,
     id: MigrationId,
     settings: MigrationSettings,
-    target: Option<LatencyTarget>,
-    guest_rate: Option<u64>,
+    promise: Promise,
     group: Option<Arc<SwitchGroup>>,
 }
 
@@ -305,8 +298,9 @@ impl Attempt {
             idle_window_chunks: flight.idle_window_chunks,
             busy_window_chunks: flight.busy_window_chunks,
             max_bandwidth: self.settings.max_bandwidth,
-            sla: self.target,
-            guest_rate: self.guest_rate,
+            sla: self.promise.target,
+            guest_rate: self.promise.guest_rate,
+            wake_up_limit: self.promise.wake_up_limit,
             delayed_writes: self.settings.delayed_writes,
             delayed_write_rate: self.settings.delayed_write_rate,
             interface_budget: self.settings.interface_budget,

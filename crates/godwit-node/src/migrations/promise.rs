@@ -73,6 +73,9 @@ pub(crate) struct Promise {
     /// Requests per second that the guest makes now, if it is known: as many are promised by
     /// `auto`.
     pub(crate) guest_rate: Option<u64>,
+    /// The longest that a guest waits for the migration when it wakes up. `None` when nobody asked
+    /// for a latency and the guest has shown none: the migration goes by its own measure then.
+    pub(crate) wake_up_limit: Option<Duration>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -130,9 +133,13 @@ pub(crate) fn settle(
         .filter(|_| asked == Asked::Auto)
         .and_then(|measured| measured.per_second)
         .map(|rate| rate as u64);
+    let wake_up_limit = target
+        .filter(|_| asked != Asked::Auto || measured.is_some())
+        .map(|target| target.limit);
     Ok(Promise {
         target,
         guest_rate,
+        wake_up_limit,
         warnings,
     })
 }
@@ -222,6 +229,20 @@ mod tests {
             assert_eq!(shown(&promise).as_deref(), Some(expected));
             assert!(promise.warnings.is_empty());
         }
+    }
+
+    #[test]
+    fn a_guest_that_wakes_up_is_promised_what_was_asked_for_or_measured_and_no_guess() {
+        let limit = |asked, measured| {
+            let promise = settle("root", asked, measured).expect("a promise");
+            promise.wake_up_limit
+        };
+        let busy = guest(50_000, 90, 8000);
+        assert_eq!(limit(Asked::Auto, None), None);
+        assert_eq!(limit(Asked::Off, busy), None);
+        assert_eq!(limit(Asked::Auto, busy), Some(Duration::from_millis(10)));
+        let asked_for = limit(target("p99<2ms"), None);
+        assert_eq!(asked_for, Some(Duration::from_millis(2)));
     }
 
     #[test]

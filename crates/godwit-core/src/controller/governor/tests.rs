@@ -111,6 +111,30 @@ fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
 }
 
 #[test]
+fn a_guest_that_gets_less_done_has_room_after_one_window() {
+    let mut governor = governor(|options| options.guest_rate = Some(10_000));
+    for number in 1..=50 {
+        governor.spend(governor.rate / 100, false);
+        period(&mut governor, number, LIMIT / 10);
+    }
+    // Copies take little more than half of what they may, and the guest gets three quarters done.
+    let took = governor.rate / 100 * 6 / 10;
+    for number in 51..=60 {
+        governor.spend(took, false);
+        for _ in 0..75 {
+            governor.answered(BLOCK, LIMIT / 10, false);
+        }
+        let period = Period {
+            copying: true,
+            ..Period::default()
+        };
+        governor.sample(Time(0).after(SAMPLING * number), &period);
+    }
+    assert!(governor.rate <= took * 100 * 55 / 100, "{}", governor.rate);
+    assert!(governor.rate >= took * 100 * 45 / 100, "{}", governor.rate);
+}
+
+#[test]
 fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
     let slowest = |guest_rate, interface_budget, bytes| {
         let mut governor = governor(|options| {

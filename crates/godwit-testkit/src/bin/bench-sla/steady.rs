@@ -50,7 +50,10 @@ struct Build {
 
 /// Alternates both builds under each load and reports medians.
 pub(crate) fn run(baseline: &Path, rounds: usize, seconds: u64) -> io::Result<()> {
-    let builds = [serve(baseline.into())?, serve(release_binary()?)?];
+    let builds = [start(baseline.into())?, start(release_binary()?)?];
+    // One image for both: where a file lies on the disk makes more of a difference than the builds.
+    let image = builds[0].dir().join("steady.img");
+    write_random(&image, SIZE, 7)?;
     println!(
         "{:<6} {:>14} {:>14} {:>8} {:>12} {:>12} {:>8}",
         "depth", "IOPS baseline", "IOPS current", "ratio", "p50 baseline", "p50 current", "ratio"
@@ -69,7 +72,7 @@ pub(crate) fn run(baseline: &Path, rounds: usize, seconds: u64) -> io::Result<()
             for turn in 0..2 {
                 // Who goes first changes, too.
                 let which = (round + turn) % 2;
-                windows[which].push(measure(&builds[which], &load, seconds)?);
+                windows[which].push(measure(&builds[which], &image, &load, seconds)?);
             }
         }
         let [baseline, current] = windows.map(Build::new);
@@ -88,17 +91,22 @@ pub(crate) fn run(baseline: &Path, rounds: usize, seconds: u64) -> io::Result<()
     Ok(())
 }
 
-fn serve(godwit: PathBuf) -> io::Result<Cluster> {
-    let cluster = Cluster::start_with(&["a"], ClusterOptions { godwit, tls: true })?;
-    let image = cluster.dir().join("steady.img");
-    write_random(&image, SIZE, 7)?;
-    let path = image.to_string_lossy();
-    let create = ["disk", "create", DISK, "--path", &path];
-    cluster.node("a").godwit(&create).json()?;
-    Ok(cluster)
+fn start(godwit: PathBuf) -> io::Result<Cluster> {
+    Cluster::start_with(&["a"], ClusterOptions { godwit, tls: true })
 }
 
-fn measure(cluster: &Cluster, load: &FioLoad, seconds: u64) -> io::Result<Window> {
+/// Serves the image with this build for as long as it is measured.
+fn measure(cluster: &Cluster, image: &Path, load: &FioLoad, seconds: u64) -> io::Result<Window> {
+    let node = cluster.node("a");
+    let path = image.to_string_lossy();
+    node.godwit(&["disk", "create", DISK, "--path", &path])
+        .json()?;
+    let window = measure_load(cluster, load, seconds)?;
+    node.godwit(&["disk", "rm", DISK]).json()?;
+    Ok(window)
+}
+
+fn measure_load(cluster: &Cluster, load: &FioLoad, seconds: u64) -> io::Result<Window> {
     let fio = load.start(&cluster.node("a").nbd(DISK), cluster.dir())?;
     std::thread::sleep(WARM_UP);
     let from = now_ms();
