@@ -20,7 +20,7 @@ const WAYS: [Way; 5] = [Way::Godwit, Way::Disk, Way::Nbdcopy, Way::Loopback, Way
 /// Moves and copies, in an order that rotates from round to round.
 pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     let full = suite.report.extent == Extent::Full;
-    let bytes = 4 * GIB;
+    let bytes = if full { 4 * GIB } else { 2 * GIB };
     let rounds = options.rounds.unwrap_or(if full { 5 } else { 2 });
     let dir = scratch_dir()?;
     println!("idle copy: filling a disk of {} GiB", bytes / GIB);
