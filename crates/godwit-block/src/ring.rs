@@ -77,8 +77,9 @@ pub(crate) struct Ring {
     group: u32,
 }
 
-/// What [`Ring::set_group`] changes. Few, because a client that writes its requests to a socket one
-/// by one still writes the next while the disk works on the first.
+/// Disk operations that are handed over at once unless [`Ring::set_group`] says otherwise. Few, because
+/// a client that writes its requests to a socket one by one still writes the next while the disk works
+/// on the first.
 pub(crate) const GROUP: u32 = 2;
 
 const SUBMISSIONS: u32 = 512;

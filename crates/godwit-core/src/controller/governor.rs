@@ -33,9 +33,9 @@ const LEAST_AUTOMATIC_RATE: u64 = 32 << 20;
 const LEAST_LAST_RATE: u64 = 16 << 20;
 const MOST_RATE: u64 = 16 << 30;
 
-/// What copies keep of their rate when the guest gets too little done: at least and at most.
-const MOST_WAY: f64 = 0.3;
-const LEAST_WAY: f64 = 0.7;
+/// The part that copies keep of what they took when the guest gets too little done.
+const LEAST_KEPT: f64 = 0.3;
+const MOST_KEPT: f64 = 0.7;
 
 /// Reaction time of the thread that runs the controller: the threshold stays this far below what
 /// was promised, as far as that is possible.
@@ -281,7 +281,7 @@ impl Governor {
             // Far below what they might have taken, copies are not what the guest was short of.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
             self.climb.yielded(took);
-            let keep = (1.0 - 2.0 * shortage.lacked).clamp(MOST_WAY, LEAST_WAY);
+            let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT, MOST_KEPT);
             self.rate = (took as f64 * keep) as u64;
         }
     }

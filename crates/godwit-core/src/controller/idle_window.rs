@@ -1,6 +1,6 @@
 //! How many chunks may be in flight while the guest is idle: as many as the disks and the link have
-//! use for, as long as none of them takes long, because a guest that wakes up waits for them: never
-//! longer than it was promised.
+//! use for, as long as none of them takes long, because a guest that wakes up waits for them: no
+//! longer than it was promised, as far as a single chunk allows.
 
 use core::time::Duration;
 
