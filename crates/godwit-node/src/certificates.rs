@@ -350,7 +350,7 @@ mod tests {
     /// Checks a certificate as a node does: against the authority, for a server's name.
     fn verify_server(files: &CertificateFiles, name: &str) -> Result<(), rustls::Error> {
         use rustls::client::danger::ServerCertVerifier as _;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let verifier =
             WebPkiServerVerifier::builder_with_provider(roots(&files.ca), provider).build();
         let leaf = CertificateDer::from_pem_file(&files.certificate).unwrap();
@@ -362,7 +362,7 @@ mod tests {
     }
 
     fn verify_client(files: &CertificateFiles) -> Result<(), rustls::Error> {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let verifier =
             WebPkiClientVerifier::builder_with_provider(roots(&files.ca), provider).build();
         let leaf = CertificateDer::from_pem_file(&files.certificate).unwrap();

@@ -74,7 +74,7 @@ fn as_a(authority: &Path) -> Arc<ClientConfig> {
     roots.add(root).expect("an authority");
     let own = CertificateDer::from_pem_file(authority.join("a.pem")).expect("a certificate");
     let key = PrivateKeyDer::from_pem_file(authority.join("a.key")).expect("a key");
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")

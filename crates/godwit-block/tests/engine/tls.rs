@@ -32,7 +32,7 @@ fn configs() -> &'static Configs {
         let private = PrivateKeyDer::Pkcs8(key.signing_key.serialize_der().into());
         let mut roots = RootCertStore::empty();
         roots.add(certificate.clone()).expect("a root");
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("versions")

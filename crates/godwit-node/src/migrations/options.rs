@@ -2,7 +2,7 @@
 
 use godwit_block::engine::InterfaceCounter;
 use godwit_core::units::{MigrationId, SECTOR_SIZE};
-use rustls::crypto::ring;
+use rustls::crypto::aws_lc_rs;
 
 use super::promise::Asked;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
@@ -221,7 +221,7 @@ impl InFlight {
 /// The system has no randomness.
 pub(crate) fn new_id() -> Result<MigrationId, ErrorBody> {
     let mut id = [0; 16];
-    ring::default_provider()
+    aws_lc_rs::default_provider()
         .secure_random
         .fill(&mut id)
         .map_err(|_| {

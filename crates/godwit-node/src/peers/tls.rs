@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name};
-use rustls::crypto::ring;
+use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
@@ -78,7 +78,7 @@ impl NodeTls {
         key: PrivateKeyDer<'static>,
     ) -> Result<Self, TlsError> {
         let settings = |error: &dyn std::error::Error| TlsError::Settings(error.to_string());
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(aws_lc_rs::default_provider());
         let roots = Arc::new(roots);
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
@@ -115,7 +115,7 @@ impl NodeTls {
             return false;
         };
         ParsedCertificate::try_from(own).is_ok_and(|own| {
-            let algorithms = ring::default_provider()
+            let algorithms = aws_lc_rs::default_provider()
                 .signature_verification_algorithms
                 .all;
             let now = UnixTime::now();
