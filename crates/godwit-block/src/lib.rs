@@ -3,6 +3,7 @@
 pub mod engine;
 pub mod image;
 pub mod nbd;
+pub mod tls;
 pub mod vhost_user;
 
 mod memory;

@@ -62,6 +62,9 @@ impl Mapping {
     }
 }
 
+// SAFETY: the mapping belongs to this value alone, and nothing about it depends on a thread.
+unsafe impl Send for Mapping {}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `new` with this length and is not used after this. A
@@ -94,6 +97,13 @@ impl Staging {
         // SAFETY: `start..end` lies within the mapping, was initialised, and only the kernel's
         // operations write elsewhere than through `&mut self`; those write past `end`.
         unsafe { std::slice::from_raw_parts(self.memory.at(self.start), self.end - self.start) }
+    }
+
+    /// The bytes that hold data, to work on them in place. Not to be called while the kernel uses
+    /// the buffer.
+    pub(crate) fn data_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for `data`; `&mut self` keeps other slices of it away.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.at(self.start), self.end - self.start) }
     }
 
     /// Address and length of the data, for the kernel to read.

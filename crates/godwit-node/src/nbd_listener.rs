@@ -13,7 +13,7 @@ use godwit_block::nbd::{
 use godwit_core::units::Sectors;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio_rustls::{TlsAcceptor, TlsStream};
+use tokio_rustls::TlsAcceptor;
 
 use crate::api::DiskState;
 use crate::disks::disk::Activity;
@@ -22,6 +22,7 @@ use crate::node::Node;
 use crate::peers::tls::NodeTls;
 use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
+use crate::transport::secure::SecureStream;
 
 /// Clients whose handshake is not finished, per listener.
 const MAX_HANDSHAKES: usize = 128;
@@ -176,13 +177,11 @@ fn attach<S: ClientSocket>(
     negotiated: Negotiated,
     address: &str,
 ) -> io::Result<()> {
-    let parts = connection.into_parts()?;
-    let mut received = negotiated.leftover;
-    received.extend_from_slice(&parts.received);
+    let (socket, tls) = connection.into_parts();
     engine.attach(ClientStream {
-        socket: parts.socket.into_fd()?,
-        tls: parts.tls,
-        received,
+        socket: socket.into_fd()?,
+        tls,
+        received: negotiated.leftover,
         structured_replies: negotiated.structured_replies,
         address: address.to_owned(),
     });
@@ -196,10 +195,12 @@ async fn start_tls<S: ClientSocket>(
     let (Transport::Plain(socket), Some(tls)) = (connection, tls) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let stream = TlsAcceptor::from(Arc::clone(&tls.server))
+    let (socket, session) = TlsAcceptor::from(Arc::clone(&tls.server))
         .accept(socket)
-        .await?;
-    Ok(Transport::Tls(Box::new(TlsStream::Server(stream))))
+        .await?
+        .into_inner();
+    let stream = SecureStream::library(socket, session.into())?;
+    Ok(Transport::Tls(Box::new(stream)))
 }
 
 /// The disks that clients can have now.

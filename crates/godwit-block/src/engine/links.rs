@@ -50,12 +50,8 @@ impl Engine {
         class: TrafficClass,
         uses: Uses,
     ) -> Option<ConnectionKey> {
-        let PeerStream {
-            socket,
-            tls,
-            received,
-        } = stream;
-        match Stream::new(descriptor(socket), tls, &received) {
+        let PeerStream { socket, tls } = stream;
+        match Stream::new(descriptor(socket), tls, &[]) {
             Ok(stream) => {
                 if uses.migration {
                     stream.limit_unsent(MOST_UNSENT);

@@ -3,15 +3,15 @@
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
+use crate::tls::Session;
+
 /// A connection to another node, after the TLS handshake and the greetings.
 #[derive(Debug)]
 pub struct PeerStream {
     /// The socket. The engine sets its options and makes it blocking.
     pub socket: TcpStream,
     /// The TLS session, its handshake complete; `None` for a plain connection.
-    pub tls: Option<rustls::Connection>,
-    /// Plaintext that was read past the greeting and not consumed.
-    pub received: Vec<u8>,
+    pub tls: Option<Session>,
 }
 
 /// The connections of one migration.
@@ -34,7 +34,7 @@ pub struct ClientStream {
     /// The socket, TCP or unix. The engine sets its options and makes it blocking.
     pub socket: OwnedFd,
     /// The TLS session, its handshake complete; `None` for a plain connection.
-    pub tls: Option<rustls::Connection>,
+    pub tls: Option<Session>,
     /// Plaintext that was read past the handshake and not consumed.
     pub received: Vec<u8>,
     /// Whether structured replies were negotiated.

@@ -4,7 +4,6 @@
 //! stream decrypts straight into that buffer and encrypts straight out of it.
 
 mod outbox;
-mod tls;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,9 +11,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use io_uring::{opcode, types};
 
 pub(crate) use self::outbox::{Frame, Keep, Outbox, Payload};
-use self::tls::Session;
 use crate::memory::Staging;
 use crate::ring::{Ring, Token};
+use crate::tls::{Session, TlsError};
 
 /// Bytes that a stream reads ahead at most: headers, and data too short for an operation of its own.
 const STAGING: usize = 64 << 10;
@@ -30,10 +29,19 @@ pub(crate) enum StreamError {
     Socket(io::Error),
     /// The TLS session failed.
     #[error("the connection's TLS session failed: {0}")]
-    Tls(rustls::Error),
+    Tls(TlsError),
     /// The other side takes no data and what waits for it grows too long.
     #[error("the other side leaves too many answers unread")]
     Backlog,
+}
+
+impl From<TlsError> for StreamError {
+    fn from(error: TlsError) -> Self {
+        match error {
+            TlsError::Closed => Self::Closed,
+            error => Self::Tls(error),
+        }
+    }
 }
 
 impl StreamError {
@@ -67,11 +75,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// A stream over a connected socket; `received` is plaintext that was read from it already.
-    pub(crate) fn new(
-        socket: OwnedFd,
-        tls: Option<rustls::Connection>,
-        received: &[u8],
-    ) -> io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd, tls: Option<Session>, received: &[u8]) -> io::Result<Self> {
         // With O_NONBLOCK the ring would report EAGAIN instead of waiting.
         let flags = rustix::fs::fcntl_getfl(&socket)?;
         rustix::fs::fcntl_setfl(&socket, flags - rustix::fs::OFlags::NONBLOCK)?;
@@ -82,7 +86,7 @@ impl Stream {
         staging.filled(received.len());
         // SAFETY: all-zero bytes are a valid value of both C structures.
         let gather = Box::new(unsafe { std::mem::zeroed::<Gather>() });
-        let session = tls.map(Session::new).transpose()?.map(Box::new);
+        let session = tls.map(Box::new);
         let outbox = Outbox::new(session.is_some())?;
         Ok(Self {
             socket,

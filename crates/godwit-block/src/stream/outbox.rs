@@ -9,9 +9,9 @@ use godwit_core::request::RequestTag;
 use io_uring::{opcode, types};
 
 use super::StreamError;
-use super::tls::{Session, TURN};
 use crate::memory::Mapping;
 use crate::ring::{Ring, Token};
+use crate::tls::Session;
 
 /// Longest header, with what follows it inside a frame.
 const HEADER: usize = 64;
@@ -21,6 +21,9 @@ const BATCH: usize = 32;
 
 /// Payload bytes sent with one operation, so that the copy into the socket leaves time for others.
 const BATCH_BYTES: usize = 1 << 20;
+
+/// Plaintext encrypted for one send operation at most, so that bulk data leaves time for others.
+const TURN: usize = 128 << 10;
 
 /// Frames that may wait: far more than honest peers can cause.
 const LONGEST: usize = 1 << 16;
@@ -84,6 +87,15 @@ impl Frame {
             header,
             header_length,
             payload,
+        }
+    }
+
+    /// What follows the first `done` bytes, up to the end of the header or of the payload.
+    fn rest(&self, done: usize) -> &[u8] {
+        let header = &self.header[..self.header_length];
+        match &self.payload {
+            Some(payload) if done >= header.len() => &payload.bytes()[done - header.len()..],
+            _ => &header[done..],
         }
     }
 
@@ -207,27 +219,19 @@ impl Outbox {
         while budget > 0
             && let Some(frame) = self.waiting.front()
         {
-            if self.done < frame.header_length {
-                let header = &frame.header[self.done..frame.header_length];
-                session.write(header)?;
-                budget = budget.saturating_sub(header.len());
-                self.bytes -= header.len();
-                self.done = frame.header_length;
-            }
-            if let Some(payload) = &frame.payload {
-                let rest = &payload.bytes()[self.done - frame.header_length..];
-                let part = &rest[..rest.len().min(budget)];
-                session.write(part)?;
-                budget -= part.len();
-                self.bytes -= part.len();
-                self.done += part.len();
-            }
-            if self.done < frame.length() {
+            let part = frame.rest(self.done);
+            let part = &part[..part.len().min(budget)];
+            let taken = session.write(part)?;
+            budget -= taken;
+            self.bytes -= taken;
+            self.done += taken;
+            if self.done == frame.length() {
+                self.done = 0;
+                if let Some(payload) = self.waiting.pop_front().and_then(|frame| frame.payload) {
+                    release(payload);
+                }
+            } else if taken < part.len() {
                 break;
-            }
-            self.done = 0;
-            if let Some(payload) = self.waiting.pop_front().and_then(|frame| frame.payload) {
-                release(payload);
             }
         }
         Ok(())

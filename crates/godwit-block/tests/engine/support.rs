@@ -316,11 +316,7 @@ pub(crate) fn tcp_pair() -> (TcpStream, TcpStream) {
 }
 
 pub(crate) fn plain(socket: TcpStream) -> PeerStream {
-    PeerStream {
-        socket,
-        tls: None,
-        received: Vec::new(),
-    }
+    PeerStream { socket, tls: None }
 }
 
 /// The connections of a migration from node `a` to node `b`.

@@ -6,12 +6,11 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use godwit_block::engine::{ClientStream, PeerStream, PeerStreams};
+use godwit_block::tls::{Handshake, Session};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{AbortReason, Event};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{
-    ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection,
-};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
 use crate::migrate::{load_and_move, start};
 use crate::pause::pause_and_move;
@@ -33,17 +32,19 @@ fn configs() -> &'static Configs {
         let mut roots = RootCertStore::empty();
         roots.add(certificate.clone()).expect("a root");
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .expect("versions")
             .with_root_certificates(roots)
             .with_no_client_auth();
-        let server = ServerConfig::builder_with_provider(provider)
+        let mut server = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .expect("versions")
             .with_no_client_auth()
             .with_single_cert(vec![certificate], private)
             .expect("a configuration");
+        client.enable_secret_extraction = true;
+        server.enable_secret_extraction = true;
         Configs {
             client: Arc::new(client),
             server: Arc::new(server),
@@ -51,36 +52,31 @@ fn configs() -> &'static Configs {
     })
 }
 
-/// A connection whose handshake is complete at both ends.
-fn tls_pair() -> ((TcpStream, ClientConnection), (TcpStream, ServerConnection)) {
-    let (mut ours, mut theirs) = tcp_pair();
-    let name = ServerName::try_from("node").expect("a name");
-    let mut client = ClientConnection::new(Arc::clone(&configs().client), name).expect("a client");
-    let mut server = ServerConnection::new(Arc::clone(&configs().server)).expect("a server");
-    let accepting = std::thread::spawn(move || {
-        while server.is_handshaking() || server.wants_write() {
-            server
-                .complete_io(&mut theirs)
-                .expect("the server's handshake");
+/// Performs a handshake between nodes.
+fn shake_hands(mut socket: TcpStream, mut handshake: Handshake) -> PeerStream {
+    loop {
+        let complete = handshake.advance().expect("a handshake");
+        socket.write_all(handshake.to_send()).expect("sent");
+        handshake.sent(handshake.to_send().len());
+        if complete {
+            let (session, _) = handshake.finish().expect("a session");
+            let tls = Some(session);
+            return PeerStream { socket, tls };
         }
-        (theirs, server)
-    });
-    while client.is_handshaking() || client.wants_write() {
-        client
-            .complete_io(&mut ours)
-            .expect("the client's handshake");
+        let count = socket.read(handshake.room_mut()).expect("an answer");
+        handshake.received(count);
     }
-    ((ours, client), accepting.join().expect("the server"))
 }
 
+/// A connection between nodes.
 fn peer_pair() -> (PeerStream, PeerStream) {
-    let ((ours, client), (theirs, server)) = tls_pair();
-    let stream = |socket, tls: Connection| PeerStream {
-        socket,
-        tls: Some(tls),
-        received: vec![],
-    };
-    (stream(ours, client.into()), stream(theirs, server.into()))
+    let (ours, theirs) = tcp_pair();
+    let name = ServerName::try_from("node").expect("a name");
+    let client = Handshake::client(Arc::clone(&configs().client), name).expect("a client");
+    let server = Handshake::server(Arc::clone(&configs().server)).expect("a server");
+    let accepting = std::thread::spawn(move || shake_hands(theirs, server));
+    let ours = shake_hands(ours, client);
+    (ours, accepting.join().expect("the server"))
 }
 
 fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
@@ -102,12 +98,30 @@ fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
     )
 }
 
+/// A client of the disk, whose TLS is rustls' at both ends.
 fn attach(engine: &TestEngine) -> (Client, TcpStream) {
-    let ((ours, client), (theirs, server)) = tls_pair();
+    let (mut ours, mut theirs) = tcp_pair();
+    let name = ServerName::try_from("node").expect("a name");
+    let mut client = ClientConnection::new(Arc::clone(&configs().client), name).expect("a client");
+    let mut server = ServerConnection::new(Arc::clone(&configs().server)).expect("a server");
+    let accepting = std::thread::spawn(move || {
+        while server.is_handshaking() || server.wants_write() {
+            server
+                .complete_io(&mut theirs)
+                .expect("the server's handshake");
+        }
+        (theirs, server)
+    });
+    while client.is_handshaking() || client.wants_write() {
+        client
+            .complete_io(&mut ours)
+            .expect("the client's handshake");
+    }
+    let (theirs, server) = accepting.join().expect("the server");
     let raw = ours.try_clone().expect("a clone");
     engine.handle.attach(ClientStream {
         socket: OwnedFd::from(theirs),
-        tls: Some(server.into()),
+        tls: Some(Session::library(server.into()).expect("a session")),
         received: Vec::new(),
         structured_replies: true,
         address: "tls".to_owned(),

@@ -4,11 +4,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
+use godwit_block::tls::Handshake;
 use godwit_core::wire::{Greeting, Hello, Refusal, RefusalCode, Reply};
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError};
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsConnector, TlsStream};
 
 use super::greeting::{self, GreetingError};
 use super::tls::NodeTls;
@@ -16,6 +16,7 @@ use super::{GREETING_TIMEOUT, PeerConnection};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::config::PeerConfig;
 use crate::transport::Transport;
+use crate::transport::secure::shake_hands;
 
 /// Why a peer could not be dialled.
 #[derive(Debug, thiserror::Error)]
@@ -168,11 +169,12 @@ impl Dialer {
                 peer.name
             ))
         })?;
-        let connector = TlsConnector::from(Arc::clone(&tls.client));
-        match tokio::time::timeout(GREETING_TIMEOUT, connector.connect(name, socket)).await {
+        let handshake = Handshake::client(Arc::clone(&tls.client), name)
+            .map_err(|error| protocol(peer, &error))?;
+        match tokio::time::timeout(GREETING_TIMEOUT, shake_hands(handshake, socket)).await {
             Err(_) => Err(unreachable(timeout())),
-            Ok(Err(error)) => Err(failed(peer, GreetingError::Io(error))),
-            Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(TlsStream::Client(stream)))),
+            Ok(Err((error, _))) => Err(failed(peer, GreetingError::Io(error))),
+            Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
         }
     }
 }

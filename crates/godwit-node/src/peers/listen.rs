@@ -4,10 +4,10 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_block::tls::Handshake;
 use godwit_core::wire::{Greeting, Hello, Purpose, Refusal, RefusalCode, TrafficClass};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::{TlsAcceptor, TlsStream};
 
 use super::tls::{NodeTls, belongs_to};
 use super::{GREETING_TIMEOUT, PeerConnection, greeting};
@@ -16,6 +16,7 @@ use crate::names;
 use crate::node::Node;
 use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
+use crate::transport::secure::shake_hands;
 use crate::vms;
 
 /// Connections that have not said who they are.
@@ -80,11 +81,10 @@ async fn welcome(
 }
 
 async fn accept_tls(socket: TcpStream, tls: &NodeTls) -> io::Result<PeerConnection> {
-    let acceptor = TlsAcceptor::from(Arc::clone(&tls.server));
-    let accepting = acceptor.accept(socket).into_fallible();
-    match tokio::time::timeout(GREETING_TIMEOUT, accepting).await {
+    let handshake = Handshake::server(Arc::clone(&tls.nodes)).map_err(io::Error::other)?;
+    match tokio::time::timeout(GREETING_TIMEOUT, shake_hands(handshake, socket)).await {
         Err(_) => Err(io::ErrorKind::TimedOut.into()),
-        Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(TlsStream::Server(stream)))),
+        Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),
         Ok(Err((error, mut socket))) => {
             // The alert that says why must not be lost because the client's first bytes, which
             // nobody reads, reset the connection.

@@ -26,12 +26,8 @@ pub(crate) type PeerConnection = Transport<TcpStream>;
 /// The connection failed meanwhile.
 pub(crate) async fn into_stream(mut connection: PeerConnection) -> std::io::Result<PeerStream> {
     connection.flush().await?;
-    let parts = connection.into_parts()?;
-    let socket = parts.socket.into_std()?;
+    let (socket, tls) = connection.into_parts();
+    let socket = socket.into_std()?;
     socket.set_nonblocking(false)?;
-    Ok(PeerStream {
-        socket,
-        tls: parts.tls,
-        received: parts.received,
-    })
+    Ok(PeerStream { socket, tls })
 }

@@ -8,16 +8,23 @@ use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{
+    ALL_VERSIONS, ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion, version,
+};
 
 use crate::config::TlsFiles;
+
+/// What nodes speak with each other: their records are not rustls', and TLS 1.3 only.
+const NODE_VERSIONS: &[&SupportedProtocolVersion] = &[&version::TLS13];
 
 /// The TLS settings of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeTls {
     /// For connections that this node opens to others.
     pub(crate) client: Arc<ClientConfig>,
-    /// For connections that come in; the client's certificate is required.
+    /// For connections of other nodes.
+    pub(crate) nodes: Arc<ServerConfig>,
+    /// For connections of clients, of disks and of the API; their certificate is required.
     pub(crate) server: Arc<ServerConfig>,
     roots: Arc<RootCertStore>,
 }
@@ -84,24 +91,30 @@ impl NodeTls {
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
                 .build()
                 .map_err(|error| settings(&error))?;
-        let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| settings(&error))?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain.clone(), key.clone_key())
-            .map_err(|error| settings(&error))?;
-        // Every connection proves anew who it is: nothing is resumed.
-        server.send_tls13_tickets = 0;
-        server.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-        let mut client = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+        let serve = |versions: &[&'static SupportedProtocolVersion]| {
+            let mut config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+                .with_protocol_versions(versions)?
+                .with_client_cert_verifier(Arc::clone(&verifier))
+                .with_single_cert(chain.clone(), key.clone_key())?;
+            // Every connection proves anew who it is: nothing is resumed.
+            config.send_tls13_tickets = 0;
+            config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+            Ok(config)
+        };
+        let server = serve(ALL_VERSIONS).map_err(|error: rustls::Error| settings(&error))?;
+        let mut nodes = serve(NODE_VERSIONS).map_err(|error| settings(&error))?;
+        nodes.enable_secret_extraction = true;
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(NODE_VERSIONS)
             .map_err(|error| settings(&error))?
             .with_root_certificates(Arc::clone(&roots))
-            .with_client_auth_cert(chain, key)
+            .with_client_auth_cert(chain.clone(), key.clone_key())
             .map_err(|error| settings(&error))?;
         client.resumption = Resumption::disabled();
+        client.enable_secret_extraction = true;
         Ok(Self {
             client: Arc::new(client),
+            nodes: Arc::new(nodes),
             server: Arc::new(server),
             roots,
         })

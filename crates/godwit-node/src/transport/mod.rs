@@ -1,13 +1,17 @@
 //! A byte stream that may be encrypted, and its parts once an engine takes over.
 
-use std::io::{self, Read};
+pub(crate) mod secure;
+
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use godwit_block::tls::Session;
 use rustls::pki_types::CertificateDer;
-use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsStream;
+
+use self::secure::SecureStream;
 
 /// A socket with or without TLS.
 #[derive(Debug)]
@@ -15,65 +19,27 @@ pub(crate) enum Transport<S> {
     /// Without.
     Plain(S),
     /// With; the handshake is complete.
-    Tls(Box<TlsStream<S>>),
+    Tls(Box<SecureStream<S>>),
 }
 
-/// What a [`Transport`] is made of.
-#[derive(Debug)]
-pub(crate) struct Parts<S> {
-    /// The socket.
-    pub(crate) socket: S,
-    /// The TLS session.
-    pub(crate) tls: Option<rustls::Connection>,
-    /// Plaintext that has arrived and was not read.
-    pub(crate) received: Vec<u8>,
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> Transport<S> {
+impl<S> Transport<S> {
     /// The certificate chain that the other side proved to be its own.
     pub(crate) fn certificates(&self) -> Option<&[CertificateDer<'static>]> {
         match self {
             Self::Plain(_) => None,
-            Self::Tls(stream) => stream.get_ref().1.peer_certificates(),
+            Self::Tls(stream) => Some(stream.certificates()),
         }
     }
 
-    /// Takes the stream apart. What the session wants to send should be flushed before.
-    ///
-    /// # Errors
-    /// What arrived is not valid TLS.
-    pub(crate) fn into_parts(self) -> io::Result<Parts<S>> {
-        let (socket, mut session) = match self {
-            Self::Plain(socket) => {
-                return Ok(Parts {
-                    socket,
-                    tls: None,
-                    received: Vec::new(),
-                });
+    /// Takes the stream apart. What waits to be sent or read stays in the session.
+    pub(crate) fn into_parts(self) -> (S, Option<Session>) {
+        match self {
+            Self::Plain(socket) => (socket, None),
+            Self::Tls(stream) => {
+                let (socket, session) = stream.into_parts();
+                (socket, Some(session))
             }
-            Self::Tls(stream) => match *stream {
-                TlsStream::Client(stream) => {
-                    let (socket, session) = stream.into_inner();
-                    (socket, rustls::Connection::Client(session))
-                }
-                TlsStream::Server(stream) => {
-                    let (socket, session) = stream.into_inner();
-                    (socket, rustls::Connection::Server(session))
-                }
-            },
-        };
-        session.process_new_packets().map_err(io::Error::other)?;
-        let mut received = Vec::new();
-        match session.reader().read_to_end(&mut received) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
         }
-        Ok(Parts {
-            socket,
-            tls: Some(session),
-            received,
-        })
     }
 }
 
@@ -83,7 +49,7 @@ impl Transport<TcpStream> {
     pub(crate) async fn closed(&mut self) {
         let open = match self {
             Self::Plain(socket) => socket.peek(&mut [0]).await.is_ok_and(|bytes| bytes > 0),
-            Self::Tls(stream) => stream.fill_buf().await.is_ok_and(|bytes| !bytes.is_empty()),
+            Self::Tls(stream) => stream.readable().await.unwrap_or(false),
         };
         if open {
             std::future::pending().await
