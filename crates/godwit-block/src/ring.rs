@@ -75,6 +75,8 @@ pub(crate) struct Ring {
     unsubmitted_disk: u32,
     /// Disk operations that are handed over at once.
     group: u32,
+    /// The kernel is one of 6.1 or later.
+    newest: bool,
 }
 
 /// Disk operations that are handed over at once unless [`Ring::set_group`] says otherwise. Few, because
@@ -108,6 +110,7 @@ impl Ring {
             .setup_cqsize(COMPLETIONS)
             .build(SUBMISSIONS);
         // Kernels before 6.1 know neither of the two modes.
+        let is_newest = newest.is_ok();
         let ring = match newest {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => IoUring::builder()
                 .setup_cqsize(COMPLETIONS)
@@ -129,6 +132,7 @@ impl Ring {
             in_flight: 0,
             unsubmitted_disk: 0,
             group: GROUP,
+            newest: is_newest,
         })
     }
 
@@ -160,6 +164,17 @@ impl Ring {
     /// call each, many leave the disk idle and its answers bunched.
     pub(crate) const fn set_group(&mut self, operations: u32) {
         self.group = operations;
+    }
+
+    /// What tells a receive operation to wait until the socket calls itself readable before it looks
+    /// what is there; nothing where the kernel may not know it.
+    pub(crate) const fn wait_before_receiving(&self) -> u16 {
+        const IORING_RECVSEND_POLL_FIRST: u16 = 1;
+        if self.newest {
+            IORING_RECVSEND_POLL_FIRST
+        } else {
+            0
+        }
     }
 
     /// Asks the kernel to end every operation on the file descriptor early.

@@ -18,6 +18,13 @@ use crate::tls::{Session, TlsError};
 /// Bytes that a stream reads ahead at most: headers, and data too short for an operation of its own.
 const STAGING: usize = 64 << 10;
 
+/// Bytes of a long payload that a socket gathers before it wakes whoever waits for them. Each time costs
+/// both sides: the sender's processor has to interrupt the receiver's.
+const GATHERED: usize = 256 << 10;
+
+/// A payload of which at least this much is missing is long.
+const LONG: usize = 64 << 10;
+
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StreamError {
@@ -70,6 +77,8 @@ pub(crate) struct Stream {
     receiving: bool,
     /// Bytes of the receive operation in flight that go to a payload's buffer.
     payload_wanted: usize,
+    /// Bytes that the socket gathers before it calls itself readable; `None`: it cannot.
+    low_water: Option<usize>,
     outbox: Outbox,
 }
 
@@ -79,8 +88,8 @@ impl Stream {
         // With O_NONBLOCK the ring would report EAGAIN instead of waiting.
         let flags = rustix::fs::fcntl_getfl(&socket)?;
         rustix::fs::fcntl_setfl(&socket, flags - rustix::fs::OFlags::NONBLOCK)?;
-        // Unix sockets have no such option.
-        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+        // Unix sockets have no such option, and wake for every byte.
+        let is_tcp = rustix::net::sockopt::set_tcp_nodelay(&socket, true).is_ok();
         let mut staging = Staging::new(STAGING.max(received.len() + STAGING))?;
         staging.room_mut()[..received.len()].copy_from_slice(received);
         staging.filled(received.len());
@@ -95,6 +104,7 @@ impl Stream {
             gather,
             receiving: false,
             payload_wanted: 0,
+            low_water: is_tcp.then_some(1),
             outbox,
         })
     }
@@ -192,6 +202,8 @@ impl Stream {
 
     /// Starts a receive operation unless one is in flight: the next bytes go to `payload` (address
     /// and length), those after it, at most `ahead` and as many as there is room for, are read ahead.
+    /// It ends with what has arrived, but of a long payload, the rest of which is on its way, with
+    /// much of it.
     ///
     /// # Safety
     /// The payload's memory stays valid and unused until [`Stream::received`].
@@ -206,10 +218,19 @@ impl Stream {
             return;
         }
         let fd = types::Fd(self.socket.as_raw_fd());
+        let missing = payload.map_or(0, |(_, length)| length);
+        let gathers = self.gather(missing);
+        let ioprio = if gathers {
+            ring.wait_before_receiving()
+        } else {
+            0
+        };
         self.receiving = true;
         if let Some(session) = &mut self.session {
             let (pointer, length) = session.room();
-            let entry = opcode::Recv::new(fd, pointer, length as u32).build();
+            let entry = opcode::Recv::new(fd, pointer, length as u32)
+                .ioprio(ioprio)
+                .build();
             // SAFETY: the session's buffer lives as long as the stream, which outlives the
             // operation, and is not used while `receiving`.
             unsafe { ring.push(entry, token) };
@@ -234,11 +255,31 @@ impl Stream {
         };
         gather.header.msg_iov = gather.parts.as_mut_ptr();
         gather.header.msg_iovlen = count + 1;
-        let entry = opcode::RecvMsg::new(fd, &raw mut gather.header).build();
+        let entry = opcode::RecvMsg::new(fd, &raw mut gather.header)
+            .ioprio(ioprio)
+            .build();
         // SAFETY: the staging and the gather list live as long as the stream, which outlives the
         // operation; the staging's free part is not used while `receiving`; the caller answers for
         // the payload.
         unsafe { ring.push(entry, token) };
+    }
+
+    /// Lets the socket gather much of a long payload of which so many bytes are missing; false: it
+    /// wakes for every byte.
+    fn gather(&mut self, missing: usize) -> bool {
+        let Some(low_water) = self.low_water else {
+            return false;
+        };
+        let come = self.session.as_ref().map_or(0, |session| session.waiting());
+        let wanted = match missing.saturating_sub(come) {
+            0..LONG => 1,
+            long => long.min(GATHERED),
+        };
+        if wanted != low_water {
+            let applied = set_low_water(&self.socket, wanted);
+            self.low_water = applied.then_some(wanted);
+        }
+        wanted > 1 && self.low_water.is_some()
     }
 
     /// The receive operation ended. Returns the bytes that went to the payload's buffer.
@@ -325,18 +366,13 @@ impl Stream {
     /// Makes the kernel take only so many bytes ahead of what it can send: the rest stays here,
     /// where it can be discarded, and buries nothing on the way.
     pub(crate) fn limit_unsent(&self, bytes: u32) {
-        let pointer = (&raw const bytes).cast();
-        // SAFETY: the socket is open, and the option's value is a 32-bit number, whose address and
-        // length these are. A failure (not a TCP socket, an old kernel) leaves the limit out.
-        let _ = unsafe {
-            libc::setsockopt(
-                self.socket.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_NOTSENT_LOWAT,
-                pointer,
-                size_of::<u32>() as libc::socklen_t,
-            )
-        };
+        // Where it fails (not a TCP socket, an old kernel) the limit is left out.
+        let _ = set_option(
+            &self.socket,
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            bytes,
+        );
     }
 
     /// Drops what waits to be sent, as far as the kernel does not send it at the moment.
@@ -367,4 +403,18 @@ impl Stream {
             ring.cancel(send);
         }
     }
+}
+
+/// Makes the socket readable once so many bytes have arrived, or no more can.
+fn set_low_water(socket: &OwnedFd, bytes: usize) -> bool {
+    set_option(socket, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes as u32)
+}
+
+/// Sets an option whose value is a 32-bit number; false: the kernel refuses it.
+fn set_option(socket: &OwnedFd, level: i32, option: i32, value: u32) -> bool {
+    let pointer = (&raw const value).cast();
+    let length = size_of::<u32>() as libc::socklen_t;
+    // SAFETY: the socket is open, and the option's value is a 32-bit number, whose address and length
+    // these are.
+    unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, length) == 0 }
 }

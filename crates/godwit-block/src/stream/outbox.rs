@@ -23,7 +23,7 @@ const BATCH: usize = 32;
 const BATCH_BYTES: usize = 1 << 20;
 
 /// Plaintext encrypted for one send operation at most, so that bulk data leaves time for others.
-const TURN: usize = 128 << 10;
+const TURN: usize = 512 << 10;
 
 /// Frames that may wait: far more than honest peers can cause.
 const LONGEST: usize = 1 << 16;

@@ -9,10 +9,10 @@ use super::records::Records;
 use crate::memory::Staging;
 
 /// Bytes of ciphertext received at a time.
-const INCOMING: usize = 128 << 10;
+const INCOMING: usize = 256 << 10;
 
 /// Bytes of ciphertext that wait to be sent at most: a turn's, and what the kernel left of the last.
-const OUTGOING: usize = 192 << 10;
+const OUTGOING: usize = 640 << 10;
 
 /// Bytes of ciphertext that are moved to make room for more.
 const MOST_MOVED: usize = 32 << 10;
@@ -72,6 +72,11 @@ impl Session {
     pub fn room_mut(&mut self) -> &mut [u8] {
         self.incoming.compact();
         self.incoming.room_mut()
+    }
+
+    /// Bytes of ciphertext that have come and are not decrypted.
+    pub(crate) fn waiting(&self) -> usize {
+        self.incoming.data().len()
     }
 
     /// That many bytes of ciphertext have come.
