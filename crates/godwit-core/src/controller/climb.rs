@@ -47,7 +47,7 @@ impl Climb {
     /// strained in about one of a hundred periods for as long as the machine stays the same.
     pub(super) fn rise(&self, rate: u64) -> u64 {
         let part = match self.strained_at {
-            None => 16,
+            None => 8,
             Some(known) if rate < known / 20 * 17 || rate > known / 4 * 5 => 64,
             Some(_) => 1024,
         };

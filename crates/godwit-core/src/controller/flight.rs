@@ -1,5 +1,6 @@
 //! How much of the copies may be in flight while the guest does I/O: as much as keeps the time short
-//! for which a chunk locks its addresses.
+//! for which a chunk locks its addresses, or, where writes need not wait for that, for which double
+//! writes queue behind it.
 
 use core::time::Duration;
 
@@ -15,6 +16,8 @@ pub(super) struct Flight {
     most_chunk_sectors: u32,
     window: u16,
     chunk_sectors: u32,
+    /// Whether the guest's writes wait for a chunk to arrive.
+    locks: bool,
     /// In this sampling period.
     slowest_chunk: Duration,
 }
@@ -27,6 +30,7 @@ impl Flight {
             most_chunk_sectors: options.busy_chunk_sectors,
             window: options.busy_window_chunks,
             chunk_sectors: options.busy_chunk_sectors,
+            locks: !options.delayed_writes,
             slowest_chunk: Duration::ZERO,
         }
     }
@@ -46,17 +50,23 @@ impl Flight {
         self.slowest_chunk = self.slowest_chunk.max(took);
     }
 
-    /// A sampling period is over in which the guest's requests may have taken `limit`. `starved`:
-    /// copies were slower than they should ever be. More in flight may help then, but not on a link
-    /// or disk that has no more to give, so chunks take up to the whole limit and no longer.
-    pub(super) fn adjust(&mut self, limit: Duration, starved: bool) {
+    /// A sampling period is over in which the guest's requests may have taken `limit` and the slowest
+    /// took `worst`. `starved`: copies were slower than they should ever be. More in flight may help
+    /// then, but not on a link or disk that has no more to give, so chunks take up to the whole limit
+    /// and no longer.
+    pub(super) fn adjust(&mut self, limit: Duration, worst: Duration, starved: bool) {
         if self.slowest_chunk.is_zero() {
             return;
         }
-        let bearable = if starved { limit } else { limit / 2 };
+        let (bearable, short) = if self.locks {
+            (limit / 2, limit / 4)
+        } else {
+            (limit / 4 * 3, limit / 2)
+        };
+        let bearable = if starved { limit } else { bearable };
         if self.slowest_chunk > bearable {
             self.halve();
-        } else if starved || self.slowest_chunk < limit / 4 {
+        } else if starved || self.slowest_chunk < short && worst < limit / 2 {
             self.widen();
         }
     }
@@ -103,7 +113,7 @@ mod tests {
         let mut periods = |count, took, starved| {
             for _ in 0..count {
                 flight.chunk_done(took);
-                flight.adjust(LIMIT, starved);
+                flight.adjust(LIMIT, LIMIT / 8, starved);
                 flight.period_ends();
             }
             (flight.window(), flight.chunk_sectors())
@@ -121,7 +131,7 @@ mod tests {
             let queued = u32::from(flight.window()) * flight.chunk_sectors() * 512;
             let took = Duration::from_micros(u64::from(queued * 10 / BYTES_PER_MILLISECOND) * 100);
             flight.chunk_done(took);
-            flight.adjust(LIMIT, true);
+            flight.adjust(LIMIT, LIMIT / 8, true);
             flight.period_ends();
         }
         let queued = u32::from(flight.window()) * flight.chunk_sectors() * 512;

@@ -317,7 +317,7 @@ impl Governor {
         // What the user stated comes before progress here, too.
         let automatic = self.throughput.is_some();
         let starved = automatic && period.copying && used < self.least_rate() / 4 * 3;
-        self.flight.adjust(limit, starved);
+        self.flight.adjust(limit, worst, starved);
     }
 
     /// Bytes per second that the deadline asks for.

@@ -1,6 +1,7 @@
 //! The path of a guest's request: who serves it, whom it has to wait for, where it goes.
 
 use super::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
+use super::window::ChunkState;
 use super::{Controller, ForwardLink};
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::event::{AbortReason, Event};
@@ -193,7 +194,8 @@ impl Controller {
     }
 
     /// Starts the work in a slot, or makes it wait for an earlier overlapping write or for the
-    /// chunk that locks its addresses.
+    /// chunk that locks its addresses. With a promise to the guest a write need not wait for a chunk
+    /// that is on its way: the destination hears of it afterwards, as of a delayed write.
     #[inline]
     pub(super) fn advance(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
@@ -216,12 +218,21 @@ impl Controller {
             if waits_for_chunks
                 && !self.has_bug(PlantedBug::SkipWindowLock)
                 && let Some(source) = &mut self.source
-                && let Some(chunk) = source.window.lock_over(extent)
             {
-                self.slots[tag].stage = Stage::Waiting;
-                self.slots[tag].locked = true;
-                self.slots.push(&mut chunk.waiters, tag);
-                return self.watch(tag);
+                let passes = is_request && source.lets_writes_through();
+                match source.window.lock_over(extent) {
+                    None => {}
+                    // A chunk that waits for writes to finish would wait without end if more came.
+                    Some(chunk) if passes && chunk.state != ChunkState::Quiescing => {
+                        self.slots[tag].unlocked = true;
+                    }
+                    Some(chunk) => {
+                        self.slots[tag].stage = Stage::Waiting;
+                        self.slots[tag].locked = true;
+                        self.slots.push(&mut chunk.waiters, tag);
+                        return self.watch(tag);
+                    }
+                }
             }
         }
         if self.slots[tag].is_request() {

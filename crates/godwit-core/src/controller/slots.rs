@@ -89,8 +89,7 @@ pub(super) struct Slot {
     pub(super) doubled: bool,
     /// Whether it waits for the chunk that locks its addresses.
     pub(super) locked: bool,
-    /// Whether it waited for its chunk too long: it does not wait for one again, and the
-    /// destination hears of it later.
+    /// Whether it does not wait for chunks, or no longer: the destination hears of it later.
     pub(super) unlocked: bool,
     /// Whether it waited for the migration too long and nothing could be done about it.
     pub(super) late: bool,

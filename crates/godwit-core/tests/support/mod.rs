@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use godwit_core::action::{Action, Content};
+use godwit_core::action::{Action, Content, DiskTag};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{Event, Phase};
 use godwit_core::request::{Operation, Origin, Request, RequestTag};
@@ -29,6 +29,19 @@ pub(crate) struct Source {
     pub(crate) paused: bool,
     /// Sectors of each copy since they were last taken.
     pub(crate) copies: Vec<u32>,
+    /// What the destination was sent, in order.
+    pub(crate) sent: Vec<Sent>,
+    /// The disk does not finish the reads of chunks.
+    pub(crate) hold_reads: bool,
+    held: Vec<DiskTag>,
+}
+
+/// What tells the destination of the disk's content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    Copy,
+    DoubleWrite,
+    DelayedWrite,
 }
 
 impl Source {
@@ -42,6 +55,9 @@ impl Source {
             answered: 0,
             paused: false,
             copies: Vec::new(),
+            sent: Vec::new(),
+            hold_reads: false,
+            held: Vec::new(),
         };
         source
             .core
@@ -62,8 +78,17 @@ impl Source {
 
     fn settle(&mut self) {
         let now = self.now;
+        if !self.hold_reads {
+            for tag in std::mem::take(&mut self.held) {
+                self.core.handle_disk_done(now, tag, Ok(Content::Data));
+            }
+        }
         while let Some(action) = self.core.poll_action() {
             match action {
+                Action::Disk {
+                    tag: tag @ DiskTag::Chunk(_),
+                    ..
+                } if self.hold_reads => self.held.push(tag),
                 Action::Disk { tag, .. } => {
                     self.core.handle_disk_done(now, tag, Ok(Content::Data));
                 }
@@ -79,6 +104,12 @@ impl Source {
     }
 
     fn answer(&mut self, class: TrafficClass, message: Message) {
+        self.sent.extend(match message {
+            Message::Copy { .. } => Some(Sent::Copy),
+            Message::DoubleWrite { .. } => Some(Sent::DoubleWrite),
+            Message::DelayedWrite { .. } => Some(Sent::DelayedWrite),
+            _ => None,
+        });
         let answer = match message {
             Message::Copy {
                 slot,

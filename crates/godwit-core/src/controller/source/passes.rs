@@ -10,6 +10,7 @@ use super::{
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::dirty::DirtyBitmap;
+use crate::controller::pause::let_through;
 use crate::controller::slots::{Slots, Stage, TagList};
 use crate::controller::window::{ChunkContent, ChunkState};
 use crate::controller::{Controller, Switchover};
@@ -222,7 +223,7 @@ impl Controller {
             let Some((slot, extent)) = source.window.quiescing_at(at, extent) else {
                 continue;
             };
-            read_when_quiet(
+            let reads = read_when_quiet(
                 source,
                 &self.table,
                 &self.slots,
@@ -230,6 +231,12 @@ impl Controller {
                 slot,
                 extent,
             );
+            if reads
+                && source.lets_writes_through()
+                && let Some(waiters) = source.unlock(extent)
+            {
+                let_through(&mut self.slots, &mut self.ready, waiters);
+            }
         }
     }
 
@@ -529,8 +536,8 @@ impl Controller {
     }
 }
 
-/// Reads a locked chunk unless guest writes to it are under way; no new ones start, because the
-/// chunk is locked.
+/// Reads a locked chunk unless guest writes to it are under way; no new ones start before, because
+/// the chunk is locked. Whether it is being read now.
 fn read_when_quiet(
     source: &mut Source,
     table: &WriteTable,
@@ -538,14 +545,14 @@ fn read_when_quiet(
     actions: &mut VecDeque<Action>,
     slot: ChunkSlot,
     extent: Extent,
-) {
+) -> bool {
     let busy = table.find(extent, |entry| {
         slots
             .get(entry.tag)
             .is_some_and(|slot| slot.stage == Stage::InFlight)
     });
     if busy.is_some() {
-        return;
+        return false;
     }
     source.window.start_reading(slot);
     let inspect = match source.pass {
@@ -559,4 +566,5 @@ fn read_when_quiet(
         tag: DiskTag::Chunk(slot),
         operation: DiskOperation::Read { extent, inspect },
     });
+    true
 }

@@ -202,6 +202,13 @@ impl Source {
         self.orphan_acknowledgements.fill(0);
     }
 
+    /// Whether writes to a chunk that is on its way are carried out at once, and sent behind it as
+    /// delayed writes.
+    #[inline]
+    pub(in crate::controller) fn lets_writes_through(&self) -> bool {
+        self.options.delayed_writes && self.governor.is_some() && self.pass == Pass::Copy
+    }
+
     /// Lets go of those who wait for a chunk that is being copied to the extent. Their writes reach
     /// the destination after it, as delayed writes. Nobody is let go while chunks are compared.
     pub(in crate::controller) fn unlock(&mut self, extent: Extent) -> Option<TagList> {
