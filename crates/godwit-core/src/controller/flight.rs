@@ -61,7 +61,7 @@ impl Flight {
         let (bearable, short) = if self.locks {
             (limit / 2, limit / 4)
         } else {
-            (limit / 4 * 3, limit / 2)
+            (limit / 2, limit / 3)
         };
         let bearable = if starved { limit } else { bearable };
         if self.slowest_chunk > bearable {
@@ -119,8 +119,26 @@ mod tests {
             (flight.window(), flight.chunk_sectors())
         };
         assert_eq!(periods(20, LIMIT, false), (1, LEAST_CHUNK_SECTORS));
-        assert_eq!(periods(5, LIMIT, true), (4, 256), "slow, but too little");
-        assert_eq!(periods(100, LIMIT / 8, false), (64, 256));
+        assert_eq!(periods(5, LIMIT, true), (3, 512), "slow, but too little");
+        assert_eq!(periods(100, LIMIT / 8, false), (32, 512));
+    }
+
+    #[test]
+    fn chunks_that_hold_up_no_write_may_take_longer_but_not_while_the_guest_waits() {
+        let window = |delayed_writes, worst| {
+            let mut options = MigrationOptions::new(MigrationId([1; 16]));
+            options.delayed_writes = delayed_writes;
+            let mut flight = Flight::new(&options);
+            for _ in 0..10 {
+                flight.chunk_done(LIMIT / 10 * 3);
+                flight.adjust(LIMIT, worst, false);
+                flight.period_ends();
+            }
+            flight.window()
+        };
+        assert_eq!(window(true, LIMIT / 8), 14);
+        assert_eq!(window(true, LIMIT / 4 * 3), 4);
+        assert_eq!(window(false, LIMIT / 8), 4);
     }
 
     #[test]

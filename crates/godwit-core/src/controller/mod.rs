@@ -114,16 +114,16 @@ pub enum Switchover {
 }
 
 impl MigrationOptions {
-    /// The usual: 8 to 32 MiB in flight in chunks of 512 KiB, 1 MiB in chunks of 128 KiB while the
+    /// The usual: 8 to 32 MiB in flight in chunks of 1 MiB, 1 MiB in chunks of 256 KiB while the
     /// guest does I/O, no promise and no limit.
     pub const fn new(migration: MigrationId) -> Self {
         Self {
             migration,
-            chunk_sectors: 1024,
-            busy_chunk_sectors: 256,
-            window_chunks: 64,
-            idle_window_chunks: 16,
-            busy_window_chunks: 8,
+            chunk_sectors: 2048,
+            busy_chunk_sectors: 512,
+            window_chunks: 32,
+            idle_window_chunks: 8,
+            busy_window_chunks: 4,
             max_bandwidth: None,
             sla: None,
             guest_rate: None,

@@ -10,7 +10,7 @@ use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
 /// Bytes per copy when nothing else is asked for.
 const DEFAULT_CHUNK: u64 = 1 << 20;
 /// Bytes per copy while the guest does I/O, or with a window that is asked for.
-const BUSY_CHUNK: u64 = 128 << 10;
+const BUSY_CHUNK: u64 = 256 << 10;
 /// Bytes in flight while the guest is idle, unless a window is asked for; more, up to the longest
 /// window, while chunks are quick.
 const IDLE_WINDOW: u64 = 8 << 20;
