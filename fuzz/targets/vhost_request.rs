@@ -26,8 +26,12 @@ fuzz_target!(|data: &[u8]| {
     MEMORY.with(|memory| {
         // The table of descriptors is at the start of memory.
         let content = &rest[..rest.len().min(REGION)];
-        memory.write_slice(&[0; REGION], GuestAddress(0)).expect("memory");
-        memory.write_slice(content, GuestAddress(0)).expect("memory");
+        memory
+            .write_slice(&[0; REGION], GuestAddress(0))
+            .expect("memory");
+        memory
+            .write_slice(content, GuestAddress(0))
+            .expect("memory");
         check(memory, 1 << (size % 11), u16::from(head), capacity);
     });
 });
@@ -43,9 +47,8 @@ fn check(memory: &GuestMemoryMmap, size: u16, head: u16, capacity: u8) {
     let Ok(parsed) = parse(memory, &mut chain, capacity, &mut data) else {
         return;
     };
-    let is_memory = |address, length| {
-        memory.check_range(GuestAddress(address), length, Permissions::ReadWrite)
-    };
+    let is_memory =
+        |address, length| memory.check_range(GuestAddress(address), length, Permissions::ReadWrite);
     assert!(is_memory(parsed.status, 1));
     let fits = |extent: Extent| assert!(extent.within(capacity));
     match parsed.asked {

@@ -120,7 +120,11 @@ impl Body {
 
     /// The store refuses. Only the record that gives the disk away can be taken back.
     pub fn not_persisted(&mut self) {
-        if self.storing && self.core.handle_not_persisted(self.now, AbortReason::Cancelled) {
+        if self.storing
+            && self
+                .core
+                .handle_not_persisted(self.now, AbortReason::Cancelled)
+        {
             self.storing = false;
         }
     }
