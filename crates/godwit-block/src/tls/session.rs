@@ -97,7 +97,7 @@ impl Session {
             match connection.reader().read(into) {
                 Ok(0) if !into.is_empty() => return Err(TlsError::Closed),
                 Ok(count) => return Ok(count),
-                Err(_) => {}
+                Err(error) => expect_more(error)?,
             }
             if !decrypt(connection, &mut self.incoming)? {
                 return Ok(0);
@@ -118,7 +118,7 @@ impl Session {
             match connection.reader().fill_buf() {
                 Ok([]) => return Err(TlsError::Closed),
                 Ok(_) => return Ok(true),
-                Err(_) => {}
+                Err(error) => expect_more(error)?,
             }
             if !decrypt(connection, &mut self.incoming)? {
                 return Ok(false);
@@ -252,6 +252,15 @@ fn decrypt(connection: &mut Connection, incoming: &mut Staging) -> Result<bool, 
         return Err(TlsError::Closed);
     }
     Ok(true)
+}
+
+/// Whether rustls only says that it has no plaintext now.
+fn expect_more(error: io::Error) -> Result<(), TlsError> {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        Ok(())
+    } else {
+        Err(failed(error))
+    }
 }
 
 /// rustls reports misuse of its buffers this way.
