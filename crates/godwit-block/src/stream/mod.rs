@@ -270,8 +270,11 @@ impl Stream {
         let Some(low_water) = self.low_water else {
             return false;
         };
-        let come = self.session.as_ref().map_or(0, |session| session.waiting());
-        let wanted = match missing.saturating_sub(come) {
+        let to_come = self
+            .session
+            .as_ref()
+            .map_or(missing, |session| session.to_come(missing));
+        let wanted = match to_come {
             0..LONG => 1,
             long => long.min(GATHERED),
         };

@@ -74,9 +74,13 @@ impl Session {
         self.incoming.room_mut()
     }
 
-    /// Bytes of ciphertext that have come and are not decrypted.
-    pub(crate) fn waiting(&self) -> usize {
-        self.incoming.data().len()
+    /// Bytes that have to come at least before so much more plaintext can be read. Zero where rustls
+    /// does not tell how much of it has come.
+    pub(crate) fn to_come(&self, plaintext: usize) -> usize {
+        match &self.codec {
+            Codec::Records(_) => plaintext.saturating_sub(self.incoming.data().len()),
+            Codec::Library(_) => 0,
+        }
     }
 
     /// That many bytes of ciphertext have come.
