@@ -202,6 +202,12 @@ impl Controller {
         slot.locked = false;
         let (sequence, is_write) = (slot.sequence, slot.is_write());
         let is_request = slot.is_request();
+        // A chunk that is compared must not change: who was let through while it was copied, and has
+        // waited for another write since, waits now.
+        slot.unlocked &= self
+            .source
+            .as_ref()
+            .is_some_and(|source| source.is_copying_pass());
         let waits_for_chunks = is_write && !slot.unlocked;
         if let Some(extent) = slot.extent {
             // While a disk comes back to this node, its clients' requests go to the owner, whose

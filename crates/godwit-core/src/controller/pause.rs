@@ -3,10 +3,9 @@
 //! link has recovered.
 
 use core::time::Duration;
-use std::collections::VecDeque;
 
 use super::governor::Period;
-use super::slots::{REMOTE, Slots, TagList};
+use super::slots::REMOTE;
 use super::{Controller, LinkSignal};
 use crate::action::Action;
 use crate::event::{Event, PauseReason, Phase};
@@ -148,10 +147,14 @@ impl Controller {
             return false;
         };
         if slot.locked {
-            let Some(waiters) = source.unlock(extent) else {
+            let Some(mut waiters) = source.unlock(extent) else {
                 return false;
             };
-            let_through(&mut self.slots, &mut self.ready, waiters);
+            while let Some(waiter) = self.slots.pop(&mut waiters) {
+                self.slots[waiter].unlocked = true;
+                self.slots[waiter].locked = false;
+                self.ready.push_back(waiter);
+            }
             return true;
         }
         // What lies past the migrated region is copied later, and the copy could overtake the
@@ -392,18 +395,5 @@ impl Controller {
         {
             source.watch(tag, &self.slots);
         }
-    }
-}
-
-/// Lets those who wait for a chunk write before it has arrived: the destination hears of it later.
-pub(super) fn let_through(
-    slots: &mut Slots,
-    ready: &mut VecDeque<RequestTag>,
-    mut waiters: TagList,
-) {
-    while let Some(waiter) = slots.pop(&mut waiters) {
-        slots[waiter].unlocked = true;
-        slots[waiter].locked = false;
-        ready.push_back(waiter);
     }
 }

@@ -10,7 +10,6 @@ use super::{
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::dirty::DirtyBitmap;
-use crate::controller::pause::let_through;
 use crate::controller::slots::{Slots, Stage, TagList};
 use crate::controller::window::{ChunkContent, ChunkState};
 use crate::controller::{Controller, Switchover};
@@ -233,9 +232,11 @@ impl Controller {
             );
             if reads
                 && source.lets_writes_through()
-                && let Some(waiters) = source.unlock(extent)
+                && let Some(mut waiters) = source.unlock(extent)
             {
-                let_through(&mut self.slots, &mut self.ready, waiters);
+                while let Some(tag) = self.slots.pop(&mut waiters) {
+                    self.ready.push_back(tag);
+                }
             }
         }
     }

@@ -206,7 +206,13 @@ impl Source {
     /// delayed writes.
     #[inline]
     pub(in crate::controller) fn lets_writes_through(&self) -> bool {
-        self.options.delayed_writes && self.governor.is_some() && self.pass == Pass::Copy
+        self.options.delayed_writes && self.governor.is_some() && self.is_copying_pass()
+    }
+
+    /// Whether chunks are copied, not compared.
+    #[inline]
+    pub(in crate::controller) fn is_copying_pass(&self) -> bool {
+        self.pass == Pass::Copy
     }
 
     /// Lets go of those who wait for a chunk that is being copied to the extent. Their writes reach
