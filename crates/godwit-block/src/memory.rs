@@ -2,6 +2,9 @@
 
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -25,6 +28,8 @@ const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     length: usize,
+    /// Ends before the memory does.
+    committing: Option<Committing>,
 }
 
 impl Mapping {
@@ -46,7 +51,47 @@ impl Mapping {
             // kernel without huge pages refuses it, and small pages do.
             let _ = unsafe { madvise(base.as_ptr().cast(), length, Advice::LinuxHugepage) };
         }
-        Ok(Self { base, length })
+        Ok(Self {
+            base,
+            length,
+            committing: None,
+        })
+    }
+
+    /// Commits all of it now, so that nobody waits for that who uses it: with huge pages, each 2 MiB
+    /// can take milliseconds.
+    pub(crate) fn commit(&self) {
+        for offset in (0..self.length).step_by(HUGE) {
+            commit_piece(self.at(offset), HUGE.min(self.length - offset));
+        }
+    }
+
+    /// Commits the first `length` bytes on a thread of their own, while the memory may be in use.
+    pub(crate) fn commit_in_background(&mut self, length: usize) {
+        if self.committing.is_some() {
+            return;
+        }
+        let length = length.min(self.length);
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let base = self.base.expose_provenance();
+        let commit = move || {
+            for offset in (0..length).step_by(HUGE) {
+                if stopped.load(Ordering::Relaxed) {
+                    break;
+                }
+                let piece = std::ptr::with_exposed_provenance_mut(base.get() + offset);
+                commit_piece(piece, HUGE.min(length - offset));
+            }
+        };
+        // Without the thread memory is committed where it is used.
+        let thread = thread::Builder::new()
+            .name(String::from("commit memory"))
+            .spawn(commit);
+        self.committing = thread.ok().map(|thread| Committing {
+            stop,
+            thread: Some(thread),
+        });
     }
 
     /// The address of the byte at `offset`, which must lie within.
@@ -67,9 +112,34 @@ unsafe impl Send for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        self.committing = None;
         // SAFETY: the mapping was made by `new` with this length and is not used after this. A
         // failure leaves it mapped, which harms nothing.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}
+
+/// Makes the kernel commit a page-aligned part of a mapping without changing what it holds.
+fn commit_piece(start: *mut u8, length: usize) {
+    // SAFETY: callers pass a part of a mapping that lives until this returns; the advice leaves its
+    // contents alone. A kernel that does not know it refuses it, and commits memory as it is used.
+    let _ = unsafe { madvise(start.cast(), length, Advice::LinuxPopulateWrite) };
+}
+
+/// A thread that commits memory. It ends, soon, when this is dropped.
+#[derive(Debug)]
+struct Committing {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Committing {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to panic about, and nothing to say.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -212,10 +282,16 @@ impl Arena {
             links,
             heads: [NONE; ORDERS],
         };
-        for page in (0..length / SMALLEST).step_by(LARGEST / SMALLEST) {
+        // The first heads the list: memory is used from its beginning.
+        for page in (0..length / SMALLEST).step_by(LARGEST / SMALLEST).rev() {
             arena.insert(page as u32, ORDERS as u8 - 1);
         }
         Ok(arena)
+    }
+
+    /// Commits the `length` bytes that blocks are taken from first, on a thread of their own.
+    pub(crate) fn commit_in_background(&mut self, length: usize) {
+        self.memory.commit_in_background(length);
     }
 
     /// A block of at least `length` bytes; `None` when none is free or it is longer than 32 MiB.
@@ -292,6 +368,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::time::{Duration, Instant};
 
     use proptest::prelude::*;
 
@@ -328,6 +405,41 @@ mod tests {
         let possible = Path::new("/sys/kernel/mm/transparent_hugepage").exists();
         assert_eq!(asks(HUGE), possible);
         assert!(!asks(HUGE / 2));
+    }
+
+    /// How many bytes of the mapping are committed.
+    fn committed(mapping: &Mapping) -> usize {
+        let mut pages = vec![0_u8; mapping.length() / SMALLEST];
+        // SAFETY: the mapping is alive, and there is a byte for each of its pages.
+        let answer =
+            unsafe { libc::mincore(mapping.at(0).cast(), mapping.length(), pages.as_mut_ptr()) };
+        assert_eq!(answer, 0);
+        pages.iter().filter(|&&page| page & 1 != 0).count() * SMALLEST
+    }
+
+    #[test]
+    fn memory_is_committed_before_it_is_used_and_keeps_what_it_holds() {
+        let mut mapping = Mapping::new(3 * HUGE + SMALLEST).expect("memory");
+        assert_eq!(committed(&mapping), 0);
+        // SAFETY: nobody else uses the mapping.
+        unsafe { mapping.at(HUGE).write(7) };
+        mapping.commit_in_background(2 * HUGE);
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while committed(&mapping) < 2 * HUGE {
+            assert!(Instant::now() < deadline, "it was not committed");
+            thread::sleep(Duration::from_millis(1));
+        }
+        mapping.commit();
+        assert_eq!(committed(&mapping), mapping.length());
+        // SAFETY: as above; the mapping is initialised from its beginning.
+        assert_eq!(unsafe { mapping.at(HUGE).read() }, 7);
+    }
+
+    #[test]
+    fn memory_may_end_while_it_is_committed() {
+        let mut mapping = Mapping::new(64 * HUGE).expect("memory");
+        mapping.commit_in_background(mapping.length());
+        drop(mapping);
     }
 
     #[test]

@@ -3,14 +3,48 @@
 use std::io;
 use std::rc::Rc;
 
-use godwit_core::Limits;
 use godwit_core::action::{ChunkSlot, DiskOperation};
+use godwit_core::{Limits, MigrationOptions};
 
 use crate::memory::Mapping;
 use crate::stream::{Keep, Payload};
 
 /// Longest delayed write: longer ones are sent in pieces.
 const DELAYED_BYTES: usize = 64 << 10;
+
+/// The memory of one migration's chunks at the source.
+#[derive(Debug)]
+pub struct ChunkMemory {
+    memory: Mapping,
+    /// Slots of the locking window.
+    window: usize,
+    chunk_bytes: usize,
+    delayed: usize,
+}
+
+impl ChunkMemory {
+    /// Maps what a migration with these options needs, and commits it: 2 MiB of it can take
+    /// milliseconds, which the guest's requests would wait for if the engine's thread did that.
+    pub(super) fn new(limits: &Limits, options: &MigrationOptions) -> io::Result<Self> {
+        let window = usize::from(options.window_chunks);
+        let chunk_bytes = (options.chunk_sectors as usize * 512).next_multiple_of(4096);
+        let delayed = usize::from(limits.delayed_chunks.max(1));
+        let memory = Mapping::new(window * chunk_bytes + delayed * DELAYED_BYTES)?;
+        memory.commit();
+        Ok(Self {
+            memory,
+            window,
+            chunk_bytes,
+            delayed,
+        })
+    }
+
+    /// Whether it is enough for a migration with these options.
+    pub(super) fn suffices(&self, options: &MigrationOptions) -> bool {
+        self.window >= usize::from(options.window_chunks)
+            && self.chunk_bytes / 512 >= options.chunk_sectors as usize
+    }
+}
 
 /// One buffer per slot, in one mapping per migration: those of the locking window, then those of
 /// delayed writes. Operations and frames that use it hold a reference, so the next migration can
@@ -42,17 +76,17 @@ struct Slot {
 }
 
 impl Chunks {
-    /// Buffers for `window` chunks of `chunk_bytes` bytes, and for delayed writes.
-    pub(super) fn new(limits: &Limits, window: u16, chunk_bytes: usize) -> io::Result<Self> {
-        let chunk_bytes = chunk_bytes.next_multiple_of(4096);
-        let (window, delayed) = (
-            usize::from(window),
-            usize::from(limits.delayed_chunks.max(1)),
-        );
+    /// Buffers in this memory.
+    pub(super) fn new(limits: &Limits, memory: ChunkMemory) -> Self {
+        let ChunkMemory {
+            memory,
+            window,
+            chunk_bytes,
+            delayed,
+        } = memory;
         let first_delayed = usize::from(limits.window_chunks);
-        let memory = Mapping::new(window * chunk_bytes + delayed * DELAYED_BYTES)?;
         let slots = vec![Slot::default(); first_delayed + delayed];
-        Ok(Self {
+        Self {
             memory: Some(Rc::new(memory)),
             window,
             chunk_bytes,
@@ -60,7 +94,7 @@ impl Chunks {
             ready: Vec::with_capacity(slots.len()),
             slots: slots.into_boxed_slice(),
             reading: 0,
-        })
+        }
     }
 
     /// The address of a slot's buffer and what keeps it mapped; `None` when there is none of at
@@ -152,7 +186,7 @@ impl Chunks {
 #[cfg(test)]
 mod tests {
     use godwit_core::action::Inspect;
-    use godwit_core::units::{Extent, Lba};
+    use godwit_core::units::{Extent, Lba, MigrationId};
 
     use super::*;
 
@@ -162,6 +196,18 @@ mod tests {
         delayed_chunks: 2,
         delayed_ranges: 64,
     };
+
+    /// The buffers of three chunks of so many sectors.
+    fn chunks(sectors: u32) -> Chunks {
+        let options = MigrationOptions {
+            window_chunks: 3,
+            chunk_sectors: sectors,
+            ..MigrationOptions::new(MigrationId([1; 16]))
+        };
+        let memory = ChunkMemory::new(&LIMITS, &options).expect("memory");
+        assert!(memory.suffices(&options));
+        Chunks::new(&LIMITS, memory)
+    }
 
     fn read(start: u64) -> DiskOperation {
         let extent = Extent::new(Lba(start), 8).expect("an extent");
@@ -178,12 +224,12 @@ mod tests {
 
     #[test]
     fn no_two_slots_share_memory_and_delayed_writes_follow_the_whole_window() {
-        let chunks = Chunks::new(&LIMITS, 3, 6000).expect("memory");
+        let buffers = chunks(12);
         let mut places: Vec<_> = [(0, 8192), (1, 8192), (2, 8192), (8, 65_536), (9, 65_536)]
             .into_iter()
             .map(|(slot, length)| {
-                let (start, memory) = chunks.buffer(ChunkSlot(slot), length).expect("a buffer");
-                assert!(chunks.buffer(ChunkSlot(slot), length + 1).is_none());
+                let (start, memory) = buffers.buffer(ChunkSlot(slot), length).expect("a buffer");
+                assert!(buffers.buffer(ChunkSlot(slot), length + 1).is_none());
                 let offset = start.addr() - memory.at(0).addr();
                 assert!(offset + length <= memory.length(), "slot {slot}");
                 offset..offset + length
@@ -192,50 +238,53 @@ mod tests {
         places.sort_by_key(|place| place.start);
         assert!(places.is_sorted_by(|one, other| one.end <= other.start));
         for slot in [3, 7, 10, u16::MAX] {
-            assert!(chunks.buffer(ChunkSlot(slot), 1).is_none(), "slot {slot}");
+            assert!(buffers.buffer(ChunkSlot(slot), 1).is_none(), "slot {slot}");
         }
     }
 
     #[test]
     fn a_read_waits_until_every_frame_of_its_buffer_has_left() {
-        let mut chunks = Chunks::new(&LIMITS, 3, 4096).expect("memory");
+        let mut buffers = chunks(8);
         for slot in [ChunkSlot(1), ChunkSlot(9)] {
-            assert!(!chunks.defer(slot, read(0)), "nothing is sent yet");
-            let first = chunks.payload(slot, 4096).expect("a payload");
-            let second = chunks.payload(slot, 4096).expect("a payload");
-            assert!(chunks.defer(slot, read(8)));
-            assert!(!chunks.defer(ChunkSlot(2), read(8)), "another slot");
-            released(&mut chunks, first);
-            assert!(chunks.next_ready().is_none());
-            released(&mut chunks, second);
-            assert_eq!(chunks.next_ready(), Some((slot, read(8))));
-            assert!(chunks.next_ready().is_none());
-            assert!(!chunks.defer(slot, read(16)), "nothing is sent any more");
+            assert!(!buffers.defer(slot, read(0)), "nothing is sent yet");
+            let first = buffers.payload(slot, 4096).expect("a payload");
+            let second = buffers.payload(slot, 4096).expect("a payload");
+            assert!(buffers.defer(slot, read(8)));
+            assert!(!buffers.defer(ChunkSlot(2), read(8)), "another slot");
+            released(&mut buffers, first);
+            assert!(buffers.next_ready().is_none());
+            released(&mut buffers, second);
+            assert_eq!(buffers.next_ready(), Some((slot, read(8))));
+            assert!(buffers.next_ready().is_none());
+            assert!(!buffers.defer(slot, read(16)), "nothing is sent any more");
         }
     }
 
     #[test]
     fn a_read_that_was_taken_back_does_not_start() {
-        let mut chunks = Chunks::new(&LIMITS, 3, 4096).expect("memory");
-        let frame = chunks.payload(ChunkSlot(0), 4096).expect("a payload");
-        assert!(chunks.defer(ChunkSlot(0), read(0)));
-        released(&mut chunks, frame);
-        assert_eq!(chunks.cancel_deferred(), Some(ChunkSlot(0)));
-        assert_eq!(chunks.cancel_deferred(), None);
-        assert!(chunks.next_ready().is_none());
+        let mut buffers = chunks(8);
+        let frame = buffers.payload(ChunkSlot(0), 4096).expect("a payload");
+        assert!(buffers.defer(ChunkSlot(0), read(0)));
+        released(&mut buffers, frame);
+        assert_eq!(buffers.cancel_deferred(), Some(ChunkSlot(0)));
+        assert_eq!(buffers.cancel_deferred(), None);
+        assert!(buffers.next_ready().is_none());
     }
 
     #[test]
     fn frames_of_an_earlier_migration_hold_nothing_of_the_next() {
-        let mut chunks = Chunks::new(&LIMITS, 3, 4096).expect("memory");
-        let old = chunks.payload(ChunkSlot(0), 4096).expect("a payload");
-        chunks = Chunks::new(&LIMITS, 3, 4096).expect("memory");
-        assert!(!chunks.defer(ChunkSlot(0), read(0)));
-        let new = chunks.payload(ChunkSlot(0), 4096).expect("a payload");
-        assert!(chunks.defer(ChunkSlot(0), read(0)));
-        released(&mut chunks, old);
-        assert!(chunks.next_ready().is_none(), "the new frame is still sent");
-        released(&mut chunks, new);
-        assert!(chunks.next_ready().is_some());
+        let mut buffers = chunks(8);
+        let old = buffers.payload(ChunkSlot(0), 4096).expect("a payload");
+        buffers = chunks(8);
+        assert!(!buffers.defer(ChunkSlot(0), read(0)));
+        let new = buffers.payload(ChunkSlot(0), 4096).expect("a payload");
+        assert!(buffers.defer(ChunkSlot(0), read(0)));
+        released(&mut buffers, old);
+        assert!(
+            buffers.next_ready().is_none(),
+            "the new frame is still sent"
+        );
+        released(&mut buffers, new);
+        assert!(buffers.next_ready().is_some());
     }
 }

@@ -7,7 +7,7 @@ use godwit_core::event::AbortReason;
 use godwit_core::units::MigrationId;
 use godwit_core::{MigrationOptions, StartError};
 
-use super::chunks::Chunks;
+use super::chunks::{ChunkMemory, Chunks};
 use super::deferred::MOST_DEFERRED;
 use super::handle::{Command, Reply};
 use super::link_signal::{InterfaceCounter, LinkWatch};
@@ -42,11 +42,12 @@ impl Engine {
             Command::Attach(client) => self.attach_or_wait(client),
             Command::StartSource {
                 options,
+                memory,
                 streams,
                 interface,
                 reply,
             } => {
-                self.start_source(options, streams, interface, reply);
+                self.start_source(options, *memory, streams, interface, reply);
             }
             Command::StartDestination {
                 migration,
@@ -106,6 +107,7 @@ impl Engine {
     fn start_source(
         &mut self,
         options: MigrationOptions,
+        memory: ChunkMemory,
         streams: PeerStreams,
         interface: Option<InterfaceCounter>,
         reply: Reply<Result<(), StartError>>,
@@ -113,21 +115,14 @@ impl Engine {
         if self.shutdown.is_some() {
             return reply(Err(StartError::NotServing));
         }
+        if !memory.suffices(&options) {
+            return reply(Err(StartError::Option("window")));
+        }
         // Only then does the controller read chunks, and only when this is carried out below.
         if let Err(error) = self.core.start_source(self.now, options) {
             return reply(Err(error));
         }
-        let chunk = options.chunk_sectors as usize * 512;
-        match Chunks::new(&self.config.limits, options.window_chunks, chunk) {
-            Ok(chunks) => self.chunks = chunks,
-            Err(error) => {
-                let disk = &self.config.disk;
-                tracing::warn!(disk, "no memory for the chunks of a migration: {error}");
-                self.core.cancel(self.now, AbortReason::SourceDisk);
-                self.drain();
-                return reply(Err(StartError::Option("window")));
-            }
-        }
+        self.chunks = Chunks::new(&self.config.limits, memory);
         self.link(options.migration, streams);
         self.link_watch = Some(LinkWatch::new(self.now, interface));
         reply(Ok(()));
@@ -151,6 +146,7 @@ impl Engine {
         {
             return reply(Err(error));
         }
+        self.slots.commit_for_replicas(self.disk.capacity().bytes());
         self.link(migration, streams);
         reply(Ok(()));
         self.drain();

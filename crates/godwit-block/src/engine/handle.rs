@@ -1,5 +1,6 @@
 //! The engine's handle: commands go in through a queue, the state is read from what was published.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,9 +9,10 @@ use std::time::Duration;
 
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
-use godwit_core::{MigrationOptions, StartError};
+use godwit_core::{Limits, MigrationOptions, StartError};
 
 use super::baseline::LatencyBaseline;
+use super::chunks::ChunkMemory;
 use super::config::EngineError;
 use super::link_signal::InterfaceCounter;
 use super::snapshot::Snapshot;
@@ -29,6 +31,7 @@ pub(super) enum Command {
     Attach(ClientStream),
     StartSource {
         options: MigrationOptions,
+        memory: Box<ChunkMemory>,
         streams: PeerStreams,
         interface: Option<InterfaceCounter>,
         reply: Reply<Result<(), StartError>>,
@@ -105,7 +108,8 @@ pub(super) type Published = Arc<Mutex<Snapshot>>;
 pub(super) type EngineThread = JoinHandle<Result<(), EngineError>>;
 
 /// Controls a running engine. Clones control the same engine; when the last one is dropped the
-/// engine shuts down. No method blocks except [`EngineHandle::join`].
+/// engine shuts down. No method blocks except [`EngineHandle::chunk_memory`] and
+/// [`EngineHandle::join`].
 #[derive(Clone)]
 pub struct EngineHandle {
     inner: Arc<Inner>,
@@ -114,6 +118,7 @@ pub struct EngineHandle {
 struct Inner {
     disk: String,
     capacity: Sectors,
+    limits: Limits,
     commands: mpsc::Sender<Command>,
     waker: Waker,
     snapshot: Published,
@@ -147,6 +152,7 @@ impl EngineHandle {
     pub(super) fn new(
         disk: String,
         capacity: Sectors,
+        limits: Limits,
         commands: mpsc::Sender<Command>,
         waker: Waker,
         snapshot: Published,
@@ -157,6 +163,7 @@ impl EngineHandle {
             inner: Arc::new(Inner {
                 disk,
                 capacity,
+                limits,
                 commands,
                 waker,
                 snapshot,
@@ -171,6 +178,15 @@ impl EngineHandle {
         self.inner.send(Command::Attach(client));
     }
 
+    /// Memory for a migration with these options. Blocks, for tens of milliseconds at worst, until
+    /// all of it is committed.
+    ///
+    /// # Errors
+    /// The kernel has no room for it.
+    pub fn chunk_memory(&self, options: &MigrationOptions) -> io::Result<ChunkMemory> {
+        ChunkMemory::new(&self.inner.limits, options)
+    }
+
     /// Starts to move the disk away. The destination has accepted the offer. What an earlier
     /// migration still reads is waited for, a few seconds at most. Connections of an earlier
     /// migration are closed. `interface` counts what leaves by the interface whose
@@ -181,12 +197,14 @@ impl EngineHandle {
     pub fn start_source(
         &self,
         options: MigrationOptions,
+        memory: ChunkMemory,
         streams: PeerStreams,
         interface: Option<InterfaceCounter>,
         reply: Reply<Result<(), StartError>>,
     ) {
         self.inner.send(Command::StartSource {
             options,
+            memory: Box::new(memory),
             streams,
             interface,
             reply,

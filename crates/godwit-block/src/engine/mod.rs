@@ -52,6 +52,7 @@ use godwit_core::authority::{AuthorityRecord, Ownership};
 use rustix::event::{EventfdFlags, eventfd};
 
 pub use self::baseline::LatencyBaseline;
+pub use self::chunks::ChunkMemory;
 pub use self::config::{EngineConfig, EngineError, EngineEvent};
 pub use self::handle::{EngineHandle, Reply};
 pub use self::link_signal::InterfaceCounter;
@@ -79,7 +80,7 @@ pub fn spawn(
 ) -> Result<EngineHandle, EngineError> {
     config.limits.requests = config.limits.requests.max(FEWEST_REQUESTS);
     let disk = config.disk.clone();
-    let capacity = image.capacity;
+    let (capacity, limits) = (image.capacity, config.limits);
     let refused = |action: &'static str, source: io::Error| EngineError::Start {
         disk: disk.clone(),
         action,
@@ -130,6 +131,7 @@ pub fn spawn(
         Ok(Ok(())) => Ok(EngineHandle::new(
             disk,
             capacity,
+            limits,
             sender,
             Waker::new(wake),
             published,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 
 use godwit_core::request::{Operation, RequestTag};
-use godwit_core::units::Time;
+use godwit_core::units::{Bytes, Time};
 
 use super::connections::ConnectionKey;
 use crate::memory::{Arena, Block, LARGEST};
@@ -23,6 +23,9 @@ pub(super) enum Class {
 }
 
 const CLASSES: usize = 3;
+
+/// What double writes use of their memory, unless they are very long or many.
+const DOUBLE_WRITES: usize = 2 << 20;
 
 /// Who gets the answer.
 #[derive(Clone, Copy, Debug)]
@@ -128,6 +131,15 @@ impl Slots {
             ],
             used: 0,
         })
+    }
+
+    /// Commits, in the background, what copies of a disk of `capacity` bytes arrive in, and double
+    /// writes.
+    pub(super) fn commit_for_replicas(&mut self, capacity: Bytes) {
+        let copies = usize::try_from(capacity.0).unwrap_or(usize::MAX);
+        for (class, most) in [(Class::Sync, DOUBLE_WRITES), (Class::Copy, copies)] {
+            self.pools[class as usize].arena.commit_in_background(most);
+        }
     }
 
     /// A slot with a buffer of `length` bytes (none when zero), busy from now on. `None` when the

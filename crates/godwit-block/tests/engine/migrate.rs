@@ -67,7 +67,10 @@ fn start_source(
 ) -> Result<(), StartError> {
     let (sender, receiver) = mpsc::channel();
     let reply = Box::new(move |result| sender.send(result).expect("sent"));
-    source.handle.start_source(options, ours, interface, reply);
+    let memory = source.handle.chunk_memory(&options).expect("memory");
+    source
+        .handle
+        .start_source(options, memory, ours, interface, reply);
     receiver.recv().expect("an answer")
 }
 

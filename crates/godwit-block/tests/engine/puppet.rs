@@ -89,9 +89,10 @@ impl Puppet {
         let (puppet, streams) = Self::new();
         let (sender, receiver) = mpsc::channel();
         let reply = Box::new(move |result| sender.send(result).expect("sent"));
+        let memory = engine.handle.chunk_memory(&options).expect("memory");
         engine
             .handle
-            .start_source(options, streams, Some(interface), reply);
+            .start_source(options, memory, streams, Some(interface), reply);
         assert_eq!(receiver.recv(), Ok(Ok(())));
         puppet
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_block::engine::{InterfaceCounter, PeerStreams};
+use godwit_block::engine::{ChunkMemory, InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
@@ -182,8 +182,12 @@ impl Attempt {
         (capacity, record): (Sectors, AuthorityRecord),
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
-        let connected = tokio::select! {
-            connected = self.connect(capacity, record) => connected,
+        let prepare = async {
+            let (streams, memory) = tokio::join!(self.connect(capacity, record), self.memory());
+            Ok((streams?, memory?))
+        };
+        let prepared = tokio::select! {
+            prepared = prepare => prepared,
             () = cancelled.notified() => {
                 Err(given_up(&self.disk, ErrorCode::Conflict, "was cancelled"))
             }
@@ -191,8 +195,8 @@ impl Attempt {
                 Err(given_up(&self.disk, ErrorCode::ShuttingDown, "ended with the node"))
             }
         };
-        let started = match connected {
-            Ok(streams) => self.start(streams, interface).await,
+        let started = match prepared {
+            Ok((streams, memory)) => self.start(streams, memory, interface).await,
             Err(error) => Err(error),
         };
         if let Err(error) = started {
@@ -284,14 +288,10 @@ impl Attempt {
         self.node.dialer.dial(&self.peer, hello).await
     }
 
-    /// Hands the connections to the engine.
-    async fn start(
-        &self,
-        streams: PeerStreams,
-        interface: Option<InterfaceCounter>,
-    ) -> Result<(), ErrorBody> {
+    /// What the engine is to do.
+    fn options(&self) -> MigrationOptions {
         let flight = InFlight::of(&self.settings);
-        let options = MigrationOptions {
+        MigrationOptions {
             chunk_sectors: flight.chunk_sectors,
             busy_chunk_sectors: flight.busy_chunk_sectors,
             window_chunks: flight.window_chunks,
@@ -312,7 +312,38 @@ impl Attempt {
             },
             peer_timeout: PEER_TIMEOUT,
             migration: self.id,
+        }
+    }
+
+    /// Memory for the chunks, ready for use.
+    async fn memory(&self) -> Result<ChunkMemory, ErrorBody> {
+        let failed = |why: &dyn std::fmt::Display| {
+            ErrorBody::new(
+                ErrorCode::Internal,
+                format!(
+                    "cannot migrate disk {}: no memory for its chunks: {why}",
+                    self.disk.name
+                ),
+            )
+            .hint("ask for a smaller window")
         };
+        let engine = self
+            .disk
+            .engine()
+            .ok_or_else(|| failed(&"its engine has ended"))?;
+        let options = self.options();
+        blocking(move || engine.chunk_memory(&options))
+            .await?
+            .map_err(|error| failed(&error))
+    }
+
+    /// Hands the connections to the engine.
+    async fn start(
+        &self,
+        streams: PeerStreams,
+        memory: ChunkMemory,
+        interface: Option<InterfaceCounter>,
+    ) -> Result<(), ErrorBody> {
         let failed = |why: String| {
             ErrorBody::new(
                 ErrorCode::Conflict,
@@ -333,7 +364,7 @@ impl Attempt {
             // The request that waits for it may be gone.
             let _ = reply.send(result);
         };
-        engine.start_source(options, streams, interface, Box::new(reply));
+        engine.start_source(self.options(), memory, streams, interface, Box::new(reply));
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(failed(error.to_string())),

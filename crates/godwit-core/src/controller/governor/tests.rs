@@ -170,7 +170,10 @@ fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
 #[test]
 fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_stated() {
     let in_flight = |guest_rate| {
-        let mut governor = governor(|options| options.guest_rate = guest_rate);
+        let mut governor = governor(|options| {
+            options.guest_rate = guest_rate;
+            options.delayed_writes = false;
+        });
         for number in 1..=20 {
             governor.chunk_done(LIMIT);
             governor.spend(LEAST_RATE / 100, false);
