@@ -10,7 +10,7 @@ use super::ease::Ease;
 use super::flight::Flight;
 use super::hiccups::Hiccups;
 use super::pacer::Pacer;
-use super::throughput::{Shortage, Throughput};
+use super::throughput::{Finding, Shortage, Throughput};
 use super::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
 use crate::units::{Bytes, Time};
@@ -226,10 +226,14 @@ impl Governor {
             self.breached += u64::from(worst > target.limit);
             self.adjust(worst, target.limit, period);
         }
-        if let Some(throughput) = &mut self.throughput
-            && let Some(shortage) = throughput.count(now, self.answered, self.spent)
-        {
-            self.make_up_for(shortage);
+        let creeps = self.creeps();
+        if let Some(throughput) = &mut self.throughput {
+            match throughput.count(now, self.answered, self.spent, creeps) {
+                Some(Finding::Short(shortage)) => self.make_up_for(shortage),
+                // The rates at which it had too little say nothing any more.
+                Some(Finding::Saturates) => self.climb = Climb::new(),
+                None => {}
+            }
         }
         let least = self.least_rate();
         let least = if copying {

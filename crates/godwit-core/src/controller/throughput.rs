@@ -1,5 +1,9 @@
 //! Whether the guest gets as much done as before the migration. A latency far below what was promised
 //! can still be too long for a guest that waits for each answer before it asks for more.
+//!
+//! A guest that takes whatever the machine has can only get less while its disk moves, however slowly
+//! that goes: its double writes alone cost what its writes did. It loses least when that is soon over,
+//! so it is owed half of what it did, within the latency that it was promised.
 
 use core::time::Duration;
 
@@ -10,6 +14,13 @@ const WINDOW: Duration = Duration::from_millis(100);
 
 /// Less than this part of what it did before is too little.
 const ENOUGH: f64 = 0.97;
+
+/// The part of what it did before that a guest is owed that takes whatever there is.
+const OWED_IF_SATURATING: f64 = 0.5;
+
+/// As many windows on end with too little, although copies hardly move, are no stall: after one of
+/// those a guest catches up as soon as there is room.
+const SATURATING: u32 = 4;
 
 /// Weight of the last window in the average.
 const WEIGHT: f64 = 0.4;
@@ -26,11 +37,24 @@ pub(super) struct Shortage {
     pub(super) copied: u64,
 }
 
+/// What the end of a window showed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Finding {
+    /// The guest had too little.
+    Short(Shortage),
+    /// The guest takes whatever there is, and is owed less from now on.
+    Saturates,
+}
+
 /// Compares the guest's rate of requests with what it was.
 #[derive(Debug)]
 pub(super) struct Throughput {
-    /// Requests per second that the guest is owed.
+    /// Requests per second that the guest makes if nothing else goes on.
     reference: f64,
+    /// The part of them that it is owed.
+    owed: f64,
+    /// Windows on end with less than that although copies hardly moved.
+    in_vain: u32,
     average: f64,
     counted: u32,
     /// Bytes of copies and delayed writes in the window.
@@ -45,6 +69,8 @@ impl Throughput {
     pub(super) fn new(reference: u64, now: Time) -> Self {
         Self {
             reference: reference as f64,
+            owed: 1.0,
+            in_vain: 0,
             average: reference as f64,
             counted: 0,
             copied: 0,
@@ -58,9 +84,15 @@ impl Throughput {
         self.short_since.is_some()
     }
 
-    /// Adds answers, and bytes that copies and delayed writes took meanwhile. When a window ends with
-    /// them in which the guest had too little: what it lacked.
-    pub(super) fn count(&mut self, now: Time, answered: u32, copied: u64) -> Option<Shortage> {
+    /// Adds answers, and bytes that copies and delayed writes took meanwhile; `creeps` says whether
+    /// copies hardly move. What a window showed that ends with them, if there is anything to it.
+    pub(super) fn count(
+        &mut self,
+        now: Time,
+        answered: u32,
+        copied: u64,
+        creeps: bool,
+    ) -> Option<Finding> {
         self.counted += answered;
         self.copied += copied;
         let elapsed = now.since(self.window_began);
@@ -72,19 +104,30 @@ impl Throughput {
         (self.counted, self.copied) = (0, 0);
         self.window_began = now;
         self.average += (rate - self.average) * WEIGHT;
-        if self.average >= self.reference * ENOUGH {
+        let owed = self.reference * self.owed;
+        let lacks = rate < owed * ENOUGH;
+        self.in_vain = if lacks && creeps { self.in_vain + 1 } else { 0 };
+        if self.in_vain >= SATURATING && self.owed > OWED_IF_SATURATING {
+            self.owed = OWED_IF_SATURATING;
+            self.short_since = None;
+            return Some(Finding::Saturates);
+        }
+        if self.average >= owed * ENOUGH {
             self.short_since = None;
             return None;
         }
         let since = *self.short_since.get_or_insert(now);
         if now.since(since) >= PATIENCE {
             self.reference = self.average;
+            self.owed = 1.0;
             self.short_since = None;
         }
         // A guest that catches up after a stall needs no more room than it has.
-        (rate < self.reference * ENOUGH).then(|| Shortage {
-            lacked: 1.0 - rate / self.reference,
-            copied: copied as u64,
+        lacks.then(|| {
+            Finding::Short(Shortage {
+                lacked: 1.0 - rate / owed,
+                copied: copied as u64,
+            })
         })
     }
 }
@@ -98,8 +141,9 @@ mod tests {
     fn short(it: &mut Throughput, from: u32, windows: u32, rate: u32) -> usize {
         (from..from + windows)
             .filter(|number| {
-                it.count(Time(0).after(WINDOW * (number + 1)), rate / 10, 0)
-                    .is_some()
+                let now = Time(0).after(WINDOW * (number + 1));
+                let finding = it.count(now, rate / 10, 0, false);
+                matches!(finding, Some(Finding::Short(_)))
             })
             .count()
     }
@@ -114,16 +158,58 @@ mod tests {
         assert!(!it.is_short());
     }
 
+    fn lacked(finding: Option<Finding>) -> Shortage {
+        match finding {
+            Some(Finding::Short(shortage)) => shortage,
+            other => panic!("not short, but {other:?}"),
+        }
+    }
+
     #[test]
     fn what_is_lacked_and_what_copies_took_are_those_of_the_window() {
         let mut it = Throughput::new(10_000, Time(0));
-        assert_eq!(it.count(Time(0).after(WINDOW / 2), 500, 7_000_000), None);
-        let shortage = it.count(Time(0).after(WINDOW), 250, 3_000_000);
-        let shortage = shortage.expect("three quarters are not enough");
+        let half = Time(0).after(WINDOW / 2);
+        assert_eq!(it.count(half, 500, 7_000_000, false), None);
+        let shortage = lacked(it.count(Time(0).after(WINDOW), 250, 3_000_000, false));
         assert!((shortage.lacked - 0.25).abs() < 1e-9, "{shortage:?}");
         assert_eq!(shortage.copied, 100_000_000);
-        let next = it.count(Time(0).after(WINDOW * 2), 500, 0);
-        assert_eq!(next.map(|shortage| shortage.copied), Some(0));
+        let next = lacked(it.count(Time(0).after(WINDOW * 2), 500, 0, false));
+        assert_eq!(next.copied, 0);
+    }
+
+    /// What so many windows show in which the guest does `rate` requests a second while copies do or
+    /// do not hardly move.
+    fn findings(it: &mut Throughput, windows: u32, rate: u32, creeps: bool) -> Vec<Finding> {
+        let began = it.window_began;
+        (1..=windows)
+            .filter_map(|number| it.count(began.after(WINDOW * number), rate / 10, 0, creeps))
+            .collect()
+    }
+
+    #[test]
+    fn a_guest_that_never_has_enough_is_owed_half_once_that_is_known() {
+        let mut it = Throughput::new(10_000, Time(0));
+        let found = findings(&mut it, SATURATING, 8_000, true);
+        assert_eq!(found.last(), Some(&Finding::Saturates));
+        assert!(!it.is_short());
+        assert_eq!(findings(&mut it, 30, 5_000, false), []);
+        let found = findings(&mut it, 5, 2_500, false);
+        let shortage = lacked(found.last().copied());
+        assert!((shortage.lacked - 0.5).abs() < 1e-9, "{shortage:?}");
+        let mut it = Throughput::new(10_000, Time(0));
+        let found = findings(&mut it, SATURATING * 5, 8_000, false);
+        assert!(!found.contains(&Finding::Saturates), "copies went on");
+    }
+
+    #[test]
+    fn a_guest_that_catches_up_after_a_stall_is_still_owed_all_of_it() {
+        let mut it = Throughput::new(10_000, Time(0));
+        for _ in 0..5 {
+            let stalled = findings(&mut it, SATURATING - 1, 1_000, true);
+            assert!(!stalled.contains(&Finding::Saturates));
+            findings(&mut it, 6, 16_000, true);
+        }
+        assert!(!findings(&mut it, 10, 9_000, false).is_empty());
     }
 
     #[test]

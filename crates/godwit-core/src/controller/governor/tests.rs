@@ -102,12 +102,27 @@ fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
 #[test]
 fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
     let mut governor = governor(|options| options.guest_rate = Some(20_000));
-    for number in 1..=60 {
+    for number in 1..=40 {
         governor.spend(governor.rate / 100, false);
         period(&mut governor, number, LIMIT / 10);
     }
     // A period has 100 answers: half of what the guest did before.
     assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
+}
+
+#[test]
+fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
+    let rate = |worst| {
+        let mut governor = governor(|options| options.guest_rate = Some(20_000));
+        for number in 1..=200 {
+            governor.spend(governor.rate / 100, false);
+            let worst = if number < 100 { LIMIT / 10 } else { worst };
+            period(&mut governor, number, worst);
+        }
+        governor.rate
+    };
+    assert!(rate(LIMIT / 10) > FIRST_RATE * 100);
+    assert!(rate(LIMIT * 5) < FIRST_RATE * 2);
 }
 
 #[test]
