@@ -4,36 +4,15 @@
 
 #![no_main]
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
+use crate::tls::{TlsSettings, node_name};
 use godwit_block::tls::{Handshake, Session};
 use libfuzzer_sys::fuzz_target;
-use rustls::crypto::aws_lc_rs;
-use rustls::pki_types::{PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, RootCertStore, ServerConfig, version};
 
-static CONFIGS: LazyLock<(Arc<ClientConfig>, Arc<ServerConfig>)> = LazyLock::new(|| {
-    let own = rcgen::generate_simple_self_signed(["node".to_owned()]).expect("a certificate");
-    let certificate = own.cert.der().clone();
-    let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
-    let mut roots = RootCertStore::empty();
-    roots.add(certificate.clone()).expect("a root");
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[&version::TLS13])
-        .expect("versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let mut server = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&version::TLS13])
-        .expect("versions")
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)
-        .expect("they fit together");
-    client.enable_secret_extraction = true;
-    server.enable_secret_extraction = true;
-    (Arc::new(client), Arc::new(server))
-});
+// By its path: the rest of that crate needs far more than a fuzzer has.
+#[path = "../../crates/godwit-testkit/src/tls.rs"]
+mod tls;
 
 fuzz_target!(|data: &[u8]| {
     let [mode, step, bytes @ ..] = data else {
@@ -48,12 +27,11 @@ fuzz_target!(|data: &[u8]| {
 });
 
 fn client() -> Handshake {
-    let name = ServerName::try_from("node").expect("a name");
-    Handshake::client(Arc::clone(&CONFIGS.0), name).expect("a client")
+    Handshake::client(Arc::clone(&TlsSettings::shared().client), node_name()).expect("a client")
 }
 
 fn server() -> Handshake {
-    Handshake::server(Arc::clone(&CONFIGS.1)).expect("a server")
+    Handshake::server(Arc::clone(&TlsSettings::shared().server)).expect("a server")
 }
 
 fn fill(room: &mut [u8], bytes: &[u8]) -> usize {

@@ -12,6 +12,7 @@
 //!   server and drives virtqueues in it.
 //! - [`steady`] measures what a server of an image is worth.
 //! - [`idle_copy`] moves a disk that nobody uses, and copies it in other ways.
+//! - [`tls`] sets up two sides that trust each other.
 //! - [`watched`] follows a migration to its end.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
@@ -30,6 +31,7 @@ pub mod random;
 pub mod report;
 pub mod scenario;
 pub mod steady;
+pub mod tls;
 pub mod vhost_client;
 pub mod vm;
 pub mod watched;

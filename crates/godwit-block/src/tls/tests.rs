@@ -1,58 +1,15 @@
 //! Sessions of records against rustls' own, which follows the standard.
 
 use std::io::{Cursor, Read as _, Write as _};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
+use godwit_testkit::tls::{TlsSettings, node_name};
 use proptest::prelude::*;
-use rustls::crypto::{CryptoProvider, aws_lc_rs};
-use rustls::pki_types::{PrivateKeyDer, ServerName};
-use rustls::{
-    AlertDescription, ClientConfig, ClientConnection, Connection, Error, RootCertStore,
-    ServerConfig, ServerConnection, version,
-};
+use rustls::crypto::aws_lc_rs;
+use rustls::{AlertDescription, ClientConnection, Connection, Error, ServerConnection};
 
 use super::records::{LONGEST, OVERHEAD};
 use super::{Handshake, Session, TlsError};
-
-struct Configs {
-    client: Arc<ClientConfig>,
-    server: Arc<ServerConfig>,
-}
-
-fn configs(provider: CryptoProvider) -> Configs {
-    let key = rcgen::generate_simple_self_signed(["node".to_owned()]).expect("a certificate");
-    let private = PrivateKeyDer::Pkcs8(key.signing_key.serialize_der().into());
-    let certificate = key.cert.der().clone();
-    let mut roots = RootCertStore::empty();
-    roots.add(certificate.clone()).expect("a root");
-    let provider = Arc::new(provider);
-    let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
-        .with_protocol_versions(&[&version::TLS13])
-        .expect("versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let mut server = ServerConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&version::TLS13])
-        .expect("versions")
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], private)
-        .expect("a configuration");
-    client.enable_secret_extraction = true;
-    server.enable_secret_extraction = true;
-    Configs {
-        client: Arc::new(client),
-        server: Arc::new(server),
-    }
-}
-
-fn shared() -> &'static Configs {
-    static CONFIGS: OnceLock<Configs> = OnceLock::new();
-    CONFIGS.get_or_init(|| configs(aws_lc_rs::default_provider()))
-}
-
-fn node() -> ServerName<'static> {
-    ServerName::try_from("node").expect("a name")
-}
 
 /// Moves what `from` has to send; the bytes that `room` takes.
 fn pour(from: &[u8], room: &mut [u8]) -> usize {
@@ -66,9 +23,10 @@ fn finish(handshake: Handshake) -> Session {
 }
 
 /// Two sessions of records, connected with each other.
-fn pair(configs: &Configs) -> (Session, Session) {
-    let mut client = Handshake::client(Arc::clone(&configs.client), node()).expect("a client");
-    let mut server = Handshake::server(Arc::clone(&configs.server)).expect("a server");
+fn pair(settings: &TlsSettings) -> (Session, Session) {
+    let mut client =
+        Handshake::client(Arc::clone(&settings.client), node_name()).expect("a client");
+    let mut server = Handshake::server(Arc::clone(&settings.server)).expect("a server");
     let (mut client_done, mut server_done) = (false, false);
     while !(client_done && server_done && client.to_send().is_empty()) {
         client_done = client.advance().expect("the client's side");
@@ -85,14 +43,15 @@ fn pair(configs: &Configs) -> (Session, Session) {
 
 /// A session of records whose other side is rustls, which is the client or the server.
 fn against_rustls(rustls_connects: bool) -> (Session, Connection) {
-    let configs = shared();
+    let settings = TlsSettings::shared();
     let (mut ours, mut theirs) = if rustls_connects {
-        let client = ClientConnection::new(Arc::clone(&configs.client), node()).expect("a client");
-        let ours = Handshake::server(Arc::clone(&configs.server)).expect("a server");
+        let client =
+            ClientConnection::new(Arc::clone(&settings.client), node_name()).expect("a client");
+        let ours = Handshake::server(Arc::clone(&settings.server)).expect("a server");
         (ours, Connection::from(client))
     } else {
-        let server = ServerConnection::new(Arc::clone(&configs.server)).expect("a server");
-        let ours = Handshake::client(Arc::clone(&configs.client), node()).expect("a client");
+        let server = ServerConnection::new(Arc::clone(&settings.server)).expect("a server");
+        let ours = Handshake::client(Arc::clone(&settings.client), node_name()).expect("a client");
         (ours, Connection::from(server))
     };
     theirs.set_buffer_limit(None);
@@ -207,7 +166,7 @@ fn rustls_reads_what_a_session_writes_and_the_reverse() {
         }
         ours.close();
         assert!(ours.wants_send());
-        assert_eq!(to_rustls(&mut ours, &mut theirs), []);
+        assert!(to_rustls(&mut ours, &mut theirs).is_empty());
         assert!(!ours.wants_send(), "the end is told once");
         assert_eq!(theirs.reader().read(&mut [0; 8]).expect("a clean end"), 0);
         theirs.send_close_notify();
@@ -226,7 +185,7 @@ fn every_cipher_of_the_standard_works() {
         }
         let mut provider = aws_lc_rs::default_provider();
         provider.cipher_suites.retain(|own| own == suite);
-        let (mut client, mut server) = pair(&configs(provider));
+        let (mut client, mut server) = pair(&TlsSettings::new(provider));
         let sent = data(100_000);
         assert!(
             send_all(&mut client, &mut server, &sent, 5000, 1 << 20) == sent,
@@ -241,9 +200,10 @@ fn every_cipher_of_the_standard_works() {
 
 #[test]
 fn data_that_follows_the_handshake_at_once_is_not_lost() {
-    let configs = shared();
-    let mut client = Handshake::client(Arc::clone(&configs.client), node()).expect("a client");
-    let mut server = Handshake::server(Arc::clone(&configs.server)).expect("a server");
+    let settings = TlsSettings::shared();
+    let mut client =
+        Handshake::client(Arc::clone(&settings.client), node_name()).expect("a client");
+    let mut server = Handshake::server(Arc::clone(&settings.server)).expect("a server");
     assert!(!client.advance().expect("the client's side"));
     let count = pour(client.to_send(), server.room_mut());
     client.sent(count);
@@ -307,7 +267,7 @@ fn keys_change_when_they_are_used_up_and_when_the_other_side_asks() {
 
 /// The error that a session's reader gets once `change` has been at what the other side sent.
 fn read_changed(change: impl FnOnce(&mut Vec<u8>)) -> Error {
-    let (mut client, mut server) = pair(shared());
+    let (mut client, mut server) = pair(TlsSettings::shared());
     client.write(&data(1000)).expect("room");
     let mut ciphertext = client.to_send().expect("ciphertext").to_vec();
     change(&mut ciphertext);
@@ -353,7 +313,7 @@ fn hostile_records_end_the_session() {
 
 /// The error that one message of a given type causes.
 fn read_message(kind: u8, message: &[u8]) -> Result<Vec<u8>, TlsError> {
-    let (mut client, mut server) = pair(shared());
+    let (mut client, mut server) = pair(TlsSettings::shared());
     server.write_record(message, kind);
     server.write(b"after").expect("room");
     let count = pour(server.to_send().expect("ciphertext"), client.room_mut());
@@ -421,7 +381,7 @@ fn padding_is_not_data() {
 
 #[test]
 fn a_flood_of_new_keys_ends_the_session() {
-    let (mut client, mut server) = pair(shared());
+    let (mut client, mut server) = pair(TlsSettings::shared());
     for _ in 0..32 {
         server.change_key();
     }
@@ -437,9 +397,11 @@ fn a_flood_of_new_keys_ends_the_session() {
 
 #[test]
 fn a_handshake_that_fails_says_why_to_the_other_side() {
-    let stranger = configs(aws_lc_rs::default_provider());
-    let mut client = Handshake::client(Arc::clone(&stranger.client), node()).expect("a client");
-    let mut server = Handshake::server(Arc::clone(&shared().server)).expect("a server");
+    let stranger = TlsSettings::new(aws_lc_rs::default_provider());
+    let mut client =
+        Handshake::client(Arc::clone(&stranger.client), node_name()).expect("a client");
+    let mut server =
+        Handshake::server(Arc::clone(&TlsSettings::shared().server)).expect("a server");
     assert!(!client.advance().expect("the client's side"));
     let count = pour(client.to_send(), server.room_mut());
     client.sent(count);
@@ -461,7 +423,7 @@ fn a_handshake_that_fails_says_why_to_the_other_side() {
         "{error}"
     );
     assert!(
-        Handshake::client(Arc::clone(&shared().client), node())
+        Handshake::client(Arc::clone(&TlsSettings::shared().client), node_name())
             .expect("a client")
             .finish()
             .is_err()
@@ -470,19 +432,19 @@ fn a_handshake_that_fails_says_why_to_the_other_side() {
 
 #[test]
 fn hostile_handshakes_are_errors() {
-    let configs = shared();
+    let settings = TlsSettings::shared();
     for bytes in [
         vec![0; 64],
         vec![0xff; 4096],
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ] {
-        let mut server = Handshake::server(Arc::clone(&configs.server)).expect("a server");
+        let mut server = Handshake::server(Arc::clone(&settings.server)).expect("a server");
         let count = pour(&bytes, server.room_mut());
         server.received(count);
         assert!(server.advance().is_err());
     }
     // A message that never ends.
-    let mut server = Handshake::server(Arc::clone(&configs.server)).expect("a server");
+    let mut server = Handshake::server(Arc::clone(&settings.server)).expect("a server");
     let record = [
         &[22, 3, 1, 0x40, 0, 1, 0xff, 0xff, 0xff][..],
         &[7; LONGEST - 4],
@@ -510,7 +472,7 @@ proptest! {
         step in prop_oneof![1_usize..100, 100_usize..100_000],
         most_sealed in 1_u64..20,
     ) {
-        let (mut client, mut server) = pair(shared());
+        let (mut client, mut server) = pair(TlsSettings::shared());
         client.limit_key(most_sealed);
         for length in writes {
             let length = if packet < 100 { length / 20 + 1 } else { length };

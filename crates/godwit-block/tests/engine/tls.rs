@@ -3,54 +3,20 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use godwit_block::engine::{ClientStream, PeerStream, PeerStreams};
 use godwit_block::tls::{Handshake, Session};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{AbortReason, Event};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
+use godwit_testkit::tls::{TlsSettings, node_name};
+use rustls::{ClientConnection, ServerConnection};
 
 use crate::migrate::{load_and_move, start};
 use crate::pause::pause_and_move;
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
-
-struct Configs {
-    client: Arc<ClientConfig>,
-    server: Arc<ServerConfig>,
-}
-
-fn configs() -> &'static Configs {
-    static CONFIGS: OnceLock<Configs> = OnceLock::new();
-    CONFIGS.get_or_init(|| {
-        let key = rcgen::generate_simple_self_signed(["node".to_owned()]).expect("a certificate");
-        let certificate: CertificateDer<'static> = key.cert.der().clone();
-        let private = PrivateKeyDer::Pkcs8(key.signing_key.serialize_der().into());
-        let mut roots = RootCertStore::empty();
-        roots.add(certificate.clone()).expect("a root");
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .expect("versions")
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        let mut server = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .expect("versions")
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate], private)
-            .expect("a configuration");
-        client.enable_secret_extraction = true;
-        server.enable_secret_extraction = true;
-        Configs {
-            client: Arc::new(client),
-            server: Arc::new(server),
-        }
-    })
-}
 
 /// Performs a handshake between nodes.
 fn shake_hands(mut socket: TcpStream, mut handshake: Handshake) -> PeerStream {
@@ -71,9 +37,9 @@ fn shake_hands(mut socket: TcpStream, mut handshake: Handshake) -> PeerStream {
 /// A connection between nodes.
 fn peer_pair() -> (PeerStream, PeerStream) {
     let (ours, theirs) = tcp_pair();
-    let name = ServerName::try_from("node").expect("a name");
-    let client = Handshake::client(Arc::clone(&configs().client), name).expect("a client");
-    let server = Handshake::server(Arc::clone(&configs().server)).expect("a server");
+    let client = Handshake::client(Arc::clone(&TlsSettings::shared().client), node_name())
+        .expect("a client");
+    let server = Handshake::server(Arc::clone(&TlsSettings::shared().server)).expect("a server");
     let accepting = std::thread::spawn(move || shake_hands(theirs, server));
     let ours = shake_hands(ours, client);
     (ours, accepting.join().expect("the server"))
@@ -101,9 +67,10 @@ fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
 /// A client of the disk, whose TLS is rustls' at both ends.
 fn attach(engine: &TestEngine) -> (Client, TcpStream) {
     let (mut ours, mut theirs) = tcp_pair();
-    let name = ServerName::try_from("node").expect("a name");
-    let mut client = ClientConnection::new(Arc::clone(&configs().client), name).expect("a client");
-    let mut server = ServerConnection::new(Arc::clone(&configs().server)).expect("a server");
+    let mut client = ClientConnection::new(Arc::clone(&TlsSettings::shared().client), node_name())
+        .expect("a client");
+    let mut server =
+        ServerConnection::new(Arc::clone(&TlsSettings::shared().server)).expect("a server");
     let accepting = std::thread::spawn(move || {
         while server.is_handshaking() || server.wants_write() {
             server

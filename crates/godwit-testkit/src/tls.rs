@@ -1,0 +1,68 @@
+//! TLS settings of two nodes that trust one certificate, made up on the spot.
+
+use std::sync::{Arc, OnceLock};
+
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
+use rustls::pki_types::{PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, RootCertStore, ServerConfig, version};
+
+/// What each side of a connection is set up with: TLS 1.3, and secrets that a session of records may
+/// take over.
+#[derive(Debug)]
+pub struct TlsSettings {
+    /// Trusts the other side's certificate.
+    pub client: Arc<ClientConfig>,
+    /// Asks for no certificate.
+    pub server: Arc<ServerConfig>,
+}
+
+impl TlsSettings {
+    /// Settings with a certificate of their own for [`node_name`].
+    ///
+    /// # Panics
+    /// The provider makes no certificate, or knows no cipher of TLS 1.3.
+    pub fn new(provider: CryptoProvider) -> Self {
+        let own = rcgen::generate_simple_self_signed([NODE.to_owned()]).expect("a certificate");
+        let certificate = own.cert.der().clone();
+        let key = PrivateKeyDer::Pkcs8(own.signing_key.serialize_der().into());
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.clone()).expect("a root");
+        let provider = Arc::new(provider);
+        let mut client = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_protocol_versions(&[&version::TLS13])
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let mut server = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&version::TLS13])
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .expect("they fit together");
+        client.enable_secret_extraction = true;
+        server.enable_secret_extraction = true;
+        Self {
+            client: Arc::new(client),
+            server: Arc::new(server),
+        }
+    }
+
+    /// The same settings each time, with the usual ciphers.
+    ///
+    /// # Panics
+    /// As [`Self::new`].
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<TlsSettings> = OnceLock::new();
+        SHARED.get_or_init(|| Self::new(aws_lc_rs::default_provider()))
+    }
+}
+
+const NODE: &str = "node";
+
+/// Whom the certificate names.
+///
+/// # Panics
+/// Never: it is a valid name.
+pub fn node_name() -> ServerName<'static> {
+    ServerName::try_from(NODE).expect("a name")
+}
