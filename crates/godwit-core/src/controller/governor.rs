@@ -226,9 +226,9 @@ impl Governor {
             self.breached += u64::from(worst > target.limit);
             self.adjust(worst, target.limit, period);
         }
-        let creeps = self.creeps();
+        let crawl = self.creeps().then(|| self.least_rate());
         if let Some(throughput) = &mut self.throughput {
-            match throughput.count(now, self.answered, self.spent, creeps) {
+            match throughput.count(now, self.answered, self.spent, crawl) {
                 Some(Finding::Short(shortage)) => self.make_up_for(shortage),
                 // The rates at which it had too little say nothing any more.
                 Some(Finding::Saturates) => self.climb = Climb::new(),

@@ -20,7 +20,7 @@ const ENOUGH: f64 = 0.97;
 const OWED_IF_SATURATING: f64 = 0.25;
 
 /// As many windows on end with too little, although copies hardly move, are no stall: after one of
-/// those a guest catches up as soon as there is room.
+/// those a guest catches up as soon as there is room. As many with enough tell that it was one.
 const SATURATING: u32 = 4;
 
 /// Weight of the last window in the average.
@@ -54,8 +54,9 @@ pub(super) struct Throughput {
     reference: f64,
     /// The part of them that it is owed.
     owed: f64,
-    /// Windows on end with less than that although copies hardly moved.
-    in_vain: u32,
+    /// Windows on end that speak against what it is owed: with too little although copies hardly
+    /// moved, or with all that it did before although it is owed a part of it.
+    against: u32,
     average: f64,
     counted: u32,
     /// Bytes of copies and delayed writes in the window.
@@ -71,7 +72,7 @@ impl Throughput {
         Self {
             reference: reference as f64,
             owed: 1.0,
-            in_vain: 0,
+            against: 0,
             average: reference as f64,
             counted: 0,
             copied: 0,
@@ -85,14 +86,15 @@ impl Throughput {
         self.short_since.is_some()
     }
 
-    /// Adds answers, and bytes that copies and delayed writes took meanwhile; `creeps` says whether
-    /// copies hardly move. What a window showed that ends with them, if there is anything to it.
+    /// Adds answers, and bytes that copies and delayed writes took meanwhile; `crawl` is the pace in
+    /// bytes per second below which they do not go, if they are held to it. What a window showed that
+    /// ends with them, if there is anything to it.
     pub(super) fn count(
         &mut self,
         now: Time,
         answered: u32,
         copied: u64,
-        creeps: bool,
+        crawl: Option<u64>,
     ) -> Option<Finding> {
         self.counted += answered;
         self.copied += copied;
@@ -107,11 +109,20 @@ impl Throughput {
         self.average += (rate - self.average) * WEIGHT;
         let owed = self.reference * self.owed;
         let lacks = rate < owed * ENOUGH;
-        self.in_vain = if lacks && creeps { self.in_vain + 1 } else { 0 };
-        if self.in_vain >= SATURATING && self.owed > OWED_IF_SATURATING {
-            self.owed = OWED_IF_SATURATING;
+        let saturating = self.owed < 1.0;
+        // Where a link or a pause holds copies back, the guest may wait for that, too.
+        let crawls = crawl.is_some_and(|pace| copied * 2.0 >= pace as f64);
+        let against = if saturating {
+            rate >= self.reference * ENOUGH
+        } else {
+            lacks && crawls
+        };
+        self.against = if against { self.against + 1 } else { 0 };
+        if self.against >= SATURATING {
+            self.against = 0;
             self.short_since = None;
-            return Some(Finding::Saturates);
+            self.owed = if saturating { 1.0 } else { OWED_IF_SATURATING };
+            return (!saturating).then_some(Finding::Saturates);
         }
         if self.average >= owed * ENOUGH {
             self.short_since = None;
@@ -143,7 +154,7 @@ mod tests {
         (from..from + windows)
             .filter(|number| {
                 let now = Time(0).after(WINDOW * (number + 1));
-                let finding = it.count(now, rate / 10, 0, false);
+                let finding = it.count(now, rate / 10, 0, None);
                 matches!(finding, Some(Finding::Short(_)))
             })
             .count()
@@ -170,47 +181,67 @@ mod tests {
     fn what_is_lacked_and_what_copies_took_are_those_of_the_window() {
         let mut it = Throughput::new(10_000, Time(0));
         let half = Time(0).after(WINDOW / 2);
-        assert_eq!(it.count(half, 500, 7_000_000, false), None);
-        let shortage = lacked(it.count(Time(0).after(WINDOW), 250, 3_000_000, false));
+        assert_eq!(it.count(half, 500, 7_000_000, None), None);
+        let shortage = lacked(it.count(Time(0).after(WINDOW), 250, 3_000_000, None));
         assert!((shortage.lacked - 0.25).abs() < 1e-9, "{shortage:?}");
         assert_eq!(shortage.copied, 100_000_000);
-        let next = lacked(it.count(Time(0).after(WINDOW * 2), 500, 0, false));
+        let next = lacked(it.count(Time(0).after(WINDOW * 2), 500, 0, None));
         assert_eq!(next.copied, 0);
     }
 
-    /// What so many windows show in which the guest does `rate` requests a second while copies do or
-    /// do not hardly move.
-    fn findings(it: &mut Throughput, windows: u32, rate: u32, creeps: bool) -> Vec<Finding> {
+    const CRAWL: Option<u64> = Some(50_000_000);
+
+    /// What so many windows show in which the guest does `rate` requests a second, copies go at 40
+    /// MB/s, and perhaps no slower than `crawl`.
+    fn findings(it: &mut Throughput, windows: u32, rate: u32, crawl: Option<u64>) -> Vec<Finding> {
         let began = it.window_began;
-        (1..=windows)
-            .filter_map(|number| it.count(began.after(WINDOW * number), rate / 10, 0, creeps))
-            .collect()
+        let window = |number| {
+            let now = began.after(WINDOW * number);
+            it.count(now, rate / 10, 4_000_000, crawl)
+        };
+        (1..=windows).filter_map(window).collect()
     }
 
     #[test]
     fn a_guest_that_never_has_enough_is_owed_a_quarter_once_that_is_known() {
         let mut it = Throughput::new(10_000, Time(0));
-        let found = findings(&mut it, SATURATING, 8_000, true);
+        let found = findings(&mut it, SATURATING, 8_000, CRAWL);
         assert_eq!(found.last(), Some(&Finding::Saturates));
         assert!(!it.is_short());
-        assert_eq!(findings(&mut it, 30, 2_500, false), []);
-        let found = findings(&mut it, 5, 1_250, false);
+        assert_eq!(findings(&mut it, 30, 2_500, None), []);
+        let found = findings(&mut it, 5, 1_250, None);
         let shortage = lacked(found.last().copied());
         assert!((shortage.lacked - 0.5).abs() < 1e-9, "{shortage:?}");
+    }
+
+    #[test]
+    fn a_guest_has_too_little_for_reasons_of_its_own_only_while_copies_crawl() {
+        for crawl in [None, Some(90_000_000)] {
+            let mut it = Throughput::new(10_000, Time(0));
+            let found = findings(&mut it, SATURATING * 5, 8_000, crawl);
+            assert!(!found.contains(&Finding::Saturates), "{crawl:?}");
+        }
+    }
+
+    #[test]
+    fn a_guest_that_has_enough_again_is_owed_all_of_it() {
         let mut it = Throughput::new(10_000, Time(0));
-        let found = findings(&mut it, SATURATING * 5, 8_000, false);
-        assert!(!found.contains(&Finding::Saturates), "copies went on");
+        findings(&mut it, SATURATING, 8_000, CRAWL);
+        assert_eq!(findings(&mut it, SATURATING, 10_000, None), []);
+        let found = findings(&mut it, 5, 8_000, None);
+        let shortage = lacked(found.last().copied());
+        assert!((shortage.lacked - 0.2).abs() < 1e-9, "{shortage:?}");
     }
 
     #[test]
     fn a_guest_that_catches_up_after_a_stall_is_still_owed_all_of_it() {
         let mut it = Throughput::new(10_000, Time(0));
         for _ in 0..5 {
-            let stalled = findings(&mut it, SATURATING - 1, 1_000, true);
+            let stalled = findings(&mut it, SATURATING - 1, 1_000, CRAWL);
             assert!(!stalled.contains(&Finding::Saturates));
-            findings(&mut it, 6, 16_000, true);
+            findings(&mut it, 6, 16_000, CRAWL);
         }
-        assert!(!findings(&mut it, 10, 9_000, false).is_empty());
+        assert!(!findings(&mut it, 10, 9_000, None).is_empty());
     }
 
     #[test]
