@@ -94,6 +94,21 @@ impl Mapping {
         });
     }
 
+    /// Gives all of it back to the system: it is zeroed, and committed anew as it is touched. Nobody
+    /// may use it meanwhile.
+    fn decommit(&mut self) {
+        self.committing = None;
+        // SAFETY: the advice is about this mapping alone, and the caller sees to it that nobody reads
+        // or writes what it holds. A failure leaves it committed, which harms nothing.
+        let _ = unsafe {
+            madvise(
+                self.base.as_ptr().cast(),
+                self.length,
+                Advice::LinuxDontNeed,
+            )
+        };
+    }
+
     /// The address of the byte at `offset`, which must lie within.
     pub(crate) fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.length, "an address outside of its mapping");
@@ -294,6 +309,15 @@ impl Arena {
         self.memory.commit_in_background(length);
     }
 
+    /// Gives the memory back to the system if no block is in use; it is committed anew as it is used.
+    pub(crate) fn decommit(&mut self) {
+        let whole = (ORDERS - 1) as u8;
+        let unused = |page: &Link| page.free == whole;
+        if self.links.iter().step_by(LARGEST / SMALLEST).all(unused) {
+            self.memory.decommit();
+        }
+    }
+
     /// A block of at least `length` bytes; `None` when none is free or it is longer than 32 MiB.
     pub(crate) fn allocate(&mut self, length: usize) -> Option<Block> {
         let wanted = length
@@ -433,6 +457,22 @@ mod tests {
         assert_eq!(committed(&mapping), mapping.length());
         // SAFETY: as above; the mapping is initialised from its beginning.
         assert_eq!(unsafe { mapping.at(HUGE).read() }, 7);
+    }
+
+    #[test]
+    fn memory_is_given_back_only_when_no_block_is_in_use() {
+        let mut arena = Arena::new(2 * LARGEST).expect("memory");
+        for _ in 0..2 {
+            arena.commit_in_background(HUGE);
+            let block = arena.allocate(SMALLEST).expect("a block");
+            // SAFETY: the block is in use by nobody else.
+            unsafe { arena.address(&block).write(7) };
+            arena.decommit();
+            assert!(committed(&arena.memory) > 0, "a block is in use");
+            arena.free(block);
+            arena.decommit();
+            assert_eq!(committed(&arena.memory), 0);
+        }
     }
 
     #[test]

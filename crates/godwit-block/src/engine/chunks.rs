@@ -97,6 +97,14 @@ impl Chunks {
         }
     }
 
+    /// Lets go of the memory, unless something is still being read into it. What frames still send of
+    /// it goes when they do.
+    pub(super) fn let_go(&mut self) {
+        if !self.is_reading() {
+            *self = Self::default();
+        }
+    }
+
     /// The address of a slot's buffer and what keeps it mapped; `None` when there is none of at
     /// least `length` bytes.
     pub(super) fn buffer(&self, slot: ChunkSlot, length: usize) -> Option<(*mut u8, Rc<Mapping>)> {

@@ -15,7 +15,8 @@ pub struct EngineConfig {
     /// Sizes of the controller's tables. Requests are raised to at least 64.
     pub limits: Limits,
     /// Memory for the data of requests in flight, raised to at least 96 MiB so that the longest
-    /// request fits in each of its parts. Address space, committed only as it is used.
+    /// request fits in each of its parts. Address space, committed as it is used; a quarter at once
+    /// when the disk arrives in a migration, until that is over.
     pub memory: Bytes,
     /// NBD clients attached at once.
     pub max_clients: u32,

@@ -329,7 +329,8 @@ impl Engine {
         self.resolving.retain(|(id, _)| *id != migration);
     }
 
-    /// Closes what a migration's end left open. True while something is left.
+    /// Closes what a migration's end left open, and gives its memory back. True while something is
+    /// left.
     pub(super) fn retire_old(&mut self) -> bool {
         let now = self.now;
         if self
@@ -338,6 +339,8 @@ impl Engine {
             .is_some_and(|links| links.retire_at.is_some_and(|at| at <= now))
         {
             self.retire();
+            self.chunks.let_go();
+            self.slots.decommit_copies();
         }
         while let Some(at) = self.decided.iter().position(|(at, ..)| *at <= now) {
             let (_, _, key) = self.decided.swap_remove(at);

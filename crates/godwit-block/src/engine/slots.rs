@@ -142,6 +142,11 @@ impl Slots {
         }
     }
 
+    /// Gives back what copies arrived in, unless some are still being written.
+    pub(super) fn decommit_copies(&mut self) {
+        self.pools[Class::Copy as usize].arena.decommit();
+    }
+
     /// A slot with a buffer of `length` bytes (none when zero), busy from now on. `None` when the
     /// class has no tag or memory left, or others wait for it already and `waited` is false.
     pub(super) fn take(
