@@ -279,9 +279,10 @@ impl Governor {
     }
 
     /// Copies take less than they did while the guest had too little: by twice the part that it
-    /// lacked, so that it can catch up.
+    /// lacked, so that it can catch up. Where copies stood still like the guest, both waited for the
+    /// disk.
     fn make_up_for(&mut self, shortage: Shortage) {
-        if !self.creeps() {
+        if !self.creeps() && shortage.copied > 0 {
             // Far below what they might have taken, copies are not what the guest was short of.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
             self.climb.yielded(took);

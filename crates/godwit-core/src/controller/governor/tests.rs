@@ -201,6 +201,26 @@ fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_st
 }
 
 #[test]
+fn copies_give_way_once_when_everything_stands_still_for_a_moment() {
+    let mut governor = governor(|options| options.guest_rate = Some(10_000));
+    for number in 1..=45 {
+        governor.spend(governor.rate / 100, false);
+        period(&mut governor, number, LIMIT / 4);
+    }
+    let before = governor.rate;
+    for number in 46..=85 {
+        let period = Period {
+            oldest: SAMPLING * (number - 45),
+            copying: true,
+            ..Period::default()
+        };
+        governor.sample(Time(0).after(SAMPLING * number), &period);
+    }
+    assert!(governor.rate < before / 2, "{} {before}", governor.rate);
+    assert!(governor.rate > before / 10, "{} {before}", governor.rate);
+}
+
+#[test]
 fn a_machine_that_stays_the_same_is_used_well_and_seldom_too_much() {
     const BEARABLE: u64 = 300 << 20;
     let mut governor = governor(|_| {});
