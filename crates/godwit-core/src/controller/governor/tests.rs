@@ -1,3 +1,5 @@
+use core::ops::RangeInclusive;
+
 use super::*;
 use crate::units::MigrationId;
 
@@ -27,13 +29,18 @@ fn period(governor: &mut Governor, number: u32, worst: Duration) {
     governor.sample(now, &period);
 }
 
+/// Such periods in which copies take all that they may.
+fn busy_periods(governor: &mut Governor, numbers: RangeInclusive<u32>, worst: Duration) {
+    for number in numbers {
+        governor.spend(governor.rate / 100, false);
+        period(governor, number, worst);
+    }
+}
+
 #[test]
 fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
     let mut governor = governor(|_| {});
-    for number in 1..=50 {
-        governor.spend(governor.rate / 100, false);
-        period(&mut governor, number, LIMIT / 4);
-    }
+    busy_periods(&mut governor, 1..=50, LIMIT / 4);
     let fast = governor.rate;
     assert!(fast > FIRST_RATE * 10, "{fast}");
     for number in 51..=60 {
@@ -102,10 +109,7 @@ fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
 #[test]
 fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
     let mut governor = governor(|options| options.guest_rate = Some(20_000));
-    for number in 1..=40 {
-        governor.spend(governor.rate / 100, false);
-        period(&mut governor, number, LIMIT / 10);
-    }
+    busy_periods(&mut governor, 1..=40, LIMIT / 10);
     // A period has 100 answers: half of what the guest did before.
     assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
 }
@@ -114,11 +118,8 @@ fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
 fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
     let rate = |worst| {
         let mut governor = governor(|options| options.guest_rate = Some(20_000));
-        for number in 1..=200 {
-            governor.spend(governor.rate / 100, false);
-            let worst = if number < 100 { LIMIT / 10 } else { worst };
-            period(&mut governor, number, worst);
-        }
+        busy_periods(&mut governor, 1..=99, LIMIT / 10);
+        busy_periods(&mut governor, 100..=200, worst);
         governor.rate
     };
     assert!(rate(LIMIT / 10) > FIRST_RATE * 100);
@@ -128,10 +129,7 @@ fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
 #[test]
 fn a_guest_that_gets_less_done_has_room_after_one_window() {
     let mut governor = governor(|options| options.guest_rate = Some(10_000));
-    for number in 1..=50 {
-        governor.spend(governor.rate / 100, false);
-        period(&mut governor, number, LIMIT / 10);
-    }
+    busy_periods(&mut governor, 1..=50, LIMIT / 10);
     // Copies take little more than half of what they may, and the guest gets three quarters done.
     let took = governor.rate / 100 * 6 / 10;
     for number in 51..=60 {
@@ -203,10 +201,7 @@ fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_st
 #[test]
 fn copies_give_way_once_when_everything_stands_still_for_a_moment() {
     let mut governor = governor(|options| options.guest_rate = Some(10_000));
-    for number in 1..=45 {
-        governor.spend(governor.rate / 100, false);
-        period(&mut governor, number, LIMIT / 4);
-    }
+    busy_periods(&mut governor, 1..=45, LIMIT / 4);
     let before = governor.rate;
     for number in 46..=85 {
         let period = Period {

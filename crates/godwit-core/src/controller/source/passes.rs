@@ -219,6 +219,9 @@ impl Controller {
             return;
         }
         for at in 0..source.window.len() {
+            let Some(source) = &mut self.source else {
+                return;
+            };
             let Some((slot, extent)) = source.window.quiescing_at(at, extent) else {
                 continue;
             };
@@ -232,11 +235,9 @@ impl Controller {
             );
             if reads
                 && source.lets_writes_through()
-                && let Some(mut waiters) = source.unlock(extent)
+                && let Some(waiters) = source.unlock(extent)
             {
-                while let Some(tag) = self.slots.pop(&mut waiters) {
-                    self.ready.push_back(tag);
-                }
+                self.wake(waiters);
             }
         }
     }
