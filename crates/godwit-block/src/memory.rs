@@ -61,9 +61,7 @@ impl Mapping {
     /// Commits all of it now, so that nobody waits for that who uses it: with huge pages, each 2 MiB
     /// can take milliseconds.
     pub(crate) fn commit(&self) {
-        for offset in (0..self.length).step_by(HUGE) {
-            commit_piece(self.at(offset), HUGE.min(self.length - offset));
-        }
+        commit_piece(self.at(0), self.length);
     }
 
     /// Commits the first `length` bytes on a thread of their own, while the memory may be in use.

@@ -182,10 +182,7 @@ impl Attempt {
         (capacity, record): (Sectors, AuthorityRecord),
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
-        let prepare = async {
-            let (streams, memory) = tokio::join!(self.connect(capacity, record), self.memory());
-            Ok((streams?, memory?))
-        };
+        let prepare = async { tokio::try_join!(self.connect(capacity, record), self.memory()) };
         let prepared = tokio::select! {
             prepared = prepare => prepared,
             () = cancelled.notified() => {
@@ -317,24 +314,24 @@ impl Attempt {
 
     /// Memory for the chunks, ready for use.
     async fn memory(&self) -> Result<ChunkMemory, ErrorBody> {
-        let failed = |why: &dyn std::fmt::Display| {
-            ErrorBody::new(
-                ErrorCode::Internal,
-                format!(
-                    "cannot migrate disk {}: no memory for its chunks: {why}",
-                    self.disk.name
-                ),
-            )
-            .hint("ask for a smaller window")
-        };
-        let engine = self
-            .disk
-            .engine()
-            .ok_or_else(|| failed(&"its engine has ended"))?;
+        let engine = self.disk.engine().ok_or_else(|| self.engine_ended())?;
         let options = self.options();
         blocking(move || engine.chunk_memory(&options))
             .await?
-            .map_err(|error| failed(&error))
+            .map_err(|error| {
+                let disk = &self.disk.name;
+                let text = format!("cannot migrate disk {disk}: no memory for its chunks: {error}");
+                ErrorBody::new(ErrorCode::Internal, text).hint("ask for a smaller window")
+            })
+    }
+
+    fn failed(&self, why: &dyn std::fmt::Display) -> ErrorBody {
+        let text = format!("cannot migrate disk {}: {why}", self.disk.name);
+        ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit disk show'")
+    }
+
+    fn engine_ended(&self) -> ErrorBody {
+        self.failed(&"its engine has ended")
     }
 
     /// Hands the connections to the engine.
@@ -344,13 +341,6 @@ impl Attempt {
         memory: ChunkMemory,
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
-        let failed = |why: String| {
-            ErrorBody::new(
-                ErrorCode::Conflict,
-                format!("cannot migrate disk {}: {why}", self.disk.name),
-            )
-            .hint("see 'godwit disk show'")
-        };
         let engine = {
             let mut inner = self.disk.lock();
             // Stored together with the record that gives the disk away.
@@ -358,7 +348,7 @@ impl Attempt {
             inner.group.clone_from(&self.group);
             inner.engine.as_ref().map(|engine| engine.handle.clone())
         }
-        .ok_or_else(|| failed(String::from("its engine has ended")))?;
+        .ok_or_else(|| self.engine_ended())?;
         let (reply, answer) = oneshot::channel();
         let reply = move |result| {
             // The request that waits for it may be gone.
@@ -367,8 +357,8 @@ impl Attempt {
         engine.start_source(self.options(), memory, streams, interface, Box::new(reply));
         match answer.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(failed(error.to_string())),
-            Err(_) => Err(failed(String::from("its engine has ended"))),
+            Ok(Err(error)) => Err(self.failed(&error)),
+            Err(_) => Err(self.engine_ended()),
         }
     }
 }
