@@ -3,6 +3,16 @@
 /// After as many sampling periods without one, a strained period is not one more of those before.
 const CALM: u32 = 15;
 
+/// The part of itself by which a rate rises in a period: while nothing is known, below half of what
+/// strained the guest, elsewhere far from it, and near it.
+const FIRST: u64 = 4;
+const FAR_BELOW: u64 = 16;
+const FAR: u64 = 64;
+const NEAR: u64 = 1024;
+
+/// In as many periods without a strained one, half of what is known of a rate is forgotten.
+const FORGET: u32 = 50;
+
 /// What is known of the rates that the guest bore and did not bear.
 #[derive(Debug)]
 pub(super) struct Climb {
@@ -43,13 +53,15 @@ impl Climb {
     }
 
     /// By how much this rate rises in a period with room left: doubling soon while nothing is known,
-    /// quickly where the guest was not strained, and slowly near where it was, so that it is
-    /// strained in about one of a hundred periods for as long as the machine stays the same.
+    /// quickly where the guest was not strained, and slowly near where it was: the faster, the longer
+    /// ago that is. While the machine stays the same the guest is strained in about one of a hundred
+    /// periods, and what strained it once does not hold copies back for long.
     pub(super) fn rise(&self, rate: u64) -> u64 {
         let part = match self.strained_at {
-            None => 8,
-            Some(known) if rate < known / 20 * 17 || rate > known / 4 * 5 => 64,
-            Some(_) => 1024,
+            None => FIRST,
+            Some(known) if rate < known / 2 => FAR_BELOW,
+            Some(known) if rate < known / 20 * 17 || rate > known / 4 * 5 => FAR,
+            Some(_) => (NEAR >> (self.calm / FORGET).min(NEAR.ilog2())).max(FAR),
         };
         rate / part + (64 << 10)
     }
@@ -71,5 +83,10 @@ mod tests {
         assert!(far > (34 << 20) / 80, "{far}");
         let near = climb.rise(90 << 20);
         assert!(near < (90 << 20) / 500, "{near}");
+        for _ in 0..FORGET * 4 {
+            climb.period_ends(90 << 20, false);
+        }
+        let later = climb.rise(90 << 20);
+        assert!(later > (90 << 20) / 80, "{later}: it is long ago");
     }
 }

@@ -46,6 +46,11 @@ impl Flight {
         self.chunk_sectors
     }
 
+    /// Whether a chunk was acknowledged in this sampling period.
+    pub(super) const fn arrives(&self) -> bool {
+        !self.slowest_chunk.is_zero()
+    }
+
     /// A chunk was acknowledged this long after it was locked.
     pub(super) fn chunk_done(&mut self, took: Duration) {
         self.slowest_chunk = self.slowest_chunk.max(took);

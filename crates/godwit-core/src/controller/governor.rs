@@ -226,15 +226,7 @@ impl Governor {
             self.breached += u64::from(worst > target.limit);
             self.adjust(worst, target.limit, period);
         }
-        let crawl = self.creeps().then(|| self.least_rate());
-        if let Some(throughput) = &mut self.throughput {
-            match throughput.count(now, self.answered, self.spent, crawl) {
-                Some(Finding::Short(shortage)) => self.make_up_for(shortage),
-                // The rates at which it had too little say nothing any more.
-                Some(Finding::Saturates) => self.climb = Climb::new(),
-                None => {}
-            }
-        }
+        self.judge_throughput(now);
         let least = self.least_rate();
         let least = if copying {
             least
@@ -288,6 +280,24 @@ impl Governor {
             self.climb.yielded(took);
             let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT, MOST_KEPT);
             self.rate = (took as f64 * keep) as u64;
+        }
+    }
+
+    /// Judges what the guest got done.
+    fn judge_throughput(&mut self, now: Time) {
+        let crawl = self.creeps().then(|| self.least_rate());
+        let stood_still = self.answered == 0 && !self.flight.arrives();
+        let Some(throughput) = &mut self.throughput else {
+            return;
+        };
+        if stood_still {
+            return throughput.stood_still(now);
+        }
+        match throughput.count(now, self.answered, self.spent, crawl) {
+            Some(Finding::Short(shortage)) => self.make_up_for(shortage),
+            // The rates at which it had too little say nothing any more.
+            Some(Finding::Saturates) => self.climb = Climb::new(),
+            None => {}
         }
     }
 

@@ -119,7 +119,7 @@ fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
     let rate = |worst| {
         let mut governor = governor(|options| options.guest_rate = Some(20_000));
         busy_periods(&mut governor, 1..=99, LIMIT / 10);
-        busy_periods(&mut governor, 100..=200, worst);
+        busy_periods(&mut governor, 100..=150, worst);
         governor.rate
     };
     assert!(rate(LIMIT / 10) > FIRST_RATE * 100);
@@ -127,12 +127,12 @@ fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
 }
 
 #[test]
-fn a_guest_that_gets_less_done_has_room_after_one_window() {
+fn a_guest_that_gets_less_done_has_room_after_two_windows() {
     let mut governor = governor(|options| options.guest_rate = Some(10_000));
     busy_periods(&mut governor, 1..=50, LIMIT / 10);
     // Copies take little more than half of what they may, and the guest gets three quarters done.
     let took = governor.rate / 100 * 6 / 10;
-    for number in 51..=60 {
+    for number in 51..=70 {
         governor.spend(took, false);
         for _ in 0..75 {
             governor.answered(BLOCK, LIMIT / 10, false);
@@ -199,20 +199,19 @@ fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_st
 }
 
 #[test]
-fn copies_give_way_once_when_everything_stands_still_for_a_moment() {
+fn copies_do_not_give_way_to_a_disk_that_stands_still_for_a_moment() {
     let mut governor = governor(|options| options.guest_rate = Some(10_000));
-    busy_periods(&mut governor, 1..=45, LIMIT / 4);
+    busy_periods(&mut governor, 1..=15, LIMIT / 4);
     let before = governor.rate;
-    for number in 46..=85 {
+    for number in 16..=55 {
         let period = Period {
-            oldest: SAMPLING * (number - 45),
+            oldest: SAMPLING * (number - 15),
             copying: true,
             ..Period::default()
         };
         governor.sample(Time(0).after(SAMPLING * number), &period);
     }
-    assert!(governor.rate < before / 2, "{} {before}", governor.rate);
-    assert!(governor.rate > before / 10, "{} {before}", governor.rate);
+    assert_eq!(governor.rate, before);
 }
 
 #[test]
