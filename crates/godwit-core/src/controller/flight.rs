@@ -1,7 +1,7 @@
 //! How much of the copies may be in flight while the guest does I/O. Where its writes wait for a
 //! chunk that locks their addresses: as much as keeps that time short. Where they need not: as long as
 //! the guest is well, and double writes queue behind chunks for no longer than it was promised to
-//! wait. How long chunks take says little about the guest then: most of it is the way there and back.
+//! wait. What the quickest chunk took is the way there and back, for which no write of the guest waits.
 
 use core::time::Duration;
 
@@ -21,6 +21,8 @@ pub(super) struct Flight {
     locks: bool,
     /// In this sampling period.
     slowest_chunk: Duration,
+    /// What the quickest of all took.
+    quickest_chunk: Duration,
 }
 
 impl Flight {
@@ -33,6 +35,7 @@ impl Flight {
             chunk_sectors: options.busy_chunk_sectors,
             locks: !options.delayed_writes,
             slowest_chunk: Duration::ZERO,
+            quickest_chunk: Duration::MAX,
         }
     }
 
@@ -54,12 +57,13 @@ impl Flight {
     /// A chunk was acknowledged this long after it was locked.
     pub(super) fn chunk_done(&mut self, took: Duration) {
         self.slowest_chunk = self.slowest_chunk.max(took);
+        self.quickest_chunk = self.quickest_chunk.min(took);
     }
 
     /// A sampling period is over in which the guest's requests may have taken `limit` and the slowest
     /// took `worst`. `starved`: copies were slower than they should ever be. More in flight may help
-    /// then, but not on a link or disk that has no more to give, so chunks take up to the whole limit
-    /// and no longer.
+    /// then, but not on a link or disk that has no more to give, so chunks take up to the whole limit,
+    /// beside their way, and no longer.
     pub(super) fn adjust(&mut self, limit: Duration, worst: Duration, starved: bool) {
         if self.slowest_chunk.is_zero() {
             return;
@@ -67,12 +71,18 @@ impl Flight {
         let (bearable, short) = if self.locks {
             (limit / 2, limit / 4)
         } else {
-            (limit, limit * 2 / 3)
+            // On a slow link even the quickest chunk keeps others waiting.
+            let way = self.quickest_chunk.min(limit / 2);
+            (way + limit, way + limit * 2 / 3)
         };
-        let bearable = if starved { limit } else { bearable };
+        let bearable = if starved {
+            bearable.max(limit)
+        } else {
+            bearable
+        };
         if self.slowest_chunk > bearable {
             self.halve();
-        } else if starved || self.slowest_chunk < short && worst < limit / 2 {
+        } else if starved || self.slowest_chunk < short && worst < limit * 2 / 3 {
             self.widen();
         }
     }
@@ -137,6 +147,8 @@ mod tests {
             let mut options = MigrationOptions::new(MigrationId([1; 16]));
             options.delayed_writes = delayed_writes;
             let mut flight = Flight::new(&options);
+            flight.chunk_done(LIMIT / 4);
+            flight.period_ends();
             for _ in 0..10 {
                 flight.chunk_done(took);
                 flight.adjust(LIMIT, worst, false);
@@ -144,27 +156,34 @@ mod tests {
             }
             flight.window()
         };
-        let (quick, well) = (LIMIT * 6 / 10, LIMIT / 8);
+        let (way, well) = (LIMIT / 4, LIMIT / 8);
+        let quick = way + LIMIT * 6 / 10;
         assert_eq!(window(true, quick, well), 14);
         assert_eq!(window(true, quick, LIMIT * 3 / 4), 4);
-        assert_eq!(window(true, LIMIT * 9 / 10, well), 4);
-        assert_eq!(window(true, LIMIT * 2, well), 1);
+        assert_eq!(window(true, way + LIMIT * 9 / 10, well), 4);
+        assert_eq!(window(true, way + LIMIT * 11 / 10, well), 1);
         assert_eq!(window(false, quick, well), 1);
     }
 
     #[test]
-    fn copies_that_a_slow_link_starves_do_not_fill_it_with_chunks() {
+    fn copies_do_not_fill_a_slow_link_with_chunks_even_if_it_starves_them() {
         const BYTES_PER_MILLISECOND: u32 = 20_000;
-        let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
-        for _ in 0..1000 {
-            let queued = u32::from(flight.window()) * flight.chunk_sectors() * 512;
-            let took = Duration::from_micros(u64::from(queued * 10 / BYTES_PER_MILLISECOND) * 100);
-            flight.chunk_done(took);
-            flight.adjust(LIMIT, LIMIT / 8, true);
-            flight.period_ends();
+        for starved in [true, false] {
+            let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
+            let queued =
+                |flight: &Flight| u32::from(flight.window()) * flight.chunk_sectors() * 512;
+            for _ in 0..1000 {
+                let tenths = queued(&flight) * 10 / BYTES_PER_MILLISECOND;
+                flight.chunk_done(Duration::from_micros(u64::from(tenths) * 100));
+                flight.adjust(LIMIT, LIMIT / 8, starved);
+                flight.period_ends();
+            }
+            let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * 2;
+            assert!(
+                queued(&flight) <= most,
+                "{} bytes in flight",
+                queued(&flight)
+            );
         }
-        let queued = u32::from(flight.window()) * flight.chunk_sectors() * 512;
-        let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * 2;
-        assert!(queued <= most, "{queued} bytes in flight");
     }
 }
