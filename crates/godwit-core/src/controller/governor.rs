@@ -285,8 +285,7 @@ impl Governor {
 
     /// Judges what the guest got done.
     fn judge_throughput(&mut self, now: Time) {
-        let least = self.least_rate();
-        let crawl = (self.rate <= least / 2 * 3).then_some(least);
+        let crawl = self.creeps().then(|| self.least_rate());
         let stood_still = self.answered == 0 && !self.flight.arrives();
         let Some(throughput) = &mut self.throughput else {
             return;

@@ -19,7 +19,7 @@ const ENOUGH: f64 = 0.97;
 /// that was held up for a moment asks later for what it could not ask for then; and however steady it
 /// is, by chance there are fewer requests in some windows than in others, which as many cover at any
 /// rate of requests but about once in a thousand windows.
-const SLACK: Duration = Duration::from_millis(25);
+const SLACK: Duration = Duration::from_millis(15);
 const CHANCE: f64 = 100.0;
 
 /// The part of what it did before that a guest is owed that takes whatever there is: where all share
