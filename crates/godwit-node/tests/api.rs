@@ -106,6 +106,22 @@ async fn an_import_becomes_a_disk_and_an_export_equals_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_disk_may_have_the_name_of_a_route() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let running = node(dir.path()).await;
+    let body = r#"{"name":"import","size_bytes":1048576}"#;
+    let made = running.request("POST", "/v1/disks", body).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let shown = running.get("/v1/disks/import").await;
+    assert_eq!(shown.status, 200, "{}", shown.body);
+    assert_eq!(shown.json()["name"], "import");
+    let removed = running.request("DELETE", "/v1/disks/import", "").await;
+    assert_eq!(removed.status, 204, "{}", removed.body);
+    assert_eq!(running.get("/v1/disks/import").await.status, 404);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn mistakes_are_json_errors() {
     let dir = tempfile::tempdir().expect("a folder");
     let running = node(dir.path()).await;

@@ -37,7 +37,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/openapi.json", get(openapi)),
         ("/v1/node", get(show_node)),
         ("/v1/disks", get(list_disks).post(create_disk)),
-        ("/v1/disks/import", post(import_disk)),
+        ("/v1/disks/import", import_routes()),
         ("/v1/disks/{name}", get(show_disk).delete(remove_disk)),
         ("/v1/disks/{name}/export", post(export_disk)),
         ("/v1/disks/{name}/claim", post(claim_disk)),
@@ -50,6 +50,18 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     ];
     routes.extend(vm_routes::routes());
     routes
+}
+
+/// Imports, and a disk that is called `import`.
+fn import_routes() -> MethodRouter<Arc<Node>> {
+    let name = || Path("import".to_owned());
+    post(import_disk)
+        .get(move |node: Shared| show_disk(node, name()))
+        .delete(
+            move |node: Shared, parameters: Parameters<RemoveParameters>| {
+                remove_disk(node, name(), parameters)
+            },
+        )
 }
 
 /// The API of a node.
