@@ -24,6 +24,9 @@ use crate::migrations::{live, outgoing};
 use crate::node::{Node, blocking};
 use crate::{clock, metrics, peers};
 
+/// Where imports begin.
+const IMPORT: &str = "/v1/disks/import";
+
 /// Longest request body in bytes.
 const MAX_BODY: usize = 64 << 10;
 
@@ -37,7 +40,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/openapi.json", get(openapi)),
         ("/v1/node", get(show_node)),
         ("/v1/disks", get(list_disks).post(create_disk)),
-        ("/v1/disks/import", import_routes()),
+        (IMPORT, post(import_disk)),
         ("/v1/disks/{name}", get(show_disk).delete(remove_disk)),
         ("/v1/disks/{name}/export", post(export_disk)),
         ("/v1/disks/{name}/claim", post(claim_disk)),
@@ -52,16 +55,14 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     routes
 }
 
-/// Imports, and a disk that is called `import`.
-fn import_routes() -> MethodRouter<Arc<Node>> {
+/// What `/v1/disks/{name}` does, for a disk that is called like the route of imports.
+fn disk_called_import() -> MethodRouter<Arc<Node>> {
     let name = || Path("import".to_owned());
-    post(import_disk)
-        .get(move |node: Shared| show_disk(node, name()))
-        .delete(
-            move |node: Shared, parameters: Parameters<RemoveParameters>| {
-                remove_disk(node, name(), parameters)
-            },
-        )
+    get(move |node: Shared| show_disk(node, name())).delete(
+        move |node: Shared, parameters: Parameters<RemoveParameters>| {
+            remove_disk(node, name(), parameters)
+        },
+    )
 }
 
 /// The API of a node.
@@ -69,6 +70,10 @@ pub(super) fn router(node: Arc<Node>) -> Router {
     routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| {
+            let methods = match path {
+                IMPORT => methods.merge(disk_called_import()),
+                _ => methods,
+            };
             router.route(path, methods.fallback(wrong_method))
         })
         .fallback(no_route)
