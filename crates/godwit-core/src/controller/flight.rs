@@ -69,16 +69,11 @@ impl Flight {
             return;
         }
         let (bearable, short) = if self.locks {
-            (limit / 2, limit / 4)
+            (if starved { limit } else { limit / 2 }, limit / 4)
         } else {
             // On a slow link even the quickest chunk keeps others waiting.
             let way = self.quickest_chunk.min(limit / 2);
             (way + limit, way + limit * 2 / 3)
-        };
-        let bearable = if starved {
-            bearable.max(limit)
-        } else {
-            bearable
         };
         if self.slowest_chunk > bearable {
             self.halve();

@@ -126,13 +126,9 @@ fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
     assert!(rate(LIMIT * 5) < FIRST_RATE * 2);
 }
 
-#[test]
-fn a_guest_that_gets_less_done_has_room_after_two_windows() {
-    let mut governor = governor(|options| options.guest_rate = Some(10_000));
-    busy_periods(&mut governor, 1..=50, LIMIT / 10);
-    // Copies take little more than half of what they may, and the guest gets three quarters done.
-    let took = governor.rate / 100 * 6 / 10;
-    for number in 51..=70 {
+/// Periods in which the guest gets 75 quick answers and copies take so many bytes.
+fn short_periods(governor: &mut Governor, numbers: RangeInclusive<u32>, took: u64) {
+    for number in numbers {
         governor.spend(took, false);
         for _ in 0..75 {
             governor.answered(BLOCK, LIMIT / 10, false);
@@ -143,6 +139,24 @@ fn a_guest_that_gets_less_done_has_room_after_two_windows() {
         };
         governor.sample(Time(0).after(SAMPLING * number), &period);
     }
+}
+
+#[test]
+fn copies_that_took_nothing_are_not_what_the_guest_was_short_of() {
+    let mut governor = governor(|options| options.guest_rate = Some(10_000));
+    busy_periods(&mut governor, 1..=20, LIMIT / 10);
+    let before = governor.rate;
+    short_periods(&mut governor, 21..=60, 0);
+    assert_eq!(governor.rate, before);
+}
+
+#[test]
+fn a_guest_that_gets_less_done_has_room_after_two_windows() {
+    let mut governor = governor(|options| options.guest_rate = Some(10_000));
+    busy_periods(&mut governor, 1..=50, LIMIT / 10);
+    // Copies take little more than half of what they may, and the guest gets three quarters done.
+    let took = governor.rate / 100 * 6 / 10;
+    short_periods(&mut governor, 51..=70, took);
     assert!(governor.rate <= took * 100 * 55 / 100, "{}", governor.rate);
     assert!(governor.rate >= took * 100 * 45 / 100, "{}", governor.rate);
 }
