@@ -5,7 +5,7 @@ use std::time::Duration;
 use godwit_testkit::report::median;
 
 use super::case::Case;
-use crate::noise::disagree;
+use crate::noise::{disagree, outliers};
 use crate::report::{Guest, Migrate, Move, Seen};
 
 /// Rounds whose guests did that much differently before anything moved disagree, as do rounds with
@@ -75,7 +75,8 @@ pub(crate) fn summary(
         disagree(&seconds, NOISY)
     } else {
         let mbps: Vec<f64> = before.iter().map(|seen| seen.mbps).collect();
-        before.iter().any(|seen| standard.missed(seen)) || disagree(&mbps, NOISY)
+        let missed = before.iter().filter(|seen| standard.missed(seen)).count();
+        missed > outliers(before.len()) || disagree(&mbps, NOISY)
     };
     Migrate {
         workload: case.workload.name().to_owned(),
@@ -220,6 +221,22 @@ mod tests {
             moved(90.0, 1000.0),
             &[moved(200.0, 1000.0)]
         ));
+    }
+
+    #[test]
+    fn one_disturbed_round_of_five_does_not_make_a_cell_noisy_but_two_do() {
+        let case = Case {
+            workload: Workload::Randwrite,
+            rate: Rate::Megabytes(40.0),
+            link: Bandwidth(None),
+        };
+        let mut rounds = vec![moved(40.0, 1000.0); 5];
+        for (disturbed, noisy) in [(0, false), (1, true)] {
+            rounds[disturbed] = moved(30.0, 1000.0);
+            let standard = Standard::new(&case, rounds.iter());
+            let all = summary(&case, "x", 1, Duration::ZERO, &standard, rounds.clone());
+            assert_eq!(all.noisy, noisy, "{disturbed}");
+        }
     }
 
     #[test]

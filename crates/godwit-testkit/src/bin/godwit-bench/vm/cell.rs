@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use godwit_testkit::report::median;
 
-use crate::noise::disagree;
+use crate::noise::{disagree, outliers};
 use crate::report::{Vm, VmGuest, VmMove, VmSeen};
 
 /// Rounds whose guests did that much differently before anything moved disagree.
@@ -38,7 +38,8 @@ pub(crate) fn summary(
     };
     let seconds: Vec<f64> = rounds.iter().map(|round| round.seconds).collect();
     let before: Vec<f64> = rounds.iter().map(|round| round.guest.before.mbps).collect();
-    let missed = |mbps: &f64| rate_mbps.is_some() && *mbps < best * HELD_BACK;
+    let missed = |mbps: &&f64| rate_mbps.is_some() && **mbps < best * HELD_BACK;
+    let missed = before.iter().filter(missed).count();
     Vm {
         rate_mbps,
         mover: mover.to_owned(),
@@ -61,7 +62,7 @@ pub(crate) fn summary(
         cpu_seconds: of(&|round| round.cpu_seconds),
         cpu_before: of(&|round| round.cpu_before),
         wire_bytes: of(&|round| round.wire_bytes as f64),
-        noisy: disagree(&before, NOISY) || before.iter().any(missed),
+        noisy: missed > outliers(before.len()) || disagree(&before, NOISY),
         rounds,
     }
 }
