@@ -96,7 +96,7 @@ pub(crate) struct MigrateArguments {
     /// How it is moved
     #[arg(long, value_enum, default_value_t)]
     pub policy: PolicyArgument,
-    /// Most bytes in flight between the two disks, up to 32M; left to the node when left out
+    /// Most bytes in flight between the two disks, up to 32M; chosen by the node when left out
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub window: Option<u64>,
     /// Bytes per copy, a multiple of 4K up to 16M; 1M, and 256K while the guest works, when left out

@@ -128,16 +128,15 @@ pub(crate) const fn outliers(repetitions: usize) -> usize {
     repetitions / 5
 }
 
-/// Whether repetitions of one thing disagree: the largest is more than `factor` of the smallest, with
-/// the [`outliers`] at both ends left out.
+/// Whether repetitions of one thing disagree: the largest is more than `factor` of the smallest,
+/// whichever of the [`outliers`] are left out.
 pub(crate) fn disagree(values: &[f64], factor: f64) -> bool {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let off = outliers(sorted.len());
-    match sorted[off..sorted.len() - off] {
-        [smallest, .., largest] => largest > smallest * factor,
-        _ => false,
-    }
+    let kept = sorted.len() - outliers(sorted.len());
+    let far_apart =
+        |kept: &[f64]| matches!(kept, [smallest, .., largest] if *largest > smallest * factor);
+    kept > 1 && sorted.windows(kept).all(far_apart)
 }
 
 impl Times {
@@ -202,7 +201,9 @@ mod tests {
         assert!(disagree(&[1.0, 1.2, 1.4], 1.3));
         assert!(!disagree(&[5.0], 1.3) && !disagree(&[], 1.3));
         assert!(disagree(&[9.0, 1.0, 1.0, 1.0], 1.3));
-        assert!(!disagree(&[9.0, 1.2, 0.1, 1.1, 1.0], 1.3));
-        assert!(disagree(&[9.0, 1.4, 0.1, 1.1, 1.0], 1.3));
+        assert!(!disagree(&[9.0, 1.2, 1.2, 1.1, 1.0], 1.3));
+        assert!(!disagree(&[0.1, 1.2, 1.2, 1.1, 1.0], 1.3));
+        assert!(disagree(&[9.0, 1.2, 0.1, 1.1, 1.0], 1.3));
+        assert!(disagree(&[9.0, 1.4, 1.2, 1.1, 1.0], 1.3));
     }
 }
