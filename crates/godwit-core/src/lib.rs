@@ -20,8 +20,8 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{
-    Controller, Limits, LinkSignal, MigrationOptions, Progress, PromiseProgress, StartError,
-    Switchover,
+    Arrivals, Controller, GuestLoad, Limits, LinkSignal, MigrationOptions, Progress,
+    PromiseProgress, StartError, Switchover,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

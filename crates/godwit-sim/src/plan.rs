@@ -7,7 +7,7 @@ use godwit_core::event::Phase;
 use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::MigrationId;
-use godwit_core::{MigrationOptions, Switchover};
+use godwit_core::{Arrivals, GuestLoad, MigrationOptions, Switchover};
 
 use crate::random::Random;
 use crate::world::LIMITS;
@@ -300,7 +300,10 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         sla,
         wake_up_limit: random.permille(500).then_some(limit),
         delayed_writes: random.permille(750),
-        guest_rate: rate(random, 4),
+        guest_load: rate(random, 4).map(|per_second| GuestLoad {
+            per_second,
+            arrivals: random.pick(&[Arrivals::OpenLoop, Arrivals::ClosedLoop]),
+        }),
         delayed_write_rate: rate(random, 3),
         interface_budget: rate(random, 3),
         deadline: random

@@ -17,7 +17,7 @@ use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{LinkSignal, MigrationOptions, Switchover};
+use godwit_core::{Arrivals, GuestLoad, LinkSignal, MigrationOptions, Switchover};
 use input::Input;
 use libfuzzer_sys::fuzz_target;
 
@@ -64,7 +64,17 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                     limit: Duration::from_micros(1 + input.number() % 10_000),
                     allowed_per_million: 1 + input.number() as u32 % 1_000_000,
                 }),
-                guest_rate: input.one_in(2).then(|| input.number() % 100_000),
+                guest_load: input.one_in(2).then(|| GuestLoad {
+                    per_second: input.number() % 100_000,
+                    arrivals: if input.one_in(2) {
+                        Arrivals::OpenLoop
+                    } else {
+                        Arrivals::ClosedLoop
+                    },
+                }),
+                wake_up_limit: input
+                    .one_in(2)
+                    .then(|| Duration::from_micros(input.number() % 100_000)),
                 delayed_writes: input.one_in(2),
                 delayed_write_rate: input.one_in(2).then(|| input.number()),
                 interface_budget: input.one_in(2).then(|| input.number()),

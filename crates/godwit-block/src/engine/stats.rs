@@ -6,7 +6,7 @@ use godwit_core::request::Operation;
 use godwit_core::units::Time;
 use hdrhistogram::Histogram;
 
-use super::baseline::LatencyBaseline;
+use super::baseline::{LatencyBaseline, Second};
 use super::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary};
 
 /// Latencies above this, in microseconds, are counted as this.
@@ -39,6 +39,15 @@ struct Past {
     latencies: Histogram<u32>,
     requests_per_second: f64,
     ended: Time,
+}
+
+impl Past {
+    fn summed_up(&self) -> Second {
+        Second {
+            requests: self.requests_per_second,
+            under_way: self.requests_per_second * self.latencies.mean() / 1e6,
+        }
+    }
 }
 
 impl Stats {
@@ -118,14 +127,14 @@ impl Stats {
     /// The latencies of the last seconds in which there were requests, the one under way included.
     pub(super) fn baseline(&self, now: Time) -> LatencyBaseline {
         let mut latencies = self.current.clone();
-        let mut rates = Vec::with_capacity(BASELINE_SECONDS);
+        let mut seconds = Vec::with_capacity(BASELINE_SECONDS);
         for past in &self.past {
             if !past.latencies.is_empty() && now.since(past.ended) <= BASELINE_AGE {
                 latencies += &past.latencies;
-                rates.push(past.requests_per_second);
+                seconds.push(past.summed_up());
             }
         }
-        LatencyBaseline::new(latencies, rates)
+        LatencyBaseline::new(latencies, &seconds)
     }
 
     /// Whether the summary will change as time passes.

@@ -101,9 +101,9 @@ impl Governor {
             own: Ease::NONE,
             crept: Ease::NONE,
             throughput: options
-                .guest_rate
-                .map(|reference| Throughput::new(reference, now)),
-            blame: options.guest_rate.map(|_| Blame::default()),
+                .guest_load
+                .map(|before| Throughput::new(before, now)),
+            blame: options.guest_load.map(|_| Blame::default()),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,

@@ -11,6 +11,7 @@ mod ease;
 mod flight;
 mod governor;
 mod guest;
+mod guest_load;
 mod hiccups;
 mod idle_window;
 mod ownership;
@@ -25,6 +26,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use self::destination::Destination;
+pub use self::guest_load::{Arrivals, GuestLoad};
 use self::slots::{FORWARD, Slots, TagList, Work};
 use self::source::Source;
 use crate::action::{Action, Content, DiskTag};
@@ -76,9 +78,9 @@ pub struct MigrationOptions {
     /// What the guest was promised: the migration pauses when it would break it (Alg. 2). Without
     /// it nothing but the window holds the migration back.
     pub sla: Option<LatencyTarget>,
-    /// Requests per second that the guest made before the migration: copies leave it room for as
-    /// many, as long as it asks for them. Only with [`Self::sla`].
-    pub guest_rate: Option<u64>,
+    /// What the guest asked for before the migration: copies leave it room for as many requests, as
+    /// long as it makes them. Only with [`Self::sla`].
+    pub guest_load: Option<GuestLoad>,
     /// The longest that a guest waits for chunks in flight when it wakes up: a shorter one lets
     /// fewer be in flight while it is idle. Without it they take 15 ms at most, and 30 ms when the
     /// guest has slept for a second.
@@ -126,7 +128,7 @@ impl MigrationOptions {
             busy_window_chunks: 4,
             max_bandwidth: None,
             sla: None,
-            guest_rate: None,
+            guest_load: None,
             wake_up_limit: None,
             delayed_writes: true,
             delayed_write_rate: None,

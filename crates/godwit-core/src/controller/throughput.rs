@@ -1,12 +1,14 @@
 //! Whether the guest gets as much done as before the migration. A latency far below what was promised
 //! can still be too long for a guest that waits for each answer before it asks for more.
 //!
-//! A guest that takes whatever the machine has can only get less while its disk moves, however slowly
-//! that goes: its double writes alone cost what its writes did. It loses least when that is soon over,
-//! so it is owed a quarter of what it did, within the latency that it was promised.
+//! A guest that takes whatever the machine has, a closed loop, can only get less while its disk moves,
+//! however slowly that goes: its double writes alone cost what its writes did. It loses least when that
+//! is soon over, so it is owed a quarter of what it did, within the latency that it was promised. One
+//! that sets its own pace is owed all of it: where it has too little, the disk is in its way.
 
 use core::time::Duration;
 
+use super::guest_load::{Arrivals, GuestLoad};
 use crate::units::Time;
 
 /// How long answers are counted before they are judged.
@@ -22,7 +24,7 @@ const ENOUGH: f64 = 0.97;
 const SLACK: Duration = Duration::from_millis(15);
 const CHANCE: f64 = 100.0;
 
-/// The part of what it did before that a guest is owed that takes whatever there is: where all share
+/// The part of what it did before that a closed loop is owed once it has too little: where all share
 /// one machine, double writes take half of it, and copies may have half of the rest.
 const OWED_IF_SATURATING: f64 = 0.25;
 
@@ -60,6 +62,7 @@ pub(super) enum Finding {
 pub(super) struct Throughput {
     /// Requests per second that the guest makes if nothing else goes on.
     reference: f64,
+    arrivals: Arrivals,
     /// The part of them that it is owed.
     owed: f64,
     /// Windows on end that speak against what it is owed: with too little although copies hardly
@@ -82,13 +85,15 @@ pub(super) struct Throughput {
 }
 
 impl Throughput {
-    /// The guest did `reference` requests per second before.
-    pub(super) fn new(reference: u64, now: Time) -> Self {
+    /// The guest's load `before` is what it should have now.
+    pub(super) fn new(before: GuestLoad, now: Time) -> Self {
+        let reference = before.per_second as f64;
         Self {
-            reference: reference as f64,
+            reference,
+            arrivals: before.arrivals,
             owed: 1.0,
             against: 0,
-            average: reference as f64,
+            average: reference,
             counted: 0,
             copied: 0,
             window_began: now,
@@ -144,7 +149,7 @@ impl Throughput {
         let against = if saturating {
             done >= self.reference * seconds * ENOUGH
         } else {
-            lacks && crawls
+            lacks && crawls && self.arrivals == Arrivals::ClosedLoop
         };
         self.against = if against { self.against + 1 } else { 0 };
         let short = self.reference * self.owed * SLACK.as_secs_f64() + CHANCE;
@@ -198,6 +203,15 @@ impl Throughput {
 mod tests {
     use super::*;
 
+    fn closed_loop(per_second: u64) -> Throughput {
+        let arrivals = Arrivals::ClosedLoop;
+        let before = GuestLoad {
+            per_second,
+            arrivals,
+        };
+        Throughput::new(before, Time(0))
+    }
+
     /// Windows that judged the guest to be short, of `windows` in which it did `rate` requests a
     /// second.
     fn short(it: &mut Throughput, from: u32, windows: u32, rate: u32) -> usize {
@@ -212,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_gets_less_done_is_noticed_and_one_that_does_not_is_left_alone() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         assert_eq!(short(&mut it, 0, 10, 10_000), 0);
         assert!(short(&mut it, 10, 10, 8_000) >= 4);
         assert!(it.is_short());
@@ -222,7 +236,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_makes_up_for_a_moment_has_missed_nothing() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         for number in 0..100 {
             assert_eq!(
                 short(&mut it, number * 3, 1, 8_000),
@@ -237,7 +251,7 @@ mod tests {
 
     #[test]
     fn time_in_which_everything_stood_still_does_not_count() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         let tenth = WINDOW / 10;
         for number in 1..=100 {
             let now = Time(0).after(tenth * number);
@@ -253,7 +267,7 @@ mod tests {
     #[test]
     fn chance_is_no_shortage_however_few_requests_there_are() {
         for rate in [200, 600, 5_000, 50_000] {
-            let mut it = Throughput::new(rate, Time(0));
+            let mut it = closed_loop(rate);
             let mut random = 1_u64;
             let expected = rate as f64 / 10.0;
             let found = (0..10_000)
@@ -280,7 +294,7 @@ mod tests {
 
     #[test]
     fn a_guest_with_few_requests_that_gets_fewer_is_noticed_a_little_later() {
-        let mut it = Throughput::new(600, Time(0));
+        let mut it = closed_loop(600);
         assert_eq!(short(&mut it, 0, 3, 400), 0);
         assert!(short(&mut it, 3, 17, 400) >= 3);
     }
@@ -294,7 +308,7 @@ mod tests {
 
     #[test]
     fn what_is_lacked_counts_since_it_began_and_what_copies_took_is_that_of_the_window() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         let half = Time(0).after(WINDOW / 2);
         assert_eq!(it.count(half, 500, 7_000_000, None), None);
         assert_eq!(it.count(Time(0).after(WINDOW), 400, 3_000_000, None), None);
@@ -321,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_never_has_enough_is_owed_a_quarter_once_that_is_known() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         let found = findings(&mut it, SATURATING, 8_000, CRAWL);
         assert_eq!(found.last(), Some(&Finding::Saturates));
         assert!(!it.is_short());
@@ -332,9 +346,23 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_that_sets_its_own_pace_is_owed_all_of_it_however_long_it_lacks_some() {
+        let mut it = Throughput::new(
+            GuestLoad {
+                per_second: 10_000,
+                arrivals: Arrivals::OpenLoop,
+            },
+            Time(0),
+        );
+        let found = findings(&mut it, SATURATING * 5, 8_000, CRAWL);
+        assert!(found.len() > 10);
+        assert!(!found.contains(&Finding::Saturates));
+    }
+
+    #[test]
     fn a_guest_has_too_little_for_reasons_of_its_own_only_while_copies_crawl() {
         for crawl in [None, Some(90_000_000)] {
-            let mut it = Throughput::new(10_000, Time(0));
+            let mut it = closed_loop(10_000);
             let found = findings(&mut it, SATURATING * 5, 8_000, crawl);
             assert!(!found.contains(&Finding::Saturates), "{crawl:?}");
         }
@@ -342,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_has_enough_again_is_owed_all_of_it() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         findings(&mut it, SATURATING, 8_000, CRAWL);
         assert_eq!(findings(&mut it, SATURATING, 10_000, None), []);
         let found = findings(&mut it, 5, 8_000, None);
@@ -352,7 +380,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_catches_up_after_a_stall_is_still_owed_all_of_it() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         for _ in 0..5 {
             let stalled = findings(&mut it, SATURATING - 1, 1_000, CRAWL);
             assert!(!stalled.contains(&Finding::Saturates));
@@ -363,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_asks_for_less_by_itself_is_taken_at_its_word() {
-        let mut it = Throughput::new(10_000, Time(0));
+        let mut it = closed_loop(10_000);
         assert!(short(&mut it, 0, 40, 2_000) >= 30);
         assert_eq!(short(&mut it, 40, 20, 2_000), 0);
     }

@@ -296,7 +296,7 @@ impl Attempt {
             busy_window_chunks: flight.busy_window_chunks,
             max_bandwidth: self.settings.max_bandwidth,
             sla: self.promise.target,
-            guest_rate: self.promise.guest_rate,
+            guest_load: self.promise.guest_load,
             wake_up_limit: self.promise.wake_up_limit,
             delayed_writes: self.settings.delayed_writes,
             delayed_write_rate: self.settings.delayed_write_rate,

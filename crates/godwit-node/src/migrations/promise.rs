@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use godwit_block::engine::EngineHandle;
+use godwit_core::GuestLoad;
 use godwit_core::sla::LatencyTarget;
 use tokio::sync::oneshot;
 
@@ -60,7 +61,7 @@ impl Asked {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     requests: u64,
-    per_second: Option<f64>,
+    load: Option<GuestLoad>,
     median: Duration,
     /// At the percentile that is to be promised.
     promised: Duration,
@@ -70,9 +71,8 @@ pub(crate) struct Measured {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Promise {
     pub(crate) target: Option<LatencyTarget>,
-    /// Requests per second that the guest makes now, if it is known: as many are promised by
-    /// `auto`.
-    pub(crate) guest_rate: Option<u64>,
+    /// What the guest asks for now, if it is known: room for as much is promised by `auto`.
+    pub(crate) guest_load: Option<GuestLoad>,
     /// The longest that a guest waits for the migration when it wakes up. `None` when nobody asked
     /// for a latency and the guest has shown none: the migration goes by its own measure then.
     pub(crate) wake_up_limit: Option<Duration>,
@@ -96,7 +96,10 @@ pub(crate) async fn measure(engine: &EngineHandle, asked: Asked) -> Option<Measu
     let baseline = answer.await.ok().flatten()?;
     Some(Measured {
         requests: baseline.requests(),
-        per_second: baseline.requests_per_second(),
+        load: baseline.requests_per_second().map(|rate| GuestLoad {
+            per_second: rate as u64,
+            arrivals: baseline.arrivals(),
+        }),
         median: baseline.at_quantile(0.5),
         promised: baseline.at_quantile(quantile),
     })
@@ -129,16 +132,15 @@ pub(crate) fn settle(
         }
     };
     // A target speaks of latency alone; what room it leaves beyond that is the migration's.
-    let guest_rate = measured
+    let guest_load = measured
         .filter(|_| asked == Asked::Auto)
-        .and_then(|measured| measured.per_second)
-        .map(|rate| rate as u64);
+        .and_then(|measured| measured.load);
     let wake_up_limit = target
         .filter(|_| asked != Asked::Auto || measured.is_some())
         .map(|target| target.limit);
     Ok(Promise {
         target,
-        guest_rate,
+        guest_load,
         wake_up_limit,
         warnings,
     })
@@ -195,12 +197,17 @@ fn compare(
 
 #[cfg(test)]
 mod tests {
+    use godwit_core::Arrivals;
+
     use super::*;
 
     fn guest(requests: u64, median_us: u64, promised_us: u64) -> Option<Measured> {
         Some(Measured {
             requests,
-            per_second: Some(requests as f64 / 10.0),
+            load: Some(GuestLoad {
+                per_second: requests / 10,
+                arrivals: Arrivals::ClosedLoop,
+            }),
             median: Duration::from_micros(median_us),
             promised: Duration::from_micros(promised_us),
         })

@@ -64,7 +64,7 @@ fn text(report: &Report, plots: &[Plot]) -> String {
 fn introduction(report: &Report) -> String {
     let environment = &report.environment;
     let (extent, command) = match report.extent {
-        Extent::Quick => ("quick run, in which little is repeated", "make bench"),
+        Extent::Quick => ("quick run, of a selection", "make bench"),
         Extent::Full => ("full run", "make bench-full"),
     };
     let programs: Vec<String> = environment
@@ -75,6 +75,14 @@ fn introduction(report: &Report) -> String {
     let left_out = match report.left_out.as_slice() {
         [] => String::new(),
         scenes => format!("Not part of this run: {}.\n\n", scenes.join(", ")),
+    };
+    let rest = match report.settle_seconds {
+        0 => String::new(),
+        seconds => format!(
+            " Before each move the suite waited up to {seconds} s for the disk to be at rest; {} moves \
+             began although it was not.",
+            report.restless()
+        ),
     };
     // What follows the number is a distribution's or a cloud's own.
     let kernel = environment.kernel.split('-').next().unwrap_or_default();
@@ -88,7 +96,7 @@ fn introduction(report: &Report) -> String {
          machine: source, destination and guest share its cores and its disk.\n\n\
          {}\n\
          {left_out}\
-         Noise: a hypervisor took {:.1} % of the CPU time; {} of {} cells are noisy.\n",
+         Noise: a hypervisor took {:.1} % of the CPU time; {} of {} cells are noisy.{rest}\n",
         environment.cores,
         environment.cpu,
         environment.memory_bytes as f64 / f64::from(1 << 30),

@@ -11,6 +11,7 @@ mod options;
 mod plots;
 mod qmp;
 mod report;
+mod rest;
 mod site;
 mod steady;
 mod suite;
@@ -47,7 +48,8 @@ fn main() -> ExitCode {
 fn bench(extent: Extent, options: &Options) -> io::Result<()> {
     interrupt::catch()?;
     std::fs::create_dir_all(&options.out)?;
-    let report = Report::new(extent, environment::read(&options.out)?);
+    let mut report = Report::new(extent, environment::read(&options.out)?);
+    report.settle_seconds = options.settle(extent).as_secs();
     let mut suite = Suite::new(report, &options.out.join("report.json"));
     let noise = Noise::begin()?;
     let outcome = scenes(options, &mut suite);

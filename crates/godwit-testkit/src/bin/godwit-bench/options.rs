@@ -1,6 +1,7 @@
 //! The command line.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -70,6 +71,10 @@ pub(crate) struct Options {
     /// How often everything is repeated; medians are reported
     #[arg(long)]
     pub(crate) rounds: Option<usize>,
+    /// Seconds to wait before a move, at most, for a disk that is at rest, on which the movers before
+    /// have no effect any more; 0 in a quick run, 60 in a full one when left out
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) settle: Option<u64>,
     #[command(flatten)]
     pub(crate) migrate: crate::migrate::Selection,
     /// Where report.json goes
@@ -78,6 +83,14 @@ pub(crate) struct Options {
 }
 
 impl Options {
+    /// How long a move waits at most for a disk at rest.
+    pub(crate) fn settle(&self, extent: Extent) -> Duration {
+        Duration::from_secs(self.settle.unwrap_or(match extent {
+            Extent::Quick => 0,
+            Extent::Full => 60,
+        }))
+    }
+
     /// Whether the scene is part of the run: those that were asked for, or else all; but there is no
     /// time for every one in a quick run.
     pub(crate) fn wants(&self, scene: Scene, extent: Extent) -> bool {

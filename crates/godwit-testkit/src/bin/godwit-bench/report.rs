@@ -34,6 +34,9 @@ pub(crate) struct Report {
     pub(crate) environment: Environment,
     /// How quiet the machine was.
     pub(crate) noise: Noise,
+    /// The longest that a move waited for the disk to be at rest; 0 when none did.
+    #[serde(default)]
+    pub(crate) settle_seconds: u64,
     /// Disks that moved while their guests worked.
     pub(crate) migrate: Vec<Migrate>,
     /// Disks that were served and did not move.
@@ -102,6 +105,9 @@ pub(crate) struct Move {
     pub(crate) blackout_ms: Option<f64>,
     /// Blocks that were compared between both images afterwards; null when nothing had moved.
     pub(crate) compared_blocks: Option<u64>,
+    /// Whether the disk was at rest when the guest began; null when nobody looked.
+    #[serde(default)]
+    pub(crate) disk_at_rest: Option<bool>,
     /// What the guest saw over time; the cell keeps that of one round.
     #[serde(skip)]
     pub(crate) series: Vec<Point>,
@@ -202,6 +208,9 @@ pub(crate) struct VmMove {
     pub(crate) cpu_before: f64,
     /// As in [`Vm`].
     pub(crate) wire_bytes: u64,
+    /// As in [`Move`].
+    #[serde(default)]
+    pub(crate) disk_at_rest: Option<bool>,
     /// Writes that the guest made in all. It compared every block of its file with what it had written.
     pub(crate) verified_writes: u64,
 }
@@ -308,12 +317,24 @@ impl Report {
             left_out: Vec::new(),
             environment,
             noise: Noise::default(),
+            settle_seconds: 0,
             migrate: Vec::new(),
             steady: Vec::new(),
             vm: Vec::new(),
             idle_copy: None,
             targets: Vec::new(),
         }
+    }
+
+    /// Moves that began although the disk was not at rest.
+    pub(crate) fn restless(&self) -> usize {
+        let disks = self.migrate.iter().flat_map(|cell| &cell.rounds);
+        let machines = self.vm.iter().flat_map(|cell| &cell.rounds);
+        disks
+            .map(|moved| moved.disk_at_rest)
+            .chain(machines.map(|moved| moved.disk_at_rest))
+            .filter(|at_rest| *at_rest == Some(false))
+            .count()
     }
 
     /// How many cells were measured, and how many of them are noisy.

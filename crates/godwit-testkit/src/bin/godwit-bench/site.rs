@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, release_binary};
@@ -12,6 +13,8 @@ use godwit_testkit::process::scratch_dir;
 use rustix::fs::{Advice, fadvise};
 use tempfile::TempDir;
 
+use crate::rest::Rest;
+
 /// Two network namespaces, a directory on the real file system, and a random image in it.
 #[derive(Debug)]
 pub(crate) struct Site {
@@ -19,19 +22,23 @@ pub(crate) struct Site {
     pub(crate) link: Link,
     /// Bytes of the image.
     pub(crate) bytes: u64,
+    rest: Rest,
     dir: TempDir,
 }
 
 impl Site {
-    /// A site whose link is capped.
+    /// A site whose link is capped, and whose disk gets as long as `settle` to come to rest before a
+    /// move.
     ///
     /// # Errors
     /// When the link or the image cannot be made.
-    pub(crate) fn new(gigabits: Option<f64>, bytes: u64) -> io::Result<Self> {
+    pub(crate) fn new(gigabits: Option<f64>, bytes: u64, settle: Duration) -> io::Result<Self> {
+        let dir = scratch_dir()?;
         let site = Self {
             link: Link::new(gigabits.map(|gigabits| (gigabits * 1e9) as u64))?,
             bytes,
-            dir: scratch_dir()?,
+            rest: Rest::new(dir.path(), settle),
+            dir,
         };
         write_random(&site.image(), bytes, 42)?;
         Ok(site)
@@ -65,13 +72,15 @@ impl Site {
         self.dir().join("source.img")
     }
 
-    /// Nothing is dirty, and the image is not in memory.
+    /// Nothing is dirty, and the image is not in memory. Whether the disk is at rest, if that was to
+    /// be seen.
     ///
     /// # Errors
-    /// Those of the file.
-    pub(crate) fn settle(&self) -> io::Result<()> {
+    /// Those of the file, or when the run was interrupted.
+    pub(crate) fn settle(&self) -> io::Result<Option<bool>> {
         rustix::fs::sync();
+        let at_rest = self.rest.wait()?;
         fadvise(File::open(self.image())?, 0, None, Advice::DontNeed)?;
-        Ok(())
+        Ok(at_rest)
     }
 }

@@ -193,6 +193,7 @@ mod tests {
             },
             cpu_seconds: 1.0,
             blackout_ms: None,
+            disk_at_rest: None,
             compared_blocks: Some(1),
             series: Vec::new(),
         }

@@ -57,7 +57,7 @@ pub(crate) fn measure(
     quiet: Quiet,
     limit: Duration,
 ) -> io::Result<Move> {
-    site.settle()?;
+    let disk_at_rest = site.settle()?;
     await_quiet()?;
     let mut moving = mover.open(site)?;
     let mut guest = case
@@ -123,6 +123,7 @@ pub(crate) fn measure(
             .zip(ended)
             .map(|(seen, _)| seen.longest_silence(to - SWITCHOVER_MS, to + SWITCHOVER_MS) as f64),
         compared_blocks,
+        disk_at_rest,
         series: seen.map_or_else(Vec::new, |seen| {
             series(&seen, quiet_from, from, to + SWITCHOVER_MS)
         }),

@@ -50,7 +50,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
         if place.as_ref().is_none_or(|(link, ..)| *link != case.link) {
             // The old namespaces go before there are new ones: both have the same addresses.
             drop(place.take());
-            let site = Site::new(case.link.0, bytes)?;
+            let site = Site::new(case.link.0, bytes, options.settle(extent))?;
             let limit = limit(&site, case.link, extent)?;
             place = Some((case.link, site, limit));
         }

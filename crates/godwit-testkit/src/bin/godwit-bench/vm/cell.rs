@@ -155,6 +155,7 @@ pub(crate) mod tests {
             cpu_seconds: 2.0,
             cpu_before: 0.5,
             wire_bytes: 1,
+            disk_at_rest: None,
             verified_writes: 1,
         }
     }

@@ -35,7 +35,7 @@ pub(crate) fn measure(
     limit: Duration,
 ) -> io::Result<VmMove> {
     format_image(&site.image())?;
-    site.settle()?;
+    let disk_at_rest = site.settle()?;
     await_quiet()?;
     let _sweep = Sweep(&site.link);
     let mut machine = mover.start(site, load)?;
@@ -71,6 +71,7 @@ pub(crate) fn measure(
         cpu_seconds,
         cpu_before,
         wire_bytes,
+        disk_at_rest,
         verified_writes: verified(machine.as_mut())?,
     })
 }

@@ -1,0 +1,20 @@
+//! What a guest asks of its disk while it does not move.
+
+/// How many requests a guest makes, and what decides that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuestLoad {
+    /// Requests per second.
+    pub per_second: u64,
+    /// What decides how many there are.
+    pub arrivals: Arrivals,
+}
+
+/// What decides when a guest makes its next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrivals {
+    /// The guest itself: it makes as many however long it waits for the answers.
+    OpenLoop,
+    /// The answers: it asks for more as soon as it has one, and so takes all that it can get. Or
+    /// nobody knows.
+    ClosedLoop,
+}

@@ -1,0 +1,97 @@
+//! Whether the disk is at rest. What one mover wrote can keep a disk busy for half a minute, and the next
+//! one would pay for it.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use godwit_testkit::process::run;
+use serde_json::Value;
+
+use crate::interrupt;
+
+/// A disk at rest answers 99.99 % of the writes of a probe within this.
+const AT_REST: Duration = Duration::from_millis(5);
+/// Probes on end that find it at rest.
+const PROBES: u32 = 2;
+/// How long a probe takes.
+const PROBE_SECONDS: u64 = 3;
+
+/// Watches the disk of a directory.
+#[derive(Debug)]
+pub(crate) struct Rest {
+    probe: PathBuf,
+    longest: Duration,
+}
+
+impl Rest {
+    /// Waits this long at most for the disk of `dir`.
+    pub(crate) fn new(dir: &Path, longest: Duration) -> Self {
+        Self {
+            probe: dir.join("probe.img"),
+            longest,
+        }
+    }
+
+    /// Waits until the disk is at rest. Whether it is; `None` when nobody wants to wait.
+    ///
+    /// # Errors
+    /// When it cannot be written to, or the run was interrupted.
+    pub(crate) fn wait(&self) -> io::Result<Option<bool>> {
+        if self.longest.is_zero() {
+            return Ok(None);
+        }
+        let began = Instant::now();
+        let mut calm = 0;
+        while calm < PROBES && began.elapsed() < self.longest {
+            interrupt::check()?;
+            let at_rest = self.slowest()? <= AT_REST;
+            calm = if at_rest { calm + 1 } else { 0 };
+        }
+        Ok(Some(calm == PROBES))
+    }
+
+    /// The 99.99th percentile of a guest's writes to a file of its own.
+    fn slowest(&self) -> io::Result<Duration> {
+        let output = run(Command::new("fio")
+            .args(["--name=probe", "--rw=randwrite", "--bs=4k", "--direct=1"])
+            .args(["--ioengine=io_uring", "--iodepth=16", "--rate=40m"])
+            .args(["--size=256m", "--time_based", "--output-format=json"])
+            .arg(format!("--runtime={PROBE_SECONDS}"))
+            .arg(format!("--filename={}", self.probe.display())))?;
+        slowest(&output.stdout)
+    }
+}
+
+/// The 99.99th percentile in fio's report.
+fn slowest(report: &[u8]) -> io::Result<Duration> {
+    let report: Value = serde_json::from_slice(report)?;
+    let latency = &report["jobs"][0]["write"]["clat_ns"]["percentile"]["99.990000"];
+    let latency = latency.as_u64().map(Duration::from_nanos);
+    latency.ok_or_else(|| io::Error::other("fio's report has no 99.99th percentile of writes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_says_how_slow_the_disk_is() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let rest = |longest| Rest::new(dir.path(), longest);
+        assert_eq!(rest(Duration::ZERO).wait().expect("no wait"), None);
+        assert!(rest(Duration::from_secs(1)).slowest().expect("a probe") > Duration::ZERO);
+        // Too short a time for two probes.
+        let waited = rest(Duration::from_millis(1)).wait();
+        assert_eq!(waited.expect("a probe"), Some(false));
+    }
+
+    #[test]
+    fn a_report_without_writes_is_none() {
+        let report = br#"{"jobs": [{"write": {"clat_ns": {"percentile": {"99.990000": 5000}}}}]}"#;
+        assert_eq!(slowest(report).expect("5 µs"), Duration::from_micros(5));
+        assert!(slowest(br#"{"jobs": []}"#).is_err());
+        assert!(slowest(b"fio: error").is_err());
+    }
+}
