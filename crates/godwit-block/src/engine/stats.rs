@@ -151,6 +151,7 @@ pub(super) fn thread_cpu_seconds() -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use godwit_core::Arrivals;
     use godwit_core::units::{Extent, Lba};
 
     use super::*;
@@ -181,6 +182,25 @@ mod tests {
         assert_eq!(baseline.requests_per_second(), Some(1.0));
         assert!((990..1010).contains(&baseline.at_quantile(0.5).as_micros()));
         assert!((2990..3050).contains(&baseline.longest().as_micros()));
+    }
+
+    #[test]
+    fn a_baseline_tells_what_decides_how_many_requests_there_are() {
+        let arrivals = |seconds: [(u64, u64); 4]| {
+            let mut stats = Stats::new(Time(0)).expect("bounds");
+            for (second, (requests, wait_us)) in (0..).zip(seconds) {
+                let wait = Duration::from_micros(wait_us);
+                for _ in 0..requests {
+                    flush(&mut stats, Time(second * SECOND), wait);
+                }
+                stats.summary(Time((second + 1) * SECOND));
+            }
+            stats.baseline(Time(4 * SECOND)).arrivals()
+        };
+        let paced = [(1000, 100), (1000, 300), (1000, 150), (1000, 700)];
+        assert_eq!(arrivals(paced), Arrivals::OpenLoop);
+        let one_after_the_other = [(1000, 1000), (500, 2000), (250, 4000), (2000, 500)];
+        assert_eq!(arrivals(one_after_the_other), Arrivals::ClosedLoop);
     }
 
     #[test]

@@ -129,7 +129,14 @@ pub(crate) async fn start_in(
         warnings: promise.warnings.clone(),
     });
     table::store(node, number, &view).await;
-    tracing::info!(disk = disk.name, to = peer.name, migration = %id, "offering the disk");
+    tracing::info!(
+        disk = disk.name,
+        to = peer.name,
+        migration = %id,
+        promise = settings.sla,
+        guest_load = ?promise.guest_load,
+        "offering the disk"
+    );
     let attempt = Attempt {
         node: Arc::clone(node),
         disk,

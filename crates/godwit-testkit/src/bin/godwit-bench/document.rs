@@ -111,10 +111,11 @@ fn introduction(report: &Report) -> String {
 fn migrate(cells: &[Migrate]) -> String {
     let mut text = "\n## A disk that moves while its guest works\n\n\
         Throughput in MB/s, latencies in milliseconds, before → during. A time in parentheses is \
-        when a move was given up that had not converged.\n"
+        when a move was given up that had not converged, and was not repeated.\n"
         .to_owned();
     let titles = [
         "",
+        "rounds",
         "time, s",
         "wire, MB",
         "CPU s per GB",
@@ -126,14 +127,14 @@ fn migrate(cells: &[Migrate]) -> String {
         "longest",
         "blackout, ms",
     ];
-    let heading = |cell: &Migrate| heading(&case(cell), cell.image_bytes, cell.rounds.len());
+    let heading = |cell: &Migrate| heading(&case(cell), cell.image_bytes);
     text += &tables(cells, heading, &titles, row);
     text
 }
 
-fn heading(name: &str, image_bytes: u64, rounds: usize) -> String {
+fn heading(name: &str, image_bytes: u64) -> String {
     let mebibytes = image_bytes >> 20;
-    format!("### {name}\n\n{mebibytes} MiB image, {rounds} round(s)")
+    format!("### {name}\n\n{mebibytes} MiB image")
 }
 
 /// A table for all cells that follow each other under the same heading.
@@ -167,6 +168,7 @@ fn row(cell: &Migrate) -> Vec<String> {
     let gigabytes = cell.image_bytes as f64 / 1e9;
     vec![
         who(&cell.mover, cell.noisy),
+        cell.rounds.len().to_string(),
         time(
             (cell.lm_seconds, cell.lm_seconds_spread),
             cell.rounds.len(),
@@ -220,6 +222,7 @@ fn vm(cells: &[Vm]) -> String {
         .to_owned();
     let titles = [
         "",
+        "rounds",
         "time, s",
         "blackout, ms",
         "of it stopped, ms",
@@ -234,7 +237,7 @@ fn vm(cells: &[Vm]) -> String {
     ];
     let heading = |cell: &Vm| {
         let load = crate::vm::load(cell.rate_mbps);
-        heading(&load, cell.image_bytes, cell.rounds.len())
+        heading(&load, cell.image_bytes)
     };
     text += &tables(cells, heading, &titles, vm_row);
     text
@@ -252,6 +255,7 @@ fn vm_row(cell: &Vm) -> Vec<String> {
     let ms = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |ms| number(ms, 0));
     vec![
         who(&cell.mover, cell.noisy),
+        cell.rounds.len().to_string(),
         time(
             (cell.lm_seconds, cell.lm_seconds_spread),
             cell.rounds.len(),

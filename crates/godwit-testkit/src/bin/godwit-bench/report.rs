@@ -65,7 +65,7 @@ pub(crate) struct Migrate {
     pub(crate) image_bytes: u64,
     /// A move that took longer had not converged.
     pub(crate) limit_seconds: f64,
-    /// Whether the move ended in time, in every round.
+    /// Whether the move ended in time, in every round; a round in which it did not is the last.
     pub(crate) converged: bool,
     /// From the command to the end of the switchover; null unless it converged.
     pub(crate) lm_seconds: Option<f64>,

@@ -62,6 +62,10 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
             for turn in 0..movers.len() {
                 let index = (round + turn) % movers.len();
                 let mover = movers[index].as_ref();
+                // That it does not converge is settled, and what it writes in vain disturbs the rest.
+                if moves[index].iter().any(|moved| !moved.converged) {
+                    continue;
+                }
                 let measured = measure(mover, site, &case, Quiet::new(extent), *limit);
                 let measured = measured.map_err(|error| failed(mover, &case, &error))?;
                 cell::print(&case, mover.name(), &measured);
