@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::rest::settle_seconds;
+
 /// Godwit beside its peers, on one machine, in one run
 #[derive(Debug, Parser)]
 pub(crate) struct Arguments {
@@ -71,9 +73,9 @@ pub(crate) struct Options {
     /// How often everything is repeated; medians are reported
     #[arg(long)]
     pub(crate) rounds: Option<usize>,
-    /// Seconds to wait before a move, at most, for a disk that is at rest, on which the movers before
-    /// have no effect any more; 0 in a quick run, 60 in a full one when left out
-    #[arg(long, value_name = "SECONDS")]
+    /// Longest wait before a move for a disk at rest: 0, or 9 and more; 0 in a quick run, 60 in a full
+    /// one when left out
+    #[arg(long, value_name = "SECONDS", value_parser = settle_seconds)]
     pub(crate) settle: Option<u64>,
     #[command(flatten)]
     pub(crate) migrate: crate::migrate::Selection,

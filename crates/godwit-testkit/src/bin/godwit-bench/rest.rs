@@ -16,13 +16,23 @@ const AT_REST: Duration = Duration::from_millis(5);
 /// Probes on end that find it at rest.
 const PROBES: u32 = 2;
 /// How long a probe takes.
-const PROBE_SECONDS: u64 = 3;
+const PROBE: Duration = Duration::from_secs(3);
 
 /// Watches the disk of a directory.
 #[derive(Debug)]
 pub(crate) struct Rest {
     probe: PathBuf,
     longest: Duration,
+}
+
+/// Seconds to wait at most: none, or enough for the probes.
+///
+/// # Errors
+/// What is wrong with the text.
+pub(crate) fn settle_seconds(text: &str) -> Result<u64, String> {
+    let least = (PROBE * (PROBES + 1)).as_secs();
+    let seconds = text.parse().ok().filter(|&it| it == 0 || it >= least);
+    seconds.ok_or_else(|| format!("'{text}' is neither 0 nor a number from {least} on"))
 }
 
 impl Rest {
@@ -44,9 +54,11 @@ impl Rest {
         }
         let began = Instant::now();
         let mut calm = 0;
-        while calm < PROBES && began.elapsed() < self.longest {
+        while calm < PROBES && began.elapsed() + PROBE <= self.longest {
+            let slowest = self.slowest();
+            // Ctrl-C ends a probe, too, which is no fault of the disk.
             interrupt::check()?;
-            let at_rest = self.slowest()? <= AT_REST;
+            let at_rest = slowest? <= AT_REST;
             calm = if at_rest { calm + 1 } else { 0 };
         }
         Ok(Some(calm == PROBES))
@@ -58,7 +70,7 @@ impl Rest {
             .args(["--name=probe", "--rw=randwrite", "--bs=4k", "--direct=1"])
             .args(["--ioengine=io_uring", "--iodepth=16", "--rate=40m"])
             .args(["--size=256m", "--time_based", "--output-format=json"])
-            .arg(format!("--runtime={PROBE_SECONDS}"))
+            .arg(format!("--runtime={}", PROBE.as_secs()))
             .arg(format!("--filename={}", self.probe.display())))?;
         slowest(&output.stdout)
     }
@@ -82,9 +94,15 @@ mod tests {
         let rest = |longest| Rest::new(dir.path(), longest);
         assert_eq!(rest(Duration::ZERO).wait().expect("no wait"), None);
         assert!(rest(Duration::from_secs(1)).slowest().expect("a probe") > Duration::ZERO);
-        // Too short a time for two probes.
-        let waited = rest(Duration::from_millis(1)).wait();
-        assert_eq!(waited.expect("a probe"), Some(false));
+        let too_short = rest(PROBE * 2 - Duration::from_millis(1)).wait();
+        assert_eq!(too_short.expect("a probe"), Some(false));
+    }
+
+    #[test]
+    fn a_time_to_settle_is_none_or_enough() {
+        assert_eq!(settle_seconds("0"), Ok(0));
+        assert_eq!(settle_seconds("9"), Ok(9));
+        assert!(settle_seconds("8").is_err() && settle_seconds("x").is_err());
     }
 
     #[test]
