@@ -302,7 +302,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         delayed_writes: random.permille(750),
         guest_load: rate(random, 4).map(|per_second| GuestLoad {
             per_second,
-            arrivals: random.pick(&[Arrivals::OpenLoop, Arrivals::ClosedLoop]),
+            arrivals: random.pick(&[Arrivals::OpenLoop, Arrivals::ClosedLoop, Arrivals::Unknown]),
         }),
         delayed_write_rate: rate(random, 3),
         interface_budget: rate(random, 3),

@@ -66,10 +66,10 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 }),
                 guest_load: input.one_in(2).then(|| GuestLoad {
                     per_second: input.number() % 100_000,
-                    arrivals: if input.one_in(2) {
-                        Arrivals::OpenLoop
-                    } else {
-                        Arrivals::ClosedLoop
+                    arrivals: match input.byte() % 3 {
+                        0 => Arrivals::OpenLoop,
+                        1 => Arrivals::ClosedLoop,
+                        _ => Arrivals::Unknown,
                     },
                 }),
                 wake_up_limit: input

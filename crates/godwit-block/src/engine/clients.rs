@@ -164,8 +164,14 @@ impl Engine {
             origin: Origin::Client,
             operation,
         };
-        self.core.handle_request(self.now, request);
+        self.hand_over(request);
         self.drain();
+    }
+
+    /// The controller gets a request of a client or of a peer's client.
+    pub(super) fn hand_over(&mut self, request: Request) {
+        self.core.handle_request(self.now, request);
+        self.stats.under_way(self.core.requests_in_flight());
     }
 
     /// The controller answered a client's request.
@@ -198,7 +204,7 @@ impl Engine {
                 origin: Origin::Client,
                 operation: next,
             };
-            return self.core.handle_request(self.now, request);
+            return self.hand_over(request);
         }
         let arrived: Time = self.slots.arrived(tag);
         self.stats

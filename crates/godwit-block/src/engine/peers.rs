@@ -148,7 +148,7 @@ impl Engine {
                     origin: Origin::Peer,
                     operation,
                 };
-                self.core.handle_request(self.now, request);
+                self.hand_over(request);
             }
             Message::ForwardReply { tag, .. } => {
                 // It may have been given up while its data was on the way.

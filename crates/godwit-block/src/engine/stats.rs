@@ -25,8 +25,9 @@ pub(super) struct Stats {
     pub(super) counters: Counters,
     pub(super) latencies: Latencies,
     summary: LatencySummary,
-    /// Latencies of the second under way.
+    /// Latencies of the second under way, and the most requests that were under way in it at a time.
     current: Histogram<u32>,
+    most_under_way: u32,
     second_started: Time,
     /// The last seconds in which there were requests.
     past: [Past; BASELINE_SECONDS],
@@ -34,10 +35,11 @@ pub(super) struct Stats {
     oldest: usize,
 }
 
-/// Latencies of a second that is over.
+/// A second that is over.
 struct Past {
     latencies: Histogram<u32>,
     requests_per_second: f64,
+    most_under_way: u32,
     ended: Time,
 }
 
@@ -46,6 +48,7 @@ impl Past {
         Second {
             requests: self.requests_per_second,
             under_way: self.requests_per_second * self.latencies.mean() / 1e6,
+            most_under_way: f64::from(self.most_under_way),
         }
     }
 }
@@ -56,6 +59,7 @@ impl Stats {
         let past = || Past {
             latencies: current.clone(),
             requests_per_second: 0.0,
+            most_under_way: 0,
             ended: now,
         };
         Ok(Self {
@@ -65,8 +69,14 @@ impl Stats {
             latencies: Latencies::default(),
             summary: LatencySummary::default(),
             current,
+            most_under_way: 0,
             second_started: now,
         })
+    }
+
+    /// So many requests are under way now.
+    pub(super) fn under_way(&mut self, requests: u32) {
+        self.most_under_way = self.most_under_way.max(requests);
     }
 
     /// A client's request was answered.
@@ -115,10 +125,12 @@ impl Stats {
                 let oldest = &mut self.past[self.oldest];
                 std::mem::swap(&mut self.current, &mut oldest.latencies);
                 oldest.requests_per_second = self.summary.iops;
+                oldest.most_under_way = self.most_under_way;
                 oldest.ended = now;
                 self.oldest = (self.oldest + 1) % BASELINE_SECONDS;
             }
             self.current.reset();
+            self.most_under_way = 0;
             self.second_started = now;
         }
         self.summary
@@ -164,7 +176,7 @@ mod tests {
     fn a_baseline_covers_the_last_ten_seconds_with_requests() {
         let mut stats = Stats::new(Time(0)).expect("bounds");
         assert_eq!(stats.baseline(Time(0)).requests(), 0);
-        assert_eq!(stats.baseline(Time(0)).requests_per_second(), None);
+        assert_eq!(stats.baseline(Time(0)).load(), None);
         for second in 0..15 {
             let took = Duration::from_millis(if second < 5 { 500 } else { 1 });
             flush(&mut stats, Time(second * SECOND), took);
@@ -179,28 +191,32 @@ mod tests {
         }
         let baseline = stats.baseline(now);
         assert_eq!(baseline.requests(), 10);
-        assert_eq!(baseline.requests_per_second(), Some(1.0));
+        assert_eq!(baseline.load().map(|load| load.per_second), Some(1));
         assert!((990..1010).contains(&baseline.at_quantile(0.5).as_micros()));
         assert!((2990..3050).contains(&baseline.longest().as_micros()));
     }
 
     #[test]
     fn a_baseline_tells_what_decides_how_many_requests_there_are() {
-        let arrivals = |seconds: [(u64, u64); 4]| {
+        let arrivals = |most_under_way, seconds: [(u64, u64); 4]| {
             let mut stats = Stats::new(Time(0)).expect("bounds");
             for (second, (requests, wait_us)) in (0..).zip(seconds) {
+                stats.under_way(most_under_way);
+                stats.under_way(1);
                 let wait = Duration::from_micros(wait_us);
                 for _ in 0..requests {
                     flush(&mut stats, Time(second * SECOND), wait);
                 }
                 stats.summary(Time((second + 1) * SECOND));
             }
-            stats.baseline(Time(4 * SECOND)).arrivals()
+            let load = stats.baseline(Time(4 * SECOND)).load();
+            load.map(|load| load.arrivals)
         };
         let paced = [(1000, 100), (1000, 300), (1000, 150), (1000, 700)];
-        assert_eq!(arrivals(paced), Arrivals::OpenLoop);
+        assert_eq!(arrivals(2, paced), Some(Arrivals::OpenLoop));
         let one_after_the_other = [(1000, 1000), (500, 2000), (250, 4000), (2000, 500)];
-        assert_eq!(arrivals(one_after_the_other), Arrivals::ClosedLoop);
+        assert_eq!(arrivals(1, one_after_the_other), Some(Arrivals::ClosedLoop));
+        assert_eq!(arrivals(3, one_after_the_other), Some(Arrivals::Unknown));
     }
 
     #[test]

@@ -260,7 +260,7 @@ impl Engine {
             origin: Origin::Client,
             operation,
         };
-        self.core.handle_request(self.now, request);
+        self.hand_over(request);
         self.drain();
         Ok(Step::Taken)
     }

@@ -14,7 +14,8 @@ pub struct GuestLoad {
 pub enum Arrivals {
     /// The guest itself: it makes as many however long it waits for the answers.
     OpenLoop,
-    /// The answers: it asks for more as soon as it has one, and so takes all that it can get. Or
-    /// nobody knows.
+    /// The answers: it asks for more as soon as it has one, and so takes all that it can get.
     ClosedLoop,
+    /// Nobody knows.
+    Unknown,
 }

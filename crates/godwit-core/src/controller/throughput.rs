@@ -4,7 +4,9 @@
 //! A guest that takes whatever the machine has, a closed loop, can only get less while its disk moves,
 //! however slowly that goes: its double writes alone cost what its writes did. It loses least when that
 //! is soon over, so it is owed a quarter of what it did, within the latency that it was promised. One
-//! that sets its own pace is owed all of it: where it has too little, the disk is in its way.
+//! that sets its own pace is owed all of it: where it has too little, the disk is in its way. One of
+//! which nobody knows is tried out: it is owed all of it, and a quarter for a while once it behaves like
+//! a closed loop.
 
 use core::time::Duration;
 
@@ -24,9 +26,16 @@ const ENOUGH: f64 = 0.97;
 const SLACK: Duration = Duration::from_millis(15);
 const CHANCE: f64 = 100.0;
 
-/// The part of what it did before that a closed loop is owed once it has too little: where all share
-/// one machine, double writes take half of it, and copies may have half of the rest.
-const OWED_IF_SATURATING: f64 = 0.25;
+/// The part of what it did before that a closed loop is owed. Where all share one machine, twice as
+/// much for the guest makes the move half as long again, so that it loses more in all.
+const OWED_TO_CLOSED_LOOP: f64 = 1.0 / 16.0;
+
+/// The part that a guest is owed which behaves like a closed loop.
+const OWED_ON_TRIAL: f64 = 0.25;
+
+/// A guest that behaved like a closed loop may have met a disk that stood in its way for longer than
+/// others do. So it is tried out again after this time, and each time after twice as long.
+const FIRST_TRIAL: Duration = Duration::from_secs(1);
 
 /// As many windows on end with too little, although copies hardly move, are no stall: after one of
 /// those a guest catches up as soon as there is room. As many with enough tell that it was one.
@@ -48,12 +57,32 @@ pub(super) struct Shortage {
     pub(super) copied: u64,
 }
 
+/// How much of what it did before a guest is owed.
+#[derive(Clone, Copy, Debug)]
+enum Owed {
+    All,
+    /// The part that a closed loop is owed.
+    ClosedLoop,
+    /// A part until then: nobody knows that it is a closed loop, but it behaved like one.
+    OnTrial(Time),
+}
+
+impl Owed {
+    const fn part(self) -> f64 {
+        match self {
+            Self::All => 1.0,
+            Self::ClosedLoop => OWED_TO_CLOSED_LOOP,
+            Self::OnTrial(_) => OWED_ON_TRIAL,
+        }
+    }
+}
+
 /// What the end of a window showed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Finding {
     /// The guest had too little.
     Short(Shortage),
-    /// The guest takes whatever there is, and is owed less from now on.
+    /// The guest seems to take whatever there is, and is owed less for a while.
     Saturates,
 }
 
@@ -63,8 +92,9 @@ pub(super) struct Throughput {
     /// Requests per second that the guest makes if nothing else goes on.
     reference: f64,
     arrivals: Arrivals,
-    /// The part of them that it is owed.
-    owed: f64,
+    owed: Owed,
+    /// How long a guest is owed a part the next time that it behaves like a closed loop.
+    trial: Duration,
     /// Windows on end that speak against what it is owed: with too little although copies hardly
     /// moved, or with all that it did before although it is owed a part of it.
     against: u32,
@@ -91,7 +121,11 @@ impl Throughput {
         Self {
             reference,
             arrivals: before.arrivals,
-            owed: 1.0,
+            owed: match before.arrivals {
+                Arrivals::ClosedLoop => Owed::ClosedLoop,
+                Arrivals::OpenLoop | Arrivals::Unknown => Owed::All,
+            },
+            trial: FIRST_TRIAL,
             against: 0,
             average: reference,
             counted: 0,
@@ -140,22 +174,30 @@ impl Throughput {
         (self.counted, self.copied) = (0, 0);
         self.window_began = now;
         self.average += (done / seconds - self.average) * WEIGHT;
-        let due = self.reference * self.owed * seconds;
+        let due = self.reference * self.owed.part() * seconds;
         let lacks = done < due * ENOUGH;
         self.add(due, done);
-        let saturating = self.owed < 1.0;
+        let short = self.reference * self.owed.part() * SLACK.as_secs_f64() + CHANCE;
         // Where a link or a pause holds copies back, the guest may wait for that, too.
         let crawls = crawl.is_some_and(|pace| copied * 2.0 >= pace as f64);
-        let against = if saturating {
-            done >= self.reference * seconds * ENOUGH
-        } else {
-            lacks && crawls && self.arrivals == Arrivals::ClosedLoop
+        let against = match self.owed {
+            Owed::All => lacks && crawls && self.arrivals == Arrivals::Unknown,
+            Owed::ClosedLoop => false,
+            Owed::OnTrial(_) => done >= self.reference * seconds * ENOUGH,
         };
         self.against = if against { self.against + 1 } else { 0 };
-        let short = self.reference * self.owed * SLACK.as_secs_f64() + CHANCE;
-        if self.against >= SATURATING && (saturating || self.missed >= short / 2.0) {
-            self.owe(if saturating { 1.0 } else { OWED_IF_SATURATING });
-            return (!saturating).then_some(Finding::Saturates);
+        let speaks = self.against >= SATURATING;
+        match self.owed {
+            Owed::All if speaks && self.missed >= short / 2.0 => {
+                self.owe(Owed::OnTrial(now.after(self.trial)));
+                self.trial = self.trial.saturating_mul(2);
+                return Some(Finding::Saturates);
+            }
+            Owed::OnTrial(end) if speaks || end <= now => {
+                self.owe(Owed::All);
+                return None;
+            }
+            _ => {}
         }
         if self.missed < short / 2.0 {
             self.short_since = None;
@@ -175,7 +217,7 @@ impl Throughput {
         }
         if now.since(since) >= PATIENCE {
             self.reference = self.average;
-            self.owe(1.0);
+            self.owe(Owed::All);
         }
         finding
     }
@@ -190,9 +232,9 @@ impl Throughput {
         self.missed = (self.missed + due * ENOUGH - done).max(0.0);
     }
 
-    /// The guest is owed this part of what it did before, and has missed none of it yet.
-    const fn owe(&mut self, part: f64) {
-        self.owed = part;
+    /// The guest is owed this of what it did before, and has missed none of it yet.
+    const fn owe(&mut self, owed: Owed) {
+        self.owed = owed;
         self.against = 0;
         self.missed = 0.0;
         self.short_since = None;
@@ -203,13 +245,16 @@ impl Throughput {
 mod tests {
     use super::*;
 
-    fn closed_loop(per_second: u64) -> Throughput {
-        let arrivals = Arrivals::ClosedLoop;
+    fn guest(per_second: u64, arrivals: Arrivals) -> Throughput {
         let before = GuestLoad {
             per_second,
             arrivals,
         };
         Throughput::new(before, Time(0))
+    }
+
+    fn unknown(per_second: u64) -> Throughput {
+        guest(per_second, Arrivals::Unknown)
     }
 
     /// Windows that judged the guest to be short, of `windows` in which it did `rate` requests a
@@ -226,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_gets_less_done_is_noticed_and_one_that_does_not_is_left_alone() {
-        let mut it = closed_loop(10_000);
+        let mut it = unknown(10_000);
         assert_eq!(short(&mut it, 0, 10, 10_000), 0);
         assert!(short(&mut it, 10, 10, 8_000) >= 4);
         assert!(it.is_short());
@@ -236,7 +281,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_makes_up_for_a_moment_has_missed_nothing() {
-        let mut it = closed_loop(10_000);
+        let mut it = unknown(10_000);
         for number in 0..100 {
             assert_eq!(
                 short(&mut it, number * 3, 1, 8_000),
@@ -251,7 +296,7 @@ mod tests {
 
     #[test]
     fn time_in_which_everything_stood_still_does_not_count() {
-        let mut it = closed_loop(10_000);
+        let mut it = unknown(10_000);
         let tenth = WINDOW / 10;
         for number in 1..=100 {
             let now = Time(0).after(tenth * number);
@@ -267,7 +312,7 @@ mod tests {
     #[test]
     fn chance_is_no_shortage_however_few_requests_there_are() {
         for rate in [200, 600, 5_000, 50_000] {
-            let mut it = closed_loop(rate);
+            let mut it = unknown(rate);
             let mut random = 1_u64;
             let expected = rate as f64 / 10.0;
             let found = (0..10_000)
@@ -294,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_guest_with_few_requests_that_gets_fewer_is_noticed_a_little_later() {
-        let mut it = closed_loop(600);
+        let mut it = unknown(600);
         assert_eq!(short(&mut it, 0, 3, 400), 0);
         assert!(short(&mut it, 3, 17, 400) >= 3);
     }
@@ -308,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_is_lacked_counts_since_it_began_and_what_copies_took_is_that_of_the_window() {
-        let mut it = closed_loop(10_000);
+        let mut it = unknown(10_000);
         let half = Time(0).after(WINDOW / 2);
         assert_eq!(it.count(half, 500, 7_000_000, None), None);
         assert_eq!(it.count(Time(0).after(WINDOW), 400, 3_000_000, None), None);
@@ -334,26 +379,35 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_never_has_enough_is_owed_a_quarter_once_that_is_known() {
-        let mut it = closed_loop(10_000);
-        let found = findings(&mut it, SATURATING, 8_000, CRAWL);
-        assert_eq!(found.last(), Some(&Finding::Saturates));
-        assert!(!it.is_short());
-        assert_eq!(findings(&mut it, 30, 2_500, None), []);
+    fn a_guest_that_never_has_enough_is_owed_a_quarter_for_longer_each_time_that_it_shows() {
+        let mut it = unknown(10_000);
+        for seconds in [1, 2, 4] {
+            let found = findings(&mut it, SATURATING, 8_000, CRAWL);
+            assert_eq!(found.last(), Some(&Finding::Saturates), "{seconds}");
+            assert!(!it.is_short());
+            assert_eq!(findings(&mut it, seconds * 10, 2_500, None), []);
+            assert!(matches!(it.owed, Owed::All), "{it:?}");
+        }
+        findings(&mut it, SATURATING, 8_000, CRAWL);
         let found = findings(&mut it, 5, 1_250, None);
         let shortage = lacked(found.last().copied());
         assert!((shortage.lacked - 0.5).abs() < 1e-9, "{shortage:?}");
     }
 
     #[test]
+    fn a_closed_loop_is_owed_a_sixteenth_from_the_start_however_much_it_gets() {
+        let mut it = guest(10_000, Arrivals::ClosedLoop);
+        for rate in [650, 10_000, 650] {
+            assert_eq!(findings(&mut it, 30, rate, CRAWL), [], "{rate}");
+        }
+        let found = findings(&mut it, 10, 310, CRAWL);
+        let shortage = lacked(found.last().copied());
+        assert!((shortage.lacked - 0.5).abs() < 0.01, "{shortage:?}");
+    }
+
+    #[test]
     fn a_guest_that_sets_its_own_pace_is_owed_all_of_it_however_long_it_lacks_some() {
-        let mut it = Throughput::new(
-            GuestLoad {
-                per_second: 10_000,
-                arrivals: Arrivals::OpenLoop,
-            },
-            Time(0),
-        );
+        let mut it = guest(10_000, Arrivals::OpenLoop);
         let found = findings(&mut it, SATURATING * 5, 8_000, CRAWL);
         assert!(found.len() > 10);
         assert!(!found.contains(&Finding::Saturates));
@@ -362,7 +416,7 @@ mod tests {
     #[test]
     fn a_guest_has_too_little_for_reasons_of_its_own_only_while_copies_crawl() {
         for crawl in [None, Some(90_000_000)] {
-            let mut it = closed_loop(10_000);
+            let mut it = unknown(10_000);
             let found = findings(&mut it, SATURATING * 5, 8_000, crawl);
             assert!(!found.contains(&Finding::Saturates), "{crawl:?}");
         }
@@ -370,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_has_enough_again_is_owed_all_of_it() {
-        let mut it = closed_loop(10_000);
+        let mut it = unknown(10_000);
         findings(&mut it, SATURATING, 8_000, CRAWL);
         assert_eq!(findings(&mut it, SATURATING, 10_000, None), []);
         let found = findings(&mut it, 5, 8_000, None);
@@ -380,7 +434,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_catches_up_after_a_stall_is_still_owed_all_of_it() {
-        let mut it = closed_loop(10_000);
+        let mut it = unknown(10_000);
         for _ in 0..5 {
             let stalled = findings(&mut it, SATURATING - 1, 1_000, CRAWL);
             assert!(!stalled.contains(&Finding::Saturates));
@@ -391,7 +445,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_asks_for_less_by_itself_is_taken_at_its_word() {
-        let mut it = closed_loop(10_000);
+        let mut it = unknown(10_000);
         assert!(short(&mut it, 0, 40, 2_000) >= 30);
         assert_eq!(short(&mut it, 40, 20, 2_000), 0);
     }

@@ -96,10 +96,7 @@ pub(crate) async fn measure(engine: &EngineHandle, asked: Asked) -> Option<Measu
     let baseline = answer.await.ok().flatten()?;
     Some(Measured {
         requests: baseline.requests(),
-        load: baseline.requests_per_second().map(|rate| GuestLoad {
-            per_second: rate as u64,
-            arrivals: baseline.arrivals(),
-        }),
+        load: baseline.load(),
         median: baseline.at_quantile(0.5),
         promised: baseline.at_quantile(quantile),
     })

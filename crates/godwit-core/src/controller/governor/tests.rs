@@ -7,8 +7,8 @@ use crate::{Arrivals, GuestLoad};
 const LIMIT: Duration = Duration::from_millis(4);
 const BLOCK: Bytes = Bytes(4096);
 
-fn closed_loop(per_second: u64) -> Option<GuestLoad> {
-    let arrivals = Arrivals::ClosedLoop;
+fn unknown(per_second: u64) -> Option<GuestLoad> {
+    let arrivals = Arrivals::Unknown;
     Some(GuestLoad {
         per_second,
         arrivals,
@@ -100,7 +100,7 @@ fn copies_that_hardly_move_are_not_what_strains_the_guest() {
 
 #[test]
 fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
-    let mut governor = governor(|options| options.guest_load = closed_loop(10_000));
+    let mut governor = governor(|options| options.guest_load = unknown(10_000));
     let mut number = 0;
     let mut pass = |governor: &mut Governor, periods, worst| {
         for _ in 0..periods {
@@ -117,7 +117,7 @@ fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
 
 #[test]
 fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
-    let mut governor = governor(|options| options.guest_load = closed_loop(20_000));
+    let mut governor = governor(|options| options.guest_load = unknown(20_000));
     busy_periods(&mut governor, 1..=40, LIMIT / 10);
     // A period has 100 answers: half of what the guest did before.
     assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
@@ -126,7 +126,7 @@ fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
 #[test]
 fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
     let rate = |worst| {
-        let mut governor = governor(|options| options.guest_load = closed_loop(20_000));
+        let mut governor = governor(|options| options.guest_load = unknown(20_000));
         busy_periods(&mut governor, 1..=99, LIMIT / 10);
         busy_periods(&mut governor, 100..=150, worst);
         governor.rate
@@ -152,7 +152,7 @@ fn short_periods(governor: &mut Governor, numbers: RangeInclusive<u32>, took: u6
 
 #[test]
 fn copies_that_took_nothing_are_not_what_the_guest_was_short_of() {
-    let mut governor = governor(|options| options.guest_load = closed_loop(10_000));
+    let mut governor = governor(|options| options.guest_load = unknown(10_000));
     busy_periods(&mut governor, 1..=20, LIMIT / 10);
     let before = governor.rate;
     short_periods(&mut governor, 21..=60, 0);
@@ -161,7 +161,7 @@ fn copies_that_took_nothing_are_not_what_the_guest_was_short_of() {
 
 #[test]
 fn a_guest_that_gets_less_done_has_room_after_two_windows() {
-    let mut governor = governor(|options| options.guest_load = closed_loop(10_000));
+    let mut governor = governor(|options| options.guest_load = unknown(10_000));
     busy_periods(&mut governor, 1..=50, LIMIT / 10);
     // Copies take little more than half of what they may, and the guest gets three quarters done.
     let took = governor.rate / 100 * 6 / 10;
@@ -193,13 +193,13 @@ fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
     };
     assert_eq!(slowest(None, None, BLOCK), LEAST_RATE, "the user stated it");
     let budget = Some(LEAST_AUTOMATIC_RATE / 2);
-    assert_eq!(slowest(closed_loop(20_000), budget, BLOCK), LEAST_RATE);
+    assert_eq!(slowest(unknown(20_000), budget, BLOCK), LEAST_RATE);
     assert_eq!(
-        slowest(closed_loop(20_000), None, Bytes(512)),
+        slowest(unknown(20_000), None, Bytes(512)),
         LEAST_AUTOMATIC_RATE
     );
     // 10,000 requests of 64 KiB in a second, nearly.
-    let guests = slowest(closed_loop(20_000), None, Bytes(64 << 10));
+    let guests = slowest(unknown(20_000), None, Bytes(64 << 10));
     assert!((600_000_000..=660_000_000).contains(&guests), "{guests}");
 }
 
@@ -217,13 +217,13 @@ fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_st
         }
         governor.window() * governor.chunk_sectors() as u16
     };
-    let (stated, automatic) = (in_flight(None), in_flight(closed_loop(10_000)));
+    let (stated, automatic) = (in_flight(None), in_flight(unknown(10_000)));
     assert!(automatic > stated * 50, "{automatic} {stated}");
 }
 
 #[test]
 fn copies_do_not_give_way_to_a_disk_that_stands_still_for_a_moment() {
-    let mut governor = governor(|options| options.guest_load = closed_loop(10_000));
+    let mut governor = governor(|options| options.guest_load = unknown(10_000));
     busy_periods(&mut governor, 1..=15, LIMIT / 4);
     let before = governor.rate;
     for number in 16..=55 {
