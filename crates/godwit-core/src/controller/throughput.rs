@@ -26,8 +26,8 @@ const ENOUGH: f64 = 0.97;
 const SLACK: Duration = Duration::from_millis(15);
 const CHANCE: f64 = 100.0;
 
-/// The part of what it did before that a closed loop is owed. Where all share one machine, twice as
-/// much for the guest makes the move half as long again, so that it loses more in all.
+/// The part of what it did before that a closed loop is owed. Where all share one machine and it is
+/// owed four times as much, the move takes 1.4 times as long, and it loses more in all.
 const OWED_TO_CLOSED_LOOP: f64 = 1.0 / 16.0;
 
 /// The part that a guest is owed which behaves like a closed loop.
