@@ -2,13 +2,35 @@
 //! chunk that locks their addresses: as much as keeps that time short. Where they need not: as long as
 //! the guest is well, and double writes queue behind chunks for no longer than it was promised to
 //! wait. What the quickest chunk took is the way there and back, for which no write of the guest waits.
+//! Never more than the rate of copies needs, or than the path works on at a time: what only waits there
+//! makes nothing faster, and a guest whose pace depends on its answers falls behind.
 
 use core::time::Duration;
 
 use super::MigrationOptions;
+use super::crowding::Crowding;
 
 /// Shortest chunk: 32 KiB.
 const LEAST_CHUNK_SECTORS: u32 = 64;
+
+/// Chunks that take this many times what one takes alone mostly wait for each other: less of a crowd
+/// than that keeps the path busy.
+const CROWDED: f64 = 3.0;
+const ROOMY: f64 = 2.4;
+
+/// As few chunks as these are no crowd.
+const FEW: u16 = 2;
+
+/// How copies go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Slower than they should ever be.
+    Starved,
+    /// Slower than they may.
+    BelowRate,
+    /// As fast as they may: more in flight would change nothing.
+    AtRate,
+}
 
 /// Chunks in flight, and their length.
 #[derive(Debug)]
@@ -23,6 +45,7 @@ pub(super) struct Flight {
     slowest_chunk: Duration,
     /// What the quickest of all took.
     quickest_chunk: Duration,
+    crowding: Crowding,
 }
 
 impl Flight {
@@ -36,6 +59,7 @@ impl Flight {
             locks: !options.delayed_writes,
             slowest_chunk: Duration::ZERO,
             quickest_chunk: Duration::MAX,
+            crowding: Crowding::new(),
         }
     }
 
@@ -54,20 +78,25 @@ impl Flight {
         !self.slowest_chunk.is_zero()
     }
 
-    /// A chunk was acknowledged this long after it was locked.
-    pub(super) fn chunk_done(&mut self, took: Duration) {
+    /// A chunk was acknowledged this long after it was locked; `data` if it travelled as such.
+    pub(super) fn chunk_done(&mut self, took: Duration, data: bool) {
         self.slowest_chunk = self.slowest_chunk.max(took);
         self.quickest_chunk = self.quickest_chunk.min(took);
+        // A word about zeroes, or a digest, is quicker and tells nothing of data.
+        if data {
+            self.crowding.chunk_done(took);
+        }
     }
 
     /// A sampling period is over in which the guest's requests may have taken `limit` and the slowest
-    /// took `worst`. `starved`: copies were slower than they should ever be. More in flight may help
-    /// then, but not on a link or disk that has no more to give, so chunks take up to the whole limit,
-    /// beside their way, and no longer.
-    pub(super) fn adjust(&mut self, limit: Duration, worst: Duration, starved: bool) {
+    /// took `worst`. Where copies are starved more in flight may help, but not on a link or disk that
+    /// has no more to give, so chunks take up to the whole limit, beside their way, and no longer.
+    pub(super) fn adjust(&mut self, limit: Duration, worst: Duration, pace: Pace) {
         if self.slowest_chunk.is_zero() {
             return;
         }
+        let crowding = self.crowding.period_ends(self.window <= FEW);
+        let starved = pace == Pace::Starved;
         let (bearable, short) = if self.locks {
             (if starved { limit } else { limit / 2 }, limit / 4)
         } else {
@@ -75,10 +104,16 @@ impl Flight {
             let way = self.quickest_chunk.min(limit / 2);
             (way + limit, way + limit * 2 / 3)
         };
+        let well = self.slowest_chunk < short && worst < limit * 2 / 3;
+        let helps = self.chunk_sectors < self.most_chunk_sectors
+            || crowding < ROOMY && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
             self.halve();
-        } else if starved || self.slowest_chunk < short && worst < limit * 2 / 3 {
+        } else if starved || well && helps {
             self.widen();
+        } else if crowding > CROWDED {
+            let fewer = self.window - self.window.div_ceil(8);
+            self.window = fewer.max(self.window.min(FEW));
         }
     }
 
@@ -123,17 +158,21 @@ mod tests {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
         options.delayed_writes = false;
         let mut flight = Flight::new(&options);
-        let mut periods = |count, took, starved| {
+        let mut periods = |count, took, pace| {
             for _ in 0..count {
-                flight.chunk_done(took);
-                flight.adjust(LIMIT, LIMIT / 8, starved);
+                flight.chunk_done(took, true);
+                flight.adjust(LIMIT, LIMIT / 8, pace);
                 flight.period_ends();
             }
             (flight.window(), flight.chunk_sectors())
         };
-        assert_eq!(periods(20, LIMIT, false), (1, LEAST_CHUNK_SECTORS));
-        assert_eq!(periods(5, LIMIT, true), (3, 512), "slow, but too little");
-        assert_eq!(periods(100, LIMIT / 8, false), (32, 512));
+        assert_eq!(
+            periods(20, LIMIT, Pace::BelowRate),
+            (1, LEAST_CHUNK_SECTORS)
+        );
+        let slow = periods(5, LIMIT, Pace::Starved);
+        assert_eq!(slow, (3, 512), "slow, but too little");
+        assert_eq!(periods(100, LIMIT / 8, Pace::BelowRate), (32, 512));
     }
 
     #[test]
@@ -142,11 +181,11 @@ mod tests {
             let mut options = MigrationOptions::new(MigrationId([1; 16]));
             options.delayed_writes = delayed_writes;
             let mut flight = Flight::new(&options);
-            flight.chunk_done(LIMIT / 4);
+            flight.chunk_done(LIMIT / 4, false);
             flight.period_ends();
             for _ in 0..10 {
-                flight.chunk_done(took);
-                flight.adjust(LIMIT, worst, false);
+                flight.chunk_done(took, true);
+                flight.adjust(LIMIT, worst, Pace::BelowRate);
                 flight.period_ends();
             }
             flight.window()
@@ -163,14 +202,14 @@ mod tests {
     #[test]
     fn copies_do_not_fill_a_slow_link_with_chunks_even_if_it_starves_them() {
         const BYTES_PER_MILLISECOND: u32 = 20_000;
-        for starved in [true, false] {
+        for pace in [Pace::Starved, Pace::BelowRate] {
             let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
             let queued =
                 |flight: &Flight| u32::from(flight.window()) * flight.chunk_sectors() * 512;
             for _ in 0..1000 {
                 let tenths = queued(&flight) * 10 / BYTES_PER_MILLISECOND;
-                flight.chunk_done(Duration::from_micros(u64::from(tenths) * 100));
-                flight.adjust(LIMIT, LIMIT / 8, starved);
+                flight.chunk_done(Duration::from_micros(u64::from(tenths) * 100), true);
+                flight.adjust(LIMIT, LIMIT / 8, pace);
                 flight.period_ends();
             }
             let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * 2;
@@ -180,5 +219,64 @@ mod tests {
                 queued(&flight)
             );
         }
+    }
+
+    /// A path on which a chunk takes so many microseconds at least, and half a millisecond for each
+    /// that is in flight.
+    fn go_on(flight: &mut Flight, alone: u32, pace: Pace) -> u16 {
+        let limit = Duration::from_millis(100);
+        for _ in 0..400 {
+            let took = Duration::from_micros((500 * u64::from(flight.window())).max(alone.into()));
+            for _ in 0..flight.window() {
+                flight.chunk_done(took, true);
+            }
+            flight.adjust(limit, limit / 100, pace);
+            flight.period_ends();
+        }
+        flight.window()
+    }
+
+    /// That found out what a chunk takes alone, and has so many in flight since.
+    fn with_window(chunks: u16) -> Flight {
+        let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
+        flight.narrow();
+        go_on(&mut flight, 1000, Pace::AtRate);
+        flight.window = chunks;
+        flight
+    }
+
+    #[test]
+    fn chunks_do_not_wait_for_each_other_however_long_the_guest_would() {
+        for chunks in [1, 4, 32] {
+            let window = go_on(&mut with_window(chunks), 1000, Pace::BelowRate);
+            assert!((4..=6).contains(&window), "{window} from {chunks}");
+        }
+        let starved = go_on(&mut with_window(1), 1000, Pace::Starved);
+        assert_eq!(starved, 32);
+    }
+
+    #[test]
+    fn no_more_are_in_flight_than_the_rate_needs() {
+        assert_eq!(go_on(&mut with_window(3), 1000, Pace::AtRate), 3);
+    }
+
+    #[test]
+    fn a_path_that_becomes_longer_is_no_crowd() {
+        let mut flight = with_window(4);
+        let window = go_on(&mut flight, 10_000, Pace::BelowRate);
+        assert!(window > 20, "{window}");
+    }
+
+    /// Words about zeroes are quicker than data, and tell nothing of it.
+    #[test]
+    fn zeroes_do_not_make_a_crowd_of_data() {
+        let mut flight = with_window(4);
+        for _ in 0..100 {
+            flight.chunk_done(Duration::from_micros(100), false);
+            flight.adjust(LIMIT, LIMIT / 8, Pace::AtRate);
+            flight.period_ends();
+        }
+        let window = go_on(&mut flight, 1000, Pace::BelowRate);
+        assert!((4..=6).contains(&window), "{window}");
     }
 }

@@ -7,13 +7,13 @@ use core::time::Duration;
 use super::blame::Blame;
 use super::climb::Climb;
 use super::ease::Ease;
-use super::flight::Flight;
+use super::flight::{Flight, Pace};
 use super::hiccups::Hiccups;
 use super::pacer::Pacer;
 use super::throughput::{Finding, Shortage, Throughput};
 use super::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
-use crate::units::{Bytes, Time};
+use crate::units::{Bytes, SECTOR_SIZE, Time};
 
 /// How often the guest's latency is judged.
 const SAMPLING: Duration = Controller::LINK_SAMPLING;
@@ -177,9 +177,9 @@ impl Governor {
         allows
     }
 
-    /// A chunk was acknowledged this long after it was locked.
-    pub(super) fn chunk_done(&mut self, took: Duration) {
-        self.flight.chunk_done(took);
+    /// A chunk was acknowledged this long after it was locked; `data` if it travelled as such.
+    pub(super) fn chunk_done(&mut self, took: Duration, data: bool) {
+        self.flight.chunk_done(took, data);
     }
 
     /// Whether copies (or delayed writes) may go on; otherwise when to ask again.
@@ -320,19 +320,26 @@ impl Governor {
             None => strained,
         };
         self.climb.period_ends(self.rate, strained && !creeps);
-        let used = self.spent.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64;
+        let used = per_second(self.spent);
         if blamed {
             self.give_way();
         } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.
-            if used >= self.rate / 2 {
+            if used >= self.rate / 4 * 3 {
                 self.rate += self.climb.rise(self.rate);
             }
         }
         // What the user stated comes before progress here, too.
         let automatic = self.throughput.is_some();
-        let starved = automatic && period.copying && used < self.least_rate() / 4 * 3;
-        self.flight.adjust(limit, worst, starved);
+        let one_more = self.spent + u64::from(self.flight.chunk_sectors()) * SECTOR_SIZE;
+        let pace = if automatic && period.copying && used < self.least_rate() / 4 * 3 {
+            Pace::Starved
+        } else if per_second(one_more) < self.rate / 8 * 7 {
+            Pace::BelowRate
+        } else {
+            Pace::AtRate
+        };
+        self.flight.adjust(limit, worst, pace);
     }
 
     /// Bytes per second that the deadline asks for.
@@ -407,6 +414,11 @@ impl Governor {
         progress.breached_periods = self.breached;
         progress.rate_limit = Some(self.rate);
     }
+}
+
+/// What these bytes of a sampling period are in a second.
+const fn per_second(bytes: u64) -> u64 {
+    bytes.saturating_mul(1_000_000_000) / SAMPLING.as_nanos() as u64
 }
 
 /// What the governor is told of a sampling period.

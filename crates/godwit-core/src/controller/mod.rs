@@ -3,6 +3,7 @@
 mod blame;
 mod climb;
 mod convergence;
+mod crowding;
 mod delayed_table;
 mod delayed_writes;
 mod destination;

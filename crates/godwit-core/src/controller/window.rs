@@ -16,8 +16,8 @@ pub(super) enum ChunkState {
     Reading,
     /// Read, and waits for its turn to be sent.
     Read(ChunkContent),
-    /// Sent to the destination.
-    Sent,
+    /// Sent to the destination; `data` if that was what the chunk holds, and not a word about it.
+    Sent { data: bool },
     /// Acknowledged: unlocked, and migrated as far as guest I/O is concerned.
     Done,
 }
@@ -155,11 +155,13 @@ impl Window {
         let unsent = self
             .chunks
             .iter_mut()
-            .find(|chunk| !matches!(chunk.state, ChunkState::Sent | ChunkState::Done))?;
+            .find(|chunk| !matches!(chunk.state, ChunkState::Sent { .. } | ChunkState::Done))?;
         let ChunkState::Read(content) = unsent.state else {
             return None;
         };
-        unsent.state = ChunkState::Sent;
+        unsent.state = ChunkState::Sent {
+            data: content == ChunkContent::Data,
+        };
         self.pointers.write_head = unsent.extent.end();
         self.pointers.read_tail = self.pointers.read_tail.max(unsent.extent.end());
         Some((unsent.slot, unsent.extent, content))
@@ -170,7 +172,7 @@ impl Window {
     pub(super) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<Chunk> {
         let chunk = self
             .get(slot)
-            .filter(|chunk| chunk.state == ChunkState::Sent)?;
+            .filter(|chunk| matches!(chunk.state, ChunkState::Sent { .. }))?;
         let acknowledged = *chunk;
         chunk.state = ChunkState::Done;
         chunk.waiters = TagList::EMPTY;

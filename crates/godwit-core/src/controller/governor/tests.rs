@@ -211,7 +211,7 @@ fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_st
             options.delayed_writes = false;
         });
         for number in 1..=20 {
-            governor.chunk_done(LIMIT);
+            governor.chunk_done(LIMIT, true);
             governor.spend(LEAST_RATE / 100, false);
             period(&mut governor, number, LIMIT / 4);
         }

@@ -268,7 +268,7 @@ impl Controller {
             Ok(Content::Zeroes) if pass == Pass::Copy => ChunkContent::Zeroes,
             _ => {
                 // The slot is idle again: it must not be counted as a read under way.
-                chunk.state = ChunkState::Sent;
+                chunk.state = ChunkState::Sent { data: false };
                 self.abort_source(AbortReason::SourceDisk);
                 return;
             }
@@ -383,7 +383,8 @@ impl Controller {
             .map_or(Duration::MAX, |last| self.now.since(last));
         source.idle_window.chunk_done(took, idle);
         if let Some(governor) = &mut source.governor {
-            governor.chunk_done(took);
+            let data = chunk.state == ChunkState::Sent { data: true };
+            governor.chunk_done(took, data);
         }
         self.wake(chunk.waiters);
         self.pump();

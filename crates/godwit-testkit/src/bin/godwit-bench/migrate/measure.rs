@@ -35,7 +35,7 @@ pub(crate) struct Quiet {
 impl Quiet {
     pub(crate) const fn new(extent: Extent) -> Self {
         let (warm_up, before) = match extent {
-            Extent::Quick => (1, 3),
+            Extent::Quick => (1, 5),
             Extent::Full => (3, 10),
         };
         Self {

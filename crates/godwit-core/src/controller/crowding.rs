@@ -1,0 +1,91 @@
+//! Whether chunks in flight wait for each other: how much longer each takes than with few others. What
+//! is in flight beyond what the path can work on at a time makes copies no faster, and the guest's
+//! requests queue behind it.
+
+use core::time::Duration;
+
+/// Weight of a chunk in what one usually takes.
+const WEIGHT: f64 = 1.0 / 8.0;
+
+/// With few in flight, what a chunk took when it was least counts for this much more after each
+/// sampling period: the path has become longer.
+const LONGER: f64 = 1.01;
+
+/// Shorter than this is nothing that could be measured.
+const LEAST: Duration = Duration::from_micros(1);
+
+/// What a chunk takes, in seconds.
+#[derive(Debug)]
+pub(super) struct Crowding {
+    /// Lately; `None` before the first.
+    usual: Option<f64>,
+    /// When it was least.
+    least: f64,
+}
+
+impl Crowding {
+    /// Nothing is known.
+    pub(super) const fn new() -> Self {
+        Self {
+            usual: None,
+            least: f64::INFINITY,
+        }
+    }
+
+    /// A chunk of data was acknowledged this long after it was locked.
+    pub(super) fn chunk_done(&mut self, took: Duration) {
+        let took = took.max(LEAST).as_secs_f64();
+        let usual = self.usual.get_or_insert(took);
+        *usual += (took - *usual) * WEIGHT;
+    }
+
+    /// A sampling period is over, with or without few chunks in flight. How many times what a chunk
+    /// takes alone it takes lately: at least 1.
+    pub(super) fn period_ends(&mut self, few: bool) -> f64 {
+        let Some(usual) = self.usual else { return 1.0 };
+        if few {
+            self.least *= LONGER;
+        }
+        self.least = self.least.min(usual);
+        usual / self.least
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After so many sampling periods in each of which one chunk took so many microseconds.
+    fn after(crowding: &mut Crowding, periods: u32, micros: u64, few: bool) -> f64 {
+        for _ in 0..periods {
+            crowding.chunk_done(Duration::from_micros(micros));
+            crowding.period_ends(few);
+        }
+        crowding.period_ends(few)
+    }
+
+    #[test]
+    fn what_a_chunk_takes_is_compared_with_when_it_was_least() {
+        let mut crowding = Crowding::new();
+        assert!(crowding.period_ends(false) <= 1.0);
+        assert!(after(&mut crowding, 100, 1000, false) < 1.01);
+        let crowd = after(&mut crowding, 1000, 3000, false);
+        assert!((2.9..3.1).contains(&crowd), "{crowd}");
+        assert!(after(&mut crowding, 100, 1000, false) < 1.01);
+    }
+
+    #[test]
+    fn what_takes_long_with_few_in_flight_is_no_crowd() {
+        let mut crowding = Crowding::new();
+        after(&mut crowding, 100, 1000, true);
+        assert!(after(&mut crowding, 50, 5000, true) > 2.5);
+        assert!(after(&mut crowding, 200, 5000, true) < 1.01);
+    }
+
+    #[test]
+    fn a_chunk_that_takes_no_time_tells_of_no_crowd_for_ever() {
+        let mut crowding = Crowding::new();
+        after(&mut crowding, 1, 0, true);
+        assert!(after(&mut crowding, 1000, 1000, true) < 1.1);
+    }
+}
