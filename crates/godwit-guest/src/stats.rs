@@ -20,7 +20,8 @@ const DIGITS: u8 = 3;
 #[derive(Debug)]
 pub(crate) struct Stats {
     start: Instant,
-    reports: AtomicU64,
+    /// Reports that were printed.
+    reports: Mutex<u64>,
     reads: AtomicU64,
     syncs: AtomicU64,
     file_operations: AtomicU64,
@@ -49,7 +50,7 @@ impl Stats {
     pub(crate) fn new(disks: usize) -> io::Result<Self> {
         Ok(Self {
             start: Instant::now(),
-            reports: AtomicU64::new(0),
+            reports: Mutex::new(0),
             reads: AtomicU64::new(0),
             syncs: AtomicU64::new(0),
             file_operations: AtomicU64::new(0),
@@ -146,6 +147,14 @@ impl Stats {
 
     /// Prints a report.
     pub(crate) fn report(&self) {
+        self.report_to(console::say);
+    }
+
+    /// Two threads report, each second and when asked to. The number is taken until its line is out,
+    /// because one that comes after a later one is the sign of a guest that runs twice.
+    fn report_to(&self, say: impl FnOnce(&str)) {
+        let mut reports = self.reports.lock().unwrap_or_else(PoisonError::into_inner);
+        *reports += 1;
         let now = self.now();
         let (mut writes, mut gap, mut since_mark) = (0, 0, 0);
         for disk in &self.disks {
@@ -166,12 +175,11 @@ impl Stats {
                 latency.max()
             )
         };
-        console::say(&format!(
-            "{{\"seq\":{},\"uptime_ms\":{},\"writes\":{writes},\"reads\":{},\"syncs\":{},\
+        say(&format!(
+            "{{\"seq\":{reports},\"uptime_ms\":{},\"writes\":{writes},\"reads\":{},\"syncs\":{},\
              \"file_operations\":{},\"memory_passes\":{},\"errors\":{},\"mismatches\":{},\
              \"largest_gap_ms\":{:.3},\"gap_since_mark_ms\":{:.3},\"mark\":{},\
              \"latency_since_mark\":{latency}}}",
-            self.reports.fetch_add(1, Relaxed) + 1,
             now / 1_000_000,
             self.reads.load(Relaxed),
             self.syncs.load(Relaxed),
@@ -202,6 +210,8 @@ impl Stats {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+    use std::thread;
     use std::time::Duration;
 
     use super::{LONGEST, Stats};
@@ -218,5 +228,27 @@ mod tests {
         assert!(near(stats.latency().max(), LONGEST));
         stats.set_mark(1);
         assert_eq!(stats.latency().max(), 0);
+    }
+
+    #[test]
+    fn reports_of_two_threads_come_in_the_order_of_their_numbers() {
+        const EACH: usize = 2000;
+        let stats = Stats::new(1).unwrap();
+        let printed = Mutex::new(Vec::new());
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        stats.report_to(|line| {
+                            let (number, _) = line["{\"seq\":".len()..].split_once(',').unwrap();
+                            let number: usize = number.parse().unwrap();
+                            printed.lock().unwrap().push(number);
+                        });
+                    }
+                });
+            }
+        });
+        let printed = printed.into_inner().unwrap();
+        assert!(printed.into_iter().eq(1..=2 * EACH));
     }
 }
