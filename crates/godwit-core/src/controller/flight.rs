@@ -16,6 +16,7 @@ const LEAST_CHUNK_SECTORS: u32 = 64;
 /// Chunks that take this many times what one takes alone mostly wait for each other: less of a crowd
 /// than that keeps the path busy.
 const CROWDED: f64 = 3.0;
+/// As long as they take less than this one more may join them.
 const ROOMY: f64 = 2.4;
 
 /// As few chunks as these are no crowd.
