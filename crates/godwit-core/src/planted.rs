@@ -27,11 +27,15 @@ pub enum PlantedBug {
     SwitchoverWithDelayed,
     /// Authority is acted on before it is stored.
     PersistAfterUse,
+    /// A write that is combined with one that must be durable is not made durable.
+    CombineForgetsFua,
+    /// A write that is combined with an earlier one keeps its own place in the order of writes.
+    CombineOutOfPlace,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::AckBeforeRemote,
         Self::IgnoreGeneration,
         Self::SkipWindowLock,
@@ -39,6 +43,8 @@ impl PlantedBug {
         Self::AcceptWithoutFlush,
         Self::SwitchoverWithDelayed,
         Self::PersistAfterUse,
+        Self::CombineForgetsFua,
+        Self::CombineOutOfPlace,
     ];
 
     /// The defect's name.
@@ -51,6 +57,8 @@ impl PlantedBug {
             Self::AcceptWithoutFlush => "accept-without-flush",
             Self::SwitchoverWithDelayed => "switchover-with-delayed",
             Self::PersistAfterUse => "persist-after-use",
+            Self::CombineForgetsFua => "combine-forgets-fua",
+            Self::CombineOutOfPlace => "combine-out-of-place",
         }
     }
 }

@@ -24,6 +24,7 @@ states! {
     Discard "requests: discard",
     Flush "requests: flush",
     AcrossChunks "requests: across a chunk's end",
+    Combined "requests: carried out by a later one",
     Failed "requests: failed by a disk error",
     Uniform "workload: uniform",
     Zipf "workload: zipf",

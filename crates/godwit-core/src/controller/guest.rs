@@ -199,7 +199,11 @@ impl Controller {
     #[inline]
     pub(super) fn advance(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
+        if slot.combined {
+            return self.finish(tag);
+        }
         slot.locked = false;
+        let has_waited = slot.stage == Stage::Waiting;
         let (sequence, is_write) = (slot.sequence, slot.is_write());
         let is_request = slot.is_request();
         // A chunk that is compared must not change: who was let through while it was copied, and has
@@ -241,7 +245,8 @@ impl Controller {
                 }
             }
         }
-        if self.slots[tag].is_request() {
+        if is_request {
+            let tag = if has_waited { self.combine(tag) } else { tag };
             self.issue(tag)
         } else {
             self.issue_replica(tag)
@@ -449,7 +454,11 @@ impl Controller {
             self.table.remove(tag, extent);
             self.writes_left(extent);
         }
+        let result = self.slots[tag].result;
         while let Some(waiter) = self.slots.pop(&mut waiters) {
+            if self.slots[waiter].combined {
+                self.slots[waiter].result = result;
+            }
             self.ready.push_back(waiter);
         }
     }

@@ -2,6 +2,7 @@
 
 mod blame;
 mod climb;
+mod combining;
 mod convergence;
 mod crowding;
 mod delayed_table;

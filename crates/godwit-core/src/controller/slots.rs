@@ -93,6 +93,8 @@ pub(super) struct Slot {
     pub(super) unlocked: bool,
     /// Whether it waited for the migration too long and nothing could be done about it.
     pub(super) late: bool,
+    /// Whether the write that it waits for carries it out too.
+    pub(super) combined: bool,
     /// Whether it is a frame that is dropped instead of carried out when its turn comes.
     pub(super) stale: bool,
     /// The generation in which it was sent to the destination.
@@ -104,6 +106,8 @@ pub(super) struct Slot {
     pub(super) issued: Time,
     pub(super) result: Result<(), RequestError>,
     pub(super) waiters: TagList,
+    /// The write in whose list of waiters it is.
+    blocker: u32,
     next: u32,
 }
 
@@ -118,6 +122,7 @@ impl Slot {
         locked: false,
         unlocked: false,
         late: false,
+        combined: false,
         stale: false,
         generation: Generation(0),
         arrived: Time(0),
@@ -126,6 +131,7 @@ impl Slot {
         issued: Time(0),
         result: Ok(()),
         waiters: TagList::EMPTY,
+        blocker: NONE,
         next: NONE,
     };
 
@@ -135,6 +141,22 @@ impl Slot {
 
     pub(super) const fn is_request(&self) -> bool {
         matches!(self.work, Work::Request { .. })
+    }
+
+    /// Whether it is a request that writes data.
+    pub(super) const fn is_plain_write(&self) -> bool {
+        matches!(
+            self.work,
+            Work::Request {
+                operation: Operation::Write { .. },
+                ..
+            }
+        )
+    }
+
+    /// Whether it waits for an earlier write.
+    pub(super) const fn waits_for_another(&self) -> bool {
+        self.blocker != NONE
     }
 
     /// Whether the work changes the disk's content.
@@ -247,6 +269,7 @@ impl Slots {
             return None;
         }
         let tag = list.head;
+        self.slots[tag as usize].blocker = NONE;
         list.head = self.slots[tag as usize].next;
         if list.head == NONE {
             list.tail = NONE;
@@ -259,6 +282,33 @@ impl Slots {
         let mut list = self.slots[blocker.0 as usize].waiters;
         self.push(&mut list, tag);
         self.slots[blocker.0 as usize].waiters = list;
+        self.slots[tag.0 as usize].blocker = blocker.0;
+    }
+
+    /// Takes `tag` out of the list of the write that it waits for.
+    pub(super) fn stop_waiting(&mut self, tag: RequestTag) {
+        let blocker = self.slots[tag.0 as usize].blocker;
+        if blocker == NONE {
+            return;
+        }
+        let blocker = RequestTag(blocker);
+        let mut waiters = core::mem::replace(&mut self[blocker].waiters, TagList::EMPTY);
+        while let Some(waiter) = self.pop(&mut waiters) {
+            if waiter != tag {
+                self.wait_for(blocker, waiter);
+            }
+        }
+    }
+
+    /// Two requests that are both under way change places in the order of arrival.
+    pub(super) fn change_places(&mut self, one: RequestTag, other: RequestTag) {
+        let (first, second) = (self[one], self[other]);
+        for (tag, place) in [(one, second), (other, first)] {
+            let slot = &mut self[tag];
+            slot.sequence = place.sequence;
+            slot.arrived = place.arrived;
+            slot.unlocked = place.unlocked;
+        }
     }
 }
 

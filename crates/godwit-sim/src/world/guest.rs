@@ -29,6 +29,13 @@ pub(super) struct Outstanding {
     pub(super) disk_ended: Option<u64>,
 }
 
+impl Outstanding {
+    /// What it writes.
+    fn writes(&self) -> Option<Extent> {
+        self.write.and_then(|_| self.operation.extent())
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Guest {
     random: Random,
@@ -200,6 +207,13 @@ impl World {
         if random.below(100) < plan.reads {
             return Operation::Read(extent);
         }
+        if plan.workload == Workload::Hot
+            && random.permille(300)
+            && let Some(extent) = guest.places.iter().flatten().find_map(Outstanding::writes)
+        {
+            let fua = random.below(3) == 0;
+            return Operation::Write { extent, fua };
+        }
         let special = random.permille(special);
         let unmap = random.below(2) == 0;
         match random.below(4) {
@@ -260,6 +274,9 @@ impl World {
             (Ok(()), Operation::Write { fua, .. } | Operation::WriteZeroes { fua, .. }) => {
                 if let Some(write) = asked.write {
                     self.history.acknowledged(write, fua, now);
+                }
+                if asked.disk_started.is_none() && self.nodes[node].serves() {
+                    self.reached(Reached::Combined);
                 }
             }
             (Err(RequestError::NotServing), _) => self.guest.moving = node == self.guest.attached,

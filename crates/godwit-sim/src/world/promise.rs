@@ -42,8 +42,10 @@ impl World {
         let (Some(promise), now) = (self.promise, self.now) else {
             return;
         };
-        let (Some(disk_started), Some(disk_ended)) = (asked.disk_started, asked.disk_ended) else {
-            return;
+        // One without a disk operation was carried out by another.
+        let (disk_started, disk_ended) = match (asked.disk_started, asked.disk_ended) {
+            (Some(started), Some(ended)) => (started, ended),
+            _ => (now, now),
         };
         if asked.node != self.source || asked.start < promise.since {
             return;
