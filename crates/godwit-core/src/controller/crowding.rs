@@ -21,6 +21,8 @@ pub(super) struct Crowding {
     usual: Option<f64>,
     /// When it was least.
     least: f64,
+    /// Whether one was acknowledged in this sampling period.
+    arrives: bool,
 }
 
 impl Crowding {
@@ -29,6 +31,7 @@ impl Crowding {
         Self {
             usual: None,
             least: f64::INFINITY,
+            arrives: false,
         }
     }
 
@@ -37,17 +40,19 @@ impl Crowding {
         let took = took.max(LEAST).as_secs_f64();
         let usual = self.usual.get_or_insert(took);
         *usual += (took - *usual) * WEIGHT;
+        self.arrives = true;
     }
 
     /// A sampling period is over, with or without few chunks in flight. How many times what a chunk
-    /// takes alone it takes lately: at least 1.
-    pub(super) fn period_ends(&mut self, few: bool) -> f64 {
-        let Some(usual) = self.usual else { return 1.0 };
+    /// takes alone it takes lately: at least 1, or `None` when no chunk of data told of it.
+    pub(super) fn period_ends(&mut self, few: bool) -> Option<f64> {
+        let usual = self.usual.filter(|_| self.arrives)?;
+        self.arrives = false;
         if few {
             self.least *= LONGER;
         }
         self.least = self.least.min(usual);
-        usual / self.least
+        Some(usual / self.least)
     }
 }
 
@@ -57,20 +62,22 @@ mod tests {
 
     /// After so many sampling periods in each of which one chunk took so many microseconds.
     fn after(crowding: &mut Crowding, periods: u32, micros: u64, few: bool) -> f64 {
+        let mut crowd = None;
         for _ in 0..periods {
             crowding.chunk_done(Duration::from_micros(micros));
-            crowding.period_ends(few);
+            crowd = crowding.period_ends(few);
         }
-        crowding.period_ends(few)
+        crowd.expect("chunks told of it")
     }
 
     #[test]
     fn what_a_chunk_takes_is_compared_with_when_it_was_least() {
         let mut crowding = Crowding::new();
-        assert!(crowding.period_ends(false) <= 1.0);
+        assert_eq!(crowding.period_ends(false), None);
         assert!(after(&mut crowding, 100, 1000, false) < 1.01);
         let crowd = after(&mut crowding, 1000, 3000, false);
         assert!((2.9..3.1).contains(&crowd), "{crowd}");
+        assert_eq!(crowding.period_ends(false), None, "nothing arrived");
         assert!(after(&mut crowding, 100, 1000, false) < 1.01);
     }
 

@@ -107,12 +107,12 @@ impl Flight {
         };
         let well = self.slowest_chunk < short && worst < limit * 2 / 3;
         let helps = self.chunk_sectors < self.most_chunk_sectors
-            || crowding < ROOMY && pace == Pace::BelowRate;
+            || crowding.is_none_or(|crowd| crowd < ROOMY) && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
             self.halve();
         } else if starved || well && helps {
             self.widen();
-        } else if crowding > CROWDED {
+        } else if crowding.is_some_and(|crowd| crowd > CROWDED) {
             let fewer = self.window - self.window.div_ceil(8);
             self.window = fewer.max(self.window.min(FEW));
         }
@@ -279,5 +279,24 @@ mod tests {
         }
         let window = go_on(&mut flight, 1000, Pace::BelowRate);
         assert!((4..=6).contains(&window), "{window}");
+    }
+
+    /// A crowd of data is none of the zeroes that come after it.
+    #[test]
+    fn zeroes_do_not_close_the_window_that_data_crowded() {
+        let mut flight = with_window(4);
+        for _ in 0..flight.window() {
+            flight.chunk_done(Duration::from_millis(50), true);
+        }
+        flight.adjust(Duration::from_secs(1), LIMIT, Pace::AtRate);
+        flight.period_ends();
+        let crowded = flight.window();
+        assert!(crowded < 4);
+        for _ in 0..100 {
+            flight.chunk_done(Duration::from_micros(100), false);
+            flight.adjust(LIMIT, LIMIT / 8, Pace::AtRate);
+            flight.period_ends();
+        }
+        assert_eq!(flight.window(), crowded);
     }
 }
