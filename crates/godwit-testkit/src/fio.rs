@@ -105,13 +105,27 @@ impl FioLoad {
     /// # Errors
     /// When fio cannot be started.
     pub fn start(&self, target: &NbdTarget, dir: &Path) -> io::Result<RunningFio> {
+        let uri = format!("--uri={}", target.uri());
+        self.start_with(&["--ioengine=nbd", &uri], dir)
+    }
+
+    /// Starts fio on an image file, with direct I/O; its logs go into `dir`.
+    ///
+    /// # Errors
+    /// When fio cannot be started.
+    pub fn start_on_image(&self, image: &Path, dir: &Path) -> io::Result<RunningFio> {
+        let file = format!("--filename={}", image.display());
+        self.start_with(&["--ioengine=io_uring", "--direct=1", &file], dir)
+    }
+
+    fn start_with(&self, target: &[&str], dir: &Path) -> io::Result<RunningFio> {
         let prefix = dir.join("fio");
         let messages = File::create(prefix.with_extension("messages"))?;
         let mut command = Command::new("fio");
         command
             .current_dir(dir)
-            .args(["--name=guest", "--ioengine=nbd", "--bs=4k"])
-            .arg(format!("--uri={}", target.uri()))
+            .args(["--name=guest", "--bs=4k"])
+            .args(target)
             .arg(format!("--offset={}", self.region.start))
             .arg(format!("--size={}", self.region.end - self.region.start))
             .arg(format!("--iodepth={}", self.depth))

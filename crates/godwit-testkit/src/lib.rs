@@ -12,6 +12,7 @@
 //!   server and drives virtqueues in it.
 //! - [`steady`] measures what a server of an image is worth.
 //! - [`idle_copy`] moves a disk that nobody uses, and copies it in other ways.
+//! - [`plain_copy`] copies an image and does nothing else.
 //! - [`tls`] sets up two sides that trust each other.
 //! - [`watched`] follows a migration to its end.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
@@ -25,6 +26,7 @@ pub mod image;
 pub mod moved;
 pub mod nbd;
 pub mod network;
+pub mod plain_copy;
 pub mod process;
 pub mod proxy;
 pub mod random;

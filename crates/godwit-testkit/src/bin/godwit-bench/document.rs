@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::migrate::targets::case;
 use crate::options::Extent;
 use crate::plots::{self, Plot};
-use crate::report::{Migrate, Report, Seen, State, Vm, VmSeen};
+use crate::report::{DiskLimit, Guest, Migrate, Report, Seen, State, Vm, VmSeen};
 
 /// Writes the document and its plots.
 ///
@@ -37,6 +37,9 @@ fn text(report: &Report, plots: &[Plot]) -> String {
     }
     for plot in plots {
         text += &format!("\n![{}](benchmarks/{})\n", plot.title, plot.file);
+    }
+    if !report.disk_limit.is_empty() {
+        text += &disk_limit(&report.disk_limit);
     }
     if !report.steady.is_empty() {
         text += &steady(report);
@@ -132,6 +135,43 @@ fn migrate(cells: &[Migrate]) -> String {
     text
 }
 
+fn disk_limit(cells: &[DiskLimit]) -> String {
+    let rate = cells.first().map_or(0.0, |cell| cell.rate_mbps);
+    let size = cells.first().map_or(0, |cell| cell.image_bytes >> 20);
+    let cells = cells.iter().map(|cell| {
+        let mut columns = vec![
+            cell.in_flight.to_string(),
+            cell.rounds.len().to_string(),
+            time(
+                (Some(cell.copy_seconds), Some(cell.copy_seconds_spread)),
+                cell.rounds.len(),
+                0.0,
+            ),
+        ];
+        columns.extend(guest(&cell.guest));
+        columns
+    });
+    format!(
+        "\n## What the disk allows without a mover\n\n\
+         {size} MiB are copied from one image to another by nobody who computes, encrypts or sends \
+         anything, so many pieces of 256 KiB at a time, beside random writes at {} MB/s to the one and \
+         half of that to the other. Source and destination share the disk in every other scene, too.\n\n{}{}",
+        number(rate, 0),
+        header(&[
+            "in flight",
+            "rounds",
+            "time, s",
+            "throughput",
+            "p50",
+            "p99",
+            "p99.9",
+            "p99.99",
+            "longest",
+        ]),
+        rows(cells)
+    )
+}
+
 fn heading(name: &str, image_bytes: u64) -> String {
     let mebibytes = image_bytes >> 20;
     format!("### {name}\n\n{mebibytes} MiB image")
@@ -156,17 +196,8 @@ fn tables<T>(
 }
 
 fn row(cell: &Migrate) -> Vec<String> {
-    let guest = &cell.guest;
-    let both = |pick: fn(&Seen) -> f64, digits| match (guest.before, guest.during) {
-        (Some(before), Some(during)) => format!(
-            "{} → {}",
-            number(pick(&before), digits),
-            number(pick(&during), digits)
-        ),
-        _ => "-".to_owned(),
-    };
     let gigabytes = cell.image_bytes as f64 / 1e9;
-    vec![
+    let mut columns = vec![
         who(&cell.mover, cell.noisy),
         cell.rounds.len().to_string(),
         time(
@@ -176,14 +207,32 @@ fn row(cell: &Migrate) -> Vec<String> {
         ),
         number(cell.wire_bytes / 1e6, 0),
         number(cell.cpu_seconds / gigabytes, 2),
+    ];
+    columns.extend(guest(&cell.guest));
+    columns.push(
+        cell.blackout_ms
+            .map_or_else(|| "-".to_owned(), |ms| number(ms, 0)),
+    );
+    columns
+}
+
+/// Throughput and latencies, before → during.
+fn guest(guest: &Guest) -> [String; 6] {
+    let both = |pick: fn(&Seen) -> f64, digits| match (guest.before, guest.during) {
+        (Some(before), Some(during)) => format!(
+            "{} → {}",
+            number(pick(&before), digits),
+            number(pick(&during), digits)
+        ),
+        _ => "-".to_owned(),
+    };
+    [
         both(|seen| seen.mbps, 1),
         both(|seen| seen.p50_us / 1000.0, 2),
         both(|seen| seen.p99_us / 1000.0, 1),
         both(|seen| seen.p999_us / 1000.0, 1),
         both(|seen| seen.p9999_us / 1000.0, 1),
         both(|seen| seen.max_us / 1000.0, 0),
-        cell.blackout_ms
-            .map_or_else(|| "-".to_owned(), |ms| number(ms, 0)),
     ]
 }
 

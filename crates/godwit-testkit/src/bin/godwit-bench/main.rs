@@ -1,6 +1,7 @@
 //! Godwit beside its peers, on one machine, in one run: see bench/README.md for the scenes and how
 //! to read the report.
 
+mod disk_limit;
 mod document;
 mod environment;
 mod idle_copy;
@@ -80,6 +81,9 @@ fn scenes(options: &Options, suite: &mut Suite) -> io::Result<()> {
     }
     if options.wants(Scene::IdleCopy, extent) {
         idle_copy::run(options, suite)?;
+    }
+    if options.wants(Scene::DiskLimit, extent) {
+        disk_limit::run(options, suite)?;
     }
     if options.wants(Scene::Vm, extent) {
         vm::run(options, suite)?;

@@ -1,5 +1,7 @@
 //! `target/bench/report.json`: what tools read, and from which `docs/benchmarks.md` is made.
 
+use godwit_testkit::fio::Window;
+use godwit_testkit::report::median;
 use godwit_testkit::steady::Measured;
 use serde::{Deserialize, Serialize};
 
@@ -44,6 +46,9 @@ pub(crate) struct Report {
     /// Machines that moved with their disks while their guests worked.
     #[serde(default)]
     pub(crate) vm: Vec<Vm>,
+    /// What the disk allows whoever copies it beside a guest.
+    #[serde(default)]
+    pub(crate) disk_limit: Vec<DiskLimit>,
     /// A disk that moved while nobody used it.
     pub(crate) idle_copy: Option<IdleCopy>,
     /// What the numbers are held against.
@@ -269,6 +274,38 @@ pub(crate) struct Steady {
     pub(crate) rounds: Vec<Measured>,
 }
 
+/// A plain copy of a disk beside its guest: medians over the rounds.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DiskLimit {
+    /// Pieces of 256 KiB that are read and written at the same time.
+    pub(crate) in_flight: u32,
+    /// What the guest writes, in MB/s; half as much is written to the copy meanwhile.
+    pub(crate) rate_mbps: f64,
+    /// The disk's size.
+    pub(crate) image_bytes: u64,
+    /// From the first piece's read to the last one's write.
+    pub(crate) copy_seconds: f64,
+    /// The least and the most of the rounds' `copy_seconds`.
+    pub(crate) copy_seconds_spread: [f64; 2],
+    /// What the guest saw of the source.
+    pub(crate) guest: Guest,
+    /// Whether the rounds disagree about the guest before the copy.
+    pub(crate) noisy: bool,
+    /// Every repetition.
+    pub(crate) rounds: Vec<DiskLimitRound>,
+}
+
+/// One plain copy.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct DiskLimitRound {
+    /// As in [`DiskLimit`].
+    pub(crate) copy_seconds: f64,
+    /// As in [`DiskLimit`].
+    pub(crate) guest: Guest,
+    /// As in [`Move`].
+    pub(crate) disk_at_rest: Option<bool>,
+}
+
 /// An idle disk's move beside a plain copy: medians over the rounds.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct IdleCopy {
@@ -307,6 +344,44 @@ pub(crate) struct IdleCopyRound {
     pub(crate) loopback: f64,
 }
 
+/// Bytes of a guest's request.
+const BLOCK: f64 = 4096.0;
+
+impl Seen {
+    /// What was seen in a stretch of time.
+    pub(crate) fn of(window: &Window) -> Self {
+        Self {
+            mbps: window.iops * BLOCK / 1e6,
+            p50_us: window.p50_us as f64,
+            p99_us: window.p99_us as f64,
+            p999_us: window.p999_us as f64,
+            p9999_us: window.p9999_us as f64,
+            max_us: window.max_us as f64,
+        }
+    }
+
+    /// The median of each number; `None` of none.
+    pub(crate) fn median(all: &[Self]) -> Option<Self> {
+        let of = |value: fn(&Self) -> f64| median(&all.iter().map(value).collect::<Vec<_>>());
+        (!all.is_empty()).then(|| Self {
+            mbps: of(|seen| seen.mbps),
+            p50_us: of(|seen| seen.p50_us),
+            p99_us: of(|seen| seen.p99_us),
+            p999_us: of(|seen| seen.p999_us),
+            p9999_us: of(|seen| seen.p9999_us),
+            max_us: of(|seen| seen.max_us),
+        })
+    }
+}
+
+/// The least and the most.
+pub(crate) fn spread(values: &[f64]) -> [f64; 2] {
+    [
+        values.iter().copied().fold(f64::MAX, f64::min),
+        values.iter().copied().fold(f64::MIN, f64::max),
+    ]
+}
+
 impl Report {
     /// One in which nothing was measured yet.
     pub(crate) fn new(extent: Extent, environment: Environment) -> Self {
@@ -321,6 +396,7 @@ impl Report {
             migrate: Vec::new(),
             steady: Vec::new(),
             vm: Vec::new(),
+            disk_limit: Vec::new(),
             idle_copy: None,
             targets: Vec::new(),
         }
@@ -345,6 +421,7 @@ impl Report {
             .map(|cell| cell.noisy)
             .chain(self.steady.iter().map(|cell| cell.noisy))
             .chain(self.vm.iter().map(|cell| cell.noisy))
+            .chain(self.disk_limit.iter().map(|cell| cell.noisy))
             .chain(self.idle_copy.iter().map(|cell| cell.noisy))
             .collect();
         (noisy.len(), noisy.iter().filter(|noisy| **noisy).count())

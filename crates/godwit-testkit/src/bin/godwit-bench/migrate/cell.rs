@@ -6,7 +6,7 @@ use godwit_testkit::report::median;
 
 use super::case::Case;
 use crate::noise::{disagree, outliers};
-use crate::report::{Guest, Migrate, Move, Seen};
+use crate::report::{Guest, Migrate, Move, Seen, spread};
 
 /// Rounds whose guests did that much differently before anything moved disagree, as do rounds with
 /// an idle guest whose moves took that much longer.
@@ -106,22 +106,7 @@ fn seen(rounds: &[Move], pick: fn(&Guest) -> Option<Seen>) -> Option<Seen> {
         .iter()
         .filter_map(|round| pick(&round.guest))
         .collect();
-    let of = |value: fn(&Seen) -> f64| median(&all.iter().map(value).collect::<Vec<_>>());
-    (!all.is_empty()).then(|| Seen {
-        mbps: of(|seen| seen.mbps),
-        p50_us: of(|seen| seen.p50_us),
-        p99_us: of(|seen| seen.p99_us),
-        p999_us: of(|seen| seen.p999_us),
-        p9999_us: of(|seen| seen.p9999_us),
-        max_us: of(|seen| seen.max_us),
-    })
-}
-
-fn spread(values: &[f64]) -> [f64; 2] {
-    [
-        values.iter().copied().fold(f64::MAX, f64::min),
-        values.iter().copied().fold(f64::MIN, f64::max),
-    ]
+    Seen::median(&all)
 }
 
 fn median_round(rounds: &[Move]) -> Option<&Move> {

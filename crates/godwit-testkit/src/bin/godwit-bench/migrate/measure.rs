@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{Duration, Instant};
 
-use godwit_testkit::fio::{FioReport, RunningFio, Window, now_ms};
+use godwit_testkit::fio::{FioReport, RunningFio, now_ms};
 use godwit_testkit::moved::compare_images;
 
 use super::case::Case;
@@ -22,8 +22,6 @@ const SWITCHOVER_MS: u64 = 1000;
 const AFTER: Duration = Duration::from_millis(SWITCHOVER_MS + 200);
 /// The unit of the series.
 const STEP_MS: u64 = 250;
-/// Bytes of a request.
-const BLOCK: f64 = 4096.0;
 
 /// How long the guest works before the move.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +106,7 @@ pub(crate) fn measure(
         }
         None => None,
     };
-    let window = |from, to| seen.as_ref().map(|seen| summed(&seen.window(from, to)));
+    let window = |from, to| seen.as_ref().map(|seen| Seen::of(&seen.window(from, to)));
     Ok(Move {
         converged: ended.is_some(),
         seconds,
@@ -157,17 +155,6 @@ fn alive(guest: &mut Option<RunningFio>) -> io::Result<()> {
     Ok(())
 }
 
-fn summed(window: &Window) -> Seen {
-    Seen {
-        mbps: window.iops * BLOCK / 1e6,
-        p50_us: window.p50_us as f64,
-        p99_us: window.p99_us as f64,
-        p999_us: window.p999_us as f64,
-        p9999_us: window.p9999_us as f64,
-        max_us: window.max_us as f64,
-    }
-}
-
 /// Whole steps from the command on, in both directions.
 fn series(seen: &FioReport, first: u64, zero: u64, end: u64) -> Vec<Point> {
     let first = zero - (zero - first) / STEP_MS * STEP_MS;
@@ -176,7 +163,7 @@ fn series(seen: &FioReport, first: u64, zero: u64, end: u64) -> Vec<Point> {
         .zip(seen.windows(first, end, STEP_MS))
         .map(|(at, window)| Point {
             seconds: (at as f64 - zero as f64) / 1000.0,
-            mbps: window.iops * BLOCK / 1e6,
+            mbps: Seen::of(&window).mbps,
             p50_us: window.p50_us as f64,
             max_us: window.max_us as f64,
         })
