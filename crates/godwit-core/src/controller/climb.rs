@@ -13,6 +13,10 @@ const NEAR: u64 = 1024;
 /// In as many periods without a strained one, half of what is known of a rate is forgotten.
 const FORGET: u32 = 50;
 
+/// A rate at which the guest was well for as many periods is one that it bears: when it gets too little
+/// done then, that was a moment's matter, or the rate a little too high.
+const BORNE: u32 = 50;
+
 /// What is known of the rates that the guest bore and did not bear.
 #[derive(Debug)]
 pub(super) struct Climb {
@@ -22,6 +26,8 @@ pub(super) struct Climb {
     /// Periods since the last strained one, and the rate when it and those just before it began.
     calm: u32,
     onset: u64,
+    /// The rate that is taken up again once the guest has made up for what it lacked.
+    again: Option<u64>,
 }
 
 impl Climb {
@@ -31,6 +37,7 @@ impl Climb {
             strained_at: None,
             calm: CALM,
             onset: 0,
+            again: None,
         }
     }
 
@@ -46,10 +53,33 @@ impl Climb {
         self.calm = 0;
     }
 
-    /// This rate goes down: what it was when the guest began to need that is too much.
+    /// This rate goes down: what it was when the guest began to need that is too much. A rate far below
+    /// the one that was too much before is more likely to have met a moment in which any would have
+    /// been, so what is known goes down by steps.
     pub(super) const fn yielded(&mut self, rate: u64) {
         self.period_ends(rate, true);
-        self.strained_at = Some(self.onset);
+        self.strained_at = Some(match self.strained_at {
+            Some(known) if self.onset < known / 10 * 7 => known / 10 * 7,
+            _ => self.onset,
+        });
+        self.again = None;
+    }
+
+    /// This rate goes down until the guest has made up for what it lacked. One that it bore for a while
+    /// need not be looked for again: a little less will do, and still less when the guest goes on
+    /// lacking something.
+    pub(super) fn yielded_for_a_time(&mut self, rate: u64) {
+        let again = match self.again {
+            Some(again) => Some(again / 10 * 7),
+            None => (self.calm >= BORNE).then_some(rate / 20 * 17),
+        };
+        self.yielded(rate);
+        self.again = again;
+    }
+
+    /// The guest has made up for what it lacked: the rate to go on with, if one is known.
+    pub(super) const fn made_up(&mut self) -> Option<u64> {
+        self.again.take()
     }
 
     /// By how much this rate rises in a period with room left: doubling soon while nothing is known,
@@ -88,5 +118,24 @@ mod tests {
         }
         let later = climb.rise(90 << 20);
         assert!(later > (90 << 20) / 80, "{later}: it is long ago");
+    }
+
+    #[test]
+    fn a_guest_that_is_strained_far_below_the_rate_that_it_bore_does_not_keep_copies_there() {
+        let mut climb = Climb::new();
+        climb.yielded(400 << 20);
+        for _ in 0..CALM {
+            climb.period_ends(100 << 20, false);
+        }
+        climb.yielded(100 << 20);
+        assert!(climb.rise(100 << 20) >= (100 << 20) / FAR_BELOW);
+        // But what goes on is believed.
+        for _ in 0..3 {
+            for _ in 0..CALM {
+                climb.period_ends(100 << 20, false);
+            }
+            climb.yielded(100 << 20);
+        }
+        assert!(climb.rise(100 << 20) < (100 << 20) / 500);
     }
 }

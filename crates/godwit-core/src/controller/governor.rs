@@ -277,7 +277,7 @@ impl Governor {
         if !self.creeps() && shortage.copied > 0 {
             // Far below what they might have taken, copies are not what the guest was short of.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
-            self.climb.yielded(took);
+            self.climb.yielded_for_a_time(took);
             let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT, MOST_KEPT);
             self.rate = (took as f64 * keep) as u64;
         }
@@ -293,10 +293,17 @@ impl Governor {
         if stood_still {
             return throughput.stood_still(now);
         }
-        match throughput.count(now, self.answered, self.spent, crawl) {
+        let finding = throughput.count(now, self.answered, self.spent, crawl);
+        let is_short = throughput.is_short();
+        match finding {
             Some(Finding::Short(shortage)) => self.make_up_for(shortage),
             // The rates at which it had too little say nothing any more.
             Some(Finding::Saturates) => self.climb = Climb::new(),
+            None if !is_short => {
+                if let Some(again) = self.climb.made_up() {
+                    self.rate = self.rate.max(again);
+                }
+            }
             None => {}
         }
     }

@@ -171,6 +171,23 @@ fn a_guest_that_gets_less_done_has_room_after_two_windows() {
 }
 
 #[test]
+fn a_rate_that_the_guest_bore_is_taken_up_again_but_not_one_that_it_does_not_bear() {
+    let mut governor = governor(|options| options.guest_load = unknown(10_000));
+    governor.rate = 300 << 20;
+    governor.climb.yielded(governor.rate);
+    busy_periods(&mut governor, 1..=100, LIMIT / 10);
+    let borne = governor.rate;
+    short_periods(&mut governor, 101..=120, borne / 100);
+    assert!(governor.rate < borne / 10 * 7, "{}", governor.rate);
+    busy_periods(&mut governor, 121..=130, LIMIT / 10);
+    let again = borne / 100 * 80..borne / 100 * 90;
+    assert!(again.contains(&governor.rate), "{} {borne}", governor.rate);
+    short_periods(&mut governor, 131..=140, borne / 100);
+    busy_periods(&mut governor, 141..=150, LIMIT / 10);
+    assert!(governor.rate < borne / 10 * 7, "{}", governor.rate);
+}
+
+#[test]
 fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
     let slowest = |guest_load, interface_budget, bytes| {
         let mut governor = governor(|options| {
