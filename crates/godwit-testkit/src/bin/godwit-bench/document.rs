@@ -116,20 +116,8 @@ fn migrate(cells: &[Migrate]) -> String {
         Throughput in MB/s, latencies in milliseconds, before → during. A time in parentheses is \
         when a move was given up that had not converged, and was not repeated.\n"
         .to_owned();
-    let titles = [
-        "",
-        "rounds",
-        "time, s",
-        "wire, MB",
-        "CPU s per GB",
-        "throughput",
-        "p50",
-        "p99",
-        "p99.9",
-        "p99.99",
-        "longest",
-        "blackout, ms",
-    ];
+    let before_guest = ["", "rounds", "time, s", "wire, MB", "CPU s per GB"];
+    let titles = [&before_guest[..], &GUEST, &["blackout, ms"]].concat();
     let heading = |cell: &Migrate| heading(&case(cell), cell.image_bytes);
     text += &tables(cells, heading, &titles, row);
     text
@@ -157,17 +145,7 @@ fn disk_limit(cells: &[DiskLimit]) -> String {
          anything, so many pieces of 256 KiB at a time, beside random writes at {} MB/s to the one and \
          half of that to the other. Source and destination share the disk in every other scene, too.\n\n{}{}",
         number(rate, 0),
-        header(&[
-            "in flight",
-            "rounds",
-            "time, s",
-            "throughput",
-            "p50",
-            "p99",
-            "p99.9",
-            "p99.99",
-            "longest",
-        ]),
+        header(&[&["in flight", "rounds", "time, s"][..], &GUEST].concat()),
         rows(cells)
     )
 }
@@ -216,8 +194,11 @@ fn row(cell: &Migrate) -> Vec<String> {
     columns
 }
 
+/// What [`guest`] tells.
+const GUEST: [&str; 6] = ["throughput", "p50", "p99", "p99.9", "p99.99", "longest"];
+
 /// Throughput and latencies, before → during.
-fn guest(guest: &Guest) -> [String; 6] {
+fn guest(guest: &Guest) -> [String; GUEST.len()] {
     let both = |pick: fn(&Seen) -> f64, digits| match (guest.before, guest.during) {
         (Some(before), Some(during)) => format!(
             "{} → {}",
