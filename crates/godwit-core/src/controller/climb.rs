@@ -82,6 +82,11 @@ impl Climb {
         self.again.take()
     }
 
+    /// Something else than the guest holds copies back now: no rate is taken up again.
+    pub(super) const fn held_back(&mut self) {
+        self.again = None;
+    }
+
     /// By how much this rate rises in a period with room left: doubling soon while nothing is known,
     /// quickly where the guest was not strained, and slowly near where it was: the faster, the longer
     /// ago that is. While the machine stays the same the guest is strained in about one of a hundred

@@ -27,18 +27,12 @@ impl Controller {
         let mut newest = first;
         while let Some(tag) = self.table.find(extent, |entry| {
             let slot = &self.slots[entry.tag];
-            entry.extent == extent && slot.is_plain_write() && slot.waits_for_another()
+            entry.extent == extent && slot.plain_write().is_some() && slot.waits_for_another()
         }) {
             self.slots.stop_waiting(tag);
             self.withdraw(tag);
             let slot = &self.slots[tag];
-            if let Work::Request {
-                operation: Operation::Write { fua: durable, .. },
-                ..
-            } = slot.work
-            {
-                fua |= durable && !self.has_bug(PlantedBug::CombineForgetsFua);
-            }
+            fua |= slot.plain_write() == Some(true) && !self.has_bug(PlantedBug::CombineForgetsFua);
             if slot.sequence > self.slots[newest].sequence {
                 newest = tag;
             }
@@ -64,15 +58,5 @@ impl Controller {
         }
         self.join(newest);
         newest
-    }
-
-    /// Takes a write that will not be carried out, or not yet, out of the order of writes. Who waits
-    /// for it goes on waiting.
-    fn withdraw(&mut self, tag: RequestTag) {
-        let slot = &mut self.slots[tag];
-        if let (true, Some(extent)) = (slot.registered, slot.extent) {
-            slot.registered = false;
-            self.table.remove(tag, extent);
-        }
     }
 }

@@ -401,6 +401,7 @@ impl Governor {
             return false;
         };
         if rate > budget / 20 * 19 && !paused {
+            self.climb.held_back();
             self.rate = (self.rate / 10 * 8).max(LEAST_RATE);
         } else if rate < budget / 20 * 17 && self.target.is_none() {
             self.rate = (self.rate + self.rate / 20 + (256 << 10)).min(budget);

@@ -182,6 +182,17 @@ impl Controller {
         }
     }
 
+    /// Takes a slot's write out of the order of writes, if it is in it; who waits for it goes on
+    /// waiting. Where it writes.
+    #[inline]
+    pub(super) fn withdraw(&mut self, tag: RequestTag) -> Option<Extent> {
+        let slot = &mut self.slots[tag];
+        let extent = slot.extent.filter(|_| slot.registered)?;
+        slot.registered = false;
+        self.table.remove(tag, extent);
+        Some(extent)
+    }
+
     /// Takes tags whose blocker is gone as far as they can go.
     #[inline]
     pub(super) fn run_ready(&mut self) {
@@ -447,11 +458,8 @@ impl Controller {
     /// Takes a finished slot out of the order of writes and wakes who waited for it.
     #[inline]
     pub(super) fn leave(&mut self, tag: RequestTag) {
-        let slot = &mut self.slots[tag];
-        let mut waiters = core::mem::replace(&mut slot.waiters, TagList::EMPTY);
-        if let (true, Some(extent)) = (slot.registered, slot.extent) {
-            slot.registered = false;
-            self.table.remove(tag, extent);
+        let mut waiters = core::mem::replace(&mut self.slots[tag].waiters, TagList::EMPTY);
+        if let Some(extent) = self.withdraw(tag) {
             self.writes_left(extent);
         }
         let result = self.slots[tag].result;

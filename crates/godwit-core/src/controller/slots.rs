@@ -143,15 +143,15 @@ impl Slot {
         matches!(self.work, Work::Request { .. })
     }
 
-    /// Whether it is a request that writes data.
-    pub(super) const fn is_plain_write(&self) -> bool {
-        matches!(
-            self.work,
+    /// Of a request that writes data: whether it has to be durable.
+    pub(super) const fn plain_write(&self) -> Option<bool> {
+        match self.work {
             Work::Request {
-                operation: Operation::Write { .. },
+                operation: Operation::Write { fua, .. },
                 ..
-            }
-        )
+            } => Some(fua),
+            _ => None,
+        }
     }
 
     /// Whether it waits for an earlier write.

@@ -188,6 +188,22 @@ fn a_rate_that_the_guest_bore_is_taken_up_again_but_not_one_that_it_does_not_bea
 }
 
 #[test]
+fn a_rate_is_not_taken_up_again_that_the_interface_has_no_room_for() {
+    let mut governor = governor(|options| {
+        options.guest_load = unknown(10_000);
+        options.interface_budget = Some(400 << 20);
+    });
+    governor.rate = 300 << 20;
+    governor.climb.yielded(governor.rate);
+    busy_periods(&mut governor, 1..=100, LIMIT / 10);
+    let borne = governor.rate;
+    short_periods(&mut governor, 101..=120, borne / 100);
+    governor.interface(Some(395 << 20), false);
+    busy_periods(&mut governor, 121..=130, LIMIT / 10);
+    assert!(governor.rate < borne / 10 * 7, "{}", governor.rate);
+}
+
+#[test]
 fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
     let slowest = |guest_load, interface_budget, bytes| {
         let mut governor = governor(|options| {
