@@ -245,6 +245,20 @@ impl RunningFio {
 }
 
 impl FioReport {
+    /// Whether every request succeeded.
+    ///
+    /// # Errors
+    /// What fio said, when one did not.
+    pub fn succeeded(&self) -> io::Result<()> {
+        match self.error {
+            0 => Ok(()),
+            error => Err(io::Error::other(format!(
+                "the guest saw error {error}: {}",
+                self.messages
+            ))),
+        }
+    }
+
     /// The windows of this many milliseconds from `from_ms` on, as long as requests were answered.
     pub fn windows(&self, from_ms: u64, to_ms: u64, step_ms: u64) -> Vec<Window> {
         (from_ms..to_ms)

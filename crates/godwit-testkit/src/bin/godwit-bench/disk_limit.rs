@@ -6,13 +6,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use godwit_testkit::fio::{FioLoad, FioReport, Requests, RunningFio, now_ms};
+use godwit_testkit::fio::{RunningFio, now_ms};
 use godwit_testkit::image::write_random;
 use godwit_testkit::plain_copy::copy;
 use godwit_testkit::process::scratch_dir;
 use godwit_testkit::report::median;
 
 use crate::interrupt;
+use crate::migrate::random_writes;
 use crate::noise::{AGREE, await_quiet, disagree};
 use crate::options::{Extent, Options};
 use crate::report::{DiskLimit, DiskLimitRound, Guest, Seen, spread};
@@ -23,15 +24,11 @@ const GIB: u64 = 1 << 30;
 
 /// Pieces of the copy on their way at the same time.
 const IN_FLIGHT: [usize; 5] = [1, 2, 4, 8, 16];
-/// What the guest writes per second.
-const RATE: u64 = 40_000_000;
-/// The guest's requests in flight.
-const DEPTH: u32 = 16;
+/// What the guest writes, in MB/s.
+const MBPS: f64 = 40.0;
 /// How long the guest works before the copy begins: until it counts, and while it does.
 const WARM_UP: Duration = Duration::from_secs(1);
 const BEFORE: Duration = Duration::from_secs(3);
-/// Longer than any copy takes.
-const RUNTIME: Duration = Duration::from_secs(600);
 
 /// Copies with each number of pieces in flight, in an order that rotates from round to round.
 pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
@@ -93,8 +90,8 @@ impl Disk {
         let disk_at_rest = self.rest.wait()?;
         await_quiet()?;
         // Of the guest's writes half are of what was copied already, on average, and go to both.
-        let mut guest = self.load("guest", RATE, &self.source)?;
-        let mut doubled = self.load("doubled", RATE / 2, &self.copy)?;
+        let mut guest = self.load("guest", MBPS, &self.source)?;
+        let mut doubled = self.load("doubled", MBPS / 2.0, &self.copy)?;
         interrupt::sleep(WARM_UP)?;
         let quiet_from = now_ms();
         interrupt::sleep(BEFORE)?;
@@ -108,8 +105,8 @@ impl Disk {
             }
         }
         let (guest, doubled) = (guest.stop()?, doubled.stop()?);
-        succeeded(&guest)?;
-        succeeded(&doubled)?;
+        guest.succeeded()?;
+        doubled.succeeded()?;
         let seen = |from, to| Some(Seen::of(&guest.window(from, to)));
         Ok(DiskLimitRound {
             copy_seconds: took.as_secs_f64(),
@@ -121,27 +118,10 @@ impl Disk {
         })
     }
 
-    fn load(&self, name: &str, rate: u64, image: &Path) -> io::Result<RunningFio> {
+    fn load(&self, name: &str, mbps: f64, image: &Path) -> io::Result<RunningFio> {
         let dir = self.dir.path().join(name);
         std::fs::create_dir_all(&dir)?;
-        let load = FioLoad {
-            requests: Requests::Mixed(100),
-            region: 0..self.bytes,
-            rate: Some(rate),
-            depth: DEPTH,
-            runtime: RUNTIME,
-        };
-        load.start_on_image(image, &dir)
-    }
-}
-
-fn succeeded(report: &FioReport) -> io::Result<()> {
-    match report.error {
-        0 => Ok(()),
-        error => Err(io::Error::other(format!(
-            "fio saw error {error}: {}",
-            report.messages
-        ))),
+        random_writes(mbps, self.bytes).start_on_image(image, &dir)
     }
 }
 
@@ -158,7 +138,7 @@ impl DiskLimit {
         let rates: Vec<f64> = before.iter().map(|seen| seen.mbps).collect();
         Self {
             in_flight: in_flight as u32,
-            rate_mbps: RATE as f64 / 1e6,
+            rate_mbps: MBPS,
             image_bytes,
             copy_seconds: median(&seconds),
             copy_seconds_spread: spread(&seconds),

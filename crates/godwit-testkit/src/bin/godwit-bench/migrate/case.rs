@@ -84,14 +84,23 @@ impl Rate {
 impl Case {
     /// The guest of a disk of this size; none when it is idle.
     pub(crate) fn guest(&self, bytes: u64) -> Option<FioLoad> {
-        let rate = self.rate.mbps().map(|rate| (rate * 1e6) as u64);
-        (rate != Some(0)).then_some(FioLoad {
-            requests: self.workload.requests(),
-            region: 0..bytes,
-            rate,
-            depth: DEPTH,
-            runtime: RUNTIME,
-        })
+        let mbps = self.rate.mbps();
+        (mbps != Some(0.0)).then(|| load(self.workload, mbps, bytes))
+    }
+}
+
+/// The guest that writes so many MB/s at random to a disk of this size.
+pub(crate) fn random_writes(mbps: f64, bytes: u64) -> FioLoad {
+    load(Workload::Randwrite, Some(mbps), bytes)
+}
+
+fn load(workload: Workload, mbps: Option<f64>, bytes: u64) -> FioLoad {
+    FioLoad {
+        requests: workload.requests(),
+        region: 0..bytes,
+        rate: mbps.map(|mbps| (mbps * 1e6) as u64),
+        depth: DEPTH,
+        runtime: RUNTIME,
     }
 }
 

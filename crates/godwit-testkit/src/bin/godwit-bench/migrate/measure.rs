@@ -89,14 +89,7 @@ pub(crate) fn measure(
     let images = moving.images();
     moving.close()?;
 
-    if let Some(seen) = &seen
-        && seen.error != 0
-    {
-        return Err(io::Error::other(format!(
-            "the guest saw error {}: {}",
-            seen.error, seen.messages
-        )));
-    }
+    seen.as_ref().map_or(Ok(()), FioReport::succeeded)?;
     let compared_blocks = match ended {
         Some(_) => {
             let [source, destination] = images?;

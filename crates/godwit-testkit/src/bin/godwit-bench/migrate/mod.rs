@@ -13,6 +13,7 @@ pub(crate) mod targets;
 use std::io;
 use std::time::Duration;
 
+pub(crate) use self::case::random_writes;
 use self::case::{Bandwidth, Case, Rate, Workload};
 use self::cell::Standard;
 use self::measure::{Quiet, measure};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use godwit_testkit::report::median;
 
 use crate::noise::{disagree, outliers};
-use crate::report::{Vm, VmGuest, VmMove, VmSeen};
+use crate::report::{Vm, VmGuest, VmMove, VmSeen, spread};
 
 /// Rounds whose guests did that much differently before anything moved disagree.
 const NOISY: f64 = 1.3;
@@ -47,12 +47,7 @@ pub(crate) fn summary(
         limit_seconds: limit.as_secs_f64(),
         converged,
         lm_seconds: when_converged(|round| Some(round.seconds)),
-        lm_seconds_spread: converged.then(|| {
-            [
-                seconds.iter().copied().fold(f64::MAX, f64::min),
-                seconds.iter().copied().fold(f64::MIN, f64::max),
-            ]
-        }),
+        lm_seconds_spread: converged.then(|| spread(&seconds)),
         blackout_ms: when_converged(|round| round.blackout_ms),
         stopped_ms: when_converged(|round| round.stopped_ms),
         guest: VmGuest {
