@@ -23,6 +23,10 @@ pub enum PlantedBug {
     DropDelayedOnOverflow,
     /// The destination accepts the disk without making what it received durable.
     AcceptWithoutFlush,
+    /// The destination accepts the disk before all that it acknowledged is written.
+    AcceptBeforeWritten,
+    /// A double write that was acknowledged fails and the migration goes on.
+    ForgetFailedWrite,
     /// The destination is asked to accept while delayed writes are left.
     SwitchoverWithDelayed,
     /// Authority is acted on before it is stored.
@@ -35,12 +39,14 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::AckBeforeRemote,
         Self::IgnoreGeneration,
         Self::SkipWindowLock,
         Self::DropDelayedOnOverflow,
         Self::AcceptWithoutFlush,
+        Self::AcceptBeforeWritten,
+        Self::ForgetFailedWrite,
         Self::SwitchoverWithDelayed,
         Self::PersistAfterUse,
         Self::CombineForgetsFua,
@@ -55,6 +61,8 @@ impl PlantedBug {
             Self::SkipWindowLock => "skip-window-lock",
             Self::DropDelayedOnOverflow => "drop-delayed-on-overflow",
             Self::AcceptWithoutFlush => "accept-without-flush",
+            Self::AcceptBeforeWritten => "accept-before-written",
+            Self::ForgetFailedWrite => "forget-failed-write",
             Self::SwitchoverWithDelayed => "switchover-with-delayed",
             Self::PersistAfterUse => "persist-after-use",
             Self::CombineForgetsFua => "combine-forgets-fua",

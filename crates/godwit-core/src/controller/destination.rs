@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use super::early_acknowledgement::Unwritten;
 use super::slots::{LOCAL, Stage, Work};
 use super::{Controller, StartError};
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
@@ -21,6 +22,10 @@ pub(super) struct Destination {
     pub(super) deadline: Time,
     /// Frames whose disk operation has not finished.
     in_flight: u32,
+    /// Double writes among them that have been acknowledged.
+    pub(super) unwritten: Unwritten,
+    /// What was received is to be made durable once all of it is written.
+    flush_wanted: bool,
     /// Whether the flush before acceptance is at the disk. It outlives the migration that wanted
     /// it, and would be taken for the flush of the next one.
     flushing: bool,
@@ -55,6 +60,8 @@ impl Controller {
             timeout: peer_timeout,
             deadline: now.after(peer_timeout),
             in_flight: 0,
+            unwritten: Unwritten::default(),
+            flush_wanted: false,
             flushing: false,
         });
         Ok(())
@@ -144,6 +151,7 @@ impl Controller {
             return self.apply(effects);
         }
         destination.in_flight += 1;
+        self.acknowledge_early(tag);
         self.join(tag);
         self.advance(tag);
     }
@@ -195,12 +203,13 @@ impl Controller {
         };
         slot.pending = 0;
         let work = slot.work;
+        let acknowledged = slot.acknowledged;
         self.leave(tag);
-        self.slots.release(tag);
-        if let Some(destination) = &mut self.destination {
-            destination.in_flight -= 1;
-        }
         let done = result.map(|_| ());
+        if acknowledged {
+            self.early_write_done(tag, done);
+            return self.end_replica(tag);
+        }
         let answer = match work {
             Work::Copy {
                 slot, generation, ..
@@ -255,7 +264,23 @@ impl Controller {
         if self.authority.receiving().is_some() {
             self.send(answer.0, answer.1);
         }
+        self.end_replica(tag);
+    }
+
+    /// Nothing is left to do for a frame that is out of the order of writes.
+    fn end_replica(&mut self, tag: RequestTag) {
+        self.slots.release(tag);
         self.act(Action::ReleaseReplica { tag });
+        let Some(destination) = &mut self.destination else {
+            return;
+        };
+        destination.in_flight -= 1;
+        if destination.in_flight == 0
+            && core::mem::take(&mut destination.flush_wanted)
+            && self.authority.receiving().is_some()
+        {
+            self.issue_barrier();
+        }
     }
 
     /// The source paused: copies and comparisons that it sent before are not wanted any more,
@@ -288,19 +313,20 @@ impl Controller {
     /// The turn of a frame has come that was given up meanwhile.
     fn drop_stale(&mut self, tag: RequestTag) {
         self.leave(tag);
-        self.slots.release(tag);
-        if let Some(destination) = &mut self.destination {
-            destination.in_flight -= 1;
-        }
-        self.act(Action::ReleaseReplica { tag });
+        self.end_replica(tag);
     }
 
-    /// Makes everything that was received durable.
+    /// Makes everything that was received durable, as soon as it is written.
     pub(super) fn issue_barrier(&mut self) {
         if self.has_bug(PlantedBug::AcceptWithoutFlush) {
             return self.barrier_done(Ok(()));
         }
+        let hurries = self.has_bug(PlantedBug::AcceptBeforeWritten);
         if let Some(destination) = &mut self.destination {
+            if destination.in_flight > 0 && !hurries {
+                destination.flush_wanted = true;
+                return;
+            }
             destination.flushing = true;
         }
         self.act(Action::Disk {
@@ -326,12 +352,12 @@ impl Controller {
         self.apply(effects);
     }
 
-    /// Whether a frame's disk operation is under way. The source drains before it asks for
-    /// acceptance, so one that is breaks the protocol.
-    pub(super) fn replicas_in_flight(&self) -> bool {
+    /// Whether a frame has not been answered. The source drains before it asks for acceptance, so
+    /// one that has not breaks the protocol.
+    pub(super) fn owes_answers(&self) -> bool {
         self.destination
             .as_ref()
-            .is_some_and(|destination| destination.in_flight > 0)
+            .is_some_and(|destination| destination.in_flight > destination.unwritten.frames)
     }
 
     pub(super) fn destination_heard(&mut self) {

@@ -9,6 +9,7 @@ mod delayed_table;
 mod delayed_writes;
 mod destination;
 mod dirty;
+mod early_acknowledgement;
 mod ease;
 mod flight;
 mod governor;

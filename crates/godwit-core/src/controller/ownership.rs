@@ -47,7 +47,7 @@ impl Controller {
         self.heard();
         if matches!(message, Message::Prepare { .. })
             && self.authority.receiving().is_some()
-            && self.replicas_in_flight()
+            && self.owes_answers()
         {
             self.cancel(self.now, AbortReason::Protocol);
             return;

@@ -95,6 +95,8 @@ pub(super) struct Slot {
     pub(super) late: bool,
     /// Whether the write that it waits for carries it out too.
     pub(super) combined: bool,
+    /// Whether it is a double write of the source that was acknowledged before it is written.
+    pub(super) acknowledged: bool,
     /// Whether it is a frame that is dropped instead of carried out when its turn comes.
     pub(super) stale: bool,
     /// The generation in which it was sent to the destination.
@@ -123,6 +125,7 @@ impl Slot {
         unlocked: false,
         late: false,
         combined: false,
+        acknowledged: false,
         stale: false,
         generation: Generation(0),
         arrived: Time(0),

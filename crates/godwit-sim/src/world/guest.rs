@@ -208,7 +208,7 @@ impl World {
             return Operation::Read(extent);
         }
         if plan.workload == Workload::Hot
-            && random.permille(300)
+            && random.permille(500)
             && let Some(extent) = guest.places.iter().flatten().find_map(Outstanding::writes)
         {
             let fua = random.below(3) == 0;

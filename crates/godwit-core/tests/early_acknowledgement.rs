@@ -1,0 +1,201 @@
+//! A destination acknowledges double writes before they are on its disk, and owes nobody anything
+//! for that.
+
+use std::time::Duration;
+
+use godwit_core::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::{AbortReason, Event};
+use godwit_core::request::{RequestError, RequestTag};
+use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId, Sectors, Time};
+use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::{Controller, Limits};
+
+const LIMITS: Limits = Limits {
+    requests: 256,
+    window_chunks: 4,
+    delayed_chunks: 4,
+    delayed_ranges: 16,
+};
+const MIGRATION: MigrationId = MigrationId([7; 16]);
+/// 4 KiB.
+const BLOCK: u32 = 8;
+/// Blocks that are acknowledged and not written, at most.
+const EARLY: u32 = 128;
+
+/// A node that a disk moves to, whose own disk finishes nothing by itself.
+struct Destination {
+    controller: Controller,
+    /// What the source was told.
+    said: Vec<Message>,
+    /// Writes that the disk has not finished.
+    writing: Vec<RequestTag>,
+    flushes: u32,
+    aborted: Option<AbortReason>,
+}
+
+impl Destination {
+    fn receiving() -> Self {
+        let mut controller = Controller::new(LIMITS, Sectors(1 << 20), AuthorityRecord::vacant());
+        controller
+            .start_destination(Time(0), MIGRATION, Duration::from_secs(10))
+            .expect("it receives");
+        Self {
+            controller,
+            said: Vec::new(),
+            writing: Vec::new(),
+            flushes: 0,
+            aborted: None,
+        }
+    }
+
+    fn hear(&mut self, class: TrafficClass, message: Message, buffer: Option<u32>) {
+        let buffer = buffer.map(RequestTag);
+        self.controller
+            .handle_message(Time(0), class, message, buffer);
+        self.carry_out();
+    }
+
+    /// The source's double write of this block.
+    fn double_write(&mut self, block: u32) {
+        let message = Message::DoubleWrite {
+            tag: RequestTag(block),
+            generation: Generation(0),
+            extent: extent(block),
+            zeroes: false,
+            unmap: false,
+        };
+        self.hear(TrafficClass::Sync, message, Some(block));
+    }
+
+    fn prepare(&mut self) {
+        let message = Message::Prepare {
+            migration: MIGRATION,
+            epoch: Epoch(2),
+        };
+        self.hear(TrafficClass::Control, message, None);
+    }
+
+    /// The disk finishes its oldest write.
+    fn finish_write(&mut self, result: Result<(), RequestError>) {
+        let tag = self.writing.remove(0);
+        let result = result.map(|()| Content::Data);
+        self.controller
+            .handle_disk_done(Time(0), DiskTag::Replica(tag), result);
+        self.carry_out();
+    }
+
+    fn carry_out(&mut self) {
+        while let Some(action) = self.controller.poll_action() {
+            match action {
+                Action::Send { message, .. } => self.said.push(message),
+                Action::Disk {
+                    tag: DiskTag::Replica(tag),
+                    operation: DiskOperation::Write { .. },
+                } => self.writing.push(tag),
+                Action::Disk {
+                    tag: DiskTag::Barrier,
+                    ..
+                } => self.flushes += 1,
+                Action::Notify(Event::ReceiveAborted { reason, .. }) => self.aborted = Some(reason),
+                _ => {}
+            }
+        }
+    }
+
+    /// Double writes that were acknowledged since this was last asked.
+    fn take_acknowledged(&mut self) -> Vec<u32> {
+        let acknowledged = |message| match message {
+            Message::Ack {
+                tag,
+                result: Ok(()),
+                ..
+            } => tag,
+            other => panic!("{other:?}"),
+        };
+        self.said.drain(..).map(acknowledged).collect()
+    }
+}
+
+fn extent(block: u32) -> Extent {
+    Extent::new(Lba(u64::from(block * BLOCK)), BLOCK).expect("an extent")
+}
+
+#[test]
+fn a_double_write_is_acknowledged_while_the_disk_still_writes_and_only_once() {
+    let mut destination = Destination::receiving();
+    destination.double_write(3);
+    assert_eq!(destination.take_acknowledged(), [3]);
+    assert_eq!(destination.writing.len(), 1);
+    destination.finish_write(Ok(()));
+    assert_eq!(destination.take_acknowledged(), []);
+}
+
+#[test]
+fn a_disk_that_falls_behind_is_waited_for() {
+    let mut destination = Destination::receiving();
+    (0..EARLY + 2).for_each(|block| destination.double_write(block));
+    let early = destination.take_acknowledged();
+    assert!(early.into_iter().eq(0..EARLY));
+    (0..EARLY).for_each(|_| destination.finish_write(Ok(())));
+    assert_eq!(destination.take_acknowledged(), []);
+    destination.finish_write(Ok(()));
+    assert_eq!(destination.take_acknowledged(), [EARLY]);
+    destination.double_write(0);
+    assert_eq!(destination.take_acknowledged(), [0], "there is room again");
+}
+
+#[test]
+fn a_copy_is_acknowledged_when_it_is_written() {
+    let mut destination = Destination::receiving();
+    let copy = Message::Copy {
+        slot: ChunkSlot(2),
+        generation: Generation(0),
+        extent: extent(0),
+        zeroes: false,
+    };
+    destination.hear(TrafficClass::Copy, copy, Some(0));
+    assert_eq!(destination.take_acknowledged(), []);
+    destination.finish_write(Ok(()));
+    assert_eq!(destination.take_acknowledged(), [2]);
+}
+
+#[test]
+fn the_disk_is_accepted_when_all_that_was_acknowledged_is_written() {
+    let mut destination = Destination::receiving();
+    destination.double_write(0);
+    destination.double_write(1);
+    destination.prepare();
+    destination.finish_write(Ok(()));
+    assert_eq!((destination.flushes, destination.aborted), (0, None));
+    destination.finish_write(Ok(()));
+    assert_eq!((destination.flushes, destination.aborted), (1, None));
+}
+
+#[test]
+fn a_source_that_waits_for_an_answer_cannot_ask_for_acceptance() {
+    let mut destination = Destination::receiving();
+    (0..=EARLY).for_each(|block| destination.double_write(block));
+    destination.prepare();
+    assert_eq!(destination.aborted, Some(AbortReason::Protocol));
+}
+
+#[test]
+fn an_acknowledged_write_that_fails_ends_the_migration() {
+    for asked in [false, true] {
+        let mut destination = Destination::receiving();
+        destination.double_write(0);
+        destination.double_write(1);
+        assert_eq!(destination.take_acknowledged(), [0, 1]);
+        if asked {
+            destination.prepare();
+        }
+        destination.finish_write(Err(RequestError::NoSpace));
+        let reason = AbortReason::DestinationNoSpace;
+        let migration = MIGRATION;
+        assert_eq!(destination.aborted, Some(reason));
+        assert_eq!(destination.said, [Message::Abort { migration, reason }]);
+        destination.finish_write(Ok(()));
+        assert_eq!(destination.flushes, 0, "nothing is left to accept");
+    }
+}
