@@ -19,7 +19,7 @@ const OVERHEAD: u64 = 128 << 20;
 ///
 /// It belongs to this process: when that ends, however it ends, the memory is free again.
 #[derive(Debug)]
-pub(super) struct MemoryDisk {
+pub struct MemoryDisk {
     root: OwnedFd,
 }
 
@@ -28,7 +28,7 @@ impl MemoryDisk {
     ///
     /// # Errors
     /// Without the right to mount, loop devices, or the memory.
-    pub(super) fn new(room: u64) -> io::Result<Self> {
+    pub fn new(room: u64) -> io::Result<Self> {
         let backing = tempfile::NamedTempFile::new_in("/dev/shm")?;
         let bytes = room + room / 32 + OVERHEAD;
         rustix::fs::fallocate(&backing, FallocateFlags::empty(), 0, bytes)
@@ -45,8 +45,8 @@ impl MemoryDisk {
         Ok(Self { root })
     }
 
-    /// Where other processes find its root, too.
-    pub(super) fn path(&self) -> PathBuf {
+    /// Where other processes find its root, too, as long as this one lives.
+    pub fn path(&self) -> PathBuf {
         let (process, root) = (std::process::id(), self.root.as_raw_fd());
         PathBuf::from(format!("/proc/{process}/fd/{root}"))
     }

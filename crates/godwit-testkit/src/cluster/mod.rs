@@ -18,7 +18,7 @@ pub use binary::{godwit_binary, release_binary};
 pub use command::{Failure, GodwitCommand};
 pub use node::{Node, NodeSpec};
 
-use self::memory_disk::MemoryDisk;
+pub use self::memory_disk::MemoryDisk;
 use crate::network::Namespace;
 use crate::process::{run, scratch_dir};
 use crate::proxy::Proxy;

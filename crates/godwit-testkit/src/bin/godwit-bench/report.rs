@@ -64,6 +64,9 @@ pub(crate) struct Migrate {
     pub(crate) rate_mbps: Option<f64>,
     /// The link's bandwidth in Gbit/s, null without a cap.
     pub(crate) link_gbps: Option<f64>,
+    /// Whether the disk went to one in memory instead of to the one that it came from.
+    #[serde(default)]
+    pub(crate) destination_in_memory: bool,
     /// Who moved the disk.
     pub(crate) mover: String,
     /// The disk's size.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, release_binary};
+use godwit_testkit::cluster::{ClusterOptions, MemoryDisk, release_binary};
 use godwit_testkit::image::write_random;
 use godwit_testkit::network::Link;
 use godwit_testkit::process::scratch_dir;
@@ -22,21 +22,29 @@ pub(crate) struct Site {
     pub(crate) link: Link,
     /// Bytes of the image.
     pub(crate) bytes: u64,
+    /// Whether the destination has a disk of its own, in memory.
+    in_memory: bool,
     rest: Rest,
     dir: TempDir,
 }
 
 impl Site {
-    /// A site whose link is capped, and whose disk gets as long as `settle` to come to rest before a
-    /// move.
+    /// A site whose link is capped, whose destination has a disk of its own or not, and whose disk gets
+    /// as long as `settle` to come to rest before a move.
     ///
     /// # Errors
     /// When the link or the image cannot be made.
-    pub(crate) fn new(gigabits: Option<f64>, bytes: u64, settle: Duration) -> io::Result<Self> {
+    pub(crate) fn new(
+        gigabits: Option<f64>,
+        bytes: u64,
+        in_memory: bool,
+        settle: Duration,
+    ) -> io::Result<Self> {
         let dir = scratch_dir()?;
         let site = Self {
             link: Link::new(gigabits.map(|gigabits| (gigabits * 1e9) as u64))?,
             bytes,
+            in_memory,
             rest: Rest::new(dir.path(), settle),
             dir,
         };
@@ -58,6 +66,9 @@ impl Site {
             (to, Some(self.link.right())),
         ];
         let mut cluster = Cluster::prepare_on(&hosts, options)?;
+        if self.in_memory {
+            cluster.put_in_memory(to, self.bytes)?;
+        }
         cluster.start_all()?;
         Ok(cluster)
     }
@@ -70,6 +81,15 @@ impl Site {
     /// The image at the source. Every run begins with what the last one left of it: random data.
     pub(crate) fn image(&self) -> PathBuf {
         self.dir().join("source.img")
+    }
+
+    /// The disk in memory of a destination that has one.
+    ///
+    /// # Errors
+    /// Without root, loop devices, or the memory.
+    pub(crate) fn memory_disk(&self) -> io::Result<Option<MemoryDisk>> {
+        let disk = self.in_memory.then(|| MemoryDisk::new(self.bytes));
+        disk.transpose()
     }
 
     /// Nothing is dirty, and the image is not in memory. Whether the disk is at rest, if that was to

@@ -40,12 +40,22 @@ pub(crate) enum Rate {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bandwidth(pub(crate) Option<f64>);
 
-/// One workload, rate and link.
+/// Where the image goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Destination {
+    /// The disk that it comes from, which the guest then shares with both
+    SameDisk,
+    /// A disk in memory: what one machine has in place of a second disk
+    Memory,
+}
+
+/// One workload, rate, link and destination.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Case {
     pub(crate) workload: Workload,
     pub(crate) rate: Rate,
     pub(crate) link: Bandwidth,
+    pub(crate) destination: Destination,
 }
 
 impl Workload {
@@ -128,10 +138,15 @@ impl fmt::Display for Case {
             workload,
             rate,
             link,
+            destination,
         } = self;
         match rate {
-            Rate::Megabytes(0.0) => write!(formatter, "idle, link {link}"),
-            _ => write!(formatter, "{} {rate}, link {link}", workload.name()),
+            Rate::Megabytes(0.0) => write!(formatter, "idle, link {link}")?,
+            _ => write!(formatter, "{} {rate}, link {link}", workload.name())?,
+        }
+        match destination {
+            Destination::SameDisk => Ok(()),
+            Destination::Memory => write!(formatter, ", to memory"),
         }
     }
 }
@@ -183,6 +198,7 @@ mod tests {
             workload: Workload::Zipf,
             rate,
             link: Bandwidth(None),
+            destination: Destination::SameDisk,
         };
         assert!(case(Rate::Megabytes(0.0)).guest(1 << 20).is_none());
         let paced = case(Rate::Megabytes(40.0)).guest(1 << 20).unwrap();

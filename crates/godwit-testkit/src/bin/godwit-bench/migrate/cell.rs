@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use godwit_testkit::report::median;
 
-use super::case::Case;
+use super::case::{Case, Destination};
 use crate::noise::{disagree, outliers};
 use crate::report::{Guest, Migrate, Move, Seen, spread};
 
@@ -82,6 +82,7 @@ pub(crate) fn summary(
         workload: case.workload.name().to_owned(),
         rate_mbps: case.rate.mbps(),
         link_gbps: case.link.0,
+        destination_in_memory: case.destination == Destination::Memory,
         mover: mover.to_owned(),
         image_bytes,
         limit_seconds: limit.as_secs_f64(),
@@ -118,7 +119,7 @@ fn median_round(rounds: &[Move]) -> Option<&Move> {
 /// The names of what [`print`] prints.
 pub(crate) fn print_header() {
     println!(
-        "{:<38} {:<20} {:>8} {:>9} {:>8} {:>9} {:>9} {:>12} {:>12} {:>9}",
+        "{:<44} {:<20} {:>8} {:>9} {:>8} {:>9} {:>9} {:>12} {:>12} {:>9}",
         "migrate",
         "mover",
         "LM s",
@@ -140,7 +141,7 @@ pub(crate) fn print(case: &Case, mover: &str, measured: &Move) {
     let guest = &measured.guest;
     let of = |seen: Option<Seen>, pick: fn(&Seen) -> f64| seen.as_ref().map(pick);
     println!(
-        "{:<38} {mover:<20} {:>8} {:>9.0} {:>8.2} {:>9} {:>9} {:>12} {:>12} {:>9}",
+        "{:<44} {mover:<20} {:>8} {:>9.0} {:>8.2} {:>9} {:>9} {:>12} {:>12} {:>9}",
         case.to_string(),
         if measured.converged {
             format!("{:.2}", measured.seconds)
@@ -189,6 +190,7 @@ mod tests {
             workload: Workload::Randwrite,
             rate,
             link: Bandwidth(None),
+            destination: Destination::SameDisk,
         };
         let standard = Standard::new(&case, others.iter().chain([&ours]));
         summary(&case, "godwit", 1, Duration::ZERO, &standard, vec![ours]).noisy
@@ -215,6 +217,7 @@ mod tests {
             workload: Workload::Randwrite,
             rate: Rate::Megabytes(40.0),
             link: Bandwidth(None),
+            destination: Destination::SameDisk,
         };
         let mut rounds = vec![moved(40.0, 1000.0); 5];
         for (disturbed, noisy) in [(0, false), (1, true)] {
@@ -231,6 +234,7 @@ mod tests {
             workload: Workload::Randwrite,
             rate: Rate::Megabytes(40.0),
             link: Bandwidth(None),
+            destination: Destination::SameDisk,
         };
         let mut rounds = vec![moved(40.0, 1000.0), moved(40.0, 1000.0)];
         let standard = Standard::new(&case, rounds.iter());

@@ -14,7 +14,7 @@ use std::io;
 use std::time::Duration;
 
 pub(crate) use self::case::random_writes;
-use self::case::{Bandwidth, Case, Rate, Workload};
+use self::case::{Case, Destination, Rate, Workload};
 use self::cell::Standard;
 use self::measure::{Quiet, measure};
 use self::mover::Mover;
@@ -45,15 +45,21 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     });
     let movers = options.migrate.movers(extent)?;
     let bytes = options.migrate.image_bytes(extent);
-    let mut place: Option<(Bandwidth, Site, Duration)> = None;
+    let mut place: Option<(Case, Site, Duration)> = None;
     cell::print_header();
     for case in options.migrate.cases(extent) {
-        if place.as_ref().is_none_or(|(link, ..)| *link != case.link) {
+        let idle = Case {
+            workload: Workload::Randwrite,
+            rate: Rate::Megabytes(0.0),
+            ..case
+        };
+        if place.as_ref().is_none_or(|(last, ..)| *last != idle) {
             // The old namespaces go before there are new ones: both have the same addresses.
             drop(place.take());
-            let site = Site::new(case.link.0, bytes, options.settle(extent))?;
-            let limit = limit(&site, case.link, extent)?;
-            place = Some((case.link, site, limit));
+            let in_memory = case.destination == Destination::Memory;
+            let site = Site::new(case.link.0, bytes, in_memory, options.settle(extent))?;
+            let limit = limit(&site, &idle, extent)?;
+            place = Some((idle, site, limit));
         }
         let Some((_, site, limit)) = &place else {
             continue;
@@ -83,19 +89,14 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
     Ok(())
 }
 
-/// What a move over this link may take: known from QEMU's plain mirror of an idle disk.
-fn limit(site: &Site, link: Bandwidth, extent: Extent) -> io::Result<Duration> {
-    let idle = Case {
-        workload: Workload::Randwrite,
-        rate: Rate::Megabytes(0.0),
-        link,
-    };
+/// What a move may take at this site: known from QEMU's plain mirror of an idle disk.
+fn limit(site: &Site, idle: &Case, extent: Extent) -> io::Result<Duration> {
     let plain = qemu::Qemu {
         mode: qemu::CopyMode::Background,
         encrypted: false,
     };
-    let measured = measure(&plain, site, &idle, Quiet::new(extent), PATIENCE)
-        .map_err(|error| failed(&plain, &idle, &error))?;
+    let measured = measure(&plain, site, idle, Quiet::new(extent), PATIENCE)
+        .map_err(|error| failed(&plain, idle, &error))?;
     let seconds = measured.seconds * LIMIT_FACTOR;
     let least = match extent {
         Extent::Quick => LEAST_QUICK_LIMIT,

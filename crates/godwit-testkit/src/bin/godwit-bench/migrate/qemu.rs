@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use godwit_testkit::cluster::MemoryDisk;
 use godwit_testkit::nbd::{NbdConnection, NbdTarget};
 use godwit_testkit::network::Namespace;
 use godwit_testkit::process::{Process, cpu_seconds, wait_for};
@@ -71,7 +72,11 @@ impl Mover for Qemu {
     }
 
     fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
-        let copy = site.dir().join("destination.img");
+        let memory = site.memory_disk()?;
+        let copy = memory
+            .as_ref()
+            .map_or_else(|| site.dir().to_owned(), MemoryDisk::path)
+            .join("destination.img");
         File::create(&copy)?.set_len(site.bytes)?;
         let (left, right) = (site.link.left(), site.link.right());
         let credentials = self.encrypted.then(|| Credentials::new(site.dir()));
@@ -131,6 +136,7 @@ impl Mover for Qemu {
                 "port": PORT.to_string(),
             }),
             images: [site.image(), copy],
+            _memory: memory,
             step: Step::Copying,
         }))
     }
@@ -175,6 +181,8 @@ struct Mirror {
     qmp: Qmp,
     target: Value,
     images: [PathBuf; 2],
+    /// Where the second one is, when it is in memory.
+    _memory: Option<MemoryDisk>,
     step: Step,
 }
 

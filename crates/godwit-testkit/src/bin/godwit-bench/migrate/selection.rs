@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::case::{Bandwidth, Case, Rate, Workload};
+use super::case::{Bandwidth, Case, Destination, Rate, Workload};
 use super::mover::{self, Mover};
 use crate::options::Extent;
 
@@ -19,6 +19,9 @@ pub(crate) struct Selection {
     /// Gbit/s between the hosts
     #[arg(long = "link", value_name = "GBIT/s|uncapped", value_delimiter = ',')]
     links: Vec<Bandwidth>,
+    /// Where the disk goes; same-disk when left out
+    #[arg(long = "destination", value_delimiter = ',')]
+    destinations: Vec<Destination>,
     /// Who moves the disk
     #[arg(long = "mover", value_name = "NAME", value_delimiter = ',')]
     movers: Vec<String>,
@@ -32,6 +35,7 @@ const fn case(workload: Workload, rate: Rate, link: Option<f64>) -> Case {
         workload,
         rate,
         link: Bandwidth(link),
+        destination: Destination::SameDisk,
     }
 }
 
@@ -68,8 +72,21 @@ const LINKS: [Bandwidth; 4] = [
 ];
 
 impl Selection {
-    /// The cases, those of one link together.
+    /// The cases, those of one destination and link together.
     pub(crate) fn cases(&self, extent: Extent) -> Vec<Case> {
+        let to = |destination| {
+            let cases = self.guests(extent).into_iter();
+            cases.map(move |case| Case {
+                destination,
+                ..case
+            })
+        };
+        let destinations = or(&self.destinations, &[Destination::SameDisk]);
+        destinations.iter().copied().flat_map(to).collect()
+    }
+
+    /// The cases of a destination, those of one link together.
+    fn guests(&self, extent: Extent) -> Vec<Case> {
         let chosen = !(self.workloads.is_empty() && self.rates.is_empty() && self.links.is_empty());
         if extent == Extent::Quick && !chosen {
             return QUICK.to_vec();
@@ -80,11 +97,8 @@ impl Selection {
                 let workloads = or(&self.workloads, &WORKLOADS);
                 // Guests that do nothing do not differ.
                 let count = if rate == IDLE { 1 } else { workloads.len() };
-                cases.extend(workloads.iter().take(count).map(|&workload| Case {
-                    workload,
-                    rate,
-                    link,
-                }));
+                let workloads = workloads.iter().take(count);
+                cases.extend(workloads.map(|&workload| case(workload, rate, link.0)));
             }
         }
         cases
@@ -145,6 +159,7 @@ mod tests {
             workloads: Vec::new(),
             rates: Vec::new(),
             links: Vec::new(),
+            destinations: Vec::new(),
             movers: Vec::new(),
             image: None,
         }
@@ -167,6 +182,19 @@ mod tests {
             workloads: vec![Workload::Zipf],
             ..selection()
         };
+        let quick = Selection {
+            destinations: vec![Destination::Memory, Destination::SameDisk],
+            ..selection()
+        };
+        let quick = quick.cases(Extent::Quick);
+        assert_eq!(quick[QUICK.len()..], QUICK);
+        assert_eq!(
+            quick[0],
+            Case {
+                destination: Destination::Memory,
+                ..QUICK[0]
+            }
+        );
         for extent in [Extent::Quick, Extent::Full] {
             assert_eq!(
                 chosen.cases(extent),

@@ -112,7 +112,12 @@ pub(crate) fn case(cell: &Migrate) -> String {
     let link = cell
         .link_gbps
         .map_or_else(|| "uncapped".to_owned(), |link| format!("{link} Gb/s"));
-    format!("{rate}, {link}")
+    let destination = if cell.destination_in_memory {
+        ", to memory"
+    } else {
+        ""
+    };
+    format!("{rate}, {link}{destination}")
 }
 
 #[cfg(test)]
@@ -132,6 +137,7 @@ mod tests {
             workload: "randwrite".to_owned(),
             rate_mbps: Some(40.0),
             link_gbps: None,
+            destination_in_memory: false,
             mover: mover.to_owned(),
             image_bytes: 1 << 30,
             limit_seconds: 30.0,

@@ -42,7 +42,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
         Extent::Full => &[PACED, 0],
     };
     let bytes = options.migrate.image_bytes(extent);
-    let site = Site::new(None, bytes, options.settle(extent))?;
+    let site = Site::new(None, bytes, false, options.settle(extent))?;
     let movers = mover::all();
     cell::print_header();
     for &rate in loads {
