@@ -50,8 +50,8 @@ impl Controller {
         }
     }
 
-    /// A frame that was acknowledged early has left for the disk, or cannot: then the images differ
-    /// without the source's knowledge.
+    /// A double write that was acknowledged early is on the disk, or failed: then the images differ,
+    /// and only this node knows.
     pub(super) fn early_write_done(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
         let bytes = self.slots[tag].extent.map_or(0, Extent::bytes);
         if let Some(destination) = &mut self.destination {
