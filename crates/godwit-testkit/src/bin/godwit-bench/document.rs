@@ -116,6 +116,10 @@ fn migrate(cells: &[Migrate]) -> String {
         Throughput in MB/s, latencies in milliseconds, before → during. A time in parentheses is \
         when a move was given up that had not converged, and was not repeated.\n"
         .to_owned();
+    if cells.iter().any(|cell| cell.destination_in_memory) {
+        text += "\nWhere it says so, the destination's disk is one in memory: what one machine has in \
+            place of a second disk.\n";
+    }
     let before_guest = ["", "rounds", "time, s", "wire, MB", "CPU s per GB"];
     let titles = [&before_guest[..], &GUEST, &["blackout, ms"]].concat();
     let heading = |cell: &Migrate| heading(&case(cell), cell.image_bytes);
@@ -143,7 +147,7 @@ fn disk_limit(cells: &[DiskLimit]) -> String {
         "\n## What the disk allows without a mover\n\n\
          {size} MiB are copied from one image to another by nobody who computes, encrypts or sends \
          anything, so many pieces of 256 KiB at a time, beside random writes at {} MB/s to the one and \
-         half of that to the other. Source and destination share the disk in every other scene, too.\n\n{}{}",
+         half of that to the other. Source and destination share the disk in every other scene, too, unless it says otherwise.\n\n{}{}",
         number(rate, 0),
         header(&[&["in flight", "rounds", "time, s"][..], &GUEST].concat()),
         rows(cells)

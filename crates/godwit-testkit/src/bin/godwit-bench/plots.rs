@@ -28,11 +28,7 @@ const RATES: [Option<f64>; 2] = [Some(40.0), None];
 /// Those of the files.
 pub(crate) fn draw(report: &Report, dir: &Path) -> io::Result<Vec<Plot>> {
     let mut charts = latency_over_time(&report.migrate);
-    let uncapped: Vec<&Migrate> = report
-        .migrate
-        .iter()
-        .filter(|cell| cell.workload == WORKLOAD && cell.link_gbps.is_none())
-        .collect();
+    let uncapped = comparable(&report.migrate);
     charts.extend(over_rate(
         &uncapped,
         "lm-time.svg",
@@ -137,6 +133,14 @@ fn over_rate(
     })
 }
 
+/// The cells that differ in rate and mover alone.
+fn comparable(cells: &[Migrate]) -> Vec<&Migrate> {
+    let usual = |cell: &&Migrate| {
+        cell.workload == WORKLOAD && cell.link_gbps.is_none() && !cell.destination_in_memory
+    };
+    cells.iter().filter(usual).collect()
+}
+
 fn file_name(case: &str) -> String {
     let words = case.split(|letter: char| !letter.is_alphanumeric());
     words
@@ -149,6 +153,18 @@ fn file_name(case: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::migrate::targets::tests::cell;
+
+    #[test]
+    fn a_picture_over_rates_has_one_link_workload_and_destination() {
+        let usual = cell("godwit", Some(2.0), 40.0, 1000.0, 1.0);
+        let mut others = vec![usual.clone(); 3];
+        others[0].destination_in_memory = true;
+        others[1].link_gbps = Some(1.0);
+        others[2].workload = "zipf".to_owned();
+        assert!(comparable(&others).is_empty());
+        assert_eq!(comparable(&[usual]).len(), 1);
+    }
 
     #[test]
     fn names_of_files_are_plain() {
