@@ -260,6 +260,12 @@ impl Authority {
         }
     }
 
+    /// Destination: whether the source has asked for acceptance, which has not been answered. Nothing
+    /// that it sends from then on is part of the disk.
+    pub const fn is_accepting(&self) -> bool {
+        matches!(self.attempt, Attempt::Flushing { .. })
+    }
+
     /// Destination: stops receiving for a reason found here or because the source is gone. Has no
     /// effect once the acceptance is being stored: then only the source knows.
     pub fn stop_receiving(&mut self, reason: AbortReason) -> Vec<Effect> {

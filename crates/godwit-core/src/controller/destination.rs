@@ -143,7 +143,11 @@ impl Controller {
         if stale && matches!(work, Work::Copy { .. } | Work::Verify { .. }) {
             return self.act(Action::ReleaseReplica { tag });
         }
-        if !extent.within(self.capacity) || !self.slots.occupy(tag, work, Some(extent)) {
+        // One that came after `Prepare` could reach the disk after the flush, and even after this
+        // node's own guest has written there.
+        let too_late = self.authority.is_accepting();
+        if too_late || !extent.within(self.capacity) || !self.slots.occupy(tag, work, Some(extent))
+        {
             let reason = AbortReason::Protocol;
             self.act(Action::ReleaseReplica { tag });
             self.send(TrafficClass::Control, Message::Abort { migration, reason });

@@ -2,22 +2,24 @@
 //! chunk that locks their addresses: as much as keeps that time short. Where they need not: as long as
 //! the guest is well, and double writes queue behind chunks for no longer than it was promised to
 //! wait. What the quickest chunk took is the way there and back, for which no write of the guest waits.
-//! Never more than the rate of copies needs, or than the path works on at a time: what only waits there
-//! makes nothing faster, and a guest whose pace depends on its answers falls behind.
+//! Never more than the rate of copies needs, or, unless the guest takes whatever it can get, than the
+//! path works on at a time: what only waits there makes nothing faster, and a guest whose pace depends
+//! on its answers falls behind.
 
 use core::time::Duration;
 
 use super::MigrationOptions;
 use super::crowding::Crowding;
+use super::guest_load::{Arrivals, GuestLoad};
 
 /// Shortest chunk: 32 KiB.
 const LEAST_CHUNK_SECTORS: u32 = 64;
 
 /// Chunks that take this many times what one takes alone mostly wait for each other: less of a crowd
 /// than that keeps the path busy.
-const CROWDED: f64 = 3.0;
-/// As long as they take less than this one more may join them.
-const ROOMY: f64 = 2.4;
+const CROWDED: f64 = 6.0;
+/// As long as they take less than this part of that one more may join them.
+const ROOMY: f64 = 0.8;
 
 /// As few chunks as these are no crowd.
 const FEW: u16 = 2;
@@ -47,11 +49,22 @@ pub(super) struct Flight {
     /// What the quickest of all took.
     quickest_chunk: Duration,
     crowding: Crowding,
+    /// How many times what one takes alone chunks may take.
+    crowded: f64,
 }
 
 impl Flight {
     /// As these options begin.
     pub(super) const fn new(options: &MigrationOptions) -> Self {
+        // A guest that takes all it can get crowds the path itself, and loses least when the move is
+        // soon over.
+        let takes_all = matches!(
+            options.guest_load,
+            Some(GuestLoad {
+                arrivals: Arrivals::ClosedLoop,
+                ..
+            })
+        );
         Self {
             most_window: options.window_chunks,
             most_chunk_sectors: options.busy_chunk_sectors,
@@ -61,6 +74,7 @@ impl Flight {
             slowest_chunk: Duration::ZERO,
             quickest_chunk: Duration::MAX,
             crowding: Crowding::new(),
+            crowded: if takes_all { f64::INFINITY } else { CROWDED },
         }
     }
 
@@ -107,12 +121,12 @@ impl Flight {
         };
         let well = self.slowest_chunk < short && worst < limit * 2 / 3;
         let helps = self.chunk_sectors < self.most_chunk_sectors
-            || crowding.is_none_or(|crowd| crowd < ROOMY) && pace == Pace::BelowRate;
+            || crowding.is_none_or(|crowd| crowd < self.crowded * ROOMY) && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
             self.halve();
         } else if starved || well && helps {
             self.widen();
-        } else if crowding.is_some_and(|crowd| crowd > CROWDED) {
+        } else if crowding.is_some_and(|crowd| crowd > self.crowded) {
             let fewer = self.window - self.window.div_ceil(8);
             self.window = fewer.max(self.window.min(FEW));
         }
@@ -250,10 +264,27 @@ mod tests {
     fn chunks_do_not_wait_for_each_other_however_long_the_guest_would() {
         for chunks in [1, 4, 32] {
             let window = go_on(&mut with_window(chunks), 1000, Pace::BelowRate);
-            assert!((4..=6).contains(&window), "{window} from {chunks}");
+            assert!((9..=12).contains(&window), "{window} from {chunks}");
         }
         let starved = go_on(&mut with_window(1), 1000, Pace::Starved);
         assert_eq!(starved, 32);
+    }
+
+    #[test]
+    fn a_guest_that_takes_all_it_can_get_crowds_the_path_anyway() {
+        for (arrivals, crowds) in [
+            (Arrivals::ClosedLoop, true),
+            (Arrivals::OpenLoop, false),
+            (Arrivals::Unknown, false),
+        ] {
+            let mut options = MigrationOptions::new(MigrationId([1; 16]));
+            options.guest_load = Some(GuestLoad {
+                per_second: 20_000,
+                arrivals,
+            });
+            let window = go_on(&mut Flight::new(&options), 1000, Pace::BelowRate);
+            assert_eq!(window == 32, crowds, "{window} with {arrivals:?}");
+        }
     }
 
     #[test]
@@ -278,7 +309,7 @@ mod tests {
             flight.period_ends();
         }
         let window = go_on(&mut flight, 1000, Pace::BelowRate);
-        assert!((4..=6).contains(&window), "{window}");
+        assert!((9..=12).contains(&window), "{window}");
     }
 
     /// A crowd of data is none of the zeroes that come after it.

@@ -1,37 +1,32 @@
-//! `docs/benchmarks.md`: a report for people, every number of it from one run.
+//! `docs/benchmarks.md`: reports for people, every table and plot of it from one run.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use crate::join::{self, Runs};
 use crate::migrate::targets::case;
 use crate::options::Extent;
 use crate::plots::{self, Plot};
-use crate::report::{DiskLimit, Guest, Migrate, Report, Seen, State, Vm, VmSeen};
+use crate::report::{DiskLimit, Guest, Migrate, Report, Seen, Vm, VmSeen};
 
 /// Writes the document and its plots.
 ///
 /// # Errors
-/// Those of the files, and when the report does not count.
-pub(crate) fn write(report: &Path, out: &Path) -> io::Result<()> {
-    let read: Report = serde_json::from_slice(&std::fs::read(report)?)?;
-    if read.state != State::Complete {
-        return Err(io::Error::other(format!(
-            "{} does not count: {}",
-            report.display(),
-            read.refused.as_deref().unwrap_or("its run did not end")
-        )));
-    }
+/// Those of the files, and when a report does not count or does not go with the others.
+pub(crate) fn write(reports: &[PathBuf], out: &Path) -> io::Result<()> {
+    let runs = Runs::read(reports)?;
     let pictures = out.join("benchmarks");
     std::fs::create_dir_all(&pictures)?;
-    let plots = plots::draw(&read, &pictures)?;
+    let plots = plots::draw(runs.each(), &pictures)?;
     let path = out.join("benchmarks.md");
-    std::fs::write(&path, text(&read, &plots))?;
+    std::fs::write(&path, text(&runs, &plots))?;
     println!("{}", path.display());
     Ok(())
 }
 
-fn text(report: &Report, plots: &[Plot]) -> String {
-    let mut text = introduction(report);
+fn text(runs: &Runs, plots: &[Plot]) -> String {
+    let report = &runs.joined();
+    let mut text = introduction(report, runs.each());
     if !report.migrate.is_empty() {
         text += &migrate(&report.migrate);
     }
@@ -64,11 +59,23 @@ fn text(report: &Report, plots: &[Plot]) -> String {
     text + &targets(report)
 }
 
-fn introduction(report: &Report) -> String {
+fn introduction(report: &Report, runs: &[Report]) -> String {
     let environment = &report.environment;
     let (extent, command) = match report.extent {
-        Extent::Quick => ("quick run, of a selection", "make bench"),
-        Extent::Full => ("full run", "make bench-full"),
+        Extent::Quick => ("quick", "make bench"),
+        Extent::Full => ("full", "make bench-full"),
+    };
+    let made = match runs.len() {
+        1 => format!(
+            "one {extent} run, of a selection (`{command}`): every number below is from that run, in \
+             which all took turns on the same machine. Compare them with each other, not with those \
+             of other runs."
+        ),
+        count => format!(
+            "{count} {extent} runs, each of a selection (`{command}`), one after the other on the same \
+             machine. Every table is from one run, in which all that it compares took turns: compare \
+             numbers of one table."
+        ),
     };
     let programs: Vec<String> = environment
         .programs
@@ -77,38 +84,56 @@ fn introduction(report: &Report) -> String {
         .collect();
     let left_out = match report.left_out.as_slice() {
         [] => String::new(),
-        scenes => format!("Not part of this run: {}.\n\n", scenes.join(", ")),
-    };
-    let rest = match report.settle_seconds {
-        0 => String::new(),
-        seconds => format!(
-            " Before each move the suite waited up to {seconds} s for the disk to be at rest; {} moves \
-             began although it was not.",
-            report.restless()
-        ),
+        scenes => format!("Not measured: {}.\n\n", scenes.join(", ")),
     };
     // What follows the number is a distribution's or a cloud's own.
     let kernel = environment.kernel.split('-').next().unwrap_or_default();
     format!(
         "# Benchmarks\n\n\
-         Made by `godwit-bench document` from one {extent} (`{command}`): every number below is from \
-         that run, in which all took turns on the same machine. Compare them with each other, not \
-         with those of other runs. What they mean and when a run counts: \
+         Made by `godwit-bench document` from {made} What they mean and when a run counts: \
          [bench/README.md](../bench/README.md).\n\n\
          {} cores ({}), {:.0} GiB of memory, Linux {kernel}, images on {}, everything on one \
          machine: source, destination and guest share its cores and its disk.\n\n\
          {}\n\
          {left_out}\
-         Noise: a hypervisor took {:.1} % of the CPU time; {} of {} cells are noisy.{rest}\n",
+         {}",
         environment.cores,
         environment.cpu,
         environment.memory_bytes as f64 / f64::from(1 << 30),
         environment.file_system,
         programs.concat(),
-        report.noise.stolen * 100.0,
-        report.noise.noisy_cells,
-        report.noise.cells,
+        noise(runs),
     )
+}
+
+/// How quiet the machine was in each run.
+fn noise(runs: &[Report]) -> String {
+    let of_run = |report: &Report| {
+        let rest = match report.settle_seconds {
+            0 => String::new(),
+            seconds => format!(
+                " Before each move the suite waited up to {seconds} s for the disk to be at rest; {} \
+                 moves began although it was not.",
+                report.restless()
+            ),
+        };
+        format!(
+            "a hypervisor took {:.1} % of the CPU time; {} of {} cells are noisy.{rest}\n",
+            report.noise.stolen * 100.0,
+            report.noise.noisy_cells,
+            report.noise.cells,
+        )
+    };
+    match runs {
+        [one] => format!("Noise: {}", of_run(one)),
+        runs => {
+            let lines = runs.iter().map(|run| {
+                let what = join::measured(run).join("; ");
+                format!("- {what}: {}", of_run(run))
+            });
+            format!("Noise, run by run:\n\n{}", lines.collect::<String>())
+        }
+    }
 }
 
 fn migrate(cells: &[Migrate]) -> String {

@@ -8,7 +8,7 @@ use godwit_testkit::process::run;
 use serde::{Deserialize, Serialize};
 
 /// The machine and the programs, without its name.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Environment {
     /// What the CPU says that it is.
     pub(crate) cpu: String,
@@ -25,7 +25,7 @@ pub(crate) struct Environment {
 }
 
 /// A program that took part.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Program {
     /// Its name.
     pub(crate) name: String,
@@ -96,8 +96,20 @@ fn file_system(mounts: &str, path: &Path) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// A machine.
+    pub(crate) fn some() -> Environment {
+        Environment {
+            cpu: "fast".to_owned(),
+            cores: 2,
+            memory_bytes: 24 << 30,
+            kernel: "6.1.0-cloud".to_owned(),
+            file_system: "ext4".to_owned(),
+            programs: Vec::new(),
+        }
+    }
 
     #[test]
     fn the_closest_mount_counts() {

@@ -6,6 +6,7 @@ mod document;
 mod environment;
 mod idle_copy;
 mod interrupt;
+mod join;
 mod migrate;
 mod noise;
 mod options;
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Quick(options) => bench(Extent::Quick, &options),
         Command::Full(options) => bench(Extent::Full, &options),
-        Command::Document { report, out } => document::write(&report, &out),
+        Command::Document { reports, out } => document::write(&reports, &out),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

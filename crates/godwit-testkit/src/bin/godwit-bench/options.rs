@@ -22,11 +22,11 @@ pub(crate) enum Command {
     Quick(Options),
     /// Everything, for days unless part of it is selected
     Full(Options),
-    /// Writes docs/benchmarks.md and its plots from a report
+    /// Writes docs/benchmarks.md and its plots from the reports of a machine
     Document {
-        /// The report
-        #[arg(long, default_value = "target/bench/report.json")]
-        report: PathBuf,
+        /// A report; more of them when the machine was measured in parts
+        #[arg(long = "report", default_value = "target/bench/report.json")]
+        reports: Vec<PathBuf>,
         /// Where benchmarks.md goes, and its plots into benchmarks/ beside it
         #[arg(long, default_value = "docs")]
         out: PathBuf,

@@ -22,22 +22,24 @@ const WORKLOAD: &str = "randwrite";
 /// The rates of which the latency over time is drawn: paced and not.
 const RATES: [Option<f64>; 2] = [Some(40.0), None];
 
-/// Draws what the report has enough numbers for.
+/// Draws what the runs have enough numbers for, each picture from one of them.
 ///
 /// # Errors
 /// Those of the files.
-pub(crate) fn draw(report: &Report, dir: &Path) -> io::Result<Vec<Plot>> {
-    let mut charts = latency_over_time(&report.migrate);
-    let uncapped = comparable(&report.migrate);
+pub(crate) fn draw(runs: &[Report], dir: &Path) -> io::Result<Vec<Plot>> {
+    let over_time = runs.iter().map(|run| latency_over_time(&run.migrate));
+    let mut charts: Vec<(String, Chart)> = over_time.flatten().collect();
+    let usual = runs.iter().map(|run| comparable(&run.migrate));
+    let most = usual.max_by_key(Vec::len).unwrap_or_default();
     charts.extend(over_rate(
-        &uncapped,
+        &most,
         "lm-time.svg",
         "Time of a move, where it converged",
         "seconds",
         |cell| cell.lm_seconds,
     ));
     charts.extend(over_rate(
-        &uncapped,
+        &most,
         "cpu-per-gb.svg",
         "CPU time of a move, where it converged",
         "CPU seconds per GB of the image",

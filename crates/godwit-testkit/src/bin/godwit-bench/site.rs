@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use clap::ValueEnum;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryDisk, release_binary};
 use godwit_testkit::image::write_random;
@@ -15,6 +16,15 @@ use tempfile::TempDir;
 
 use crate::rest::Rest;
 
+/// Where the image goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Destination {
+    /// The disk that it comes from, which the guest then shares with both
+    SameDisk,
+    /// A disk in memory: what one machine has in place of a second disk
+    Memory,
+}
+
 /// Two network namespaces, a directory on the real file system, and a random image in it.
 #[derive(Debug)]
 pub(crate) struct Site {
@@ -22,29 +32,27 @@ pub(crate) struct Site {
     pub(crate) link: Link,
     /// Bytes of the image.
     pub(crate) bytes: u64,
-    /// Whether the destination has a disk of its own, in memory.
-    in_memory: bool,
+    destination: Destination,
     rest: Rest,
     dir: TempDir,
 }
 
 impl Site {
-    /// A site whose link is capped, whose destination has a disk of its own or not, and whose disk gets
-    /// as long as `settle` to come to rest before a move.
+    /// A site whose link is capped and whose disk gets as long as `settle` to come to rest before a move.
     ///
     /// # Errors
     /// When the link or the image cannot be made.
     pub(crate) fn new(
         gigabits: Option<f64>,
         bytes: u64,
-        in_memory: bool,
+        destination: Destination,
         settle: Duration,
     ) -> io::Result<Self> {
         let dir = scratch_dir()?;
         let site = Self {
             link: Link::new(gigabits.map(|gigabits| (gigabits * 1e9) as u64))?,
             bytes,
-            in_memory,
+            destination,
             rest: Rest::new(dir.path(), settle),
             dir,
         };
@@ -66,7 +74,7 @@ impl Site {
             (to, Some(self.link.right())),
         ];
         let mut cluster = Cluster::prepare_on(&hosts, options)?;
-        if self.in_memory {
+        if self.destination == Destination::Memory {
             cluster.put_in_memory(to, self.bytes)?;
         }
         cluster.start_all()?;
@@ -88,8 +96,10 @@ impl Site {
     /// # Errors
     /// Without root, loop devices, or the memory.
     pub(crate) fn memory_disk(&self) -> io::Result<Option<MemoryDisk>> {
-        let disk = self.in_memory.then(|| MemoryDisk::new(self.bytes));
-        disk.transpose()
+        match self.destination {
+            Destination::SameDisk => Ok(None),
+            Destination::Memory => MemoryDisk::new(self.bytes).map(Some),
+        }
     }
 
     /// Nothing is dirty, and the image is not in memory. Whether the disk is at rest, if that was to

@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::ValueEnum;
 use godwit_testkit::fio::{FioLoad, Requests};
 
+use crate::site::Destination;
+
 /// Requests that the guest keeps in flight.
 const DEPTH: u32 = 16;
 /// Longer than any run.
@@ -39,15 +41,6 @@ pub(crate) enum Rate {
 /// How fast the link is: Gbit/s, or as fast as the kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bandwidth(pub(crate) Option<f64>);
-
-/// Where the image goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Destination {
-    /// The disk that it comes from, which the guest then shares with both
-    SameDisk,
-    /// A disk in memory: what one machine has in place of a second disk
-    Memory,
-}
 
 /// One workload, rate, link and destination.
 #[derive(Clone, Copy, Debug, PartialEq)]

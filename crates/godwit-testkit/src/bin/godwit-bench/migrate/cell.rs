@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use godwit_testkit::report::median;
 
-use super::case::{Case, Destination};
+use super::case::Case;
 use crate::noise::{disagree, outliers};
 use crate::report::{Guest, Migrate, Move, Seen, spread};
+use crate::site::Destination;
 
 /// Rounds whose guests did that much differently before anything moved disagree, as do rounds with
 /// an idle guest whose moves took that much longer.

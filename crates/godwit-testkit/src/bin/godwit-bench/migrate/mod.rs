@@ -14,7 +14,7 @@ use std::io;
 use std::time::Duration;
 
 pub(crate) use self::case::random_writes;
-use self::case::{Case, Destination, Rate, Workload};
+use self::case::{Case, Rate, Workload};
 use self::cell::Standard;
 use self::measure::{Quiet, measure};
 use self::mover::Mover;
@@ -56,8 +56,8 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
         if place.as_ref().is_none_or(|(last, ..)| *last != idle) {
             // The old namespaces go before there are new ones: both have the same addresses.
             drop(place.take());
-            let in_memory = case.destination == Destination::Memory;
-            let site = Site::new(case.link.0, bytes, in_memory, options.settle(extent))?;
+            let settle = options.settle(extent);
+            let site = Site::new(case.link.0, bytes, case.destination, settle)?;
             let limit = limit(&site, &idle, extent)?;
             place = Some((idle, site, limit));
         }

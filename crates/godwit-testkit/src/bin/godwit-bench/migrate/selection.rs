@@ -2,9 +2,10 @@
 
 use clap::Args;
 
-use super::case::{Bandwidth, Case, Destination, Rate, Workload};
+use super::case::{Bandwidth, Case, Rate, Workload};
 use super::mover::{self, Mover};
 use crate::options::Extent;
+use crate::site::Destination;
 
 /// What of the scene `migrate` is measured; the defaults depend on quick or full.
 #[derive(Clone, Debug, Args)]

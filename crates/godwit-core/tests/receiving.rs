@@ -1,5 +1,6 @@
-//! A destination acknowledges double writes before they are on its disk, and owes nobody anything
-//! for that.
+//! What a destination does with what it receives: it acknowledges double writes before they are on its
+//! disk and owes nobody anything for that, and it takes nothing from a source that has asked for
+//! acceptance.
 
 use std::time::Duration;
 
@@ -30,7 +31,11 @@ struct Destination {
     said: Vec<Message>,
     /// Writes that the disk has not finished.
     writing: Vec<RequestTag>,
+    /// Writes whose buffers were given back.
+    released: Vec<RequestTag>,
     flushes: u32,
+    /// Whether a record of authority was to be stored.
+    storing: bool,
     aborted: Option<AbortReason>,
 }
 
@@ -44,7 +49,9 @@ impl Destination {
             controller,
             said: Vec::new(),
             writing: Vec::new(),
+            released: Vec::new(),
             flushes: 0,
+            storing: false,
             aborted: None,
         }
     }
@@ -54,6 +61,17 @@ impl Destination {
         self.controller
             .handle_message(Time(0), class, message, buffer);
         self.carry_out();
+    }
+
+    /// The source's copy of this block.
+    fn copy(&mut self, block: u32, generation: Generation) {
+        let copy = Message::Copy {
+            slot: ChunkSlot(2),
+            generation,
+            extent: extent(block),
+            zeroes: false,
+        };
+        self.hear(TrafficClass::Copy, copy, Some(block));
     }
 
     /// The source's double write of this block.
@@ -85,6 +103,12 @@ impl Destination {
         self.carry_out();
     }
 
+    fn finish_flush(&mut self) {
+        self.controller
+            .handle_disk_done(Time(0), DiskTag::Barrier, Ok(Content::Data));
+        self.carry_out();
+    }
+
     fn carry_out(&mut self) {
         while let Some(action) = self.controller.poll_action() {
             match action {
@@ -97,6 +121,8 @@ impl Destination {
                     tag: DiskTag::Barrier,
                     ..
                 } => self.flushes += 1,
+                Action::ReleaseReplica { tag } => self.released.push(tag),
+                Action::Persist { .. } => self.storing = true,
                 Action::Notify(Event::ReceiveAborted { reason, .. }) => self.aborted = Some(reason),
                 _ => {}
             }
@@ -148,13 +174,7 @@ fn a_disk_that_falls_behind_is_waited_for() {
 #[test]
 fn a_copy_is_acknowledged_when_it_is_written() {
     let mut destination = Destination::receiving();
-    let copy = Message::Copy {
-        slot: ChunkSlot(2),
-        generation: Generation(0),
-        extent: extent(0),
-        zeroes: false,
-    };
-    destination.hear(TrafficClass::Copy, copy, Some(0));
+    destination.copy(0, Generation(0));
     assert_eq!(destination.take_acknowledged(), []);
     destination.finish_write(Ok(()));
     assert_eq!(destination.take_acknowledged(), [2]);
@@ -197,5 +217,65 @@ fn an_acknowledged_write_that_fails_ends_the_migration() {
         assert_eq!(destination.said, [Message::Abort { migration, reason }]);
         destination.finish_write(Ok(()));
         assert_eq!(destination.flushes, 0, "nothing is left to accept");
+    }
+}
+
+/// How far a destination is that was asked for acceptance.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Asked {
+    /// It still writes what it acknowledged.
+    Writing,
+    /// It makes it durable.
+    Flushing,
+    /// It stores that it accepts.
+    Storing,
+}
+
+impl Asked {
+    const ALL: [Self; 3] = [Self::Writing, Self::Flushing, Self::Storing];
+
+    /// One that is so far, having received generation 1.
+    fn destination(self) -> Destination {
+        let mut destination = Destination::receiving();
+        destination.copy(0, Generation(1));
+        destination.finish_write(Ok(()));
+        if self == Self::Writing {
+            destination.double_write(1);
+        }
+        destination.prepare();
+        if self == Self::Storing {
+            destination.finish_flush();
+        }
+        assert_eq!(destination.flushes, u32::from(self != Self::Writing));
+        assert_eq!(destination.storing, self == Self::Storing);
+        destination.said.clear();
+        destination.released.clear();
+        destination
+    }
+}
+
+#[test]
+fn nothing_is_written_that_is_sent_after_acceptance_was_asked_for() {
+    for asked in Asked::ALL {
+        let mut destination = asked.destination();
+        let writing = destination.writing.clone();
+        destination.double_write(5);
+        assert_eq!(destination.writing, writing, "{asked:?}");
+        assert_eq!(destination.released, [RequestTag(5)], "{asked:?}");
+        let (migration, reason) = (MIGRATION, AbortReason::Protocol);
+        assert_eq!(destination.said, [Message::Abort { migration, reason }]);
+        // When acceptance is being stored the source alone can tell what became of it.
+        let aborted = (asked != Asked::Storing).then_some(reason);
+        assert_eq!(destination.aborted, aborted, "{asked:?}");
+    }
+}
+
+#[test]
+fn a_copy_that_was_given_up_may_arrive_after_acceptance_was_asked_for() {
+    for asked in Asked::ALL {
+        let mut destination = asked.destination();
+        destination.copy(5, Generation(0));
+        assert_eq!(destination.released, [RequestTag(5)], "{asked:?}");
+        assert_eq!((destination.said.len(), destination.aborted), (0, None));
     }
 }
