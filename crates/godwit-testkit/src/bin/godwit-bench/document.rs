@@ -61,18 +61,18 @@ fn text(runs: &Runs, plots: &[Plot]) -> String {
 
 fn introduction(report: &Report, runs: &[Report]) -> String {
     let environment = &report.environment;
-    let (extent, command) = match report.extent {
-        Extent::Quick => ("quick", "make bench"),
-        Extent::Full => ("full", "make bench-full"),
+    let (extent, part, command) = match report.extent {
+        Extent::Quick => ("quick", ", of a selection", "make bench"),
+        Extent::Full => ("full", "", "make bench-full"),
     };
     let made = match runs.len() {
         1 => format!(
-            "one {extent} run, of a selection (`{command}`): every number below is from that run, in \
+            "one {extent} run{part} (`{command}`): every number below is from that run, in \
              which all took turns on the same machine. Compare them with each other, not with those \
              of other runs."
         ),
         count => format!(
-            "{count} {extent} runs, each of a selection (`{command}`), one after the other on the same \
+            "{count} {extent} runs, each of a part of the suite (`{command}`), one after the other on the same \
              machine. Every table is from one run, in which all that it compares took turns: compare \
              numbers of one table."
         ),
