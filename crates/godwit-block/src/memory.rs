@@ -9,7 +9,7 @@ use std::thread::{self, JoinHandle};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Smallest block: what direct I/O needs in length and alignment on any disk.
-const SMALLEST: usize = 4096;
+pub(crate) const SMALLEST: usize = 4096;
 
 /// Longest block: one request's data.
 pub(crate) const LARGEST: usize = 32 << 20;

@@ -13,8 +13,12 @@
 /// A defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PlantedBug {
-    /// A double write is acknowledged to the guest without the destination's acknowledgement.
-    AckBeforeRemote,
+    /// The destination is asked to accept before it has acknowledged all double writes.
+    SwitchoverWithPosted,
+    /// A pause forgets the double writes that the guest does not wait for.
+    ForgetPosted,
+    /// A chunk is read while a double write to it is on its way.
+    ReadOverPosted,
     /// The destination carries out copies of older generations.
     IgnoreGeneration,
     /// Writes to chunks that are being copied do not wait.
@@ -39,8 +43,10 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 11] = [
-        Self::AckBeforeRemote,
+    pub const ALL: [Self; 13] = [
+        Self::SwitchoverWithPosted,
+        Self::ForgetPosted,
+        Self::ReadOverPosted,
         Self::IgnoreGeneration,
         Self::SkipWindowLock,
         Self::DropDelayedOnOverflow,
@@ -56,7 +62,9 @@ impl PlantedBug {
     /// The defect's name.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::AckBeforeRemote => "ack-before-remote",
+            Self::SwitchoverWithPosted => "switchover-with-posted",
+            Self::ForgetPosted => "forget-posted",
+            Self::ReadOverPosted => "read-over-posted",
             Self::IgnoreGeneration => "ignore-generation",
             Self::SkipWindowLock => "skip-window-lock",
             Self::DropDelayedOnOverflow => "drop-delayed-on-overflow",

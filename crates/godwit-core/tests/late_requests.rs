@@ -31,6 +31,10 @@ fn a_request_that_the_percentile_spares_is_late_for_a_time_only() {
     }
     source.pass(Duration::from_millis(1));
     assert_eq!(source.answered, 20);
+    // The destination stops to answer: one write goes on without it, the next has to wait.
+    source.ask(20, Operation::Write { extent, fua: false });
+    source.pass(Duration::from_millis(5));
+    assert_eq!(source.answered, 21);
     source.ask(0, Operation::Write { extent, fua: false });
     source.pass(Duration::from_millis(15));
     assert!(!source.paused, "it is spared");

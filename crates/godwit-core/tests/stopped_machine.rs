@@ -26,8 +26,8 @@ fn a_copy_that_nobody_held_back_holds_up_no_stopped_machine() {
     // The guest asks for nothing: the whole disk is copied as fast as it goes.
     source.pass(Duration::from_millis(50));
     assert!(source.converged, "all is copied");
-    // More than is sent while the guest is held.
-    let extent = Extent::new(Lba(0), 512).expect("an extent");
+    // More than is sent while the guest is held, and than is sent without the guest waiting for it.
+    let extent = Extent::new(Lba(0), 2048).expect("an extent");
     source.ask(0, Operation::Write { extent, fua: false });
     // Its double write is late, so that the destination is told of it later.
     source.pass(Duration::from_millis(6));

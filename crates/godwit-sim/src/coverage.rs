@@ -48,6 +48,7 @@ states! {
     Verified "migrations: verified",
     VerifiedAgain "migrations: verified what was written meanwhile",
     DoubleWritten "migrations: double writes",
+    Posted "migrations: double writes that the guest did not wait for",
     AbortCancelled "aborted: cancelled",
     AbortPeerLost "aborted: connection lost",
     AbortPeerTimeout "aborted: no answer in time",

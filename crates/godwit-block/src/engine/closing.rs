@@ -89,7 +89,8 @@ impl Engine {
                 self.lost(key, &StreamError::Backlog.into());
                 continue;
             }
-            if connection.stream.wants_send() {
+            let gathers = connection.gathers_until().is_some_and(|until| now < until);
+            if connection.stream.wants_send() && !gathers {
                 connection.moved = now;
                 let token = Token::Send(key.index);
                 let (slots, chunks) = (&mut self.slots, &mut self.chunks);

@@ -102,6 +102,8 @@ pub(super) struct Connection {
     pub(super) moved: Time,
     /// It is on the list of connections to look at before the next wait.
     pub(super) marked: bool,
+    /// What waits to be sent may gather until then; `None`: it is sent at once.
+    pub(super) gathers_until: Option<Time>,
 }
 
 impl Connection {
@@ -159,6 +161,7 @@ impl Connections {
             unanswered: 0,
             moved: now,
             marked: false,
+            gathers_until: None,
         }));
         key
     }

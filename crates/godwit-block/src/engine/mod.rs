@@ -18,6 +18,7 @@
 
 mod actions;
 mod baseline;
+mod buffers;
 mod chunks;
 mod clients;
 mod closing;
@@ -27,6 +28,7 @@ mod connections;
 mod deferred;
 mod disk;
 mod faults;
+mod gathering;
 mod handle;
 mod inspect;
 mod link_signal;

@@ -236,9 +236,8 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
-        connection
-            .stream
-            .queue(Frame::new(&[&header.encode(), &inline[..length]], payload));
+        let frame = Frame::new(&[&header.encode(), &inline[..length]], payload);
+        connection.queue(&message, frame, self.now);
         self.connections.mark(key);
     }
 

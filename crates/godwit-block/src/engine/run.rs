@@ -206,6 +206,7 @@ impl Engine {
             if self.tick_at.is_some_and(|at| at <= self.now) {
                 self.tick();
             }
+            self.send_gathered();
         }
         self.publish();
         rustix::fs::fdatasync(self.disk.file()).map_err(|errno| EngineError::Flush {
@@ -300,6 +301,7 @@ impl Engine {
             .into_iter()
             .chain(self.tick_at)
             .chain(self.link_watch.as_ref().map(LinkWatch::next))
+            .chain(self.gathering().map(|(_, until)| until))
             .min()?;
         let now = Time(self.started.elapsed().as_nanos() as u64);
         Some(deadline.since(now))

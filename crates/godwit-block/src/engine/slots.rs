@@ -6,8 +6,9 @@ use std::io;
 use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::{Bytes, Time};
 
+use super::buffers::Buffers;
 use super::connections::ConnectionKey;
-use crate::memory::{Arena, Block, LARGEST};
+use crate::memory::{Block, LARGEST};
 use crate::nbd::{Extents, RequestHeader};
 use crate::stream::{Keep, Payload};
 
@@ -26,6 +27,11 @@ const CLASSES: usize = 3;
 
 /// What double writes use of their memory, unless they are very long or many.
 const DOUBLE_WRITES: usize = 2 << 20;
+
+/// How much of each class's memory rests between two uses.
+const CLIENTS_REST: usize = 1 << 20;
+const DOUBLE_WRITES_REST: usize = 1 << 20;
+const COPIES_REST: usize = 8 << 20;
 
 /// Who gets the answer.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +88,7 @@ struct Slot {
 }
 
 struct Pool {
-    arena: Arena,
+    buffers: Buffers,
     free: Vec<RequestTag>,
     /// Those who wait for a tag or memory, first come first served.
     waiting: VecDeque<Waiter>,
@@ -101,10 +107,10 @@ impl Slots {
     pub(super) fn new(requests: u32, memory: usize) -> io::Result<Self> {
         let quarter = requests / 4;
         let share = (memory / 4).max(LARGEST);
-        let pool = |tags: std::ops::Range<u32>, bytes: usize| -> io::Result<Pool> {
+        let pool = |tags: std::ops::Range<u32>, bytes: usize, rest: usize| -> io::Result<Pool> {
             let free = tags.rev().map(RequestTag).collect();
             Ok(Pool {
-                arena: Arena::new(bytes)?,
+                buffers: Buffers::new(bytes, rest)?,
                 free,
                 waiting: VecDeque::with_capacity(64),
             })
@@ -125,9 +131,9 @@ impl Slots {
         Ok(Self {
             slots: (0..requests).map(slot).collect(),
             pools: [
-                pool(2 * quarter..requests, clients)?,
-                pool(quarter..2 * quarter, share)?,
-                pool(0..quarter, share)?,
+                pool(2 * quarter..requests, clients, CLIENTS_REST)?,
+                pool(quarter..2 * quarter, share, DOUBLE_WRITES_REST)?,
+                pool(0..quarter, share, COPIES_REST)?,
             ],
             used: 0,
         })
@@ -138,13 +144,15 @@ impl Slots {
     pub(super) fn commit_for_replicas(&mut self, capacity: Bytes) {
         let copies = usize::try_from(capacity.0).unwrap_or(usize::MAX);
         for (class, most) in [(Class::Sync, DOUBLE_WRITES), (Class::Copy, copies)] {
-            self.pools[class as usize].arena.commit_in_background(most);
+            self.pools[class as usize]
+                .buffers
+                .commit_in_background(most);
         }
     }
 
     /// Gives back what copies arrived in, unless some are still being written.
     pub(super) fn decommit_copies(&mut self) {
-        self.pools[Class::Copy as usize].arena.decommit();
+        self.pools[Class::Copy as usize].buffers.decommit();
     }
 
     /// A slot with a buffer of `length` bytes (none when zero), busy from now on. `None` when the
@@ -163,7 +171,7 @@ impl Slots {
         let tag = *pool.free.last()?;
         let block = match length {
             0 => None,
-            length => Some(pool.arena.allocate(length as usize)?),
+            length => Some(pool.buffers.allocate(length as usize)?),
         };
         pool.free.pop();
         self.used += 1;
@@ -222,7 +230,7 @@ impl Slots {
         }
         let pool = &mut self.pools[slot.class as usize];
         if let Some(block) = slot.block.take() {
-            pool.arena.free(block);
+            pool.buffers.free(block);
         }
         pool.free.push(tag);
         self.used -= 1;
@@ -270,7 +278,7 @@ impl Slots {
         let slot = self.slots.get(tag.0 as usize)?;
         let block = slot.block.as_ref()?;
         let length = block.length().checked_sub(offset)?;
-        let base = self.pools[slot.class as usize].arena.address(block);
+        let base = self.pools[slot.class as usize].buffers.address(block);
         // SAFETY: `offset` is at most the block's length, as the subtraction shows.
         Some((unsafe { base.add(offset) }, length))
     }

@@ -333,11 +333,8 @@ impl Controller {
             }
             let generation = source.generation;
             source.double_written(extent, zeroes);
-            let waits = !self.has_bug(PlantedBug::AckBeforeRemote);
             let slot = &mut self.slots[tag];
-            if waits {
-                slot.pending |= REMOTE;
-            }
+            slot.pending |= REMOTE;
             slot.doubled = true;
             slot.generation = generation;
             let message = Message::DoubleWrite {
@@ -364,7 +361,8 @@ impl Controller {
         slot.pending &= !LOCAL;
         slot.result = result;
         let doubled = slot.doubled;
-        if slot.pending == 0 {
+        let posts = slot.pending == REMOTE && result.is_ok();
+        if slot.pending == 0 || (posts && self.post(tag)) {
             self.finish(tag);
         }
         if result.is_err() && doubled {

@@ -20,6 +20,7 @@ mod idle_window;
 mod ownership;
 mod pacer;
 mod pause;
+mod posted_writes;
 mod slots;
 mod source;
 mod throughput;
@@ -287,6 +288,11 @@ impl Controller {
     /// How many times longer than promised a request may wait for the migration, at most, when the
     /// promise's percentile spares it.
     pub const MOST_LATENESS: u32 = 4;
+
+    /// Double writes at most whose requests were answered and which the destination has not
+    /// acknowledged. Their tags are free; a body that still keeps their data counts them against what
+    /// it has for requests.
+    pub const MOST_POSTED: usize = 256;
 
     /// A controller for a disk of `capacity` sectors whose stored authority is `record`.
     pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {

@@ -209,6 +209,7 @@ impl Controller {
             self.act(Action::DiscardUnsent {
                 class: TrafficClass::Sync,
             });
+            self.delay_posted_writes();
             self.delay_double_writes();
         }
         self.send(TrafficClass::Sync, Message::NewGeneration { generation });

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use godwit_core::action::{Action, Content, DiskTag};
+use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{Event, Phase};
 use godwit_core::request::{Operation, Origin, Request, RequestTag};
-use godwit_core::units::{Sectors, Time};
+use godwit_core::units::{Extent, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 use godwit_core::{Controller, Limits, MigrationOptions};
 
@@ -19,7 +19,8 @@ const LIMITS: Limits = Limits {
 /// 1 GiB.
 const CAPACITY: Sectors = Sectors(2 << 20);
 
-/// A source whose disk and destination do everything at once, but acknowledge no double write.
+/// A source whose disk and destination do everything at once, but acknowledge double writes only when
+/// they are told to.
 pub(crate) struct Source {
     pub(crate) core: Controller,
     pub(crate) now: Time,
@@ -31,6 +32,8 @@ pub(crate) struct Source {
     pub(crate) copies: Vec<u32>,
     /// What the destination was sent, in order.
     pub(crate) sent: Vec<Sent>,
+    /// What it compared.
+    pub(crate) compared: Vec<Extent>,
     /// The disk does not finish the reads of chunks.
     pub(crate) hold_reads: bool,
     held: Vec<DiskTag>,
@@ -56,6 +59,7 @@ impl Source {
             paused: false,
             copies: Vec::new(),
             sent: Vec::new(),
+            compared: Vec::new(),
             hold_reads: false,
             held: Vec::new(),
         };
@@ -89,8 +93,9 @@ impl Source {
                     tag: tag @ DiskTag::Chunk(_),
                     ..
                 } if self.hold_reads => self.held.push(tag),
-                Action::Disk { tag, .. } => {
-                    self.core.handle_disk_done(now, tag, Ok(Content::Data));
+                Action::Disk { tag, operation } => {
+                    let content = content(operation);
+                    self.core.handle_disk_done(now, tag, Ok(content));
                 }
                 Action::Send { class, message } => self.answer(class, message),
                 Action::Complete { .. } => self.answered += 1,
@@ -131,6 +136,19 @@ impl Source {
                 generation,
                 result: Ok(()),
             },
+            Message::Verify {
+                slot,
+                generation,
+                extent,
+                ..
+            } => {
+                self.compared.push(extent);
+                Message::Verified {
+                    slot,
+                    generation,
+                    result: Ok(true),
+                }
+            }
             Message::NewGeneration { generation } => Message::GenerationReached { generation },
             Message::Ping => Message::Pong,
             Message::Prepare { .. } => {
@@ -152,5 +170,16 @@ impl Source {
             self.settle();
         }
         self.now = end;
+    }
+}
+
+/// What the disk finds.
+fn content(operation: DiskOperation) -> Content {
+    match operation {
+        DiskOperation::Read {
+            inspect: Inspect::Digest,
+            ..
+        } => Content::Digest([7; 32]),
+        _ => Content::Data,
     }
 }

@@ -1,5 +1,6 @@
 //! Frames on their way, and connections that end.
 
+use godwit_core::Controller;
 use godwit_core::request::{Operation, Origin, Request};
 use godwit_core::units::Generation;
 use godwit_core::wire::{HEADER_SIZE, Header, Message, PayloadBuffer, TrafficClass};
@@ -11,14 +12,16 @@ use crate::coverage::Reached;
 use crate::disk::Data;
 
 /// More frames than this never wait on one connection: every request and every slot has one on its
-/// way in each direction and as many that a pause has given up, and heartbeats stop when nothing
-/// answers.
-const MOST_FRAMES: usize =
-    4 * (LIMITS.requests + LIMITS.window_chunks as u32 + LIMITS.delayed_chunks as u32) as usize;
+/// way in each direction and as many that a pause has given up, double writes may be posted, and
+/// heartbeats stop when nothing answers.
+const MOST_FRAMES: usize = 4
+    * (LIMITS.requests + LIMITS.window_chunks as u32 + LIMITS.delayed_chunks as u32) as usize
+    + 2 * Controller::MOST_POSTED;
 
 impl World {
     pub(super) fn send(&mut self, node: usize, class: TrafficClass, message: Message) {
         self.check_promise_is_stored(node, &message);
+        self.check_posted_are_acknowledged(node, &message);
         let it = &mut self.nodes[node];
         let session = match message {
             Message::Forward { .. } => it.forward,
@@ -40,6 +43,17 @@ impl World {
         };
         if let Some(session) = session {
             self.transmit(session, node, class, message, data);
+        }
+    }
+
+    fn check_posted_are_acknowledged(&mut self, node: usize, message: &Message) {
+        let posted = &self.nodes[node].posted;
+        if matches!(message, Message::Prepare { .. }) && !posted.is_empty() {
+            let detail = format!("{} waits for {posted:?}", name(node));
+            self.fail(
+                "acceptance is asked for when every double write is acknowledged",
+                || detail,
+            );
         }
     }
 
@@ -199,10 +213,13 @@ impl World {
                 });
             }
             _ => {
-                if let (Message::Ack { tag, .. }, TrafficClass::Sync) = (message, class)
-                    && let Some(doubled) = it.doubled.get_mut(tag as usize)
-                {
-                    *doubled = false;
+                if let (Message::Ack { tag, .. }, TrafficClass::Sync) = (message, class) {
+                    // Of those with one tag the answered ones are older.
+                    if let Some(at) = it.posted.iter().position(|posted| posted.0 == tag) {
+                        it.posted.remove(at);
+                    } else if let Some(doubled) = it.doubled.get_mut(tag as usize) {
+                        *doubled = false;
+                    }
                 }
                 if let Message::NewGeneration { generation } = message {
                     it.generation = it.generation.max(generation);

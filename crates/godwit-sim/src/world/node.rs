@@ -88,8 +88,12 @@ pub(super) struct Node {
     pub(super) free_pending: Vec<usize>,
     /// Double writes that the destination has not acknowledged, by tag.
     pub(super) doubled: Vec<bool>,
-    /// Writes that were answered before the destination acknowledged them, in this call.
-    pub(super) early_answers: Vec<RequestTag>,
+    /// Those of them whose requests were answered, by the tags that they had.
+    pub(super) posted: Vec<RequestTag>,
+    /// How many were answered in this call.
+    pub(super) early_answers: u64,
+    /// Bytes that were ever delayed, when that was last looked at.
+    pub(super) delayed: u64,
     /// Whether a migration that leaves this node paused or ended in this call.
     pub(super) excused: bool,
     /// Whether a migration leaves this node.
@@ -124,7 +128,9 @@ impl Node {
             pending: Vec::new(),
             free_pending: Vec::new(),
             doubled: Vec::new(),
-            early_answers: Vec::new(),
+            posted: Vec::new(),
+            early_answers: 0,
+            delayed: 0,
             excused: false,
             outgoing: false,
             generation: Generation(0),
@@ -149,7 +155,9 @@ impl Node {
         self.pending.clear();
         self.free_pending.clear();
         self.doubled = vec![false; tags];
-        self.early_answers.clear();
+        self.posted.clear();
+        self.early_answers = 0;
+        self.delayed = 0;
         self.outgoing = false;
         self.generation = Generation(0);
         self.migration = None;

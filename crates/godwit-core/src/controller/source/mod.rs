@@ -14,6 +14,7 @@ use crate::controller::governor::Governor;
 use crate::controller::idle_window::IdleWindow;
 use crate::controller::pacer::Pacer;
 use crate::controller::pause::{Pause, PauseCounts};
+use crate::controller::posted_writes::PostedWrites;
 use crate::controller::slots::{REMOTE, Slots};
 use crate::controller::window::Window;
 use crate::controller::{Controller, MigrationOptions, Progress, StartError, Switchover};
@@ -81,6 +82,7 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) pause: Option<Pause>,
     pub(in crate::controller) pauses: PauseCounts,
     pub(in crate::controller) delayed: DelayedWrites,
+    pub(in crate::controller) posted: PostedWrites,
     /// Requests that wait for the migration and where they stand in the order of arrival, oldest
     /// first. What has stopped waiting leaves when it comes to the front.
     watched: VecDeque<(RequestTag, u64)>,
@@ -257,6 +259,7 @@ impl Controller {
             pause: None,
             pauses: PauseCounts::default(),
             delayed: DelayedWrites::new(self.limits, self.capacity),
+            posted: PostedWrites::new(),
             watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
             tolerated: VecDeque::with_capacity(self.limits.requests as usize),
             orphan_acknowledgements: vec![0; self.limits.requests as usize].into_boxed_slice(),
@@ -280,6 +283,10 @@ impl Controller {
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::DropDelayedOnOverflow) {
             source.delayed.drop_on_overflow();
+        }
+        #[cfg(feature = "planted-bugs")]
+        if self.has_bug(PlantedBug::ReadOverPosted) {
+            source.posted.hide_from_chunks();
         }
         self.source = Some(Box::new(source));
         self.enter_phase(Phase::Copying);

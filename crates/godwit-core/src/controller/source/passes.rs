@@ -323,6 +323,11 @@ impl Controller {
         source.last_heard = self.now;
         if class == TrafficClass::Sync && source.is_orphan(tag, generation) {
             // Its request was answered long ago.
+        } else if class == TrafficClass::Sync
+            && let Some(extent) = source.posted.acknowledged(RequestTag(tag), generation)
+        {
+            self.writes_left(extent);
+            self.compare_again();
         } else if class == TrafficClass::Sync {
             self.double_write_acknowledged(RequestTag(tag), generation);
             self.compare_again();
@@ -490,10 +495,14 @@ impl Controller {
     /// since the last pass, then asks the destination to accept.
     pub(in crate::controller) fn check_drained(&mut self) {
         let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
+        let forgets_posted = self.has_bug(PlantedBug::SwitchoverWithPosted);
         let Some(source) = &mut self.source else {
             return;
         };
         if source.phase != Phase::Draining || self.admitted > 0 || !source.window.is_empty() {
+            return;
+        }
+        if !forgets_posted && !source.posted.is_empty() {
             return;
         }
         if !forgets_delayed && !source.delayed.is_settled() {
@@ -532,6 +541,10 @@ impl Controller {
             source.delayed.is_settled() || self.has_bug(PlantedBug::SwitchoverWithDelayed),
             "the destination lacks delayed writes"
         );
+        debug_assert!(
+            source.posted.is_empty() || self.has_bug(PlantedBug::SwitchoverWithPosted),
+            "the destination has not acknowledged all double writes"
+        );
         let migration = source.options.migration;
         self.enter_phase(Phase::Preparing);
         let effects = self.authority.prepare(migration);
@@ -539,8 +552,8 @@ impl Controller {
     }
 }
 
-/// Reads a locked chunk unless guest writes to it are under way; no new ones start before, because
-/// the chunk is locked. Whether it is being read now.
+/// Reads a locked chunk unless guest writes to it are under way, here or to the destination; no new
+/// ones start before, because the chunk is locked. Whether it is being read now.
 fn read_when_quiet(
     source: &mut Source,
     table: &WriteTable,
@@ -554,7 +567,7 @@ fn read_when_quiet(
             .get(entry.tag)
             .is_some_and(|slot| slot.stage == Stage::InFlight)
     });
-    if busy.is_some() {
+    if busy.is_some() || source.posted.overlaps(extent) {
         return false;
     }
     source.window.start_reading(slot);

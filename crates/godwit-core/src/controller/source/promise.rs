@@ -225,14 +225,16 @@ impl Source {
         Some(core::mem::replace(&mut chunk.waiters, TagList::EMPTY))
     }
 
-    /// Whether the destination owes an answer about delayed writes or a pause for too long.
+    /// Whether the destination owes an answer about posted or delayed writes or a pause for too long.
     pub(in crate::controller) fn is_kept_waiting(&self, now: Time) -> bool {
         let unheard = self.pause.as_ref().filter(|pause| pause.is_unheard());
         let written = self.delayed.waiting_since().map(|since| now.since(since));
+        let posted = self.posted.waiting_since().map(|since| now.since(since));
         unheard
             .map(|pause| pause.lasted(now))
             .into_iter()
             .chain(written)
+            .chain(posted)
             .any(|waited| waited > self.options.peer_timeout)
     }
 }

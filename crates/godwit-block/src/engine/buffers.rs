@@ -1,0 +1,118 @@
+//! The memory that requests of one class keep their data in.
+
+use std::collections::VecDeque;
+use std::io;
+
+use crate::memory::{Arena, Block, SMALLEST};
+
+/// Blocks of an arena. One that was freed rests before it is used again: what a disk has just read of it
+/// may still lie in the caches of the processor that did so, often a hypervisor's, and to overwrite it
+/// then takes several times as long.
+pub(super) struct Buffers {
+    arena: Arena,
+    /// Freed blocks, the one that has rested longest first.
+    resting: VecDeque<Block>,
+    /// Bytes of those.
+    bytes: usize,
+    /// Bytes that rest at most.
+    most: usize,
+}
+
+impl Buffers {
+    /// As much memory as [`Arena::new`] makes of `length`, of which up to `rest` bytes rest.
+    pub(super) fn new(length: usize, rest: usize) -> io::Result<Self> {
+        Ok(Self {
+            arena: Arena::new(length)?,
+            resting: VecDeque::with_capacity(rest / SMALLEST),
+            bytes: 0,
+            most: rest,
+        })
+    }
+
+    /// A block of at least `length` bytes; `None` when there is none.
+    pub(super) fn allocate(&mut self, length: usize) -> Option<Block> {
+        loop {
+            let block = self.arena.allocate(length);
+            if block.is_some() {
+                return block;
+            }
+            self.wake()?;
+        }
+    }
+
+    /// Gives a block back.
+    pub(super) fn free(&mut self, block: Block) {
+        if block.length() > self.most {
+            return self.arena.free(block);
+        }
+        self.bytes += block.length();
+        while self.bytes > self.most && self.wake().is_some() {}
+        self.resting.push_back(block);
+    }
+
+    /// Lets the block that has rested longest be used again; `None` when none rests.
+    fn wake(&mut self) -> Option<()> {
+        let block = self.resting.pop_front()?;
+        self.bytes -= block.length();
+        self.arena.free(block);
+        Some(())
+    }
+
+    /// The block's address.
+    pub(super) fn address(&self, block: &Block) -> *mut u8 {
+        self.arena.address(block)
+    }
+
+    /// Commits the `length` bytes that blocks are taken from first, on a thread of their own.
+    pub(super) fn commit_in_background(&mut self, length: usize) {
+        self.arena.commit_in_background(length);
+    }
+
+    /// Gives the memory back to the system if no block is in use; it is committed anew as it is used.
+    pub(super) fn decommit(&mut self) {
+        while self.wake().is_some() {}
+        self.arena.decommit();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::LARGEST;
+
+    const REST: usize = 1 << 20;
+
+    fn buffers() -> Buffers {
+        Buffers::new(LARGEST, REST).expect("memory")
+    }
+
+    #[test]
+    fn a_freed_block_is_not_the_next_one() {
+        let mut buffers = buffers();
+        let length = 64 << 10;
+        let mut recent = VecDeque::new();
+        for _ in 0..1000 {
+            let block = buffers.allocate(length).expect("a block");
+            let address = buffers.address(&block);
+            assert!(!recent.contains(&address), "it was used a moment ago");
+            recent.push_back(address);
+            if recent.len() > REST / length - 1 {
+                recent.pop_front();
+            }
+            buffers.free(block);
+        }
+    }
+
+    #[test]
+    fn what_rests_is_there_when_it_is_needed() {
+        let mut buffers = buffers();
+        for length in [SMALLEST, 3 * SMALLEST, 100 << 10, REST, 2 * REST, LARGEST] {
+            let blocks: Vec<_> = std::iter::from_fn(|| buffers.allocate(length)).collect();
+            assert_eq!(blocks.len(), LARGEST / length.next_power_of_two());
+            blocks.into_iter().for_each(|block| buffers.free(block));
+            assert!(buffers.bytes <= REST);
+        }
+        buffers.decommit();
+        assert_eq!((buffers.bytes, buffers.resting.len()), (0, 0));
+    }
+}

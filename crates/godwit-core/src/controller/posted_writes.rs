@@ -1,0 +1,161 @@
+//! Double writes that the guest does not wait for.
+//!
+//! Until switchover the source's disk alone has to survive, so a guest's write is as safe as it can be
+//! once the local disk has it. Its double write is posted: it is on its way, the connection keeps its
+//! place in the order of writes, and who waits for its acknowledgement is the migration, not the guest.
+//! Without acknowledgements in time, or with too many outstanding, the guest waits as in Alg. 1 of the
+//! SmartNIC storage-migration paper: so it cannot write faster than the destination takes it.
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use super::Controller;
+use super::slots::REMOTE;
+use crate::planted::PlantedBug;
+use crate::request::RequestTag;
+use crate::units::{Extent, Generation, Time};
+
+/// Most bytes that are posted and not acknowledged.
+const MOST_BYTES: u64 = 512 << 10;
+
+/// As long as the oldest has been on its way for less, nobody has to wait, whatever was promised: more
+/// than one way there and back takes between hosts of one site.
+const YOUNG: Duration = Duration::from_millis(2);
+
+/// A double write whose request was answered.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    tag: RequestTag,
+    generation: Generation,
+    extent: Extent,
+    sent: Time,
+}
+
+/// Those that the destination has not acknowledged, oldest first.
+#[derive(Debug)]
+pub(super) struct PostedWrites {
+    writes: VecDeque<Posted>,
+    bytes: u64,
+    #[cfg(feature = "planted-bugs")]
+    hidden: bool,
+}
+
+impl PostedWrites {
+    pub(super) fn new() -> Self {
+        Self {
+            writes: VecDeque::with_capacity(Controller::MOST_POSTED),
+            bytes: 0,
+            #[cfg(feature = "planted-bugs")]
+            hidden: false,
+        }
+    }
+
+    /// Plants a defect: chunks are read without regard to what is on its way.
+    #[cfg(feature = "planted-bugs")]
+    pub(super) fn hide_from_chunks(&mut self) {
+        self.hidden = true;
+    }
+
+    /// Whether the destination has acknowledged all.
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.writes.is_empty()
+    }
+
+    /// When the oldest was sent.
+    pub(super) fn waiting_since(&self) -> Option<Time> {
+        self.writes.front().map(|posted| posted.sent)
+    }
+
+    /// Whether one to the extent is on its way: a chunk's copy or comparison, which comes by another
+    /// connection, must not overtake it.
+    pub(super) fn overlaps(&self, extent: Extent) -> bool {
+        #[cfg(feature = "planted-bugs")]
+        if self.hidden {
+            return false;
+        }
+        self.writes
+            .iter()
+            .any(|posted| posted.extent.overlaps(extent))
+    }
+
+    #[inline]
+    fn has_room(&self, bytes: u64, now: Time, patience: Duration) -> bool {
+        self.writes.len() < Controller::MOST_POSTED
+            && self.bytes + bytes <= MOST_BYTES
+            && self
+                .waiting_since()
+                .is_none_or(|since| now.since(since) < patience)
+    }
+
+    #[inline]
+    fn push(&mut self, posted: Posted) {
+        self.bytes += posted.extent.bytes();
+        self.writes.push_back(posted);
+    }
+
+    /// The acknowledgement of one sent with this tag in this generation: where it wrote. A tag may have
+    /// several on their way; the connection keeps their order, so the destination has the oldest.
+    #[inline]
+    pub(super) fn acknowledged(
+        &mut self,
+        tag: RequestTag,
+        generation: Generation,
+    ) -> Option<Extent> {
+        let is_it = |posted: &Posted| posted.tag == tag && posted.generation == generation;
+        let at = self.writes.iter().position(is_it)?;
+        let posted = self.writes.remove(at)?;
+        self.bytes -= posted.extent.bytes();
+        Some(posted.extent)
+    }
+
+    /// The oldest, which may never arrive.
+    pub(super) fn take_back(&mut self) -> Option<Extent> {
+        let posted = self.writes.pop_front()?;
+        self.bytes -= posted.extent.bytes();
+        Some(posted.extent)
+    }
+}
+
+impl Controller {
+    /// Whether a write that is on the local disk waits for the destination no longer: its double write
+    /// is posted.
+    #[inline]
+    pub(super) fn post(&mut self, tag: RequestTag) -> bool {
+        let now = self.now;
+        let slot = &self.slots[tag];
+        let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
+            return false;
+        };
+        let promised = source
+            .governor
+            .as_ref()
+            .and_then(|governor| governor.threshold());
+        let patience = promised.map_or(Duration::MAX, |threshold| YOUNG.max(threshold / 2));
+        if !source.posted.has_room(extent.bytes(), now, patience) {
+            return false;
+        }
+        source.posted.push(Posted {
+            tag,
+            generation: slot.generation,
+            extent,
+            sent: slot.issued,
+        });
+        self.slots[tag].pending &= !REMOTE;
+        true
+    }
+
+    /// A pause begins: what was posted may have been dropped, and reaches the destination as delayed
+    /// writes.
+    pub(super) fn delay_posted_writes(&mut self) {
+        let forgets = self.has_bug(PlantedBug::ForgetPosted);
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        while let Some(extent) = source.posted.take_back() {
+            if !forgets {
+                source.delay(extent);
+            }
+        }
+    }
+}
