@@ -1,5 +1,6 @@
 //! The engine against real sockets and files.
 
+mod double_writes;
 mod hostile;
 mod migrate;
 mod pause;

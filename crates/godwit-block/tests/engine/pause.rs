@@ -135,26 +135,7 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
     let (engine, mut client) = source();
     let (mut interface, counter) = Interface::new();
     let mut puppet = Puppet::destination_of(&engine, options(), counter);
-    for _ in 0..8 {
-        let (message, _) = receive(&mut puppet.copy);
-        let Message::Copy {
-            slot, generation, ..
-        } = message
-        else {
-            panic!("{message:?} on a copy connection");
-        };
-        let ack = Message::Ack {
-            tag: u32::from(slot.0),
-            generation,
-            result: Ok(()),
-        };
-        puppet.copy.write_all(&frame(ack)).expect("sent");
-    }
-    engine.wait_until(|snapshot| {
-        snapshot
-            .progress
-            .is_some_and(|progress| progress.bytes_done == 8 * MIB)
-    });
+    puppet.take_copies(&engine, 8);
     // These go to both sides, and the other side does not even read them.
     for index in 0..8 {
         client.send(WRITE, 0, index * MIB, MIB as u32, &[0xcc; MIB as usize]);

@@ -1,6 +1,6 @@
 //! A peer that a test plays by hand.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc;
 use std::time::Duration;
@@ -95,5 +95,34 @@ impl Puppet {
             .start_source(options, memory, streams, Some(interface), reply);
         assert_eq!(receiver.recv(), Ok(Ok(())));
         puppet
+    }
+
+    /// Acknowledges the first copies of a disk, and waits until `engine` knows.
+    pub(crate) fn take_copies(&mut self, engine: &TestEngine, count: u32) {
+        let mut bytes = 0;
+        for _ in 0..count {
+            let (message, _) = receive(&mut self.copy);
+            let Message::Copy {
+                slot,
+                generation,
+                extent,
+                ..
+            } = message
+            else {
+                panic!("{message:?} on a copy connection");
+            };
+            bytes += extent.bytes();
+            let ack = Message::Ack {
+                tag: u32::from(slot.0),
+                generation,
+                result: Ok(()),
+            };
+            self.copy.write_all(&frame(ack)).expect("sent");
+        }
+        engine.wait_until(|snapshot| {
+            snapshot
+                .progress
+                .is_some_and(|progress| progress.bytes_done == bytes)
+        });
     }
 }
