@@ -1,7 +1,10 @@
-//! Disks that move under load: two at a time, there and back, and not at all after a cancel.
+//! Disks that move under load: two at a time, there and back, far away, and not at all after a cancel.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use godwit_testkit::nbd::NbdConnection;
+use godwit_testkit::process::wait_for;
+use godwit_testkit::proxy::Conditions;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::{
     PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, migration,
@@ -127,4 +130,57 @@ fn a_cancel_at_any_moment_costs_nothing() {
     println!("longest request: {:?}", client.stats().longest);
     let mut model = finish(client).unwrap();
     verify(other, "calm", &mut model).unwrap();
+}
+
+#[test]
+fn a_guest_does_not_wait_for_the_way_to_a_node_far_away() {
+    const WAY: Duration = Duration::from_millis(20);
+    const WRITES: u64 = 100;
+    const BLOCK: u64 = 4096;
+    let turn = Scenario::begin(
+        "moves",
+        "a_guest_does_not_wait_for_the_way_to_a_node_far_away",
+    );
+    let (cluster, links) = Cluster::start_linked(turn.seed).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    import_pattern(a, "far", SIZE, turn.seed).unwrap();
+    for link in &links {
+        link.set(Conditions {
+            delay: WAY,
+            ..Conditions::default()
+        });
+    }
+    // Without a promise nothing pauses, and all that is written where the copy has been goes to both.
+    let options = ["--sla", "off", "--max-bandwidth", "16MiB", "--verify"];
+    let id = start_migration(a, "far", "b", &options).unwrap();
+    let written = WRITES * BLOCK;
+    let begun =
+        || (migration(a, &id)["progress"]["bytes_copied"].as_u64()? > written).then_some(());
+    wait_for(PATIENCE, begun).expect("the copy begins");
+    let data = vec![0xc5; BLOCK as usize];
+    let mut guest = NbdConnection::connect(&a.nbd("far")).unwrap();
+    let mut took: Vec<Duration> = (0..WRITES)
+        .map(|block| {
+            let asked = Instant::now();
+            guest.write_at(block * BLOCK, &data).unwrap();
+            asked.elapsed()
+        })
+        .collect();
+    assert_eq!(migration(a, &id)["phase"], "copying");
+    drop(guest);
+    took.sort_unstable();
+    let median = took[took.len() / 2];
+    println!("half of the writes took at most {median:?}");
+    assert!(
+        median < WAY,
+        "a way there and back is {:?}: {took:?}",
+        2 * WAY
+    );
+    let ended = await_end(a, &id);
+    assert_eq!(ended["phase"], "completed", "{ended}");
+    assert_eq!(ended["verified"], true, "{ended}");
+    let mut there = vec![0; written as usize];
+    let mut reader = NbdConnection::connect(&b.nbd("far")).unwrap();
+    reader.read_at(0, &mut there).unwrap();
+    assert!(there.iter().all(|&byte| byte == 0xc5), "a write is missing");
 }
