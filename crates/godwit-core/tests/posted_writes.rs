@@ -9,7 +9,7 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Message, TrafficClass};
 use godwit_core::{LinkSignal, MigrationOptions, Switchover};
-use support::{Sent, Source};
+use support::{LIMITS, Sent, Source};
 
 const MOMENT: Duration = Duration::from_millis(1);
 
@@ -120,6 +120,49 @@ fn with_a_promise_a_destination_that_falls_silent_is_noticed() {
     write(&mut source, 2, extent(16, 8));
     source.pass(MOMENT);
     assert_eq!(source.answered, 2, "the destination answers again");
+}
+
+#[test]
+fn a_long_way_is_not_taken_for_silence() {
+    const THERE_AND_BACK: Duration = Duration::from_millis(40);
+    let promised = || MigrationOptions {
+        sla: Some(LatencyTarget {
+            limit: Duration::from_millis(10),
+            allowed_per_million: 100,
+        }),
+        ..options()
+    };
+    // How many of two writes are answered at once, 30 ms after one another, where each acknowledgement
+    // has taken so long for a while.
+    let answered = |takes: Duration| {
+        let mut source = converged(promised());
+        for _ in 0..3 {
+            write(&mut source, 0, extent(0, 8));
+            source.pass(takes);
+            acknowledge(&mut source, 0);
+            source.pass(Duration::from_secs(5));
+        }
+        let before = source.answered;
+        write(&mut source, 0, extent(0, 8));
+        source.pass(Duration::from_millis(30));
+        write(&mut source, 1, extent(8, 8));
+        source.pass(MOMENT);
+        source.answered - before
+    };
+    assert_eq!(answered(MOMENT), 1, "the destination has fallen silent");
+    assert_eq!(answered(THERE_AND_BACK), 2, "there was no time to answer");
+}
+
+#[test]
+fn no_more_is_posted_than_leaves_room_for_requests_that_wait() {
+    let mut source = converged(options());
+    let (most, requests) = (LIMITS.posted_writes() as u32, LIMITS.requests);
+    assert!(most < requests / 2);
+    for tag in 0..requests / 2 {
+        write(&mut source, tag, extent(u64::from(tag) * 8, 8));
+    }
+    source.pass(MOMENT);
+    assert_eq!(source.answered, most);
 }
 
 #[test]

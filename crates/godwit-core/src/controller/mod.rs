@@ -21,6 +21,7 @@ mod ownership;
 mod pacer;
 mod pause;
 mod posted_writes;
+mod quickest;
 mod slots;
 mod source;
 mod throughput;
@@ -55,6 +56,21 @@ pub struct Limits {
     pub delayed_chunks: u16,
     /// Ranges of delayed writes that are remembered exactly; beyond that the table coarsens.
     pub delayed_ranges: u16,
+}
+
+impl Limits {
+    /// Double writes at most whose requests were answered and which the destination has not
+    /// acknowledged: 1 to 256. Their tags are free, but until such a frame is sent the body keeps the
+    /// data, so it is no more than a quarter of what there is for requests: what nobody takes must
+    /// leave room for requests that wait and so are noticed.
+    #[must_use]
+    pub const fn posted_writes(&self) -> usize {
+        match self.requests / 4 {
+            0 => 1,
+            quarter if quarter < 256 => quarter as usize,
+            _ => 256,
+        }
+    }
 }
 
 /// How a disk is moved.
@@ -288,11 +304,6 @@ impl Controller {
     /// How many times longer than promised a request may wait for the migration, at most, when the
     /// promise's percentile spares it.
     pub const MOST_LATENESS: u32 = 4;
-
-    /// Double writes at most whose requests were answered and which the destination has not
-    /// acknowledged. Their tags are free; a body that still keeps their data counts them against what
-    /// it has for requests.
-    pub const MOST_POSTED: usize = 256;
 
     /// A controller for a disk of `capacity` sectors whose stored authority is `record`.
     pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {

@@ -10,17 +10,25 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use super::Controller;
+use super::quickest::Quickest;
 use super::slots::REMOTE;
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Time};
 
-/// Most bytes that are posted and not acknowledged.
-const MOST_BYTES: u64 = 512 << 10;
+/// Bytes that may be posted and not acknowledged whatever the path, and at most. Between them, what a
+/// guest that writes 256 MiB/s writes while the quickest acknowledgement is on its way.
+const LEAST_BYTES: u64 = 512 << 10;
+const MOST_BYTES: u64 = 4 << 20;
+const BYTES_PER_SECOND: u64 = 256 << 20;
 
 /// As long as the oldest has been on its way for less, nobody has to wait, whatever was promised: more
 /// than one way there and back takes between hosts of one site.
 const YOUNG: Duration = Duration::from_millis(2);
+
+/// Where acknowledgements take long at best, one may take twice as long before somebody has to wait,
+/// but no longer than this.
+const OLD: Duration = Duration::from_millis(500);
 
 /// A double write whose request was answered.
 #[derive(Clone, Copy, Debug)]
@@ -35,16 +43,21 @@ struct Posted {
 #[derive(Debug)]
 pub(super) struct PostedWrites {
     writes: VecDeque<Posted>,
+    most: usize,
     bytes: u64,
+    quickest: Quickest,
     #[cfg(feature = "planted-bugs")]
     hidden: bool,
 }
 
 impl PostedWrites {
-    pub(super) fn new() -> Self {
+    /// None yet; up to `most` at once.
+    pub(super) fn new(most: usize, now: Time) -> Self {
         Self {
-            writes: VecDeque::with_capacity(Controller::MOST_POSTED),
+            writes: VecDeque::with_capacity(most),
+            most,
             bytes: 0,
+            quickest: Quickest::new(now),
             #[cfg(feature = "planted-bugs")]
             hidden: false,
         }
@@ -79,10 +92,23 @@ impl PostedWrites {
             .any(|posted| posted.extent.overlaps(extent))
     }
 
+    /// The destination has answered what was sent for the migration after `took`.
     #[inline]
-    fn has_room(&self, bytes: u64, now: Time, patience: Duration) -> bool {
-        self.writes.len() < Controller::MOST_POSTED
-            && self.bytes + bytes <= MOST_BYTES
+    pub(super) fn answered(&mut self, now: Time, took: Duration) {
+        self.quickest.acknowledged(now, took);
+    }
+
+    /// Whether one more of `bytes` may be posted, when one that waits for the migration may wait for
+    /// `threshold`.
+    #[inline]
+    fn has_room(&self, bytes: u64, now: Time, threshold: Option<Duration>) -> bool {
+        let path = self.quickest.least();
+        let patience = threshold.map_or(Duration::MAX, |threshold| {
+            YOUNG.max(threshold / 2).max((path * 2).min(OLD))
+        });
+        let meanwhile = path.as_micros() as u64 * BYTES_PER_SECOND / 1_000_000;
+        self.writes.len() < self.most
+            && self.bytes + bytes <= meanwhile.clamp(LEAST_BYTES, MOST_BYTES)
             && self
                 .waiting_since()
                 .is_none_or(|since| now.since(since) < patience)
@@ -99,6 +125,7 @@ impl PostedWrites {
     #[inline]
     pub(super) fn acknowledged(
         &mut self,
+        now: Time,
         tag: RequestTag,
         generation: Generation,
     ) -> Option<Extent> {
@@ -106,6 +133,7 @@ impl PostedWrites {
         let at = self.writes.iter().position(is_it)?;
         let posted = self.writes.remove(at)?;
         self.bytes -= posted.extent.bytes();
+        self.answered(now, now.since(posted.sent));
         Some(posted.extent)
     }
 
@@ -127,12 +155,11 @@ impl Controller {
         let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
             return false;
         };
-        let promised = source
+        let threshold = source
             .governor
             .as_ref()
             .and_then(|governor| governor.threshold());
-        let patience = promised.map_or(Duration::MAX, |threshold| YOUNG.max(threshold / 2));
-        if !source.posted.has_room(extent.bytes(), now, patience) {
+        if !source.posted.has_room(extent.bytes(), now, threshold) {
             return false;
         }
         source.posted.push(Posted {

@@ -10,7 +10,7 @@ use godwit_core::units::{Extent, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 use godwit_core::{Controller, Limits, MigrationOptions};
 
-const LIMITS: Limits = Limits {
+pub(crate) const LIMITS: Limits = Limits {
     requests: 64,
     window_chunks: 64,
     delayed_chunks: 8,

@@ -1,6 +1,5 @@
 //! Frames on their way, and connections that end.
 
-use godwit_core::Controller;
 use godwit_core::request::{Operation, Origin, Request};
 use godwit_core::units::Generation;
 use godwit_core::wire::{HEADER_SIZE, Header, Message, PayloadBuffer, TrafficClass};
@@ -16,7 +15,7 @@ use crate::disk::Data;
 /// heartbeats stop when nothing answers.
 const MOST_FRAMES: usize = 4
     * (LIMITS.requests + LIMITS.window_chunks as u32 + LIMITS.delayed_chunks as u32) as usize
-    + 2 * Controller::MOST_POSTED;
+    + 2 * LIMITS.posted_writes();
 
 impl World {
     pub(super) fn send(&mut self, node: usize, class: TrafficClass, message: Message) {

@@ -259,7 +259,7 @@ impl Controller {
             pause: None,
             pauses: PauseCounts::default(),
             delayed: DelayedWrites::new(self.limits, self.capacity),
-            posted: PostedWrites::new(),
+            posted: PostedWrites::new(self.limits.posted_writes(), now),
             watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
             tolerated: VecDeque::with_capacity(self.limits.requests as usize),
             orphan_acknowledgements: vec![0; self.limits.requests as usize].into_boxed_slice(),

@@ -324,7 +324,9 @@ impl Controller {
         if class == TrafficClass::Sync && source.is_orphan(tag, generation) {
             // Its request was answered long ago.
         } else if class == TrafficClass::Sync
-            && let Some(extent) = source.posted.acknowledged(RequestTag(tag), generation)
+            && let Some(extent) = source
+                .posted
+                .acknowledged(self.now, RequestTag(tag), generation)
         {
             self.writes_left(extent);
             self.compare_again();
@@ -383,6 +385,7 @@ impl Controller {
             _ => source.counters.verified += bytes,
         }
         let took = self.now.since(chunk.locked);
+        source.posted.answered(self.now, took);
         let idle = self
             .last_request
             .map_or(Duration::MAX, |last| self.now.since(last));

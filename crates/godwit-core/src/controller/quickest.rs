@@ -1,0 +1,67 @@
+//! How soon the destination answers at best: the way there and back, without what queues on it.
+
+use core::time::Duration;
+
+use crate::units::Time;
+
+/// What was seen before this is forgotten after as long again: a path may change.
+const MEMORY: Duration = Duration::from_secs(5);
+
+/// The least that an acknowledgement took within [`MEMORY`], and up to as long before.
+#[derive(Debug)]
+pub(super) struct Quickest {
+    since: Time,
+    now: Option<Duration>,
+    before: Option<Duration>,
+}
+
+impl Quickest {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            since: now,
+            now: None,
+            before: None,
+        }
+    }
+
+    /// Something that was sent was acknowledged after `took`.
+    #[inline]
+    pub(super) fn acknowledged(&mut self, now: Time, took: Duration) {
+        if now.since(self.since) >= MEMORY {
+            self.since = now;
+            self.before = self.now.take();
+        }
+        self.now = Some(self.now.map_or(took, |least| least.min(took)));
+    }
+
+    /// The least; zero before anything was acknowledged.
+    #[inline]
+    pub(super) fn least(&self) -> Duration {
+        let both = [self.now, self.before].into_iter().flatten();
+        both.min().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_least_counts_until_the_path_has_long_been_another() {
+        let mut quickest = Quickest::new(Time(0));
+        assert_eq!(quickest.least(), Duration::ZERO, "nothing is known");
+        let mut now = Time(0);
+        quickest.acknowledged(now, 7 * MILLISECOND);
+        quickest.acknowledged(now, 3 * MILLISECOND);
+        quickest.acknowledged(now, 9 * MILLISECOND);
+        assert_eq!(quickest.least(), 3 * MILLISECOND);
+        now = now.after(MEMORY);
+        quickest.acknowledged(now, 40 * MILLISECOND);
+        assert_eq!(quickest.least(), 3 * MILLISECOND, "it may be a queue");
+        now = now.after(MEMORY);
+        quickest.acknowledged(now, 40 * MILLISECOND);
+        assert_eq!(quickest.least(), 40 * MILLISECOND, "it is the path");
+    }
+}
