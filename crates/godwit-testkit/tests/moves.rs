@@ -10,7 +10,7 @@ use godwit_testkit::scenario::{
     PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, migration,
     start_migration, verify,
 };
-use godwit_testkit::{Cluster, VerifyingClient};
+use godwit_testkit::{Cluster, VerifyingClient, Workload};
 
 const SIZE: u64 = 96 << 20;
 
@@ -130,6 +130,35 @@ fn a_cancel_at_any_moment_costs_nothing() {
     println!("longest request: {:?}", client.stats().longest);
     let mut model = finish(client).unwrap();
     verify(other, "calm", &mut model).unwrap();
+}
+
+#[test]
+fn a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arriving() {
+    const SIZE: u64 = 32 << 20;
+    const LINK: u64 = 8 << 20;
+    let turn = Scenario::begin(
+        "moves",
+        "a_guest_that_writes_more_than_the_link_takes_does_not_keep_its_disk_from_arriving",
+    );
+    let (cluster, links) = Cluster::start_linked(turn.seed).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let model = import_pattern(a, "busy", SIZE, turn.seed).unwrap();
+    for link in &links {
+        link.set(Conditions {
+            rate: Some(LINK),
+            ..Conditions::default()
+        });
+    }
+    let workload = Workload::new(turn.seed).rate(None);
+    let client = VerifyingClient::start(&a.nbd("busy"), &workload, model).unwrap();
+    // What the guest had in this time is what it is promised when the user says nothing.
+    std::thread::sleep(Duration::from_secs(3));
+    let id = start_migration(a, "busy", "b", &[]).unwrap();
+    let ended = await_end(a, &id);
+    assert_eq!(ended["phase"], "completed", "{}", migration(a, &id));
+    keep_going(&client);
+    let mut model = finish(client).unwrap();
+    verify(b, "busy", &mut model).unwrap();
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::blame::Blame;
 use super::climb::Climb;
 use super::ease::Ease;
 use super::flight::{Flight, Pace};
+use super::headway::Headway;
 use super::hiccups::Hiccups;
 use super::pacer::Pacer;
 use super::throughput::{Finding, Shortage, Throughput};
@@ -64,6 +65,7 @@ pub(super) struct Governor {
     throughput: Option<Throughput>,
     /// Only when nobody stated the promise.
     blame: Option<Blame>,
+    headway: Option<Headway>,
     /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
     recent_late: f64,
@@ -104,6 +106,7 @@ impl Governor {
                 .guest_load
                 .map(|before| Throughput::new(before, now)),
             blame: options.guest_load.map(|_| Blame::default()),
+            headway: options.guest_load.map(|_| Headway::new(now)),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,
@@ -126,8 +129,29 @@ impl Governor {
     /// promise.
     #[inline]
     pub(super) fn threshold(&self) -> Option<Duration> {
-        let limit = self.target?.limit.mul_f64(self.own.factor());
+        let limit = self.eased(self.target?.limit);
         Some(limit.saturating_sub(REACTION).max(limit / 2))
+    }
+
+    /// What was promised, eased by what is not the migration's doing, and by what it cannot end without.
+    fn eased(&self, promised: Duration) -> Duration {
+        let headway = self.headway.as_ref().map_or(1.0, Headway::factor);
+        promised.mul_f64(self.own.factor() * headway)
+    }
+
+    /// A pass begins, or all of it was sent.
+    pub(super) fn pass_begins(&mut self) {
+        if let Some(headway) = &mut self.headway {
+            headway.restart();
+        }
+    }
+
+    /// The guest has written something.
+    #[inline]
+    pub(super) fn written(&mut self, bytes: Bytes) {
+        if let Some(headway) = &mut self.headway {
+            headway.written(bytes.0);
+        }
     }
 
     /// Chunks in flight while the guest does I/O.
@@ -219,6 +243,9 @@ impl Governor {
         self.recent_late *= MEMORY;
         self.recent_bytes = self.recent_bytes * MEMORY + self.answered_bytes as f64;
         self.hiccups.period_ends(MEMORY);
+        if let Some(headway) = &mut self.headway {
+            headway.period_ends(now, left, period.paused);
+        }
         if let Some(target) = self.target
             && seen
         {
@@ -309,7 +336,7 @@ impl Governor {
     }
 
     fn adjust(&mut self, worst: Duration, promised: Duration, period: &Period) {
-        let limit = promised.mul_f64(self.own.factor());
+        let limit = self.eased(promised);
         if period.still {
             self.own.period_ends(worst > limit * 3 / 4);
             return;
@@ -438,6 +465,8 @@ pub(super) struct Period {
     pub(super) left: u64,
     /// Whether copies compete with delayed writes.
     pub(super) copying: bool,
+    /// Whether the migration pauses.
+    pub(super) paused: bool,
     /// Whether nothing of the migration was under way.
     pub(super) still: bool,
 }

@@ -477,6 +477,9 @@ impl Controller {
             let slot = &self.slots[tag];
             let bytes = Bytes(slot.extent.map_or(0, Extent::bytes));
             governor.answered(bytes, self.now.since(slot.arrived), slot.late);
+            if slot.is_write() && !slot.combined {
+                governor.written(bytes);
+            }
         }
         self.slots.release(tag);
         if let Some(source) = &mut self.source {

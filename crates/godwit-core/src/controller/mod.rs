@@ -15,6 +15,7 @@ mod flight;
 mod governor;
 mod guest;
 mod guest_load;
+mod headway;
 mod hiccups;
 mod idle_window;
 mod ownership;

@@ -361,6 +361,7 @@ impl Controller {
                 now.since(self.slots[tag].arrived)
             });
         let (left, copying) = (source.bytes_left(), source.is_copying());
+        let paused = source.pause.is_some();
         let still = source.options.delayed_writes
             && source.pause.is_some_and(|pause| pause.stands_still(now));
         if let Some(governor) = &mut source.governor {
@@ -370,6 +371,7 @@ impl Controller {
                     oldest,
                     left,
                     copying,
+                    paused,
                     still,
                 },
             );

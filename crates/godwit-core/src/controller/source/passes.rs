@@ -52,6 +52,9 @@ impl Source {
     pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
         debug_assert!(self.window.is_empty(), "a pass begins behind the last one");
         self.convergence.restart(now);
+        if let Some(governor) = &mut self.governor {
+            governor.pass_begins();
+        }
         self.pass = pass;
         self.pass_done = 0;
         self.pass_total = match (pass, &self.dirty) {

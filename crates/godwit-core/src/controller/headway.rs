@@ -1,0 +1,155 @@
+//! Whether a migration gains on a guest that writes as fast as the path to the destination takes it, or
+//! faster. Each pause answers such a guest's writes at once, leaves more behind than what was sent since the
+//! last, and so the next one comes sooner. A promise that nobody stated is not worth that: it is eased until
+//! the guest waits for the destination now and then and pauses are few enough for copies to gain.
+
+use core::time::Duration;
+
+use crate::units::Time;
+
+/// How often the gain is judged.
+const WINDOW: Duration = Duration::from_millis(250);
+
+/// The part of what the guest writes that copies gain at least.
+const LEAST_GAIN: f64 = 0.5;
+
+/// By how much the promise is eased in a window without such a gain, and how it comes back in one with it.
+const RISE: f64 = 1.5;
+const FALL: f64 = 0.95;
+const MOST: f64 = 50.0;
+
+/// What a migration gains, window by window.
+#[derive(Debug)]
+pub(super) struct Headway {
+    factor: f64,
+    began: Time,
+    /// Bytes that were left when the window began; `None` before the first.
+    left: Option<u64>,
+    /// Bytes that the guest has written since then.
+    written: u64,
+    /// Whether the migration went on, if only for a moment.
+    went_on: bool,
+}
+
+impl Headway {
+    /// A migration that has just begun.
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            factor: 1.0,
+            began: now,
+            left: None,
+            written: 0,
+            went_on: false,
+        }
+    }
+
+    /// How many times what was promised the guest's requests may take: 1 to 50.
+    pub(super) const fn factor(&self) -> f64 {
+        self.factor
+    }
+
+    /// The guest has written so many bytes.
+    #[inline]
+    pub(super) const fn written(&mut self, bytes: u64) {
+        self.written += bytes;
+    }
+
+    /// A pass begins, or all of it was sent: what was left before says nothing.
+    pub(super) const fn restart(&mut self) {
+        self.left = None;
+    }
+
+    /// A sampling period is over after which so many bytes are `left`. While the migration only pauses
+    /// nothing is judged: a destination that does not answer is not worth waiting for.
+    pub(super) fn period_ends(&mut self, now: Time, left: u64, paused: bool) {
+        self.went_on |= !paused;
+        let Some(before) = self.left else {
+            return self.begin(now, left);
+        };
+        let elapsed = now.since(self.began);
+        if elapsed < WINDOW {
+            return;
+        }
+        if self.went_on {
+            // What is left at the end is what the guest has just written.
+            let ends = left <= self.written;
+            let gains = before as f64 - left as f64 >= self.written as f64 * LEAST_GAIN;
+            let change = if gains || ends { FALL } else { RISE };
+            self.factor = (self.factor * change).clamp(1.0, MOST);
+            self.begin(now, left);
+        } else {
+            self.began = now;
+        }
+    }
+
+    const fn begin(&mut self, now: Time, left: u64) {
+        self.began = now;
+        self.left = Some(left);
+        self.written = 0;
+        self.went_on = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MEBIBYTE: u64 = 1 << 20;
+
+    /// What the promise is multiplied by after windows that begin with 1 GiB left, in which the guest
+    /// wrote 20 MiB each and copies gained so much.
+    fn after(windows: u32, gained: i64, paused: bool) -> f64 {
+        let mut headway = Headway::new(Time(0));
+        let mut left = 1024 * MEBIBYTE;
+        headway.period_ends(Time(0), left, false);
+        headway.period_ends(Time(0).after(WINDOW), left - MEBIBYTE, false);
+        for window in 2..windows + 2 {
+            headway.written(20 * MEBIBYTE);
+            left = left.saturating_add_signed(-gained);
+            headway.period_ends(Time(0).after(WINDOW * window), left, paused);
+        }
+        headway.factor()
+    }
+
+    #[test]
+    fn a_migration_that_does_not_gain_eases_the_promise() {
+        let mebibytes = |gained: i64| gained * MEBIBYTE as i64;
+        assert!(after(1, mebibytes(11), false) <= 1.0);
+        assert!(after(1, mebibytes(9), false) > 1.4);
+        assert!(after(4, mebibytes(-20), false) > 5.0);
+        assert!(after(100, mebibytes(-20), false) <= MOST);
+        assert!(after(100, mebibytes(-20), true) <= 1.0, "nothing answers");
+    }
+
+    #[test]
+    fn one_that_has_arrived_need_not_gain() {
+        let mut headway = Headway::new(Time(0));
+        for window in 0..10 {
+            headway.written(20 * MEBIBYTE);
+            let left = u64::from(window % 2) * MEBIBYTE;
+            headway.period_ends(Time(0).after(WINDOW * window), left, false);
+        }
+        assert!(headway.factor() <= 1.0);
+    }
+
+    #[test]
+    fn the_promise_comes_back_once_it_gains() {
+        let mut headway = Headway::new(Time(0));
+        headway.factor = MOST;
+        for window in 0..100 {
+            let left = (200 - u64::from(window)) * MEBIBYTE;
+            headway.period_ends(Time(0).after(WINDOW * window), left, false);
+        }
+        assert!(headway.factor() <= 1.0);
+    }
+
+    #[test]
+    fn a_pass_that_begins_has_lost_nothing() {
+        let mut headway = Headway::new(Time(0));
+        headway.period_ends(Time(0), 10 * MEBIBYTE, false);
+        headway.restart();
+        headway.period_ends(Time(0).after(WINDOW), 1024 * MEBIBYTE, false);
+        headway.period_ends(Time(0).after(WINDOW * 2), 1000 * MEBIBYTE, false);
+        assert!(headway.factor() <= 1.0);
+    }
+}
