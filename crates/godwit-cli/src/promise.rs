@@ -36,8 +36,19 @@ pub(crate) fn promised(migration: &Migration) -> Option<String> {
         text.push_str(&format!(
             ", a request above {limit} in {breached} of {periods} periods of 10 ms"
         ));
+        if let Some(eased) = eased(promise) {
+            text.push_str(&format!("; eased to {}", format_micros(eased)));
+        }
     }
     Some(text)
+}
+
+/// What requests may take at the moment, in microseconds, when that is clearly more than was promised.
+fn eased(promise: &MigrationPromise) -> Option<u64> {
+    let limit = promise.limit_us?;
+    promise
+        .allowed_us
+        .filter(|allowed| *allowed > limit + limit / 4)
 }
 
 /// How often and how long it paused.
@@ -159,6 +170,7 @@ mod tests {
             }),
             promise: Some(MigrationPromise {
                 limit_us: Some(3200),
+                allowed_us: Some(3300),
                 periods: 500,
                 breached_periods: 3,
                 obstacle,
@@ -224,6 +236,12 @@ mod tests {
         assert_eq!(
             promised(&migration).unwrap(),
             "p99.99<3.2ms (auto), a request above 3.2 ms in 3 of 500 periods of 10 ms"
+        );
+        migration.promise.as_mut().unwrap().allowed_us = Some(8000);
+        assert!(
+            promised(&migration)
+                .unwrap()
+                .ends_with("10 ms; eased to 8.0 ms")
         );
         migration.options.as_mut().unwrap().sla = None;
         assert_eq!(promised(&migration), None);

@@ -135,8 +135,9 @@ impl Governor {
 
     /// What was promised, eased by what is not the migration's doing, and by what it cannot end without.
     fn eased(&self, promised: Duration) -> Duration {
+        let own = promised.mul_f64(self.own.factor());
         let headway = self.headway.as_ref().map_or(1.0, Headway::factor);
-        promised.mul_f64(self.own.factor() * headway)
+        own.max(own.mul_f64(headway).min(Controller::MOST_EASED))
     }
 
     /// A pass begins, or all of it was sent.
@@ -445,6 +446,7 @@ impl Governor {
 
     pub(super) fn report(&self, progress: &mut PromiseProgress) {
         progress.limit = self.target.map(|target| target.limit);
+        progress.allowed = progress.limit.map(|limit| self.eased(limit));
         progress.periods = self.periods;
         progress.breached_periods = self.breached;
         progress.rate_limit = Some(self.rate);

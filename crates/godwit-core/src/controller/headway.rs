@@ -16,7 +16,7 @@ const LEAST_GAIN: f64 = 0.5;
 /// By how much the promise is eased in a window without such a gain, and how it comes back in one with it.
 const RISE: f64 = 1.5;
 const FALL: f64 = 0.95;
-const MOST: f64 = 50.0;
+const MOST: f64 = 100.0;
 
 /// What a migration gains, window by window.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl Headway {
         }
     }
 
-    /// How many times what was promised the guest's requests may take: 1 to 50.
+    /// How many times what was promised the guest's requests may take: 1 to 100.
     pub(super) const fn factor(&self) -> f64 {
         self.factor
     }

@@ -208,6 +208,9 @@ pub struct Progress {
 pub struct PromiseProgress {
     /// The longest latency promised.
     pub limit: Option<Duration>,
+    /// How long requests may take at the moment: the limit, or more where the guest's take longer by
+    /// themselves, or where nobody stated the limit and the migration could not end with it.
+    pub allowed: Option<Duration>,
     /// Sampling periods so far in which the guest had requests.
     pub periods: u64,
     /// Those of them in which a request took longer than the limit.
@@ -305,6 +308,9 @@ impl Controller {
     /// How many times longer than promised a request may wait for the migration, at most, when the
     /// promise's percentile spares it.
     pub const MOST_LATENESS: u32 = 4;
+
+    /// What a promise that nobody stated is eased to at most where the migration could not end with it.
+    pub const MOST_EASED: Duration = Duration::from_millis(200);
 
     /// A controller for a disk of `capacity` sectors whose stored authority is `record`.
     pub fn new(limits: Limits, capacity: Sectors, record: AuthorityRecord) -> Self {

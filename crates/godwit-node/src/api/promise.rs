@@ -63,6 +63,9 @@ impl Pauses {
 pub struct MigrationPromise {
     /// The longest latency promised, in microseconds.
     pub limit_us: Option<u64>,
+    /// What requests may take at the moment, in microseconds: the limit, or more where the guest's take
+    /// longer by themselves, or where nobody stated the limit and the migration could not end with it.
+    pub allowed_us: Option<u64>,
     /// Sampling periods of 10 ms in which the guest had requests.
     pub periods: u64,
     /// Those of them in which a request took longer than the limit.

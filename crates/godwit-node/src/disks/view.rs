@@ -140,6 +140,7 @@ pub(crate) fn promise(progress: &Progress) -> MigrationPromise {
     let [guest_latency, link_queue, interface_budget] = from.pauses;
     MigrationPromise {
         limit_us: from.limit.map(|limit| limit.as_micros() as u64),
+        allowed_us: from.allowed.map(|allowed| allowed.as_micros() as u64),
         periods: from.periods,
         breached_periods: from.breached_periods,
         paused: from.paused.map(|reason| match reason {

@@ -64,6 +64,31 @@ fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
 }
 
 #[test]
+fn a_promise_that_nobody_stated_is_eased_until_the_migration_gains_on_the_guest() {
+    const WRITTEN: u64 = 1 << 20;
+    // What it is after two seconds in which the guest wrote, and less became left by this part of that.
+    let threshold = |guest_load, gained: f64| {
+        let mut governor = governor(|options| options.guest_load = guest_load);
+        for number in 1..=200 {
+            governor.written(Bytes(WRITTEN));
+            governor.answered(BLOCK, LIMIT / 2, false);
+            let gained = f64::from(number) * gained * WRITTEN as f64;
+            let period = Period {
+                left: (1 << 40) - gained as u64,
+                copying: true,
+                ..Period::default()
+            };
+            governor.sample(Time(0).after(SAMPLING * number), &period);
+        }
+        governor.threshold().expect("there is a promise")
+    };
+    assert!(threshold(unknown(10_000), 0.6) < LIMIT);
+    let eased = threshold(unknown(10_000), 0.4);
+    assert!(eased > LIMIT * 10 && eased < Controller::MOST_EASED);
+    assert!(threshold(None, 0.4) < LIMIT, "the user comes first");
+}
+
+#[test]
 fn what_the_guest_suffers_while_the_migration_stands_still_is_not_held_against_it() {
     let mut governor = governor(|_| {});
     let before = governor.threshold();
