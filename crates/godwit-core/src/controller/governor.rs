@@ -65,6 +65,7 @@ pub(super) struct Governor {
     throughput: Option<Throughput>,
     /// Only when nobody stated the promise.
     blame: Option<Blame>,
+    /// Nor any bound on what the migration may take, which it would wait for in vain.
     headway: Option<Headway>,
     /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
@@ -91,6 +92,12 @@ impl Governor {
             return None;
         }
         let delayed = options.delayed_write_rate.unwrap_or(FIRST_RATE / 2);
+        let bounds = [
+            options.max_bandwidth,
+            options.interface_budget,
+            options.delayed_write_rate,
+        ];
+        let is_bounded = bounds.iter().any(Option::is_some);
         Some(Self {
             target: options.sla,
             interface_budget: options.interface_budget,
@@ -106,7 +113,7 @@ impl Governor {
                 .guest_load
                 .map(|before| Throughput::new(before, now)),
             blame: options.guest_load.map(|_| Blame::default()),
-            headway: options.guest_load.map(|_| Headway::new(now)),
+            headway: (options.guest_load.is_some() && !is_bounded).then(|| Headway::new(now)),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,

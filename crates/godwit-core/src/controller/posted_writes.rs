@@ -106,7 +106,8 @@ impl PostedWrites {
         let patience = threshold.map_or(Duration::MAX, |threshold| {
             YOUNG.max(threshold / 2).max((path * 2).min(OLD))
         });
-        let meanwhile = path.as_micros() as u64 * BYTES_PER_SECOND / 1_000_000;
+        let micros = path.min(OLD).as_micros() as u64;
+        let meanwhile = micros * BYTES_PER_SECOND / 1_000_000;
         self.writes.len() < self.most
             && self.bytes + bytes <= meanwhile.clamp(LEAST_BYTES, MOST_BYTES)
             && self

@@ -67,8 +67,11 @@ fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
 fn a_promise_that_nobody_stated_is_eased_until_the_migration_gains_on_the_guest() {
     const WRITTEN: u64 = 1 << 20;
     // What it is after two seconds in which the guest wrote, and less became left by this part of that.
-    let threshold = |guest_load, gained: f64| {
-        let mut governor = governor(|options| options.guest_load = guest_load);
+    let threshold = |guest_load, max_bandwidth, gained: f64| {
+        let mut governor = governor(|options| {
+            options.guest_load = guest_load;
+            options.max_bandwidth = max_bandwidth;
+        });
         for number in 1..=200 {
             governor.written(Bytes(WRITTEN));
             governor.answered(BLOCK, LIMIT / 2, false);
@@ -82,10 +85,12 @@ fn a_promise_that_nobody_stated_is_eased_until_the_migration_gains_on_the_guest(
         }
         governor.threshold().expect("there is a promise")
     };
-    assert!(threshold(unknown(10_000), 0.6) < LIMIT);
-    let eased = threshold(unknown(10_000), 0.4);
+    assert!(threshold(unknown(10_000), None, 0.6) < LIMIT);
+    let eased = threshold(unknown(10_000), None, 0.4);
     assert!(eased > LIMIT * 10 && eased < Controller::MOST_EASED);
-    assert!(threshold(None, 0.4) < LIMIT, "the user comes first");
+    assert!(threshold(None, None, 0.4) < LIMIT, "the user stated it");
+    let bounded = threshold(unknown(10_000), Some(1 << 20), 0.4);
+    assert!(bounded < LIMIT, "it would change nothing");
 }
 
 #[test]
