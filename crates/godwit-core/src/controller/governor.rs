@@ -147,7 +147,7 @@ impl Governor {
         own.max(own.mul_f64(headway).min(Controller::MOST_EASED))
     }
 
-    /// A pass begins, or all of it was sent.
+    /// The migration begins to go over the disk anew.
     pub(super) fn pass_begins(&mut self) {
         if let Some(headway) = &mut self.headway {
             headway.restart();
@@ -344,11 +344,12 @@ impl Governor {
     }
 
     fn adjust(&mut self, worst: Duration, promised: Duration, period: &Period) {
-        let limit = self.eased(promised);
         if period.still {
-            self.own.period_ends(worst > limit * 3 / 4);
+            let own = promised.mul_f64(self.own.factor());
+            self.own.period_ends(worst > own * 3 / 4);
             return;
         }
+        let limit = self.eased(promised);
         self.own.period_ends(false);
         let comfort = limit.mul_f64(self.crept.factor());
         // The percentile allows a few late requests; half of them are kept for what is nobody's

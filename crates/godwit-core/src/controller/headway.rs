@@ -54,7 +54,7 @@ impl Headway {
         self.written += bytes;
     }
 
-    /// A pass begins, or all of it was sent: what was left before says nothing.
+    /// What is left counts anew: what was left before says nothing.
     pub(super) const fn restart(&mut self) {
         self.left = None;
     }

@@ -2,7 +2,7 @@
 
 use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Phase};
-use godwit_core::{Controller, LinkSignal, MigrationOptions};
+use godwit_core::{LinkSignal, MigrationOptions};
 use std::time::Duration;
 
 use super::promise::Promise;
@@ -74,11 +74,6 @@ impl World {
             .map(|limit| {
                 let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
                 let spared = u64::from(allowed) * u64::from(self.plan.requests) / 1_000_000;
-                // One that nobody stated gives way where the migration could not end with it.
-                let limit = match options.guest_load {
-                    Some(_) => limit.max(Controller::MOST_EASED),
-                    None => limit,
-                };
                 Promise::new(limit, spared > 0, self.now)
             });
     }

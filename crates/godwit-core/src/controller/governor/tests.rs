@@ -94,6 +94,29 @@ fn a_promise_that_nobody_stated_is_eased_until_the_migration_gains_on_the_guest(
 }
 
 #[test]
+fn what_the_guest_suffers_by_itself_shows_however_far_the_promise_is_eased() {
+    let mut governor = governor(|options| options.guest_load = unknown(10_000));
+    let still = Period {
+        left: 1 << 40,
+        paused: true,
+        still: true,
+        ..Period::default()
+    };
+    let mut eased = Headway::new(Time(0));
+    for number in 0..100 {
+        eased.written(1 << 20);
+        eased.period_ends(Time(0).after(SAMPLING * 25 * number), 1 << 40, false);
+    }
+    governor.headway = Some(eased);
+    assert!(governor.threshold() > Some(LIMIT * 20));
+    for number in 1..=50 {
+        governor.answered(BLOCK, LIMIT * 5, false);
+        governor.sample(Time(0).after(SAMPLING * number), &still);
+    }
+    assert!(governor.own.factor() > 5.0, "{:?}", governor.own);
+}
+
+#[test]
 fn what_the_guest_suffers_while_the_migration_stands_still_is_not_held_against_it() {
     let mut governor = governor(|_| {});
     let before = governor.threshold();
