@@ -74,7 +74,7 @@ impl World {
             .map(|limit| {
                 let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
                 let spared = u64::from(allowed) * u64::from(self.plan.requests) / 1_000_000;
-                Promise::new(limit, spared > 0, self.now)
+                Promise::new(limit, options.guest_load.is_none(), spared > 0, self.now)
             });
     }
 

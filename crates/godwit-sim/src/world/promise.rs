@@ -18,7 +18,11 @@ pub(super) const PROMISE_SLACK: Duration =
 /// anything happened that excuses it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Promise {
-    limit: u64,
+    limit: Duration,
+    /// How many times longer than that a request may wait.
+    times: u32,
+    /// Whether a user stated it: nothing eases it.
+    stated: bool,
     since: u64,
     /// The longest that the source's disk took for a request.
     pub(super) longest_disk: u64,
@@ -27,13 +31,19 @@ pub(super) struct Promise {
 impl Promise {
     /// `spares` tells whether the promise's percentile allows some of the run's requests to be late:
     /// then none is held to more than what the controller grants the latest.
-    pub(super) fn new(limit: Duration, spares: bool, since: u64) -> Self {
-        let times = if spares { Controller::MOST_LATENESS } else { 1 };
+    pub(super) fn new(limit: Duration, stated: bool, spares: bool, since: u64) -> Self {
         Self {
-            limit: (limit * times).as_nanos() as u64,
+            limit,
+            times: if spares { Controller::MOST_LATENESS } else { 1 },
+            stated,
             since,
             longest_disk: 0,
         }
+    }
+
+    /// Nanoseconds that a request may wait when requests may take this long.
+    fn bound(&self, allowed: Duration) -> u64 {
+        (allowed * self.times + PROMISE_SLACK).as_nanos() as u64
     }
 }
 
@@ -51,11 +61,18 @@ impl World {
             return;
         }
         self.reached(Reached::PromiseChecked);
-        let bound = promise.limit + PROMISE_SLACK.as_nanos() as u64;
+        let mut bound = promise.bound(promise.limit);
         // Before its turn a request may wait for the disk operations of earlier ones that overlap.
         let others = promise.longest_disk * (self.guest.places.len() as u64 + 2);
         let before = (disk_started - asked.start).saturating_sub(others);
         let after = now - disk_ended;
+        if before + after > bound && !promise.stated {
+            // The controller says to what it has eased the promise, and that has an end, too.
+            let eased = self.nodes[asked.node].controller.as_ref();
+            let allowed = eased.and_then(|controller| controller.progress()?.promise.allowed);
+            let allowed = allowed.unwrap_or_default().min(Controller::MOST_EASED);
+            bound = promise.bound(promise.limit.max(allowed));
+        }
         if before + after > bound {
             let operation = asked.operation;
             self.fail("a request waits for the migration no longer than was promised", || {
