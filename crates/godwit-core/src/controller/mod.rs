@@ -18,6 +18,7 @@ mod guest_load;
 mod headway;
 mod hiccups;
 mod idle_window;
+mod limits;
 mod ownership;
 mod pacer;
 mod pause;
@@ -33,6 +34,7 @@ use std::collections::VecDeque;
 
 use self::destination::Destination;
 pub use self::guest_load::{Arrivals, GuestLoad};
+pub use self::limits::Limits;
 use self::slots::{FORWARD, Slots, TagList, Work};
 use self::source::Source;
 use crate::action::{Action, Content, DiskTag};
@@ -44,35 +46,6 @@ use crate::sla::LatencyTarget;
 use crate::units::{MigrationId, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
-
-/// Sizes of the controller's tables, fixed for its life.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Request tags: every guest request, forwarded request and received frame in flight holds one.
-    pub requests: u32,
-    /// Slots of the locking window: chunks in flight at the source.
-    pub window_chunks: u16,
-    /// Slots for delayed writes in flight at the source. They are the [`ChunkSlot`]s that follow
-    /// those of the window, from `window_chunks` on. Each holds 64 KiB. At least one: zero counts as one.
-    pub delayed_chunks: u16,
-    /// Ranges of delayed writes that are remembered exactly; beyond that the table coarsens.
-    pub delayed_ranges: u16,
-}
-
-impl Limits {
-    /// Double writes at most whose requests were answered and which the destination has not
-    /// acknowledged: 1 to 256. Their tags are free, but until such a frame is sent the body keeps the
-    /// data, so it is no more than a quarter of what there is for requests: what nobody takes must
-    /// leave room for requests that wait and so are noticed.
-    #[must_use]
-    pub const fn posted_writes(&self) -> usize {
-        match self.requests / 4 {
-            0 => 1,
-            quarter if quarter < 256 => quarter as usize,
-            _ => 256,
-        }
-    }
-}
 
 /// How a disk is moved.
 #[derive(Clone, Copy, Debug)]
