@@ -23,11 +23,17 @@ pub(crate) struct Godwit {
     pub(crate) name: &'static str,
     /// What the command is given.
     pub(crate) options: &'static [&'static str],
+    /// Whether a quick run has it, too.
+    pub(crate) in_quick: bool,
 }
 
 impl Mover for Godwit {
     fn name(&self) -> &str {
         self.name
+    }
+
+    fn in_quick(&self) -> bool {
+        self.in_quick
     }
 
     fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
