@@ -243,9 +243,9 @@ impl MigrateVm {
 pub enum VmMigrationPhase {
     /// Both nodes look for what stands in the way.
     Checking,
-    /// The disks are copied; at its end only double writes remain.
+    /// The disks are copied, and the destination starts its QEMU; at its end only double writes remain.
     CopyingDisks,
-    /// The destination starts its QEMU.
+    /// The destination's QEMU takes longer to start than the disks took to be copied.
     Starting,
     /// The memory is copied.
     CopyingMemory,

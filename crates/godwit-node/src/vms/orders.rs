@@ -4,9 +4,8 @@
 //!  source                                     destination
 //!    │── Offer ────────────────────────────────► │ looks for blockers
 //!    │ ◄─────────────────── Ready or Blocked(..) ─│ the VM is stored as incoming
-//!    │   (disks are copied until converged)      │
 //!    │── Start ────────────────────────────────► │ QEMU -incoming defer -S
-//!    │ ◄───────────────────────────────── Started ─│
+//!    │ ◄───────────────────────────────── Started ─│ (meanwhile disks are copied until converged)
 //!    │ ═══════════ memory, on a connection of its own ═══════════►
 //!    │── Load ─────────────────────────────────► │ waits until QEMU can run the guest
 //!    │ ◄────────────────────────────────── Loaded ─│

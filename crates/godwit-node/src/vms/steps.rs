@@ -17,12 +17,30 @@ use crate::disks::group::GroupState;
 use crate::failpoint;
 use crate::migrations::outgoing;
 
-/// Longest wait for the destination's QEMU to start.
+/// Longest time that the destination's QEMU may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(40);
 /// Longest wait for the destination's QEMU to have everything that was sent.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest wait for all disks to be ready to be given away.
 const SWITCH_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// Whether the destination's QEMU waits for its memory.
+#[derive(Clone, Copy)]
+enum StartingQemu {
+    /// It is being started, and should have been then.
+    Until(tokio::time::Instant),
+    Done,
+}
+
+impl StartingQemu {
+    /// Ready once it should have been started and is not.
+    async fn overdue(self) {
+        match self {
+            Self::Until(deadline) => tokio::time::sleep_until(deadline).await,
+            Self::Done => std::future::pending().await,
+        }
+    }
+}
 
 impl Move {
     /// Everything up to the moment at which the disks are given away.
@@ -43,14 +61,16 @@ impl Move {
                 .add_disk(self.id, started.id.clone());
             working.disks.push(started.id);
         }
-        failpoint::reach(String::from("vm::copying-disks")).await;
-        self.until_converged(working).await?;
-
-        self.enter(Phase::Starting);
+        // What keeps its QEMU from starting shows before the disks are copied, and nothing waits for it
+        // once they are.
         working.link.say(Order::Start).await;
-        match working.link.hear_within(START_TIMEOUT).await {
-            Some(Answer::Started) => {}
-            other => return Err(self.unwilling(other, "did not start its QEMU")),
+        let mut starting = StartingQemu::Until(tokio::time::Instant::now() + START_TIMEOUT);
+        failpoint::reach(String::from("vm::copying-disks")).await;
+        self.until_converged(working, &mut starting).await?;
+        if let StartingQemu::Until(deadline) = starting {
+            self.enter(Phase::Starting);
+            let answer = tokio::time::timeout_at(deadline, working.link.hear()).await;
+            self.started(answer.unwrap_or_default())?;
         }
 
         self.enter(Phase::CopyingMemory);
@@ -96,8 +116,20 @@ impl Move {
         })
     }
 
-    /// Waits until only double writes remain of every disk.
-    async fn until_converged(&self, working: &mut Working) -> Result<(), ErrorBody> {
+    /// What the destination says about its QEMU.
+    fn started(&self, answer: Option<Answer>) -> Result<(), ErrorBody> {
+        match answer {
+            Some(Answer::Started) => Ok(()),
+            other => Err(self.unwilling(other, "did not start its QEMU")),
+        }
+    }
+
+    /// Waits until only double writes remain of every disk. The destination starts its QEMU meanwhile.
+    async fn until_converged(
+        &self,
+        working: &mut Working,
+        starting: &mut StartingQemu,
+    ) -> Result<(), ErrorBody> {
         loop {
             if let Some(trouble) = self.disk_trouble(working) {
                 return Err(trouble);
@@ -114,9 +146,14 @@ impl Move {
                 () = self.qemu.process.ended() => {
                     return Err(self.error(ErrorCode::Conflict, &"its QEMU has ended"));
                 }
-                answer = working.link.hear() => {
-                    return Err(self.unwilling(answer, "gave the VM up"));
-                }
+                answer = working.link.hear() => match *starting {
+                    StartingQemu::Until(_) => {
+                        self.started(answer)?;
+                        *starting = StartingQemu::Done;
+                    }
+                    StartingQemu::Done => return Err(self.unwilling(answer, "gave the VM up")),
+                },
+                () = starting.overdue() => self.started(None)?,
             }
         }
     }

@@ -237,6 +237,7 @@ fn the_destinations_qemu_dies() {
     blows(
         "the_destinations_qemu_dies",
         &[
+            (&COPYING_DISKS, DESTINATION_QEMU, Outcome::Stays),
             (&MEMORY, DESTINATION_QEMU, Outcome::Stays),
             (&STOPPED, DESTINATION_QEMU, Outcome::Stays),
             (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays),

@@ -166,9 +166,13 @@ impl Site {
 
     /// The process of the node's QEMU.
     pub(crate) fn pid(&self, node: &str) -> i32 {
-        let found = qemus(&self.cluster.node(node).spec().dir);
-        assert_eq!(found.len(), 1, "QEMUs at {node}: {}", self.shown(node));
-        found[0]
+        let directory = &self.cluster.node(node).spec().dir;
+        let only = || <[i32; 1]>::try_from(qemus(directory)).ok();
+        // The destination's is being started while the disks are copied.
+        let [pid] = wait_for(PATIENCE, only).unwrap_or_else(|| {
+            panic!("not one QEMU at {node}, which shows {}", self.shown(node));
+        });
+        pid
     }
 
     pub(crate) fn kill_qemu(&self, node: &str) {
