@@ -2,9 +2,9 @@
 //! chunk that locks their addresses: as much as keeps that time short. Where they need not: as long as
 //! the guest is well, and double writes queue behind chunks for no longer than it was promised to
 //! wait. What the quickest chunk took is the way there and back, for which no write of the guest waits.
-//! Never more than the rate of copies needs, or, unless the guest takes whatever it can get, than the
-//! path works on at a time: what only waits there makes nothing faster, and a guest whose pace depends
-//! on its answers falls behind.
+//! Never more than the rate of copies needs, or, unless the guest takes whatever it can get or was
+//! promised so much that it does not matter, than the path works on at a time: a guest whose pace depends
+//! on its answers falls behind when more waits there.
 
 use core::time::Duration;
 
@@ -20,6 +20,9 @@ const LEAST_CHUNK_SECTORS: u32 = 64;
 const CROWDED: f64 = 6.0;
 /// As long as they take less than this part of that one more may join them.
 const ROOMY: f64 = 0.8;
+
+/// Chunks that take less than this part of what was promised are no crowd to the guest.
+const NOTICEABLE: u32 = 2;
 
 /// As few chunks as these are no crowd.
 const FEW: u16 = 2;
@@ -120,6 +123,7 @@ impl Flight {
             (way + limit, way + limit * 2 / 3)
         };
         let well = self.slowest_chunk < short && worst < limit * 2 / 3;
+        let crowding = crowding.filter(|_| self.slowest_chunk > limit / NOTICEABLE);
         let helps = self.chunk_sectors < self.most_chunk_sectors
             || crowding.is_none_or(|crowd| crowd < self.crowded * ROOMY) && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
@@ -236,10 +240,13 @@ mod tests {
         }
     }
 
+    /// Promises of which the chunks of a crowd take much, and little.
+    const TIGHT: Duration = Duration::from_millis(9);
+    const LAX: Duration = Duration::from_millis(100);
+
     /// A path on which a chunk takes so many microseconds at least, and half a millisecond for each
     /// that is in flight.
-    fn go_on(flight: &mut Flight, alone: u32, pace: Pace) -> u16 {
-        let limit = Duration::from_millis(100);
+    fn go_on(flight: &mut Flight, limit: Duration, alone: u32, pace: Pace) -> u16 {
         for _ in 0..400 {
             let took = Duration::from_micros((500 * u64::from(flight.window())).max(alone.into()));
             for _ in 0..flight.window() {
@@ -255,19 +262,19 @@ mod tests {
     fn with_window(chunks: u16) -> Flight {
         let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
         flight.narrow();
-        go_on(&mut flight, 1000, Pace::AtRate);
+        go_on(&mut flight, LAX, 1000, Pace::AtRate);
         flight.window = chunks;
         flight
     }
 
     #[test]
-    fn chunks_do_not_wait_for_each_other_however_long_the_guest_would() {
-        for chunks in [1, 4, 32] {
-            let window = go_on(&mut with_window(chunks), 1000, Pace::BelowRate);
+    fn chunks_do_not_wait_for_each_other_where_the_guest_would_notice() {
+        for chunks in [1, 4, 20] {
+            let window = go_on(&mut with_window(chunks), TIGHT, 1000, Pace::BelowRate);
             assert!((9..=12).contains(&window), "{window} from {chunks}");
         }
-        let starved = go_on(&mut with_window(1), 1000, Pace::Starved);
-        assert_eq!(starved, 32);
+        assert_eq!(go_on(&mut with_window(1), LAX, 1000, Pace::BelowRate), 32);
+        assert_eq!(go_on(&mut with_window(1), LAX, 1000, Pace::Starved), 32);
     }
 
     #[test]
@@ -282,20 +289,22 @@ mod tests {
                 per_second: 20_000,
                 arrivals,
             });
-            let window = go_on(&mut Flight::new(&options), 1000, Pace::BelowRate);
-            assert_eq!(window == 32, crowds, "{window} with {arrivals:?}");
+            let mut flight = Flight::new(&options);
+            flight.narrow();
+            let window = go_on(&mut flight, TIGHT, 1000, Pace::BelowRate);
+            assert_eq!(window > 12, crowds, "{window} with {arrivals:?}");
         }
     }
 
     #[test]
     fn no_more_are_in_flight_than_the_rate_needs() {
-        assert_eq!(go_on(&mut with_window(3), 1000, Pace::AtRate), 3);
+        assert_eq!(go_on(&mut with_window(3), LAX, 1000, Pace::AtRate), 3);
     }
 
     #[test]
     fn a_path_that_becomes_longer_is_no_crowd() {
-        let mut flight = with_window(4);
-        let window = go_on(&mut flight, 10_000, Pace::BelowRate);
+        let limit = Duration::from_millis(15);
+        let window = go_on(&mut with_window(4), limit, 10_000, Pace::BelowRate);
         assert!(window > 20, "{window}");
     }
 
@@ -308,7 +317,7 @@ mod tests {
             flight.adjust(LIMIT, LIMIT / 8, Pace::AtRate);
             flight.period_ends();
         }
-        let window = go_on(&mut flight, 1000, Pace::BelowRate);
+        let window = go_on(&mut flight, TIGHT, 1000, Pace::BelowRate);
         assert!((9..=12).contains(&window), "{window}");
     }
 
@@ -317,9 +326,9 @@ mod tests {
     fn zeroes_do_not_close_the_window_that_data_crowded() {
         let mut flight = with_window(4);
         for _ in 0..flight.window() {
-            flight.chunk_done(Duration::from_millis(50), true);
+            flight.chunk_done(LIMIT * 6, true);
         }
-        flight.adjust(Duration::from_secs(1), LIMIT, Pace::AtRate);
+        flight.adjust(LIMIT * 8, LIMIT, Pace::AtRate);
         flight.period_ends();
         let crowded = flight.window();
         assert!(crowded < 4);

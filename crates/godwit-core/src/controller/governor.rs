@@ -65,7 +65,7 @@ pub(super) struct Governor {
     throughput: Option<Throughput>,
     /// Only when nobody stated the promise.
     blame: Option<Blame>,
-    /// Nor any bound on what the migration may take, which it would wait for in vain.
+    /// Unless there is a bound on what the migration may take, which it would wait for in vain.
     headway: Option<Headway>,
     /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
@@ -113,7 +113,7 @@ impl Governor {
                 .guest_load
                 .map(|before| Throughput::new(before, now)),
             blame: options.guest_load.map(|_| Blame::default()),
-            headway: (options.guest_load.is_some() && !is_bounded).then(|| Headway::new(now)),
+            headway: (!is_bounded).then(|| Headway::new(now)),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,
@@ -143,7 +143,11 @@ impl Governor {
     /// What was promised, eased by what is not the migration's doing, and by what it cannot end without.
     fn eased(&self, promised: Duration) -> Duration {
         let own = promised.mul_f64(self.own.factor());
-        let headway = self.headway.as_ref().map_or(1.0, Headway::factor);
+        // What the user stated is kept.
+        let headway = match (&self.headway, &self.throughput) {
+            (Some(headway), Some(_)) => headway.factor(),
+            _ => 1.0,
+        };
         own.max(own.mul_f64(headway).min(Controller::MOST_EASED))
     }
 
@@ -408,7 +412,9 @@ impl Governor {
         let soon = self
             .resumed
             .is_some_and(|resumed| now.since(resumed) < self.pause * 4);
-        self.pause = if soon {
+        // While it loses ground, it loses more in a longer one.
+        let loses = self.headway.as_ref().is_some_and(Headway::is_lost);
+        self.pause = if soon && !loses {
             (self.pause * 2).min(LONGEST_PAUSE)
         } else {
             SHORTEST_PAUSE

@@ -1,7 +1,8 @@
 //! Whether a migration gains on a guest that writes as fast as the path to the destination takes it, or
 //! faster. Each pause answers such a guest's writes at once, leaves more behind than what was sent since the
 //! last, and so the next one comes sooner. A promise that nobody stated is not worth that: it is eased until
-//! the guest waits for the destination now and then and pauses are few enough for copies to gain.
+//! the guest waits for the destination now and then and pauses are few enough for copies to gain. One that
+//! somebody stated is kept, but pauses stay short, which leave less behind.
 
 use core::time::Duration;
 
@@ -46,6 +47,11 @@ impl Headway {
     /// How many times what was promised the guest's requests may take: 1 to 100.
     pub(super) const fn factor(&self) -> f64 {
         self.factor
+    }
+
+    /// Whether copies have gained too little lately.
+    pub(super) fn is_lost(&self) -> bool {
+        self.factor > 1.0
     }
 
     /// The guest has written so many bytes.

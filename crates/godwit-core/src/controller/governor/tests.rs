@@ -377,6 +377,41 @@ fn pauses_that_follow_each_other_become_longer_and_others_stay_short() {
     assert_eq!(governor.pause(later).since(later), SHORTEST_PAUSE);
 }
 
+/// The longest of forty pauses, 50 ms apart, when the guest writes a block in each period and copies gain
+/// this much; the first few show whether they do.
+fn longest_pause(governor: &mut Governor, gained: i64) -> Option<Duration> {
+    let (mut now, mut left) = (Time(0), 1_u64 << 30);
+    let pauses = (0..40).map(|_| {
+        for _ in 0..5 {
+            now = now.after(SAMPLING);
+            left = left.saturating_add_signed(-gained);
+            governor.written(BLOCK);
+            let period = Period {
+                left,
+                copying: true,
+                ..Period::default()
+            };
+            governor.sample(now, &period);
+        }
+        let until = governor.pause(now);
+        let length = until.since(now);
+        now = until;
+        governor.resume(now);
+        length
+    });
+    pauses.skip(10).max()
+}
+
+#[test]
+fn pauses_that_cost_more_than_they_bring_stay_short() {
+    let block = BLOCK.0 as i64;
+    let mut loses = governor(|_| {});
+    assert_eq!(longest_pause(&mut loses, -block), Some(SHORTEST_PAUSE));
+    assert_eq!(loses.eased(LIMIT), LIMIT, "a stated promise is kept");
+    let mut gains = governor(|_| {});
+    assert_eq!(longest_pause(&mut gains, block * 2), Some(LONGEST_PAUSE));
+}
+
 #[test]
 fn a_percentile_leaves_as_many_late_requests_as_it_says() {
     let mut strict = governor(|_| {});
