@@ -49,7 +49,8 @@ impl Headway {
         self.factor
     }
 
-    /// Whether copies have gained too little lately.
+    /// Whether copies have gained too little lately: up to 23 s ago where that went on for long, since what
+    /// makes them gain again would at once undo itself.
     pub(super) fn is_lost(&self) -> bool {
         self.factor > 1.0
     }
