@@ -5,7 +5,7 @@ const CALM: u32 = 15;
 
 /// The part of itself by which a rate rises in a period: while nothing is known, below half of what
 /// strained the guest, elsewhere far from it, and near it.
-const FIRST: u64 = 6;
+const FIRST: u64 = 2;
 const FAR_BELOW: u64 = 16;
 const FAR: u64 = 64;
 const NEAR: u64 = 1024;

@@ -1,7 +1,8 @@
 //! How much of the copies may be in flight while the guest does I/O. Where its writes wait for a
 //! chunk that locks their addresses: as much as keeps that time short. Where they need not: as long as
 //! the guest is well, and double writes queue behind chunks for no longer than it was promised to
-//! wait. What the quickest chunk took is the way there and back, for which no write of the guest waits.
+//! wait, or twice as long while it does not notice. What the quickest chunk took is the way there and
+//! back, for which no write of the guest waits.
 //! Never more than the rate of copies needs, or, unless the guest takes whatever it can get or was
 //! promised so much that it does not matter, than the path works on at a time: a guest whose pace depends
 //! on its answers falls behind when more waits there.
@@ -36,6 +37,15 @@ pub(super) enum Pace {
     BelowRate,
     /// As fast as they may: more in flight would change nothing.
     AtRate,
+}
+
+/// How the guest did in a sampling period.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GuestDid {
+    /// What its slowest request took.
+    pub(super) worst: Duration,
+    /// Whether it has got less done than it is owed, and not made up for that yet.
+    pub(super) lags: bool,
 }
 
 /// Chunks in flight, and their length.
@@ -106,10 +116,11 @@ impl Flight {
         }
     }
 
-    /// A sampling period is over in which the guest's requests may have taken `limit` and the slowest
-    /// took `worst`. Where copies are starved more in flight may help, but not on a link or disk that
-    /// has no more to give, so chunks take up to the whole limit, beside their way, and no longer.
-    pub(super) fn adjust(&mut self, limit: Duration, worst: Duration, pace: Pace) {
+    /// A sampling period is over in which the guest's requests may have taken `limit`. Where copies are
+    /// starved more in flight may help, but not on a link or disk that has no more to give, so chunks
+    /// take up to the whole limit, beside their way, and no longer; twice that while the guest is far
+    /// from it.
+    pub(super) fn adjust(&mut self, limit: Duration, guest: GuestDid, pace: Pace) {
         if self.slowest_chunk.is_zero() {
             return;
         }
@@ -120,14 +131,22 @@ impl Flight {
         } else {
             // On a slow link even the quickest chunk keeps others waiting.
             let way = self.quickest_chunk.min(limit / 2);
-            (way + limit, way + limit * 2 / 3)
+            let unnoticed = guest.worst < limit / 2 && !guest.lags;
+            let queue = if unnoticed { limit * 2 } else { limit };
+            (way + queue, way + queue * 2 / 3)
         };
-        let well = self.slowest_chunk < short && worst < limit * 2 / 3;
+        let well = self.slowest_chunk < short && guest.worst < limit * 2 / 3;
         let crowding = crowding.filter(|_| self.slowest_chunk > limit / NOTICEABLE);
         let helps = self.chunk_sectors < self.most_chunk_sectors
             || crowding.is_none_or(|crowd| crowd < self.crowded * ROOMY) && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
-            self.halve();
+            // One that was a little late, while the guest was not, says that there is one too many.
+            let slightly = !self.locks && self.slowest_chunk <= bearable * 2;
+            if slightly && guest.worst <= limit && self.window > 1 {
+                self.window -= 1;
+            } else {
+                self.halve();
+            }
         } else if starved || well && helps {
             self.widen();
         } else if crowding.is_some_and(|crowd| crowd > self.crowded) {
@@ -172,6 +191,11 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(4);
 
+    /// A guest that gets done what it is owed.
+    const fn slowest(worst: Duration) -> GuestDid {
+        GuestDid { worst, lags: false }
+    }
+
     #[test]
     fn chunks_in_flight_follow_how_long_they_lock_their_addresses() {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
@@ -180,7 +204,7 @@ mod tests {
         let mut periods = |count, took, pace| {
             for _ in 0..count {
                 flight.chunk_done(took, true);
-                flight.adjust(LIMIT, LIMIT / 8, pace);
+                flight.adjust(LIMIT, slowest(LIMIT / 8), pace);
                 flight.period_ends();
             }
             (flight.window(), flight.chunk_sectors())
@@ -194,28 +218,57 @@ mod tests {
         assert_eq!(periods(100, LIMIT / 8, Pace::BelowRate), (32, 512));
     }
 
+    /// Chunks in flight after so many periods in which each took so much, of four at first.
+    fn window_after(periods: u32, delayed_writes: bool, took: Duration, guest: GuestDid) -> u16 {
+        let mut options = MigrationOptions::new(MigrationId([1; 16]));
+        options.delayed_writes = delayed_writes;
+        let mut flight = Flight::new(&options);
+        flight.chunk_done(WAY, false);
+        flight.period_ends();
+        for _ in 0..periods {
+            flight.chunk_done(took, true);
+            flight.adjust(LIMIT, guest, Pace::BelowRate);
+            flight.period_ends();
+        }
+        flight.window()
+    }
+
+    const WAY: Duration = Duration::from_millis(1);
+
     #[test]
     fn chunks_that_hold_up_no_write_may_take_longer_but_not_while_the_guest_waits() {
-        let window = |delayed_writes, took, worst| {
-            let mut options = MigrationOptions::new(MigrationId([1; 16]));
-            options.delayed_writes = delayed_writes;
-            let mut flight = Flight::new(&options);
-            flight.chunk_done(LIMIT / 4, false);
-            flight.period_ends();
-            for _ in 0..10 {
-                flight.chunk_done(took, true);
-                flight.adjust(LIMIT, worst, Pace::BelowRate);
-                flight.period_ends();
-            }
-            flight.window()
-        };
-        let (way, well) = (LIMIT / 4, LIMIT / 8);
-        let quick = way + LIMIT * 6 / 10;
-        assert_eq!(window(true, quick, well), 14);
-        assert_eq!(window(true, quick, LIMIT * 3 / 4), 4);
-        assert_eq!(window(true, way + LIMIT * 9 / 10, well), 4);
-        assert_eq!(window(true, way + LIMIT * 11 / 10, well), 1);
-        assert_eq!(window(false, quick, well), 1);
+        let window = |took, worst| window_after(10, true, took, slowest(worst));
+        let notices = LIMIT * 6 / 10;
+        let quick = WAY + LIMIT * 6 / 10;
+        assert_eq!(window(quick, notices), 14);
+        assert_eq!(window(quick, LIMIT * 3 / 4), 4);
+        assert_eq!(window(WAY + LIMIT * 9 / 10, notices), 4);
+        assert_eq!(window(WAY + LIMIT * 11 / 10, notices), 1);
+        let locking = window_after(10, false, quick, slowest(notices));
+        assert_eq!(locking, 1);
+    }
+
+    #[test]
+    fn while_the_guest_does_not_notice_chunks_take_up_to_twice_what_it_was_promised() {
+        let well = slowest(LIMIT / 8);
+        let window = |took, guest| window_after(10, true, WAY + took, guest);
+        assert_eq!(window(LIMIT * 13 / 10, well), 14);
+        assert_eq!(window(LIMIT * 19 / 10, well), 4);
+        assert_eq!(window(LIMIT * 21 / 10, well), 1);
+        let lags = GuestDid { lags: true, ..well };
+        assert_eq!(window(LIMIT * 13 / 10, lags), 1);
+        assert_eq!(window(LIMIT * 9 / 10, lags), 4);
+    }
+
+    #[test]
+    fn a_chunk_that_is_a_little_late_costs_one_place_and_a_guest_that_is_costs_half() {
+        let window = |took, worst| window_after(1, true, WAY + took, slowest(worst));
+        let notices = LIMIT * 6 / 10;
+        assert_eq!(window(LIMIT * 11 / 10, notices), 3);
+        assert_eq!(window(LIMIT * 3, notices), 2);
+        assert_eq!(window(LIMIT * 11 / 10, LIMIT * 11 / 10), 2);
+        let locking = window_after(1, false, LIMIT, slowest(notices));
+        assert_eq!(locking, 2);
     }
 
     #[test]
@@ -228,10 +281,10 @@ mod tests {
             for _ in 0..1000 {
                 let tenths = queued(&flight) * 10 / BYTES_PER_MILLISECOND;
                 flight.chunk_done(Duration::from_micros(u64::from(tenths) * 100), true);
-                flight.adjust(LIMIT, LIMIT / 8, pace);
+                flight.adjust(LIMIT, slowest(LIMIT / 8), pace);
                 flight.period_ends();
             }
-            let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * 2;
+            let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * 4;
             assert!(
                 queued(&flight) <= most,
                 "{} bytes in flight",
@@ -252,7 +305,7 @@ mod tests {
             for _ in 0..flight.window() {
                 flight.chunk_done(took, true);
             }
-            flight.adjust(limit, limit / 100, pace);
+            flight.adjust(limit, slowest(limit / 100), pace);
             flight.period_ends();
         }
         flight.window()
@@ -314,7 +367,7 @@ mod tests {
         let mut flight = with_window(4);
         for _ in 0..100 {
             flight.chunk_done(Duration::from_micros(100), false);
-            flight.adjust(LIMIT, LIMIT / 8, Pace::AtRate);
+            flight.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
             flight.period_ends();
         }
         let window = go_on(&mut flight, TIGHT, 1000, Pace::BelowRate);
@@ -328,13 +381,13 @@ mod tests {
         for _ in 0..flight.window() {
             flight.chunk_done(LIMIT * 6, true);
         }
-        flight.adjust(LIMIT * 8, LIMIT, Pace::AtRate);
+        flight.adjust(LIMIT * 8, slowest(LIMIT), Pace::AtRate);
         flight.period_ends();
         let crowded = flight.window();
         assert!(crowded < 4);
         for _ in 0..100 {
             flight.chunk_done(Duration::from_micros(100), false);
-            flight.adjust(LIMIT, LIMIT / 8, Pace::AtRate);
+            flight.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
             flight.period_ends();
         }
         assert_eq!(flight.window(), crowded);

@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::blame::Blame;
 use super::climb::Climb;
 use super::ease::Ease;
-use super::flight::{Flight, Pace};
+use super::flight::{Flight, GuestDid, Pace};
 use super::headway::Headway;
 use super::hiccups::Hiccups;
 use super::pacer::Pacer;
@@ -386,7 +386,8 @@ impl Governor {
         } else {
             Pace::AtRate
         };
-        self.flight.adjust(limit, worst, pace);
+        let lags = self.throughput.as_ref().is_some_and(Throughput::lags);
+        self.flight.adjust(limit, GuestDid { worst, lags }, pace);
     }
 
     /// Bytes per second that the deadline asks for.

@@ -144,6 +144,11 @@ impl Throughput {
         self.short_since.is_some()
     }
 
+    /// The guest has missed something, and has not made up for it yet.
+    pub(super) const fn lags(&self) -> bool {
+        self.missed > 0.0
+    }
+
     /// Neither a request was answered since the last count nor a chunk: that time does not count. Both
     /// waited for the disk, or the guest asked for nothing.
     pub(super) fn stood_still(&mut self, now: Time) {

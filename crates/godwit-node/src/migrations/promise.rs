@@ -20,7 +20,7 @@ const FEWEST_FOR_AUTOMATIC: u64 = 10_000;
 const AUTOMATIC_ALLOWANCE: u32 = 100;
 
 /// The shortest latency that a migration promises by itself.
-const LEAST_LIMIT: Duration = Duration::from_millis(2);
+const LEAST_LIMIT: Duration = Duration::from_millis(3);
 
 /// The shortest that it promises a guest whose latency is not known well.
 const IDLE_LIMIT: Duration = Duration::from_millis(10);
@@ -224,9 +224,9 @@ mod tests {
             (None, "p99.99<10ms"),
             (guest(99, 50_000, 50_000), "p99.99<10ms"),
             (guest(9_999, 90, 200), "p99.99<10ms"),
-            (guest(10_000, 90, 200), "p99.99<2ms"),
+            (guest(10_000, 90, 200), "p99.99<3ms"),
             (guest(100, 9_000, 16_000), "p99.99<20ms"),
-            (guest(50_000, 90, 1600), "p99.99<2ms"),
+            (guest(50_000, 90, 2400), "p99.99<3ms"),
             (guest(50_000, 90, 8061), "p99.99<10.1ms"),
         ] {
             let promise = settle("root", Asked::Auto, baseline).expect("a promise");
