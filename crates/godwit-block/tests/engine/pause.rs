@@ -135,17 +135,23 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
     let (engine, mut client) = source();
     let (mut interface, counter) = Interface::new();
     let mut puppet = Puppet::destination_of(&engine, options(), counter);
-    puppet.take_copies(&engine, 8);
+    // More than may be posted, however long this test takes to acknowledge a copy.
+    const LENGTH: u64 = 6 * MIB;
+    puppet.take_copies(&engine, 24);
     // These go to both sides, and the other side does not even read them.
-    for index in 0..8 {
-        client.send(WRITE, 0, index * MIB, MIB as u32, &[0xcc; MIB as usize]);
+    for index in 0..4 {
+        client.send(
+            WRITE,
+            0,
+            index * LENGTH,
+            LENGTH as u32,
+            &[0xcc; LENGTH as usize],
+        );
     }
     let_it_fill();
-    // Where the copies took long to acknowledge, as much as the path then holds is posted.
-    let waiting = engine.handle.snapshot().requests_in_flight;
-    assert!((4..=8).contains(&waiting), "{waiting} of 8 writes wait");
+    assert_eq!(engine.handle.snapshot().requests_in_flight, 4);
     interface.crowd(&engine);
-    for _ in 0..8 {
+    for _ in 0..4 {
         assert_eq!(client.receive(|_| 0).error, 0);
     }
     let mut begun = 0;
@@ -159,13 +165,13 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
             (message, _) => panic!("{message:?} before the new generation"),
         }
     }
-    assert!(begun <= 4, "{begun} of 8 double writes were sent");
+    assert!(begun <= 2, "{begun} of 4 double writes were sent");
     let pending = engine.handle.snapshot().progress.expect("progress").promise;
-    assert_eq!(pending.delayed_bytes, 8 * MIB);
+    assert_eq!(pending.delayed_bytes, 4 * LENGTH);
     // What was taken back comes as delayed writes, each with the data of its own place.
     reach(&mut puppet, Generation(1));
     let mut delayed = 0;
-    while delayed < 8 * MIB {
+    while delayed < 4 * LENGTH {
         let (message, data) = receive(&mut puppet.sync);
         let Message::DelayedWrite {
             slot, generation, ..

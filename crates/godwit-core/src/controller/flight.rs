@@ -218,6 +218,9 @@ mod tests {
         assert_eq!(periods(100, LIMIT / 8, Pace::BelowRate), (32, 512));
     }
 
+    /// What a chunk takes alone.
+    const WAY: Duration = Duration::from_millis(1);
+
     /// Chunks in flight after so many periods in which each took so much, of four at first.
     fn window_after(periods: u32, delayed_writes: bool, took: Duration, guest: GuestDid) -> u16 {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
@@ -232,8 +235,6 @@ mod tests {
         }
         flight.window()
     }
-
-    const WAY: Duration = Duration::from_millis(1);
 
     #[test]
     fn chunks_that_hold_up_no_write_may_take_longer_but_not_while_the_guest_waits() {
@@ -274,17 +275,24 @@ mod tests {
     #[test]
     fn copies_do_not_fill_a_slow_link_with_chunks_even_if_it_starves_them() {
         const BYTES_PER_MILLISECOND: u32 = 20_000;
-        for pace in [Pace::Starved, Pace::BelowRate] {
+        let notices = slowest(LIMIT * 6 / 10);
+        let well = slowest(LIMIT / 8);
+        for (guest, promises, pace) in [
+            (notices, 2, Pace::Starved),
+            (notices, 2, Pace::BelowRate),
+            (well, 4, Pace::Starved),
+            (well, 4, Pace::BelowRate),
+        ] {
             let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
             let queued =
                 |flight: &Flight| u32::from(flight.window()) * flight.chunk_sectors() * 512;
             for _ in 0..1000 {
                 let tenths = queued(&flight) * 10 / BYTES_PER_MILLISECOND;
                 flight.chunk_done(Duration::from_micros(u64::from(tenths) * 100), true);
-                flight.adjust(LIMIT, slowest(LIMIT / 8), pace);
+                flight.adjust(LIMIT, guest, pace);
                 flight.period_ends();
             }
-            let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * 4;
+            let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * promises;
             assert!(
                 queued(&flight) <= most,
                 "{} bytes in flight",
