@@ -6,7 +6,7 @@
 //!    │── Prepare(m, e+1) ─────────────────────► │ flush the disk, store Accepted(m, e+1)
 //!    │ ◄─────────────────────────── Prepared(m)─│
 //!    │ store Relinquished(m, e+1)               │
-//!    │── Commit(m, e+1) ──────────────────────► │ store Serving(e+1), serve
+//!    │── Commit(m, e+1) ──────────────────────► │ serve, store Serving(e+1)
 //!    │ ◄────────────────────────── Committed(m)─│
 //!    │ store Departed(m, e+1)                   │
 //! ```
@@ -15,6 +15,16 @@
 //! stores `Relinquished` it may abort, and its abort is final, because a migration's id is never
 //! used again. From `Accepted` on the destination cannot know the outcome by itself: it holds I/O
 //! and asks ([`Message::Query`]); the source always knows the answer.
+//!
+//! The guest waits from the last write to the source until the destination serves, so nothing waits
+//! in between that need not:
+//!
+//! - The flush and `Accepted` are on their way to stable storage together; `Prepared` follows both.
+//!   `Accepted` alone, as a crash may leave it, therefore says nothing about the disk, and needs to
+//!   say nothing: the source, which was not told, has not given the disk away.
+//! - The destination serves as soon as it hears `Commit`. Its epoch is durable, in `Accepted`, and so
+//!   is that the source has left it. A crash before `Serving` is stored leaves a doubt that the source
+//!   resolves as it did before, because it has not heard `Committed`.
 //!
 //! The machine is driven by [`Controller`](crate::Controller), and by a model checker in
 //! `tests/authority_model.rs`.
@@ -113,7 +123,8 @@ impl AuthorityRecord {
 pub enum Effect {
     /// Send to the other node.
     Send(Message),
-    /// Make every received write durable, then call [`Authority::flushed`].
+    /// Make every received write durable, then call [`Authority::flushed`]. A record may be on its way
+    /// to stable storage at the same time.
     Flush,
     /// Make the record durable, then call [`Authority::persisted`].
     Persist(AuthorityRecord),
@@ -121,7 +132,7 @@ pub enum Effect {
     Relinquished(MigrationId),
     /// The destination serves; this node may forward to it.
     Departed(MigrationId),
-    /// This node owns the disk, durably.
+    /// This node owns the disk: the other one has durably given it away.
     Owner(MigrationId),
     /// The incoming migration ended without this node becoming the owner.
     ReceiveAborted(MigrationId, AbortReason),
@@ -139,12 +150,12 @@ enum Attempt {
     Receiving {
         migration: MigrationId,
     },
-    /// Destination: makes what it received durable before it accepts.
-    Flushing {
+    /// Destination: makes what it received durable, and stores that it accepts.
+    Accepting {
         migration: MigrationId,
-        epoch: Epoch,
+        flushed: bool,
     },
-    /// Destination: the source aborted while the acceptance was being stored.
+    /// Destination: takes back an acceptance that it has not told anybody, or that was refused.
     Withdrawing {
         migration: MigrationId,
         reason: AbortReason,
@@ -177,16 +188,35 @@ impl Authority {
         self.record
     }
 
-    /// Whether guest I/O may be served here: durably the owner, and not giving the disk away.
+    /// Whether guest I/O may be served here: the owner, and not giving the disk away.
     pub const fn may_serve(&self) -> bool {
+        self.is_settled() || self.is_committed()
+    }
+
+    /// Whether this node has durably stored that it is the owner, and is not giving the disk away:
+    /// only then may it begin to.
+    pub const fn is_settled(&self) -> bool {
         matches!(self.record.ownership, Ownership::Serving) && self.storing.is_none()
+    }
+
+    /// Destination: whether it has heard that the source gave the disk away, and stores that it owns
+    /// it.
+    const fn is_committed(&self) -> bool {
+        let storing = matches!(
+            self.storing,
+            Some(AuthorityRecord {
+                ownership: Ownership::Serving,
+                ..
+            })
+        );
+        storing && matches!(self.record.ownership, Ownership::Accepted { .. })
     }
 
     /// Whether this node cannot know by itself who owns the disk, or has not been told that the
     /// new owner knows.
     pub const fn in_doubt(&self) -> Option<MigrationId> {
         match self.record.ownership {
-            Ownership::Accepted { migration } => Some(migration),
+            Ownership::Accepted { migration } if !self.is_committed() => Some(migration),
             Ownership::Relinquished { migration } if !self.confirmed => Some(migration),
             _ => None,
         }
@@ -201,10 +231,16 @@ impl Authority {
         }
     }
 
-    /// Source: asks the destination to accept. Does nothing unless this node may serve and no
-    /// other attempt is under way.
+    /// Whether this node has durably given the disk away, so that only another one can serve it, now
+    /// or soon.
+    pub const fn gave_away(&self) -> bool {
+        matches!(self.record.ownership, Ownership::Relinquished { .. })
+    }
+
+    /// Source: asks the destination to accept. Does nothing unless this node is durably the owner
+    /// and no other attempt is under way.
     pub fn prepare(&mut self, migration: MigrationId) -> Vec<Effect> {
-        if !self.may_serve() || self.attempt != Attempt::None {
+        if !self.is_settled() || self.attempt != Attempt::None {
             return Vec::new();
         }
         self.attempt = Attempt::Preparing { migration };
@@ -250,10 +286,11 @@ impl Authority {
         free
     }
 
-    /// Destination: the migration that is being received, before it is accepted.
+    /// Destination: the migration that is being received, before the source is told that it is
+    /// accepted.
     pub const fn receiving(&self) -> Option<MigrationId> {
         match self.attempt {
-            Attempt::Receiving { migration } | Attempt::Flushing { migration, .. } => {
+            Attempt::Receiving { migration } | Attempt::Accepting { migration, .. } => {
                 Some(migration)
             }
             _ => None,
@@ -263,28 +300,46 @@ impl Authority {
     /// Destination: whether the source has asked for acceptance, which has not been answered. Nothing
     /// that it sends from then on is part of the disk.
     pub const fn is_accepting(&self) -> bool {
-        matches!(self.attempt, Attempt::Flushing { .. })
+        matches!(self.attempt, Attempt::Accepting { .. })
     }
 
     /// Destination: stops receiving for a reason found here or because the source is gone. Has no
-    /// effect once the acceptance is being stored: then only the source knows.
+    /// effect unless something is being received ([`Authority::receiving`]): once the source was told
+    /// that it is accepted only the source knows. What was stored of the acceptance is taken back
+    /// before [`Effect::ReceiveAborted`].
     pub fn stop_receiving(&mut self, reason: AbortReason) -> Vec<Effect> {
         match self.attempt {
-            Attempt::Receiving { migration } | Attempt::Flushing { migration, .. }
-                if self.storing.is_none() =>
-            {
+            Attempt::Receiving { migration } => {
                 self.attempt = Attempt::None;
                 vec![Effect::ReceiveAborted(migration, reason)]
             }
+            Attempt::Accepting { migration, .. } if self.storing.is_some() => {
+                self.attempt = Attempt::Withdrawing { migration, reason };
+                Vec::new()
+            }
+            Attempt::Accepting { migration, .. } => self.withdraw(migration, reason),
             _ => Vec::new(),
         }
     }
 
     /// Destination: what was received is durable.
     pub fn flushed(&mut self) -> Vec<Effect> {
+        match &mut self.attempt {
+            Attempt::Accepting { flushed, .. } => *flushed = true,
+            _ => return Vec::new(),
+        }
+        self.accept()
+    }
+
+    /// Destination: says that it has accepted once both the disk and the record are durable.
+    fn accept(&mut self) -> Vec<Effect> {
         match self.attempt {
-            Attempt::Flushing { migration, epoch } if self.storing.is_none() => {
-                self.store(epoch, Ownership::Accepted { migration })
+            Attempt::Accepting {
+                migration,
+                flushed: true,
+            } if self.storing.is_none() => {
+                self.attempt = Attempt::None;
+                vec![Effect::Send(Message::Prepared { migration })]
             }
             _ => Vec::new(),
         }
@@ -308,17 +363,13 @@ impl Authority {
                     }),
                 ]
             }
-            (_, Ownership::Accepted { migration }) => {
-                if let Attempt::Withdrawing { reason, .. } = self.attempt {
-                    return self.withdraw(migration, reason);
-                }
-                self.attempt = Attempt::None;
-                vec![Effect::Send(Message::Prepared { migration })]
+            (_, Ownership::Accepted { migration }) => match self.attempt {
+                Attempt::Withdrawing { reason, .. } => self.withdraw(migration, reason),
+                _ => self.accept(),
+            },
+            (Ownership::Accepted { migration }, Ownership::Serving) => {
+                vec![Effect::Send(Message::Committed { migration })]
             }
-            (Ownership::Accepted { migration }, Ownership::Serving) => vec![
-                Effect::Owner(migration),
-                Effect::Send(Message::Committed { migration }),
-            ],
             (Ownership::Accepted { .. }, Ownership::Vacant) => match self.attempt {
                 Attempt::Withdrawing { migration, reason } => {
                     self.attempt = Attempt::None;
@@ -335,7 +386,7 @@ impl Authority {
         match *message {
             Message::Prepare { migration, epoch } => self.handle_prepare(migration, epoch),
             Message::Prepared { migration } => {
-                if self.attempt == (Attempt::Preparing { migration }) && self.may_serve() {
+                if self.attempt == (Attempt::Preparing { migration }) && self.is_settled() {
                     self.store(
                         self.record.epoch.next(),
                         Ownership::Relinquished { migration },
@@ -379,9 +430,8 @@ impl Authority {
     }
 
     fn handle_prepare(&mut self, migration: MigrationId, epoch: Epoch) -> Vec<Effect> {
-        if self.record.ownership == (Ownership::Accepted { migration }) && self.storing.is_none() {
-            return vec![Effect::Send(Message::Prepared { migration })];
-        }
+        // It is not answered again from a stored acceptance: after a crash that does not say that the
+        // disk was flushed.
         if self.attempt != (Attempt::Receiving { migration }) {
             return Vec::new();
         }
@@ -394,8 +444,13 @@ impl Authority {
                 Effect::Send(Message::Abort { migration, reason }),
             ];
         }
-        self.attempt = Attempt::Flushing { migration, epoch };
-        vec![Effect::Flush]
+        self.attempt = Attempt::Accepting {
+            migration,
+            flushed: false,
+        };
+        let mut effects = vec![Effect::Flush];
+        effects.extend(self.store(epoch, Ownership::Accepted { migration }));
+        effects
     }
 
     fn handle_commit(&mut self, migration: MigrationId, epoch: Epoch) -> Vec<Effect> {
@@ -403,7 +458,13 @@ impl Authority {
             return Vec::new();
         }
         if self.record.ownership == (Ownership::Accepted { migration }) {
-            return self.store(self.record.epoch, Ownership::Serving);
+            // The source commits only what it was told of.
+            if self.attempt != Attempt::None {
+                return Vec::new();
+            }
+            let mut effects = self.store(self.record.epoch, Ownership::Serving);
+            effects.push(Effect::Owner(migration));
+            return effects;
         }
         // The source commits only what this node accepted, so this is a repetition: the epoch was
         // entered here, whatever happened since.
@@ -437,10 +498,6 @@ impl Authority {
             return self.withdraw(migration, reason);
         }
         if self.receiving() == Some(migration) {
-            if self.storing.is_some() {
-                self.attempt = Attempt::Withdrawing { migration, reason };
-                return Vec::new();
-            }
             return self.stop_receiving(reason);
         }
         Vec::new()

@@ -9,12 +9,13 @@ use stateright::{Checker, Model, Property};
 
 const CRASHES: u8 = 2;
 
-/// A persist step that the model reports as done without doing it.
+/// A step that the model reports as done without doing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Planted {
     Nothing,
     AcceptedNotStored,
     RelinquishedNotStored,
+    NotFlushed,
 }
 
 struct TwoNodes {
@@ -38,6 +39,17 @@ struct Node {
     durable: AuthorityRecord,
     storing: Option<AuthorityRecord>,
     flushing: bool,
+    image: Image,
+}
+
+/// What of a node's disk survives a crash, as far as it was received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Image {
+    Durable,
+    /// A flush would make it durable.
+    Received,
+    /// A crash came before the flush.
+    Lost,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -99,12 +111,13 @@ fn migration(number: u8) -> MigrationId {
 }
 
 impl Node {
-    fn new(record: AuthorityRecord) -> Self {
+    fn new(record: AuthorityRecord, image: Image) -> Self {
         Self {
             authority: Authority::new(record),
             durable: record,
             storing: None,
             flushing: false,
+            image,
         }
     }
 }
@@ -132,6 +145,7 @@ impl State {
                 self.started += 1;
                 let migration = migration(self.started);
                 if self.nodes[1 - source].authority.receive(migration) {
+                    self.nodes[1 - source].image = Image::Received;
                     let effects = self.nodes[source].authority.prepare(migration);
                     self.apply(source, effects);
                 }
@@ -162,7 +176,11 @@ impl State {
                 }
             }
             Step::Flushed { node } => {
-                self.nodes[node].flushing = false;
+                let it = &mut self.nodes[node];
+                it.flushing = false;
+                if it.image == Image::Received && planted != Planted::NotFlushed {
+                    it.image = Image::Durable;
+                }
                 let effects = self.nodes[node].authority.flushed();
                 self.apply(node, effects);
             }
@@ -182,7 +200,12 @@ impl State {
             }
             Step::Crash { node } => {
                 self.crashes += 1;
-                self.nodes[node] = Node::new(self.nodes[node].durable);
+                let it = &self.nodes[node];
+                let image = match it.image {
+                    Image::Durable => Image::Durable,
+                    Image::Received | Image::Lost => Image::Lost,
+                };
+                self.nodes[node] = Node::new(it.durable, image);
             }
         }
     }
@@ -231,8 +254,8 @@ impl Model for TwoNodes {
     fn init_states(&self) -> Vec<State> {
         vec![State {
             nodes: [
-                Node::new(AuthorityRecord::created()),
-                Node::new(AuthorityRecord::vacant()),
+                Node::new(AuthorityRecord::created(), Image::Durable),
+                Node::new(AuthorityRecord::vacant(), Image::Durable),
             ],
             network: Network::default(),
             started: 0,
@@ -276,11 +299,37 @@ impl Model for TwoNodes {
     fn properties(&self) -> Vec<Property<Self>> {
         vec![
             Property::always("at most one owner", |_, state: &State| state.owners() <= 1),
+            Property::always(
+                "whoever owns the disk has flushed it",
+                |_, state: &State| {
+                    let mut owners = state.nodes.iter().filter(|it| it.authority.may_serve());
+                    owners.all(|it| it.image == Image::Durable)
+                },
+            ),
+            Property::always(
+                "an epoch is stored before it is served",
+                |_, state: &State| {
+                    let mut owners = state.nodes.iter().filter(|it| it.authority.may_serve());
+                    owners.all(|it| {
+                        it.durable.epoch == it.authority.record().epoch
+                            && matches!(
+                                it.durable.ownership,
+                                Ownership::Serving | Ownership::Accepted { .. }
+                            )
+                    })
+                },
+            ),
             Property::always("every doubt can be resolved", |_, state: &State| {
                 state.resolves()
             }),
             Property::sometimes("the disk moves", |_, state: &State| {
                 state.nodes[1].authority.may_serve()
+            }),
+            Property::sometimes("it is served before that is stored", |_, state: &State| {
+                state.nodes.iter().any(|it| {
+                    it.authority.may_serve()
+                        && matches!(it.durable.ownership, Ownership::Accepted { .. })
+                })
             }),
             Property::sometimes("the disk comes back", |_, state: &State| {
                 let record = state.nodes[0].authority.record();
@@ -319,6 +368,16 @@ fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
 fn serving_on_after_an_acceptance_that_was_not_stored_is_found() {
     let found = explore(1, Planted::AcceptedNotStored);
     assert!(found.discovery("every doubt can be resolved").is_some());
+}
+
+#[test]
+fn an_acceptance_of_what_was_not_flushed_is_found() {
+    let found = explore(1, Planted::NotFlushed);
+    assert!(
+        found
+            .discovery("whoever owns the disk has flushed it")
+            .is_some()
+    );
 }
 
 #[test]

@@ -1,16 +1,16 @@
 //! What a destination does with what it receives: it acknowledges double writes before they are on its
-//! disk and owes nobody anything for that, and it takes nothing from a source that has asked for
-//! acceptance.
+//! disk and owes nobody anything for that, it takes nothing from a source that has asked for
+//! acceptance, and it accepts what is durable and serves what it was given.
 
 use std::time::Duration;
 
 use godwit_core::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
-use godwit_core::authority::AuthorityRecord;
+use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::{AbortReason, Event};
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{Controller, Limits};
+use godwit_core::{Controller, Limits, MigrationOptions, StartError};
 
 const LIMITS: Limits = Limits {
     requests: 256,
@@ -34,8 +34,8 @@ struct Destination {
     /// Writes whose buffers were given back.
     released: Vec<RequestTag>,
     flushes: u32,
-    /// Whether a record of authority was to be stored.
-    storing: bool,
+    /// The record of authority that is to be stored.
+    storing: Option<AuthorityRecord>,
     aborted: Option<AbortReason>,
 }
 
@@ -51,7 +51,7 @@ impl Destination {
             writing: Vec::new(),
             released: Vec::new(),
             flushes: 0,
-            storing: false,
+            storing: None,
             aborted: None,
         }
     }
@@ -103,6 +103,21 @@ impl Destination {
         self.carry_out();
     }
 
+    /// What is to be stored is durable.
+    fn finish_store(&mut self) {
+        self.storing.take().expect("something is being stored");
+        self.controller.handle_persisted(Time(0));
+        self.carry_out();
+    }
+
+    fn commit(&mut self) {
+        let message = Message::Commit {
+            migration: MIGRATION,
+            epoch: Epoch(2),
+        };
+        self.hear(TrafficClass::Control, message, None);
+    }
+
     fn finish_flush(&mut self) {
         self.controller
             .handle_disk_done(Time(0), DiskTag::Barrier, Ok(Content::Data));
@@ -122,11 +137,26 @@ impl Destination {
                     ..
                 } => self.flushes += 1,
                 Action::ReleaseReplica { tag } => self.released.push(tag),
-                Action::Persist { .. } => self.storing = true,
+                Action::Persist { record } => self.storing = Some(record),
                 Action::Notify(Event::ReceiveAborted { reason, .. }) => self.aborted = Some(reason),
                 _ => {}
             }
         }
+    }
+
+    /// Takes back what it has stored of its acceptance, or is about to store: only then has the
+    /// migration ended here.
+    fn withdraw(&mut self) {
+        assert_eq!(self.aborted, None);
+        let vacant = AuthorityRecord {
+            epoch: Epoch(1),
+            ownership: Ownership::Vacant,
+        };
+        if self.storing != Some(vacant) {
+            self.finish_store();
+        }
+        assert_eq!((self.storing, self.aborted), (Some(vacant), None));
+        self.finish_store();
     }
 
     /// Double writes that were acknowledged since this was last asked.
@@ -213,6 +243,9 @@ fn an_acknowledged_write_that_fails_ends_the_migration() {
         destination.finish_write(Err(RequestError::NoSpace));
         let reason = AbortReason::DestinationNoSpace;
         let migration = MIGRATION;
+        if asked {
+            destination.withdraw();
+        }
         assert_eq!(destination.aborted, Some(reason));
         assert_eq!(destination.said, [Message::Abort { migration, reason }]);
         destination.finish_write(Ok(()));
@@ -220,19 +253,21 @@ fn an_acknowledged_write_that_fails_ends_the_migration() {
     }
 }
 
-/// How far a destination is that was asked for acceptance.
+/// What a destination that was asked for acceptance still has to do for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Asked {
-    /// It still writes what it acknowledged.
+    /// It writes what it acknowledged, and stores that it accepts.
     Writing,
-    /// It makes it durable.
+    /// It makes it durable, and stores that it accepts.
     Flushing,
-    /// It stores that it accepts.
+    /// It stores that it accepts: the disk is durable.
     Storing,
+    /// It makes what it acknowledged durable: that it accepts is stored.
+    Stored,
 }
 
 impl Asked {
-    const ALL: [Self; 3] = [Self::Writing, Self::Flushing, Self::Storing];
+    const ALL: [Self; 4] = [Self::Writing, Self::Flushing, Self::Storing, Self::Stored];
 
     /// One that is so far, having received generation 1.
     fn destination(self) -> Destination {
@@ -243,11 +278,15 @@ impl Asked {
             destination.double_write(1);
         }
         destination.prepare();
-        if self == Self::Storing {
-            destination.finish_flush();
+        match self {
+            Self::Writing | Self::Flushing => {}
+            Self::Storing => destination.finish_flush(),
+            Self::Stored => destination.finish_store(),
         }
         assert_eq!(destination.flushes, u32::from(self != Self::Writing));
-        assert_eq!(destination.storing, self == Self::Storing);
+        assert_eq!(destination.storing.is_some(), self != Self::Stored);
+        let prepared = |message: &Message| matches!(message, Message::Prepared { .. });
+        assert!(!destination.said.iter().any(prepared), "{self:?}");
         destination.said.clear();
         destination.released.clear();
         destination
@@ -264,9 +303,87 @@ fn nothing_is_written_that_is_sent_after_acceptance_was_asked_for() {
         assert_eq!(destination.released, [RequestTag(5)], "{asked:?}");
         let (migration, reason) = (MIGRATION, AbortReason::Protocol);
         assert_eq!(destination.said, [Message::Abort { migration, reason }]);
-        // When acceptance is being stored the source alone can tell what became of it.
-        let aborted = (asked != Asked::Storing).then_some(reason);
-        assert_eq!(destination.aborted, aborted, "{asked:?}");
+        destination.withdraw();
+        assert_eq!(destination.aborted, Some(reason), "{asked:?}");
+    }
+}
+
+#[test]
+fn an_acceptance_that_nobody_was_told_of_is_taken_back() {
+    for asked in Asked::ALL {
+        let mut destination = asked.destination();
+        let reason = AbortReason::Cancelled;
+        assert!(destination.controller.cancel(Time(0), reason), "{asked:?}");
+        destination.carry_out();
+        let migration = MIGRATION;
+        assert_eq!(destination.said, [Message::Abort { migration, reason }]);
+        if asked == Asked::Flushing {
+            destination.finish_flush();
+        }
+        destination.withdraw();
+        assert_eq!(destination.aborted, Some(reason), "{asked:?}");
+        assert_eq!(destination.said.len(), 1, "nothing was accepted");
+    }
+}
+
+#[test]
+fn an_acceptance_that_the_source_was_told_of_is_the_source_s_to_decide() {
+    let mut destination = Asked::Storing.destination();
+    destination.finish_store();
+    let reason = AbortReason::Cancelled;
+    assert!(!destination.controller.cancel(Time(0), reason));
+    let migration = MIGRATION;
+    assert_eq!(destination.said, [Message::Prepared { migration }]);
+}
+
+#[test]
+fn it_is_accepted_when_both_the_disk_and_the_acceptance_are_durable() {
+    let migration = MIGRATION;
+    for asked in [Asked::Storing, Asked::Stored] {
+        let mut destination = asked.destination();
+        match asked {
+            Asked::Stored => destination.finish_flush(),
+            _ => destination.finish_store(),
+        }
+        assert_eq!(destination.said, [Message::Prepared { migration }]);
+    }
+}
+
+#[test]
+fn it_is_served_as_soon_as_the_source_gave_it_away_and_confirmed_when_that_is_stored() {
+    let mut destination = Asked::Storing.destination();
+    destination.finish_store();
+    destination.said.clear();
+    assert!(!destination.controller.serves());
+    destination.commit();
+    assert!(destination.controller.serves());
+    assert_eq!(destination.said, []);
+    let serving = AuthorityRecord {
+        epoch: Epoch(2),
+        ownership: Ownership::Serving,
+    };
+    assert_eq!(destination.storing, Some(serving));
+    let again = MigrationOptions {
+        window_chunks: 1,
+        idle_window_chunks: 1,
+        busy_window_chunks: 1,
+        ..MigrationOptions::new(MigrationId([8; 16]))
+    };
+    let leaves = destination.controller.start_source(Time(0), again);
+    assert_eq!(leaves, Err(StartError::NotServing), "it cannot leave yet");
+    destination.finish_store();
+    let migration = MIGRATION;
+    assert_eq!(destination.said, [Message::Committed { migration }]);
+    assert!(destination.controller.serves());
+}
+
+#[test]
+fn a_source_cannot_give_away_what_was_not_accepted() {
+    for asked in Asked::ALL {
+        let mut destination = asked.destination();
+        destination.commit();
+        assert!(!destination.controller.serves(), "{asked:?}");
+        assert_eq!(destination.said, [], "{asked:?}");
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use godwit_core::authority::Ownership;
-use godwit_core::event::Event;
+use godwit_core::event::{Event, Phase};
 use godwit_core::units::{MigrationId, Time};
 use godwit_core::wire::TrafficClass;
 
@@ -265,32 +265,17 @@ impl Engine {
     /// What an event of the controller means for the connections.
     pub(super) fn relink(&mut self, event: &Event) {
         match *event {
+            // What was given away is the destination's to serve: it hears of requests at once.
+            Event::PhaseEntered {
+                phase: Phase::Committing,
+                ..
+            } => self.forward_on_links(),
             Event::MigrationCompleted { migration } => {
                 self.link_watch = None;
                 self.end_links(migration);
-                let sync = self.links.as_ref().and_then(|links| links.sync);
-                let old = std::mem::replace(&mut self.forwarding, sync);
-                if let Some(old) = old.filter(|old| Some(*old) != sync) {
-                    self.close(old);
-                }
-                let uses = sync.and_then(|key| self.connections.get_mut(key)?.uses_mut());
-                if let Some(uses) = uses {
-                    uses.forwarding = true;
-                }
+                self.forward_on_links();
             }
-            Event::ReceiveCompleted { migration } => {
-                self.end_links(migration);
-                let linked = self
-                    .links
-                    .as_ref()
-                    .and_then(|l| Some((l.peer.clone(), l.sync?)));
-                if let Some((peer, sync)) = linked
-                    && let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut())
-                {
-                    uses.served = true;
-                    self.replace_served(peer, sync);
-                }
-            }
+            Event::ReceiveCompleted { migration } => self.end_links(migration),
             Event::MigrationAborted { migration, .. } => {
                 self.link_watch = None;
                 self.discard_unsent(TrafficClass::Copy);
@@ -298,11 +283,63 @@ impl Engine {
                 self.drop_deferred_reads();
                 self.end_links(migration);
             }
-            Event::ReceiveAborted { migration, .. } => self.end_links(migration),
+            Event::ReceiveAborted { migration, .. } => {
+                self.end_links(migration);
+                self.stop_serving_on_links(migration);
+            }
             Event::OwnerMoved => self.close_forwarding = true,
-            // Only a node that durably gave the disk away asks for the way to its owner.
-            Event::AuthorityChanged { .. } => self.check_forward = true,
+            Event::AuthorityChanged { record } => {
+                // A source that was told so may forward from now on.
+                if let Ownership::Accepted { migration } = record.ownership {
+                    self.serve_on_links(migration);
+                }
+                // Only a node that durably gave the disk away asks for the way to its owner.
+                self.check_forward = true;
+            }
             _ => {}
+        }
+    }
+
+    /// The migration's sync connection, if it is still there, carries what this node forwards.
+    fn forward_on_links(&mut self) {
+        let sync = self.links.as_ref().and_then(|links| links.sync);
+        let old = std::mem::replace(&mut self.forwarding, sync);
+        if let Some(old) = old.filter(|old| Some(*old) != sync) {
+            self.close(old);
+        }
+        let uses = sync.and_then(|key| self.connections.get_mut(key)?.uses_mut());
+        if let Some(uses) = uses {
+            uses.forwarding = true;
+        }
+    }
+
+    /// The migration's sync connection may bring what the source forwards.
+    fn serve_on_links(&mut self, migration: MigrationId) {
+        let linked = self
+            .links
+            .as_ref()
+            .filter(|links| links.migration == migration)
+            .and_then(|links| Some((links.peer.clone(), links.sync?)));
+        if let Some((peer, sync)) = linked
+            && let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut())
+        {
+            uses.served = true;
+            self.replace_served(peer, sync);
+        }
+    }
+
+    /// The source did not give the disk away: it has nothing to forward.
+    fn stop_serving_on_links(&mut self, migration: MigrationId) {
+        let sync = self
+            .links
+            .as_ref()
+            .filter(|links| links.migration == migration)
+            .and_then(|links| links.sync);
+        if let Some(sync) = sync {
+            self.served.retain(|(_, key)| *key != sync);
+            if let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut()) {
+                uses.served = false;
+            }
         }
     }
 

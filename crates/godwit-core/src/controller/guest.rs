@@ -119,6 +119,11 @@ impl Controller {
                 ForwardLink::Absent => Gate::Refuse,
             };
         }
+        // Nobody but the destination can serve what was given away. It holds what comes before it
+        // knows that it does.
+        if self.authority.gave_away() && self.forward_link == ForwardLink::Up {
+            return Gate::Forward;
+        }
         Gate::Hold
     }
 
@@ -142,9 +147,14 @@ impl Controller {
     fn enter(&mut self, tag: RequestTag, origin: Origin) {
         match self.gate() {
             Gate::Serve => self.admit(tag),
-            // The peer finds the owner by itself: passing its request on could send it in circles.
+            // The peer finds the owner by itself, once there is one for certain: passing its request
+            // on could send it in circles.
             Gate::Forward if origin == Origin::Peer => {
-                self.answer(tag, Err(RequestError::NotServing));
+                if self.authority.is_elsewhere() {
+                    self.answer(tag, Err(RequestError::NotServing));
+                } else {
+                    self.hold(tag);
+                }
             }
             Gate::Forward => self.admit(tag),
             Gate::Hold => self.hold(tag),
@@ -272,7 +282,7 @@ impl Controller {
         if self.authority.may_serve() {
             return self.issue_here(tag, operation);
         }
-        if !self.authority.is_elsewhere() {
+        if !self.authority.is_elsewhere() && self.gate() != Gate::Forward {
             return self.hold(tag);
         }
         let slot = &mut self.slots[tag];

@@ -514,12 +514,9 @@ impl Controller {
             self.abort_source(reason)
         } else if let Some(migration) = self.authority.receiving() {
             let effects = self.authority.stop_receiving(reason);
-            let stopped = !effects.is_empty();
-            if stopped {
-                self.send(TrafficClass::Control, Message::Abort { migration, reason });
-            }
+            self.send(TrafficClass::Control, Message::Abort { migration, reason });
             self.apply(effects);
-            stopped
+            true
         } else {
             false
         };

@@ -27,6 +27,9 @@ impl Controller {
                 && let Some(source) = &mut self.source
             {
                 source.sync_up = false;
+                if self.forward_link == ForwardLink::Up {
+                    self.forward_link = ForwardLink::Down;
+                }
             }
         }
         let effects = self.authority.stop_receiving(AbortReason::PeerLost);
@@ -69,6 +72,7 @@ impl Controller {
     }
 
     pub(super) fn apply(&mut self, effects: Vec<Effect>) {
+        let mut committing = false;
         for effect in effects {
             match effect {
                 Effect::Send(message) => self.send(TrafficClass::Control, message),
@@ -88,14 +92,10 @@ impl Controller {
                 Effect::Relinquished(_) => {
                     self.enter_phase(Phase::Committing);
                     self.remind_at = Some(self.now.after(REMIND_EVERY));
+                    committing = true;
                 }
                 Effect::Departed(migration) => {
-                    let sync_up = self.source.as_ref().is_some_and(|source| source.sync_up);
-                    self.forward_link = if sync_up {
-                        ForwardLink::Up
-                    } else {
-                        ForwardLink::Down
-                    };
+                    let sync_up = self.follow_the_disk();
                     self.enter_phase(Phase::Completed);
                     self.complete_source();
                     self.notify(Event::MigrationCompleted { migration });
@@ -118,11 +118,27 @@ impl Controller {
                 }
             }
         }
+        // After the word that makes the destination the owner, so that it has to hold nothing.
+        if committing && self.follow_the_disk() {
+            self.release_held();
+        }
         if self.authority.in_doubt().is_none() {
             self.remind_at = None;
         } else if self.remind_at.is_none() {
             self.remind_at = Some(self.now.after(REMIND_EVERY));
         }
+    }
+
+    /// The sync connection of the migration, if it is still up, carries clients' requests to the new
+    /// owner. Whether it is.
+    fn follow_the_disk(&mut self) -> bool {
+        let sync_up = self.source.as_ref().is_some_and(|source| source.sync_up);
+        self.forward_link = if sync_up {
+            ForwardLink::Up
+        } else {
+            ForwardLink::Down
+        };
+        sync_up
     }
 
     pub(super) fn remind(&mut self) {

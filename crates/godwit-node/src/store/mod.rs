@@ -399,7 +399,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn what_was_stored_is_there_after_reopening() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("store");
@@ -433,7 +433,7 @@ mod tests {
         assert_eq!(contents.disks, [(String::from("root"), stored, record)]);
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn old_migrations_are_forgotten() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::open(&folder.path().join("store")).expect("opens");
@@ -453,7 +453,7 @@ mod tests {
         assert_eq!(kept, [2, MAX_MIGRATIONS + 1]);
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_damaged_record_is_an_error_that_names_the_disk() {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::open(&folder.path().join("store")).expect("opens");
@@ -475,7 +475,7 @@ mod tests {
         assert!(error.contains("disk root"), "{error}");
     }
 
-    #[tokio::test]
+    #[tokio::test(flavor = "multi_thread")]
     async fn a_later_format_is_refused() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("store");

@@ -5,6 +5,7 @@ use godwit_core::units::Epoch;
 use godwit_core::wire::Message;
 
 use super::{World, name};
+use crate::coverage::Reached;
 
 /// Which node has served each epoch.
 #[derive(Debug, Default)]
@@ -33,11 +34,25 @@ impl World {
 
     /// Guest I/O reaches a node's disk.
     pub(super) fn check_may_serve(&mut self, node: usize) {
-        let record = self.nodes[node].record;
-        if record.ownership != Ownership::Serving {
+        let [record, other] = [node, 1 - node].map(|node| self.nodes[node].record);
+        let may = match record.ownership {
+            Ownership::Serving => true,
+            // What the other has durably given away it may serve at once.
+            Ownership::Accepted { migration } => {
+                self.reached(Reached::ServedBeforeStored);
+                other.ownership == Ownership::Relinquished { migration }
+                    && other.epoch == record.epoch
+            }
+            _ => false,
+        };
+        if !may {
             self.fail(
-                "a node serves only what it has durably stored that it owns",
-                || format!("{} has stored {record:?}", name(node)),
+                "a node serves only what it has durably stored that it owns, or that it accepted and \
+                 the other gave away",
+                || {
+                    let name = name(node);
+                    format!("{name} has stored {record:?}, the other one {other:?}")
+                },
             );
         } else if let Some(other) = self.epochs.serves(record.epoch, node) {
             self.fail("an epoch is served by one node", || {

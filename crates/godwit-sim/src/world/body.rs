@@ -168,6 +168,9 @@ impl World {
                 if !matches!(phase, Phase::Copying | Phase::Verifying | Phase::Converged) {
                     self.promise = None;
                 }
+                if phase == Phase::Committing {
+                    self.forward_on_migration(node);
+                }
                 if phase == Phase::Converged {
                     self.reached(Reached::Converged);
                     self.schedule_switchover();

@@ -159,7 +159,8 @@ impl World {
             Some(Phase::Completed | Phase::Aborted) | None => Reached::CrashIdle,
         });
         self.interrupt(node);
-        let owner = self.nodes[node].record.ownership == Ownership::Serving;
+        let it = &self.nodes[node];
+        let owner = it.record.ownership == Ownership::Serving || it.serves();
         if self.nodes[node].is_undecided() {
             self.reached(Reached::InDoubt);
         }

@@ -1,5 +1,6 @@
 //! Frames on their way, and connections that end.
 
+use godwit_core::authority::Ownership;
 use godwit_core::request::{Operation, Origin, Request};
 use godwit_core::units::Generation;
 use godwit_core::wire::{HEADER_SIZE, Header, Message, PayloadBuffer, TrafficClass};
@@ -27,7 +28,11 @@ impl World {
             _ => it.migration,
         };
         match message {
-            Message::Forward { .. } => self.coverage.count(Reached::Forwarded),
+            Message::Forward { .. } => {
+                self.coverage.count(Reached::Forwarded);
+                let early = matches!(it.record.ownership, Ownership::Relinquished { .. });
+                self.coverage.add(Reached::ForwardedEarly, u64::from(early));
+            }
             Message::DoubleWrite { tag, .. } => {
                 it.doubled[tag.0 as usize] = true;
                 self.coverage.count(Reached::DoubleWritten);

@@ -132,9 +132,8 @@ impl World {
         });
         self.last_move = self.now;
         self.ended();
+        self.forward_on_migration(node);
         let session = self.nodes[node].migration.take();
-        self.nodes[node].forward =
-            session.filter(|&session| !self.network.sessions[session].noticed[node]);
         if self.nodes[1 - node].migration == session {
             self.nodes[1 - node].migration = None;
         }
@@ -145,6 +144,13 @@ impl World {
         if let Some(delay) = planned.and_then(|last| self.plan.migrations[last].client_follows) {
             self.schedule(delay, Occurrence::Follow);
         }
+    }
+
+    /// The migration's own connection, if it is still up, carries what is forwarded.
+    pub(super) fn forward_on_migration(&mut self, node: usize) {
+        let session = self.nodes[node].migration;
+        self.nodes[node].forward =
+            session.filter(|&session| !self.network.sessions[session].noticed[node]);
     }
 
     pub(super) fn migration_aborted(&mut self, node: usize, reason: AbortReason) {

@@ -233,7 +233,7 @@ impl Controller {
         if options.peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
         }
-        if !self.authority.may_serve() {
+        if !self.authority.is_settled() {
             return Err(StartError::NotServing);
         }
         if self.source.is_some() || self.orphaned_reads > 0 {
