@@ -1,11 +1,12 @@
 //! Two engines and the connections between them.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use godwit_block::engine::{EngineEvent, InterfaceCounter, PeerStreams, Snapshot};
+use godwit_block::engine::{EngineConfig, EngineEvent, InterfaceCounter, PeerStreams, Snapshot};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::units::MigrationId;
@@ -326,6 +327,37 @@ fn only_the_owner_can_start_a_migration_and_only_one() {
     drop(theirs);
     pair.a
         .wait_for_core(|event| matches!(event, Event::MigrationAborted { .. }));
+}
+
+#[test]
+fn the_guest_is_answered_before_anybody_has_stored_that_the_disk_moved() {
+    let size = 4 * MIB;
+    let a = TestEngine::new("a", size, AuthorityRecord::created());
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let serving = |event: &EngineEvent| matches!(event, EngineEvent::Persist(record) if record.ownership == Ownership::Serving);
+    let b = TestEngine::with_image(
+        EngineConfig::new("b".to_owned()),
+        directory,
+        size,
+        AuthorityRecord::vacant(),
+        |image| image,
+        move |event| !serving(event),
+    );
+    let mut client = a.attach(true);
+    client.write(0, &[1; 4096]);
+    start(&a, &b, options(1), links(1));
+    b.wait_for(serving);
+    client.write(4096, &[2; 4096]);
+    assert!(client.read(0, 4096) == [1; 4096]);
+    b.wait_until(|snapshot| snapshot.counters.forwarded == 2 && snapshot.serves);
+    let accepted =
+        |snapshot: Snapshot| matches!(snapshot.record.ownership, Ownership::Accepted { .. });
+    assert!(accepted(b.handle.snapshot()));
+    let progress = a.handle.snapshot().progress.expect("progress");
+    assert_eq!(progress.phase, Phase::Committing, "it is not confirmed");
+    b.handle.persisted();
+    wait_for_success(&a, &b);
+    assert!(b.finish()[4096..8192] == [2; 4096]);
 }
 
 #[test]

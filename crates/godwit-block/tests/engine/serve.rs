@@ -81,7 +81,7 @@ fn every_operation_works_where_direct_io_does_not() {
     let record = AuthorityRecord::created();
     let memory = Path::new("/dev/shm");
     mixed_on(
-        TestEngine::with_image(config, memory, 16 * MIB, record, |i| i, |_| {}),
+        TestEngine::with_image(config, memory, 16 * MIB, record, |i| i, |_| true),
         true,
         3,
     );
@@ -101,7 +101,7 @@ fn with_large_blocks() -> TestEngine {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let config = EngineConfig::new("blocks".to_owned());
     let record = AuthorityRecord::created();
-    TestEngine::with_image(config, directory, 16 * MIB, record, change, |_| {})
+    TestEngine::with_image(config, directory, 16 * MIB, record, change, |_| true)
 }
 
 #[test]
@@ -145,7 +145,10 @@ fn a_defect_is_reported_and_does_not_take_the_process_down() {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let config = EngineConfig::new("broken".to_owned());
     let record = AuthorityRecord::created();
-    let observe = |event: &EngineEvent| assert_ne!(*event, EngineEvent::Clients(2), "on purpose");
+    let observe = |event: &EngineEvent| {
+        assert_ne!(*event, EngineEvent::Clients(2), "on purpose");
+        true
+    };
     let engine = TestEngine::with_image(config, directory, MIB, record, |i| i, observe);
     let mut first = engine.attach(false);
     first.write(0, &[1; 512]);

@@ -45,26 +45,26 @@ impl TestEngine {
     pub(crate) fn with_config(config: EngineConfig, size: u64, record: AuthorityRecord) -> Self {
         // Not in /tmp, where O_DIRECT may be missing.
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        Self::with_image(config, directory, size, record, |image| image, |_| {})
+        Self::with_image(config, directory, size, record, |image| image, |_| true)
     }
 
     /// An engine over a new image below `directory` that `change` has changed. `observe` sees every
-    /// event first.
+    /// event first, and says whether a record is stored at once.
     pub(crate) fn with_image(
         config: EngineConfig,
         directory: &Path,
         size: u64,
         record: AuthorityRecord,
         change: impl FnOnce(Image) -> Image,
-        observe: impl Fn(&EngineEvent) + Send + 'static,
+        observe: impl Fn(&EngineEvent) -> bool + Send + 'static,
     ) -> Self {
         let directory = tempfile::tempdir_in(directory).expect("a directory");
         let image = Image::create(&directory.path().join("disk"), Bytes(size)).expect("an image");
         let (sender, events) = mpsc::channel();
         let own: &'static OnceLock<EngineHandle> = Box::leak(Box::new(OnceLock::new()));
         let callback = move |event| {
-            observe(&event);
-            if let EngineEvent::Persist(_) = event
+            let stores = observe(&event);
+            if let (EngineEvent::Persist(_), true) = (&event, stores)
                 && let Some(handle) = own.get()
             {
                 handle.persisted();
