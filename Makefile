@@ -26,7 +26,7 @@ guest:
 # Simulated migrations with faults, and how often each fault and each state was hit.
 sim:
 	scripts/install-deps
-	$(CARGO) run --release --locked -p godwit-sim -- run --seeds 3000
+	$(CARGO) run --release --locked -p godwit-sim -- run --seeds 6000
 
 # Whether the simulator finds each bug that it plants.
 sim-plants:

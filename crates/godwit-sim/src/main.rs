@@ -27,7 +27,7 @@ enum Command {
 #[derive(Args)]
 struct Run {
     /// How many seeds.
-    #[arg(long, default_value_t = 3_000)]
+    #[arg(long, default_value_t = 6_000)]
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 0)]
