@@ -25,6 +25,12 @@ const ROOMY: f64 = 0.8;
 /// Chunks that take less than this part of what was promised are no crowd to the guest.
 const NOTICEABLE: u32 = 2;
 
+/// With this many chunks in flight it is better that they become longer than that they become more.
+const FEWEST: u16 = 4;
+
+/// What chunks are a multiple of: 4 KiB.
+const BLOCK_SECTORS: u32 = 8;
+
 /// As few chunks as these are no crowd.
 const FEW: u16 = 2;
 
@@ -53,8 +59,11 @@ pub(super) struct GuestDid {
 pub(super) struct Flight {
     most_window: u16,
     most_chunk_sectors: u32,
+    /// How much is in flight, in chunks of the following length.
     window: u16,
     chunk_sectors: u32,
+    /// The longest chunk in which the same may travel.
+    longest_sectors: u32,
     /// Whether the guest's writes wait for a chunk to arrive.
     locks: bool,
     /// In this sampling period.
@@ -83,6 +92,7 @@ impl Flight {
             most_chunk_sectors: options.busy_chunk_sectors,
             window: options.busy_window_chunks,
             chunk_sectors: options.busy_chunk_sectors,
+            longest_sectors: options.chunk_sectors,
             locks: !options.delayed_writes,
             slowest_chunk: Duration::ZERO,
             quickest_chunk: Duration::MAX,
@@ -91,14 +101,17 @@ impl Flight {
         }
     }
 
-    /// Chunks in flight at most.
-    pub(super) const fn window(&self) -> u16 {
-        self.window
-    }
-
-    /// Longest chunk.
-    pub(super) const fn chunk_sectors(&self) -> u32 {
-        self.chunk_sectors
+    /// Chunks in flight at most, and the longest, in sectors. Each chunk costs processor time at both
+    /// ends whatever its length, so much in flight is few chunks: enough of them to read, send and write
+    /// at the same time. Not where a write of the guest waits for the chunk that it meets.
+    pub(super) fn in_flight(&self) -> (u16, u32) {
+        if self.locks || self.window <= FEWEST || self.chunk_sectors < self.most_chunk_sectors {
+            return (self.window, self.chunk_sectors);
+        }
+        let sectors = u32::from(self.window) * self.chunk_sectors;
+        let chunks = sectors.div_ceil(self.longest_sectors).max(FEWEST.into());
+        let length = sectors / chunks / BLOCK_SECTORS * BLOCK_SECTORS;
+        (chunks as u16, length)
     }
 
     /// Whether a chunk was acknowledged in this sampling period.
@@ -168,7 +181,7 @@ impl Flight {
             self.window /= 2;
         } else {
             self.chunk_sectors = (self.chunk_sectors / 2)
-                .next_multiple_of(8)
+                .next_multiple_of(BLOCK_SECTORS)
                 .max(LEAST_CHUNK_SECTORS.min(self.most_chunk_sectors));
         }
     }
@@ -207,7 +220,7 @@ mod tests {
                 flight.adjust(LIMIT, slowest(LIMIT / 8), pace);
                 flight.period_ends();
             }
-            (flight.window(), flight.chunk_sectors())
+            (flight.window, flight.chunk_sectors)
         };
         assert_eq!(
             periods(20, LIMIT, Pace::BelowRate),
@@ -233,7 +246,32 @@ mod tests {
             flight.adjust(LIMIT, guest, Pace::BelowRate);
             flight.period_ends();
         }
-        flight.window()
+        flight.window
+    }
+
+    #[test]
+    fn much_in_flight_is_few_chunks_unless_writes_wait_for_them() {
+        let in_flight = |window, delayed_writes| {
+            let mut options = MigrationOptions::new(MigrationId([1; 16]));
+            options.delayed_writes = delayed_writes;
+            assert_eq!(
+                (options.busy_chunk_sectors, options.chunk_sectors),
+                (512, 2048)
+            );
+            let mut flight = Flight::new(&options);
+            flight.window = window;
+            flight.in_flight()
+        };
+        assert_eq!(in_flight(1, true), (1, 512));
+        assert_eq!(in_flight(4, true), (4, 512));
+        assert_eq!(in_flight(5, true), (4, 640));
+        assert_eq!(in_flight(16, true), (4, 2048));
+        assert_eq!(in_flight(19, true), (5, 1944));
+        assert_eq!(in_flight(32, true), (8, 2048));
+        assert_eq!(in_flight(16, false), (16, 512));
+        let mut flight = with_window(8);
+        flight.chunk_sectors = 256;
+        assert_eq!(flight.in_flight(), (8, 256), "short for a reason");
     }
 
     #[test]
@@ -284,8 +322,7 @@ mod tests {
             (well, 4, Pace::BelowRate),
         ] {
             let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
-            let queued =
-                |flight: &Flight| u32::from(flight.window()) * flight.chunk_sectors() * 512;
+            let queued = |flight: &Flight| u32::from(flight.window) * flight.chunk_sectors * 512;
             for _ in 0..1000 {
                 let tenths = queued(&flight) * 10 / BYTES_PER_MILLISECOND;
                 flight.chunk_done(Duration::from_micros(u64::from(tenths) * 100), true);
@@ -309,14 +346,14 @@ mod tests {
     /// that is in flight.
     fn go_on(flight: &mut Flight, limit: Duration, alone: u32, pace: Pace) -> u16 {
         for _ in 0..400 {
-            let took = Duration::from_micros((500 * u64::from(flight.window())).max(alone.into()));
-            for _ in 0..flight.window() {
+            let took = Duration::from_micros((500 * u64::from(flight.window)).max(alone.into()));
+            for _ in 0..flight.window {
                 flight.chunk_done(took, true);
             }
             flight.adjust(limit, slowest(limit / 100), pace);
             flight.period_ends();
         }
-        flight.window()
+        flight.window
     }
 
     /// That found out what a chunk takes alone, and has so many in flight since.
@@ -386,18 +423,18 @@ mod tests {
     #[test]
     fn zeroes_do_not_close_the_window_that_data_crowded() {
         let mut flight = with_window(4);
-        for _ in 0..flight.window() {
+        for _ in 0..flight.window {
             flight.chunk_done(LIMIT * 6, true);
         }
         flight.adjust(LIMIT * 8, slowest(LIMIT), Pace::AtRate);
         flight.period_ends();
-        let crowded = flight.window();
+        let crowded = flight.window;
         assert!(crowded < 4);
         for _ in 0..100 {
             flight.chunk_done(Duration::from_micros(100), false);
             flight.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
             flight.period_ends();
         }
-        assert_eq!(flight.window(), crowded);
+        assert_eq!(flight.window, crowded);
     }
 }

@@ -166,14 +166,9 @@ impl Governor {
         }
     }
 
-    /// Chunks in flight while the guest does I/O.
-    pub(super) const fn window(&self) -> u16 {
-        self.flight.window()
-    }
-
-    /// Longest chunk while the guest does I/O.
-    pub(super) const fn chunk_sectors(&self) -> u32 {
-        self.flight.chunk_sectors()
+    /// Chunks in flight at most while the guest does I/O, and the longest, in sectors.
+    pub(super) fn in_flight(&self) -> (u16, u32) {
+        self.flight.in_flight()
     }
 
     /// A request of the guest was answered.
@@ -378,7 +373,8 @@ impl Governor {
         }
         // What the user stated comes before progress here, too.
         let automatic = self.throughput.is_some();
-        let one_more = self.spent + u64::from(self.flight.chunk_sectors()) * SECTOR_SIZE;
+        let (_, chunk_sectors) = self.in_flight();
+        let one_more = self.spent + u64::from(chunk_sectors) * SECTOR_SIZE;
         let pace = if automatic && period.copying && used < self.least_rate() / 4 * 3 {
             Pace::Starved
         } else if per_second(one_more) < self.rate / 8 * 7 {

@@ -55,7 +55,8 @@ pub struct MigrationOptions {
     /// Longest copy in sectors: a multiple of 8, at most 16 MiB worth.
     pub chunk_sectors: u32,
     /// Longest copy in sectors while the guest does I/O, whose requests wait for chunks that they
-    /// meet: a multiple of 8, at most `chunk_sectors`.
+    /// meet: a multiple of 8, at most `chunk_sectors`. With a promise for which no request waits for
+    /// chunks they become longer, up to `chunk_sectors`, when many would be in flight.
     pub busy_chunk_sectors: u32,
     /// Chunks in flight at once, at most [`Limits::window_chunks`].
     pub window_chunks: u16,

@@ -301,7 +301,8 @@ fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_st
             governor.spend(LEAST_RATE / 100, false);
             period(&mut governor, number, LIMIT / 4);
         }
-        governor.window() * governor.chunk_sectors() as u16
+        let (chunks, sectors) = governor.in_flight();
+        u32::from(chunks) * sectors
     };
     let (stated, automatic) = (in_flight(None), in_flight(unknown(10_000)));
     assert!(automatic > stated * 50, "{automatic} {stated}");

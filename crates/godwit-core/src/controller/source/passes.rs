@@ -41,7 +41,7 @@ impl Source {
         }
         self.idle_window.forget();
         match &self.governor {
-            Some(governor) => (governor.window(), governor.chunk_sectors()),
+            Some(governor) => governor.in_flight(),
             None => (
                 self.options.busy_window_chunks,
                 self.options.busy_chunk_sectors,
