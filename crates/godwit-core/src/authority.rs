@@ -49,12 +49,13 @@ pub enum Ownership {
     Vacant,
     /// The owner.
     Serving,
-    /// Accepted the disk and waits to hear whether the source gave it away. Holds I/O.
+    /// Accepted the disk and waits to hear whether the source gave it away. Holds I/O until then.
     Accepted {
         /// By which migration.
         migration: MigrationId,
     },
-    /// Gave the disk away and waits for the destination's confirmation. Holds I/O.
+    /// Gave the disk away and waits for the destination's confirmation. Holds I/O that it cannot
+    /// forward.
     Relinquished {
         /// By which migration.
         migration: MigrationId,
