@@ -1,10 +1,11 @@
 //! The `godwit` command with a real node, on its socket and over mutual TLS.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use godwit_testkit::cluster::free_port;
 use serde_json::Value;
 
 struct Node {
@@ -21,7 +22,8 @@ impl Node {
         succeed(godwit(at).args(["certs", "init"]));
         succeed(godwit(at).args(["certs", "issue", "a", "--ip", "127.0.0.1"]));
         succeed(godwit(at).args(["certs", "issue", "alice"]));
-        let api = free_port();
+        let [api, listen] = [(); 2].map(|()| free_port().unwrap().to_string());
+        let log = at.join("node.log");
         let process = godwit(at)
             .args([
                 "node",
@@ -30,23 +32,25 @@ impl Node {
                 "--data-dir",
                 "data",
                 "--listen",
-                &free_port(),
+                &listen,
             ])
             .args(["--api-listen", &api])
             .args(identity("a"))
-            .stderr(Stdio::null())
+            .stderr(File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let node = Self {
+        let mut node = Self {
             directory,
             api: format!("https://{api}"),
             process,
         };
         let start = Instant::now();
         while !node.local(&["disk", "list"]).status.success() {
+            let ended = node.process.try_wait().unwrap();
             assert!(
-                start.elapsed() < Duration::from_secs(20),
-                "the node does not answer"
+                ended.is_none() && start.elapsed() < Duration::from_secs(20),
+                "the node does not answer ({ended:?}): {}",
+                std::fs::read_to_string(&log).unwrap()
             );
             std::thread::sleep(Duration::from_millis(50));
         }
@@ -97,11 +101,6 @@ fn identity_from(directory: &str, name: &str, authority: &str) -> Vec<String> {
         format!("--key={directory}/{name}.key"),
         format!("--ca={authority}/ca.pem"),
     ]
-}
-
-fn free_port() -> String {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    listener.local_addr().unwrap().to_string()
 }
 
 fn succeed(command: &mut Command) {
