@@ -62,7 +62,7 @@ fn the_destination_cannot_write() {
         "the_destination_cannot_write",
         "b",
         "disk::replica::write",
-        "300*off->1*return(5)",
+        "60*off->1*return(5)",
         "the destination's disk",
     );
 }
