@@ -51,7 +51,7 @@ fn the_source_cannot_read_a_chunk() {
         "the_source_cannot_read_a_chunk",
         "a",
         "disk::chunk::read",
-        "100*off->1*return(5)",
+        "30*off->1*return(5)",
         "the source's disk",
     );
 }
@@ -62,7 +62,7 @@ fn the_destination_cannot_write() {
         "the_destination_cannot_write",
         "b",
         "disk::replica::write",
-        "60*off->1*return(5)",
+        "30*off->1*return(5)",
         "the destination's disk",
     );
 }
@@ -73,7 +73,7 @@ fn the_destination_is_full() {
         "the_destination_is_full",
         "b",
         "disk::replica::write",
-        "300*off->1*return(28)",
+        "30*off->1*return(28)",
         "space",
     );
 }
