@@ -155,11 +155,15 @@ enum Attempt {
     Accepting {
         migration: MigrationId,
         flushed: bool,
+        /// The record that this one replaces.
+        before: AuthorityRecord,
     },
     /// Destination: takes back an acceptance that it has not told anybody, or that was refused.
     Withdrawing {
         migration: MigrationId,
         reason: AbortReason,
+        /// The record that takes the acceptance's place.
+        before: AuthorityRecord,
     },
 }
 
@@ -314,11 +318,19 @@ impl Authority {
                 self.attempt = Attempt::None;
                 vec![Effect::ReceiveAborted(migration, reason)]
             }
-            Attempt::Accepting { migration, .. } if self.storing.is_some() => {
-                self.attempt = Attempt::Withdrawing { migration, reason };
-                Vec::new()
+            Attempt::Accepting {
+                migration, before, ..
+            } => {
+                self.attempt = Attempt::Withdrawing {
+                    migration,
+                    reason,
+                    before,
+                };
+                if self.storing.is_some() {
+                    return Vec::new();
+                }
+                self.store(before.epoch, before.ownership)
             }
-            Attempt::Accepting { migration, .. } => self.withdraw(migration, reason),
             _ => Vec::new(),
         }
     }
@@ -338,6 +350,7 @@ impl Authority {
             Attempt::Accepting {
                 migration,
                 flushed: true,
+                ..
             } if self.storing.is_none() => {
                 self.attempt = Attempt::None;
                 vec![Effect::Send(Message::Prepared { migration })]
@@ -352,6 +365,18 @@ impl Authority {
             return Vec::new();
         };
         let before = core::mem::replace(&mut self.record, record);
+        if let Attempt::Withdrawing {
+            migration,
+            reason,
+            before,
+        } = self.attempt
+        {
+            if record.ownership == (Ownership::Accepted { migration }) {
+                return self.store(before.epoch, before.ownership);
+            }
+            self.attempt = Attempt::None;
+            return vec![Effect::ReceiveAborted(migration, reason)];
+        }
         match (before.ownership, record.ownership) {
             (_, Ownership::Relinquished { migration }) => {
                 self.attempt = Attempt::None;
@@ -364,20 +389,10 @@ impl Authority {
                     }),
                 ]
             }
-            (_, Ownership::Accepted { migration }) => match self.attempt {
-                Attempt::Withdrawing { reason, .. } => self.withdraw(migration, reason),
-                _ => self.accept(),
-            },
+            (_, Ownership::Accepted { .. }) => self.accept(),
             (Ownership::Accepted { migration }, Ownership::Serving) => {
                 vec![Effect::Send(Message::Committed { migration })]
             }
-            (Ownership::Accepted { .. }, Ownership::Vacant) => match self.attempt {
-                Attempt::Withdrawing { migration, reason } => {
-                    self.attempt = Attempt::None;
-                    vec![Effect::ReceiveAborted(migration, reason)]
-                }
-                _ => Vec::new(),
-            },
             _ => Vec::new(),
         }
     }
@@ -448,6 +463,7 @@ impl Authority {
         self.attempt = Attempt::Accepting {
             migration,
             flushed: false,
+            before: self.record,
         };
         let mut effects = vec![Effect::Flush];
         effects.extend(self.store(epoch, Ownership::Accepted { migration }));
@@ -495,20 +511,24 @@ impl Authority {
     }
 
     fn handle_abort(&mut self, migration: MigrationId, reason: AbortReason) -> Vec<Effect> {
-        if self.record.ownership == (Ownership::Accepted { migration }) && self.storing.is_none() {
-            return self.withdraw(migration, reason);
-        }
         if self.receiving() == Some(migration) {
             return self.stop_receiving(reason);
         }
+        if self.record.ownership == (Ownership::Accepted { migration }) && self.storing.is_none() {
+            // The epoch goes back with it: the source still serves the one before, and may offer this
+            // one again under another migration.
+            let before = AuthorityRecord {
+                epoch: Epoch(self.record.epoch.0 - 1),
+                ownership: Ownership::Vacant,
+            };
+            self.attempt = Attempt::Withdrawing {
+                migration,
+                reason,
+                before,
+            };
+            return self.store(before.epoch, before.ownership);
+        }
         Vec::new()
-    }
-
-    fn withdraw(&mut self, migration: MigrationId, reason: AbortReason) -> Vec<Effect> {
-        self.attempt = Attempt::Withdrawing { migration, reason };
-        // The epoch goes back with it: the source still serves the one before, and may offer this
-        // one again under another migration.
-        self.store(Epoch(self.record.epoch.0 - 1), Ownership::Vacant)
     }
 
     fn store(&mut self, epoch: Epoch, ownership: Ownership) -> Vec<Effect> {

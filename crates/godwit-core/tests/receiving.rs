@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use godwit_core::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
-use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::authority::{Authority, AuthorityRecord, Effect, Ownership};
 use godwit_core::event::{AbortReason, Event};
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId, Sectors, Time};
@@ -148,14 +148,11 @@ impl Destination {
     /// migration ended here.
     fn withdraw(&mut self) {
         assert_eq!(self.aborted, None);
-        let vacant = AuthorityRecord {
-            epoch: Epoch(1),
-            ownership: Ownership::Vacant,
-        };
-        if self.storing != Some(vacant) {
+        let before = AuthorityRecord::vacant();
+        if self.storing != Some(before) {
             self.finish_store();
         }
-        assert_eq!((self.storing, self.aborted), (Some(vacant), None));
+        assert_eq!((self.storing, self.aborted), (Some(before), None));
         self.finish_store();
     }
 
@@ -324,6 +321,31 @@ fn an_acceptance_that_nobody_was_told_of_is_taken_back() {
         assert_eq!(destination.aborted, Some(reason), "{asked:?}");
         assert_eq!(destination.said.len(), 1, "nothing was accepted");
     }
+}
+
+#[test]
+fn a_disk_that_was_about_to_come_back_has_still_left() {
+    let left = AuthorityRecord {
+        epoch: Epoch(2),
+        ownership: Ownership::Departed {
+            migration: MigrationId([6; 16]),
+        },
+    };
+    let migration = MIGRATION;
+    let mut authority = Authority::new(left);
+    assert!(authority.receive(migration));
+    let epoch = Epoch(3);
+    assert!(
+        !authority
+            .handle(&Message::Prepare { migration, epoch })
+            .is_empty()
+    );
+    authority.persisted();
+    let reason = AbortReason::PeerLost;
+    assert_eq!(authority.stop_receiving(reason), [Effect::Persist(left)]);
+    let aborted = [Effect::ReceiveAborted(migration, reason)];
+    assert_eq!(authority.persisted(), aborted);
+    assert_eq!(authority.record(), left);
 }
 
 #[test]

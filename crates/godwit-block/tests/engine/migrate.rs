@@ -330,7 +330,7 @@ fn only_the_owner_can_start_a_migration_and_only_one() {
 }
 
 #[test]
-fn the_guest_is_answered_before_anybody_has_stored_that_the_disk_moved() {
+fn the_guest_is_answered_before_the_destination_has_stored_that_it_serves() {
     let size = 4 * MIB;
     let a = TestEngine::new("a", size, AuthorityRecord::created());
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
