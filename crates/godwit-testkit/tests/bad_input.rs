@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{
     Features, Greeting, HEADER_SIZE, Header, Hello, Purpose, RefusalCode, Reply, TrafficClass,
 };
+use godwit_testkit::client::Initial;
 use godwit_testkit::cluster::{ClusterOptions, godwit_binary, issue};
 use godwit_testkit::image::write_random;
 use godwit_testkit::nbd::NbdConnection;
@@ -20,6 +21,7 @@ use godwit_testkit::scenario::{
     start_migration, verify,
 };
 use godwit_testkit::{Cluster, Model, Node};
+use serde_json::Value;
 
 const SIZE: u64 = 16 << 20;
 const DISK: &str = "precious";
@@ -314,24 +316,26 @@ fn no_space_at_the_destination_before_the_copy() {
     cluster.node_mut("b").kill();
 }
 
-#[test]
-fn no_space_at_the_destination_during_the_copy() {
-    let turn = Scenario::begin("bad_input", "no_space_at_the_destination_during_the_copy");
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+/// Gives node `b` a file system of 40 MiB.
+fn small_destination<'a>(cluster: &mut Cluster, dir: &'a Path) -> SmallDisk<'a> {
     cluster.node_mut("b").terminate(PATIENCE).unwrap();
-    let dir = cluster.node("b").spec().dir.clone();
-    let _small = SmallDisk::mount(&dir, 40);
+    let small = SmallDisk::mount(dir, 40);
     cluster.node_mut("b").start(&[]).unwrap();
-    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
-    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
-    let id = start_migration(cluster.node("a"), DISK, "b", &["--max-bandwidth", "4MiB"]).unwrap();
-    let copying = || migration(cluster.node("a"), &id)["phase"] == "copying";
+    small
+}
+
+/// Migrates the disk to node `b`, whose file system something else fills as soon as the copy has begun,
+/// up to `left` bytes. The migration's end, and what to delete for there to be space again.
+fn fill_during_the_copy(cluster: &Cluster, left: u64) -> (Value, PathBuf) {
+    let a = cluster.node("a");
+    let id = start_migration(a, DISK, "b", &["--max-bandwidth", "4MiB"]).unwrap();
+    let copying = || migration(a, &id)["phase"] == "copying";
     assert!(
         godwit_testkit::process::wait_for(PATIENCE, || copying().then_some(())).is_some(),
         "{}",
-        migration(cluster.node("a"), &id)
+        migration(a, &id)
     );
-    let filler = dir.join("filler");
+    let filler = cluster.node("b").spec().dir.join("filler");
     let full = File::create(&filler).and_then(|mut file| {
         loop {
             file.write_all(&[1; 1 << 16])?;
@@ -342,28 +346,59 @@ fn no_space_at_the_destination_during_the_copy() {
         Ok(()) => unreachable!("the loop ends with an error"),
     };
     println!("filled: {full}");
-
-    let ended = await_end(cluster.node("a"), &id);
+    let file = File::options().write(true).open(&filler).unwrap();
+    file.set_len(file.metadata().unwrap().len() - left).unwrap();
+    let ended = await_end(a, &id);
     println!("{ended}");
-    if ended["phase"] == "completed" {
-        // The destination reserved what it needs when it accepted: it cannot run out.
-        let mut model = finish(client).unwrap();
-        verify(cluster.node("b"), DISK, &mut model).unwrap();
-    } else {
-        assert_eq!(ended["phase"], "aborted");
-        assert!(
-            ended["error"].to_string().to_lowercase().contains("space"),
-            "{ended}"
-        );
-        assert!(client.progress(200, PATIENCE));
-        println!("longest request: {:?}", client.stats().longest);
-        let mut model = finish(client).unwrap();
-        unharmed(cluster.node("a"), &mut model);
-        std::fs::remove_file(&filler).unwrap();
-        let moved = migrate(cluster.node("a"), DISK, "b", &["--verify"]).unwrap();
-        assert_eq!(moved["phase"], "completed", "with space it works: {moved}");
-        verify(cluster.node("b"), DISK, &mut model).unwrap();
-    }
+    (ended, filler)
+}
+
+#[test]
+fn what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out() {
+    let turn = Scenario::begin(
+        "bad_input",
+        "what_the_destination_has_set_aside_for_a_full_disk_does_not_run_out",
+    );
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let dir = cluster.node("b").spec().dir.clone();
+    let _small = small_destination(&mut cluster, &dir);
+    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    // Enough for the node's own files.
+    let (ended, _) = fill_during_the_copy(&cluster, 1 << 20);
+    assert_eq!(ended["phase"], "completed");
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
+    cluster.node_mut("b").kill();
+}
+
+#[test]
+fn no_space_at_the_destination_during_the_copy() {
+    let turn = Scenario::begin("bad_input", "no_space_at_the_destination_during_the_copy");
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let dir = cluster.node("b").spec().dir.clone();
+    let _small = small_destination(&mut cluster, &dir);
+    // Most of it are holes, for which nothing is set aside.
+    cluster
+        .node("a")
+        .godwit(&["disk", "create", DISK, "--size", &SIZE.to_string()])
+        .json()
+        .unwrap();
+    let model = Model::new(turn.seed, SIZE, Initial::Zero);
+    let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
+    assert!(client.progress(200, PATIENCE));
+    let (ended, filler) = fill_during_the_copy(&cluster, 0);
+    assert_eq!(ended["phase"], "aborted");
+    assert!(
+        ended["error"].to_string().to_lowercase().contains("space"),
+        "{ended}"
+    );
+    assert!(client.progress(200, PATIENCE));
+    println!("longest request: {:?}", client.stats().longest);
+    let mut model = finish(client).unwrap();
+    unharmed(cluster.node("a"), &mut model);
+    std::fs::remove_file(&filler).unwrap();
+    let moved = migrate(cluster.node("a"), DISK, "b", &["--verify"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "with space it works: {moved}");
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
     cluster.node_mut("b").kill();
 }
 

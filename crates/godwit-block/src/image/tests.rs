@@ -72,6 +72,18 @@ fn what_was_written_counts_as_allocated() {
 }
 
 #[test]
+fn storage_that_was_set_aside_is_taken_and_reads_as_zeroes() {
+    let directory = directory();
+    let path = directory.path().join("disk");
+    let image = Image::create(&path, Bytes(8 * MIB)).expect("created");
+    assert!(image.reserve().expect("set aside"));
+    assert!(image.allocated().expect("inspected").0 >= 8 * MIB);
+    let content = fs::read(&path).expect("read");
+    assert_eq!(content.len() as u64, 8 * MIB);
+    assert!(content.iter().all(|&byte| byte == 0));
+}
+
+#[test]
 fn impossible_sizes_are_refused_and_leave_nothing() {
     let directory = directory();
     let path = directory.path().join("disk");

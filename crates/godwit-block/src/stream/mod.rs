@@ -20,7 +20,7 @@ const STAGING: usize = 64 << 10;
 
 /// Bytes of a long payload that a socket gathers before it wakes whoever waits for them. Each time costs
 /// both sides: the sender's processor has to interrupt the receiver's.
-const GATHERED: usize = 256 << 10;
+const GATHERED: usize = 512 << 10;
 
 /// A payload of which at least this much is missing is long.
 const LONG: usize = 64 << 10;

@@ -71,6 +71,29 @@ pub(crate) fn create(disk: &str, path: &Path, size: Bytes) -> Result<Image, Erro
     Image::create(path, size).map_err(|problem| error(disk, &problem))
 }
 
+/// Creates an image at node `node` for a copy of one that takes `allocated` bytes. Of a source that is
+/// nearly full the copy gets all of its storage here, if there is enough: so chunks need not wait for
+/// it, nor find none left. The holes of others shall stay holes. Blocks.
+pub(crate) fn create_copy(
+    node: &str,
+    disk: &str,
+    path: &Path,
+    size: Bytes,
+    allocated: u64,
+) -> Result<Image, ErrorBody> {
+    let image = create(disk, path, size)?;
+    let full = allocated >= size.0 / 8 * 7;
+    let folder = path.parent().unwrap_or(path);
+    if full && check_space(node, disk, folder, size.0).is_ok() {
+        match image.reserve() {
+            Ok(true) => {}
+            Ok(false) => tracing::debug!(disk, "the file system sets no storage aside"),
+            Err(problem) => tracing::warn!(disk, "no storage is set aside: {problem}"),
+        }
+    }
+    Ok(image)
+}
+
 /// Opens an image. Blocks.
 pub(crate) fn open(disk: &str, path: &Path) -> Result<Image, ErrorBody> {
     Image::open(path).map_err(|problem| error(disk, &problem))
@@ -119,6 +142,22 @@ mod tests {
         ] {
             assert!(error.message.contains(part), "{part}: {error}");
         }
+    }
+
+    #[test]
+    fn a_copy_gets_its_storage_at_once_if_the_source_is_nearly_full_and_it_fits() {
+        const SIZE: u64 = 8 << 20;
+        let folder = tempfile::tempdir().expect("a folder");
+        let taken = |disk, size, allocated| {
+            let path = managed_path(folder.path(), disk);
+            let image = create_copy("b", disk, &path, Bytes(size), allocated).expect("creates");
+            image.allocated().expect("inspected").0
+        };
+        assert!(taken("full", SIZE, SIZE) >= SIZE);
+        assert!(taken("nearly-full", SIZE, SIZE / 8 * 7) >= SIZE);
+        assert!(taken("half-full", SIZE, SIZE / 2) < SIZE / 8);
+        let much = 1 << 43;
+        assert!(taken("too-large", much, much) < SIZE / 8);
     }
 
     #[test]

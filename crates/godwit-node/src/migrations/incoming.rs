@@ -308,7 +308,7 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
             .put_disk(&disk.name, &entry, record)
             .await
             .map_err(|error| internal(node, &disk, &error))?;
-        open_new_image(node, &disk).await
+        open_new_image(node, &disk, offer.allocated).await
     };
     if let Err(refusal) = ready.await {
         discard(Arc::clone(node), Arc::clone(&disk), hello.migration).await;
@@ -380,7 +380,7 @@ async fn prepare_known(
                 ),
             });
         }
-        replace_image(node, disk, offer.capacity).await?;
+        replace_image(node, disk, offer).await?;
     }
     disk.lock().entry.counterpart = Some(hello.node.clone());
     guard.keep();
@@ -388,15 +388,11 @@ async fn prepare_known(
 }
 
 /// Makes a new image in place of the stale one.
-async fn replace_image(
-    node: &Arc<Node>,
-    disk: &Arc<Disk>,
-    capacity: Sectors,
-) -> Result<(), Refusal> {
+async fn replace_image(node: &Arc<Node>, disk: &Arc<Disk>, offer: &Offer) -> Result<(), Refusal> {
     run::stop(disk).await;
     let (entry, record) = {
         let mut inner = disk.lock();
-        inner.entry.sectors = capacity.0;
+        inner.entry.sectors = offer.capacity.0;
         (inner.entry.clone(), inner.record)
     };
     node.store
@@ -408,10 +404,11 @@ async fn replace_image(
         .await
         .map_err(refusal)?
         .map_err(|error| internal(node, disk, &error))?;
-    open_new_image(node, disk).await
+    open_new_image(node, disk, offer.allocated).await
 }
 
-async fn open_new_image(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusal> {
+/// Makes the image of a disk for a copy of one that takes `allocated` bytes, and starts the disk.
+async fn open_new_image(node: &Arc<Node>, disk: &Arc<Disk>, allocated: u64) -> Result<(), Refusal> {
     let (path, size) = {
         let inner = disk.lock();
         (
@@ -419,8 +416,8 @@ async fn open_new_image(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusa
             Sectors(inner.entry.sectors).bytes(),
         )
     };
-    let name = disk.name.clone();
-    let made = blocking(move || image::create(&name, &path, Bytes(size.0)))
+    let (name, owner) = (disk.name.clone(), node.config.name.clone());
+    let made = blocking(move || image::create_copy(&owner, &name, &path, Bytes(size.0), allocated))
         .await
         .flatten();
     made.and_then(|made| run::start(node, disk, made))
