@@ -60,18 +60,27 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError::Size`] when the size is not a positive multiple of 512;
-    /// [`ImageError::Exists`] when something is at `path`, which is then left alone; or what the
-    /// file system says.
+    /// [`ImageError::Exists`] when something is at `path`, which is then left alone; or what the file
+    /// system says.
     pub fn create(path: &Path, size: Bytes) -> Result<Self, ImageError> {
-        checked_capacity(path, size)?;
-        let new = open::NewFile::create(path)?;
-        fs::ftruncate(new.as_fd(), size.0).map_err(|errno| match errno {
-            rustix::io::Errno::FBIG | rustix::io::Errno::INVAL => ImageError::TooLarge {
-                path: path.to_owned(),
-                bytes: size.0,
-            },
-            errno => ImageError::io("extend", path, errno),
-        })?;
+        let new = new_file(path, size)?;
+        new.keep()?;
+        Self::open(path)
+    }
+
+    /// Creates an image like [`Image::create`] that has storage for all of its bytes, so that no write
+    /// has to wait for it, or find none left. Where the file system cannot set that much aside the image
+    /// takes no space yet.
+    ///
+    /// # Errors
+    /// Those of [`Image::create`].
+    pub fn create_with_storage(path: &Path, size: Bytes) -> Result<Self, ImageError> {
+        let new = new_file(path, size)?;
+        if fs::fallocate(new.as_fd(), FallocateFlags::empty(), 0, size.0).is_err() {
+            // It may have got a part, which it gives back.
+            set_size(&new, path, Bytes(0))?;
+            set_size(&new, path, size)?;
+        }
         new.keep()?;
         Self::open(path)
     }
@@ -98,28 +107,6 @@ impl Image {
         })
     }
 
-    /// Sets storage aside for all of a new image, so that no later write to it has to: on ext4 and XFS
-    /// such a write waits for all that are under way, and the next ones for it. False: the file system
-    /// cannot, or has too little, and the image takes none, as before. Not for an image that holds data.
-    ///
-    /// # Errors
-    /// What the file system says when it does not take back a part that it gave.
-    pub fn reserve(&self) -> Result<bool, ImageError> {
-        let size = self.capacity.bytes().0;
-        if self.kind == ImageKind::BlockDevice {
-            return Ok(true);
-        }
-        if fs::fallocate(&self.file, FallocateFlags::empty(), 0, size).is_ok() {
-            return Ok(true);
-        }
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        match fs::fallocate(&self.file, hole, 0, size) {
-            // What cannot make holes has set nothing aside either.
-            Ok(()) | Err(rustix::io::Errno::OPNOTSUPP) => Ok(false),
-            Err(errno) => Err(ImageError::io("give back the space of", &self.path, errno)),
-        }
-    }
-
     /// Bytes of storage that the image takes: of a sparse file, those that were written.
     ///
     /// # Errors
@@ -142,6 +129,24 @@ pub fn free_space(directory: &Path) -> Result<Bytes, ImageError> {
     fs::statvfs(directory)
         .map(|stat| Bytes(stat.f_bavail.saturating_mul(stat.f_frsize)))
         .map_err(|errno| ImageError::io("ask for the free space of", directory, errno))
+}
+
+/// A new file of `size` bytes that are all holes.
+fn new_file(path: &Path, size: Bytes) -> Result<open::NewFile, ImageError> {
+    checked_capacity(path, size)?;
+    let new = open::NewFile::create(path)?;
+    set_size(&new, path, size)?;
+    Ok(new)
+}
+
+fn set_size(new: &open::NewFile, path: &Path, size: Bytes) -> Result<(), ImageError> {
+    fs::ftruncate(new.as_fd(), size.0).map_err(|errno| match errno {
+        rustix::io::Errno::FBIG | rustix::io::Errno::INVAL => ImageError::TooLarge {
+            path: path.to_owned(),
+            bytes: size.0,
+        },
+        errno => ImageError::io("extend", path, errno),
+    })
 }
 
 /// The capacity of a disk of `size` bytes.

@@ -72,11 +72,10 @@ fn what_was_written_counts_as_allocated() {
 }
 
 #[test]
-fn storage_that_was_set_aside_is_taken_and_reads_as_zeroes() {
+fn a_new_image_with_storage_takes_it_and_reads_as_zeroes() {
     let directory = directory();
     let path = directory.path().join("disk");
-    let image = Image::create(&path, Bytes(8 * MIB)).expect("created");
-    assert!(image.reserve().expect("set aside"));
+    let image = Image::create_with_storage(&path, Bytes(8 * MIB)).expect("created");
     assert!(image.allocated().expect("inspected").0 >= 8 * MIB);
     let content = fs::read(&path).expect("read");
     assert_eq!(content.len() as u64, 8 * MIB);

@@ -81,17 +81,13 @@ pub(crate) fn create_copy(
     size: Bytes,
     allocated: u64,
 ) -> Result<Image, ErrorBody> {
-    let image = create(disk, path, size)?;
     let full = allocated >= size.0 / 8 * 7;
     let folder = path.parent().unwrap_or(path);
     if full && check_space(node, disk, folder, size.0).is_ok() {
-        match image.reserve() {
-            Ok(true) => {}
-            Ok(false) => tracing::debug!(disk, "the file system sets no storage aside"),
-            Err(problem) => tracing::warn!(disk, "no storage is set aside: {problem}"),
-        }
+        Image::create_with_storage(path, size).map_err(|problem| error(disk, &problem))
+    } else {
+        create(disk, path, size)
     }
-    Ok(image)
 }
 
 /// Opens an image. Blocks.
