@@ -245,11 +245,16 @@ impl Engine {
 
     /// Asks the owner of this engine for a connection to the disk's owner, if one is needed.
     pub(super) fn ask_forward(&mut self) {
-        let departed = matches!(self.core.record().ownership, Ownership::Departed { .. });
-        let needed = self.clients > 0
-            || !self.waiting_clients.is_empty()
-            || self.core.requests_in_flight() > 0;
-        if departed && needed && self.forwarding.is_none() && !self.forward_asked {
+        let clients = self.clients > 0 || !self.waiting_clients.is_empty();
+        let needed = match self.core.record().ownership {
+            Ownership::Departed { .. } => clients || self.core.requests_in_flight() > 0,
+            // It was on its way back, which was called off: who stayed here is still elsewhere.
+            Ownership::Vacant => clients,
+            Ownership::Serving | Ownership::Accepted { .. } | Ownership::Relinquished { .. } => {
+                false
+            }
+        };
+        if needed && self.forwarding.is_none() && !self.forward_asked {
             self.forward_asked = true;
             self.tell(EngineEvent::ForwardDown);
         }

@@ -1,6 +1,7 @@
 //! Two engines and the connections between them.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -10,8 +11,10 @@ use godwit_block::engine::{EngineConfig, EngineEvent, InterfaceCounter, PeerStre
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::units::MigrationId;
+use godwit_core::wire::Message;
 use godwit_core::{MigrationOptions, StartError, Switchover};
 
+use crate::puppet::{ID, Puppet, frame, receive};
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
@@ -417,6 +420,37 @@ fn clients_of_a_disk_that_left_wait_for_its_owner() {
     client.send(READ, 0, 0, 512, &[]);
     a.handle.fail_forwarded();
     assert_eq!(client.receive(|_| 512).error, 108);
+}
+
+#[test]
+fn clients_of_a_disk_whose_return_was_called_off_wait_for_its_owner() {
+    let departed = AuthorityRecord {
+        epoch: AuthorityRecord::created().epoch.next(),
+        ownership: Ownership::Departed {
+            migration: MigrationId([9; 16]),
+        },
+    };
+    let engine = TestEngine::new("a", 4 * MIB, departed);
+    let _client = engine.attach(false);
+    engine.wait_for(|event| *event == EngineEvent::ForwardDown);
+    let (owner, ours) = tcp_pair();
+    engine.handle.forward(plain(ours));
+    let mut source = Puppet::source_of(&engine);
+    let prepare = Message::Prepare {
+        migration: ID,
+        epoch: departed.epoch.next(),
+    };
+    source.control.write_all(&frame(prepare)).expect("sent");
+    let prepared = receive(&mut source.control).0;
+    assert!(matches!(prepared, Message::Prepared { .. }), "{prepared:?}");
+    let abort = Message::Abort {
+        migration: ID,
+        reason: AbortReason::Cancelled,
+    };
+    source.control.write_all(&frame(abort)).expect("sent");
+    engine.wait_until(|snapshot| snapshot.record.ownership == Ownership::Vacant);
+    drop(owner);
+    engine.wait_for(|event| *event == EngineEvent::ForwardDown);
 }
 
 #[test]
