@@ -123,6 +123,10 @@ pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
                 .into_iter()
                 .collect(),
         ),
+        Obstacle::Bandwidth => (
+            "the guest's writes, which are not held back, take all the bandwidth",
+            bandwidth.into_iter().collect(),
+        ),
         Obstacle::Deadline => (
             "at this rate it will not be done by its deadline",
             ["give it more time with --deadline".to_owned()]
@@ -202,6 +206,11 @@ mod tests {
                 Obstacle::InterfaceBudget,
                 "other traffic",
                 &["--interface-budget (now 1.00 GiB/s)"],
+            ),
+            (
+                Obstacle::Bandwidth,
+                "the guest's writes",
+                &["--max-bandwidth (now 100 MiB/s)"],
             ),
             (
                 Obstacle::Deadline,

@@ -152,6 +152,8 @@ pub enum Obstacle {
     WriteRate,
     /// The rest of the interface's traffic leaves nothing of its budget.
     InterfaceBudget,
+    /// The guest's writes alone take the bandwidth that the migration may take.
+    Bandwidth,
     /// At this rate the deadline will be missed.
     Deadline,
 }
@@ -163,6 +165,7 @@ impl Obstacle {
             Self::Promise => "promise",
             Self::WriteRate => "write-rate",
             Self::InterfaceBudget => "interface-budget",
+            Self::Bandwidth => "bandwidth",
             Self::Deadline => "deadline",
         }
     }

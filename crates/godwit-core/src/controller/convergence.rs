@@ -15,6 +15,8 @@ pub(super) struct Achievement {
     pub(super) left: u64,
     /// Those of them that delayed writes have to bring.
     pub(super) delayed: u64,
+    /// Bytes of the guest's writes that were sent at once.
+    pub(super) double_writes: u64,
     /// Time spent in pauses.
     pub(super) paused: Duration,
 }
@@ -23,17 +25,20 @@ pub(super) struct Achievement {
 pub(super) struct Convergence {
     next: Time,
     last: Achievement,
+    /// Bytes per second that the migration may send, if that is limited.
+    bandwidth: Option<u64>,
     obstacle: Option<Obstacle>,
 }
 
 impl Convergence {
-    pub(super) fn new(now: Time) -> Self {
+    pub(super) fn new(now: Time, bandwidth: Option<u64>) -> Self {
         Self {
             next: now.after(PERIOD),
             last: Achievement {
                 left: u64::MAX,
                 ..Achievement::default()
             },
+            bandwidth,
             obstacle: None,
         }
     }
@@ -46,7 +51,7 @@ impl Convergence {
     pub(super) fn restart(&mut self, now: Time) {
         *self = Self {
             obstacle: self.obstacle,
-            ..Self::new(now)
+            ..Self::new(now, self.bandwidth)
         };
     }
 
@@ -87,12 +92,21 @@ impl Convergence {
             Some(Obstacle::InterfaceBudget)
         } else if current.delayed > last.delayed {
             Some(Obstacle::WriteRate)
+        } else if self.guest_takes_all(current.double_writes.saturating_sub(last.double_writes)) {
+            Some(Obstacle::Bandwidth)
         } else {
             Some(Obstacle::Promise)
         };
         let changed = obstacle != self.obstacle;
         self.obstacle = obstacle;
         changed.then_some(obstacle)
+    }
+
+    /// Whether what the guest wrote in a period leaves next to nothing of the bandwidth.
+    fn guest_takes_all(&self, double_writes: u64) -> bool {
+        self.bandwidth.is_some_and(|limit| {
+            u128::from(double_writes) * 10 >= u128::from(limit) * 9 * u128::from(PERIOD.as_secs())
+        })
     }
 }
 
@@ -116,6 +130,7 @@ mod tests {
             left,
             delayed,
             paused: Duration::from_secs(paused),
+            ..Achievement::default()
         };
         let reason = Some(PauseReason::GuestLatency);
         convergence.judge(at(seconds), current, reason, deadline)
@@ -123,7 +138,7 @@ mod tests {
 
     #[test]
     fn a_migration_that_stands_still_says_why_and_when_it_no_longer_does() {
-        let mut it = Convergence::new(at(0));
+        let mut it = Convergence::new(at(0), None);
         assert_eq!(judge(&mut it, 3, (PASS, 0, 0), None), None, "too early");
         assert_eq!(judge(&mut it, 5, (PASS, 0, 0), None), None);
         let stands = judge(&mut it, 10, (PASS, 0, 1), None);
@@ -139,8 +154,32 @@ mod tests {
     }
 
     #[test]
+    fn writes_that_take_all_the_bandwidth_are_an_obstacle_of_their_own() {
+        let stands = |bandwidth, written: u64| {
+            let mut it = Convergence::new(at(0), bandwidth);
+            for (second, double_writes) in [(5, 0), (10, written)] {
+                let current = Achievement {
+                    left: PASS,
+                    double_writes,
+                    ..Achievement::default()
+                };
+                it.judge(at(second), current, None, None);
+            }
+            it.obstacle()
+        };
+        const LIMIT: u64 = 4 << 20;
+        assert_eq!(
+            stands(Some(LIMIT), 5 * LIMIT),
+            Some(Obstacle::Bandwidth),
+            "as much as the migration may send in five seconds"
+        );
+        assert_eq!(stands(Some(LIMIT), 4 * LIMIT), Some(Obstacle::Promise));
+        assert_eq!(stands(None, 5 * LIMIT), Some(Obstacle::Promise));
+    }
+
+    #[test]
     fn a_deadline_that_will_be_missed_is_an_obstacle() {
-        let mut it = Convergence::new(at(0));
+        let mut it = Convergence::new(at(0), None);
         judge(&mut it, 5, (PASS, 0, 0), Some(at(30)));
         let slow = judge(&mut it, 10, (PASS / 10 * 9, 0, 0), Some(at(30)));
         assert_eq!(slow, Some(Some(Obstacle::Deadline)));

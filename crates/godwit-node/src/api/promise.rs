@@ -36,6 +36,8 @@ pub enum Obstacle {
     WriteRate,
     /// Other traffic leaves nothing of the interface's budget.
     InterfaceBudget,
+    /// The guest's writes alone take the bandwidth that the migration may take.
+    Bandwidth,
     /// At this rate the deadline will be missed.
     Deadline,
 }

@@ -162,6 +162,7 @@ pub(crate) fn promise(progress: &Progress) -> MigrationPromise {
             event::Obstacle::Promise => Obstacle::Promise,
             event::Obstacle::WriteRate => Obstacle::WriteRate,
             event::Obstacle::InterfaceBudget => Obstacle::InterfaceBudget,
+            event::Obstacle::Bandwidth => Obstacle::Bandwidth,
             event::Obstacle::Deadline => Obstacle::Deadline,
         }),
     }

@@ -263,7 +263,7 @@ impl Controller {
             watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
             tolerated: VecDeque::with_capacity(self.limits.requests as usize),
             orphan_acknowledgements: vec![0; self.limits.requests as usize].into_boxed_slice(),
-            convergence: Convergence::new(now),
+            convergence: Convergence::new(now, options.max_bandwidth),
             freeze_allowance: options
                 .sla
                 .map_or(FIRST_FREEZE, |target| target.limit.max(FIRST_FREEZE)),

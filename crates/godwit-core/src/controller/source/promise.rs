@@ -132,6 +132,7 @@ impl Source {
         let current = Achievement {
             left: self.bytes_left(),
             delayed: self.delayed.pending_bytes(),
+            double_writes: self.counters.double_write_sent,
             paused: self.paused_for(now),
         };
         let reason = self.pause.as_ref().map(|pause| pause.reason);
