@@ -13,14 +13,14 @@ use io_uring::{opcode, types};
 pub(crate) use self::outbox::{Frame, Keep, Outbox, Payload};
 use crate::memory::Staging;
 use crate::ring::{Ring, Token};
-use crate::tls::{Session, TlsError};
+use crate::tls::{self, Session, TlsError};
 
 /// Bytes that a stream reads ahead at most: headers, and data too short for an operation of its own.
 const STAGING: usize = 64 << 10;
 
 /// Bytes of a long payload that a socket gathers before it wakes whoever waits for them. Each time costs
-/// both sides: the sender's processor has to interrupt the receiver's.
-const GATHERED: usize = 512 << 10;
+/// both sides: the sender's processor has to interrupt the receiver's. As many as are received at a time.
+const GATHERED: usize = tls::INCOMING;
 
 /// A payload of which at least this much is missing is long.
 const LONG: usize = 64 << 10;

@@ -9,7 +9,7 @@ use super::records::Records;
 use crate::memory::Staging;
 
 /// Bytes of ciphertext received at a time.
-const INCOMING: usize = 512 << 10;
+pub(crate) const INCOMING: usize = 512 << 10;
 
 /// Bytes of ciphertext that wait to be sent at most: a turn's, and what the kernel left of the last.
 const OUTGOING: usize = 640 << 10;
