@@ -24,8 +24,9 @@ const SAMPLING: Duration = Controller::LINK_SAMPLING;
 const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Copies and delayed writes start at this rate and never go below the least.
-const FIRST_RATE: u64 = 32 << 20;
+/// Copies and delayed writes start at this rate, or at a quarter of what the interface may carry, and
+/// never go below the least. What is in flight is little at first, which a slow path is spared by.
+const FIRST_RATE: u64 = 256 << 20;
 const LEAST_RATE: u64 = 4 << 20;
 /// The least when nobody stated the promise: as much as the guest itself reads and writes, and never
 /// less than this. What no user asked for is not worth a migration without an end.
@@ -91,7 +92,10 @@ impl Governor {
         if options.sla.is_none() && options.interface_budget.is_none() {
             return None;
         }
-        let delayed = options.delayed_write_rate.unwrap_or(FIRST_RATE / 2);
+        let rate = options.interface_budget.map_or(FIRST_RATE, |budget| {
+            FIRST_RATE.min(budget / 4).max(LEAST_RATE)
+        });
+        let delayed = options.delayed_write_rate.unwrap_or(rate / 2);
         let bounds = [
             options.max_bandwidth,
             options.interface_budget,
@@ -118,10 +122,10 @@ impl Governor {
             recent_late: 0.0,
             recent_bytes: 0.0,
             hiccups: Hiccups::default(),
-            rate: FIRST_RATE,
+            rate,
             climb: Climb::new(),
             spent: 0,
-            budget: Pacer::new(FIRST_RATE, now),
+            budget: Pacer::new(rate, now),
             delayed: Pacer::new(delayed, now),
             flight: Flight::new(options),
             pause: SHORTEST_PAUSE,

@@ -3,8 +3,7 @@
 //!
 //! A guest that takes whatever the machine has, a closed loop, can only get less while its disk moves,
 //! however slowly that goes: its double writes alone cost what its writes did. It loses least when that
-//! is soon over, so it is owed a quarter of what it did, within the latency that it was promised. One
-//! that sets its own pace is owed all of it: where it has too little, the disk is in its way. One of
+//! is soon over, so it is owed a part of what it did, within the latency that it was promised. One that sets its own pace is owed all of it: where it has too little, the disk is in its way. One of
 //! which nobody knows is tried out: it is owed all of it, and a quarter for a while once it behaves like
 //! a closed loop.
 
@@ -25,10 +24,6 @@ const ENOUGH: f64 = 0.97;
 /// rate of requests but about once in a thousand windows.
 const SLACK: Duration = Duration::from_millis(15);
 const CHANCE: f64 = 100.0;
-
-/// The part of what it did before that a closed loop is owed. Where all share one machine and it is
-/// owed four times as much, the move takes 1.4 times as long, and it loses more in all.
-const OWED_TO_CLOSED_LOOP: f64 = 1.0 / 16.0;
 
 /// The part that a guest is owed which behaves like a closed loop.
 const OWED_ON_TRIAL: f64 = 0.25;
@@ -71,7 +66,7 @@ impl Owed {
     const fn part(self) -> f64 {
         match self {
             Self::All => 1.0,
-            Self::ClosedLoop => OWED_TO_CLOSED_LOOP,
+            Self::ClosedLoop => 1.0 / GuestLoad::CLOSED_LOOP_PART as f64,
             Self::OnTrial(_) => OWED_ON_TRIAL,
         }
     }

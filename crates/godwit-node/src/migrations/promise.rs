@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use godwit_block::engine::EngineHandle;
-use godwit_core::GuestLoad;
 use godwit_core::sla::LatencyTarget;
+use godwit_core::{Arrivals, GuestLoad};
 use tokio::sync::oneshot;
 
 use crate::api::{ErrorBody, ErrorCode};
@@ -19,8 +19,12 @@ const FEWEST_FOR_AUTOMATIC: u64 = 10_000;
 /// 99.99th percentile.
 const AUTOMATIC_ALLOWANCE: u32 = 100;
 
-/// The shortest latency that a migration promises by itself.
-const LEAST_LIMIT: Duration = Duration::from_millis(3);
+/// The shortest latency that a migration promises by itself: what a switchover alone may take.
+const LEAST_LIMIT: Duration = Duration::from_millis(4);
+
+/// A guest that takes all it can get has its latency for how much it gets: for that alone it is
+/// promised no more than this.
+const MOST_FOR_CLOSED_LOOP: Duration = Duration::from_millis(20);
 
 /// The shortest that it promises a guest whose latency is not known well.
 const IDLE_LIMIT: Duration = Duration::from_millis(10);
@@ -65,6 +69,20 @@ pub(crate) struct Measured {
     median: Duration,
     /// At the percentile that is to be promised.
     promised: Duration,
+}
+
+impl Measured {
+    /// How long a guest may wait that takes all it can get, because it gets less while its disk moves.
+    fn share(&self) -> Duration {
+        let takes_all = self
+            .load
+            .is_some_and(|load| load.arrivals == Arrivals::ClosedLoop);
+        if takes_all {
+            (self.median * GuestLoad::CLOSED_LOOP_PART).min(MOST_FOR_CLOSED_LOOP)
+        } else {
+            Duration::ZERO
+        }
+    }
 }
 
 /// What is promised, and what the user should know about it.
@@ -150,11 +168,12 @@ fn automatic(measured: Option<Measured>) -> LatencyTarget {
             let micros = measured.promised.as_micros() as u64;
             // With a quarter to spare, in steps of 0.1 ms.
             let limit = Duration::from_micros((micros * 5 / 4).next_multiple_of(100));
-            limit.max(if measured.requests < FEWEST_FOR_AUTOMATIC {
+            let least = if measured.requests < FEWEST_FOR_AUTOMATIC {
                 IDLE_LIMIT
             } else {
                 LEAST_LIMIT
-            })
+            };
+            limit.max(measured.share()).max(least)
         }
     };
     LatencyTarget {
@@ -199,11 +218,20 @@ mod tests {
     use super::*;
 
     fn guest(requests: u64, median_us: u64, promised_us: u64) -> Option<Measured> {
+        guest_with(Arrivals::OpenLoop, requests, median_us, promised_us)
+    }
+
+    fn guest_with(
+        arrivals: Arrivals,
+        requests: u64,
+        median_us: u64,
+        promised_us: u64,
+    ) -> Option<Measured> {
         Some(Measured {
             requests,
             load: Some(GuestLoad {
                 per_second: requests / 10,
-                arrivals: Arrivals::ClosedLoop,
+                arrivals,
             }),
             median: Duration::from_micros(median_us),
             promised: Duration::from_micros(promised_us),
@@ -224,14 +252,37 @@ mod tests {
             (None, "p99.99<10ms"),
             (guest(99, 50_000, 50_000), "p99.99<10ms"),
             (guest(9_999, 90, 200), "p99.99<10ms"),
-            (guest(10_000, 90, 200), "p99.99<3ms"),
+            (guest(10_000, 90, 200), "p99.99<4ms"),
             (guest(100, 9_000, 16_000), "p99.99<20ms"),
-            (guest(50_000, 90, 2400), "p99.99<3ms"),
+            (guest(50_000, 90, 3200), "p99.99<4ms"),
+            (guest(50_000, 90, 3201), "p99.99<4.1ms"),
             (guest(50_000, 90, 8061), "p99.99<10.1ms"),
         ] {
             let promise = settle("root", Asked::Auto, baseline).expect("a promise");
             assert_eq!(shown(&promise).as_deref(), Some(expected));
             assert!(promise.warnings.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_guest_that_takes_all_it_can_get_may_wait_for_its_share() {
+        let promised = |arrivals, median_us, promised_us| {
+            let guest = guest_with(arrivals, 50_000, median_us, promised_us);
+            shown(&settle("root", Asked::Auto, guest).expect("a promise"))
+        };
+        for (median_us, promised_us, expected) in [
+            (100, 2000, "p99.99<4ms"),
+            (450, 2000, "p99.99<7.2ms"),
+            (450, 8000, "p99.99<10ms"),
+            (2000, 3000, "p99.99<20ms"),
+            (2000, 30_000, "p99.99<37.5ms"),
+        ] {
+            let promise = promised(Arrivals::ClosedLoop, median_us, promised_us);
+            assert_eq!(promise.as_deref(), Some(expected));
+        }
+        for arrivals in [Arrivals::OpenLoop, Arrivals::Unknown] {
+            let promise = promised(arrivals, 450, 2000);
+            assert_eq!(promise.as_deref(), Some("p99.99<4ms"), "{arrivals:?}");
         }
     }
 

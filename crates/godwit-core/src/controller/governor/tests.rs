@@ -51,7 +51,7 @@ fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
     let mut governor = governor(|_| {});
     busy_periods(&mut governor, 1..=50, LIMIT / 4);
     let fast = governor.rate;
-    assert!(fast > FIRST_RATE * 10, "{fast}");
+    assert!(fast > LEAST_RATE * 80, "{fast}");
     for number in 51..=60 {
         period(&mut governor, number, LIMIT / 10 * 11);
     }
@@ -162,16 +162,17 @@ fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
             period(governor, number, worst);
         }
     };
+    governor.rate = LEAST_AUTOMATIC_RATE;
     pass(&mut governor, 10, LIMIT * 20);
     assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
     pass(&mut governor, 50, LIMIT / 4);
-    assert!(governor.rate > FIRST_RATE * 10, "{}", governor.rate);
+    assert!(governor.rate > LEAST_RATE * 80, "{}", governor.rate);
 }
 
 #[test]
 fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
     let mut governor = governor(|options| options.guest_load = unknown(20_000));
-    busy_periods(&mut governor, 1..=40, LIMIT / 10);
+    busy_periods(&mut governor, 1..=80, LIMIT / 10);
     // A period has 100 answers: half of what the guest did before.
     assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
 }
@@ -184,8 +185,8 @@ fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
         busy_periods(&mut governor, 100..=150, worst);
         governor.rate
     };
-    assert!(rate(LIMIT / 10) > FIRST_RATE * 100);
-    assert!(rate(LIMIT * 5) < FIRST_RATE * 2);
+    assert!(rate(LIMIT / 10) > LEAST_AUTOMATIC_RATE * 100);
+    assert!(rate(LIMIT * 5) < LEAST_AUTOMATIC_RATE * 2);
 }
 
 /// Periods in which the guest gets 75 quick answers and copies take so many bytes.
@@ -354,6 +355,15 @@ fn room_that_nobody_uses_is_not_asked_for() {
         period(&mut governor, number, LIMIT / 4);
     }
     assert_eq!(governor.rate, FIRST_RATE);
+}
+
+#[test]
+fn a_narrow_interface_does_not_get_more_at_first_than_it_may_carry() {
+    let first = |budget| governor(|options| options.interface_budget = budget).rate;
+    assert_eq!(first(None), FIRST_RATE);
+    assert_eq!(first(Some(4 << 30)), FIRST_RATE);
+    assert_eq!(first(Some(100 << 20)), 25 << 20);
+    assert_eq!(first(Some(1 << 20)), LEAST_RATE);
 }
 
 #[test]
