@@ -17,6 +17,9 @@ const FORGET: u32 = 50;
 /// done then, that was a moment's matter, or the rate a little too high.
 const BORNE: u32 = 50;
 
+/// A guest that lacks more than this leaves had other reasons, too.
+const LEAST_TRIED: f64 = 0.7;
+
 /// What is known of the rates that the guest bore and did not bear.
 #[derive(Debug)]
 pub(super) struct Climb {
@@ -65,16 +68,18 @@ impl Climb {
         self.again = None;
     }
 
-    /// This rate goes down until the guest has made up for what it lacked. One that it bore for a while
-    /// need not be looked for again: a little less will do, and still less when the guest goes on
-    /// lacking something.
-    pub(super) fn yielded_for_a_time(&mut self, rate: u64) {
+    /// This rate goes down until the guest has made up for what it lacked, this part of what it is owed.
+    /// One that it bore for a while need not be looked for again: a little less will do, and still less
+    /// when the guest goes on lacking something. Of any other rate the part that the guest did not lack
+    /// is tried, and a tenth less.
+    pub(super) fn yielded_for_a_time(&mut self, rate: u64, lacked: f64) {
         let again = match self.again {
-            Some(again) => Some(again / 10 * 7),
-            None => (self.calm >= BORNE).then_some(rate / 20 * 17),
+            Some(again) => again / 10 * 7,
+            None if self.calm >= BORNE => rate / 20 * 17,
+            None => (rate as f64 * (1.0 - lacked).max(LEAST_TRIED)) as u64 / 10 * 9,
         };
         self.yielded(rate);
-        self.again = again;
+        self.again = Some(again);
     }
 
     /// The guest has made up for what it lacked: the rate to go on with, if one is known.

@@ -315,7 +315,7 @@ impl Governor {
         if !self.creeps() && shortage.copied > 0 {
             // Far below what they might have taken, copies are not what the guest was short of.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
-            self.climb.yielded_for_a_time(took);
+            self.climb.yielded_for_a_time(took, shortage.lacked);
             let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT, MOST_KEPT);
             self.rate = (took as f64 * keep) as u64;
         }

@@ -15,8 +15,13 @@ use crate::units::Time;
 /// How long answers are counted before they are judged.
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// Less than this part of what it did before is too little.
+/// Less than this part of what it did before is too little; of one that sets its own pace, which hardly
+/// does less by chance, this part.
 const ENOUGH: f64 = 0.97;
+const ENOUGH_AT_A_PACE: f64 = 0.98;
+
+/// More than this part of what it did before: it makes up for what it missed.
+const CATCHING_UP: f64 = 1.02;
 
 /// A guest is short once it has missed what it did before in this time, and so many requests more. One
 /// that was held up for a moment asks later for what it could not ask for then; and however steady it
@@ -100,8 +105,11 @@ pub(super) struct Throughput {
     window_began: Time,
     /// When answers were last counted.
     counted_at: Time,
-    /// Requests that it has missed and not made up for, of those that would have been enough.
+    /// Requests that it has missed and not made up for, of those that would have been enough. A finding
+    /// forgets a part of them.
     missed: f64,
+    /// The same, with what findings forgot.
+    debt: f64,
     /// Requests since it last had missed none, or was found short: those it is owed, and its own.
     due: f64,
     done: f64,
@@ -128,9 +136,18 @@ impl Throughput {
             window_began: now,
             counted_at: now,
             missed: 0.0,
+            debt: 0.0,
             due: 0.0,
             done: 0.0,
             short_since: None,
+        }
+    }
+
+    /// The part of what it is owed that is enough.
+    const fn enough(&self) -> f64 {
+        match self.arrivals {
+            Arrivals::OpenLoop => ENOUGH_AT_A_PACE,
+            Arrivals::ClosedLoop | Arrivals::Unknown => ENOUGH,
         }
     }
 
@@ -175,7 +192,7 @@ impl Throughput {
         self.window_began = now;
         self.average += (done / seconds - self.average) * WEIGHT;
         let due = self.reference * self.owed.part() * seconds;
-        let lacks = done < due * ENOUGH;
+        let lacks = done < due * self.enough();
         self.add(due, done);
         let short = self.reference * self.owed.part() * SLACK.as_secs_f64() + CHANCE;
         // Where a link or a pause holds copies back, the guest may wait for that, too.
@@ -199,8 +216,11 @@ impl Throughput {
             }
             _ => {}
         }
-        if self.missed < short / 2.0 {
-            self.short_since = None;
+        // One that has enough and does not ask for more will not make up for anything.
+        let catches_up = lacks || done > due * CATCHING_UP;
+        let owes = self.is_short() && catches_up && self.debt >= short / 8.0;
+        if self.missed < short / 2.0 && !owes {
+            (self.short_since, self.debt) = (None, 0.0);
             return None;
         }
         let since = *self.short_since.get_or_insert(now);
@@ -229,7 +249,9 @@ impl Throughput {
         }
         self.due += due;
         self.done += done;
-        self.missed = (self.missed + due * ENOUGH - done).max(0.0);
+        let missed = due * self.enough() - done;
+        self.missed = (self.missed + missed).max(0.0);
+        self.debt = (self.debt + missed).max(0.0);
     }
 
     /// The guest is owed this of what it did before, and has missed none of it yet.
@@ -237,6 +259,7 @@ impl Throughput {
         self.owed = owed;
         self.against = 0;
         self.missed = 0.0;
+        self.debt = 0.0;
         self.short_since = None;
     }
 }
@@ -291,6 +314,29 @@ mod tests {
             assert_eq!(short(&mut it, number * 3 + 1, 1, 12_000), 0);
             assert_eq!(short(&mut it, number * 3 + 2, 1, 10_000), 0);
             assert!(!it.is_short());
+        }
+    }
+
+    #[test]
+    fn a_guest_is_short_until_it_has_made_up_for_all_that_it_missed() {
+        let mut it = guest(10_000, Arrivals::OpenLoop);
+        assert_eq!(short(&mut it, 0, 4, 8_000), 3, "720 are missed");
+        for window in 4..7 {
+            assert_eq!(short(&mut it, window, 1, 12_000), 0);
+            assert!(it.is_short(), "window {window}");
+        }
+        assert_eq!(short(&mut it, 7, 1, 12_000), 0);
+        assert!(!it.is_short());
+        assert_eq!(short(&mut it, 8, 4, 8_000), 3);
+        assert_eq!(short(&mut it, 12, 1, 10_000), 0);
+        assert!(!it.is_short(), "it does not make up for anything");
+    }
+
+    #[test]
+    fn a_guest_that_sets_its_own_pace_is_short_of_less() {
+        for (arrivals, expected) in [(Arrivals::OpenLoop, true), (Arrivals::Unknown, false)] {
+            let mut it = guest(10_000, arrivals);
+            assert_eq!(short(&mut it, 0, 40, 9_720) > 0, expected, "{arrivals:?}");
         }
     }
 
