@@ -47,8 +47,10 @@ fn a_machine_whose_memory_is_lost_on_the_way_ends_and_says_so() {
     let guest = NodeGuest::start(&cluster, "a", 1, DISK_MIB, &load).unwrap();
     let source = a.godwit(&["vm", "show", VM]).json().unwrap()["pid"].to_string();
     let show = || b.godwit(&["vm", "show", VM]).json().ok();
+    // Slow enough for its memory to be on the way still when the source is gone.
+    let options = ["--memory", "post-copy", "--max-bandwidth", "32M"];
     let failure = std::thread::scope(|scope| {
-        let moves = scope.spawn(|| guest.try_migrate(a, "b", &["--memory", "post-copy"]));
+        let moves = scope.spawn(|| guest.try_migrate(a, "b", &options));
         wait_for(PATIENCE, || (show()?["state"] == "running").then_some(())).unwrap();
         let killed = Command::new("kill").args(["-KILL", &source]).status();
         assert!(killed.unwrap().success(), "the source has to be there");
