@@ -3,9 +3,10 @@
 //!
 //! A guest that takes whatever the machine has, a closed loop, can only get less while its disk moves,
 //! however slowly that goes: its double writes alone cost what its writes did. It loses least when that
-//! is soon over, so it is owed a part of what it did, within the latency that it was promised. One that sets its own pace is owed all of it: where it has too little, the disk is in its way. One of
-//! which nobody knows is tried out: it is owed all of it, and a quarter for a while once it behaves like
-//! a closed loop.
+//! is soon over, so it is owed a part of what it did, within the latency that it was promised. One that
+//! sets its own pace is owed all of it: where it has too little, the disk is in its way. One of which
+//! nobody knows is tried out: it is owed all of it, and a quarter for a while once it behaves like a
+//! closed loop.
 
 use core::time::Duration;
 
@@ -236,7 +237,8 @@ impl Throughput {
             (self.missed, self.due, self.done) = (short / 2.0, 0.0, 0.0);
         }
         if now.since(since) >= PATIENCE {
-            self.reference = self.average;
+            // One that catches up does more than it is going to.
+            self.reference = self.reference.min(self.average);
             self.owe(Owed::All);
         }
         finding
@@ -330,6 +332,16 @@ mod tests {
         assert_eq!(short(&mut it, 8, 4, 8_000), 3);
         assert_eq!(short(&mut it, 12, 1, 10_000), 0);
         assert!(!it.is_short(), "it does not make up for anything");
+    }
+
+    #[test]
+    fn a_guest_that_catches_up_for_long_is_not_owed_more_afterwards() {
+        let mut it = guest(10_000, Arrivals::OpenLoop);
+        assert!(short(&mut it, 0, 20, 5_000) > 0);
+        assert_eq!(short(&mut it, 20, 60, 11_000), 0);
+        assert_eq!(short(&mut it, 80, 60, 10_000), 0);
+        assert!(!it.is_short());
+        assert!(short(&mut it, 140, 10, 9_000) > 0, "it is owed as much");
     }
 
     #[test]

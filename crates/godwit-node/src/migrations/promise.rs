@@ -19,8 +19,9 @@ const FEWEST_FOR_AUTOMATIC: u64 = 10_000;
 /// 99.99th percentile.
 const AUTOMATIC_ALLOWANCE: u32 = 100;
 
-/// The shortest latency that a migration promises by itself: what a switchover alone may take.
-const LEAST_LIMIT: Duration = Duration::from_millis(4);
+/// The shortest latency that a migration promises by itself. A longer one lets so much be in flight that a
+/// guest which hardly gets what it needs loses a part of it.
+const LEAST_LIMIT: Duration = Duration::from_millis(3);
 
 /// A guest that takes all it can get has its latency for how much it gets: for that alone it is
 /// promised no more than this.
@@ -165,15 +166,15 @@ fn automatic(measured: Option<Measured>) -> LatencyTarget {
     let limit = match measured {
         None => IDLE_LIMIT,
         Some(measured) => {
-            let micros = measured.promised.as_micros() as u64;
             // With a quarter to spare, in steps of 0.1 ms.
-            let limit = Duration::from_micros((micros * 5 / 4).next_multiple_of(100));
+            let limit = (measured.promised * 5 / 4).max(measured.share());
+            let limit = Duration::from_micros((limit.as_micros() as u64).next_multiple_of(100));
             let least = if measured.requests < FEWEST_FOR_AUTOMATIC {
                 IDLE_LIMIT
             } else {
                 LEAST_LIMIT
             };
-            limit.max(measured.share()).max(least)
+            limit.max(least)
         }
     };
     LatencyTarget {
@@ -252,10 +253,10 @@ mod tests {
             (None, "p99.99<10ms"),
             (guest(99, 50_000, 50_000), "p99.99<10ms"),
             (guest(9_999, 90, 200), "p99.99<10ms"),
-            (guest(10_000, 90, 200), "p99.99<4ms"),
+            (guest(10_000, 90, 200), "p99.99<3ms"),
             (guest(100, 9_000, 16_000), "p99.99<20ms"),
-            (guest(50_000, 90, 3200), "p99.99<4ms"),
-            (guest(50_000, 90, 3201), "p99.99<4.1ms"),
+            (guest(50_000, 90, 2400), "p99.99<3ms"),
+            (guest(50_000, 90, 2401), "p99.99<3.1ms"),
             (guest(50_000, 90, 8061), "p99.99<10.1ms"),
         ] {
             let promise = settle("root", Asked::Auto, baseline).expect("a promise");
@@ -271,8 +272,8 @@ mod tests {
             shown(&settle("root", Asked::Auto, guest).expect("a promise"))
         };
         for (median_us, promised_us, expected) in [
-            (100, 2000, "p99.99<4ms"),
-            (450, 2000, "p99.99<7.2ms"),
+            (100, 2000, "p99.99<3ms"),
+            (449, 2000, "p99.99<7.2ms"),
             (450, 8000, "p99.99<10ms"),
             (2000, 3000, "p99.99<20ms"),
             (2000, 30_000, "p99.99<37.5ms"),
@@ -282,7 +283,7 @@ mod tests {
         }
         for arrivals in [Arrivals::OpenLoop, Arrivals::Unknown] {
             let promise = promised(arrivals, 450, 2000);
-            assert_eq!(promise.as_deref(), Some("p99.99<4ms"), "{arrivals:?}");
+            assert_eq!(promise.as_deref(), Some("p99.99<3ms"), "{arrivals:?}");
         }
     }
 
