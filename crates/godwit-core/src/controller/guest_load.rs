@@ -10,10 +10,10 @@ pub struct GuestLoad {
 }
 
 impl GuestLoad {
-    /// A closed loop is owed one of so many parts of what it did, so one of its requests may take so many
-    /// times as long. Where all share one machine and it is owed four times as much, the move takes 1.4 times as
-    /// long, and it loses more in all.
-    pub const CLOSED_LOOP_PART: u32 = 16;
+    /// A closed loop is owed one of so many parts of what it did, so one of its requests may take so
+    /// many times as long. Where all share one machine and it is owed four times as much, the move takes
+    /// 1.4 times as long, and it loses more in all.
+    pub const CLOSED_LOOP_PARTS: u32 = 16;
 }
 
 /// What decides when a guest makes its next request.

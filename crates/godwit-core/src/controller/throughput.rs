@@ -72,7 +72,7 @@ impl Owed {
     const fn part(self) -> f64 {
         match self {
             Self::All => 1.0,
-            Self::ClosedLoop => 1.0 / GuestLoad::CLOSED_LOOP_PART as f64,
+            Self::ClosedLoop => 1.0 / GuestLoad::CLOSED_LOOP_PARTS as f64,
             Self::OnTrial(_) => OWED_ON_TRIAL,
         }
     }
@@ -106,11 +106,11 @@ pub(super) struct Throughput {
     window_began: Time,
     /// When answers were last counted.
     counted_at: Time,
-    /// Requests that it has missed and not made up for, of those that would have been enough. A finding
-    /// forgets a part of them.
+    /// Requests that it has missed and not made up for, of those that would have been enough, but for
+    /// those that it was found short of already.
     missed: f64,
-    /// The same, with what findings forgot.
-    debt: f64,
+    /// Those, as long as it seems to make up for them.
+    found: f64,
     /// Requests since it last had missed none, or was found short: those it is owed, and its own.
     due: f64,
     done: f64,
@@ -137,7 +137,7 @@ impl Throughput {
             window_began: now,
             counted_at: now,
             missed: 0.0,
-            debt: 0.0,
+            found: 0.0,
             due: 0.0,
             done: 0.0,
             short_since: None,
@@ -159,7 +159,12 @@ impl Throughput {
 
     /// The guest has missed something, and has not made up for it yet.
     pub(super) const fn lags(&self) -> bool {
-        self.missed > 0.0
+        self.owing() > 0.0
+    }
+
+    /// Requests that it has missed and not made up for.
+    const fn owing(&self) -> f64 {
+        self.missed + self.found
     }
 
     /// Neither a request was answered since the last count nor a chunk: that time does not count. Both
@@ -219,9 +224,9 @@ impl Throughput {
         }
         // One that has enough and does not ask for more will not make up for anything.
         let catches_up = lacks || done > due * CATCHING_UP;
-        let owes = self.is_short() && catches_up && self.debt >= short / 8.0;
-        if self.missed < short / 2.0 && !owes {
-            (self.short_since, self.debt) = (None, 0.0);
+        let makes_up = self.is_short() && catches_up && self.owing() >= short / 8.0;
+        if self.missed < short / 2.0 && !makes_up {
+            (self.short_since, self.found) = (None, 0.0);
             return None;
         }
         let since = *self.short_since.get_or_insert(now);
@@ -234,6 +239,7 @@ impl Throughput {
         });
         if finding.is_some() {
             // What changes with that has to show before more follows.
+            self.found += self.missed - short / 2.0;
             (self.missed, self.due, self.done) = (short / 2.0, 0.0, 0.0);
         }
         if now.since(since) >= PATIENCE {
@@ -251,9 +257,9 @@ impl Throughput {
         }
         self.due += due;
         self.done += done;
-        let missed = due * self.enough() - done;
-        self.missed = (self.missed + missed).max(0.0);
-        self.debt = (self.debt + missed).max(0.0);
+        let missed = self.missed + due * self.enough() - done;
+        self.missed = missed.max(0.0);
+        self.found = (self.found + missed.min(0.0)).max(0.0);
     }
 
     /// The guest is owed this of what it did before, and has missed none of it yet.
@@ -261,7 +267,7 @@ impl Throughput {
         self.owed = owed;
         self.against = 0;
         self.missed = 0.0;
-        self.debt = 0.0;
+        self.found = 0.0;
         self.short_since = None;
     }
 }
@@ -325,13 +331,23 @@ mod tests {
         assert_eq!(short(&mut it, 0, 4, 8_000), 3, "720 are missed");
         for window in 4..7 {
             assert_eq!(short(&mut it, window, 1, 12_000), 0);
-            assert!(it.is_short(), "window {window}");
+            assert!(it.is_short() && it.lags(), "window {window}");
         }
         assert_eq!(short(&mut it, 7, 1, 12_000), 0);
-        assert!(!it.is_short());
+        assert!(!it.is_short() && !it.lags());
         assert_eq!(short(&mut it, 8, 4, 8_000), 3);
         assert_eq!(short(&mut it, 12, 1, 10_000), 0);
         assert!(!it.is_short(), "it does not make up for anything");
+    }
+
+    #[test]
+    fn what_a_guest_missed_before_it_was_short_is_made_up_for_too() {
+        let mut it = guest(10_000, Arrivals::OpenLoop);
+        assert_eq!(short(&mut it, 0, 1, 9_000), 0);
+        assert!(!it.is_short(), "80 are not many");
+        assert_eq!(short(&mut it, 1, 1, 8_000), 1, "260 are missed");
+        assert_eq!(short(&mut it, 2, 1, 12_000), 0);
+        assert!(it.is_short(), "40 are left");
     }
 
     #[test]

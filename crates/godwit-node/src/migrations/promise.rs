@@ -19,12 +19,12 @@ const FEWEST_FOR_AUTOMATIC: u64 = 10_000;
 /// 99.99th percentile.
 const AUTOMATIC_ALLOWANCE: u32 = 100;
 
-/// The shortest latency that a migration promises by itself. A longer one lets so much be in flight that a
-/// guest which hardly gets what it needs loses a part of it.
+/// The shortest latency that a migration promises by itself. A longer one lets so much be in flight
+/// that a guest which hardly gets what it needs loses a part of it.
 const LEAST_LIMIT: Duration = Duration::from_millis(3);
 
-/// A guest that takes all it can get has its latency for how much it gets: for that alone it is
-/// promised no more than this.
+/// The longest that it promises a guest that takes all it can get, only because such a guest gets less
+/// while its disk moves.
 const MOST_FOR_CLOSED_LOOP: Duration = Duration::from_millis(20);
 
 /// The shortest that it promises a guest whose latency is not known well.
@@ -79,7 +79,7 @@ impl Measured {
             .load
             .is_some_and(|load| load.arrivals == Arrivals::ClosedLoop);
         if takes_all {
-            (self.median * GuestLoad::CLOSED_LOOP_PART).min(MOST_FOR_CLOSED_LOOP)
+            (self.median * GuestLoad::CLOSED_LOOP_PARTS).min(MOST_FOR_CLOSED_LOOP)
         } else {
             Duration::ZERO
         }

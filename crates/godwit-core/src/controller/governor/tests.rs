@@ -358,7 +358,7 @@ fn room_that_nobody_uses_is_not_asked_for() {
 }
 
 #[test]
-fn a_narrow_interface_does_not_get_more_at_first_than_it_may_carry() {
+fn copies_begin_at_a_quarter_of_what_a_narrow_interface_may_carry_or_at_the_least() {
     let first = |budget| governor(|options| options.interface_budget = budget).rate;
     assert_eq!(first(None), FIRST_RATE);
     assert_eq!(first(Some(4 << 30)), FIRST_RATE);
