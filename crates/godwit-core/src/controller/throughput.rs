@@ -338,6 +338,8 @@ mod tests {
         assert_eq!(short(&mut it, 8, 4, 8_000), 3);
         assert_eq!(short(&mut it, 12, 1, 10_000), 0);
         assert!(!it.is_short(), "it does not make up for anything");
+        assert_eq!(short(&mut it, 13, 8, 10_000), 0);
+        assert!(!it.lags(), "nor is it waited for");
     }
 
     #[test]
