@@ -71,21 +71,24 @@ pub(crate) trait Moving: Debug {
     fn close(&mut self) -> io::Result<()>;
 }
 
+/// Godwit, in each way that is held against the targets.
+pub(super) const GODWITS: [Godwit; 2] = [
+    Godwit {
+        name: "godwit",
+        options: &["--policy", "double-write", "--sla", "auto"],
+        in_quick: true,
+    },
+    // Who states a promise that leaves room, and so takes time before throughput.
+    Godwit {
+        name: "godwit-20ms",
+        options: &["--policy", "double-write", "--sla", "p99.9<20ms"],
+        in_quick: false,
+    },
+];
+
 /// All movers, in the order of the report.
 pub(crate) fn all() -> Vec<Box<dyn Mover>> {
-    let mut all: Vec<Box<dyn Mover>> = vec![
-        Box::new(Godwit {
-            name: "godwit",
-            options: &["--policy", "double-write", "--sla", "auto"],
-            in_quick: true,
-        }),
-        // Who states a promise that leaves room, and so takes time before throughput.
-        Box::new(Godwit {
-            name: "godwit-20ms",
-            options: &["--policy", "double-write", "--sla", "p99.9<20ms"],
-            in_quick: false,
-        }),
-    ];
+    let mut all: Vec<Box<dyn Mover>> = Vec::from(GODWITS.map(|godwit| Box::new(godwit) as _));
     for encrypted in [false, true] {
         for mode in [
             CopyMode::Background,

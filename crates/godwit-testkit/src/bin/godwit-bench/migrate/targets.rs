@@ -1,5 +1,6 @@
 //! What the scene `migrate` must show.
 
+use super::mover::GODWITS;
 use crate::report::Migrate;
 use crate::targets::Target;
 
@@ -12,9 +13,8 @@ const GROWN: f64 = 1.5;
 
 const NOT_CONVERGED: &str = "godwit did not converge";
 
-/// Godwit with the promise that it makes by itself, and with one that leaves room.
-const GODWIT: &str = "godwit";
-const GODWITS: [&str; 2] = [GODWIT, "godwit-20ms"];
+/// Godwit with the promise that it makes by itself: the first of [`GODWITS`].
+const GODWIT: &str = GODWITS[0].name;
 const BACKGROUND: &str = "qemu-background";
 const WRITE_BLOCKING: &str = "qemu-write-blocking";
 const PEERS: [&str; 3] = [BACKGROUND, WRITE_BLOCKING, "qemu-proxmox"];
@@ -23,7 +23,7 @@ const PEERS: [&str; 3] = [BACKGROUND, WRITE_BLOCKING, "qemu-proxmox"];
 pub(crate) fn of(cells: &[Migrate]) -> Vec<Target> {
     let ours = cells
         .iter()
-        .filter(|cell| GODWITS.contains(&cell.mover.as_str()));
+        .filter(|cell| GODWITS.iter().any(|godwit| cell.mover == godwit.name));
     ours.flat_map(|ours| of_case(ours, cells)).collect()
 }
 
