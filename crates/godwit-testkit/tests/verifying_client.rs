@@ -38,8 +38,10 @@ fn serve(model: &Model) -> Server {
 
 fn nbdkit(socket: &Path, image: &Path) -> Process {
     let mut command = Command::new("nbdkit");
+    // One request after the other: a read of the page cache that races with a write may see a part of a
+    // sector before it and the rest after it, which no disk does and the client rightly reports.
     command
-        .args(["-f", "-U"])
+        .args(["-f", "--filter", "noparallel", "-U"])
         .arg(socket)
         .arg("file")
         .arg(image);
