@@ -71,13 +71,16 @@ pub(crate) trait Moving: Debug {
     fn close(&mut self) -> io::Result<()>;
 }
 
+/// Godwit with the promise that it makes by itself.
+pub(super) const AUTO: Godwit = Godwit {
+    name: "godwit",
+    options: &["--policy", "double-write", "--sla", "auto"],
+    in_quick: true,
+};
+
 /// Godwit, in each way that is held against the targets.
 pub(super) const GODWITS: [Godwit; 2] = [
-    Godwit {
-        name: "godwit",
-        options: &["--policy", "double-write", "--sla", "auto"],
-        in_quick: true,
-    },
+    AUTO,
     // Who states a promise that leaves room, and so takes time before throughput.
     Godwit {
         name: "godwit-20ms",

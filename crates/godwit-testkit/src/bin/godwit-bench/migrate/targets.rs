@@ -1,6 +1,6 @@
 //! What the scene `migrate` must show.
 
-use super::mover::GODWITS;
+use super::mover::{AUTO, GODWITS};
 use crate::report::Migrate;
 use crate::targets::Target;
 
@@ -13,8 +13,7 @@ const GROWN: f64 = 1.5;
 
 const NOT_CONVERGED: &str = "godwit did not converge";
 
-/// Godwit with the promise that it makes by itself: the first of [`GODWITS`].
-const GODWIT: &str = GODWITS[0].name;
+const GODWIT: &str = AUTO.name;
 const BACKGROUND: &str = "qemu-background";
 const WRITE_BLOCKING: &str = "qemu-write-blocking";
 const PEERS: [&str; 3] = [BACKGROUND, WRITE_BLOCKING, "qemu-proxmox"];
