@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use godwit_core::wire::Features;
+
 use crate::names;
 use crate::run::NodeError;
 
@@ -20,6 +22,9 @@ pub struct NodeConfig {
     pub tls: Option<TlsFiles>,
     /// Plain TCP between nodes; refused unless every address is on loopback.
     pub insecure_loopback: bool,
+    /// Do not encrypt what is in disks and machines' memory on the way to nodes that are told the
+    /// same. Who they are is proven, and migrations are controlled, over mutual TLS nevertheless.
+    pub unencrypted_data: bool,
     /// Where the API is served over mutual TLS, besides its unix socket.
     pub api_listen: Option<SocketAddr>,
     /// Where NBD clients connect over TCP, besides the unix socket. TLS with client certificates
@@ -52,6 +57,15 @@ pub struct PeerConfig {
 }
 
 impl NodeConfig {
+    /// The optional parts of the protocol that it wants.
+    pub(crate) fn features(&self) -> Features {
+        if self.unencrypted_data {
+            Features::CLEAR_DATA
+        } else {
+            Features::default()
+        }
+    }
+
     /// The unix socket of the API.
     pub fn api_socket(&self) -> PathBuf {
         self.data_dir.join("godwit.sock")
@@ -125,6 +139,11 @@ impl NodeConfig {
                     "--insecure-loopback turns certificates off: leave out one of them",
                 ));
             }
+            (None, true) if self.unencrypted_data => {
+                return wrong(String::from(
+                    "--insecure-loopback encrypts nothing anyway: leave out --unencrypted-data",
+                ));
+            }
             (None, true) if !self.listen.ip().is_loopback() => {
                 return wrong(format!(
                     "--insecure-loopback allows loopback addresses only, and --listen is {}",
@@ -161,6 +180,7 @@ mod tests {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             tls: None,
             insecure_loopback: true,
+            unencrypted_data: false,
             api_listen: None,
             nbd_listen: None,
             nbd_plain: false,

@@ -108,6 +108,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         .await
         .map_err(|error| NodeError::Store(error.to_string()))?
         .map_err(|error| NodeError::Store(error.to_string()))?;
+    let features = config.features();
     Ok(Arc::new(Node {
         config,
         started_at: clock::now_text(),
@@ -117,7 +118,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         gatherings: migrations::incoming::Gatherings::default(),
         vms: crate::vms::Vms::default(),
         jobs: crate::disks::jobs::Jobs::default(),
-        dialer: Dialer { tls },
+        dialer: Dialer { tls, features },
         peer_health: peers::probe::PeerHealth::default(),
         owners: watch::Sender::new(()),
         vm_migrations: Default::default(),

@@ -42,7 +42,7 @@ fn offer_and_leave(stream: &mut dyn Stream) {
     let hello = Hello {
         min_version: PROTOCOL_VERSION,
         max_version: PROTOCOL_VERSION,
-        features: Features::SUPPORTED,
+        features: Features::default(),
         class: TrafficClass::Control,
         purpose: Purpose::Migrate,
         migration: MigrationId([7; 16]),

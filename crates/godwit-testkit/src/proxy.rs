@@ -59,6 +59,8 @@ struct State {
     /// When the narrow link is free again, there and back.
     free_at: [Instant; 2],
     passed: u64,
+    /// What is looked for in each piece that passes, and whether it was there.
+    watched: Vec<(Vec<u8>, bool)>,
     random: Random,
     stopping: bool,
 }
@@ -81,6 +83,7 @@ impl Proxy {
                 next: 0,
                 free_at: [Instant::now(); 2],
                 passed: 0,
+                watched: Vec::new(),
                 random: Random::new(seed),
                 stopping: false,
             }),
@@ -125,6 +128,22 @@ impl Proxy {
     /// Bytes that passed so far, both directions together.
     pub fn passed(&self) -> u64 {
         self.shared.lock().passed
+    }
+
+    /// Looks for these bytes in all that passes from now on. What lies across the end of a piece is
+    /// not found: look for something that passes often.
+    pub fn watch_for(&self, bytes: &[u8]) {
+        assert!(!bytes.is_empty(), "there is nothing to look for");
+        self.shared.lock().watched.push((bytes.to_vec(), false));
+    }
+
+    /// Whether bytes that are looked for have passed.
+    pub fn has_seen(&self, bytes: &[u8]) -> bool {
+        let state = self.shared.lock();
+        state
+            .watched
+            .iter()
+            .any(|(what, seen)| *seen && what == bytes)
     }
 
     /// Connections that are open.
@@ -257,6 +276,9 @@ impl Shared {
             let now = piece.len().min(left as usize);
             state.cut_after = state.cut_after.map(|left| left - now as u64);
             state.passed += now as u64;
+            for (what, seen) in &mut state.watched {
+                *seen |= piece[..now].windows(what.len()).any(|part| part == what);
+            }
             drop(state);
             to.write_all(&piece[..now])?;
             if now < piece.len() {
@@ -326,6 +348,16 @@ mod tests {
         assert_eq!(there_and_back(&mut client, b"late").unwrap(), b"late");
         assert!(started.elapsed() >= Duration::from_millis(80));
         assert_eq!(proxy.passed(), 18);
+    }
+
+    #[test]
+    fn what_passes_can_be_looked_for() {
+        let (proxy, mut client) = echo();
+        proxy.watch_for(b"needle");
+        there_and_back(&mut client, b"a haystack with a needl").unwrap();
+        assert!(!proxy.has_seen(b"needle"));
+        there_and_back(&mut client, b"and one with a needle in it").unwrap();
+        assert!(proxy.has_seen(b"needle") && !proxy.has_seen(b"haystack"));
     }
 
     #[test]

@@ -165,6 +165,16 @@ impl Session {
         more || self.unsent() > 0
     }
 
+    /// Whether nothing waits: all that came was read, and all that was written has been sent. False
+    /// where rustls does not tell.
+    pub fn is_drained(&self) -> bool {
+        let read = match &self.codec {
+            Codec::Records(records) => !records.has_plaintext(),
+            Codec::Library(_) => false,
+        };
+        read && self.incoming.data().is_empty() && !self.wants_send()
+    }
+
     /// Bytes of ciphertext that the kernel has not taken yet.
     pub(crate) fn unsent(&self) -> usize {
         self.outgoing.pending().1

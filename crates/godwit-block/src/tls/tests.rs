@@ -484,3 +484,23 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_session_is_drained_when_nothing_waits_on_either_way() {
+    let (mut client, mut server) = pair(TlsSettings::shared());
+    // The server's tickets wait to be read.
+    assert!(server.is_drained() && !client.is_drained());
+    assert_eq!(client.write(b"hello").expect("to encrypt"), 5);
+    assert!(!client.is_drained(), "it has something to send");
+    let count = pour(client.to_send().expect("ciphertext"), server.room_mut());
+    client.sent(count);
+    server.received(count);
+    assert!(!server.is_drained(), "it has something to read");
+    let mut part = [0; 2];
+    assert_eq!(server.read(&mut part).expect("plaintext"), 2);
+    assert!(!server.is_drained(), "it has read some of it");
+    assert_eq!(read_all(&mut server, 16).expect("plaintext"), b"llo");
+    assert!(server.is_drained());
+    assert_eq!(read_all(&mut client, 16).expect("tickets"), b"");
+    assert!(client.is_drained());
+}

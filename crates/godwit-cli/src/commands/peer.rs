@@ -27,7 +27,13 @@ pub(crate) async fn run(
 fn row(peer: &Peer) -> [String; 3] {
     let status = match (&peer.error, peer.protocol_version) {
         (Some(error), _) => error.message.clone(),
-        (None, Some(version)) if peer.reachable => format!("answers, protocol {version}"),
+        (None, Some(version)) if peer.reachable => {
+            let data = match peer.data_encrypted {
+                Some(false) => ", data unencrypted",
+                Some(true) | None => "",
+            };
+            format!("answers, protocol {version}{data}")
+        }
         (None, _) if peer.reachable => "answers".to_owned(),
         (None, _) => "does not answer".to_owned(),
     };

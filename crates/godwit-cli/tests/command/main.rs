@@ -315,17 +315,23 @@ fn peers_are_listed_with_what_is_wrong() {
         address: format!("{name}:7001"),
         reachable: error.is_none(),
         protocol_version: error.is_none().then_some(1),
+        data_encrypted: error.is_none().then_some(true),
         error,
     };
     let expired = ErrorBody::new(ErrorCode::PeerIdentity, "its certificate expired");
-    let peers = [peer("b", None), peer("c", Some(expired))];
+    let trusted = Peer {
+        data_encrypted: Some(false),
+        ..peer("d", None)
+    };
+    let peers = [peer("b", None), peer("c", Some(expired)), trusted];
     let api = FakeApi::start(&[("GET /v1/peers", vec![ok(&peers[..])])]);
     let ran = api.run(&["peer", "list"]);
     assert_eq!(
         ran.stdout,
         "NAME  ADDRESS  STATUS\n\
          b     b:7001   answers, protocol 1\n\
-         c     c:7001   its certificate expired\n"
+         c     c:7001   its certificate expired\n\
+         d     d:7001   answers, protocol 1, data unencrypted\n"
     );
 }
 

@@ -21,13 +21,20 @@ const MAX_TEXT: usize = 2048;
 pub struct Features(pub u32);
 
 impl Features {
-    /// All that this build knows: none is defined in version 1.
-    pub const SUPPORTED: Self = Self(0);
+    /// What follows the welcome of a sync or copy connection is not encrypted. Only who trusts the
+    /// network for that says so.
+    pub const CLEAR_DATA: Self = Self(1);
 
     /// What both sides know.
     #[must_use]
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
+    }
+
+    /// Whether all of these are among them.
+    #[must_use]
+    pub const fn contain(self, others: Self) -> bool {
+        self.common(others).0 == others.0
     }
 }
 
@@ -159,6 +166,16 @@ pub enum Reply {
     Accepted,
     /// No; the connection is closed after it.
     Refused(Refusal),
+}
+
+impl Reply {
+    /// The optional parts that both sides use from here on.
+    pub const fn features(&self) -> Features {
+        match self {
+            Self::Welcome { features, .. } => *features,
+            Self::Accepted | Self::Refused(_) => Features(0),
+        }
+    }
 }
 
 /// Any greeting.

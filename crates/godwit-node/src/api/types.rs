@@ -346,6 +346,10 @@ pub struct Peer {
     pub reachable: bool,
     /// The protocol version that both would speak.
     pub protocol_version: Option<u16>,
+    /// Whether what is in disks and memory travels encrypted between both; unknown when it did not
+    /// answer.
+    #[serde(default)]
+    pub data_encrypted: Option<bool>,
     /// Why it did not answer.
     pub error: Option<ErrorBody>,
 }

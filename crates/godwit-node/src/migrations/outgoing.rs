@@ -24,8 +24,8 @@ use crate::disks::group::SwitchGroup;
 use crate::disks::image;
 use crate::failpoint;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
-use crate::peers::dial::{DialError, refused};
-use crate::peers::{greeting, into_stream};
+use crate::peers::dial::{Agreed, DialError, refused};
+use crate::peers::{PeerConnection, greeting, into_stream};
 
 /// Connections for bulk copies.
 const COPY_CONNECTIONS: u8 = 2;
@@ -283,10 +283,7 @@ impl Attempt {
         })
     }
 
-    async fn dial(
-        &self,
-        class: TrafficClass,
-    ) -> Result<(crate::peers::PeerConnection, u16), DialError> {
+    async fn dial(&self, class: TrafficClass) -> Result<(PeerConnection, Agreed), DialError> {
         let name = &self.node.config.name;
         let hello = greeting::hello(name, &self.disk.name, class, Purpose::Migrate, self.id);
         self.node.dialer.dial(&self.peer, hello).await

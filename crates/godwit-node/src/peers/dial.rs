@@ -5,14 +5,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use godwit_block::tls::Handshake;
-use godwit_core::wire::{Greeting, Hello, Refusal, RefusalCode, Reply};
+use godwit_core::wire::{Features, Greeting, Hello, Refusal, RefusalCode, Reply};
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError};
 use tokio::net::TcpStream;
 
 use super::greeting::{self, GreetingError};
 use super::tls::NodeTls;
-use super::{GREETING_TIMEOUT, PeerConnection};
+use super::{GREETING_TIMEOUT, PeerConnection, after_welcome};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::config::PeerConfig;
 use crate::transport::Transport;
@@ -104,31 +104,53 @@ pub(crate) fn refused(refusal: &Refusal, peer: &str, attempted: &str) -> ErrorBo
 pub(crate) struct Dialer {
     /// `None`: plain TCP, loopback only.
     pub(crate) tls: Option<NodeTls>,
+    /// The optional parts of the protocol that this node wants.
+    pub(crate) features: Features,
+}
+
+/// What two nodes have found out that they share.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Agreed {
+    /// The version both speak.
+    pub(crate) version: u16,
+    /// The optional parts both want.
+    pub(crate) features: Features,
 }
 
 impl Dialer {
     /// Connects to the peer, proves who is who, and says `hello`. The connection is ready for what
-    /// follows the peer's welcome; the version both speak is returned with it.
+    /// follows the peer's welcome.
     pub(crate) async fn dial(
         &self,
         peer: &PeerConfig,
         hello: Hello,
-    ) -> Result<(PeerConnection, u16), DialError> {
+    ) -> Result<(PeerConnection, Agreed), DialError> {
         let mut connection = self.connect(peer).await?;
+        let class = hello.class;
+        let hello = Hello {
+            features: self.features,
+            ..hello
+        };
         let reply = async {
             greeting::write(&mut connection, &Greeting::Hello(hello)).await?;
             greeting::read(&mut connection).await
         };
         match reply.await {
-            Ok(Greeting::Reply(Reply::Welcome { version, node, .. })) => {
-                if node == peer.name {
-                    Ok((connection, version))
-                } else {
-                    Err(DialError::Identity(format!(
+            Ok(Greeting::Reply(Reply::Welcome {
+                version,
+                features,
+                node,
+            })) => {
+                if node != peer.name {
+                    return Err(DialError::Identity(format!(
                         "the node at {} calls itself {node:?}",
                         peer.address
-                    )))
+                    )));
                 }
+                let features = features.common(self.features);
+                let connection = after_welcome(connection, class, features)
+                    .map_err(|error| protocol(peer, &error))?;
+                Ok((connection, Agreed { version, features }))
             }
             Ok(Greeting::Reply(Reply::Refused(refusal))) => Err(DialError::Refused(refusal)),
             Ok(_) => Err(protocol(peer, &GreetingError::Unexpected)),

@@ -72,7 +72,7 @@ pub(crate) async fn write(
         .map_err(GreetingError::Io)
 }
 
-/// A hello of this build.
+/// A hello of this build, without optional parts: [`super::dial::Dialer`] knows which are wanted.
 pub(crate) fn hello(
     node: &str,
     disk: &str,
@@ -83,7 +83,7 @@ pub(crate) fn hello(
     Hello {
         min_version: 1,
         max_version: PROTOCOL_VERSION,
-        features: Features::SUPPORTED,
+        features: Features::default(),
         class,
         purpose,
         migration,
@@ -92,12 +92,13 @@ pub(crate) fn hello(
     }
 }
 
-/// The answer to a hello that nothing speaks against, or the refusal of its versions.
-pub(crate) fn welcome(hello: &Hello, node: &str) -> Result<Reply, Refusal> {
+/// The answer to a hello that nothing speaks against, from a node that wants these optional parts, or
+/// the refusal of its versions.
+pub(crate) fn welcome(hello: &Hello, node: &str, features: Features) -> Result<Reply, Refusal> {
     match hello.agree() {
         Some(version) => Ok(Reply::Welcome {
             version,
-            features: hello.features.common(Features::SUPPORTED),
+            features: hello.features.common(features),
             node: node.to_owned(),
         }),
         None => Err(Refusal {
@@ -203,7 +204,7 @@ mod tests {
         );
         future.min_version = PROTOCOL_VERSION + 1;
         future.max_version = PROTOCOL_VERSION + 5;
-        let refusal = welcome(&future, "b").expect_err("no common version");
+        let refusal = welcome(&future, "b", Features::default()).expect_err("no common version");
         assert_eq!(refusal.code, RefusalCode::Version);
         assert!(
             refusal.text.contains("2 to 6") && refusal.text.contains("1 to 1"),

@@ -123,7 +123,7 @@ fn dispatch(
     tls: Option<&NodeTls>,
     hello: &Hello,
 ) -> Result<(godwit_core::wire::Reply, Action), Refusal> {
-    let reply = greeting::welcome(hello, &node.config.name)?;
+    let reply = greeting::welcome(hello, &node.config.name, node.config.features())?;
     if let Some(tls) = tls {
         let chain = connection.certificates();
         let named = chain
@@ -185,7 +185,9 @@ impl Action {
             ));
             return Ok(());
         }
+        let agreed = reply.features();
         greeting::write(&mut connection, &Greeting::Reply(reply)).await?;
+        let connection = super::after_welcome(connection, hello.class, agreed)?;
         match self {
             Self::Probe | Self::Resolve(_) => {}
             Self::Offer => {

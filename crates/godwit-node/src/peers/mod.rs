@@ -9,6 +9,7 @@ pub(crate) mod tls;
 use std::time::Duration;
 
 use godwit_block::engine::PeerStream;
+use godwit_core::wire::{Features, TrafficClass};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
@@ -19,6 +20,23 @@ pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open connection to another node, before an engine takes it over.
 pub(crate) type PeerConnection = Transport<TcpStream>;
+
+/// The connection as it goes on after its welcome. Who opened it speaks first, so nothing is under way.
+///
+/// # Errors
+/// Something came that does not belong there.
+pub(crate) fn after_welcome(
+    connection: PeerConnection,
+    class: TrafficClass,
+    agreed: Features,
+) -> std::io::Result<PeerConnection> {
+    match class {
+        TrafficClass::Sync | TrafficClass::Copy if agreed.contain(Features::CLEAR_DATA) => {
+            connection.into_clear()
+        }
+        _ => Ok(connection),
+    }
+}
 
 /// Hands a connection over to an engine: the socket becomes a blocking one.
 ///

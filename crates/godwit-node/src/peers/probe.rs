@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use godwit_core::units::MigrationId;
-use godwit_core::wire::{Purpose, TrafficClass};
+use godwit_core::wire::{Features, Purpose, TrafficClass};
 use tokio::task::JoinSet;
 
 use super::greeting;
@@ -59,8 +59,8 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
         Purpose::Resolve,
         MigrationId::default(),
     );
-    let (version, error) = match node.dialer.dial(&peer, hello).await {
-        Ok((_, version)) => (Some(version), None),
+    let (agreed, error) = match node.dialer.dial(&peer, hello).await {
+        Ok((_, agreed)) => (Some(agreed), None),
         Err(error) => (None, Some(error.into_body(&peer.name, "reach a peer"))),
     };
     node.peer_health.set(&peer.name, error.is_none());
@@ -68,7 +68,10 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
         name: peer.name,
         address: peer.address,
         reachable: error.is_none(),
-        protocol_version: version,
+        protocol_version: agreed.map(|agreed| agreed.version),
+        data_encrypted: agreed.map(|agreed| {
+            node.dialer.tls.is_some() && !agreed.features.contain(Features::CLEAR_DATA)
+        }),
         error,
     }
 }

@@ -43,6 +43,23 @@ impl<S> Transport<S> {
     }
 }
 
+impl<S> Transport<S> {
+    /// The socket without its TLS session, from here on in the clear. Only between what one side said
+    /// and the other has not answered yet: what waits in the session would be lost.
+    ///
+    /// # Errors
+    /// Something waits to be sent or read.
+    pub(crate) fn into_clear(self) -> io::Result<Self> {
+        match self.into_parts() {
+            (_, Some(session)) if !session.is_drained() => Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "it went on speaking where this node has to speak first",
+            )),
+            (socket, _) => Ok(Self::Plain(socket)),
+        }
+    }
+}
+
 impl Transport<TcpStream> {
     /// Waits for the other side to close the connection; for ever when it sends something first.
     /// Nothing that it sends is lost.

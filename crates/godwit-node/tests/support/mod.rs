@@ -40,6 +40,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         listen: free_address(),
         tls: None,
         insecure_loopback: true,
+        unencrypted_data: false,
         api_listen: None,
         nbd_listen: None,
         nbd_plain: false,

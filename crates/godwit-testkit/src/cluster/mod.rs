@@ -139,6 +139,7 @@ impl Cluster {
                 certificates: certificates.clone(),
                 certificate_of: (*name).to_owned(),
                 tls: options.tls,
+                unencrypted_data: false,
                 peers: peers
                     .filter(|(other, _)| *other != index)
                     .map(|(_, ((peer, _), address))| ((*peer).to_owned(), *address))

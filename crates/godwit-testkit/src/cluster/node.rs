@@ -36,6 +36,8 @@ pub struct NodeSpec {
     pub certificate_of: String,
     /// Whether nodes talk over TLS.
     pub tls: bool,
+    /// Whether data may pass unencrypted to nodes that allow it, too.
+    pub unencrypted_data: bool,
     /// The other nodes and their addresses.
     pub peers: Vec<(String, SocketAddr)>,
     /// The network namespace it runs in, unless it runs in that of its starter.
@@ -99,6 +101,9 @@ impl Node {
             command.arg("--ca").arg(file("ca.pem".to_owned()));
         } else {
             command.arg("--insecure-loopback");
+        }
+        if spec.unencrypted_data {
+            command.arg("--unencrypted-data");
         }
         for (name, address) in &spec.peers {
             command.args(["--peer", &format!("{name}={address}")]);

@@ -60,11 +60,16 @@ impl Site {
         Ok(site)
     }
 
-    /// Two nodes of the program that users get, one at each end of the link, with mutual TLS.
+    /// Two nodes of the program that users get, one at each end of the link, with mutual TLS; data
+    /// passes encrypted unless this says otherwise.
     ///
     /// # Errors
     /// When one does not come up.
-    pub(crate) fn nodes(&self, from: &str, to: &str) -> io::Result<Cluster> {
+    pub(crate) fn nodes(
+        &self,
+        [from, to]: [&str; 2],
+        unencrypted_data: bool,
+    ) -> io::Result<Cluster> {
         let options = ClusterOptions {
             godwit: release_binary()?,
             tls: true,
@@ -74,6 +79,9 @@ impl Site {
             (to, Some(self.link.right())),
         ];
         let mut cluster = Cluster::prepare_on(&hosts, options)?;
+        for name in [from, to] {
+            cluster.node_mut(name).spec_mut().unencrypted_data = unencrypted_data;
+        }
         if self.destination == Destination::Memory {
             cluster.put_in_memory(to, self.bytes)?;
         }

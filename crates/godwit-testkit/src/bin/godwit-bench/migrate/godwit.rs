@@ -23,6 +23,8 @@ pub(crate) struct Godwit {
     pub(crate) name: &'static str,
     /// What the command is given.
     pub(crate) options: &'static [&'static str],
+    /// Whether the nodes send data unencrypted, as QEMU does unless it is told otherwise.
+    pub(crate) unencrypted_data: bool,
     /// Whether a quick run has it, too.
     pub(crate) in_quick: bool,
 }
@@ -37,7 +39,7 @@ impl Mover for Godwit {
     }
 
     fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
-        let cluster = site.nodes("a", "b")?;
+        let cluster = site.nodes(["a", "b"], self.unencrypted_data)?;
         let image = site.image();
         let path = image.to_string_lossy();
         cluster

@@ -75,17 +75,32 @@ pub(crate) trait Moving: Debug {
 pub(super) const AUTO: Godwit = Godwit {
     name: "godwit",
     options: &["--policy", "double-write", "--sla", "auto"],
+    unencrypted_data: false,
     in_quick: true,
 };
 
+/// Godwit when somebody states a promise that leaves room, and so takes time before throughput.
+const STATED: Godwit = Godwit {
+    name: "godwit-20ms",
+    options: &["--policy", "double-write", "--sla", "p99.9<20ms"],
+    unencrypted_data: false,
+    in_quick: false,
+};
+
 /// Godwit, in each way that is held against the targets.
-pub(super) const GODWITS: [Godwit; 2] = [
+pub(super) const GODWITS: [Godwit; 4] = [
     AUTO,
-    // Who states a promise that leaves room, and so takes time before throughput.
+    STATED,
     Godwit {
-        name: "godwit-20ms",
-        options: &["--policy", "double-write", "--sla", "p99.9<20ms"],
+        name: "godwit-unencrypted",
+        unencrypted_data: true,
         in_quick: false,
+        ..AUTO
+    },
+    Godwit {
+        name: "godwit-20ms-unencrypted",
+        unencrypted_data: true,
+        ..STATED
     },
 ];
 

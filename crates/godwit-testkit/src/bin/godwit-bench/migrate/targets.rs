@@ -1,5 +1,6 @@
 //! What the scene `migrate` must show.
 
+use super::godwit::Godwit;
 use super::mover::{AUTO, GODWITS};
 use crate::report::Migrate;
 use crate::targets::Target;
@@ -20,13 +21,15 @@ const PEERS: [&str; 3] = [BACKGROUND, WRITE_BLOCKING, "qemu-proxmox"];
 
 /// Holds Godwit's cells against those of the peers.
 pub(crate) fn of(cells: &[Migrate]) -> Vec<Target> {
-    let ours = cells
-        .iter()
-        .filter(|cell| GODWITS.iter().any(|godwit| cell.mover == godwit.name));
-    ours.flat_map(|ours| of_case(ours, cells)).collect()
+    let ours = cells.iter().filter_map(|cell| {
+        let godwit = GODWITS.iter().find(|godwit| cell.mover == godwit.name)?;
+        Some((cell, godwit))
+    });
+    ours.flat_map(|(ours, godwit)| of_case(ours, godwit, cells))
+        .collect()
 }
 
-fn of_case(ours: &Migrate, cells: &[Migrate]) -> Vec<Target> {
+fn of_case(ours: &Migrate, godwit: &Godwit, cells: &[Migrate]) -> Vec<Target> {
     let which = match ours.mover.as_str() {
         GODWIT => String::new(),
         other => format!(", {other}"),
@@ -55,7 +58,7 @@ fn of_case(ours: &Migrate, cells: &[Migrate]) -> Vec<Target> {
         targets.extend(degraded(ours, blocking, &name).into_iter().flatten());
     }
     let guest = (ours.workload.as_str(), ours.rate_mbps, ours.link_gbps);
-    if ours.mover == GODWIT
+    if godwit.options == AUTO.options
         && guest == ("randwrite", Some(UNNOTICED), None)
         && let (Some(before), Some(during)) = (ours.guest.before, ours.guest.during)
     {
@@ -74,7 +77,7 @@ fn of_case(ours: &Migrate, cells: &[Migrate]) -> Vec<Target> {
         name("CPU s per GB / cheapest QEMU mode"),
     ));
     let encrypted = PEERS.map(|mover| peer(&format!("{mover}-tls")));
-    if encrypted.iter().any(Option::is_some) {
+    if !godwit.unencrypted_data && encrypted.iter().any(Option::is_some) {
         let name = name("CPU s per GB / cheapest QEMU mode that encrypts, too");
         targets.push(cpu(ours, &encrypted, name));
     }
@@ -238,6 +241,26 @@ pub(crate) mod tests {
         let cpu = cpu.iter().filter(|(name, _)| name.starts_with("CPU"));
         let met: Vec<bool> = cpu.map(|(_, met)| *met).collect();
         assert_eq!(met, [false, true]);
+    }
+
+    #[test]
+    fn who_does_not_encrypt_is_compared_with_who_does_not_either() {
+        let cells = [
+            cell("godwit-unencrypted", Some(2.0), 40.0, 1000.0, 0.9),
+            cell("qemu-write-blocking", Some(3.0), 40.0, 1000.0, 1.5),
+            cell("qemu-write-blocking-tls", Some(3.0), 40.0, 1000.0, 2.5),
+        ];
+        let expected = [
+            ("converged, at least", true),
+            ("LM time / write-blocking, at most", true),
+            ("throughput during / before, at least", true),
+            ("p99.99 during / before, at most", true),
+            ("CPU s per GB / cheapest QEMU mode, at most", false),
+        ];
+        assert_eq!(
+            met(&cells),
+            expected.map(|(name, met)| (name.to_owned(), met))
+        );
     }
 
     #[test]
