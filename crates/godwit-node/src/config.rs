@@ -206,6 +206,10 @@ mod tests {
                 ..loopback()
             },
             NodeConfig {
+                unencrypted_data: true,
+                ..loopback()
+            },
+            NodeConfig {
                 nbd_listen: Some(anywhere),
                 nbd_plain: true,
                 ..loopback()
