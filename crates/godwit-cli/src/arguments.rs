@@ -365,11 +365,7 @@ pub(crate) struct NodeArguments {
     pub insecure_loopback: bool,
     /// Send disks and memory unencrypted to nodes that are told the same. Only where nobody else can
     /// read or change what passes: over WireGuard, IPsec, MACsec or a cable of one's own
-    #[arg(
-        long,
-        env = "GODWIT_UNENCRYPTED_DATA",
-        conflicts_with = "insecure_loopback"
-    )]
+    #[arg(long, env = "GODWIT_UNENCRYPTED_DATA")]
     pub unencrypted_data: bool,
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]

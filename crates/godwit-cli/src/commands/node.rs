@@ -105,6 +105,14 @@ mod tests {
     }
 
     #[test]
+    fn data_is_encrypted_unless_asked_otherwise() {
+        let certificates = ["--cert", "c", "--key", "k", "--ca", "a"];
+        assert!(!parse(&certificates).unwrap().unencrypted_data);
+        let asked = [&certificates[..], &["--unencrypted-data"]].concat();
+        assert!(parse(&asked).unwrap().unencrypted_data);
+    }
+
+    #[test]
     fn peers_are_listed_or_repeated() {
         let more = [
             "--insecure-loopback",
