@@ -14,13 +14,11 @@ const WRITTEN: &[u8; 32] = b"what the guest writes right now.";
 
 /// Two nodes, of which these two may send data unencrypted, and the link from the first to the second.
 fn nodes(seed: u64, allowed: [bool; 2]) -> (Cluster, Vec<Proxy>) {
-    let (mut cluster, links) = Cluster::start_linked(seed).unwrap();
+    let (mut cluster, links) = Cluster::prepare_linked(seed).unwrap();
     for (name, allowed) in ["a", "b"].into_iter().zip(allowed) {
-        let node = cluster.node_mut(name);
-        node.terminate(PATIENCE).unwrap();
-        node.spec_mut().unencrypted_data = allowed;
-        node.start(&[]).unwrap();
+        cluster.node_mut(name).spec_mut().unencrypted_data = allowed;
     }
+    cluster.start_all().unwrap();
     (cluster, links)
 }
 

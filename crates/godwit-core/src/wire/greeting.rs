@@ -25,7 +25,7 @@ impl Features {
     /// network for that says so.
     pub const CLEAR_DATA: Self = Self(1);
 
-    /// What both sides know.
+    /// What is in both.
     #[must_use]
     pub const fn common(self, other: Self) -> Self {
         Self(self.0 & other.0)
@@ -59,7 +59,7 @@ pub struct Hello {
     pub min_version: u16,
     /// Highest protocol version that the sender speaks.
     pub max_version: u16,
-    /// Optional parts that the sender knows.
+    /// Optional parts that the sender knows and wants.
     pub features: Features,
     /// What the connection will carry.
     pub class: TrafficClass,

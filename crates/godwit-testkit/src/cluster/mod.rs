@@ -79,6 +79,16 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::start`].
     pub fn start_linked(seed: u64) -> io::Result<(Self, Vec<Proxy>)> {
+        let (mut cluster, links) = Self::prepare_linked(seed)?;
+        cluster.start_all()?;
+        Ok((cluster, links))
+    }
+
+    /// As [`Cluster::start_linked`], but starts nothing.
+    ///
+    /// # Errors
+    /// As [`Cluster::prepare`].
+    pub fn prepare_linked(seed: u64) -> io::Result<(Self, Vec<Proxy>)> {
         let options = ClusterOptions {
             godwit: godwit_binary()?,
             tls: true,
@@ -90,7 +100,6 @@ impl Cluster {
             cluster.node_mut(from).spec_mut().peers = vec![(to.to_owned(), link.address())];
             links.push(link);
         }
-        cluster.start_all()?;
         Ok((cluster, links))
     }
 
