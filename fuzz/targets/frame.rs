@@ -27,5 +27,8 @@ fuzz_target!(|data: &[u8]| {
     };
     let (again, inline, length) = message.encode();
     assert_eq!(Message::decode(&again, &inline[..length]), Ok(message));
-    assert_eq!(again.payload_length, header.payload_length);
+    // What is compressed on the way is the same message.
+    if !header.is_compressed() {
+        assert_eq!(again.payload_length, header.payload_length);
+    }
 });

@@ -367,6 +367,10 @@ pub(crate) struct NodeArguments {
     /// read or change what passes: over WireGuard, IPsec, MACsec or a cable of one's own
     #[arg(long, env = "GODWIT_UNENCRYPTED_DATA")]
     pub unencrypted_data: bool,
+    /// Never compress disks on the way to other nodes, nor let these do it. Otherwise the data of copies
+    /// is compressed where the link is slower than that and it becomes shorter
+    #[arg(long, env = "GODWIT_NO_COMPRESSION")]
+    pub no_compression: bool,
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormatArgument,

@@ -25,6 +25,8 @@ pub struct NodeConfig {
     /// Do not encrypt what is in disks and machines' memory on the way to nodes that are told the
     /// same. Who they are is proven, and migrations are controlled, over mutual TLS nevertheless.
     pub unencrypted_data: bool,
+    /// Compress the disks' data on links that are slower than that, to nodes that want it, too.
+    pub compression: bool,
     /// Where the API is served over mutual TLS, besides its unix socket.
     pub api_listen: Option<SocketAddr>,
     /// Where NBD clients connect over TCP, besides the unix socket. TLS with client certificates
@@ -59,11 +61,9 @@ pub struct PeerConfig {
 impl NodeConfig {
     /// The optional parts of the protocol that it wants.
     pub(crate) fn features(&self) -> Features {
-        if self.unencrypted_data {
-            Features::CLEAR_DATA
-        } else {
-            Features::default()
-        }
+        let wanted = |part, wanted| if wanted { part } else { Features::default() };
+        wanted(Features::CLEAR_DATA, self.unencrypted_data)
+            .with(wanted(Features::COMPRESSION, self.compression))
     }
 
     /// The unix socket of the API.
@@ -181,6 +181,7 @@ mod tests {
             tls: None,
             insecure_loopback: true,
             unencrypted_data: false,
+            compression: true,
             api_listen: None,
             nbd_listen: None,
             nbd_plain: false,

@@ -209,6 +209,16 @@ impl Collector {
             "disk_forwarded_requests",
             "Requests that crossed between nodes",
             |io| vec![("any", io.forwarded)],
+        )?;
+        counted(
+            "disk_compressed_bytes",
+            "Bytes of copies that were compressed, and what they became",
+            |io| {
+                vec![
+                    ("from", io.compressed_from_bytes),
+                    ("to", io.compressed_to_bytes),
+                ]
+            },
         )
     }
 

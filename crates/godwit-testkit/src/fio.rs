@@ -43,6 +43,8 @@ pub struct FioLoad {
     pub depth: u32,
     /// The longest that it runs when it is not stopped.
     pub runtime: Duration,
+    /// Whether what it writes compresses, to half; otherwise nothing does.
+    pub compressible: bool,
 }
 
 /// A fio that runs.
@@ -135,6 +137,9 @@ impl FioLoad {
             .args(["--output-format=json", "--output=fio.json"])
             .stdout(messages.try_clone()?)
             .stderr(messages);
+        if self.compressible {
+            command.arg("--buffer_compress_percentage=50");
+        }
         match self.requests {
             Requests::CheckedWrites => {
                 command.args(["--rw=randwrite", "--verify=crc32c", "--verify_backlog=1024"]);

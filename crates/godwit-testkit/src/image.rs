@@ -15,13 +15,31 @@ const STEP: u64 = 4 << 20;
 /// # Errors
 /// Those of the file.
 pub fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
-    let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
     let mut random = Random::new(seed);
+    write_blocks(path, bytes, |block| random.fill(block))
+}
+
+/// Writes a file of data that compresses to half: half of each block of 4 KiB is random, and the other
+/// half is the same in all.
+///
+/// # Errors
+/// Those of the file.
+pub fn write_compressible(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
+    let mut random = Random::new(seed);
+    write_blocks(path, bytes, |block| {
+        let (first, second) = block.split_at_mut(2048);
+        random.fill(first);
+        second.fill(0x5a);
+    })
+}
+
+fn write_blocks(path: &Path, bytes: u64, mut fill: impl FnMut(&mut [u8; 4096])) -> io::Result<()> {
+    let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
     let mut block = [0; 4096];
     let mut left = bytes;
     while left > 0 {
         let take = left.min(block.len() as u64);
-        random.fill(&mut block);
+        fill(&mut block);
         file.write_all(&block[..take as usize])?;
         left -= take;
     }

@@ -188,6 +188,7 @@ fn fio_verifies_what_it_wrote() {
         rate: Some(40_000_000),
         depth: 16,
         runtime: PATIENCE,
+        compressible: false,
     };
     let fio = load
         .start(&cluster.node("a").nbd("fio"), cluster.dir())

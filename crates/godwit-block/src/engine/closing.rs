@@ -19,10 +19,15 @@ use crate::stream::{Keep, Payload, StreamError};
 const STALL: Duration = Duration::from_secs(30);
 
 /// Ends the use of a payload that has been sent.
-fn release<'a>(slots: &'a mut Slots, chunks: &'a mut Chunks) -> impl FnMut(Payload) + 'a {
+pub(super) fn release<'a>(
+    slots: &'a mut Slots,
+    chunks: &'a mut Chunks,
+) -> impl FnMut(Payload) + 'a {
     |payload| match payload.keep {
         Keep::Slot(tag) => slots.release(tag),
         Keep::Chunk { slot, memory } => chunks.release(slot, &memory),
+        // The outbox keeps it.
+        Keep::Packed(_) => {}
     }
 }
 
@@ -146,6 +151,7 @@ impl Engine {
                 deadline,
                 said_goodbye: false,
             };
+            connection.stream.stop_packing();
             if let Some(uses) = connection.uses_mut() {
                 *uses = super::connections::Uses::default();
             }
@@ -226,10 +232,10 @@ impl Engine {
         }
         let parse = connection.parse;
         drop(self.connections.remove(key));
-        if let Parse::Payload { head, tag, .. } = parse {
+        if let Parse::Payload { head, tag, .. } | Parse::Packed { head, tag, .. } = parse {
             match head {
                 Head::Client { .. } => self.slots.finish(tag),
-                Head::Peer(message) => self.drop_frame(message, tag),
+                Head::Peer { message, .. } => self.drop_frame(message, tag),
             }
         }
     }
@@ -245,7 +251,7 @@ impl Engine {
         for connection in self.connections.iter() {
             let partial = matches!(
                 connection.parse,
-                Parse::Payload { .. } | Parse::Discard { .. }
+                Parse::Payload { .. } | Parse::Packed { .. } | Parse::Discard { .. }
             );
             let stuck = connection.stream.is_sending();
             match connection.life {

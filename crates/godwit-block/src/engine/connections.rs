@@ -8,7 +8,7 @@ use godwit_core::wire::{Header, Message, TrafficClass};
 
 use super::slots::Rest;
 use crate::nbd::RequestHeader;
-use crate::stream::Stream;
+use crate::stream::{Stream, Unpacker};
 
 /// Names a connection for good: an index that is used again has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,15 @@ pub(super) enum Parse {
         length: u32,
         received: u32,
     },
+    /// The same, which travels compressed: `missing` bytes of that are still to come, and `done` of the
+    /// data are in the buffer.
+    Packed {
+        head: Head,
+        tag: RequestTag,
+        length: u32,
+        missing: u32,
+        done: u32,
+    },
     /// Data that nobody needs.
     Discard { remaining: u32 },
 }
@@ -46,8 +55,11 @@ pub(super) enum Head {
         operation: Operation,
         rest: Option<Rest>,
     },
-    /// A peer's frame.
-    Peer(Message),
+    /// A peer's frame, and the length of its data if that is compressed.
+    Peer {
+        message: Message,
+        packed: Option<u32>,
+    },
 }
 
 /// What a peer's connection may carry. One connection can do several of these.
@@ -102,6 +114,8 @@ pub(super) struct Connection {
     pub(super) moved: Time,
     /// It is on the list of connections to look at before the next wait.
     pub(super) marked: bool,
+    /// Decompresses what comes by it; made when the first does.
+    pub(super) unpacker: Option<Box<Unpacker>>,
     /// What waits to be sent may gather until then; `None`: it is sent at once.
     pub(super) gathers_until: Option<Time>,
 }
@@ -161,6 +175,7 @@ impl Connections {
             unanswered: 0,
             moved: now,
             marked: false,
+            unpacker: None,
             gathers_until: None,
         }));
         key

@@ -26,6 +26,7 @@ impl Engine {
         let signal = watch.look(self.now, &connection.stream);
         self.core.handle_link_signal(self.now, signal);
         self.drain();
+        self.watch_copies();
     }
 }
 
@@ -188,6 +189,27 @@ struct TcpInfo {
     segs_out_to_data_segs_out: [u32; 6],
     /// Bytes per second.
     delivery_rate: u64,
+    /// Microseconds with data to send, and of these the ones in which the receiver took no more.
+    busy_time: u64,
+    rwnd_limited: u64,
+}
+
+/// What has been sent on a connection so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sent {
+    /// Bytes that the other side has acknowledged.
+    pub(super) bytes: u64,
+    /// How long there was something to send, but for the time in which the other side took no more.
+    pub(super) time: Duration,
+}
+
+/// What has been sent on this connection; `None`: it is not a TCP connection.
+pub(super) fn sent(socket: BorrowedFd<'_>) -> Option<Sent> {
+    let info = tcp_info(socket)?;
+    Some(Sent {
+        bytes: info.bytes_acked,
+        time: Duration::from_micros(info.busy_time.saturating_sub(info.rwnd_limited)),
+    })
 }
 
 fn tcp_info(socket: BorrowedFd<'_>) -> Option<TcpInfo> {

@@ -79,6 +79,7 @@ impl Engine {
             control,
             sync,
             copies,
+            compression: _,
         } = streams;
         let uses = Uses {
             migration: true,
@@ -382,6 +383,7 @@ impl Engine {
         {
             self.retire();
             self.chunks.let_go();
+            self.compression = None;
             self.slots.decommit_copies();
         }
         while let Some(at) = self.decided.iter().position(|(at, ..)| *at <= now) {

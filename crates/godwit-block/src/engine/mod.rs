@@ -23,6 +23,7 @@ mod chunks;
 mod clients;
 mod closing;
 mod commands;
+mod compression;
 mod config;
 mod connections;
 mod deferred;

@@ -3,6 +3,7 @@
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
 
+use super::compression::Compression;
 use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
 use super::run::Engine;
@@ -10,12 +11,13 @@ use super::slots::{Class, Owner};
 use crate::stream::Frame;
 
 impl Engine {
-    /// A peer's frame starts; `payload` bytes for a buffer follow it.
+    /// A peer's frame starts; `payload` bytes for a buffer follow it, as they are or compressed.
     pub(super) fn peer_frame(
         &mut self,
         key: ConnectionKey,
         message: Message,
         payload: u32,
+        compressed: bool,
     ) -> Result<(), Lost> {
         let Some(connection) = self.connections.get_mut(key) else {
             return Ok(());
@@ -51,7 +53,8 @@ impl Engine {
             | Message::DelayedWrite { .. }
             | Message::Verify { .. }
             | Message::Forward { .. } => {
-                self.admit(key, Head::Peer(message), false);
+                let packed = compressed.then_some(payload);
+                self.admit(key, Head::Peer { message, packed }, false);
             }
             Message::ForwardReply { tag, result, .. } => {
                 let expected = self
@@ -65,7 +68,8 @@ impl Engine {
                 // The slot must outlive the transfer even if the request is given up meanwhile.
                 self.slots.hold(tag);
                 if payload > 0 {
-                    let head = Head::Peer(message);
+                    let packed = None;
+                    let head = Head::Peer { message, packed };
                     connection.parse = Parse::Payload {
                         head,
                         tag,
@@ -236,7 +240,15 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
-        let frame = Frame::new(&[&header.encode(), &inline[..length]], payload);
+        let mut frame = Frame::new(&[&header.encode(), &inline[..length]], payload);
+        if matches!(message, Message::Copy { zeroes: false, .. })
+            && self
+                .compression
+                .as_mut()
+                .is_some_and(Compression::wants_frame)
+        {
+            frame = frame.to_be_compressed();
+        }
         connection.queue(&message, frame, self.now);
         self.connections.mark(key);
     }

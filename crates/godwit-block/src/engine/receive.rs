@@ -8,7 +8,7 @@ use super::run::Engine;
 use super::slots::{Class, Waiter};
 use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
 use crate::ring::Token;
-use crate::stream::StreamError;
+use crate::stream::{StreamError, Unpacker};
 
 /// The longest data that is read together with the requests around it and then copied to its place:
 /// that takes less time than a receive operation for each.
@@ -100,7 +100,8 @@ impl Engine {
                         let header = Header::decode(&bytes)?;
                         if header.payload_in_buffer() || header.payload_length == 0 {
                             let message = Message::decode(&header, &[])?;
-                            self.peer_frame(key, message, header.payload_length)?;
+                            let compressed = header.is_compressed();
+                            self.peer_frame(key, message, header.payload_length, compressed)?;
                         } else if header.payload_length as usize <= HEADER_SIZE {
                             connection.parse = Parse::Body(header);
                         } else {
@@ -116,7 +117,7 @@ impl Engine {
                     if complete {
                         connection.parse = Parse::Header;
                         let message = Message::decode(&header, body)?;
-                        self.peer_frame(key, message, 0)?;
+                        self.peer_frame(key, message, 0, false)?;
                     }
                     complete
                 }
@@ -135,6 +136,35 @@ impl Engine {
                         self.payload_complete(key, head, tag);
                     }
                     complete
+                }
+                Parse::Packed {
+                    head,
+                    tag,
+                    length,
+                    ref mut missing,
+                    ref mut done,
+                } => {
+                    let unpacker = match &mut connection.unpacker {
+                        Some(unpacker) => unpacker,
+                        none => {
+                            none.insert(Box::new(Unpacker::new().map_err(StreamError::Socket)?))
+                        }
+                    };
+                    let taken = connection.stream.take_payload(unpacker.room(*missing)?)?;
+                    *missing -= taken as u32;
+                    if unpacker.received(taken)? {
+                        let place = Unpacker::place(*done, length);
+                        *done = place.end as u32;
+                        unpacker.unpack(self.slots.bytes_mut(tag, place))?;
+                    }
+                    if *done == length {
+                        if *missing > 0 {
+                            return Err(DecodeError::Body.into());
+                        }
+                        connection.parse = Parse::Header;
+                        self.payload_complete(key, head, tag);
+                    }
+                    taken > 0
                 }
                 Parse::Discard { ref mut remaining } => {
                     *remaining -= connection.stream.discard(*remaining as usize)? as u32;
@@ -206,7 +236,7 @@ impl Engine {
     fn payload_complete(&mut self, key: ConnectionKey, head: Head, tag: RequestTag) {
         match head {
             Head::Client { operation, .. } => self.client_request(key, tag, operation),
-            Head::Peer(message) => self.peer_payload(key, message, tag),
+            Head::Peer { message, .. } => self.peer_payload(key, message, tag),
         }
     }
 
@@ -253,7 +283,7 @@ impl Engine {
                 operation,
                 rest,
             } => self.client_needs(key, request, operation, rest),
-            Head::Peer(message) => self.peer_needs(key, message),
+            Head::Peer { message, .. } => self.peer_needs(key, message),
         };
         let tag = self.slots.take(class, buffer, owner, waited);
         let Some(connection) = self.connections.get_mut(key) else {
@@ -269,8 +299,20 @@ impl Engine {
             }
             return false;
         };
-        connection.bulk = length > COPIED;
-        if length > 0 {
+        let packed = match head {
+            Head::Peer { packed, .. } => packed,
+            Head::Client { .. } => None,
+        };
+        connection.bulk = length > COPIED && packed.is_none();
+        if let Some(missing) = packed {
+            connection.parse = Parse::Packed {
+                head,
+                tag,
+                length,
+                missing,
+                done: 0,
+            };
+        } else if length > 0 {
             connection.parse = Parse::Payload {
                 head,
                 tag,

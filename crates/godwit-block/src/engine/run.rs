@@ -11,6 +11,7 @@ use godwit_core::units::{MigrationId, Time};
 use io_uring::{opcode, types};
 
 use super::chunks::Chunks;
+use super::compression::Compression;
 use super::config::{EngineConfig, EngineError, EngineEvent};
 use super::connections::{ConnectionKey, Connections, Life};
 use super::deferred::Deferred;
@@ -47,6 +48,8 @@ pub(super) struct Engine {
     pub(super) connections: Connections,
     /// The connections of the current or last migration.
     pub(super) links: Option<Links>,
+    /// Compresses copies, of a migration to a node that takes them so.
+    pub(super) compression: Option<Compression>,
     /// Looks at the sync connection while a migration leaves this node.
     pub(super) link_watch: Option<LinkWatch>,
     /// Control connections of migrations that are to be decided after a crash.
@@ -138,6 +141,7 @@ impl Engine {
             chunks: Chunks::default(),
             connections: Connections::default(),
             links: None,
+            compression: None,
             link_watch: None,
             resolving: Vec::new(),
             decided: Vec::new(),
@@ -180,7 +184,11 @@ impl Engine {
             if self.is_finished() {
                 break;
             }
-            let timeout = self.timeout();
+            let timeout = if self.compress_waiting() {
+                Some(Duration::ZERO)
+            } else {
+                self.timeout()
+            };
             self.ring
                 .wait(timeout)
                 .map_err(|source| self.failure("wait for I/O", &source))?;

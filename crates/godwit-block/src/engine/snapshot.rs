@@ -67,6 +67,10 @@ pub struct Counters {
     pub errors: u64,
     /// Requests that another node forwarded here.
     pub forwarded: u64,
+    /// Bytes of chunks that were compressed before they left.
+    pub compressed_from: u64,
+    /// Bytes that those became.
+    pub compressed_to: u64,
 }
 
 /// Latency of requests over a period, from the last byte of the request to the answer's start.

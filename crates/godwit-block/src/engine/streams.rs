@@ -26,6 +26,8 @@ pub struct PeerStreams {
     pub sync: PeerStream,
     /// Bulk copies and verification; at least one.
     pub copies: Vec<PeerStream>,
+    /// Whether the other node takes the data of copies compressed.
+    pub compression: bool,
 }
 
 /// An NBD client in the transmission phase.

@@ -4,13 +4,15 @@
 //! stream decrypts straight into that buffer and encrypts straight out of it.
 
 mod outbox;
+mod packing;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use io_uring::{opcode, types};
 
-pub(crate) use self::outbox::{Frame, Keep, Outbox, Payload};
+pub(crate) use self::outbox::{Frame, Keep, Outbox, Packed, PackingEnd, Payload};
+pub(crate) use self::packing::{Packer, Unpacker};
 use crate::memory::Staging;
 use crate::ring::{Ring, Token};
 use crate::tls::{self, Session, TlsError};
@@ -310,7 +312,7 @@ impl Stream {
             .session
             .as_ref()
             .is_some_and(|session| session.wants_send());
-        !self.outbox.is_sending() && (session || !self.outbox.is_empty())
+        !self.outbox.is_sending() && (session || self.outbox.has_ready())
     }
 
     /// Starts a send operation if there is something to send. `release` gets the payloads that are
@@ -348,6 +350,20 @@ impl Stream {
             Some(session) => session.sent(count),
         }
         Ok(())
+    }
+
+    /// Compresses a little of what waits for that; `None` when nothing does.
+    pub(crate) fn pack(
+        &mut self,
+        packer: &mut Packer,
+        release: &mut dyn FnMut(Payload),
+    ) -> Option<Packed> {
+        self.outbox.pack(packer, release)
+    }
+
+    /// What waits to be compressed leaves as it is.
+    pub(crate) fn stop_packing(&mut self) {
+        self.outbox.stop_packing();
     }
 
     /// Drops the frames of which no byte has been encrypted or handed to the kernel.

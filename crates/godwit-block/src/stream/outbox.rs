@@ -9,6 +9,7 @@ use godwit_core::request::RequestTag;
 use io_uring::{opcode, types};
 
 use super::StreamError;
+use super::packing::{self, Packer, Packing, Step};
 use crate::memory::Mapping;
 use crate::ring::{Ring, Token};
 use crate::tls::Session;
@@ -25,6 +26,9 @@ const BATCH_BYTES: usize = 1 << 20;
 /// Plaintext encrypted for one send operation at most, so that bulk data leaves time for others.
 const TURN: usize = 512 << 10;
 
+/// Compressed frames that have left whose memory is kept for others.
+const SPARE: usize = 8;
+
 /// Frames that may wait: far more than honest peers can cause.
 const LONGEST: usize = 1 << 16;
 
@@ -38,6 +42,8 @@ pub(crate) enum Keep {
         slot: ChunkSlot,
         memory: Rc<Mapping>,
     },
+    /// What a chunk's data was compressed to.
+    Packed(Vec<u8>),
 }
 
 /// Bytes that follow a frame's header.
@@ -72,6 +78,8 @@ pub(crate) struct Frame {
     header: [u8; HEADER],
     header_length: usize,
     payload: Option<Payload>,
+    /// How far it is compressed, of a frame that has to be before it leaves.
+    packing: Option<Packing>,
 }
 
 impl Frame {
@@ -87,7 +95,15 @@ impl Frame {
             header,
             header_length,
             payload,
+            packing: None,
         }
+    }
+
+    /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until it is compressed:
+    /// see [`Outbox::pack`].
+    pub(crate) fn to_be_compressed(mut self) -> Self {
+        self.packing = Some(Packing::default());
+        self
     }
 
     /// What follows the first `done` bytes, up to the end of the header or of the payload.
@@ -102,6 +118,29 @@ impl Frame {
     fn length(&self) -> usize {
         self.header_length + self.payload.as_ref().map_or(0, |payload| payload.length)
     }
+}
+
+/// What was done for a frame that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Packed {
+    /// Bytes of its data that were compressed.
+    pub(crate) data: usize,
+    /// What has become of the frame, once that is certain.
+    pub(crate) end: Option<PackingEnd>,
+}
+
+/// What the attempt to compress a frame came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PackingEnd {
+    /// It leaves as it is.
+    Useless,
+    /// Its data has become shorter.
+    Shorter {
+        /// Bytes that it had.
+        from: usize,
+        /// Bytes that it has.
+        to: usize,
+    },
 }
 
 /// Memory of one send operation's description; it stays where it is while the kernel reads it.
@@ -123,6 +162,8 @@ pub(crate) struct Outbox {
     sending: bool,
     /// What the operation in flight leaves untouched is dropped when it ends.
     discard_flying: bool,
+    /// Memory of compressed frames that have left.
+    spare: Vec<Vec<u8>>,
 }
 
 impl Outbox {
@@ -138,6 +179,7 @@ impl Outbox {
             scatter,
             sending: false,
             discard_flying: false,
+            spare: Vec::new(),
         })
     }
 
@@ -170,11 +212,20 @@ impl Outbox {
         self.waiting.push_back(frame);
     }
 
+    /// Whether something is queued that can be sent.
+    pub(super) fn has_ready(&self) -> bool {
+        let first = self.waiting.front();
+        !self.flying.is_empty() || first.is_some_and(|frame| frame.packing.is_none())
+    }
+
     /// Sends as much as one operation takes.
     pub(super) fn send(&mut self, ring: &mut Ring, fd: types::Fd, token: Token) {
+        let mut bytes: usize = self.flying.iter().map(Frame::length).sum();
         while self.flying.len() < BATCH
-            && let Some(frame) = self.waiting.pop_front()
+            && bytes < BATCH_BYTES
+            && let Some(frame) = self.waiting.pop_front_if(|frame| frame.packing.is_none())
         {
+            bytes += frame.length();
             self.flying.push_back(frame);
         }
         let scatter = &mut *self.scatter;
@@ -218,6 +269,7 @@ impl Outbox {
         let mut budget = TURN;
         while budget > 0
             && let Some(frame) = self.waiting.front()
+            && frame.packing.is_none()
         {
             let part = frame.rest(self.done);
             let part = &part[..part.len().min(budget)];
@@ -227,9 +279,8 @@ impl Outbox {
             self.done += taken;
             if self.done == frame.length() {
                 self.done = 0;
-                if let Some(payload) = self.waiting.pop_front().and_then(|frame| frame.payload) {
-                    release(payload);
-                }
+                let sent = self.waiting.pop_front();
+                let_go(sent, &mut self.spare, release);
             } else if taken < part.len() {
                 break;
             }
@@ -255,6 +306,57 @@ impl Outbox {
         unsafe { ring.push(entry.build(), token) };
     }
 
+    /// Compresses the next block of the first frame that waits for it; `None` when none does.
+    pub(super) fn pack(
+        &mut self,
+        packer: &mut Packer,
+        release: &mut dyn FnMut(Payload),
+    ) -> Option<Packed> {
+        let frame = self
+            .waiting
+            .iter_mut()
+            .find(|frame| frame.packing.is_some())?;
+        let (Some(payload), Some(packing)) = (&frame.payload, &mut frame.packing) else {
+            frame.packing = None;
+            return None;
+        };
+        if packing.blocks.capacity() == 0 {
+            packing.blocks = self.spare.pop().unwrap_or_default();
+        }
+        let (data, step) = packing.step(payload.bytes(), packer);
+        let end = match step {
+            Step::More => None,
+            Step::Useless => {
+                stop_packing(frame, &mut self.spare);
+                Some(PackingEnd::Useless)
+            }
+            Step::Complete => {
+                let blocks = std::mem::take(&mut packing.blocks);
+                frame.packing = None;
+                let (from, to) = (payload.length, blocks.len());
+                if packing::announce(&mut frame.header[..frame.header_length], to) {
+                    // SAFETY: the bytes belong to the vector that keeps them, which is not touched
+                    // before the payload is released.
+                    let packed = unsafe { Payload::new(blocks.as_ptr(), to, Keep::Packed(blocks)) };
+                    frame.payload.replace(packed).into_iter().for_each(release);
+                    self.bytes -= from - to;
+                    Some(PackingEnd::Shorter { from, to })
+                } else {
+                    keep_spare(blocks, &mut self.spare);
+                    Some(PackingEnd::Useless)
+                }
+            }
+        };
+        Some(Packed { data, end })
+    }
+
+    /// The frames that wait to be compressed leave as they are.
+    pub(super) fn stop_packing(&mut self) {
+        for frame in &mut self.waiting {
+            stop_packing(frame, &mut self.spare);
+        }
+    }
+
     /// The operation ended; the number of bytes it sent.
     pub(super) fn finish(&mut self, result: i32) -> Result<usize, StreamError> {
         self.sending = false;
@@ -273,9 +375,8 @@ impl Outbox {
             && self.done >= frame.length()
         {
             self.done -= frame.length();
-            if let Some(payload) = self.flying.pop_front().and_then(|frame| frame.payload) {
-                release(payload);
-            }
+            let sent = self.flying.pop_front();
+            let_go(sent, &mut self.spare, release);
         }
         if std::mem::take(&mut self.discard_flying) {
             self.discard_flying(release);
@@ -291,7 +392,7 @@ impl Outbox {
             && let Some(frame) = self.waiting.pop_back()
         {
             self.bytes -= frame.length();
-            frame.payload.into_iter().for_each(&mut *release);
+            let_go(Some(frame), &mut self.spare, release);
         }
         if self.sending {
             self.discard_flying = !self.flying.is_empty();
@@ -306,7 +407,7 @@ impl Outbox {
             && let Some(frame) = self.flying.pop_back()
         {
             self.bytes -= frame.length();
-            frame.payload.into_iter().for_each(&mut *release);
+            let_go(Some(frame), &mut self.spare, release);
         }
     }
 
@@ -319,13 +420,40 @@ impl Outbox {
         };
         for frame in self.waiting.drain(..).chain(flying.into_iter().flatten()) {
             self.bytes = self.bytes.saturating_sub(frame.length());
-            if let Some(payload) = frame.payload {
-                release(payload);
-            }
+            let_go(Some(frame), &mut self.spare, release);
         }
         if self.flying.is_empty() {
             self.done = 0;
         }
+    }
+}
+
+/// The frame, if there is one, is not needed any more.
+fn let_go(frame: Option<Frame>, spare: &mut Vec<Vec<u8>>, release: &mut dyn FnMut(Payload)) {
+    let Some(mut frame) = frame else { return };
+    stop_packing(&mut frame, spare);
+    match frame.payload {
+        Some(Payload {
+            keep: Keep::Packed(blocks),
+            ..
+        }) => keep_spare(blocks, spare),
+        Some(payload) => release(payload),
+        None => {}
+    }
+}
+
+/// The frame leaves as it is.
+fn stop_packing(frame: &mut Frame, spare: &mut Vec<Vec<u8>>) {
+    if let Some(packing) = frame.packing.take() {
+        keep_spare(packing.blocks, spare);
+    }
+}
+
+/// Keeps memory for the next frame that is compressed.
+fn keep_spare(mut blocks: Vec<u8>, spare: &mut Vec<Vec<u8>>) {
+    if blocks.capacity() > 0 && spare.len() < SPARE {
+        blocks.clear();
+        spare.push(blocks);
     }
 }
 
@@ -334,6 +462,9 @@ mod tests {
     use std::io::Read;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
+
+    use godwit_core::units::{Extent, Generation, Lba};
+    use godwit_core::wire::{HEADER_SIZE, Header, Message};
 
     use super::*;
     use crate::ring::Completion;
@@ -352,7 +483,7 @@ mod tests {
     fn note(released: &mut Vec<u32>) -> impl FnMut(Payload) + '_ {
         |payload| match payload.keep {
             Keep::Slot(tag) => released.push(tag.0),
-            Keep::Chunk { .. } => panic!("no chunk was queued"),
+            keep => panic!("nothing like it was queued: {keep:?}"),
         }
     }
 
@@ -437,5 +568,67 @@ mod tests {
         );
         released.sort_unstable();
         assert!(released.into_iter().eq((0..40).chain([200])));
+    }
+
+    /// A frame of a chunk whose data compresses, if it is to be.
+    fn chunk(packs: bool) -> Frame {
+        let message = Message::Copy {
+            slot: ChunkSlot(9),
+            generation: Generation(0),
+            extent: Extent::new(Lba(0), (LENGTH / 512) as u32).expect("an extent"),
+            zeroes: false,
+        };
+        let keep = Keep::Slot(RequestTag(9));
+        // SAFETY: the data is there forever and never changes.
+        let payload = unsafe { Payload::new(DATA.as_ptr(), LENGTH, keep) };
+        let frame = Frame::new(&[&message.encode().0.encode()], Some(payload));
+        if packs {
+            frame.to_be_compressed()
+        } else {
+            frame
+        }
+    }
+
+    #[test]
+    fn a_frame_waits_until_it_is_compressed_and_what_follows_waits_for_it() {
+        let mut outbox = Outbox::new(false).expect("an outbox");
+        let mut packer = Packer::new().expect("a packer");
+        let mut released = Vec::new();
+        outbox.push(chunk(true));
+        outbox.push(frame(1));
+        assert!(!outbox.has_ready());
+        let packed = outbox
+            .pack(&mut packer, &mut note(&mut released))
+            .expect("something to compress");
+        let Some(PackingEnd::Shorter { from, to }) = packed.end else {
+            panic!("{packed:?}");
+        };
+        assert_eq!((packed.data, from), (LENGTH, LENGTH));
+        assert!(to < 1000, "{to} bytes");
+        assert_eq!(released, [9], "its data is needed no more");
+        assert_eq!(outbox.bytes(), HEADER_SIZE + to + LENGTH + 1);
+        assert!(outbox.has_ready());
+        assert!(outbox.pack(&mut packer, &mut note(&mut released)).is_none());
+        let compressed = Header::decode(outbox.waiting[0].header.first_chunk().expect("a header"));
+        assert_eq!(
+            compressed.map(|header| header.payload_length),
+            Ok(to as u32)
+        );
+
+        outbox.discard(&mut note(&mut released));
+        assert_eq!(outbox.bytes(), 0);
+        assert_eq!(released, [9, 1]);
+        assert_eq!(outbox.spare.len(), 1, "its memory serves the next");
+    }
+
+    #[test]
+    fn frames_that_are_not_compressed_after_all_leave_as_they_are() {
+        let mut outbox = Outbox::new(false).expect("an outbox");
+        outbox.push(chunk(true));
+        outbox.stop_packing();
+        assert!(outbox.has_ready());
+        let as_it_is = chunk(false);
+        assert_eq!(outbox.waiting[0].rest(0), as_it_is.rest(0));
+        assert_eq!(outbox.bytes(), as_it_is.length());
     }
 }

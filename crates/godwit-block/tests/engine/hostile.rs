@@ -162,6 +162,63 @@ fn lengths_that_do_not_fit_end_the_migration() {
     }
 }
 
+/// A frame whose data, of 8 KiB, travels as these blocks.
+fn compressed(kind: Kind, blocks: &[u8]) -> Vec<u8> {
+    let header = Header {
+        sectors: 16,
+        ..Header::new(kind)
+    };
+    let header = header.compressed(blocks.len() as u32).encode();
+    [&header, blocks].concat()
+}
+
+/// A block that holds its data as it is.
+fn stored(data: &[u8]) -> Vec<u8> {
+    let length = data.len() as u32 | 1 << 31;
+    [&length.to_le_bytes(), data].concat()
+}
+
+#[test]
+fn compressed_data_that_is_none_ends_the_migration() {
+    let garbage = [&4096_u32.to_le_bytes()[..], &Random(4).bytes(4096)].concat();
+    for bytes in [
+        compressed(Kind::Copy, &garbage),
+        compressed(Kind::Copy, &[0; 8]),
+        compressed(Kind::Copy, &stored(&[1; 4096])),
+        compressed(Kind::Copy, &stored(&[1; 8192])),
+        compressed(Kind::Copy, &[1, 0, 0]),
+        compressed(Kind::Copy, &(u32::MAX >> 1).to_le_bytes()),
+        compressed(Kind::Copy, &[]),
+    ] {
+        let engine = destination();
+        let mut puppet = Puppet::source_of(&engine);
+        puppet.copy.write_all(&bytes).expect("sent");
+        assert_refused(&engine);
+    }
+    for kind in [Kind::DoubleWrite, Kind::DelayedWrite] {
+        let engine = destination();
+        let mut puppet = Puppet::source_of(&engine);
+        let bytes = compressed(kind, &stored(&[1; 4096]));
+        puppet.sync.write_all(&bytes).expect("sent");
+        assert_refused(&engine);
+    }
+}
+
+#[test]
+fn a_peer_that_leaves_in_the_middle_of_compressed_data_frees_what_it_held() {
+    for cut in [33, 40, 2000] {
+        let engine = destination();
+        for _ in 0..3 {
+            let mut puppet = Puppet::source_of(&engine);
+            let bytes = compressed(Kind::Copy, &stored(&[1; 4096]));
+            puppet.copy.write_all(&bytes[..cut]).expect("sent");
+            drop(puppet);
+            engine.wait_for_core(|event| matches!(event, Event::ReceiveAborted { .. }));
+        }
+        engine.wait_until(|snapshot| snapshot.requests_in_flight == 0);
+    }
+}
+
 #[test]
 fn a_copy_past_the_end_of_the_disk_ends_the_migration() {
     let engine = destination();

@@ -1,5 +1,6 @@
 //! The engine against real sockets and files.
 
+mod compression;
 mod double_writes;
 mod hostile;
 mod migrate;

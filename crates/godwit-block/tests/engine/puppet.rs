@@ -57,6 +57,7 @@ impl Puppet {
             control: plain(control_b),
             sync: plain(sync_b),
             copies: vec![plain(copy_b)],
+            compression: false,
         };
         (
             Self {

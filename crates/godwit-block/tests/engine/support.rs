@@ -333,12 +333,14 @@ pub(crate) fn links(copies: usize) -> (PeerStreams, PeerStreams) {
             control,
             sync,
             copies,
+            compression: false,
         },
         PeerStreams {
             peer: "a".to_owned(),
             control: control_b,
             sync: sync_b,
             copies: copies_b,
+            compression: false,
         },
     )
 }

@@ -45,7 +45,7 @@ fn peer_pair() -> (PeerStream, PeerStream) {
     (ours, accepting.join().expect("the server"))
 }
 
-fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
+pub(crate) fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
     let ((control, control_b), (sync, sync_b)) = (peer_pair(), peer_pair());
     let (copies, copies_b) = (0..copies).map(|_| peer_pair()).unzip();
     (
@@ -54,12 +54,14 @@ fn tls_links(copies: usize) -> (PeerStreams, PeerStreams) {
             control,
             sync,
             copies,
+            compression: false,
         },
         PeerStreams {
             peer: "a".to_owned(),
             control: control_b,
             sync: sync_b,
             copies: copies_b,
+            compression: false,
         },
     )
 }

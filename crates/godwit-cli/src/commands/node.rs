@@ -59,6 +59,7 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         tls,
         insecure_loopback: arguments.insecure_loopback,
         unencrypted_data: arguments.unencrypted_data,
+        compression: !arguments.no_compression,
         api_listen: arguments.api_listen,
         nbd_listen: arguments.nbd_listen,
         nbd_plain: arguments.nbd_plain,

@@ -25,6 +25,15 @@ impl Features {
     /// network for that says so.
     pub const CLEAR_DATA: Self = Self(1);
 
+    /// The data of copies may be compressed.
+    pub const COMPRESSION: Self = Self(2);
+
+    /// These and the others.
+    #[must_use]
+    pub const fn with(self, others: Self) -> Self {
+        Self(self.0 | others.0)
+    }
+
     /// What is in both.
     #[must_use]
     pub const fn common(self, other: Self) -> Self {

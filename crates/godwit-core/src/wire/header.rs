@@ -15,6 +15,8 @@ pub const FLAG_FUA: u8 = 1;
 pub const FLAG_UNMAP: u8 = 2;
 /// The extent's data is all zeroes and no payload follows.
 pub const FLAG_ZEROES: u8 = 4;
+/// The payload is a copy's data, compressed.
+pub const FLAG_COMPRESSED: u8 = 8;
 
 const MAGIC: [u8; 4] = *b"GDW1";
 
@@ -134,6 +136,21 @@ impl Header {
         match Extent::new(self.start, self.sectors) {
             Some(extent) => Ok(extent),
             None => Err(DecodeError::Field("extent")),
+        }
+    }
+
+    /// Whether the payload is compressed.
+    pub const fn is_compressed(&self) -> bool {
+        self.flags & FLAG_COMPRESSED != 0
+    }
+
+    /// The header of the same frame with its data compressed to `length` bytes.
+    #[must_use]
+    pub const fn compressed(self, length: u32) -> Self {
+        Self {
+            flags: self.flags | FLAG_COMPRESSED,
+            payload_length: length,
+            ..self
         }
     }
 

@@ -304,6 +304,9 @@ impl Message {
     /// # Errors
     /// [`DecodeError::Kind`] for greetings, [`DecodeError::Field`] or [`DecodeError::Body`].
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
+        if header.is_compressed() && header.kind != Kind::Copy {
+            return Err(DecodeError::Field("compression"));
+        }
         let generation = header.generation;
         let zeroes = header.flags & FLAG_ZEROES != 0;
         let tag = RequestTag(header.tag);
@@ -546,7 +549,13 @@ const fn status(result: Result<(), RequestError>) -> u16 {
 fn data_extent(header: &Header, zeroes: bool) -> Result<Extent, DecodeError> {
     let extent = header.extent()?;
     let expected = if zeroes { 0 } else { extent.bytes() };
-    if u64::from(header.payload_length) == expected {
+    let length = u64::from(header.payload_length);
+    let fits = if header.is_compressed() {
+        0 < length && length < expected
+    } else {
+        length == expected
+    };
+    if fits {
         Ok(extent)
     } else {
         Err(DecodeError::Field("payload length"))

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0..4 | magic, `GDW1` |
 //! | 4 | kind |
-//! | 5 | flags: 1 FUA, 2 unmap, 4 zeroes |
+//! | 5 | flags: 1 FUA, 2 unmap, 4 zeroes, 8 compressed |
 //! | 6..8 | status: 0 or an error's code |
 //! | 8..12 | payload length in bytes, at most 32 MiB |
 //! | 12..16 | tag |
@@ -26,7 +26,9 @@ pub use greeting::{
     Features, GREETING_LIMIT, Greeting, Hello, MAX_NAME, Offer, PROTOCOL_VERSION, Purpose, Refusal,
     RefusalCode, Reply,
 };
-pub use header::{FLAG_FUA, FLAG_UNMAP, FLAG_ZEROES, HEADER_SIZE, Header, Kind, MAX_PAYLOAD};
+pub use header::{
+    FLAG_COMPRESSED, FLAG_FUA, FLAG_UNMAP, FLAG_ZEROES, HEADER_SIZE, Header, Kind, MAX_PAYLOAD,
+};
 pub use message::{Message, PayloadBuffer};
 
 /// What a connection between two nodes carries. Each class has connections of its own, so that a
@@ -80,4 +82,51 @@ pub enum DecodeError {
     /// The body ends early or late.
     #[error("the frame's body is malformed")]
     Body,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decoded(kind: Kind, flags: u8, payload_length: u32) -> Result<Message, DecodeError> {
+        let header = Header {
+            flags,
+            payload_length,
+            sectors: 16,
+            ..Header::new(kind)
+        };
+        Message::decode(&header, &[])
+    }
+
+    #[test]
+    fn only_the_data_of_a_copy_may_be_compressed_and_then_it_is_shorter() {
+        let plain = decoded(Kind::Copy, 0, 8192).expect("a copy");
+        for length in [1, 4000, 8191] {
+            assert_eq!(decoded(Kind::Copy, FLAG_COMPRESSED, length), Ok(plain));
+        }
+        for (flags, length) in [
+            (FLAG_COMPRESSED, 0),
+            (FLAG_COMPRESSED, 8192),
+            (FLAG_COMPRESSED, 8193),
+            (FLAG_COMPRESSED | FLAG_ZEROES, 0),
+            (FLAG_COMPRESSED | FLAG_ZEROES, 4000),
+            (0, 4000),
+        ] {
+            let wrong = DecodeError::Field("payload length");
+            assert_eq!(
+                decoded(Kind::Copy, flags, length),
+                Err(wrong),
+                "{flags}, {length}"
+            );
+        }
+        for kind in [
+            Kind::DoubleWrite,
+            Kind::DelayedWrite,
+            Kind::ForwardWrite,
+            Kind::ForwardReply,
+        ] {
+            let wrong = DecodeError::Field("compression");
+            assert_eq!(decoded(kind, FLAG_COMPRESSED, 4000), Err(wrong), "{kind:?}");
+        }
+    }
 }

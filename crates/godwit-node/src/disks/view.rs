@@ -120,6 +120,8 @@ fn counters(snapshot: &Snapshot) -> IoCounters {
         written_bytes: from.written_bytes,
         errors: from.errors,
         forwarded: from.forwarded,
+        compressed_from_bytes: from.compressed_from,
+        compressed_to_bytes: from.compressed_to,
     }
 }
 

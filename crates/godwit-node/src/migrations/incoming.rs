@@ -159,6 +159,8 @@ async fn receive(
         control,
         sync,
         copies,
+        // What comes tells whether it is compressed.
+        compression: false,
     };
     let engine = disk
         .engine()

@@ -7,7 +7,7 @@ use godwit_block::engine::{ChunkMemory, InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
-use godwit_core::wire::{Greeting, Offer, Purpose, Reply, TrafficClass};
+use godwit_core::wire::{Features, Greeting, Offer, Purpose, Reply, TrafficClass};
 use godwit_core::{MigrationOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
@@ -269,7 +269,7 @@ impl Attempt {
             Err(error) => return Err(lost(&error)),
         }
         self.node.migrations.accepted(self.id);
-        let (sync, _) = self.dial(TrafficClass::Sync).await.map_err(body)?;
+        let (sync, agreed) = self.dial(TrafficClass::Sync).await.map_err(body)?;
         let mut copies = Vec::with_capacity(usize::from(COPY_CONNECTIONS));
         for _ in 0..COPY_CONNECTIONS {
             let (copy, _) = self.dial(TrafficClass::Copy).await.map_err(body)?;
@@ -280,6 +280,7 @@ impl Attempt {
             control: into_stream(control).await.map_err(|error| lost(&error))?,
             sync: into_stream(sync).await.map_err(|error| lost(&error))?,
             copies,
+            compression: agreed.features.contain(Features::COMPRESSION),
         })
     }
 

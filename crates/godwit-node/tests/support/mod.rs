@@ -41,6 +41,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         tls: None,
         insecure_loopback: true,
         unencrypted_data: false,
+        compression: true,
         api_listen: None,
         nbd_listen: None,
         nbd_plain: false,

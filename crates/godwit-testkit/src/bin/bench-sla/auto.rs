@@ -65,6 +65,7 @@ pub(crate) fn run(rounds: usize, bytes: u64, in_memory: bool, control: bool) -> 
         rate: Some(40_000_000),
         depth: 16,
         runtime: Duration::from_secs(600),
+        compressible: false,
     };
     let stage = Stage::loopback(bytes, load, QUIET, in_memory)?;
     let neighbour = control.then(|| Neighbour::new(bytes)).transpose()?;

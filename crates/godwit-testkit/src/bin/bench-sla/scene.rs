@@ -68,6 +68,7 @@ impl SceneOptions {
             rate: Some(self.guest_kb * 1000),
             depth: self.depth,
             runtime: Duration::from_secs(1200),
+            compressible: false,
         }
     }
 }

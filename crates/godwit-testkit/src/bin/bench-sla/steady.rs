@@ -66,6 +66,7 @@ pub(crate) fn run(baseline: &Path, rounds: usize, seconds: u64) -> io::Result<()
             rate: None,
             depth,
             runtime: Duration::from_secs(seconds * 2 + 60),
+            compressible: false,
         };
         let mut windows = [Vec::new(), Vec::new()];
         for round in 0..rounds {

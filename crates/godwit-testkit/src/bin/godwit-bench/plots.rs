@@ -138,7 +138,10 @@ fn over_rate(
 /// The cells that differ in rate and mover alone.
 fn comparable(cells: &[Migrate]) -> Vec<&Migrate> {
     let usual = |cell: &&Migrate| {
-        cell.workload == WORKLOAD && cell.link_gbps.is_none() && !cell.destination_in_memory
+        cell.workload == WORKLOAD
+            && cell.link_gbps.is_none()
+            && !cell.destination_in_memory
+            && !cell.compressible
     };
     cells.iter().filter(usual).collect()
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryDisk, release_binary};
-use godwit_testkit::image::write_random;
+use godwit_testkit::image::{write_compressible, write_random};
 use godwit_testkit::network::Link;
 use godwit_testkit::process::scratch_dir;
 use rustix::fs::{Advice, fadvise};
@@ -25,7 +25,16 @@ pub(crate) enum Destination {
     Memory,
 }
 
-/// Two network namespaces, a directory on the real file system, and a random image in it.
+/// What is in the image, and what the guest writes to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Data {
+    /// Random data: nothing makes it shorter
+    Random,
+    /// Data that compresses to half
+    Half,
+}
+
+/// Two network namespaces, a directory on the real file system, and a full image in it.
 #[derive(Debug)]
 pub(crate) struct Site {
     /// From the source to the destination.
@@ -46,6 +55,7 @@ impl Site {
         gigabits: Option<f64>,
         bytes: u64,
         destination: Destination,
+        data: Data,
         settle: Duration,
     ) -> io::Result<Self> {
         let dir = scratch_dir()?;
@@ -56,7 +66,10 @@ impl Site {
             rest: Rest::new(dir.path(), settle),
             dir,
         };
-        write_random(&site.image(), bytes, 42)?;
+        match data {
+            Data::Random => write_random(&site.image(), bytes, 42)?,
+            Data::Half => write_compressible(&site.image(), bytes, 42)?,
+        }
         Ok(site)
     }
 
@@ -94,7 +107,8 @@ impl Site {
         self.dir.path()
     }
 
-    /// The image at the source. Every run begins with what the last one left of it: random data.
+    /// The image at the source. Every run begins with what the last one left of it, which is
+    /// data of the same sort.
     pub(crate) fn image(&self) -> PathBuf {
         self.dir().join("source.img")
     }

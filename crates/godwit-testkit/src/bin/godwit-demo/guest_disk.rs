@@ -41,6 +41,7 @@ impl GuestDisk {
             rate: Some(40_000_000),
             depth: 16,
             runtime: Duration::from_secs(600),
+            compressible: false,
         }
     }
 

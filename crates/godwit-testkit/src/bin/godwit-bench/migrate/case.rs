@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use godwit_testkit::fio::{FioLoad, Requests};
 
-use crate::site::Destination;
+use crate::site::{Data, Destination};
 
 /// Requests that the guest keeps in flight.
 const DEPTH: u32 = 16;
@@ -42,13 +42,14 @@ pub(crate) enum Rate {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Bandwidth(pub(crate) Option<f64>);
 
-/// One workload, rate, link and destination.
+/// One workload, rate, link, destination and sort of data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Case {
     pub(crate) workload: Workload,
     pub(crate) rate: Rate,
     pub(crate) link: Bandwidth,
     pub(crate) destination: Destination,
+    pub(crate) data: Data,
 }
 
 impl Workload {
@@ -88,7 +89,10 @@ impl Case {
     /// The guest of a disk of this size; none when it is idle.
     pub(crate) fn guest(&self, bytes: u64) -> Option<FioLoad> {
         let mbps = self.rate.mbps();
-        (mbps != Some(0.0)).then(|| load(self.workload, mbps, bytes))
+        (mbps != Some(0.0)).then(|| FioLoad {
+            compressible: self.data == Data::Half,
+            ..load(self.workload, mbps, bytes)
+        })
     }
 }
 
@@ -104,6 +108,7 @@ fn load(workload: Workload, mbps: Option<f64>, bytes: u64) -> FioLoad {
         rate: mbps.map(|mbps| (mbps * 1e6) as u64),
         depth: DEPTH,
         runtime: RUNTIME,
+        compressible: false,
     }
 }
 
@@ -132,14 +137,19 @@ impl fmt::Display for Case {
             rate,
             link,
             destination,
+            data,
         } = self;
         match rate {
             Rate::Megabytes(0.0) => write!(formatter, "idle, link {link}")?,
             _ => write!(formatter, "{} {rate}, link {link}", workload.name())?,
         }
         match destination {
-            Destination::SameDisk => Ok(()),
-            Destination::Memory => write!(formatter, ", to memory"),
+            Destination::SameDisk => {}
+            Destination::Memory => write!(formatter, ", to memory")?,
+        }
+        match data {
+            Data::Random => Ok(()),
+            Data::Half => write!(formatter, ", compressible"),
         }
     }
 }
@@ -192,6 +202,7 @@ mod tests {
             rate,
             link: Bandwidth(None),
             destination: Destination::SameDisk,
+            data: Data::Random,
         };
         assert!(case(Rate::Megabytes(0.0)).guest(1 << 20).is_none());
         let paced = case(Rate::Megabytes(40.0)).guest(1 << 20).unwrap();

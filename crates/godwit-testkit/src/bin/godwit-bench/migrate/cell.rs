@@ -7,7 +7,7 @@ use godwit_testkit::report::median;
 use super::case::Case;
 use crate::noise::{disagree, outliers};
 use crate::report::{Guest, Migrate, Move, Seen, spread};
-use crate::site::Destination;
+use crate::site::{Data, Destination};
 
 /// Rounds whose guests did that much differently before anything moved disagree, as do rounds with
 /// an idle guest whose moves took that much longer.
@@ -84,6 +84,7 @@ pub(crate) fn summary(
         rate_mbps: case.rate.mbps(),
         link_gbps: case.link.0,
         destination_in_memory: case.destination == Destination::Memory,
+        compressible: case.data == Data::Half,
         mover: mover.to_owned(),
         image_bytes,
         limit_seconds: limit.as_secs_f64(),
@@ -192,6 +193,7 @@ mod tests {
             rate,
             link: Bandwidth(None),
             destination: Destination::SameDisk,
+            data: Data::Random,
         };
         let standard = Standard::new(&case, others.iter().chain([&ours]));
         summary(&case, "godwit", 1, Duration::ZERO, &standard, vec![ours]).noisy
@@ -219,6 +221,7 @@ mod tests {
             rate: Rate::Megabytes(40.0),
             link: Bandwidth(None),
             destination: Destination::SameDisk,
+            data: Data::Random,
         };
         let mut rounds = vec![moved(40.0, 1000.0); 5];
         for (disturbed, noisy) in [(0, false), (1, true)] {
@@ -236,6 +239,7 @@ mod tests {
             rate: Rate::Megabytes(40.0),
             link: Bandwidth(None),
             destination: Destination::SameDisk,
+            data: Data::Random,
         };
         let mut rounds = vec![moved(40.0, 1000.0), moved(40.0, 1000.0)];
         let standard = Standard::new(&case, rounds.iter());

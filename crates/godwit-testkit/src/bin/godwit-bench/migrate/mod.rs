@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
             // The old namespaces go before there are new ones: both have the same addresses.
             drop(place.take());
             let settle = options.settle(extent);
-            let site = Site::new(case.link.0, bytes, case.destination, settle)?;
+            let site = Site::new(case.link.0, bytes, case.destination, case.data, settle)?;
             let limit = limit(&site, &idle, extent)?;
             place = Some((idle, site, limit));
         }

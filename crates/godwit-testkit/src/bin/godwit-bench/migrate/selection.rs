@@ -5,7 +5,7 @@ use clap::Args;
 use super::case::{Bandwidth, Case, Rate, Workload};
 use super::mover::{self, Mover};
 use crate::options::Extent;
-use crate::site::Destination;
+use crate::site::{Data, Destination};
 
 /// What of the scene `migrate` is measured; the defaults depend on quick or full.
 #[derive(Clone, Debug, Args)]
@@ -23,6 +23,9 @@ pub(crate) struct Selection {
     /// Where the disk goes; same-disk when left out
     #[arg(long = "destination", value_delimiter = ',')]
     destinations: Vec<Destination>,
+    /// What the disk is full of; random when left out
+    #[arg(long = "data", value_delimiter = ',')]
+    data: Vec<Data>,
     /// Who moves the disk
     #[arg(long = "mover", value_name = "NAME", value_delimiter = ',')]
     movers: Vec<String>,
@@ -37,6 +40,7 @@ const fn case(workload: Workload, rate: Rate, link: Option<f64>) -> Case {
         rate,
         link: Bandwidth(link),
         destination: Destination::SameDisk,
+        data: Data::Random,
     }
 }
 
@@ -73,17 +77,23 @@ const LINKS: [Bandwidth; 4] = [
 ];
 
 impl Selection {
-    /// The cases, those of one destination and link together.
+    /// The cases, those of one destination, sort of data and link together.
     pub(crate) fn cases(&self, extent: Extent) -> Vec<Case> {
-        let to = |destination| {
+        let to = |(destination, data)| {
             let cases = self.guests(extent).into_iter();
             cases.map(move |case| Case {
                 destination,
+                data,
                 ..case
             })
         };
-        let destinations = or(&self.destinations, &[Destination::SameDisk]);
-        destinations.iter().copied().flat_map(to).collect()
+        let destinations = or(&self.destinations, &[Destination::SameDisk]).iter();
+        let sorts = or(&self.data, &[Data::Random]).iter();
+        let places = destinations.flat_map(|destination| {
+            let sorts = sorts.clone();
+            sorts.map(|data| (*destination, *data))
+        });
+        places.flat_map(to).collect()
     }
 
     /// The cases of a destination, those of one link together.
@@ -161,6 +171,7 @@ mod tests {
             rates: Vec::new(),
             links: Vec::new(),
             destinations: Vec::new(),
+            data: Vec::new(),
             movers: Vec::new(),
             image: None,
         }

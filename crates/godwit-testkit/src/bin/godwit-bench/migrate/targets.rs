@@ -128,7 +128,12 @@ pub(crate) fn case(cell: &Migrate) -> String {
     } else {
         ""
     };
-    format!("{rate}, {link}{destination}")
+    let data = if cell.compressible {
+        ", compressible"
+    } else {
+        ""
+    };
+    format!("{rate}, {link}{destination}{data}")
 }
 
 #[cfg(test)]
@@ -156,6 +161,7 @@ pub(crate) mod tests {
             rate_mbps: Some(40.0),
             link_gbps: None,
             destination_in_memory: false,
+            compressible: false,
             mover: mover.to_owned(),
             image_bytes: 1 << 30,
             limit_seconds: 30.0,

@@ -19,7 +19,7 @@ pub(crate) use self::cell::load;
 use self::measure::{BLOCK, measure};
 use crate::options::{Extent, Options};
 use crate::report::VmMove;
-use crate::site::{Destination, Site};
+use crate::site::{Data, Destination, Site};
 use crate::suite::Suite;
 
 /// A move may take this long.
@@ -42,7 +42,13 @@ pub(crate) fn run(options: &Options, suite: &mut Suite) -> io::Result<()> {
         Extent::Full => &[PACED, 0],
     };
     let bytes = options.migrate.image_bytes(extent);
-    let site = Site::new(None, bytes, Destination::SameDisk, options.settle(extent))?;
+    let site = Site::new(
+        None,
+        bytes,
+        Destination::SameDisk,
+        Data::Random,
+        options.settle(extent),
+    )?;
     let movers = mover::all();
     cell::print_header();
     for &rate in loads {
