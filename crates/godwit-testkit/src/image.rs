@@ -9,41 +9,71 @@ use crate::client::DiskReader;
 use crate::random::{Random, mix};
 
 const STEP: u64 = 4 << 20;
+const BLOCK: usize = 4096;
 
 /// Writes a file of random data: nothing in it compresses, repeats or is zero.
 ///
 /// # Errors
 /// Those of the file.
 pub fn write_random(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
-    let mut random = Random::new(seed);
-    write_blocks(path, bytes, |block| random.fill(block))
-}
-
-/// Writes a file of data that compresses to half: half of each block of 4 KiB is random, and the other
-/// half is the same in all.
-///
-/// # Errors
-/// Those of the file.
-pub fn write_compressible(path: &Path, bytes: u64, seed: u64) -> io::Result<()> {
-    let mut random = Random::new(seed);
-    write_blocks(path, bytes, |block| {
-        let (first, second) = block.split_at_mut(2048);
-        random.fill(first);
-        second.fill(0x5a);
-    })
-}
-
-fn write_blocks(path: &Path, bytes: u64, mut fill: impl FnMut(&mut [u8; 4096])) -> io::Result<()> {
     let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
-    let mut block = [0; 4096];
+    let mut random = Random::new(seed);
+    let mut block = [0; BLOCK];
     let mut left = bytes;
     while left > 0 {
         let take = left.min(block.len() as u64);
-        fill(&mut block);
+        random.fill(&mut block);
         file.write_all(&block[..take as usize])?;
         left -= take;
     }
     file.into_inner()?.sync_all()
+}
+
+/// Writes a file that is full of other files: those below `root` in the order of their names, each from
+/// a block's start on as on a disk, over and over again.
+///
+/// # Errors
+/// Those of the file, or when nothing below `root` can be read.
+pub fn write_files(path: &Path, bytes: u64, root: &Path) -> io::Result<()> {
+    let mut file = BufWriter::with_capacity(STEP as usize, File::create(path)?);
+    let mut left = bytes;
+    while left > 0 {
+        let before = left;
+        append_files(root, &mut file, &mut left)?;
+        if left == before {
+            let why = format!("there are no files to read below {}", root.display());
+            return Err(io::Error::new(io::ErrorKind::NotFound, why));
+        }
+    }
+    file.into_inner()?.sync_all()
+}
+
+/// Appends what is below `directory` as far as there is room, but for what cannot be read.
+fn append_files(directory: &Path, to: &mut impl Write, left: &mut u64) -> io::Result<()> {
+    let Ok(entries) = directory.read_dir() else {
+        return Ok(());
+    };
+    let mut entries: Vec<_> = entries.filter_map(Result::ok).collect();
+    entries.sort_by_key(std::fs::DirEntry::file_name);
+    for entry in entries {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => append_files(&entry.path(), to, left)?,
+            Ok(kind) if kind.is_file() => {
+                let Ok(mut data) = std::fs::read(entry.path()) else {
+                    continue;
+                };
+                data.resize(data.len().next_multiple_of(BLOCK), 0);
+                data.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
+                to.write_all(&data)?;
+                *left -= data.len() as u64;
+            }
+            _ => {}
+        }
+        if *left == 0 {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// A fingerprint of a range of a disk, in bytes: equal content gives an equal fingerprint, and

@@ -1,14 +1,16 @@
-//! Compresses copies where the link is what a migration waits for.
+//! Compresses data where the link is what a migration waits for.
 //!
 //! The engine's thread does it, block by block: in between it looks after the guest.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use godwit_core::units::Time;
+use godwit_core::wire::{Message, TrafficClass};
 
 use super::closing::release;
 use super::link_signal::{Sent, sent};
 use super::run::Engine;
+use super::stats::thread_cpu_time;
 use crate::stream::{Packed, Packer, PackingEnd};
 
 /// To compress a byte takes at most this part of the time that the link takes for it: the thread has
@@ -20,6 +22,9 @@ const LEAST_SENT: u64 = 64 << 10;
 
 /// Frames that are sent as they are, at most, before another one is tried, where none became shorter.
 const MOST_SKIPPED: u32 = 64;
+
+/// Data that is not shorter than this tells how long it takes to compress.
+const LEAST_TIMED: usize = 32 << 10;
 
 /// Nanoseconds per byte, lately.
 #[derive(Clone, Copy, Debug)]
@@ -59,10 +64,38 @@ pub(super) struct Compression {
     work: Pace,
     /// When the link was looked at, and what had been sent then.
     looked_at: (Time, Sent),
+    /// Of what is at rest on the disk.
+    copies: Attempts,
+    /// Of what the guest writes.
+    writes: Attempts,
+}
+
+/// Which frames of a sort are tried.
+#[derive(Clone, Copy, Debug, Default)]
+struct Attempts {
     /// Frames to send as they are.
     skip: u32,
     /// How many those were the last time.
     skipped: u32,
+}
+
+impl Attempts {
+    /// Whether the next one is tried.
+    fn wants(&mut self) -> bool {
+        let wants = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        wants
+    }
+
+    fn ended(&mut self, end: PackingEnd) {
+        match end {
+            PackingEnd::Shorter { .. } => self.skipped = 0,
+            PackingEnd::Useless => {
+                self.skipped = (self.skipped * 2).clamp(1, MOST_SKIPPED);
+                self.skip = self.skipped;
+            }
+        }
+    }
 }
 
 impl Compression {
@@ -72,19 +105,20 @@ impl Compression {
             link: Pace::guess(0.0),
             work: Pace::guess(2.0),
             looked_at: (now, Sent::default()),
-            skip: 0,
-            skipped: 0,
+            copies: Attempts::default(),
+            writes: Attempts::default(),
         }
     }
 
-    /// Whether the next frame of data is to be compressed.
-    pub(super) fn wants_frame(&mut self) -> bool {
-        if self.work.per_byte() > self.link.per_byte() * SHARE {
-            return false;
-        }
-        let wants = self.skip == 0;
-        self.skip = self.skip.saturating_sub(1);
-        wants
+    /// Whether the frame of this message is to be compressed.
+    pub(super) fn wants(&mut self, message: &Message) -> bool {
+        let attempts = match message {
+            Message::Copy { zeroes: false, .. } => &mut self.copies,
+            Message::DoubleWrite { zeroes: false, .. }
+            | Message::DelayedWrite { zeroes: false, .. } => &mut self.writes,
+            _ => return false,
+        };
+        self.work.per_byte() <= self.link.per_byte() * SHARE && attempts.wants()
     }
 
     /// So much has been sent by now, by all connections together.
@@ -100,15 +134,15 @@ impl Compression {
         self.looked_at = (now, all);
     }
 
-    /// So much was compressed in that time.
-    fn compressed(&mut self, packed: Packed, time: Duration) {
-        self.work.took(packed.data as u64, time);
-        match packed.end {
-            None => {}
-            Some(PackingEnd::Shorter { .. }) => self.skipped = 0,
-            Some(PackingEnd::Useless) => {
-                self.skipped = (self.skipped * 2).clamp(1, MOST_SKIPPED);
-                self.skip = self.skipped;
+    /// So much was compressed in that time, of copies or of what the guest wrote.
+    fn compressed(&mut self, class: TrafficClass, packed: Packed, time: Duration) {
+        if packed.data >= LEAST_TIMED {
+            self.work.took(packed.data as u64, time);
+        }
+        if let Some(end) = packed.end {
+            match class {
+                TrafficClass::Copy => self.copies.ended(end),
+                _ => self.writes.ended(end),
             }
         }
     }
@@ -130,7 +164,9 @@ impl Engine {
         }
     }
 
-    /// Looks at how fast the link takes copies.
+    /// Looks at how fast the link takes copies. Congestion control that sends no faster than the receiver
+    /// takes it, like bbr's, makes a slow receiver look like a slow link: there the data is compressed
+    /// too, which spares the link and costs processor time.
     pub(super) fn watch_copies(&mut self) {
         let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
             return;
@@ -152,14 +188,21 @@ impl Engine {
         let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
             return false;
         };
-        for &key in &links.copies {
+        let writes = links.sync.map(|key| (TrafficClass::Sync, key));
+        let copies = links.copies.iter().map(|&key| (TrafficClass::Copy, key));
+        for (class, key) in writes.into_iter().chain(copies) {
             let Some(connection) = self.connections.get_mut(key) else {
                 continue;
             };
-            let began = Instant::now();
+            if !connection.stream.has_to_pack() {
+                continue;
+            }
+            let began = thread_cpu_time();
             let release = &mut release(&mut self.slots, &mut self.chunks);
             if let Some(packed) = connection.stream.pack(&mut compression.packer, release) {
-                compression.compressed(packed, began.elapsed());
+                // Others may have had the processor meanwhile, which says nothing.
+                let time = thread_cpu_time().saturating_sub(began);
+                compression.compressed(class, packed, time);
                 if let Some(PackingEnd::Shorter { from, to }) = packed.end {
                     self.stats.counters.compressed_from += from as u64;
                     self.stats.counters.compressed_to += to as u64;
@@ -174,9 +217,32 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use godwit_core::action::ChunkSlot;
+    use godwit_core::request::RequestTag;
+    use godwit_core::units::{Extent, Generation, Lba};
+
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    fn copy(zeroes: bool) -> Message {
+        Message::Copy {
+            slot: ChunkSlot(0),
+            generation: Generation(0),
+            extent: Extent::new(Lba(0), 128).expect("an extent"),
+            zeroes,
+        }
+    }
+
+    fn double_write() -> Message {
+        Message::DoubleWrite {
+            tag: RequestTag(0),
+            generation: Generation(0),
+            extent: Extent::new(Lba(0), 8).expect("an extent"),
+            zeroes: false,
+            unmap: false,
+        }
+    }
 
     /// One whose link sends so many bytes in each of ten milliseconds, for the part of them.
     fn after_sending(bytes: u64, part: f64) -> Compression {
@@ -190,44 +256,55 @@ mod tests {
         compression
     }
 
-    fn tried(compression: &mut Compression, end: PackingEnd) {
-        let packed = Packed {
-            data: 1 << 20,
-            end: Some(end),
+    #[test]
+    fn only_what_waits_for_the_link_is_compressed() {
+        let wants = |megabytes_per_second: u64, part| {
+            after_sending(megabytes_per_second * 10_000, part).wants(&copy(false))
         };
-        compression.compressed(packed, Duration::from_millis(2));
+        assert!(wants(120, 1.0), "1 Gb/s");
+        assert!(!wants(1200, 1.0), "10 Gb/s");
+        // Two connections at once share the link.
+        assert!(!wants(600, 2.0));
+        // What takes no more is not the link: the time is that without waiting for the receiver.
+        assert!(!wants(120, 0.05));
+        assert!(
+            !after_sending(100, 1.0).wants(&copy(false)),
+            "nobody knows yet"
+        );
     }
 
     #[test]
-    fn only_what_waits_for_the_link_is_compressed() {
-        let per_second = |megabytes: u64| megabytes * 10_000;
-        assert!(after_sending(per_second(120), 1.0).wants_frame(), "1 Gb/s");
-        assert!(
-            !after_sending(per_second(1200), 1.0).wants_frame(),
-            "10 Gb/s"
-        );
-        // Two connections at once share the link.
-        assert!(!after_sending(per_second(600), 2.0).wants_frame());
-        // What takes no more is not the link: the time is that without waiting for the receiver.
-        assert!(!after_sending(per_second(120), 0.05).wants_frame());
-        // Nobody knows yet.
-        assert!(!after_sending(100, 1.0).wants_frame());
+    fn only_data_is_compressed() {
+        let mut compression = after_sending(1_200_000, 1.0);
+        assert!(compression.wants(&double_write()));
+        for message in [copy(true), Message::Ping] {
+            assert!(!compression.wants(&message), "{message:?}");
+        }
     }
 
     #[test]
     fn data_that_does_not_become_shorter_is_tried_ever_less() {
         let mut compression = after_sending(1_200_000, 1.0);
+        let tried = |compression: &mut Compression, end| {
+            let packed = Packed {
+                data: 64 << 10,
+                end: Some(end),
+            };
+            let time = Duration::from_micros(100);
+            compression.compressed(TrafficClass::Copy, packed, time);
+        };
         let mut frames_between = Vec::new();
         for _ in 0..8 {
-            assert!(compression.wants_frame());
+            assert!(compression.wants(&copy(false)));
             tried(&mut compression, PackingEnd::Useless);
-            let skipped = (0..).take_while(|_| compression.skip > 0 && !compression.wants_frame());
-            frames_between.push(skipped.count());
+            let skipped = compression.copies.skip;
+            assert!((0..skipped).all(|_| !compression.wants(&copy(false))));
+            frames_between.push(skipped);
         }
         assert_eq!(frames_between, [1, 2, 4, 8, 16, 32, 64, 64]);
-        let end = PackingEnd::Shorter { from: 2, to: 1 };
-        tried(&mut compression, end);
+        assert!(compression.wants(&double_write()), "that is another matter");
+        tried(&mut compression, PackingEnd::Shorter { from: 2, to: 1 });
         tried(&mut compression, PackingEnd::Useless);
-        assert_eq!(compression.skip, 1);
+        assert_eq!(compression.copies.skip, 1);
     }
 }

@@ -3,7 +3,6 @@
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
 
-use super::compression::Compression;
 use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
 use super::run::Engine;
@@ -241,13 +240,9 @@ impl Engine {
             return;
         };
         let mut frame = Frame::new(&[&header.encode(), &inline[..length]], payload);
-        if matches!(message, Message::Copy { zeroes: false, .. })
-            && self
-                .compression
-                .as_mut()
-                .is_some_and(Compression::wants_frame)
-        {
-            frame = frame.to_be_compressed();
+        let compression = self.compression.as_mut();
+        if compression.is_some_and(|compression| compression.wants(&message)) {
+            frame = frame.compressed_first();
         }
         connection.queue(&message, frame, self.now);
         self.connections.mark(key);

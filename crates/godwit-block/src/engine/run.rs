@@ -22,7 +22,7 @@ use super::links::Links;
 use super::priority::Priority;
 use super::slots::Slots;
 use super::snapshot::Snapshot;
-use super::stats::{Stats, thread_cpu_seconds};
+use super::stats::{Stats, thread_cpu_time};
 use super::streams::ClientStream;
 use super::vhost::Vhost;
 use crate::image::Image;
@@ -48,7 +48,7 @@ pub(super) struct Engine {
     pub(super) connections: Connections,
     /// The connections of the current or last migration.
     pub(super) links: Option<Links>,
-    /// Compresses copies, of a migration to a node that takes them so.
+    /// Compresses data, of a migration to a node that takes it so.
     pub(super) compression: Option<Compression>,
     /// Looks at the sync connection while a migration leaves this node.
     pub(super) link_watch: Option<LinkWatch>,
@@ -363,7 +363,7 @@ impl Engine {
             counters: self.stats.counters,
             latency: self.stats.summary(self.now),
             latencies: self.stats.latencies,
-            cpu_seconds: thread_cpu_seconds(),
+            cpu_seconds: thread_cpu_time().as_secs_f64(),
         };
         *self
             .published

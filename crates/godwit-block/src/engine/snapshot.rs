@@ -67,7 +67,7 @@ pub struct Counters {
     pub errors: u64,
     /// Requests that another node forwarded here.
     pub forwarded: u64,
-    /// Bytes of chunks that were compressed before they left.
+    /// Bytes of migrations' data that were compressed before they left.
     pub compressed_from: u64,
     /// Bytes that those became.
     pub compressed_to: u64,

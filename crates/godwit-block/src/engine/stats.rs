@@ -155,10 +155,10 @@ impl Stats {
     }
 }
 
-/// Processor time of the calling thread in seconds.
-pub(super) fn thread_cpu_seconds() -> f64 {
+/// Processor time of the calling thread.
+pub(super) fn thread_cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

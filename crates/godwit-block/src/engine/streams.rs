@@ -26,7 +26,7 @@ pub struct PeerStreams {
     pub sync: PeerStream,
     /// Bulk copies and verification; at least one.
     pub copies: Vec<PeerStream>,
-    /// Whether the other node takes the data of copies compressed.
+    /// Whether the other node takes data compressed.
     pub compression: bool,
 }
 

@@ -3,6 +3,7 @@
 //! A plain stream moves payload between the socket and its final buffer without a copy here. A TLS
 //! stream decrypts straight into that buffer and encrypts straight out of it.
 
+mod frame;
 mod outbox;
 mod packing;
 
@@ -11,7 +12,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use io_uring::{opcode, types};
 
-pub(crate) use self::outbox::{Frame, Keep, Outbox, Packed, PackingEnd, Payload};
+pub(crate) use self::frame::{Frame, Keep, Payload};
+pub(crate) use self::outbox::{Outbox, Packed, PackingEnd};
 pub(crate) use self::packing::{Packer, Unpacker};
 use crate::memory::Staging;
 use crate::ring::{Ring, Token};
@@ -350,6 +352,11 @@ impl Stream {
             Some(session) => session.sent(count),
         }
         Ok(())
+    }
+
+    /// Whether something waits to be compressed.
+    pub(crate) const fn has_to_pack(&self) -> bool {
+        self.outbox.has_to_pack()
     }
 
     /// Compresses a little of what waits for that; `None` when nothing does.

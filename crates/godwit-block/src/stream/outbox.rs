@@ -2,20 +2,14 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::rc::Rc;
 
-use godwit_core::action::ChunkSlot;
-use godwit_core::request::RequestTag;
 use io_uring::{opcode, types};
 
 use super::StreamError;
-use super::packing::{self, Packer, Packing, Step};
-use crate::memory::Mapping;
+use super::frame::{Frame, Keep, Payload};
+use super::packing::{self, Packer, Step};
 use crate::ring::{Ring, Token};
 use crate::tls::Session;
-
-/// Longest header, with what follows it inside a frame.
-const HEADER: usize = 64;
 
 /// Frames sent with one operation.
 const BATCH: usize = 32;
@@ -31,94 +25,6 @@ const SPARE: usize = 8;
 
 /// Frames that may wait: far more than honest peers can cause.
 const LONGEST: usize = 1 << 16;
-
-/// What keeps a payload's memory in place until it has been sent.
-#[derive(Debug)]
-pub(crate) enum Keep {
-    /// The buffer of a request's slot, on which a hold was taken.
-    Slot(RequestTag),
-    /// The buffer of a chunk's slot, on which a hold was taken, and the mapping it lies in.
-    Chunk {
-        slot: ChunkSlot,
-        memory: Rc<Mapping>,
-    },
-    /// What a chunk's data was compressed to.
-    Packed(Vec<u8>),
-}
-
-/// Bytes that follow a frame's header.
-#[derive(Debug)]
-pub(crate) struct Payload {
-    pointer: *const u8,
-    length: usize,
-    pub(crate) keep: Keep,
-}
-
-impl Payload {
-    /// # Safety
-    /// What `keep` names holds the `length` bytes at `pointer` in place, initialised and unchanged,
-    /// until the payload is released.
-    pub(crate) const unsafe fn new(pointer: *const u8, length: usize, keep: Keep) -> Self {
-        Self {
-            pointer,
-            length,
-            keep,
-        }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: as `new` was promised.
-        unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
-    }
-}
-
-/// A header and what follows it.
-#[derive(Debug)]
-pub(crate) struct Frame {
-    header: [u8; HEADER],
-    header_length: usize,
-    payload: Option<Payload>,
-    /// How far it is compressed, of a frame that has to be before it leaves.
-    packing: Option<Packing>,
-}
-
-impl Frame {
-    /// A frame that starts with the concatenation of `parts`, at most 64 bytes in all.
-    pub(crate) fn new(parts: &[&[u8]], payload: Option<Payload>) -> Self {
-        let mut header = [0; HEADER];
-        let mut header_length = 0;
-        for part in parts {
-            header[header_length..header_length + part.len()].copy_from_slice(part);
-            header_length += part.len();
-        }
-        Self {
-            header,
-            header_length,
-            payload,
-            packing: None,
-        }
-    }
-
-    /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until it is compressed:
-    /// see [`Outbox::pack`].
-    pub(crate) fn to_be_compressed(mut self) -> Self {
-        self.packing = Some(Packing::default());
-        self
-    }
-
-    /// What follows the first `done` bytes, up to the end of the header or of the payload.
-    fn rest(&self, done: usize) -> &[u8] {
-        let header = &self.header[..self.header_length];
-        match &self.payload {
-            Some(payload) if done >= header.len() => &payload.bytes()[done - header.len()..],
-            _ => &header[done..],
-        }
-    }
-
-    fn length(&self) -> usize {
-        self.header_length + self.payload.as_ref().map_or(0, |payload| payload.length)
-    }
-}
 
 /// What was done for a frame that waits.
 #[derive(Clone, Copy, Debug)]
@@ -162,8 +68,48 @@ pub(crate) struct Outbox {
     sending: bool,
     /// What the operation in flight leaves untouched is dropped when it ends.
     discard_flying: bool,
-    /// Memory of compressed frames that have left.
+    packings: Packings,
+}
+
+/// What is done for frames that are compressed.
+#[derive(Default)]
+struct Packings {
+    /// Frames that wait to be.
+    frames: usize,
+    /// Memory of those that have left.
     spare: Vec<Vec<u8>>,
+}
+
+impl Packings {
+    /// The frame leaves as it is.
+    fn stop(&mut self, frame: &mut Frame) {
+        if let Some(packing) = frame.packing.take() {
+            self.frames -= 1;
+            self.keep(packing.blocks);
+        }
+    }
+
+    /// Keeps memory for the next frame that is compressed.
+    fn keep(&mut self, mut blocks: Vec<u8>) {
+        if blocks.capacity() > 0 && self.spare.len() < SPARE {
+            blocks.clear();
+            self.spare.push(blocks);
+        }
+    }
+
+    /// The frame, if there is one, is not needed any more.
+    fn let_go(&mut self, frame: Option<Frame>, release: &mut dyn FnMut(Payload)) {
+        let Some(mut frame) = frame else { return };
+        self.stop(&mut frame);
+        match frame.payload {
+            Some(Payload {
+                keep: Keep::Packed(blocks),
+                ..
+            }) => self.keep(blocks),
+            Some(payload) => release(payload),
+            None => {}
+        }
+    }
 }
 
 impl Outbox {
@@ -179,7 +125,7 @@ impl Outbox {
             scatter,
             sending: false,
             discard_flying: false,
-            spare: Vec::new(),
+            packings: Packings::default(),
         })
     }
 
@@ -209,6 +155,7 @@ impl Outbox {
 
     pub(super) fn push(&mut self, frame: Frame) {
         self.bytes += frame.length();
+        self.packings.frames += usize::from(frame.packing.is_some());
         self.waiting.push_back(frame);
     }
 
@@ -231,7 +178,7 @@ impl Outbox {
         let scatter = &mut *self.scatter;
         let (mut count, mut total, mut skip) = (0, 0, self.done);
         for frame in &self.flying {
-            let header = &frame.header[..frame.header_length];
+            let header = frame.header();
             let payload = frame.payload.as_ref().map_or(&[][..], Payload::bytes);
             for part in [header, payload] {
                 let done = skip.min(part.len());
@@ -280,7 +227,7 @@ impl Outbox {
             if self.done == frame.length() {
                 self.done = 0;
                 let sent = self.waiting.pop_front();
-                let_go(sent, &mut self.spare, release);
+                self.packings.let_go(sent, release);
             } else if taken < part.len() {
                 break;
             }
@@ -306,35 +253,41 @@ impl Outbox {
         unsafe { ring.push(entry.build(), token) };
     }
 
+    /// Whether a frame waits to be compressed.
+    pub(super) const fn has_to_pack(&self) -> bool {
+        self.packings.frames > 0
+    }
+
     /// Compresses the next block of the first frame that waits for it; `None` when none does.
     pub(super) fn pack(
         &mut self,
         packer: &mut Packer,
         release: &mut dyn FnMut(Payload),
     ) -> Option<Packed> {
-        let frame = self
-            .waiting
-            .iter_mut()
-            .find(|frame| frame.packing.is_some())?;
+        if !self.has_to_pack() {
+            return None;
+        }
+        let waits = |frame: &&mut Frame| frame.packing.is_some();
+        let frame = self.waiting.iter_mut().find(waits)?;
         let (Some(payload), Some(packing)) = (&frame.payload, &mut frame.packing) else {
-            frame.packing = None;
+            self.packings.stop(frame);
             return None;
         };
         if packing.blocks.capacity() == 0 {
-            packing.blocks = self.spare.pop().unwrap_or_default();
+            packing.blocks = self.packings.spare.pop().unwrap_or_default();
         }
         let (data, step) = packing.step(payload.bytes(), packer);
         let end = match step {
             Step::More => None,
             Step::Useless => {
-                stop_packing(frame, &mut self.spare);
+                self.packings.stop(frame);
                 Some(PackingEnd::Useless)
             }
             Step::Complete => {
                 let blocks = std::mem::take(&mut packing.blocks);
-                frame.packing = None;
                 let (from, to) = (payload.length, blocks.len());
-                if packing::announce(&mut frame.header[..frame.header_length], to) {
+                self.packings.stop(frame);
+                if packing::announce(frame.header_mut(), to) {
                     // SAFETY: the bytes belong to the vector that keeps them, which is not touched
                     // before the payload is released.
                     let packed = unsafe { Payload::new(blocks.as_ptr(), to, Keep::Packed(blocks)) };
@@ -342,7 +295,7 @@ impl Outbox {
                     self.bytes -= from - to;
                     Some(PackingEnd::Shorter { from, to })
                 } else {
-                    keep_spare(blocks, &mut self.spare);
+                    self.packings.keep(blocks);
                     Some(PackingEnd::Useless)
                 }
             }
@@ -353,7 +306,7 @@ impl Outbox {
     /// The frames that wait to be compressed leave as they are.
     pub(super) fn stop_packing(&mut self) {
         for frame in &mut self.waiting {
-            stop_packing(frame, &mut self.spare);
+            self.packings.stop(frame);
         }
     }
 
@@ -376,7 +329,7 @@ impl Outbox {
         {
             self.done -= frame.length();
             let sent = self.flying.pop_front();
-            let_go(sent, &mut self.spare, release);
+            self.packings.let_go(sent, release);
         }
         if std::mem::take(&mut self.discard_flying) {
             self.discard_flying(release);
@@ -392,7 +345,7 @@ impl Outbox {
             && let Some(frame) = self.waiting.pop_back()
         {
             self.bytes -= frame.length();
-            let_go(Some(frame), &mut self.spare, release);
+            self.packings.let_go(Some(frame), release);
         }
         if self.sending {
             self.discard_flying = !self.flying.is_empty();
@@ -407,7 +360,7 @@ impl Outbox {
             && let Some(frame) = self.flying.pop_back()
         {
             self.bytes -= frame.length();
-            let_go(Some(frame), &mut self.spare, release);
+            self.packings.let_go(Some(frame), release);
         }
     }
 
@@ -420,40 +373,11 @@ impl Outbox {
         };
         for frame in self.waiting.drain(..).chain(flying.into_iter().flatten()) {
             self.bytes = self.bytes.saturating_sub(frame.length());
-            let_go(Some(frame), &mut self.spare, release);
+            self.packings.let_go(Some(frame), release);
         }
         if self.flying.is_empty() {
             self.done = 0;
         }
-    }
-}
-
-/// The frame, if there is one, is not needed any more.
-fn let_go(frame: Option<Frame>, spare: &mut Vec<Vec<u8>>, release: &mut dyn FnMut(Payload)) {
-    let Some(mut frame) = frame else { return };
-    stop_packing(&mut frame, spare);
-    match frame.payload {
-        Some(Payload {
-            keep: Keep::Packed(blocks),
-            ..
-        }) => keep_spare(blocks, spare),
-        Some(payload) => release(payload),
-        None => {}
-    }
-}
-
-/// The frame leaves as it is.
-fn stop_packing(frame: &mut Frame, spare: &mut Vec<Vec<u8>>) {
-    if let Some(packing) = frame.packing.take() {
-        keep_spare(packing.blocks, spare);
-    }
-}
-
-/// Keeps memory for the next frame that is compressed.
-fn keep_spare(mut blocks: Vec<u8>, spare: &mut Vec<Vec<u8>>) {
-    if blocks.capacity() > 0 && spare.len() < SPARE {
-        blocks.clear();
-        spare.push(blocks);
     }
 }
 
@@ -463,6 +387,8 @@ mod tests {
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
 
+    use godwit_core::action::ChunkSlot;
+    use godwit_core::request::RequestTag;
     use godwit_core::units::{Extent, Generation, Lba};
     use godwit_core::wire::{HEADER_SIZE, Header, Message};
 
@@ -583,7 +509,7 @@ mod tests {
         let payload = unsafe { Payload::new(DATA.as_ptr(), LENGTH, keep) };
         let frame = Frame::new(&[&message.encode().0.encode()], Some(payload));
         if packs {
-            frame.to_be_compressed()
+            frame.compressed_first()
         } else {
             frame
         }
@@ -608,17 +534,20 @@ mod tests {
         assert_eq!(released, [9], "its data is needed no more");
         assert_eq!(outbox.bytes(), HEADER_SIZE + to + LENGTH + 1);
         assert!(outbox.has_ready());
-        assert!(outbox.pack(&mut packer, &mut note(&mut released)).is_none());
-        let compressed = Header::decode(outbox.waiting[0].header.first_chunk().expect("a header"));
+        assert!(!outbox.has_to_pack());
+        let compressed =
+            Header::decode(outbox.waiting[0].header().first_chunk().expect("a header"));
         assert_eq!(
             compressed.map(|header| header.payload_length),
             Ok(to as u32)
         );
 
+        outbox.push(chunk(true));
         outbox.discard(&mut note(&mut released));
         assert_eq!(outbox.bytes(), 0);
-        assert_eq!(released, [9, 1]);
-        assert_eq!(outbox.spare.len(), 1, "its memory serves the next");
+        assert!(!outbox.has_to_pack());
+        assert_eq!(released, [9, 9, 1]);
+        assert_eq!(outbox.packings.spare.len(), 1, "its memory serves the next");
     }
 
     #[test]
@@ -626,7 +555,7 @@ mod tests {
         let mut outbox = Outbox::new(false).expect("an outbox");
         outbox.push(chunk(true));
         outbox.stop_packing();
-        assert!(outbox.has_ready());
+        assert!(outbox.has_ready() && !outbox.has_to_pack());
         let as_it_is = chunk(false);
         assert_eq!(outbox.waiting[0].rest(0), as_it_is.rest(0));
         assert_eq!(outbox.bytes(), as_it_is.length());

@@ -208,7 +208,7 @@ mod tests {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1);
-            if at / 1024 % 2 == 0 {
+            if (at / 1024).is_multiple_of(2) {
                 (state >> 56) as u8
             } else {
                 0x5a

@@ -1,4 +1,4 @@
-//! Copies are compressed where they wait for the link, and only there.
+//! Data is compressed where it waits for the link, and only there.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -29,20 +29,25 @@ fn contents() -> [Vec<u8>; 2] {
     [half, random]
 }
 
-/// The kernel sends no faster on this connection.
-fn slow_down(connection: &PeerStream) {
-    let rate = SLOW;
-    // SAFETY: the socket is open, and the option's value is a 32-bit number.
+/// Sets an option of the socket.
+fn set_option(socket: &TcpStream, (level, option): (i32, i32), value: &[u8]) {
+    // SAFETY: the socket is open, and the kernel reads as many bytes as the value has.
     let result = unsafe {
         libc::setsockopt(
-            connection.socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MAX_PACING_RATE,
-            (&raw const rate).cast(),
-            size_of::<u32>() as libc::socklen_t,
+            socket.as_raw_fd(),
+            level,
+            option,
+            value.as_ptr().cast(),
+            value.len() as libc::socklen_t,
         )
     };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// The kernel sends no faster on this connection.
+fn slow_down(connection: &PeerStream) {
+    let option = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+    set_option(&connection.socket, option, &SLOW.to_ne_bytes());
 }
 
 /// Links to a node that takes compressed data, whose copies a slow link carries.
@@ -83,6 +88,36 @@ fn a_disk_crosses_a_slow_link_compressed() {
 }
 
 #[test]
+fn what_the_guest_writes_meanwhile_crosses_a_slow_link_compressed_too() {
+    let [half, mut disk] = contents();
+    let a = TestEngine::new("a", SIZE, AuthorityRecord::created());
+    let b = TestEngine::new("b", SIZE, AuthorityRecord::vacant());
+    let mut client = a.attach(true);
+    client.write(0, &disk);
+    start(&a, &b, options(1), slow(links(2)));
+    // What is at the start is copied first, so what is written there crosses by itself.
+    a.wait_until(|snapshot| {
+        snapshot
+            .progress
+            .is_some_and(|progress| progress.bytes_done > 4 * MIB)
+    });
+    for block in 0..256 {
+        let range = block * 4096..(block + 1) * 4096;
+        client.write(range.start as u64, &half[range.clone()]);
+        disk[range.clone()].copy_from_slice(&half[range]);
+    }
+    wait_for_success(&a, &b);
+    let counters = a.handle.snapshot().counters;
+    let (from, to) = (counters.compressed_from, counters.compressed_to);
+    assert!(
+        from > MIB / 2 && from <= MIB,
+        "{from} bytes were compressed"
+    );
+    assert!(to < from * 6 / 10, "to {to} bytes of {from}");
+    assert!(b.finish() == disk, "another disk arrived");
+}
+
+#[test]
 fn nothing_is_compressed_for_a_node_that_does_not_want_it() {
     let [half, _] = contents();
     let (ours, theirs) = slow(links(2));
@@ -116,6 +151,9 @@ fn nothing_is_compressed_for_a_receiver_that_is_slower_than_the_link() {
     let (ours, theirs) = links(0);
     let connect = || {
         let (source, near) = tcp_pair();
+        // Others, like bbr, send no faster than the receiver takes it: to them the path is slow.
+        let congestion = (libc::IPPROTO_TCP, libc::TCP_CONGESTION);
+        set_option(&source, congestion, b"reno");
         let (far, destination) = tcp_pair();
         let clone = |socket: &TcpStream| socket.try_clone().expect("a clone");
         forward(clone(&near), clone(&far), Duration::from_millis(2));

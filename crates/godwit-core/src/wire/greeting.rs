@@ -25,7 +25,7 @@ impl Features {
     /// network for that says so.
     pub const CLEAR_DATA: Self = Self(1);
 
-    /// The data of copies may be compressed.
+    /// The data of copies, double writes and delayed writes may be compressed.
     pub const COMPRESSION: Self = Self(2);
 
     /// These and the others.

@@ -15,7 +15,7 @@ pub const FLAG_FUA: u8 = 1;
 pub const FLAG_UNMAP: u8 = 2;
 /// The extent's data is all zeroes and no payload follows.
 pub const FLAG_ZEROES: u8 = 4;
-/// The payload is a copy's data, compressed.
+/// The payload is data of a migration, compressed.
 pub const FLAG_COMPRESSED: u8 = 8;
 
 const MAGIC: [u8; 4] = *b"GDW1";

@@ -304,7 +304,11 @@ impl Message {
     /// # Errors
     /// [`DecodeError::Kind`] for greetings, [`DecodeError::Field`] or [`DecodeError::Body`].
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
-        if header.is_compressed() && header.kind != Kind::Copy {
+        let data = matches!(
+            header.kind,
+            Kind::Copy | Kind::DoubleWrite | Kind::DelayedWrite
+        );
+        if header.is_compressed() && !data {
             return Err(DecodeError::Field("compression"));
         }
         let generation = header.generation;

@@ -145,9 +145,9 @@ fn migrate(cells: &[Migrate]) -> String {
         text += "\nWhere it says so, the destination's disk is one in memory: what one machine has in \
             place of a second disk.\n";
     }
-    if cells.iter().any(|cell| cell.compressible) {
-        text += "\nWhere it says compressible, the disk is full of data that compresses to half, and so is \
-            what the guest writes; everywhere else nothing makes the data shorter.\n";
+    if cells.iter().any(|cell| cell.files) {
+        text += "\nWhere it says files, the disk is full of the files below /usr of the machine, and what the \
+            guest writes compresses to half; everywhere else nothing makes the data shorter.\n";
     }
     let before_guest = ["", "rounds", "time, s", "wire, MB", "CPU s per GB"];
     let titles = [&before_guest[..], &GUEST, &["blackout, ms"]].concat();

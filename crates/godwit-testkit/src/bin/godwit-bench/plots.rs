@@ -141,7 +141,7 @@ fn comparable(cells: &[Migrate]) -> Vec<&Migrate> {
         cell.workload == WORKLOAD
             && cell.link_gbps.is_none()
             && !cell.destination_in_memory
-            && !cell.compressible
+            && !cell.files
     };
     cells.iter().filter(usual).collect()
 }

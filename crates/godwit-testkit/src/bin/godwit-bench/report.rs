@@ -67,9 +67,10 @@ pub(crate) struct Migrate {
     /// Whether the disk went to one in memory instead of to the one that it came from.
     #[serde(default)]
     pub(crate) destination_in_memory: bool,
-    /// Whether the image and what the guest wrote compress to half; otherwise nothing does.
+    /// Whether the image was full of files, and what the guest wrote compressed to half; otherwise
+    /// nothing of it became shorter.
     #[serde(default)]
-    pub(crate) compressible: bool,
+    pub(crate) files: bool,
     /// Who moved the disk.
     pub(crate) mover: String,
     /// The disk's size.

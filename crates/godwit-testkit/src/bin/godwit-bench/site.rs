@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryDisk, release_binary};
-use godwit_testkit::image::{write_compressible, write_random};
+use godwit_testkit::image::{write_files, write_random};
 use godwit_testkit::network::Link;
 use godwit_testkit::process::scratch_dir;
 use rustix::fs::{Advice, fadvise};
@@ -30,8 +30,8 @@ pub(crate) enum Destination {
 pub(crate) enum Data {
     /// Random data: nothing makes it shorter
     Random,
-    /// Data that compresses to half
-    Half,
+    /// The files of this system, and writes that compress to half
+    Files,
 }
 
 /// Two network namespaces, a directory on the real file system, and a full image in it.
@@ -68,7 +68,7 @@ impl Site {
         };
         match data {
             Data::Random => write_random(&site.image(), bytes, 42)?,
-            Data::Half => write_compressible(&site.image(), bytes, 42)?,
+            Data::Files => write_files(&site.image(), bytes, Path::new("/usr"))?,
         }
         Ok(site)
     }

@@ -90,7 +90,7 @@ impl Case {
     pub(crate) fn guest(&self, bytes: u64) -> Option<FioLoad> {
         let mbps = self.rate.mbps();
         (mbps != Some(0.0)).then(|| FioLoad {
-            compressible: self.data == Data::Half,
+            compressible: self.data == Data::Files,
             ..load(self.workload, mbps, bytes)
         })
     }
@@ -149,7 +149,7 @@ impl fmt::Display for Case {
         }
         match data {
             Data::Random => Ok(()),
-            Data::Half => write!(formatter, ", compressible"),
+            Data::Files => write!(formatter, ", files"),
         }
     }
 }

@@ -84,7 +84,7 @@ pub(crate) fn summary(
         rate_mbps: case.rate.mbps(),
         link_gbps: case.link.0,
         destination_in_memory: case.destination == Destination::Memory,
-        compressible: case.data == Data::Half,
+        files: case.data == Data::Files,
         mover: mover.to_owned(),
         image_bytes,
         limit_seconds: limit.as_secs_f64(),

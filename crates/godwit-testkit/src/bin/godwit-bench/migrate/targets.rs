@@ -128,11 +128,7 @@ pub(crate) fn case(cell: &Migrate) -> String {
     } else {
         ""
     };
-    let data = if cell.compressible {
-        ", compressible"
-    } else {
-        ""
-    };
+    let data = if cell.files { ", files" } else { "" };
     format!("{rate}, {link}{destination}{data}")
 }
 
@@ -161,7 +157,7 @@ pub(crate) mod tests {
             rate_mbps: Some(40.0),
             link_gbps: None,
             destination_in_memory: false,
-            compressible: false,
+            files: false,
             mover: mover.to_owned(),
             image_bytes: 1 << 30,
             limit_seconds: 30.0,

@@ -1,0 +1,110 @@
+//! What is sent on a connection: headers, and data that lies elsewhere.
+
+use std::rc::Rc;
+
+use godwit_core::action::ChunkSlot;
+use godwit_core::request::RequestTag;
+
+use super::packing::Packing;
+use crate::memory::Mapping;
+
+/// Longest header, with what follows it inside a frame.
+const HEADER: usize = 64;
+
+/// What keeps a payload's memory in place until it has been sent.
+#[derive(Debug)]
+pub(crate) enum Keep {
+    /// The buffer of a request's slot, on which a hold was taken.
+    Slot(RequestTag),
+    /// The buffer of a chunk's slot, on which a hold was taken, and the mapping it lies in.
+    Chunk {
+        slot: ChunkSlot,
+        memory: Rc<Mapping>,
+    },
+    /// What a chunk's data was compressed to.
+    Packed(Vec<u8>),
+}
+
+/// Bytes that follow a frame's header.
+#[derive(Debug)]
+pub(crate) struct Payload {
+    pointer: *const u8,
+    pub(super) length: usize,
+    pub(crate) keep: Keep,
+}
+
+impl Payload {
+    /// # Safety
+    /// What `keep` names holds the `length` bytes at `pointer` in place, initialised and unchanged,
+    /// until the payload is released.
+    pub(crate) const unsafe fn new(pointer: *const u8, length: usize, keep: Keep) -> Self {
+        Self {
+            pointer,
+            length,
+            keep,
+        }
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: as `new` was promised.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
+    }
+}
+
+/// A header and what follows it.
+#[derive(Debug)]
+pub(crate) struct Frame {
+    header: [u8; HEADER],
+    header_length: usize,
+    pub(super) payload: Option<Payload>,
+    /// How far it is compressed, of a frame that has to be before it leaves.
+    pub(super) packing: Option<Packing>,
+}
+
+impl Frame {
+    /// A frame that starts with the concatenation of `parts`, at most 64 bytes in all.
+    pub(crate) fn new(parts: &[&[u8]], payload: Option<Payload>) -> Self {
+        let mut header = [0; HEADER];
+        let mut header_length = 0;
+        for part in parts {
+            header[header_length..header_length + part.len()].copy_from_slice(part);
+            header_length += part.len();
+        }
+        Self {
+            header,
+            header_length,
+            payload,
+            packing: None,
+        }
+    }
+
+    /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until it is compressed:
+    /// see [`Outbox::pack`](super::Outbox::pack).
+    pub(crate) fn compressed_first(mut self) -> Self {
+        self.packing = Some(Packing::default());
+        self
+    }
+
+    /// What follows the first `done` bytes, up to the end of the header or of the payload.
+    pub(super) fn rest(&self, done: usize) -> &[u8] {
+        let header = &self.header[..self.header_length];
+        match &self.payload {
+            Some(payload) if done >= header.len() => &payload.bytes()[done - header.len()..],
+            _ => &header[done..],
+        }
+    }
+
+    pub(super) fn length(&self) -> usize {
+        self.header_length + self.payload.as_ref().map_or(0, |payload| payload.length)
+    }
+
+    /// The header.
+    pub(super) fn header(&self) -> &[u8] {
+        &self.header[..self.header_length]
+    }
+
+    /// The header, to change it.
+    pub(super) fn header_mut(&mut self) -> &mut [u8] {
+        &mut self.header[..self.header_length]
+    }
+}
