@@ -196,6 +196,7 @@ async fn metrics_and_the_document_are_served() {
     for line in [
         "godwit_disk_serves{disk=\"root\"} 1.0",
         "godwit_disk_requests_total{disk=\"root\",operation=\"write\"} 0",
+        "godwit_disk_compressed_bytes_total{disk=\"root\",operation=\"to\"} 0",
         "godwit_disk_request_seconds_bucket{le=\"+Inf\",disk=\"root\"} 0",
         "godwit_disk_epoch{disk=\"root\"} 1.0",
         "# EOF",

@@ -123,7 +123,6 @@ impl Engine {
             return reply(Err(error));
         }
         self.chunks = Chunks::new(&self.config.limits, memory);
-        self.compression = self.new_compression(streams.compression);
         self.link(options.migration, streams);
         self.link_watch = Some(LinkWatch::new(self.now, interface));
         reply(Ok(()));

@@ -15,7 +15,7 @@ use crate::stream::{Packed, Packer, PackingEnd};
 
 /// To compress a byte takes at most this part of the time that the link takes for it: the thread has
 /// more to do, and what the link gains must not be lost before it.
-const SHARE: f64 = 0.5;
+const SHARE: f64 = 0.75;
 
 /// Bytes that have to be sent between two looks at the link: fewer say little about it.
 const LEAST_SENT: u64 = 64 << 10;
@@ -26,28 +26,34 @@ const MOST_SKIPPED: u32 = 64;
 /// Data that is not shorter than this tells how long it takes to compress.
 const LEAST_TIMED: usize = 32 << 10;
 
+/// Nanoseconds that to compress a byte takes at least: a link that takes less gives nothing to see.
+const LEAST_WORK: f64 = 1.0;
+
+/// Where it does not pay one frame of so many is compressed all the same, to see whether it would by now.
+const TRIED: u32 = 32;
+
 /// Nanoseconds per byte, lately.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
     nanos: f64,
     bytes: f64,
+    /// What the next measurement leaves of the sum of those before it.
+    memory: f64,
 }
 
 impl Pace {
-    /// What the next of these measurements leaves of the sum of those before it.
-    const MEMORY: f64 = 0.8;
-
     /// A guess, which the first measurement takes the place of.
-    const fn guess(per_byte: f64) -> Self {
+    const fn guess(per_byte: f64, memory: f64) -> Self {
         Self {
             nanos: per_byte,
             bytes: 1.0,
+            memory,
         }
     }
 
     fn took(&mut self, bytes: u64, time: Duration) {
-        self.nanos = self.nanos * Self::MEMORY + time.as_nanos() as f64;
-        self.bytes = self.bytes * Self::MEMORY + bytes as f64;
+        self.nanos = self.nanos * self.memory + time.as_nanos() as f64;
+        self.bytes = self.bytes * self.memory + bytes as f64;
     }
 
     fn per_byte(&self) -> f64 {
@@ -62,6 +68,8 @@ pub(super) struct Compression {
     link: Pace,
     /// Of compressing.
     work: Pace,
+    /// Frames since one was compressed although that does not pay.
+    untried: u32,
     /// When the link was looked at, and what had been sent then.
     looked_at: (Time, Sent),
     /// Of what is at rest on the disk.
@@ -102,9 +110,11 @@ impl Compression {
     fn new(packer: Packer, now: Time) -> Self {
         Self {
             packer,
-            link: Pace::guess(0.0),
-            work: Pace::guess(2.0),
+            link: Pace::guess(0.0, 0.8),
+            // Some data takes three times as long as other.
+            work: Pace::guess(2.0, 0.98),
             looked_at: (now, Sent::default()),
+            untried: 0,
             copies: Attempts::default(),
             writes: Attempts::default(),
         }
@@ -118,7 +128,15 @@ impl Compression {
             | Message::DelayedWrite { zeroes: false, .. } => &mut self.writes,
             _ => return false,
         };
-        self.work.per_byte() <= self.link.per_byte() * SHARE && attempts.wants()
+        let pays = |work| work <= self.link.per_byte() * SHARE;
+        if !pays(self.work.per_byte()) {
+            self.untried += 1;
+            if self.untried < TRIED || !pays(LEAST_WORK) {
+                return false;
+            }
+            self.untried = 0;
+        }
+        attempts.wants()
     }
 
     /// So much has been sent by now, by all connections together.
@@ -306,5 +324,36 @@ mod tests {
         tried(&mut compression, PackingEnd::Shorter { from: 2, to: 1 });
         tried(&mut compression, PackingEnd::Useless);
         assert_eq!(compression.copies.skip, 1);
+    }
+
+    #[test]
+    fn slow_work_is_tried_again_now_and_then() {
+        // A link of 2.5 Gb/s.
+        let mut compression = after_sending(3_000_000, 1.0);
+        let took = |compression: &mut Compression, micros| {
+            let packed = Packed {
+                data: 64 << 10,
+                end: None,
+            };
+            let time = Duration::from_micros(micros);
+            compression.compressed(TrafficClass::Copy, packed, time);
+        };
+        (0..10).for_each(|_| took(&mut compression, 250));
+        let mut tried = 0;
+        for _ in 0..TRIED * 100 {
+            if compression.wants(&copy(false)) {
+                tried += 1;
+                // Sixteen blocks of a frame of 1 MiB.
+                (0..16).for_each(|_| took(&mut compression, 100));
+            }
+            if compression.work.per_byte() < 1.6 {
+                break;
+            }
+        }
+        assert!((2..20).contains(&tried), "{tried} frames");
+        assert!((0..100).all(|_| compression.wants(&copy(false))));
+        // A fast link gives no reason to.
+        let mut compression = after_sending(12_000_000, 1.0);
+        assert!((0..TRIED * 4).all(|_| !compression.wants(&copy(false))));
     }
 }

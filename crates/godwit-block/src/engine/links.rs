@@ -79,7 +79,7 @@ impl Engine {
             control,
             sync,
             copies,
-            compression: _,
+            compression,
         } = streams;
         let uses = Uses {
             migration: true,
@@ -100,6 +100,7 @@ impl Engine {
             active: true,
             retire_at: None,
         });
+        self.compression = self.new_compression(compression);
     }
 
     /// Starts to read from the migration's connections, after the controller knows of it.
@@ -127,11 +128,16 @@ impl Engine {
         let Some(links) = self.links.take() else {
             return;
         };
+        self.compression = None;
         for key in links.control.into_iter().chain(links.copies) {
             self.leave(key, FAREWELL);
         }
         let Some(sync) = links.sync else { return };
-        if let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut()) {
+        let Some(connection) = self.connections.get_mut(sync) else {
+            return;
+        };
+        connection.stream.stop_packing();
+        if let Some(uses) = connection.uses_mut() {
             uses.migration = false;
             if !uses.forwarding && !uses.served {
                 self.leave(sync, FAREWELL);
@@ -383,7 +389,6 @@ impl Engine {
         {
             self.retire();
             self.chunks.let_go();
-            self.compression = None;
             self.slots.decommit_copies();
         }
         while let Some(at) = self.decided.iter().position(|(at, ..)| *at <= now) {

@@ -172,6 +172,13 @@ fn show(disk: &Disk) -> String {
         io.forwarded,
         io.errors
     );
+    let compressed = (io.compressed_from_bytes > 0).then(|| {
+        format!(
+            "{} to {}",
+            format_bytes(io.compressed_from_bytes),
+            format_bytes(io.compressed_to_bytes)
+        )
+    });
     let open = !disk.nbd.is_empty() && disk.state != DiskState::Departed;
     let attach = open.then(|| disk.nbd.join("\n             "));
     let latency = &disk.latency;
@@ -208,6 +215,7 @@ fn show(disk: &Disk) -> String {
         ("clients", Some(disk.clients.to_string())),
         ("requests", latency),
         ("since start", Some(done)),
+        ("compressed", compressed),
         ("attach at", attach),
     ])
 }
