@@ -1,4 +1,5 @@
-//! Who may talk to a node: certificates of the same authority, valid now, for the right name.
+//! Who may talk to a node: certificates of the same authority, valid now, for the right name. And what
+//! the two agree on.
 
 mod support;
 
@@ -6,7 +7,7 @@ use std::path::Path;
 
 use godwit_node::certificates::{self, Usage, Validity};
 use serde_json::Value;
-use support::{RunningNode, issue, peer, secure};
+use support::{RunningNode, issue, peer, plain, secure};
 
 fn node_certificate(authority: &Path, name: &str) {
     issue(authority, name, Usage::Node, Validity::Days(1));
@@ -98,4 +99,20 @@ async fn a_node_does_not_start_with_a_certificate_for_another_name() {
         text.contains("certificate") && text.contains("\"a\""),
         "{text}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_are_compressed_only_between_nodes_that_both_want_it() {
+    for (here, there) in [(true, true), (true, false), (false, true)] {
+        let dir = tempfile::tempdir().expect("a folder");
+        let mut b = plain("b", dir.path());
+        b.compression = there;
+        let b = RunningNode::start(b).await;
+        let mut a = plain("a", dir.path());
+        a.compression = here;
+        a.peers = vec![peer("b", b.config.listen)];
+        let seen = seen(a).await;
+        assert_eq!(seen["compression"], here && there, "{seen}");
+        b.stop().await;
+    }
 }

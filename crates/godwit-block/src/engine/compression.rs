@@ -23,8 +23,8 @@ const LEAST_SENT: u64 = 64 << 10;
 /// Frames that are sent as they are, at most, before another one is tried, where none became shorter.
 const MOST_SKIPPED: u32 = 64;
 
-/// Data that is not shorter than this tells how long it takes to compress.
-const LEAST_TIMED: usize = 32 << 10;
+/// Data that is compressed before other things have their turn. A block may exceed it.
+const TURN: usize = 64 << 10;
 
 /// Nanoseconds that to compress a byte takes at least: a link that takes less gives nothing to see.
 const LEAST_WORK: f64 = 1.0;
@@ -68,7 +68,7 @@ pub(super) struct Compression {
     link: Pace,
     /// Of compressing.
     work: Pace,
-    /// Frames since one was compressed although that does not pay.
+    /// Copies since one was compressed although that does not pay.
     untried: u32,
     /// When the link was looked at, and what had been sent then.
     looked_at: (Time, Sent),
@@ -129,13 +129,16 @@ impl Compression {
             _ => return false,
         };
         let pays = |work| work <= self.link.per_byte() * SHARE;
-        if !pays(self.work.per_byte()) {
-            self.untried += 1;
-            if self.untried < TRIED || !pays(LEAST_WORK) {
-                return false;
-            }
-            self.untried = 0;
+        if pays(self.work.per_byte()) {
+            return attempts.wants();
         }
+        // Copies show how long it takes.
+        let shows = matches!(message, Message::Copy { .. });
+        self.untried += u32::from(shows);
+        if !shows || self.untried < TRIED || !pays(LEAST_WORK) {
+            return false;
+        }
+        self.untried = 0;
         attempts.wants()
     }
 
@@ -152,9 +155,9 @@ impl Compression {
         self.looked_at = (now, all);
     }
 
-    /// So much was compressed in that time, of copies or of what the guest wrote.
-    fn compressed(&mut self, class: TrafficClass, packed: Packed, time: Duration) {
-        if packed.data >= LEAST_TIMED {
+    /// So much was compressed, of copies or of what the guest wrote, in that time if it was measured.
+    fn compressed(&mut self, class: TrafficClass, packed: Packed, time: Option<Duration>) {
+        if let Some(time) = time {
             self.work.took(packed.data as u64, time);
         }
         if let Some(end) = packed.end {
@@ -208,28 +211,32 @@ impl Engine {
         };
         let writes = links.sync.map(|key| (TrafficClass::Sync, key));
         let copies = links.copies.iter().map(|&key| (TrafficClass::Copy, key));
+        let mut done = 0;
         for (class, key) in writes.into_iter().chain(copies) {
-            let Some(connection) = self.connections.get_mut(key) else {
-                continue;
-            };
-            if !connection.stream.has_to_pack() {
-                continue;
-            }
-            let began = thread_cpu_time();
-            let release = &mut release(&mut self.slots, &mut self.chunks);
-            if let Some(packed) = connection.stream.pack(&mut compression.packer, release) {
-                // Others may have had the processor meanwhile, which says nothing.
-                let time = thread_cpu_time().saturating_sub(began);
-                compression.compressed(class, packed, time);
+            // Of the processor: that others had it meanwhile says nothing.
+            let time = || (class == TrafficClass::Copy).then(thread_cpu_time);
+            while done < TURN
+                && let Some(connection) = self.connections.get_mut(key)
+                && connection.stream.has_to_pack()
+            {
+                let began = time();
+                let release = &mut release(&mut self.slots, &mut self.chunks);
+                let Some(packed) = connection.stream.pack(&mut compression.packer, release) else {
+                    break;
+                };
+                let took = time()
+                    .zip(began)
+                    .map(|(now, began)| now.saturating_sub(began));
+                compression.compressed(class, packed, took);
                 if let Some(PackingEnd::Shorter { from, to }) = packed.end {
                     self.stats.counters.compressed_from += from as u64;
                     self.stats.counters.compressed_to += to as u64;
                 }
                 self.connections.mark(key);
-                return true;
+                done += packed.data;
             }
         }
-        false
+        done > 0
     }
 }
 
@@ -308,7 +315,7 @@ mod tests {
                 data: 64 << 10,
                 end: Some(end),
             };
-            let time = Duration::from_micros(100);
+            let time = Some(Duration::from_micros(100));
             compression.compressed(TrafficClass::Copy, packed, time);
         };
         let mut frames_between = Vec::new();
@@ -335,12 +342,15 @@ mod tests {
                 data: 64 << 10,
                 end: None,
             };
-            let time = Duration::from_micros(micros);
+            let time = Some(Duration::from_micros(micros));
             compression.compressed(TrafficClass::Copy, packed, time);
         };
         (0..10).for_each(|_| took(&mut compression, 250));
         let mut tried = 0;
         for _ in 0..TRIED * 100 {
+            if compression.work.per_byte() > 2.6 {
+                assert!(!compression.wants(&double_write()));
+            }
             if compression.wants(&copy(false)) {
                 tried += 1;
                 // Sixteen blocks of a frame of 1 MiB.

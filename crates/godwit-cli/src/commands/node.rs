@@ -114,6 +114,14 @@ mod tests {
     }
 
     #[test]
+    fn disks_are_compressed_unless_asked_otherwise() {
+        let plain = ["--insecure-loopback"];
+        assert!(parse(&plain).unwrap().compression);
+        let asked = [&plain[..], &["--no-compression"]].concat();
+        assert!(!parse(&asked).unwrap().compression);
+    }
+
+    #[test]
     fn peers_are_listed_or_repeated() {
         let more = [
             "--insecure-loopback",

@@ -32,7 +32,11 @@ fn row(peer: &Peer) -> [String; 3] {
                 Some(false) => ", data unencrypted",
                 Some(true) | None => "",
             };
-            format!("answers, protocol {version}{data}")
+            let compression = match peer.compression {
+                Some(false) => ", nothing compressed",
+                Some(true) | None => "",
+            };
+            format!("answers, protocol {version}{data}{compression}")
         }
         (None, _) if peer.reachable => "answers".to_owned(),
         (None, _) => "does not answer".to_owned(),

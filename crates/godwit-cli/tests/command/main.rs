@@ -316,11 +316,13 @@ fn peers_are_listed_with_what_is_wrong() {
         reachable: error.is_none(),
         protocol_version: error.is_none().then_some(1),
         data_encrypted: error.is_none().then_some(true),
+        compression: error.is_none().then_some(true),
         error,
     };
     let expired = ErrorBody::new(ErrorCode::PeerIdentity, "its certificate expired");
     let trusted = Peer {
         data_encrypted: Some(false),
+        compression: Some(false),
         ..peer("d", None)
     };
     let peers = [peer("b", None), peer("c", Some(expired)), trusted];
@@ -331,7 +333,7 @@ fn peers_are_listed_with_what_is_wrong() {
         "NAME  ADDRESS  STATUS\n\
          b     b:7001   answers, protocol 1\n\
          c     c:7001   its certificate expired\n\
-         d     d:7001   answers, protocol 1, data unencrypted\n"
+         d     d:7001   answers, protocol 1, data unencrypted, nothing compressed\n"
     );
 }
 

@@ -356,6 +356,9 @@ pub struct Peer {
     /// answer.
     #[serde(default)]
     pub data_encrypted: Option<bool>,
+    /// Whether disks may be compressed on the way between both; unknown when it did not answer.
+    #[serde(default)]
+    pub compression: Option<bool>,
     /// Why it did not answer.
     pub error: Option<ErrorBody>,
 }

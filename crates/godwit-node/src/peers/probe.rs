@@ -72,6 +72,7 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
         data_encrypted: agreed.map(|agreed| {
             node.dialer.tls.is_some() && !agreed.features.contain(Features::CLEAR_DATA)
         }),
+        compression: agreed.map(|agreed| agreed.features.contain(Features::COMPRESSION)),
         error,
     }
 }
