@@ -122,3 +122,24 @@ pub fn first_difference(
     }
     Ok(None)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_is_full_of_files_over_and_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let (root, image) = (dir.path().join("root"), dir.path().join("image"));
+        std::fs::create_dir_all(root.join("a")).unwrap();
+        assert!(write_files(&image, 4096, &root).is_err(), "nothing is there");
+        std::fs::write(root.join("a/one"), [1; 5000]).unwrap();
+        std::fs::write(root.join("two"), [2; 4096]).unwrap();
+        std::os::unix::fs::symlink(&root, root.join("three")).unwrap();
+        write_files(&image, 5 * 4096, &root).unwrap();
+        let zeroes = 2 * 4096 - 5000;
+        let once = [vec![1; 5000], vec![0; zeroes], vec![2; 4096]].concat();
+        let twice = once.repeat(2);
+        assert!(std::fs::read(&image).unwrap() == twice[..5 * 4096]);
+    }
+}
