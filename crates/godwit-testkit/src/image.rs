@@ -132,7 +132,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (root, image) = (dir.path().join("root"), dir.path().join("image"));
         std::fs::create_dir_all(root.join("a")).unwrap();
-        assert!(write_files(&image, 4096, &root).is_err(), "nothing is there");
+        assert!(
+            write_files(&image, 4096, &root).is_err(),
+            "nothing is there"
+        );
         std::fs::write(root.join("a/one"), [1; 5000]).unwrap();
         std::fs::write(root.join("two"), [2; 4096]).unwrap();
         std::os::unix::fs::symlink(&root, root.join("three")).unwrap();
