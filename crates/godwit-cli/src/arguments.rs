@@ -367,8 +367,8 @@ pub(crate) struct NodeArguments {
     /// read or change what passes: over WireGuard, IPsec, MACsec or a cable of one's own
     #[arg(long, env = "GODWIT_UNENCRYPTED_DATA")]
     pub unencrypted_data: bool,
-    /// Never compress disks on the way to other nodes, nor let these do it. Otherwise the data of copies
-    /// is compressed where the link is slower than that and it becomes shorter
+    /// Never compress disks on the way to other nodes, nor let these do it. Otherwise data that becomes
+    /// shorter is compressed where the link is slower than compressing it
     #[arg(long, env = "GODWIT_NO_COMPRESSION")]
     pub no_compression: bool,
     /// How log lines look

@@ -25,7 +25,7 @@ pub struct NodeConfig {
     /// Do not encrypt what is in disks and machines' memory on the way to nodes that are told the
     /// same. Who they are is proven, and migrations are controlled, over mutual TLS nevertheless.
     pub unencrypted_data: bool,
-    /// Compress the disks' data on links that are slower than that, to nodes that want it, too.
+    /// Compress the disks' data where the link is slower than compressing, to nodes that want it, too.
     pub compression: bool,
     /// Where the API is served over mutual TLS, besides its unix socket.
     pub api_listen: Option<SocketAddr>,

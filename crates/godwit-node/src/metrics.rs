@@ -212,7 +212,7 @@ impl Collector {
         )?;
         counted(
             "disk_compressed_bytes",
-            "Bytes of copies that were compressed, and what they became",
+            "Bytes that left in migrations and were compressed, and what they became",
             |io| {
                 vec![
                     ("from", io.compressed_from_bytes),

@@ -170,7 +170,7 @@ impl Compression {
 }
 
 impl Engine {
-    /// What compresses the copies of a migration to a node that takes them so, if this one does.
+    /// What compresses the data of a migration, if the other node takes it so.
     pub(super) fn new_compression(&self, taken: bool) -> Option<Compression> {
         if !taken {
             return None;
@@ -179,7 +179,7 @@ impl Engine {
             Ok(packer) => Some(Compression::new(packer, self.now)),
             Err(error) => {
                 let disk = &self.config.disk;
-                tracing::warn!(disk, "copies leave as they are: {error}");
+                tracing::warn!(disk, "data leaves as it is, not compressed: {error}");
                 None
             }
         }
@@ -281,6 +281,13 @@ mod tests {
         compression
     }
 
+    /// A block of a copy was compressed in so many microseconds, which ended its frame so, or did not.
+    fn block_took(compression: &mut Compression, micros: u64, end: Option<PackingEnd>) {
+        let data = 64 << 10;
+        let time = Some(Duration::from_micros(micros));
+        compression.compressed(TrafficClass::Copy, Packed { data, end }, time);
+    }
+
     #[test]
     fn only_what_waits_for_the_link_is_compressed() {
         let wants = |megabytes_per_second: u64, part| {
@@ -310,14 +317,7 @@ mod tests {
     #[test]
     fn data_that_does_not_become_shorter_is_tried_ever_less() {
         let mut compression = after_sending(1_200_000, 1.0);
-        let tried = |compression: &mut Compression, end| {
-            let packed = Packed {
-                data: 64 << 10,
-                end: Some(end),
-            };
-            let time = Some(Duration::from_micros(100));
-            compression.compressed(TrafficClass::Copy, packed, time);
-        };
+        let tried = |compression: &mut Compression, end| block_took(compression, 100, Some(end));
         let mut frames_between = Vec::new();
         for _ in 0..8 {
             assert!(compression.wants(&copy(false)));
@@ -337,14 +337,7 @@ mod tests {
     fn slow_work_is_tried_again_now_and_then() {
         // A link of 2.5 Gb/s.
         let mut compression = after_sending(3_000_000, 1.0);
-        let took = |compression: &mut Compression, micros| {
-            let packed = Packed {
-                data: 64 << 10,
-                end: None,
-            };
-            let time = Some(Duration::from_micros(micros));
-            compression.compressed(TrafficClass::Copy, packed, time);
-        };
+        let took = |compression: &mut Compression, micros| block_took(compression, micros, None);
         (0..10).for_each(|_| took(&mut compression, 250));
         let mut tried = 0;
         for _ in 0..TRIED * 100 {

@@ -21,7 +21,7 @@ pub(crate) enum Keep {
         slot: ChunkSlot,
         memory: Rc<Mapping>,
     },
-    /// What a chunk's data was compressed to.
+    /// What the data was compressed to.
     Packed(Vec<u8>),
 }
 
@@ -78,10 +78,10 @@ impl Frame {
         }
     }
 
-    /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until it is compressed:
-    /// see [`Outbox::pack`](super::Outbox::pack).
+    /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until its payload is
+    /// compressed: see [`Outbox::pack`](super::Outbox::pack). Without one it waits for nothing.
     pub(crate) fn compressed_first(mut self) -> Self {
-        self.packing = Some(Packing::default());
+        self.packing = self.payload.is_some().then(Packing::default);
         self
     }
 

@@ -269,10 +269,7 @@ impl Outbox {
         }
         let waits = |frame: &&mut Frame| frame.packing.is_some();
         let frame = self.waiting.iter_mut().find(waits)?;
-        let (Some(payload), Some(packing)) = (&frame.payload, &mut frame.packing) else {
-            self.packings.stop(frame);
-            return None;
-        };
+        let (payload, packing) = frame.payload.as_ref().zip(frame.packing.as_mut())?;
         if packing.blocks.capacity() == 0 {
             packing.blocks = self.packings.spare.pop().unwrap_or_default();
         }
@@ -548,6 +545,13 @@ mod tests {
         assert!(!outbox.has_to_pack());
         assert_eq!(released, [9, 9, 1]);
         assert_eq!(outbox.packings.spare.len(), 1, "its memory serves the next");
+    }
+
+    #[test]
+    fn a_frame_without_data_waits_for_nothing() {
+        let mut outbox = Outbox::new(false).expect("an outbox");
+        outbox.push(Frame::new(&[&[7; HEADER_SIZE]], None).compressed_first());
+        assert!(outbox.has_ready() && !outbox.has_to_pack());
     }
 
     #[test]

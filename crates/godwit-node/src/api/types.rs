@@ -86,7 +86,7 @@ pub struct IoCounters {
     pub errors: u64,
     /// Requests that were forwarded to the node that owns the disk.
     pub forwarded: u64,
-    /// Bytes of copies to other nodes that were compressed because the link was slow.
+    /// Bytes that left in migrations and were compressed because the link was slow.
     #[serde(default)]
     pub compressed_from_bytes: u64,
     /// Bytes that these became.
