@@ -53,6 +53,7 @@ impl Bench {
             window_chunks: 16,
             delayed_chunks: 4,
             delayed_ranges: 1024,
+            hot_places: 1024,
         };
         let mut controller = Controller::new(limits, CAPACITY, AuthorityRecord::created());
         if migrating {

@@ -33,6 +33,8 @@ pub enum PlantedBug {
     ForgetFailedWrite,
     /// The destination is asked to accept while delayed writes are left.
     SwitchoverWithDelayed,
+    /// Writes to hot places that were kept back are never sent.
+    ForgetHot,
     /// Authority is acted on before it is stored.
     PersistAfterUse,
     /// A write that is combined with one that must be durable is not made durable.
@@ -43,7 +45,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -54,6 +56,7 @@ impl PlantedBug {
         Self::AcceptBeforeWritten,
         Self::ForgetFailedWrite,
         Self::SwitchoverWithDelayed,
+        Self::ForgetHot,
         Self::PersistAfterUse,
         Self::CombineForgetsFua,
         Self::CombineOutOfPlace,
@@ -72,6 +75,7 @@ impl PlantedBug {
             Self::AcceptBeforeWritten => "accept-before-written",
             Self::ForgetFailedWrite => "forget-failed-write",
             Self::SwitchoverWithDelayed => "switchover-with-delayed",
+            Self::ForgetHot => "forget-hot",
             Self::PersistAfterUse => "persist-after-use",
             Self::CombineForgetsFua => "combine-forgets-fua",
             Self::CombineOutOfPlace => "combine-out-of-place",

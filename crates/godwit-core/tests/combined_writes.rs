@@ -11,6 +11,7 @@ const LIMITS: Limits = Limits {
     window_chunks: 4,
     delayed_chunks: 4,
     delayed_ranges: 16,
+    hot_places: 4,
 };
 
 /// A controller whose disk finishes nothing by itself.

@@ -17,6 +17,7 @@ const LIMITS: Limits = Limits {
     window_chunks: 4,
     delayed_chunks: 4,
     delayed_ranges: 16,
+    hot_places: 4,
 };
 const MIGRATION: MigrationId = MigrationId([7; 16]);
 /// 4 KiB.

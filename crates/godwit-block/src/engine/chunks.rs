@@ -203,6 +203,7 @@ mod tests {
         window_chunks: 8,
         delayed_chunks: 2,
         delayed_ranges: 64,
+        hot_places: 16,
     };
 
     /// The buffers of three chunks of so many sectors.

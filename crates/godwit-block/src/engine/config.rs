@@ -32,6 +32,7 @@ impl EngineConfig {
                 window_chunks: 64,
                 delayed_chunks: 8,
                 delayed_ranges: 1024,
+                hot_places: 1024,
             },
             memory: Bytes(128 << 20),
             max_clients: 64,

@@ -5,8 +5,12 @@
 //! has written there by then. It rides on the sync connection: a double write to the same address
 //! that follows it arrives later. What is being read when the guest writes to it again is given up
 //! and remembered anew.
+//!
+//! Writes to places that are hot while the disk is copied are kept back without a pause, and join what
+//! is remembered when the copy nears its end.
 
 use super::delayed_table::{DelayedTable, MAX_SECTORS};
+use super::hot_writes::{Heat, HotWrites};
 use super::slots::LOCAL;
 use super::{Controller, Limits};
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
@@ -43,12 +47,15 @@ struct Flight {
 #[derive(Debug)]
 pub(super) struct DelayedWrites {
     table: DelayedTable,
+    hot: HotWrites,
     flights: Vec<Flight>,
     free: Vec<ChunkSlot>,
     /// Where the last entry ended that was sent: the disk is gone over in order.
     cursor: Lba,
     pub(super) sent_bytes: u64,
     pub(super) cancelled_bytes: u64,
+    #[cfg(feature = "planted-bugs")]
+    forgets_hot: bool,
 }
 
 impl DelayedWrites {
@@ -57,6 +64,7 @@ impl DelayedWrites {
         let first = limits.window_chunks;
         Self {
             table: DelayedTable::new(capacity, limits.delayed_ranges),
+            hot: HotWrites::new(limits.hot_places),
             flights: Vec::with_capacity(usize::from(slots)),
             free: (first..first.saturating_add(slots))
                 .rev()
@@ -65,6 +73,8 @@ impl DelayedWrites {
             cursor: Lba(0),
             sent_bytes: 0,
             cancelled_bytes: 0,
+            #[cfg(feature = "planted-bugs")]
+            forgets_hot: false,
         }
     }
 
@@ -74,10 +84,17 @@ impl DelayedWrites {
         self.table.drop_on_overflow();
     }
 
+    /// Plants a defect: what was kept back is never sent.
+    #[cfg(feature = "planted-bugs")]
+    pub(super) fn forget_hot(&mut self) {
+        self.forgets_hot = true;
+    }
+
     /// Whether the destination has everything: nothing is remembered and nothing on its way.
     #[inline]
     pub(super) fn is_settled(&self) -> bool {
         self.table.is_empty()
+            && self.hot.kept_bytes() == 0
             && self
                 .flights
                 .iter()
@@ -86,6 +103,11 @@ impl DelayedWrites {
 
     /// Bytes that the destination does not have, or has not confirmed.
     pub(super) fn pending_bytes(&self) -> u64 {
+        self.owed_bytes() + self.hot.kept_bytes()
+    }
+
+    /// Those of them that are sent as soon as possible.
+    pub(super) fn owed_bytes(&self) -> u64 {
         let flying: u64 = self
             .flights
             .iter()
@@ -124,6 +146,33 @@ impl DelayedWrites {
     pub(super) fn remember(&mut self, extent: Extent) {
         self.cancel_reads(extent);
         self.table.insert(extent);
+    }
+
+    /// Counts a write to the extent, and keeps it back if it is hot there and `may_keep` is true. Whether
+    /// it was kept back; otherwise it is like any other.
+    #[inline]
+    pub(super) fn keep_back(&mut self, extent: Extent, may_keep: bool) -> bool {
+        match self.hot.write(extent, may_keep) {
+            Heat::Cold => false,
+            Heat::Hot => true,
+            Heat::Again => {
+                self.cancelled_bytes += extent.bytes();
+                true
+            }
+            Heat::Full => {
+                self.release();
+                false
+            }
+        }
+    }
+
+    /// What was kept back is to be sent.
+    pub(super) fn release(&mut self) {
+        #[cfg(feature = "planted-bugs")]
+        if self.forgets_hot {
+            return self.hot.release(|_| {});
+        }
+        self.hot.release(|extent| self.table.insert(extent));
     }
 
     /// A double write to the extent is being sent: what is remembered of it is obsolete.

@@ -336,9 +336,13 @@ impl Controller {
         });
         if let Some((extent, zeroes, unmap)) = remote
             && let Some(source) = &mut self.source
-            && source.has_copied(extent)
         {
-            if source.delays() || self.slots[tag].unlocked {
+            let delays = source.delays() || self.slots[tag].unlocked;
+            let hot = !zeroes && source.keeps_back(extent, delays);
+            if hot || !source.has_copied(extent) {
+                return;
+            }
+            if delays {
                 return source.delay(extent);
             }
             let generation = source.generation;

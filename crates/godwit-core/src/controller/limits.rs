@@ -13,6 +13,9 @@ pub struct Limits {
     pub delayed_chunks: u16,
     /// Ranges of delayed writes that are remembered exactly; beyond that the table coarsens.
     pub delayed_ranges: u16,
+    /// Places that the guest writes to again and again and whose writes are kept back while the disk is
+    /// copied, at most. With zero every write goes to the destination at once.
+    pub hot_places: u16,
 }
 
 impl Limits {

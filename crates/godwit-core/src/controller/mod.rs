@@ -17,6 +17,7 @@ mod guest;
 mod guest_load;
 mod headway;
 mod hiccups;
+mod hot_writes;
 mod idle_window;
 mod limits;
 mod ownership;

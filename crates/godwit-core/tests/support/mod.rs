@@ -15,6 +15,7 @@ pub(crate) const LIMITS: Limits = Limits {
     window_chunks: 64,
     delayed_chunks: 8,
     delayed_ranges: 64,
+    hot_places: 16,
 };
 /// 1 GiB.
 const CAPACITY: Sectors = Sectors(2 << 20);

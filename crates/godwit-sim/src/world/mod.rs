@@ -36,6 +36,7 @@ pub(crate) const LIMITS: Limits = Limits {
     window_chunks: 8,
     delayed_chunks: 4,
     delayed_ranges: 16,
+    hot_places: 4,
 };
 
 /// A run that needs more steps than this goes in circles.

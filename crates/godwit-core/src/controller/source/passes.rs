@@ -101,6 +101,7 @@ impl Source {
     /// Returns who waited for its chunks.
     pub(in crate::controller) fn retreat(&mut self) -> Vec<TagList> {
         let reach = self.window.pointers.read_head;
+        self.delayed.release();
         let given_up = self.window.retreat();
         if self.pass == Pass::Copy {
             let tail = self.window.pointers.write_tail;
@@ -202,6 +203,15 @@ impl Controller {
                     extent,
                 );
             }
+            if source.pass == Pass::Copy && source.nears_end() {
+                source.delayed.release();
+                if !source.delayed.is_settled() {
+                    self.flush_delayed();
+                }
+            }
+            let Some(source) = &mut self.source else {
+                return;
+            };
             if source.window.is_empty() && (rests || !source.is_copying()) {
                 if self.finish_pass() {
                     continue;

@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use super::{Pass, Source};
+use super::{HOT_WRITES_SECTORS, HOT_WRITES_SHARE, Pass, Source};
 use crate::controller::convergence::Achievement;
 use crate::controller::governor::Governor;
 use crate::controller::slots::{Slots, TagList};
@@ -121,6 +121,31 @@ impl Source {
         }
     }
 
+    /// Whether a write, which is delayed for another reason or not, is kept back because its place is in
+    /// the migrated region and hot: the destination hears of it when the copy nears its end.
+    #[inline]
+    pub(in crate::controller) fn keeps_back(&mut self, extent: Extent, delays: bool) -> bool {
+        if !self.lets_writes_through() || self.nears_end() {
+            return false;
+        }
+        let copied = extent.end() <= self.window.pointers.read_head;
+        let keeps = self.delayed.keep_back(extent, copied && !delays);
+        if keeps && let Some(dirty) = &mut self.dirty {
+            dirty.set(extent);
+        }
+        keeps
+    }
+
+    /// Whether so little is left to copy that what was kept back has to be sent beside it.
+    #[inline]
+    pub(in crate::controller) fn nears_end(&self) -> bool {
+        let left = self
+            .capacity
+            .0
+            .saturating_sub(self.window.pointers.read_head.0);
+        left <= (self.capacity.0 / HOT_WRITES_SHARE).min(HOT_WRITES_SECTORS)
+    }
+
     /// What keeps the migration from its end, when that has changed.
     pub(in crate::controller) fn look_for_obstacle(
         &mut self,
@@ -131,7 +156,7 @@ impl Source {
         }
         let current = Achievement {
             left: self.bytes_left(),
-            delayed: self.delayed.pending_bytes(),
+            delayed: self.delayed.owed_bytes(),
             double_writes: self.counters.double_write_sent,
             paused: self.paused_for(now),
         };

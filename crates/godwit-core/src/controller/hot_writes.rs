@@ -1,0 +1,236 @@
+//! Places that the guest writes to again and again while the disk is copied.
+//!
+//! Of a hot set's writes most go to a few places, and each of them would be a double write that the next
+//! one makes obsolete. They are kept back instead: until switchover the source's disk alone has to
+//! survive, so the destination needs the last one only, and gets it when the copy nears its end, as a
+//! delayed write (Alg. 3 of the SmartNIC storage-migration paper). It is what the threshold of the
+//! hybrid push/prefetch paper does with chunks that are written often, place by place and before the
+//! switchover instead of behind it.
+
+use crate::units::Extent;
+
+/// Writes to a place after which it is hot.
+const COLD_WRITES: u8 = 3;
+
+/// Longest write that is counted: 64 KiB. Longer ones are made by those who write much in sequence.
+const LONGEST_SECTORS: u32 = 128;
+
+/// Places that are watched for each that may be kept back, at least.
+const WATCHED: usize = 4;
+
+/// A place and how often it was written to.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    extent: Extent,
+    writes: u8,
+    kept: bool,
+}
+
+/// Which places are hot, and which of them the destination lacks.
+///
+/// Each address has one room in a table of fixed size. Who finds it taken wears the count of the one
+/// in it down by one, and moves in when nothing is left: so a place keeps its room if it has more writes
+/// than all that share the room with it.
+#[derive(Debug)]
+pub(super) struct HotWrites {
+    rooms: Box<[Option<Place>]>,
+    most: usize,
+    kept: usize,
+    kept_bytes: u64,
+}
+
+/// What becomes of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Heat {
+    /// It is sent like any other.
+    Cold,
+    /// It is kept back, and nothing was kept back there before.
+    Hot,
+    /// It is kept back in place of an earlier one.
+    Again,
+    /// It is hot, but as many places are kept back as may be.
+    Full,
+}
+
+impl HotWrites {
+    /// None yet; at most `most` places are kept back, none with 0.
+    pub(super) fn new(most: u16) -> Self {
+        let most = usize::from(most);
+        let rooms = match most {
+            0 => 0,
+            most => (most * WATCHED).next_power_of_two(),
+        };
+        Self {
+            rooms: vec![None; rooms].into_boxed_slice(),
+            most,
+            kept: 0,
+            kept_bytes: 0,
+        }
+    }
+
+    /// Bytes that are kept back.
+    #[inline]
+    pub(super) const fn kept_bytes(&self) -> u64 {
+        self.kept_bytes
+    }
+
+    /// Counts a write. It is kept back, if its place is hot and `may_keep` is true.
+    #[inline]
+    pub(super) fn write(&mut self, extent: Extent, may_keep: bool) -> Heat {
+        if self.rooms.is_empty() || extent.sectors() > LONGEST_SECTORS {
+            return Heat::Cold;
+        }
+        let hash = extent.start().0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let at = hash as usize & (self.rooms.len() - 1);
+        let room = &mut self.rooms[at];
+        let place = match room {
+            Some(place) if place.extent == extent => place,
+            Some(place) if place.kept => return Heat::Cold,
+            Some(place) if place.writes > 1 => {
+                place.writes -= 1;
+                return Heat::Cold;
+            }
+            _ => {
+                *room = Some(Place {
+                    extent,
+                    writes: 1,
+                    kept: false,
+                });
+                return Heat::Cold;
+            }
+        };
+        if place.kept {
+            return Heat::Again;
+        }
+        if place.writes < COLD_WRITES {
+            place.writes += 1;
+            return Heat::Cold;
+        }
+        if !may_keep {
+            return Heat::Cold;
+        }
+        if self.kept == self.most {
+            return Heat::Full;
+        }
+        place.kept = true;
+        self.kept += 1;
+        self.kept_bytes += extent.bytes();
+        Heat::Hot
+    }
+
+    /// Nothing is kept back any more: hands out all places that were. All start anew.
+    pub(super) fn release(&mut self, mut each: impl FnMut(Extent)) {
+        if self.kept == 0 {
+            return;
+        }
+        for place in self.rooms.iter_mut().filter_map(Option::take) {
+            if place.kept {
+                each(place.extent);
+            }
+        }
+        self.kept = 0;
+        self.kept_bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::units::Lba;
+
+    fn place(number: u64) -> Extent {
+        Extent::new(Lba(number * 8), 8).expect("an extent")
+    }
+
+    fn released(hot: &mut HotWrites) -> Vec<Extent> {
+        let mut all = Vec::new();
+        hot.release(|extent| all.push(extent));
+        all
+    }
+
+    #[test]
+    fn a_place_is_kept_back_after_three_writes_and_handed_out_once() {
+        let mut hot = HotWrites::new(8);
+        for _ in 0..3 {
+            assert_eq!(hot.write(place(5), true), Heat::Cold);
+        }
+        assert_eq!(hot.write(place(5), true), Heat::Hot);
+        assert_eq!(hot.write(place(5), true), Heat::Again);
+        assert_eq!(hot.kept_bytes(), 4096);
+        assert_eq!(released(&mut hot), [place(5)]);
+        assert_eq!(hot.kept_bytes(), 0);
+        assert_eq!(released(&mut hot), []);
+    }
+
+    #[test]
+    fn it_is_not_before_that_is_allowed() {
+        let mut hot = HotWrites::new(8);
+        for _ in 0..10 {
+            assert_eq!(hot.write(place(5), false), Heat::Cold);
+        }
+        assert_eq!(hot.write(place(5), true), Heat::Hot);
+    }
+
+    #[test]
+    fn only_so_many_are_kept_back_and_none_of_no_places() {
+        let mut hot = HotWrites::new(2);
+        let mut heats = Vec::new();
+        for number in 0..200 {
+            for _ in 0..4 {
+                heats.push(hot.write(place(number), true));
+            }
+        }
+        let count = |heat| heats.iter().filter(|&&found| found == heat).count();
+        assert_eq!(count(Heat::Hot), 2);
+        assert!(count(Heat::Full) > 0);
+        assert_eq!(released(&mut hot).len(), 2);
+
+        let mut none = HotWrites::new(0);
+        assert!((0..10).all(|_| none.write(place(1), true) == Heat::Cold));
+    }
+
+    #[test]
+    fn a_long_write_is_never_kept_back() {
+        let mut hot = HotWrites::new(8);
+        let long = Extent::new(Lba(0), 129).expect("an extent");
+        assert!((0..10).all(|_| hot.write(long, true) == Heat::Cold));
+    }
+
+    #[test]
+    fn a_place_that_is_hot_stays_in_its_room_beside_many_that_are_not() {
+        let mut hot = HotWrites::new(8);
+        let mut kept = 0;
+        for number in 100..10_000 {
+            hot.write(place(number), true);
+            kept += usize::from(hot.write(place(5), true) != Heat::Cold);
+        }
+        assert!(kept > 9_000, "{kept}");
+    }
+
+    proptest! {
+        /// Whatever is kept back is handed out, and nothing else is.
+        #[test]
+        fn what_is_kept_back_is_handed_out(writes in prop::collection::vec((0u64..40, any::<bool>()), 0..400)) {
+            let mut hot = HotWrites::new(8);
+            let mut owed = Vec::new();
+            for (number, may_keep) in writes {
+                let extent = place(number);
+                match hot.write(extent, may_keep) {
+                    Heat::Cold | Heat::Full => prop_assert!(!owed.contains(&extent)),
+                    Heat::Hot => {
+                        prop_assert!(may_keep);
+                        owed.push(extent);
+                    }
+                    Heat::Again => prop_assert!(owed.contains(&extent)),
+                }
+                prop_assert_eq!(hot.kept_bytes(), owed.len() as u64 * 4096);
+            }
+            let mut all = released(&mut hot);
+            all.sort_by_key(|extent| extent.start());
+            owed.sort_by_key(|extent| extent.start());
+            prop_assert_eq!(all, owed);
+        }
+    }
+}
