@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -17,6 +18,9 @@ pub(crate) const LARGEST: usize = 32 << 20;
 /// A mapping of this many bytes or more asks for huge pages. Direct I/O describes each page to the
 /// disk and pins it, so pages of 4 KiB cost a request of 1 MiB 256 descriptors.
 const HUGE: usize = 2 << 20;
+
+/// How long is waited between two pieces that are committed in the background.
+const BETWEEN_PIECES: Duration = Duration::from_millis(1);
 
 const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 
@@ -58,10 +62,16 @@ impl Mapping {
         })
     }
 
-    /// Commits all of it now, so that nobody waits for that who uses it: with huge pages, each 2 MiB
-    /// can take milliseconds.
-    pub(crate) fn commit(&self) {
-        commit_piece(self.at(0), self.length);
+    /// Commits a part now, so that nobody waits for that who uses it: with huge pages, each 2 MiB can
+    /// take milliseconds.
+    pub(crate) fn commit(&self, offset: usize, length: usize) {
+        assert!(
+            length <= self.length.saturating_sub(offset),
+            "a part outside of its mapping"
+        );
+        for (piece, length) in pieces(length) {
+            commit_piece(self.at(offset + piece), length);
+        }
     }
 
     /// Commits the first `length` bytes on a thread of their own, while the memory may be in use.
@@ -74,12 +84,14 @@ impl Mapping {
         let stopped = Arc::clone(&stop);
         let base = self.base.expose_provenance();
         let commit = move || {
-            for offset in (0..length).step_by(HUGE) {
+            for (offset, length) in pieces(length) {
                 if stopped.load(Ordering::Relaxed) {
                     break;
                 }
                 let piece = std::ptr::with_exposed_provenance_mut(base.get() + offset);
-                commit_piece(piece, HUGE.min(length - offset));
+                commit_piece(piece, length);
+                // Who waits to map something has its turn.
+                thread::sleep(BETWEEN_PIECES);
             }
         };
         // Without the thread memory is committed where it is used.
@@ -130,6 +142,14 @@ impl Drop for Mapping {
         // failure leaves it mapped, which harms nothing.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
     }
+}
+
+/// Where the pieces begin that so many bytes are committed in, and their lengths. While one is committed
+/// nothing else of the process can be mapped: no thread be started, no memory be had of the system.
+fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..length)
+        .step_by(HUGE)
+        .map(move |offset| (offset, HUGE.min(length - offset)))
 }
 
 /// Makes the kernel commit a page-aligned part of a mapping without changing what it holds.
@@ -390,7 +410,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use proptest::prelude::*;
 
@@ -451,7 +471,7 @@ mod tests {
             assert!(Instant::now() < deadline, "it was not committed");
             thread::sleep(Duration::from_millis(1));
         }
-        mapping.commit();
+        mapping.commit(0, mapping.length());
         assert_eq!(committed(&mapping), mapping.length());
         // SAFETY: as above; the mapping is initialised from its beginning.
         assert_eq!(unsafe { mapping.at(HUGE).read() }, 7);

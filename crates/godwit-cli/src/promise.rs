@@ -74,7 +74,7 @@ pub(crate) fn pauses(promise: &MigrationPromise) -> Option<String> {
     Some(format!("{total} ({}), {time} in all", reasons.join(", ")))
 }
 
-/// What became of the writes that pauses kept here.
+/// What became of the writes that were kept here for a while.
 pub(crate) fn delayed(promise: &MigrationPromise) -> Option<String> {
     let facts = [
         (promise.delayed_bytes, "to send"),

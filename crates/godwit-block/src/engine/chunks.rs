@@ -4,10 +4,14 @@ use std::io;
 use std::rc::Rc;
 
 use godwit_core::action::{ChunkSlot, DiskOperation};
+use godwit_core::units::Bytes;
 use godwit_core::{Limits, MigrationOptions};
 
 use crate::memory::Mapping;
 use crate::stream::{Keep, Payload};
+
+/// What the first chunks need is committed before a migration starts, up to so much.
+const COMMITTED_FIRST: usize = 4 << 20;
 
 /// Longest delayed write: longer ones are sent in pieces.
 const DELAYED_BYTES: usize = 64 << 10;
@@ -24,13 +28,17 @@ pub struct ChunkMemory {
 
 impl ChunkMemory {
     /// Maps what a migration with these options needs, and commits it: 2 MiB of it can take
-    /// milliseconds, which the guest's requests would wait for if the engine's thread did that.
+    /// milliseconds, which the guest's requests would wait for if the engine's thread did that. What the
+    /// first chunks and delayed writes need is committed when this returns. The rest follows in
+    /// [`Chunks::new`], on a thread of its own: now the connections would wait for it, and then fewer
+    /// chunks are in flight than may be.
     pub(super) fn new(limits: &Limits, options: &MigrationOptions) -> io::Result<Self> {
         let window = usize::from(options.window_chunks);
         let chunk_bytes = (options.chunk_sectors as usize * 512).next_multiple_of(4096);
         let delayed = usize::from(limits.delayed_chunks.max(1));
         let memory = Mapping::new(window * chunk_bytes + delayed * DELAYED_BYTES)?;
-        memory.commit();
+        memory.commit(window * chunk_bytes, delayed * DELAYED_BYTES);
+        memory.commit(0, COMMITTED_FIRST.min(window * chunk_bytes));
         Ok(Self {
             memory,
             window,
@@ -76,14 +84,17 @@ struct Slot {
 }
 
 impl Chunks {
-    /// Buffers in this memory.
-    pub(super) fn new(limits: &Limits, memory: ChunkMemory) -> Self {
+    /// Buffers in this memory for a disk of `capacity` bytes. What of it is not committed yet is from now
+    /// on.
+    pub(super) fn new(limits: &Limits, memory: ChunkMemory, capacity: Bytes) -> Self {
         let ChunkMemory {
-            memory,
+            mut memory,
             window,
             chunk_bytes,
             delayed,
         } = memory;
+        let copied = usize::try_from(capacity.0).unwrap_or(usize::MAX);
+        memory.commit_in_background(copied.min(window * chunk_bytes));
         let first_delayed = usize::from(limits.window_chunks);
         let slots = vec![Slot::default(); first_delayed + delayed];
         Self {
@@ -215,7 +226,7 @@ mod tests {
         };
         let memory = ChunkMemory::new(&LIMITS, &options).expect("memory");
         assert!(memory.suffices(&options));
-        Chunks::new(&LIMITS, memory)
+        Chunks::new(&LIMITS, memory, Bytes(64 << 20))
     }
 
     fn read(start: u64) -> DiskOperation {

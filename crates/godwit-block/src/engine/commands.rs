@@ -122,7 +122,8 @@ impl Engine {
         if let Err(error) = self.core.start_source(self.now, options) {
             return reply(Err(error));
         }
-        self.chunks = Chunks::new(&self.config.limits, memory);
+        let capacity = self.disk.capacity().bytes();
+        self.chunks = Chunks::new(&self.config.limits, memory, capacity);
         self.link(options.migration, streams);
         self.link_watch = Some(LinkWatch::new(self.now, interface));
         reply(Ok(()));

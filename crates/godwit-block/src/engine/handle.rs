@@ -178,8 +178,8 @@ impl EngineHandle {
         self.inner.send(Command::Attach(client));
     }
 
-    /// Memory for a migration with these options. Blocks, for tens of milliseconds at worst, until
-    /// all of it is committed.
+    /// Memory for a migration with these options. Blocks, for tens of milliseconds at worst, until what
+    /// it needs first is committed.
     ///
     /// # Errors
     /// The kernel has no room for it.
