@@ -39,6 +39,7 @@ impl Body {
             window_chunks: u16::from(input.byte() % 4) + 1,
             delayed_chunks: u16::from(input.byte() % 3),
             delayed_ranges: u16::from(input.byte() % 8),
+            hot_places: 4,
         };
         let capacity = Sectors(u64::from(input.byte() % 128) + 1);
         let migration = MigrationId([input.byte() % 3; 16]);
