@@ -151,7 +151,8 @@ impl FioLoad {
                 command.args(self.rate.map(|rate| format!("--rate={rate}")));
             }
             Requests::Sequential => {
-                command.arg("--rw=write");
+                // Or it would fill every write from one buffer, and what lies side by side could be compressed.
+                command.args(["--rw=write", "--refill_buffers"]);
                 command.args(self.rate.map(|rate| format!("--rate={rate}")));
             }
             Requests::Mixed(writes) => {
