@@ -145,9 +145,15 @@ impl WriteTable {
 
     #[inline]
     fn bucket(&self, granule: u64) -> usize {
-        let hash = granule.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        hash as usize & (self.buckets.len() - 1)
+        spread(granule, self.buckets.len())
     }
+}
+
+/// Which of so many places, a power of two, a number is looked for in: neighbours lie far apart.
+#[inline]
+pub(crate) const fn spread(number: u64, places: usize) -> usize {
+    let hash = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+    hash as usize & (places - 1)
 }
 
 #[inline]

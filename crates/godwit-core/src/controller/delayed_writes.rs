@@ -239,6 +239,19 @@ impl DelayedWrites {
 }
 
 impl Controller {
+    /// Sends what was kept back beside the last of the copies.
+    pub(super) fn flush_hot(&mut self) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        if source.is_copying_pass() && source.nears_end() {
+            source.delayed.release();
+            if !source.delayed.is_settled() {
+                self.flush_delayed();
+            }
+        }
+    }
+
     /// Sends delayed writes, ahead of copies, as far as their rate allows.
     pub(super) fn flush_delayed(&mut self) {
         let mut busy = 0;

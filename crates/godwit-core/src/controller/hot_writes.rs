@@ -7,13 +7,12 @@
 //! hybrid push/prefetch paper does with chunks that are written often, place by place and before the
 //! switchover instead of behind it.
 
+use super::delayed_table::MAX_SECTORS;
 use crate::units::Extent;
+use crate::write_table::spread;
 
 /// Writes to a place after which it is hot.
 const COLD_WRITES: u8 = 3;
-
-/// Longest write that is counted: 64 KiB. Longer ones are made by those who write much in sequence.
-const LONGEST_SECTORS: u32 = 128;
 
 /// Places that are watched for each that may be kept back, at least.
 const WATCHED: usize = 4;
@@ -77,12 +76,11 @@ impl HotWrites {
     /// Counts a write. It is kept back, if its place is hot and `may_keep` is true.
     #[inline]
     pub(super) fn write(&mut self, extent: Extent, may_keep: bool) -> Heat {
-        if self.rooms.is_empty() || extent.sectors() > LONGEST_SECTORS {
+        // Longer ones, which are no single delayed write, are made by those who write much in sequence.
+        if self.rooms.is_empty() || extent.sectors() > MAX_SECTORS {
             return Heat::Cold;
         }
-        let hash = extent.start().0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        let at = hash as usize & (self.rooms.len() - 1);
-        let room = &mut self.rooms[at];
+        let room = &mut self.rooms[spread(extent.start().0, self.rooms.len())];
         let place = match room {
             Some(place) if place.extent == extent => place,
             Some(place) if place.kept => return Heat::Cold,

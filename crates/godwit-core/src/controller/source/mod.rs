@@ -45,11 +45,6 @@ const GUEST_IDLE_AFTER: Duration = Duration::from_millis(100);
 /// Delayed writes that may be left when the guest is held; they are sent then.
 const FREEZE_DELAYED_BYTES: u64 = 64 << 10;
 
-/// What was kept back of writes to hot places is sent beside the last so many sectors of a copy, 64 MiB,
-/// or this part of a smaller disk.
-const HOT_WRITES_SECTORS: u64 = (64 << 20) / SECTOR_SIZE;
-const HOT_WRITES_SHARE: u64 = 16;
-
 /// How long the guest may be held before the destination is asked to accept, unless its promise
 /// allows more. Doubled whenever that was not enough.
 const FIRST_FREEZE: Duration = Duration::from_millis(20);

@@ -203,12 +203,7 @@ impl Controller {
                     extent,
                 );
             }
-            if source.pass == Pass::Copy && source.nears_end() {
-                source.delayed.release();
-                if !source.delayed.is_settled() {
-                    self.flush_delayed();
-                }
-            }
+            self.flush_hot();
             let Some(source) = &mut self.source else {
                 return;
             };

@@ -3,14 +3,19 @@
 
 use core::time::Duration;
 
-use super::{HOT_WRITES_SECTORS, HOT_WRITES_SHARE, Pass, Source};
+use super::{Pass, Source};
 use crate::controller::convergence::Achievement;
 use crate::controller::governor::Governor;
 use crate::controller::slots::{Slots, TagList};
 use crate::controller::{Controller, PromiseProgress};
 use crate::event::{Obstacle, Phase};
 use crate::request::RequestTag;
-use crate::units::{Extent, Generation, Lba, Time};
+use crate::units::{Extent, Generation, Lba, SECTOR_SIZE, Time};
+
+/// What was kept back of writes to hot places is sent beside the last so many sectors of a copy, 64 MiB,
+/// or this part of a smaller disk.
+const HOT_WRITES_SECTORS: u64 = (64 << 20) / SECTOR_SIZE;
+const HOT_WRITES_SHARE: u64 = 16;
 
 impl Source {
     pub(super) fn freeze_deadline(&self) -> Option<Time> {
