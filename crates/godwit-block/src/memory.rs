@@ -126,6 +126,16 @@ impl Mapping {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
+    /// How many bytes are committed.
+    #[cfg(test)]
+    pub(crate) fn committed(&self) -> usize {
+        let mut pages = vec![0_u8; self.length / SMALLEST];
+        // SAFETY: the mapping is alive, and there is a byte for each of its pages.
+        let answer = unsafe { libc::mincore(self.at(0).cast(), self.length, pages.as_mut_ptr()) };
+        assert_eq!(answer, 0);
+        pages.iter().filter(|&&page| page & 1 != 0).count() * SMALLEST
+    }
+
     /// Bytes mapped.
     pub(crate) const fn length(&self) -> usize {
         self.length
@@ -449,30 +459,20 @@ mod tests {
         assert!(!asks(HUGE / 2));
     }
 
-    /// How many bytes of the mapping are committed.
-    fn committed(mapping: &Mapping) -> usize {
-        let mut pages = vec![0_u8; mapping.length() / SMALLEST];
-        // SAFETY: the mapping is alive, and there is a byte for each of its pages.
-        let answer =
-            unsafe { libc::mincore(mapping.at(0).cast(), mapping.length(), pages.as_mut_ptr()) };
-        assert_eq!(answer, 0);
-        pages.iter().filter(|&&page| page & 1 != 0).count() * SMALLEST
-    }
-
     #[test]
     fn memory_is_committed_before_it_is_used_and_keeps_what_it_holds() {
         let mut mapping = Mapping::new(3 * HUGE + SMALLEST).expect("memory");
-        assert_eq!(committed(&mapping), 0);
+        assert_eq!(mapping.committed(), 0);
         // SAFETY: nobody else uses the mapping.
         unsafe { mapping.at(HUGE).write(7) };
         mapping.commit_in_background(2 * HUGE);
         let deadline = Instant::now() + Duration::from_secs(10);
-        while committed(&mapping) < 2 * HUGE {
+        while mapping.committed() < 2 * HUGE {
             assert!(Instant::now() < deadline, "it was not committed");
             thread::sleep(Duration::from_millis(1));
         }
         mapping.commit(0, mapping.length());
-        assert_eq!(committed(&mapping), mapping.length());
+        assert_eq!(mapping.committed(), mapping.length());
         // SAFETY: as above; the mapping is initialised from its beginning.
         assert_eq!(unsafe { mapping.at(HUGE).read() }, 7);
     }
@@ -486,10 +486,10 @@ mod tests {
             // SAFETY: the block is in use by nobody else.
             unsafe { arena.address(&block).write(7) };
             arena.decommit();
-            assert!(committed(&arena.memory) > 0, "a block is in use");
+            assert!(arena.memory.committed() > 0, "a block is in use");
             arena.free(block);
             arena.decommit();
-            assert_eq!(committed(&arena.memory), 0);
+            assert_eq!(arena.memory.committed(), 0);
         }
     }
 

@@ -204,6 +204,8 @@ impl Chunks {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use godwit_core::action::Inspect;
     use godwit_core::units::{Extent, Lba, MigrationId};
 
@@ -260,6 +262,24 @@ mod tests {
         for slot in [3, 7, 10, u16::MAX] {
             assert!(buffers.buffer(ChunkSlot(slot), 1).is_none(), "slot {slot}");
         }
+    }
+
+    #[test]
+    fn what_the_first_chunks_need_is_committed_at_once_and_the_rest_of_what_a_disk_needs_soon() {
+        let options = MigrationOptions::new(MigrationId([1; 16]));
+        let ready = ChunkMemory::new(&LIMITS, &options).expect("memory");
+        let first = COMMITTED_FIRST + 2 * DELAYED_BYTES;
+        // Where pages are huge it is a little more.
+        let committed = ready.memory.committed();
+        assert!((first..2 * first).contains(&committed), "{committed}");
+        let chunks = Chunks::new(&LIMITS, ready, Bytes(16 << 20));
+        let memory = chunks.memory.as_ref().expect("memory");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while memory.committed() < (16 << 20) + 2 * DELAYED_BYTES {
+            assert!(Instant::now() < deadline, "it was not committed");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(memory.committed() < memory.length(), "the disk is shorter");
     }
 
     #[test]
