@@ -82,6 +82,7 @@ impl Engine {
 
     /// Sends what the turn has queued, and closes what has nothing left to do.
     pub(super) fn flush_marked(&mut self) {
+        let guest_is_idle = self.core.guest_is_idle();
         while let Some(key) = self.connections.next_marked() {
             let now = self.now;
             let Some(connection) = self.connections.get_mut(key) else {
@@ -100,7 +101,8 @@ impl Engine {
                 let token = Token::Send(key.index);
                 let (slots, chunks) = (&mut self.slots, &mut self.chunks);
                 let stream = &mut connection.stream;
-                let sent = stream.send(&mut self.ring, token, &mut release(slots, chunks));
+                let by = connection.party.sent_by(guest_is_idle);
+                let sent = stream.send(&mut self.ring, token, by, &mut release(slots, chunks));
                 if let Err(error) = sent {
                     self.lost(key, &error.into());
                     continue;

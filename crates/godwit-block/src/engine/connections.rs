@@ -8,7 +8,7 @@ use godwit_core::wire::{Header, Message, TrafficClass};
 
 use super::slots::Rest;
 use crate::nbd::RequestHeader;
-use crate::stream::{Stream, Unpacker};
+use crate::stream::{SentBy, Stream, Unpacker};
 
 /// Names a connection for good: an index that is used again has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,6 +80,21 @@ pub(super) enum Party {
     Client { address: String, structured: bool },
     /// Another node.
     Peer { class: TrafficClass, uses: Uses },
+}
+
+impl Party {
+    /// Who sends what is queued for it. While a guest works a worker of the kernel's sends what is
+    /// copied, so that the thread is there for the guest; it costs both nodes some more processor time,
+    /// which an idle guest need not.
+    pub(super) fn sent_by(&self, guest_is_idle: bool) -> SentBy {
+        match self {
+            Self::Peer {
+                class: TrafficClass::Copy,
+                ..
+            } if !guest_is_idle => SentBy::Worker,
+            _ => SentBy::Caller,
+        }
+    }
 }
 
 /// How much of a connection's life is over.
@@ -232,4 +247,29 @@ impl Connections {
 /// A TCP socket as the owned descriptor that streams are made of.
 pub(super) fn descriptor(socket: TcpStream) -> std::os::fd::OwnedFd {
     socket.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_sends_copies_while_a_guest_works() {
+        let uses = Uses::default();
+        let peer = |class| Party::Peer { class, uses };
+        let client = Party::Client {
+            address: String::new(),
+            structured: false,
+        };
+        let copies = peer(TrafficClass::Copy);
+        assert_eq!(copies.sent_by(false), SentBy::Worker);
+        assert_eq!(copies.sent_by(true), SentBy::Caller);
+        for other in [
+            peer(TrafficClass::Sync),
+            peer(TrafficClass::Control),
+            client,
+        ] {
+            assert_eq!(other.sent_by(false), SentBy::Caller);
+        }
+    }
 }

@@ -6,6 +6,7 @@
 mod frame;
 mod outbox;
 mod packing;
+mod sent_by;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -15,6 +16,7 @@ use io_uring::{opcode, types};
 pub(crate) use self::frame::{Frame, Keep, Payload};
 pub(crate) use self::outbox::{Outbox, Packed, PackingEnd};
 pub(crate) use self::packing::{Packer, Unpacker};
+pub(crate) use self::sent_by::SentBy;
 use crate::memory::Staging;
 use crate::ring::{Ring, Token};
 use crate::tls::{self, Session, TlsError};
@@ -323,6 +325,7 @@ impl Stream {
         &mut self,
         ring: &mut Ring,
         token: Token,
+        by: SentBy,
         release: &mut dyn FnMut(Payload),
     ) -> Result<(), StreamError> {
         let fd = types::Fd(self.socket.as_raw_fd());
@@ -330,11 +333,11 @@ impl Stream {
             return Ok(());
         }
         match &mut self.session {
-            None => self.outbox.send(ring, fd, token),
+            None => self.outbox.send(ring, fd, token, by),
             Some(session) => {
                 self.outbox.encrypt(session, release)?;
                 let pending = session.pending()?;
-                self.outbox.send_encrypted(ring, fd, token, pending);
+                self.outbox.send_encrypted(ring, fd, token, pending, by);
             }
         }
         Ok(())

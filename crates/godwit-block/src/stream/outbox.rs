@@ -8,6 +8,7 @@ use io_uring::{opcode, types};
 use super::StreamError;
 use super::frame::{Frame, Keep, Payload};
 use super::packing::{self, Packer, Step};
+use super::sent_by::SentBy;
 use crate::ring::{Ring, Token};
 use crate::tls::Session;
 
@@ -166,7 +167,7 @@ impl Outbox {
     }
 
     /// Sends as much as one operation takes.
-    pub(super) fn send(&mut self, ring: &mut Ring, fd: types::Fd, token: Token) {
+    pub(super) fn send(&mut self, ring: &mut Ring, fd: types::Fd, token: Token, by: SentBy) {
         let mut bytes: usize = self.flying.iter().map(Frame::length).sum();
         while self.flying.len() < BATCH
             && bytes < BATCH_BYTES
@@ -200,11 +201,12 @@ impl Outbox {
         scatter.header.msg_iovlen = count;
         let entry =
             opcode::SendMsg::new(fd, &raw const scatter.header).flags(libc::MSG_NOSIGNAL as u32);
+        let entry = entry.build().flags(by.flags(total));
         self.sending = true;
         // SAFETY: headers lie in `flying`, which is not changed while `sending`; payloads are kept
         // as `Payload::new` was promised; the list is boxed. All outlive the operation, because a
         // stream is not dropped before it is idle.
-        unsafe { ring.push(entry.build(), token) };
+        unsafe { ring.push(entry, token) };
     }
 
     /// Hands frames to the session, a bounded number of bytes.
@@ -242,15 +244,17 @@ impl Outbox {
         fd: types::Fd,
         token: Token,
         (pointer, length): (*const u8, usize),
+        by: SentBy,
     ) {
         if length == 0 {
             return;
         }
         let entry = opcode::Send::new(fd, pointer, length as u32).flags(libc::MSG_NOSIGNAL);
+        let entry = entry.build().flags(by.flags(length));
         self.sending = true;
         // SAFETY: the ciphertext lies in the session's buffer, which is not changed while
         // `sending` and outlives the operation, because a stream is not dropped before it is idle.
-        unsafe { ring.push(entry.build(), token) };
+        unsafe { ring.push(entry, token) };
     }
 
     /// Whether a frame waits to be compressed.
@@ -437,6 +441,15 @@ mod tests {
 
     #[test]
     fn what_the_operation_in_flight_does_not_send_is_dropped_and_what_follows_is_sent() {
+        drop_and_follow(SentBy::Caller);
+    }
+
+    #[test]
+    fn what_a_worker_does_not_send_is_dropped_and_what_follows_is_sent() {
+        drop_and_follow(SentBy::Worker);
+    }
+
+    fn drop_and_follow(by: SentBy) {
         let (ours, mut theirs) = UnixStream::pair().expect("sockets");
         rustix::net::sockopt::set_socket_send_buffer_size(&ours, LENGTH).expect("set");
         let fd = types::Fd(ours.as_raw_fd());
@@ -444,7 +457,7 @@ mod tests {
         let mut outbox = Outbox::new(false).expect("an outbox");
         let mut released = Vec::new();
         (0..40).for_each(|index| outbox.push(frame(index)));
-        outbox.send(&mut ring, fd, Token::Send(0));
+        outbox.send(&mut ring, fd, Token::Send(0), by);
         outbox.discard(&mut note(&mut released));
         assert!(
             released.iter().all(|&tag| tag >= 8),
@@ -467,7 +480,7 @@ mod tests {
         }; 4];
         while !outbox.is_empty() {
             if !outbox.is_sending() {
-                outbox.send(&mut ring, fd, Token::Send(0));
+                outbox.send(&mut ring, fd, Token::Send(0), by);
             }
             ring.wait(None).expect("a wait");
             let count = ring.completions(&mut batch);

@@ -1,5 +1,7 @@
 //! The path of a guest's request: who serves it, whom it has to wait for, where it goes.
 
+use core::time::Duration;
+
 use super::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
 use super::window::ChunkState;
 use super::{Controller, ForwardLink};
@@ -24,7 +26,16 @@ pub(super) enum Gate {
     Refuse,
 }
 
+/// A guest that has asked for nothing this long is idle.
+const GUEST_IDLE_AFTER: Duration = Duration::from_millis(100);
+
 impl Controller {
+    /// Whether no guest waits for an answer or has asked for anything in the last 100 ms.
+    pub fn guest_is_idle(&self) -> bool {
+        let long_ago = |last: Time| self.now.since(last) > GUEST_IDLE_AFTER;
+        self.requests == 0 && self.last_request.is_none_or(long_ago)
+    }
+
     /// A guest or the peer (forwarding) asks for I/O. It is answered by [`Action::Complete`],
     /// possibly only after a migration has been decided. A tag that is busy or out of range is
     /// ignored: the body hands out tags.

@@ -39,9 +39,6 @@ const FREEZE_BLOCKS: u64 = 64;
 /// this many were written.
 const CONVERGED_BLOCKS: u64 = 16;
 
-/// A guest that has asked for nothing this long is idle.
-const GUEST_IDLE_AFTER: Duration = Duration::from_millis(100);
-
 /// Delayed writes that may be left when the guest is held; they are sent then.
 const FREEZE_DELAYED_BYTES: u64 = 64 << 10;
 

@@ -5,8 +5,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use super::{
-    CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, GUEST_IDLE_AFTER, MAX_VERIFY_PASSES,
-    Pass, Source,
+    CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, MAX_VERIFY_PASSES, Pass, Source,
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::dirty::DirtyBitmap;
@@ -166,8 +165,7 @@ impl Source {
 impl Controller {
     /// Fills the locking window and sends what has been read.
     pub(in crate::controller) fn pump(&mut self) {
-        let long_ago = |last: Time| self.now.since(last) > GUEST_IDLE_AFTER;
-        let guest_is_idle = self.requests == 0 && self.last_request.is_none_or(long_ago);
+        let guest_is_idle = self.guest_is_idle();
         loop {
             let Some(source) = &mut self.source else {
                 return;
