@@ -1,8 +1,9 @@
-//! When a disk's thread runs: before others while the disk moves.
+//! When a disk's thread runs: before others while the disk leaves the node.
 //!
 //! A move's copies, encryption and bookkeeping compete with the guest for the processors, so who
 //! answers the guest goes first. Without a move the ordinary order is the better one: a thread that
-//! runs at once interrupts the guest that is still handing over its requests.
+//! runs at once interrupts the guest that is still handing over its requests. And who receives a disk
+//! answers nobody yet, while other disks' guests may work beside it.
 
 use std::io;
 
@@ -15,20 +16,20 @@ const NICE: i32 = -5;
 /// The `nice` value of the thread that owns this.
 #[derive(Debug, Default)]
 pub(super) struct Priority {
-    /// While the disk moves: what the thread had before.
+    /// While the disk leaves: what the thread had before.
     before: Option<i32>,
 }
 
 impl Priority {
-    /// Lets the calling thread run before others while the disk moves. A better value that it
+    /// Lets the calling thread run before others while the disk leaves. A better value that it
     /// already has stays. Costs a comparison unless a move begins or ends.
     ///
     /// # Errors
     /// When the system does not allow the better value, which takes `CAP_SYS_NICE` or
     /// `RLIMIT_NICE`. That is said once a move.
     #[inline]
-    pub(super) fn follow(&mut self, moves: bool) -> io::Result<()> {
-        if moves == self.before.is_some() {
+    pub(super) fn follow(&mut self, leaves: bool) -> io::Result<()> {
+        if leaves == self.before.is_some() {
             return Ok(());
         }
         let nice = if let Some(before) = self.before.take() {
@@ -54,8 +55,8 @@ mod tests {
             return;
         }
         let mut priority = Priority::default();
-        for moves in [true, false] {
-            priority.follow(moves).expect("no change");
+        for leaves in [true, false] {
+            priority.follow(leaves).expect("no change");
             assert_eq!(getpriority_process(None), Ok(better));
         }
     }

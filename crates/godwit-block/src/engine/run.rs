@@ -329,9 +329,9 @@ impl Engine {
         self.tick_at = busy.then(|| self.now.after(TICK));
     }
 
-    /// Takes the turns on the processors that a disk has that moves, or that does not.
+    /// Takes the turns on the processors that a disk has that leaves, or that does not.
     pub(super) fn follow_priority(&mut self) {
-        if let Err(error) = self.priority.follow(self.core.migrates()) {
+        if let Err(error) = self.priority.follow(self.core.is_leaving()) {
             let disk = &self.config.disk;
             tracing::debug!(disk, "moves while it runs like other threads: {error}");
         }

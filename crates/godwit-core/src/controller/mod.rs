@@ -556,9 +556,9 @@ impl Controller {
         self.authority.may_serve()
     }
 
-    /// Whether the disk is on its way out of this node or into it.
-    pub const fn migrates(&self) -> bool {
-        self.source.is_some() || self.authority.receiving().is_some()
+    /// Whether the disk is on its way out of this node.
+    pub const fn is_leaving(&self) -> bool {
+        self.source.is_some()
     }
 
     /// How far the outgoing migration is, or how the last one ended.
