@@ -8,7 +8,7 @@ use io_uring::{opcode, types};
 use super::StreamError;
 use super::frame::{Frame, Keep, Payload};
 use super::packing::{self, Packer, Step};
-use super::sent_by::SentBy;
+use super::sent_by::{SentBy, Workers};
 use crate::ring::{Ring, Token};
 use crate::tls::Session;
 
@@ -67,6 +67,7 @@ pub(crate) struct Outbox {
     bytes: usize,
     scatter: Box<Scatter>,
     sending: bool,
+    workers: Workers,
     /// What the operation in flight leaves untouched is dropped when it ends.
     discard_flying: bool,
     packings: Packings,
@@ -125,6 +126,7 @@ impl Outbox {
             bytes: 0,
             scatter,
             sending: false,
+            workers: Workers::default(),
             discard_flying: false,
             packings: Packings::default(),
         })
@@ -201,7 +203,7 @@ impl Outbox {
         scatter.header.msg_iovlen = count;
         let entry =
             opcode::SendMsg::new(fd, &raw const scatter.header).flags(libc::MSG_NOSIGNAL as u32);
-        let entry = entry.build().flags(by.flags(total));
+        let entry = entry.build().flags(self.workers.flags(by, total));
         self.sending = true;
         // SAFETY: headers lie in `flying`, which is not changed while `sending`; payloads are kept
         // as `Payload::new` was promised; the list is boxed. All outlive the operation, because a
@@ -250,7 +252,7 @@ impl Outbox {
             return;
         }
         let entry = opcode::Send::new(fd, pointer, length as u32).flags(libc::MSG_NOSIGNAL);
-        let entry = entry.build().flags(by.flags(length));
+        let entry = entry.build().flags(self.workers.flags(by, length));
         self.sending = true;
         // SAFETY: the ciphertext lies in the session's buffer, which is not changed while
         // `sending` and outlives the operation, because a stream is not dropped before it is idle.
@@ -317,6 +319,7 @@ impl Outbox {
         match result {
             count if count > 0 => Ok(count as usize),
             error if matches!(-error, libc::EINTR | libc::EAGAIN) => Ok(0),
+            error if self.workers.is_missing(error) => Ok(0),
             error => Err(StreamError::from_result(error)),
         }
     }

@@ -18,9 +18,36 @@ pub(crate) enum SentBy {
     Worker,
 }
 
+/// Whether one connection has workers send.
+#[derive(Debug, Default)]
+pub(super) struct Workers {
+    /// One has the operation in flight.
+    asked: bool,
+    /// The kernel could start none: too many threads run already.
+    missing: bool,
+}
+
+impl Workers {
+    /// For the operation that comes next, which sends so many bytes.
+    pub(super) fn flags(&mut self, by: SentBy, bytes: usize) -> squeue::Flags {
+        let by = if self.missing { SentBy::Caller } else { by };
+        let flags = by.flags(bytes);
+        self.asked = !flags.is_empty();
+        flags
+    }
+
+    /// Whether the operation ended with this error because there was no worker. From then on the
+    /// caller sends.
+    pub(super) fn is_missing(&mut self, error: i32) -> bool {
+        let missing = self.asked && -error == libc::ECANCELED;
+        self.missing |= missing;
+        missing
+    }
+}
+
 impl SentBy {
     /// For an operation that sends so many bytes.
-    pub(super) fn flags(self, bytes: usize) -> squeue::Flags {
+    fn flags(self, bytes: usize) -> squeue::Flags {
         match self {
             Self::Worker if bytes >= WORKER => squeue::Flags::ASYNC,
             _ => squeue::Flags::empty(),
@@ -78,6 +105,26 @@ mod tests {
         tasks
             .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok())
             .any(|name| name.trim_end() == worker)
+    }
+
+    #[test]
+    fn without_a_worker_the_caller_sends() {
+        let mut workers = Workers::default();
+        let asked = squeue::Flags::ASYNC;
+        assert_eq!(
+            workers.flags(SentBy::Caller, WORKER),
+            squeue::Flags::empty()
+        );
+        assert!(!workers.is_missing(-libc::ECANCELED), "none was asked");
+        assert_eq!(workers.flags(SentBy::Worker, WORKER), asked);
+        assert!(!workers.is_missing(-libc::EPIPE));
+        assert_eq!(workers.flags(SentBy::Worker, WORKER), asked);
+        assert!(workers.is_missing(-libc::ECANCELED));
+        assert_eq!(
+            workers.flags(SentBy::Worker, WORKER),
+            squeue::Flags::empty()
+        );
+        assert!(!workers.is_missing(-libc::ECANCELED), "again and again");
     }
 
     #[test]
