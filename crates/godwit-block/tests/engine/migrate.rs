@@ -520,7 +520,7 @@ fn nice(name: &str) -> i32 {
 }
 
 #[test]
-fn the_threads_of_a_disk_run_before_others_while_it_moves_where_that_is_allowed() {
+fn a_disk_that_leaves_runs_before_others_where_that_is_allowed_and_one_that_comes_does_not() {
     let own = rustix::process::nice(0).expect("its own value");
     let allowed = std::thread::spawn(move || rustix::process::nice(-5 - own).is_ok());
     let allowed = allowed.join().expect("a thread");
@@ -528,10 +528,9 @@ fn the_threads_of_a_disk_run_before_others_while_it_moves_where_that_is_allowed(
     let (from, to) = ("leaving", "coming");
     let a = TestEngine::new(from, 8 * MIB, AuthorityRecord::created());
     let b = TestEngine::new(to, 8 * MIB, AuthorityRecord::vacant());
-    let wait_for = |wanted: i32| {
-        for (name, engine) in [(from, &a), (to, &b)] {
-            engine.wait_until(|_| nice(name) == wanted);
-        }
+    let wait_for = |leaving: i32| {
+        a.wait_until(|_| nice(from) == leaving);
+        b.wait_until(|_| nice(to) == own);
     };
     wait_for(own);
     let waits = MigrationOptions {
@@ -540,6 +539,11 @@ fn the_threads_of_a_disk_run_before_others_while_it_moves_where_that_is_allowed(
     };
     start(&a, &b, waits, links(1));
     wait_for(better);
+    // All has been copied by then, so the other thread has long known that it receives.
+    a.wait_until(|snapshot| {
+        snapshot.progress.map(|progress| progress.phase) == Some(Phase::Converged)
+    });
+    assert_eq!(nice(to), own);
     a.handle.switch_over(Box::new(|_| {}));
     wait_for_success(&a, &b);
     wait_for(own);
