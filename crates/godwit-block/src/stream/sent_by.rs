@@ -1,6 +1,6 @@
 //! Whose thread sends.
 //!
-//! A send operation of half a megabyte takes 0.1 to 0.3 ms: the copy into the socket, and on loopback the
+//! A send operation of half a megabyte takes 0.1 ms and more: the copy into the socket, and on loopback the
 //! receiving half of the network too. A guest's requests wait as long when the thread that serves them
 //! sends itself.
 
