@@ -123,3 +123,44 @@ fn the_source_cannot_write_what_the_guest_writes() {
     };
     verify(owner, DISK, &mut model).unwrap();
 }
+
+/// ECANCELED is what the ring says where the kernel can start no thread for what it was asked for.
+#[test]
+fn a_disk_for_which_the_kernel_starts_no_thread_is_served_and_moves() {
+    let turn = Scenario::begin(
+        "disk_errors",
+        "a_disk_for_which_the_kernel_starts_no_thread_is_served_and_moves",
+    );
+    let points = [
+        "disk::request::read",
+        "disk::request::write",
+        "disk::request::zero",
+        "disk::request::sync",
+        "disk::chunk::read",
+        "disk::replica::write",
+        "disk::replica::zero",
+        "disk::barrier::sync",
+    ]
+    .map(|point| (point, "return(125)"));
+    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    for name in ["a", "b"] {
+        let node = cluster.node_mut(name);
+        node.terminate(PATIENCE).unwrap();
+        node.start(&points).unwrap();
+    }
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
+    let client = load(a, DISK, turn.seed, model).unwrap();
+    assert!(client.progress(200, PATIENCE));
+    let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert_eq!(moved["verified"], true, "{moved}");
+    assert!(client.progress(200, PATIENCE));
+    let mut model = finish(client).unwrap();
+    verify(b, DISK, &mut model).unwrap();
+    for node in [a, b] {
+        let log = std::fs::read_to_string(node.log_path()).unwrap();
+        let told = log.matches("can start no thread").count();
+        assert_eq!(told, 1, "{} tells it once:\n{log}", node.name());
+    }
+}

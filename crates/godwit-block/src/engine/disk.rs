@@ -9,8 +9,9 @@ use std::sync::Arc;
 use godwit_core::action::{Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, Sectors};
-use io_uring::{opcode, squeue, types};
+use io_uring::opcode;
 
+use super::disk_step::{Call, Step, Target};
 use super::faults;
 use super::inspect::is_zero;
 use crate::image::Image;
@@ -20,6 +21,10 @@ use crate::vhost_user::memory::GuestRam;
 
 /// Longest write of zeroes where the file system cannot make them itself.
 const ZERO_PIECE: u64 = 1 << 20;
+
+/// Operations, but for reads, that are carried out in place after the kernel could start no thread for one.
+/// Until it says so some 50 ms pass.
+const IN_PLACE: u32 = 64;
 
 /// How a range is made to read as zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +80,8 @@ struct Entry {
     keep: Option<Keep>,
     /// No other operation may run meanwhile.
     exclusive: bool,
+    /// The ring only says when it is its turn.
+    in_place: bool,
 }
 
 /// An operation that is done.
@@ -92,6 +99,10 @@ pub(super) struct Disk {
     zeroes: Mapping,
     can_punch: bool,
     can_zero_range: bool,
+    /// Operations that are carried out in place before the ring is asked again.
+    in_place: u32,
+    /// The kernel could not start a thread for an operation, and the log says so.
+    without_workers: bool,
     running: u32,
     exclusive_running: bool,
     /// Operations that wait for an exclusive one, or for its turn.
@@ -117,6 +128,8 @@ impl Disk {
             zeroes: Mapping::new(ZERO_PIECE as usize)?,
             can_punch: true,
             can_zero_range: true,
+            in_place: 0,
+            without_workers: false,
             running: 0,
             exclusive_running: false,
             queue: VecDeque::new(),
@@ -210,6 +223,7 @@ impl Disk {
             pieces: room,
             keep,
             exclusive,
+            in_place: false,
         };
         match self.entries.get_mut(index as usize) {
             Some(last) => *last = entry,
@@ -230,7 +244,15 @@ impl Disk {
         result: i32,
     ) -> Option<Finished> {
         let entry = &self.entries[index as usize];
-        let result = faults::result(entry.tag, entry.work.name(), result);
+        let result = match faults::result(entry.tag, entry.work.name(), result) {
+            _ if entry.in_place => self.carry_out(index),
+            // Nobody cancels an operation on the image.
+            result if result == -libc::ECANCELED => {
+                self.in_place = IN_PLACE;
+                self.carry_out(index)
+            }
+            result => result,
+        };
         let outcome = self.step(index, result);
         let Some(result) = outcome else {
             self.submit(ring, index);
@@ -369,13 +391,34 @@ impl Disk {
     }
 
     fn submit(&mut self, ring: &mut Ring, index: u32) {
-        let entry = self.entry(index);
+        let entry = &mut self.entries[index as usize];
+        entry.in_place = self.in_place > 0 && !matches!(entry.work, Work::Read(_));
+        let entry = if entry.in_place {
+            self.in_place -= 1;
+            opcode::Nop::new().build()
+        } else {
+            self.next_step(index).entry()
+        };
         // SAFETY: the entry uses the image's descriptors, which live as long as the ring is used;
         // the static zeroes, which nobody writes; or memory that `start`'s caller answers for.
         unsafe { ring.push(entry, Token::Disk(index)) };
     }
 
-    fn entry(&self, index: u32) -> squeue::Entry {
+    /// Does on this thread what the ring was to do.
+    fn carry_out(&mut self, index: u32) -> i32 {
+        if !std::mem::replace(&mut self.without_workers, true) {
+            tracing::warn!(
+                disk = %self.name,
+                "the kernel can start no thread for the disk's slow operations, which are now carried out \
+                 one after another: let this process have more threads (pids.max, TasksMax)"
+            );
+        }
+        // SAFETY: as in `submit`; the ring has reported the step, so it uses nothing of it any more.
+        unsafe { self.next_step(index).carry_out() }
+    }
+
+    /// What the kernel is asked for next.
+    fn next_step(&self, index: u32) -> Step {
         let entry = &self.entries[index as usize];
         let offset = entry.offset + entry.done;
         let rest = entry.length - entry.done;
@@ -383,47 +426,43 @@ impl Disk {
             Some(buffered) if !self.is_aligned(offset, rest) => buffered,
             _ => &self.image.file,
         };
-        let fd = types::Fd(file.as_raw_fd());
-        let memory = entry.memory.wrapping_add(entry.done as usize);
-        let pieces = entry.pieces.as_ptr();
-        let count = entry.pieces.len() as u32;
-        match entry.work {
-            Work::Read(_) if count > 0 => {
-                opcode::Readv::new(fd, pieces, count).offset(offset).build()
-            }
-            Work::Write if count > 0 => opcode::Writev::new(fd, pieces, count)
-                .offset(offset)
-                .rw_flags(if entry.fua { libc::RWF_DSYNC } else { 0 })
-                .build(),
-            Work::Read(_) => opcode::Read::new(fd, memory, rest as u32)
-                .offset(offset)
-                .build(),
-            Work::Write => opcode::Write::new(fd, memory, rest as u32)
-                .offset(offset)
-                .rw_flags(if entry.fua { libc::RWF_DSYNC } else { 0 })
-                .build(),
+        let target = match entry.pieces.len() as u32 {
+            0 => Target::Whole {
+                memory: entry.memory.wrapping_add(entry.done as usize),
+                length: rest as u32,
+            },
+            count => Target::Pieces {
+                first: entry.pieces.as_ptr(),
+                count,
+            },
+        };
+        let call = match entry.work {
+            Work::Read(_) => Call::Read(target),
+            Work::Write => Call::Write(target, if entry.fua { libc::RWF_DSYNC } else { 0 }),
             Work::Zero {
                 way: ZeroWay::Write,
                 ..
             } => {
-                let piece = rest.min(ZERO_PIECE) as u32;
-                opcode::Write::new(fd, self.zeroes.at(0), piece)
-                    .offset(offset)
-                    .build()
+                let zeroes = Target::Whole {
+                    memory: self.zeroes.at(0),
+                    length: rest.min(ZERO_PIECE) as u32,
+                };
+                Call::Write(zeroes, 0)
             }
             Work::Zero { way, .. } => {
-                let mode = match way {
+                let way = match way {
                     ZeroWay::Punch => libc::FALLOC_FL_PUNCH_HOLE,
                     _ => libc::FALLOC_FL_ZERO_RANGE,
                 };
-                opcode::Fallocate::new(fd, rest)
-                    .offset(offset)
-                    .mode(mode | libc::FALLOC_FL_KEEP_SIZE)
-                    .build()
+                let mode = way | libc::FALLOC_FL_KEEP_SIZE;
+                Call::Allocate { length: rest, mode }
             }
-            Work::Sync => opcode::Fsync::new(fd)
-                .flags(types::FsyncFlags::DATASYNC)
-                .build(),
+            Work::Sync => Call::Sync,
+        };
+        Step {
+            file: file.as_raw_fd(),
+            offset,
+            call,
         }
     }
 }
@@ -440,5 +479,79 @@ fn skip(pieces: &mut Vec<libc::iovec>, mut count: usize) {
     if let Some(first) = pieces.first_mut() {
         first.iov_base = first.iov_base.wrapping_byte_add(count);
         first.iov_len -= count;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    use godwit_core::units::{Bytes, Lba};
+
+    use super::*;
+    use crate::ring::Completion;
+
+    /// Hands the completion of the one operation to the disk: the ring's result, and whether it succeeded.
+    fn wait(disk: &mut Disk, ring: &mut Ring) -> (i32, bool) {
+        let mut batch = [Completion {
+            token: Token::Wake,
+            result: 0,
+            more: false,
+        }];
+        while ring.completions(&mut batch) == 0 {
+            ring.wait(Some(Duration::from_secs(10))).expect("a wait");
+        }
+        let Token::Disk(index) = batch[0].token else {
+            panic!("a foreign token")
+        };
+        let result = batch[0].result;
+        let finished = disk.completed(ring, index, result);
+        let done = finished.is_some_and(|finished| finished.result == Ok(Content::Data));
+        (result, done)
+    }
+
+    #[test]
+    fn where_the_kernel_can_start_no_thread_the_disk_works_all_the_same() {
+        let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).expect("a folder");
+        let image = Image::create(&folder.path().join("disk"), Bytes(1 << 20)).expect("an image");
+        let path = image.path.clone();
+        let mut disk = Disk::new(image, String::from("full"), 4).expect("a disk");
+        let mut ring = Ring::new().expect("a ring");
+        let memory = Mapping::new(4096).expect("memory");
+        // SAFETY: the mapping is as long, and nobody else uses it.
+        unsafe { memory.at(0).write_bytes(7, 4096) };
+        let extent = Extent::new(Lba(8), 8).expect("an extent");
+        let write = DiskOperation::Write { extent, fua: true };
+        let start = |disk: &mut Disk, ring: &mut Ring| {
+            let tag = DiskTag::Barrier;
+            // SAFETY: the memory lives longer than the ring is used.
+            unsafe { disk.start(ring, tag, write, memory.at(0), &mut Vec::new(), None) };
+        };
+
+        let file = std::fs::File::open(path).expect("the image");
+        let holds = |byte| {
+            let mut found = [0; 4096];
+            file.read_exact_at(&mut found, 4096).expect("a read");
+            found == [byte; 4096]
+        };
+        // As the ring reports it: this one never gets to do it.
+        start(&mut disk, &mut ring);
+        let finished = disk.completed(&mut ring, 0, -libc::ECANCELED);
+        drop(ring);
+        assert!(finished.is_some_and(|finished| finished.result == Ok(Content::Data)));
+        assert!(holds(7));
+
+        let mut ring = Ring::new().expect("a ring");
+        // SAFETY: as above; no operation is in flight.
+        unsafe { memory.at(0).write_bytes(9, 4096) };
+        for _ in 0..IN_PLACE {
+            start(&mut disk, &mut ring);
+            assert_eq!(wait(&mut disk, &mut ring), (0, true), "the ring wrote");
+            assert!(holds(9));
+        }
+        start(&mut disk, &mut ring);
+        let again = wait(&mut disk, &mut ring);
+        assert_eq!(again, (4096, true), "the ring was not asked again");
     }
 }

@@ -28,6 +28,7 @@ mod config;
 mod connections;
 mod deferred;
 mod disk;
+mod disk_step;
 mod faults;
 mod gathering;
 mod handle;
