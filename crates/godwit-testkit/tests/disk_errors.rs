@@ -2,7 +2,7 @@
 //! on serving, and nothing that was acknowledged is lost.
 
 use godwit_testkit::Cluster;
-use godwit_testkit::client::Outcome;
+use godwit_testkit::client::{Outcome, VerifyingClient};
 use godwit_testkit::scenario::{
     PATIENCE, Scenario, await_end, finish, import_pattern, load, migrate, start_migration, verify,
 };
@@ -19,12 +19,23 @@ fn cluster_with(name: &str, point: &str, action: &str) -> Cluster {
     cluster
 }
 
+/// The disk moves from a to b under load, and everything is there.
+fn moves(cluster: &Cluster, client: VerifyingClient) {
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert_eq!(moved["verified"], true, "{moved}");
+    assert!(client.progress(200, PATIENCE));
+    let mut model = finish(client).unwrap();
+    verify(b, DISK, &mut model).unwrap();
+}
+
 /// One error of the disk ends the first migration; the guest notices nothing, and the second
 /// migration completes.
 fn ends_the_migration(test: &str, node: &str, point: &str, action: &str, word: &str) {
     let turn = Scenario::begin("disk_errors", test);
     let cluster = cluster_with(node, point, action);
-    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let a = cluster.node("a");
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
     assert!(client.progress(200, PATIENCE));
@@ -37,12 +48,7 @@ fn ends_the_migration(test: &str, node: &str, point: &str, action: &str, word: &
     assert_eq!(a.disk_state(DISK), "serving");
     assert!(client.progress(200, PATIENCE), "{:?}", client.stats());
 
-    let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
-    assert_eq!(moved["verified"], true, "{moved}");
-    assert!(client.progress(200, PATIENCE));
-    let mut model = finish(client).unwrap();
-    verify(b, DISK, &mut model).unwrap();
+    moves(&cluster, client);
 }
 
 #[test]
@@ -152,12 +158,7 @@ fn a_disk_for_which_the_kernel_starts_no_thread_is_served_and_moves() {
     let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
     let client = load(a, DISK, turn.seed, model).unwrap();
     assert!(client.progress(200, PATIENCE));
-    let moved = migrate(a, DISK, "b", &["--verify"]).unwrap();
-    assert_eq!(moved["phase"], "completed", "{moved}");
-    assert_eq!(moved["verified"], true, "{moved}");
-    assert!(client.progress(200, PATIENCE));
-    let mut model = finish(client).unwrap();
-    verify(b, DISK, &mut model).unwrap();
+    moves(&cluster, client);
     for node in [a, b] {
         let log = std::fs::read_to_string(node.log_path()).unwrap();
         let told = log.matches("can start no thread").count();

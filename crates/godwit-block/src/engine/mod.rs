@@ -130,7 +130,7 @@ pub fn spawn(
                 Ok(())
             }
         })
-        .map_err(|error| refused("start its thread", error))?;
+        .map_err(|error| refused("start its thread (TasksMax, pids.max)", error))?;
     match started.recv() {
         Ok(Ok(())) => Ok(EngineHandle::new(
             disk,
