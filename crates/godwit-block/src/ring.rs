@@ -229,6 +229,20 @@ impl Ring {
         count
     }
 
+    /// Waits for one completion.
+    #[cfg(test)]
+    pub(crate) fn next_completion(&mut self) -> Completion {
+        let mut one = [Completion {
+            token: Token::Wake,
+            result: 0,
+            more: false,
+        }];
+        while self.completions(&mut one) == 0 {
+            self.wait(None).expect("a wait");
+        }
+        one[0]
+    }
+
     /// Hands the kernel what is queued. A failure shows again when the engine waits, and is dealt
     /// with there.
     fn submit(&mut self) {

@@ -21,6 +21,9 @@ use crate::vms::tunnel::MemoryDoors;
 /// Longest wait for any answer of the other node during a migration.
 pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How often a thread for work that blocks is used at least: tokio ends one that was not for ten seconds.
+const BLOCKING_THREAD_USED: Duration = Duration::from_secs(4);
+
 /// A running node.
 #[derive(Debug)]
 pub(crate) struct Node {
@@ -124,4 +127,45 @@ pub(crate) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, format!("a task failed: {error}")))
+}
+
+/// Keeps one thread for [`blocking`] until the node is about to end. Where the process may have no more
+/// threads, such work then waits for that one; without any it could not even fail in order.
+pub(crate) async fn keep_blocking_thread(node: Arc<Node>) {
+    tokio::select! {
+        () = use_blocking_thread(BLOCKING_THREAD_USED) => {}
+        () = node.closed() => {}
+    }
+}
+
+async fn use_blocking_thread(every: Duration) {
+    loop {
+        // It does nothing, so it cannot fail.
+        let _ = blocking(|| ()).await;
+        tokio::time::sleep(every).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_for_work_that_blocks_stays() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_time()
+            .thread_keep_alive(Duration::from_secs(1))
+            .build()
+            .expect("a runtime");
+        runtime.block_on(async {
+            let thread = || async { blocking(|| thread::current().id()).await.expect("a thread") };
+            let first = thread().await;
+            let keeper = tokio::spawn(use_blocking_thread(Duration::from_millis(100)));
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            assert_eq!(thread().await, first);
+            keeper.abort();
+        });
+    }
 }

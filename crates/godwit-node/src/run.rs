@@ -12,7 +12,7 @@ use crate::config::NodeConfig;
 use crate::data_dir::{self, DataDirLock};
 use crate::disks::Disks;
 use crate::disks::run;
-use crate::node::Node;
+use crate::node::{Node, keep_blocking_thread};
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
 use crate::store::Store;
@@ -86,6 +86,7 @@ pub async fn run(
     listeners.serve(&node, tls.as_ref(), &mut tasks);
     tasks.spawn(migrations::sample_rates(Arc::clone(&node)));
     tasks.spawn(peers::probe::watch(Arc::clone(&node)));
+    tasks.spawn(keep_blocking_thread(Arc::clone(&node)));
     tracing::info!(
         node = node.config.name,
         listen = %node.config.listen,

@@ -64,7 +64,7 @@ mod tests {
     use io_uring::{opcode, types};
 
     use super::*;
-    use crate::ring::{Completion, Ring, Token};
+    use crate::ring::{Ring, Token};
 
     static DATA: [u8; WORKER] = [7; WORKER];
 
@@ -77,11 +77,6 @@ mod tests {
             theirs.read_exact(&mut data).expect("all of it");
         });
         let mut ring = Ring::new().expect("a ring");
-        let mut batch = [Completion {
-            token: Token::Wake,
-            result: 0,
-            more: false,
-        }; 1];
         let mut sent = 0;
         while sent < bytes {
             let part = &DATA[sent..bytes];
@@ -93,11 +88,7 @@ mod tests {
             let entry = entry.build().flags(by.flags(bytes));
             // SAFETY: the data is there forever and never changes.
             unsafe { ring.push(entry, Token::Send(0)) };
-            ring.wait(None).expect("a wait");
-            let count = ring.completions(&mut batch);
-            for completion in &batch[..count] {
-                sent += usize::try_from(completion.result).expect("sent");
-            }
+            sent += usize::try_from(ring.next_completion().result).expect("sent");
         }
         reader.join().expect("a reader");
         let worker = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());

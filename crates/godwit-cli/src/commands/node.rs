@@ -1,16 +1,10 @@
 //! `godwit node`
 
-use std::time::Duration;
-
 use godwit_node::{LogFormat, NodeConfig, PeerConfig, TlsFiles, init_logging};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{Connection, LogFormatArgument, NodeArguments};
 use crate::failure::Failure;
-
-/// How long a thread for work that blocks waits for more of it: practically always. Where the process may
-/// have no more threads such work then still has one, the first of which opens the store.
-const BLOCKING_THREADS_STAY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<(), Failure> {
     let format = match arguments.log_format {
@@ -21,7 +15,6 @@ pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<()
     init_logging(format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
-        .thread_keep_alive(BLOCKING_THREADS_STAY)
         .build()
         .map_err(|error| Failure::caused("cannot start the node", &error))?;
     runtime.block_on(async {
