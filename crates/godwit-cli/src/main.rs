@@ -6,6 +6,7 @@ mod commands;
 mod failure;
 #[cfg(test)]
 mod fixture;
+mod line;
 mod output;
 mod progress;
 mod promise;

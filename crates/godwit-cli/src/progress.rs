@@ -6,17 +6,23 @@ use std::time::{Duration, Instant};
 use godwit_node::api::{Direction, GuestLatency, Job, JobKind, Migration, MigrationPhase};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::line::{Line, Matters};
 use crate::promise::{counted, obstacle, reason_text};
 use crate::units::{format_bytes, format_micros, format_rate, format_seconds};
 
 /// Lines per second where no terminal can redraw one.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Columns of a terminal that does not tell how wide it is.
+const USUAL_COLUMNS: usize = 80;
+/// Columns of the share that is done, such as `100% `.
+const SHARE_COLUMNS: usize = 5;
+
 /// How far something is: a line, and the part done in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Status {
     /// What to show.
-    pub line: String,
+    pub line: Line,
     /// Bytes done and bytes in all, while that means something.
     pub done: Option<(u64, u64)>,
     /// What somebody should look at, in a line of its own.
@@ -67,15 +73,21 @@ impl ProgressLine {
             }
             return;
         };
-        match status.done {
+        let columns = columns();
+        let text = match status.done {
             Some((done, total)) if total > 0 => {
-                bar.set_style(bar_style());
+                let (length, text) = beside_bar(&status.line, columns);
+                bar.set_style(bar_style(length));
                 bar.set_length(total);
                 bar.set_position(done.min(total));
+                text
             }
-            _ => bar.set_style(spinner_style()),
-        }
-        bar.set_message(status.line.clone());
+            _ => {
+                bar.set_style(spinner_style());
+                status.line.within(columns.saturating_sub(2))
+            }
+        };
+        bar.set_message(text);
         bar.tick();
     }
 
@@ -95,9 +107,41 @@ impl ProgressLine {
     }
 }
 
-// The templates are constants; one that did not parse would show the library's default bar.
-fn bar_style() -> ProgressStyle {
-    ProgressStyle::with_template("[{bar:20}] {percent:>3}% {wide_msg}")
+/// How wide the terminal behind standard error is at the moment.
+fn columns() -> usize {
+    match rustix::termios::tcgetwinsize(std::io::stderr()) {
+        Ok(size) if size.ws_col > 0 => size.ws_col.into(),
+        _ => USUAL_COLUMNS,
+    }
+}
+
+/// The length of the bar, and what stands beside it and the share that is done. The bar makes room
+/// for what must be said.
+fn beside_bar(line: &Line, columns: usize) -> (usize, String) {
+    let length = match columns {
+        100.. => 20,
+        60.. => 10,
+        _ => 0,
+    };
+    let beside = |length: usize| {
+        let bar = if length > 0 { length + 3 } else { 0 };
+        columns.saturating_sub(SHARE_COLUMNS + bar)
+    };
+    let length = if line.least() > beside(length) {
+        0
+    } else {
+        length
+    };
+    (length, line.within(beside(length)))
+}
+
+// The templates differ by a number alone; one that did not parse would show the library's default bar.
+fn bar_style(length: usize) -> ProgressStyle {
+    let bar = match length {
+        0 => String::new(),
+        length => format!("[{{bar:{length}}}] "),
+    };
+    ProgressStyle::with_template(&format!("{bar}{{percent:>3}}% {{wide_msg}}"))
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ")
 }
@@ -109,65 +153,85 @@ fn spinner_style() -> ProgressStyle {
 
 /// How far a migration is: phase, bytes left, rate, time left, and what the guest feels.
 pub(crate) fn migration_status(migration: &Migration) -> Status {
+    status_of(&migration.disk, migration)
+}
+
+/// The same, under another name than the disk's.
+pub(crate) fn status_of(name: &str, migration: &Migration) -> Status {
     let passes = matches!(
         migration.phase,
         MigrationPhase::Copying | MigrationPhase::Verifying
     );
     let progress = &migration.progress;
-    let mut parts = vec![format!("{}: {}", migration.disk, phase_text(migration))];
+    let (phase, peer) = phase_text(migration);
+    let mut line = Line::default().then_or(&[
+        (Matters::Step, phase.to_owned()),
+        (Matters::Names, format!("{name}: {phase} {peer}")),
+    ]);
     let promise = migration.promise.as_ref();
     if let Some(reason) = promise.and_then(|promise| promise.paused) {
-        parts.push(format!("paused ({})", reason_text(reason)));
+        line = line.then_or(&[
+            (Matters::Trouble, "paused".to_owned()),
+            (Matters::Left, format!("paused ({})", reason_text(reason))),
+        ]);
     }
     if passes && progress.bytes_total > 0 {
-        let left = progress.bytes_total.saturating_sub(progress.bytes_done);
+        let left = format_bytes(progress.bytes_total.saturating_sub(progress.bytes_done));
         let total = format_bytes(progress.bytes_total);
-        parts.push(format!("{} of {total} left", format_bytes(left)));
+        line = line.then_or(&[
+            (Matters::Left, format!("{left} left")),
+            (Matters::Rest, format!("{left} of {total} left")),
+        ]);
         if let Some(rate) = migration.rate_bytes_per_second {
-            parts.push(format_rate(rate));
+            line = line.then(Matters::Always, format_rate(rate));
         }
         let eta = migration
             .eta_seconds
             .map_or("unknown".to_owned(), format_seconds);
-        parts.push(format!("ETA {eta}"));
+        line = line.then(Matters::Always, format!("ETA {eta}"));
         let pauses = promise.map_or(0, |promise| promise.pauses.total());
         if pauses > 0 {
-            parts.push(counted(pauses, "pause"));
+            line = line.then(Matters::Rest, counted(pauses, "pause"));
         }
     }
     if let Some(guest) = migration.guest.as_ref().filter(|guest| guest.iops > 0.0) {
-        parts.push(guest_text(guest));
+        line = line.then_or(&guest_text(guest));
     }
     if promise.is_some_and(|promise| promise.obstacle.is_some()) {
-        parts.push("no end in sight".to_owned());
+        line = line.then(Matters::Trouble, "no end in sight");
     }
     let done = passes.then_some((progress.bytes_done, progress.bytes_total));
     Status {
-        line: parts.join(", "),
+        line,
         done,
         note: obstacle(migration).map(|text| format!("{}: {text}", migration.disk)),
     }
 }
 
 /// What the guest feels: `guest p99 180 µs, p99.99 1.2 ms`.
-fn guest_text(guest: &GuestLatency) -> String {
-    format!(
-        "guest p99 {}, p99.99 {}",
-        format_micros(guest.p99_us),
-        format_micros(guest.p9999_us)
-    )
+fn guest_text(guest: &GuestLatency) -> [(Matters, String); 3] {
+    let p99 = format!("p99 {}", format_micros(guest.p99_us));
+    let p9999 = format!("p99.99 {}", format_micros(guest.p9999_us));
+    [
+        (Matters::Always, p99.clone()),
+        (Matters::Names, format!("guest {p99}")),
+        (Matters::Detail, format!("guest {p99}, {p9999}")),
+    ]
 }
 
-fn phase_text(migration: &Migration) -> String {
+/// What is being done, and with which node.
+fn phase_text(migration: &Migration) -> (&'static str, String) {
+    let Migration { from, to, .. } = migration;
     match (migration.phase, migration.direction) {
-        (MigrationPhase::Offering, _) => format!("asking {} to take it", migration.to),
-        (MigrationPhase::Receiving, _) => format!("receiving from {}", migration.from),
-        (MigrationPhase::Verifying, _) => format!("comparing with {}", migration.to),
-        (MigrationPhase::Converged, Direction::Outgoing) => {
-            format!("{} has everything and waits for the machine", migration.to)
-        }
-        (phase, Direction::Outgoing) => format!("{} to {}", phase.name(), migration.to),
-        (phase, Direction::Incoming) => format!("{} from {}", phase.name(), migration.from),
+        (MigrationPhase::Offering, _) => ("asking", format!("{to} to take it")),
+        (MigrationPhase::Receiving, _) => ("receiving", format!("from {from}")),
+        (MigrationPhase::Verifying, _) => ("comparing", format!("with {to}")),
+        (MigrationPhase::Converged, Direction::Outgoing) => (
+            "waiting for the machine",
+            format!("to start at {to}, which has everything"),
+        ),
+        (phase, Direction::Outgoing) => (phase.name(), format!("to {to}")),
+        (phase, Direction::Incoming) => (phase.name(), format!("from {from}")),
     }
 }
 
@@ -179,13 +243,17 @@ pub(crate) fn job_status(job: &Job, elapsed: Duration) -> Status {
     };
     let left = job.bytes_total.saturating_sub(job.bytes_done);
     let rate = job.bytes_done as f64 / elapsed.as_secs_f64().max(0.001);
-    let line = format!(
-        "{}: {action}, {} of {} left, {}",
-        job.disk,
-        format_bytes(left),
-        format_bytes(job.bytes_total),
-        format_rate(rate)
-    );
+    let (left, total) = (format_bytes(left), format_bytes(job.bytes_total));
+    let line = Line::default()
+        .then_or(&[
+            (Matters::Step, action.to_owned()),
+            (Matters::Names, format!("{}: {action}", job.disk)),
+        ])
+        .then_or(&[
+            (Matters::Always, format!("{left} left")),
+            (Matters::Rest, format!("{left} of {total} left")),
+        ])
+        .then(Matters::Always, format_rate(rate));
     Status {
         line,
         done: Some((job.bytes_done, job.bytes_total)),
@@ -226,11 +294,37 @@ mod tests {
     fn a_copying_migration_shows_bytes_left_rate_eta_latency_and_phase() {
         let status = migration_status(&copying());
         assert_eq!(
-            status.line,
+            status.line.to_string(),
             "d: copying to b, 1.50 GiB of 2.00 GiB left, 512 MiB/s, ETA 3.0 s, \
              guest p99 180 µs, p99.99 1.2 ms"
         );
         assert_eq!(status.done, Some((1 << 29, 2 << 30)));
+    }
+
+    #[test]
+    fn rate_time_left_and_p99_stay_on_a_narrow_terminal() {
+        let mut migration = copying();
+        migration.disk = "database-of-the-warehouse".to_owned();
+        migration.rate_bytes_per_second = Some(1023.0 * 1048576.0);
+        migration.eta_seconds = Some(23.0 * 3600.0 + 59.0 * 60.0);
+        migration.promise = Some(MigrationPromise {
+            paused: Some(PauseReason::InterfaceBudget),
+            obstacle: Some(Obstacle::Promise),
+            ..MigrationPromise::default()
+        });
+        let line = migration_status(&migration).line;
+        for columns in [40, 60, 80, 120] {
+            let (bar, text) = beside_bar(&line, columns);
+            for promised in ["1023 MiB/s", "ETA 23h 59m", "p99 180 µs"] {
+                assert!(text.contains(promised), "{columns}: {text}");
+            }
+            let around = if bar > 0 { bar + 3 } else { 0 };
+            let taken = text.chars().count() + SHARE_COLUMNS + around;
+            assert!(taken <= columns, "{taken} of {columns}: {text}");
+        }
+        let (bar, text) = beside_bar(&migration_status(&copying()).line, 80);
+        let expected = "copying, 1.50 GiB left, 512 MiB/s, ETA 3.0 s, guest p99 180 µs";
+        assert_eq!((bar, text.as_str()), (10, expected));
     }
 
     #[test]
@@ -248,7 +342,7 @@ mod tests {
         });
         let status = migration_status(&migration);
         assert_eq!(
-            status.line,
+            status.line.to_string(),
             "d: copying to b, paused (guest latency), 1.50 GiB of 2.00 GiB left, 512 MiB/s, \
              ETA 3.0 s, 12 pauses"
         );
@@ -265,11 +359,8 @@ mod tests {
             ..MigrationPromise::default()
         });
         let status = migration_status(&migration);
-        assert!(
-            status.line.ends_with("ETA unknown, no end in sight"),
-            "{}",
-            status.line
-        );
+        let line = status.line.to_string();
+        assert!(line.ends_with("ETA unknown, no end in sight"), "{line}");
         let note = status.note.unwrap();
         assert!(note.starts_with("d: ") && note.contains("--sla"), "{note}");
     }
@@ -280,7 +371,7 @@ mod tests {
         migration.rate_bytes_per_second = None;
         migration.eta_seconds = None;
         migration.guest = Some(GuestLatency::default());
-        let line = migration_status(&migration).line;
+        let line = migration_status(&migration).line.to_string();
         assert_eq!(
             line,
             "d: copying to b, 1.50 GiB of 2.00 GiB left, ETA unknown"
@@ -292,14 +383,12 @@ mod tests {
         let mut migration = copying();
         migration.phase = MigrationPhase::Committing;
         migration.guest = None;
-        let expected = Status {
-            line: "d: committing to b".to_owned(),
-            done: None,
-            note: None,
-        };
-        assert_eq!(migration_status(&migration), expected);
+        let Status { line, done, note } = migration_status(&migration);
+        assert_eq!(line.to_string(), "d: committing to b");
+        assert_eq!((done, note), (None, None));
         migration.phase = MigrationPhase::Offering;
-        assert_eq!(migration_status(&migration).line, "d: asking b to take it");
+        let line = migration_status(&migration).line.to_string();
+        assert_eq!(line, "d: asking b to take it");
     }
 
     #[test]
@@ -316,7 +405,7 @@ mod tests {
         };
         let status = job_status(&job, Duration::from_secs(1));
         assert_eq!(
-            status.line,
+            status.line.to_string(),
             "d: importing, 3.00 MiB of 4.00 MiB left, 1.00 MiB/s"
         );
     }

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::client::{CallError, Client};
 use crate::failure::Failure;
+use crate::line::Line;
 use crate::output::Output;
 use crate::progress::{ProgressLine, Status};
 
@@ -175,7 +176,7 @@ async fn look<M: Moving>(
         Ok(seen) => Ok(Some(seen)),
         Err(CallError::Unreachable(failure)) if answered.elapsed() < PATIENCE => {
             let status = Status {
-                line: retrying(&failure),
+                line: Line::plain(retrying(&failure)),
                 done: None,
                 note: None,
             };

@@ -217,7 +217,10 @@ fn show_vm(migration: &VmMigration) -> String {
         ("from", Some(migration.from.clone())),
         ("to", Some(migration.to.clone())),
         ("phase", Some(migration.phase.name().to_owned())),
-        ("progress", (!ended).then(|| migration.status().line)),
+        (
+            "progress",
+            (!ended).then(|| migration.status().line.to_string()),
+        ),
         ("memory", Some(migration.memory_mode.name().to_owned())),
         ("disks", (!disks.is_empty()).then(|| disks.join(", "))),
         (
@@ -261,7 +264,7 @@ fn show(migration: &Migration) -> String {
         ("phase", Some(migration.phase.name().to_owned())),
         (
             "progress",
-            (!ended).then(|| migration_status(migration).line),
+            (!ended).then(|| migration_status(migration).line.to_string()),
         ),
         ("options", migration.options.as_ref().map(options)),
         ("promise", promised(migration)),

@@ -7,8 +7,9 @@ use super::migrate::choices;
 use crate::arguments::MigrateArguments;
 use crate::client::Client;
 use crate::failure::Failure;
+use crate::line::{Line, Matters};
 use crate::output::Output;
-use crate::progress::{Status, migration_status};
+use crate::progress::{Status, status_of};
 use crate::routes;
 use crate::units::{format_bytes, format_seconds};
 
@@ -68,7 +69,7 @@ impl Moving for VmMigration {
 fn status(seen: &VmMigration) -> Status {
     let VmMigration { vm, to, memory, .. } = seen;
     let plain = |text: String| Status {
-        line: format!("vm/{vm}: {text}"),
+        line: Line::plain(format!("vm/{vm}: {text}")),
         done: None,
         note: None,
     };
@@ -80,17 +81,13 @@ fn status(seen: &VmMigration) -> Status {
             let Some(disk) = seen.disks.iter().find(|disk| !copied(disk.phase)) else {
                 return plain(format!("its disks are copied to {to}"));
             };
-            let Status { line, done, note } = migration_status(disk);
+            let mut status = status_of(&format!("vm/{vm}: disk {}", disk.disk), disk);
             let count = seen.disks.len();
-            let ready = match count {
-                1 => String::new(),
-                _ => format!(" ({ready} of {count} disks copied)"),
-            };
-            Status {
-                line: format!("vm/{vm}: disk {line}{ready}"),
-                done,
-                note,
+            if count > 1 {
+                let ready = format!("{ready} of {count} disks copied");
+                status.line = status.line.then(Matters::Detail, ready);
             }
+            status
         }
         VmMigrationPhase::Starting => plain(format!("starting QEMU at {to}")),
         VmMigrationPhase::CopyingMemory | VmMigrationPhase::PullingMemory => {
@@ -101,12 +98,18 @@ fn status(seen: &VmMigration) -> Status {
                 VmMigrationPhase::CopyingMemory => format!("memory to {to}"),
                 _ => format!("runs at {to}, memory follows"),
             };
-            let pass = match memory.passes {
-                0 | 1 => String::new(),
-                passes => format!(", pass {passes}"),
-            };
+            let mut line = Line::default()
+                .then(Matters::Names, format!("vm/{vm}: {what}"))
+                .then_or(&[
+                    (Matters::Always, format!("{left} left")),
+                    (Matters::Rest, format!("{left} of {total} left")),
+                ])
+                .then(Matters::Detail, format!("{sent} sent"));
+            if memory.passes > 1 {
+                line = line.then(Matters::Detail, format!("pass {}", memory.passes));
+            }
             Status {
-                line: format!("vm/{vm}: {what}, {left} of {total} left, {sent} sent{pass}"),
+                line,
                 done: Some((
                     memory.bytes_total.saturating_sub(memory.bytes_left),
                     memory.bytes_total,
@@ -173,19 +176,16 @@ mod tests {
     #[test]
     fn progress_goes_from_the_disks_to_the_memory() {
         let shown = status(&moving(VmMigrationPhase::CopyingDisks));
-        assert!(
-            shown.line.starts_with("vm/v: disk d: copying to b"),
-            "{}",
-            shown.line
-        );
+        let line = shown.line.to_string();
+        assert!(line.starts_with("vm/v: disk d: copying to b"), "{line}");
         let shown = status(&moving(VmMigrationPhase::CopyingMemory));
         assert_eq!(
-            shown.line,
+            shown.line.to_string(),
             "vm/v: memory to b, 128 MiB of 512 MiB left, 400 MiB sent, pass 2"
         );
         assert_eq!(shown.done, Some((384 << 20, 512 << 20)));
         let shown = status(&moving(VmMigrationPhase::SwitchingOver));
-        assert_eq!(shown.line, "vm/v: switching over to b");
+        assert_eq!(shown.line.to_string(), "vm/v: switching over to b");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The `godwit` command against an API that answers what each test tells it to.
 
 mod fake;
+mod terminal;
 mod vm_moves;
 
 use std::path::PathBuf;
