@@ -16,7 +16,7 @@ use crate::node::{Node, keep_blocking_thread};
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
 use crate::store::Store;
-use crate::{api, clock, failpoint, migrations, nbd_listener, notify, peers, recover};
+use crate::{api, clock, failpoint, logging, migrations, nbd_listener, notify, peers, recover};
 
 /// How long listeners may take to end once they are told to.
 const LISTENERS_END: Duration = Duration::from_secs(8);
@@ -154,6 +154,7 @@ async fn close(node: Arc<Node>, mut tasks: JoinSet<()>, lock: DataDirLock) {
     let store = node.store.clone();
     // It only waits for what is being written.
     let _ = tokio::task::spawn_blocking(move || store.close()).await;
+    logging::tell_left_out();
     tracing::info!(node = node.config.name, "the node has ended");
     drop(node);
     drop(lock);

@@ -1,0 +1,42 @@
+//! Structured logs on standard error.
+
+mod flood;
+mod limit;
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::filter::FilterExt;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, registry};
+
+pub(crate) use self::limit::tell_left_out;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+/// Sends the process's logs to standard error. `RUST_LOG` chooses what is logged; without it,
+/// everything from `info` up. Of lines that repeat without end, those beyond a few are counted instead.
+/// Does nothing when logging is set up already.
+pub fn init_logging(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = filter.and(limit::Limit::new());
+    let logs = tracing_subscriber::fmt::layer()
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    // The only failure is that the process has a subscriber, which then stays.
+    let _ = match format {
+        LogFormat::Text => registry().with(logs.with_filter(filter)).try_init(),
+        LogFormat::Json => {
+            let logs = logs.json().flatten_event(true).with_filter(filter);
+            registry().with(logs).try_init()
+        }
+    };
+}
