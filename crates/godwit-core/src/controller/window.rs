@@ -121,6 +121,14 @@ impl Window {
         self.chunks.len()
     }
 
+    /// Sectors of the chunks in the window.
+    pub(super) fn sectors(&self) -> u64 {
+        self.chunks
+            .iter()
+            .map(|chunk| u64::from(chunk.extent.sectors()))
+            .sum()
+    }
+
     /// The chunk at this place in the window, if it waits for guest writes and overlaps the extent.
     pub(super) fn quiescing_at(&self, at: usize, extent: Extent) -> Option<(ChunkSlot, Extent)> {
         let chunk = self.chunks.get(at)?;

@@ -37,7 +37,8 @@ pub(crate) struct Source {
     pub(crate) compared: Vec<Extent>,
     /// The disk does not finish the reads of chunks.
     pub(crate) hold_reads: bool,
-    held: Vec<DiskTag>,
+    /// Those.
+    pub(crate) held: Vec<DiskTag>,
 }
 
 /// What tells the destination of the disk's content.

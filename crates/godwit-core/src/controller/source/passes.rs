@@ -48,6 +48,20 @@ impl Source {
         }
     }
 
+    /// Whether one more chunk may join those in flight, of which there may be `most` of
+    /// `chunk_sectors`.
+    fn has_room(&self, most: u16, chunk_sectors: u32) -> bool {
+        let room = match self.pass {
+            // What a guest wrote at random is compared block by block. With as few blocks in flight as
+            // chunks, comparing waits for the way to the destination, and the guest writes on meanwhile.
+            Pass::VerifyDirty { .. } => {
+                self.window.sectors() < u64::from(most) * u64::from(chunk_sectors)
+            }
+            Pass::Copy | Pass::VerifyAll => self.window.len() < usize::from(most),
+        };
+        room && self.window.has_free_slot()
+    }
+
     pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
         debug_assert!(self.window.is_empty(), "a pass begins behind the last one");
         self.convergence.restart(now);
@@ -178,8 +192,7 @@ impl Controller {
             let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
             // What is written while the switchover waits belongs to the next pass.
             let rests = source.phase == Phase::Converged;
-            while !rests && source.window.len() < usize::from(most) && source.window.has_free_slot()
-            {
+            while !rests && source.has_room(most, chunk_sectors) {
                 let Some(extent) = source.next_extent(chunk_sectors) else {
                     break;
                 };
