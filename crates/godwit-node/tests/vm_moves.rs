@@ -142,6 +142,70 @@ async fn everything_that_stands_in_the_way_is_named_at_once() {
     b.stop().await;
 }
 
+/// Tells QEMU something on a monitor of the test's own.
+fn tell(monitor: &Path, command: &Value) {
+    use std::io::{BufRead as _, Write as _};
+    let stream = std::os::unix::net::UnixStream::connect(monitor).expect("a monitor");
+    let mut lines = std::io::BufReader::new(stream.try_clone().expect("a second end")).lines();
+    for command in [&json!({ "execute": "qmp_capabilities" }), command] {
+        writeln!(&stream, "{command}").expect("writes");
+        let answer = lines.find_map(|line| {
+            let line: Value = serde_json::from_str(&line.expect("reads")).expect("JSON");
+            (line.get("return").is_some() || line.get("error").is_some()).then_some(line)
+        });
+        let answer = answer.expect("an answer");
+        assert!(answer.get("error").is_none(), "{command}: {answer}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_that_were_plugged_in_are_found_before_anything_is_copied() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    let monitor = dir.path().join("own.sock");
+    let socket = format!(
+        "socket,id=own,path={},server=on,wait=off",
+        monitor.display()
+    );
+    let own = ["-chardev", &socket, "-mon", "chardev=own,mode=control"];
+    let devices = [
+        "-device",
+        "pcie-root-port,id=port1,chassis=1",
+        "-device",
+        "pcie-root-port,id=port2,chassis=2",
+        "-device",
+        "virtio-rng-pci,id=rng0",
+        "-device",
+        "virtio-balloon-pci",
+    ];
+    run(&a, &[&own[..], &devices].concat()).await;
+    for plugged in [
+        json!({ "driver": "virtio-net-pci", "bus": "port1", "id": "net9" }),
+        json!({ "driver": "virtio-rng-pci", "bus": "port2" }),
+    ] {
+        tell(
+            &monitor,
+            &json!({ "execute": "device_add", "arguments": plugged }),
+        );
+    }
+    let body = r#"{"to":"b"}"#;
+    let refused = a.request("POST", "/v1/vms/v/migrate", body).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let message = refused.json()["message"].as_str().expect("text").to_owned();
+    let expected = "devices net9 (virtio-net-pci), device[1] (virtio-rng-pci) were plugged in";
+    assert!(message.contains(expected), "{message}");
+    assert_eq!(state(&a).await, "running");
+    assert_eq!(b.get("/v1/vms").await.json(), json!([]));
+    stop(&a).await;
+    // Without them nothing stands in its way.
+    run(&a, &[&own[..], &devices].concat()).await;
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_destination_that_cannot_take_the_machine_leaves_it_running_here() {
     let dir = MachineFolder::new();

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::memory::PULL_BROKEN;
+use super::plugged::Devices;
 use super::qmp::{Qmp, QmpError, text};
 
 /// What matters for the node's disks and for a migration.
@@ -18,6 +19,8 @@ pub(crate) struct Facts {
     pub(crate) backends: Vec<String>,
     /// Drives that QEMU opened by itself, with their files.
     pub(crate) drives: Vec<String>,
+    /// Devices that were added to its machine type.
+    pub(crate) devices: Devices,
     /// Why QEMU itself refuses to migrate.
     pub(crate) blocked: Vec<String>,
     /// Whether QEMU still has a migration that broke off, and begins no other.
@@ -37,6 +40,7 @@ impl Facts {
         let backends = qmp.execute("query-chardev", json!({})).await?;
         let drives = qmp.execute("query-block", json!({})).await?;
         let migration = qmp.execute("query-migrate", json!({})).await?;
+        let devices = Devices::read(qmp).await?;
         let machine = machine
             .as_str()
             .and_then(|name| name.strip_suffix("-machine"));
@@ -53,6 +57,7 @@ impl Facts {
                 .map(|backend| text(backend, "filename"))
                 .collect(),
             drives: items(&drives).iter().filter_map(drive).collect(),
+            devices,
             blocked: blocked
                 .unwrap_or_default()
                 .iter()

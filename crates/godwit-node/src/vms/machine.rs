@@ -343,15 +343,23 @@ impl Machine {
 
     /// The value of the last option of one of these names.
     pub(crate) fn last_value(&self, names: &[&str]) -> Option<&str> {
-        let mut found = None;
-        for pair in self.words.windows(2) {
-            if let [Word::Plain(word), Word::Plain(value)] = pair
-                && option(word).is_some_and(|name| names.contains(&name))
-            {
-                found = Some(value.as_str());
-            }
-        }
-        found
+        self.pairs()
+            .filter_map(|(name, value)| names.contains(&name).then_some(value))
+            .last()
+    }
+
+    /// The values of all options of this name.
+    pub(super) fn values(&self, wanted: &str) -> impl Iterator<Item = &str> {
+        self.pairs()
+            .filter_map(move |(name, value)| (name == wanted).then_some(value))
+    }
+
+    /// Each option that something follows, which is its value if it takes one.
+    fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.words.windows(2).filter_map(|pair| match pair {
+            [Word::Plain(word), Word::Plain(value)] => Some((option(word)?, value.as_str())),
+            _ => None,
+        })
     }
 }
 
@@ -373,7 +381,7 @@ fn escaped(path: &Path) -> String {
 }
 
 /// Where the value of a key stands in an option such as `socket,id=a,path=/x,,y`, and the value.
-fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
+pub(super) fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
     let bytes = option.as_bytes();
     let mut start = 0;
     while start < bytes.len() {

@@ -13,6 +13,7 @@ mod memory;
 pub(crate) mod migrations;
 mod orders;
 mod outgoing;
+mod plugged;
 mod preflight;
 mod process;
 mod pulling;

@@ -49,6 +49,7 @@ pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<Stri
             "drive {drive} is not a disk of node '{here}', so it would stay behind"
         ));
     }
+    blockers.extend(facts.devices.changes(machine));
     for reason in &facts.blocked {
         blockers.push(format!("QEMU refuses to migrate it: {reason}"));
     }
