@@ -17,6 +17,11 @@ struct Node {
 impl Node {
     /// A node with certificates, and an API that also listens on loopback.
     fn start() -> Self {
+        Self::start_within("true")
+    }
+
+    /// The same, in a shell that has run `limits`.
+    fn start_within(limits: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let at = directory.path();
         succeed(godwit(at).args(["certs", "init"]));
@@ -24,7 +29,9 @@ impl Node {
         succeed(godwit(at).args(["certs", "issue", "alice"]));
         let [api, listen] = [(); 2].map(|()| free_port().unwrap().to_string());
         let log = at.join("node.log");
-        let process = godwit(at)
+        let started = format!("{limits} && exec {} \"$@\"", env!("CARGO_BIN_EXE_godwit"));
+        let process = in_test("sh", at)
+            .args(["-c", &started, "sh"])
             .args([
                 "node",
                 "--name",
@@ -83,7 +90,11 @@ impl Drop for Node {
 }
 
 fn godwit(directory: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_godwit"));
+    in_test(env!("CARGO_BIN_EXE_godwit"), directory)
+}
+
+fn in_test(program: &str, directory: &Path) -> Command {
+    let mut command = Command::new(program);
     command.current_dir(directory).stdin(Stdio::null());
     for variable in ["SOCKET", "API", "CERT", "KEY", "CA"] {
         command.env_remove(format!("GODWIT_{variable}"));
@@ -200,5 +211,32 @@ fn the_network_needs_certificates_of_the_same_authority_on_both_sides() {
         node.remote(&identity("alice"), &["disk", "list"])
             .status
             .success()
+    );
+}
+
+#[test]
+fn a_node_takes_as_many_open_files_as_it_may_and_says_when_they_are_used_up() {
+    let many = |node: &Node| {
+        let create =
+            |number| node.local(&["disk", "create", &format!("d{number}"), "--size", "1M"]);
+        (0..20).map(create).find(|made| !made.status.success())
+    };
+    let node = Node::start_within("ulimit -Sn 64 && ulimit -Hn 4096");
+    if let Some(refused) = many(&node) {
+        panic!("64 files are not the most: {}", text(&refused.stderr));
+    }
+    drop(node);
+    let node = Node::start_within("ulimit -n 64");
+    let refused = text(&many(&node).expect("20 disks with 64 files").stderr);
+    assert!(refused.contains("Too many open files"), "{refused}");
+    assert!(
+        refused.contains("\nhint: the node may open no more files: raise LimitNOFILE"),
+        "{refused}"
+    );
+    assert!(!refused.contains("check the device"), "{refused}");
+    let log = std::fs::read_to_string(node.path("node.log")).unwrap();
+    assert!(
+        log.contains("LimitNOFILE") || !log.contains("cannot take"),
+        "{log}"
     );
 }

@@ -42,6 +42,37 @@ impl Bytes {
     }
 }
 
+/// For people: `20 GiB`, `1.5 GiB`, and `953 MiB (1000000000 bytes)` where the short form is not the
+/// whole truth.
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let bytes = self.0;
+        let Some(power) = bytes
+            .checked_ilog2()
+            .map(|bits| bits / 10)
+            .filter(|p| *p > 0)
+        else {
+            let plural = if bytes == 1 { "" } else { "s" };
+            return write!(f, "{bytes} byte{plural}");
+        };
+        let unit = 1_u128 << (10 * power);
+        let scaled = u128::from(bytes) * 100;
+        let name = UNITS[power as usize - 1];
+        match (scaled.is_multiple_of(unit), scaled / unit) {
+            (true, whole) if whole.is_multiple_of(100) => write!(f, "{} {name}", whole / 100),
+            (true, tenths) if tenths.is_multiple_of(10) => {
+                write!(f, "{}.{} {name}", tenths / 100, tenths / 10 % 10)
+            }
+            (true, exact) => write!(f, "{}.{:02} {name}", exact / 100, exact % 100),
+            (false, less) if less < 1_000 => {
+                write!(f, "{}.{:02} {name} ({bytes} bytes)", less / 100, less % 100)
+            }
+            (false, less) => write!(f, "{} {name} ({bytes} bytes)", less / 100),
+        }
+    }
+}
+
 /// A non-empty run of sectors.
 ///
 /// The end never overflows: [`Extent::new`] refuses such runs, and it is the only constructor.
@@ -207,6 +238,26 @@ mod tests {
     use core::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn bytes_are_told_for_people_and_exactly() {
+        for (bytes, text) in [
+            (0, "0 bytes"),
+            (1, "1 byte"),
+            (1023, "1023 bytes"),
+            (1024, "1 KiB"),
+            (1536, "1.5 KiB"),
+            (1280, "1.25 KiB"),
+            (1000, "1000 bytes"),
+            (1025, "1.00 KiB (1025 bytes)"),
+            (20 << 30, "20 GiB"),
+            (1_000_000_000, "953 MiB (1000000000 bytes)"),
+            (1000 << 40, "1000 TiB"),
+            (u64::MAX, "15 EiB (18446744073709551615 bytes)"),
+        ] {
+            assert_eq!(Bytes(bytes).to_string(), text);
+        }
+    }
 
     #[test]
     fn a_time_too_far_away_is_the_last_one() {

@@ -14,11 +14,13 @@ mod names;
 mod nbd_listener;
 mod node;
 mod notify;
+mod open_files;
 mod peers;
 mod recover;
 mod run;
 mod slots;
 mod store;
+pub mod text;
 mod transport;
 mod vms;
 

@@ -19,6 +19,7 @@ use crate::api::DiskState;
 use crate::disks::disk::Activity;
 use crate::disks::run::MAX_CLIENTS;
 use crate::node::Node;
+use crate::open_files::cannot_take;
 use crate::peers::tls::NodeTls;
 use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
@@ -72,7 +73,7 @@ pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((socket, _)) => take(&node, &slots, socket, String::from("unix socket"), None),
-                Err(error) => pause(&error).await,
+                Err(error) => cannot_take("an NBD client", &error).await,
             },
             () = node.closed() => return,
         }
@@ -90,17 +91,11 @@ pub(crate) async fn listen_tcp(node: Arc<Node>, listener: TcpListener, tls: Opti
                     let _ = socket.set_nodelay(true);
                     take(&node, &slots, socket, address.to_string(), tls.clone());
                 }
-                Err(error) => pause(&error).await,
+                Err(error) => cannot_take("an NBD client", &error).await,
             },
             () = node.closed() => return,
         }
     }
-}
-
-async fn pause(error: &io::Error) {
-    tracing::warn!(%error, "cannot take an NBD client");
-    // Usually no file descriptors are left: others must close some first.
-    tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 fn take<S: ClientSocket>(

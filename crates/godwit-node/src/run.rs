@@ -16,7 +16,9 @@ use crate::node::{Node, keep_blocking_thread};
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
 use crate::store::Store;
-use crate::{api, clock, failpoint, logging, migrations, nbd_listener, notify, peers, recover};
+use crate::{
+    api, clock, failpoint, logging, migrations, nbd_listener, notify, open_files, peers, recover,
+};
 
 /// How long listeners may take to end once they are told to.
 const LISTENERS_END: Duration = Duration::from_secs(8);
@@ -70,6 +72,7 @@ pub async fn run(
 ) -> Result<(), NodeError> {
     failpoint::set_up();
     config.check()?;
+    open_files::raise_limit();
     let tls = match &config.tls {
         Some(files) => Some(
             NodeTls::load(&config.name, files)

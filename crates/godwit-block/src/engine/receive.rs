@@ -1,6 +1,7 @@
 //! Turns the bytes that arrive on a connection into requests and frames.
 
 use godwit_core::request::RequestTag;
+use godwit_core::units::Bytes;
 use godwit_core::wire::{DecodeError, HEADER_SIZE, Header, Message};
 
 use super::connections::{ConnectionKey, Head, Life, Parse};
@@ -27,7 +28,7 @@ pub(super) enum Lost {
     #[error(transparent)]
     Request(#[from] InvalidRequest),
     /// A write is longer than any server need take.
-    #[error("the client sent a write of {0} bytes, and 32 MiB is the most there may be")]
+    #[error("the client sent a write of {}, and 32 MiB is the most there may be", Bytes(u64::from(*.0)))]
     TooLong(u32),
     /// The peer's bytes are not frames.
     #[error(transparent)]

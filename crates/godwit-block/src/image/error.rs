@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use godwit_core::units::SECTOR_SIZE;
+use godwit_core::units::{Bytes, SECTOR_SIZE};
 use rustix::io::Errno;
 
 /// Why an image cannot be used, and what to do about it.
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 pub enum ImageError {
     /// The size is not one a disk can have.
     #[error(
-        "{path} is {bytes} bytes long, and a disk must be a positive multiple of 512: \
+        "{path} is {bytes} bytes long, and a disk must be a positive multiple of 512 bytes: \
          the next size that fits is {next}",
         path = path.display(),
         next = next_size(*bytes)
@@ -23,9 +23,9 @@ pub enum ImageError {
     },
     /// The file system cannot hold a file of this size.
     #[error(
-        "{path} cannot be {bytes} bytes long on its file system: choose a smaller size or \
-         another directory",
-        path = path.display()
+        "{path} cannot be {size} long on its file system: choose a smaller size or another directory",
+        path = path.display(),
+        size = Bytes(*bytes)
     )]
     TooLarge {
         /// Where the image was to be.
@@ -105,6 +105,16 @@ pub enum ImageError {
         /// Where the copy was to be.
         path: PathBuf,
     },
+    /// The process, or the host, may open no more files.
+    #[error("cannot {action} {path}", path = path.display())]
+    OpenFiles {
+        /// What was tried.
+        action: &'static str,
+        /// Where.
+        path: PathBuf,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
     /// The file system or device failed.
     #[error("could not {action} {path}: check the device and the kernel's log", path = path.display())]
     Io {
@@ -126,6 +136,11 @@ impl ImageError {
             Errno::EXIST => Self::Exists { path },
             Errno::ACCESS | Errno::PERM | Errno::ROFS => Self::Permission { action, path },
             Errno::NOSPC | Errno::DQUOT => Self::NoSpace { action, path },
+            errno @ (Errno::MFILE | Errno::NFILE) => Self::OpenFiles {
+                action,
+                path,
+                source: errno.into(),
+            },
             errno => Self::Io {
                 action,
                 path,

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::open_files;
+
 /// What kind of error it is, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -69,17 +71,20 @@ pub struct ErrorBody {
 impl ErrorBody {
     /// An error without a hint.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        let message = message.into();
         Self {
             code,
-            message: message.into(),
-            hint: None,
+            hint: open_files::advice(&message).map(str::to_owned),
+            message,
         }
     }
 
-    /// The same error with a hint.
+    /// The same error with a hint. One for want of open files keeps its own, since nothing else helps.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+        if open_files::advice(&self.message).is_none() {
+            self.hint = Some(hint.into());
+        }
         self
     }
 }

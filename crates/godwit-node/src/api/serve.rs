@@ -15,6 +15,7 @@ use tokio_rustls::TlsAcceptor;
 use super::error::{ErrorBody, ErrorCode};
 use super::routes;
 use crate::node::Node;
+use crate::open_files::cannot_take;
 use crate::peers::tls::NodeTls;
 use crate::slots::HandshakeSlots;
 
@@ -51,7 +52,7 @@ pub(crate) async fn listen_unix(node: Arc<Node>, listener: UnixListener) {
                     drop(permit);
                 });
             }
-            Err(error) => pause(&error).await,
+            Err(error) => cannot_take("an API client", &error).await,
         }
     }
     drain(&limit).await;
@@ -92,16 +93,10 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
                     });
                 });
             }
-            Err(error) => pause(&error).await,
+            Err(error) => cannot_take("an API client", &error).await,
         }
     }
     drain(&limit).await;
-}
-
-async fn pause(error: &std::io::Error) {
-    tracing::warn!(%error, "cannot take an API client");
-    // Usually no file descriptors are left: others must close some first.
-    tokio::time::sleep(Duration::from_millis(100)).await;
 }
 
 /// Waits until every connection has ended.

@@ -57,10 +57,13 @@ pub(crate) fn checked_sectors(name: &str, size: u64) -> Result<Sectors, ErrorBod
         Some(sectors) if sectors > 0 => Ok(Sectors(sectors)),
         _ => Err(ErrorBody::new(
             ErrorCode::Invalid,
-            format!("disk {name} cannot have {size} bytes: a size is a positive multiple of 512"),
+            format!(
+                "disk {name} cannot have {}: a size is a positive multiple of 512 bytes",
+                Bytes(size)
+            ),
         )
         .hint(match size.max(1).checked_next_multiple_of(512) {
-            Some(next) => format!("the next size that fits is {next}"),
+            Some(next) => format!("the next size that fits is {next} bytes"),
             None => String::from("choose a smaller size"),
         })),
     }
@@ -181,9 +184,10 @@ async fn attach(
         return Err(ErrorBody::new(
             ErrorCode::Invalid,
             format!(
-                "disk {name}: {} has {} bytes, not {size}",
+                "disk {name}: {} has {}, not {}",
                 path.display(),
-                opened.capacity.bytes().0
+                opened.capacity.bytes(),
+                Bytes(size)
             ),
         )
         .hint("leave the size out to take the image's own"));

@@ -28,7 +28,7 @@ pub(crate) fn error(disk: &str, error: &ImageError) -> ErrorBody {
         | ImageError::Cancelled { .. }
         | ImageError::Permission { .. } => ErrorCode::Conflict,
         ImageError::NoSpace { .. } => ErrorCode::NoSpace,
-        ImageError::Io { .. } => ErrorCode::Internal,
+        ImageError::Io { .. } | ImageError::OpenFiles { .. } => ErrorCode::Internal,
     };
     let mut text = format!("disk {disk}: {error}");
     let mut source = std::error::Error::source(error);
@@ -58,9 +58,11 @@ pub(crate) fn check_space(
     Err(ErrorBody::new(
         ErrorCode::NoSpace,
         format!(
-            "node '{node}' has no space for disk {disk} in {}: it needs {needed} bytes and \
-             {SPACE_MARGIN} to spare, {free} are free",
-            folder.display()
+            "node '{node}' has no space for disk {disk} in {}: it needs {} and {} to spare, {} are free",
+            folder.display(),
+            Bytes(needed),
+            Bytes(SPACE_MARGIN),
+            Bytes(free)
         ),
     )
     .hint("free space there, or use another node"))
@@ -133,7 +135,7 @@ mod tests {
             "node 'b'",
             "disk root",
             &path,
-            &(1_u64 << 60).to_string(),
+            "it needs 1 EiB and 8 MiB to spare",
             "are free",
         ] {
             assert!(error.message.contains(part), "{part}: {error}");

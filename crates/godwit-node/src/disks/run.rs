@@ -36,11 +36,11 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
         return Err(ErrorBody::new(
             ErrorCode::Conflict,
             format!(
-                "disk {} has {} bytes, but its image {} has {}",
+                "disk {} has {}, but its image {} has {}",
                 disk.name,
-                Sectors(sectors).bytes().0,
+                Sectors(sectors).bytes(),
                 image.path.display(),
-                image.capacity.bytes().0
+                image.capacity.bytes()
             ),
         )
         .hint("give the image its size back, or remove the disk and create it anew"));

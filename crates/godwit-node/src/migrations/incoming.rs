@@ -374,11 +374,11 @@ async fn prepare_known(
             return Err(Refusal {
                 code: RefusalCode::DiskExists,
                 text: format!(
-                    "the image {} of disk {} at node '{name}' cannot take {} bytes: remove the disk \
-                     there first",
+                    "the image {} of disk {} at node '{name}' cannot take {}: remove the disk there \
+                     first",
                     path.display(),
                     disk.name,
-                    offer.capacity.bytes().0
+                    offer.capacity.bytes()
                 ),
             });
         }

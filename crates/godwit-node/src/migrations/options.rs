@@ -1,11 +1,12 @@
 //! Which options a migration may run with.
 
 use godwit_block::engine::InterfaceCounter;
-use godwit_core::units::{MigrationId, SECTOR_SIZE};
+use godwit_core::units::{Bytes, MigrationId, SECTOR_SIZE};
 use rustls::crypto::aws_lc_rs;
 
 use super::promise::Asked;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
+use crate::text::format_seconds;
 
 /// Bytes per copy when nothing else is asked for.
 const DEFAULT_CHUNK: u64 = 1 << 20;
@@ -48,16 +49,20 @@ pub(crate) fn settings(
         });
     if chunk_bytes == 0 || !chunk_bytes.is_multiple_of(4096) || chunk_bytes > MAX_CHUNK {
         return invalid(
-            format!("a chunk of {chunk_bytes} bytes is not possible"),
-            format!("choose a multiple of 4096 up to {MAX_CHUNK}"),
+            format!("a chunk of {} is not possible", Bytes(chunk_bytes)),
+            format!("choose a multiple of 4 KiB up to {}", Bytes(MAX_CHUNK)),
         );
     }
     let most = MAX_WINDOW.min(chunk_bytes * MAX_WINDOW_CHUNKS);
     let window_bytes = request.window_bytes.unwrap_or(most);
     if window_bytes < chunk_bytes || window_bytes > most {
         return invalid(
-            format!("a window of {window_bytes} bytes is not possible"),
-            format!("with chunks of {chunk_bytes} bytes choose {chunk_bytes} to {most}"),
+            format!("a window of {} is not possible", Bytes(window_bytes)),
+            format!(
+                "with chunks of {0} choose {0} to {1}",
+                Bytes(chunk_bytes),
+                Bytes(most)
+            ),
         );
     }
     for (value, name) in [
@@ -153,13 +158,14 @@ pub(crate) fn check_deadline(
     Err(ErrorBody::new(
         ErrorCode::Invalid,
         format!(
-            "disk {disk}: its {size} bytes take at least {longer} seconds at {most} bytes per \
-             second, longer than the deadline of {seconds} seconds"
+            "disk {disk}: its {} take at least {} at {}/s, longer than the deadline of {}",
+            Bytes(size),
+            format_seconds(longer as f64),
+            Bytes(most),
+            format_seconds(seconds as f64)
         ),
     )
-    .hint(format!(
-        "allow {needed} bytes per second or more, or more time"
-    )))
+    .hint(format!("allow {}/s or more, or more time", Bytes(needed))))
 }
 
 /// Opens the counter of the interface whose budget is to be kept.
@@ -442,14 +448,18 @@ mod tests {
         assert_eq!(error.code, ErrorCode::Invalid);
         for part in [
             "disk root",
-            "1000001 bytes",
-            "101 seconds",
-            "10000 bytes",
-            "100 seconds",
+            "976 KiB (1000001 bytes)",
+            "at least 1m 41s at 9.76 KiB (10000 bytes)/s",
+            "the deadline of 1m 40s",
         ] {
             assert!(error.message.contains(part), "{part}: {}", error.message);
         }
-        assert!(error.hint.expect("a hint").contains("10001 bytes"));
+        assert!(
+            error
+                .hint
+                .expect("a hint")
+                .contains("10001 bytes)/s or more")
+        );
     }
 
     #[test]

@@ -14,6 +14,7 @@ use super::{GREETING_TIMEOUT, PeerConnection, greeting};
 use crate::migrations::{forward, incoming, resolve};
 use crate::names;
 use crate::node::Node;
+use crate::open_files::cannot_take;
 use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
@@ -46,11 +47,7 @@ pub(crate) async fn listen(node: Arc<Node>, listener: TcpListener, tls: Option<N
                     }
                 });
             }
-            Err(error) => {
-                tracing::warn!(%error, "cannot take a connection of another node");
-                // Usually no file descriptors are left: others must close some first.
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
+            Err(error) => cannot_take("a connection of another node", &error).await,
         }
     }
 }

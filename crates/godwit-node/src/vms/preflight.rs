@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_core::units::Bytes;
+
 use super::inspect::Facts;
 use super::machine::{Machine, Places};
 use super::orders::MachineOffer;
@@ -85,8 +87,9 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
         && free < offer.memory_bytes
     {
         blockers.push(format!(
-            "node '{here}' has {free} bytes of memory available, the VM needs {}",
-            offer.memory_bytes
+            "node '{here}' has {} of memory available, the VM needs {}",
+            Bytes(free),
+            Bytes(offer.memory_bytes)
         ));
     }
     blockers.extend(qemu(here, offer).await);

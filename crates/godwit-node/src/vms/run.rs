@@ -4,6 +4,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
+use godwit_core::units::Bytes;
+
 use super::inspect::Facts;
 use super::machine::{Machine, Parts, Places};
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
@@ -60,8 +62,8 @@ fn machine(request: &RunVm) -> Result<Machine, ErrorBody> {
     let memory = request.memory_bytes.unwrap_or(DEFAULT_MEMORY);
     if memory < MIN_MEMORY || !memory.is_multiple_of(4096) {
         return invalid(
-            format!("{memory} bytes of memory are not possible"),
-            "give a multiple of 4096, at least 1 MiB",
+            format!("memory of {} is not possible", Bytes(memory)),
+            "give a multiple of 4 KiB, at least 1 MiB",
         );
     }
     let cpus = request.cpus.unwrap_or(1);
