@@ -20,7 +20,7 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{
-    Arrivals, Controller, GuestLoad, Limits, LinkSignal, MigrationOptions, Progress,
+    Arrivals, Controller, GuestLoad, Limits, LinkSignal, MAX_VERIFIED, MigrationOptions, Progress,
     PromiseProgress, StartError, Switchover,
 };
 #[cfg(feature = "planted-bugs")]

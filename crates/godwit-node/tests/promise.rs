@@ -2,6 +2,8 @@
 
 mod support;
 
+use std::os::unix::fs::FileExt as _;
+
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -73,6 +75,12 @@ fn read_often(socket: &Path, times: u32) {
 async fn what_cannot_be_promised_is_refused_before_anything_starts() {
     let dir = tempfile::tempdir().expect("a folder");
     let (a, b) = pair(dir.path()).await;
+    let hurried = json!({"deadline_seconds": 1, "max_bandwidth": MIB});
+    let path = dir.path().join("a/disks/root.raw");
+    let image = std::fs::File::options().write(true).open(path);
+    let data = vec![7; 64 * MIB as usize];
+    let written = image.and_then(|image| image.write_all_at(&data, 0));
+    written.expect("data that takes time to copy");
     for (options, given) in [
         (json!({"sla": "fast"}), "fast"),
         (json!({"sla": "p99<0ms"}), "p99<0ms"),
@@ -86,10 +94,7 @@ async fn what_cannot_be_promised_is_refused_before_anything_starts() {
             "delayed writes",
         ),
         (json!({"deadline_seconds": 0}), "0 seconds"),
-        (
-            json!({"deadline_seconds": 1, "max_bandwidth": MIB}),
-            "67108864 bytes",
-        ),
+        (hurried, "64 MiB take at least 1m 04s"),
         (json!({"interface_budget": MIB}), "budget of an interface"),
         (json!({"interface": "lo"}), "interface"),
         (

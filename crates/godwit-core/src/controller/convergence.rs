@@ -8,6 +8,9 @@ use crate::units::Time;
 /// How much time a judgement looks back on: long enough for several of the longest pauses.
 const PERIOD: Duration = Duration::from_secs(5);
 
+/// Whoever comes nearer to the end by as much as this each second moves, however large the disk is.
+const MOVES: u64 = 32 << 20;
+
 /// What a migration has achieved up to now.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Achievement {
@@ -78,8 +81,11 @@ impl Convergence {
             return None;
         }
         let gained = last.left.saturating_sub(current.left);
-        // A thousandth of what is left in a period is more than an hour for the whole.
-        let obstacle = if gained > last.left / 1000 {
+        // A thousandth of what is left in a period is more than an hour for the whole. Of a large disk
+        // that is much, and a limit that was asked for keeps nothing from its end.
+        let rate = self.bandwidth.map_or(MOVES, |limit| MOVES.min(limit / 2));
+        let enough = (last.left / 1000).min(rate.saturating_mul(PERIOD.as_secs()));
+        let obstacle = if gained > enough {
             let periods_left = current.left / gained.max(1);
             let ends =
                 now.after(PERIOD.saturating_mul(u32::try_from(periods_left).unwrap_or(u32::MAX)));
@@ -151,6 +157,26 @@ mod tests {
             "no change"
         );
         assert_eq!(judge(&mut it, 25, (PASS / 2, 0, 1), None), Some(None));
+    }
+
+    #[test]
+    fn a_large_disk_takes_its_time_without_an_obstacle() {
+        const LEFT: u64 = 1000 << 40;
+        let judged = |bandwidth, rate: u64| {
+            let mut it = Convergence::new(at(0), bandwidth);
+            judge(&mut it, 5, (LEFT, 0, 0), None);
+            judge(&mut it, 10, (LEFT - 5 * rate, 0, 0), None);
+            it.obstacle()
+        };
+        assert_eq!(judged(None, 8 << 30), None);
+        assert_eq!(judged(None, 1 << 20), Some(Obstacle::Promise));
+        const LIMIT: u64 = 1 << 20;
+        assert_eq!(
+            judged(Some(LIMIT), LIMIT),
+            None,
+            "as slow as it was asked to be"
+        );
+        assert_eq!(judged(Some(LIMIT), LIMIT / 4), Some(Obstacle::Promise));
     }
 
     #[test]

@@ -37,6 +37,7 @@ use self::destination::Destination;
 pub use self::guest_load::{Arrivals, GuestLoad};
 pub use self::limits::Limits;
 use self::slots::{FORWARD, Slots, TagList, Work};
+pub use self::source::MAX_VERIFIED;
 use self::source::Source;
 use crate::action::{Action, Content, DiskTag};
 use crate::authority::{Authority, AuthorityRecord};

@@ -1,6 +1,7 @@
 //! Which options a migration may run with.
 
 use godwit_block::engine::InterfaceCounter;
+use godwit_core::MAX_VERIFIED;
 use godwit_core::units::{Bytes, MigrationId, SECTOR_SIZE};
 use rustls::crypto::aws_lc_rs;
 
@@ -138,28 +139,46 @@ pub(crate) fn settings(
     })
 }
 
-/// Sees whether the disk can be moved in time.
+/// Sees whether both copies of a disk of this size can be compared, if that is asked for.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] when it is too large.
+pub(crate) fn check_verify(
+    disk: &str,
+    settings: &MigrationSettings,
+    size: Bytes,
+) -> Result<(), ErrorBody> {
+    if !settings.verify || size <= MAX_VERIFIED {
+        return Ok(());
+    }
+    let text = format!(
+        "disk {disk} has {size}: it cannot be verified, only disks of up to {MAX_VERIFIED}"
+    );
+    Err(ErrorBody::new(ErrorCode::Invalid, text).hint("move it without --verify"))
+}
+
+/// Sees whether the disk can be moved in time, whose image takes so many bytes.
 ///
 /// # Errors
 /// [`ErrorCode::Invalid`] when the bandwidth is too little for the deadline.
 pub(crate) fn check_deadline(
     disk: &str,
     settings: &MigrationSettings,
-    size: u64,
+    taken: u64,
 ) -> Result<(), ErrorBody> {
     let (Some(seconds), Some(most)) = (settings.deadline_seconds, settings.max_bandwidth) else {
         return Ok(());
     };
-    let needed = size.div_ceil(seconds.max(1));
+    let needed = taken.div_ceil(seconds.max(1));
     if needed <= most {
         return Ok(());
     }
-    let longer = size.div_ceil(most);
+    let longer = taken.div_ceil(most);
     Err(ErrorBody::new(
         ErrorCode::Invalid,
         format!(
             "disk {disk}: its {} take at least {} at {}/s, longer than the deadline of {}",
-            Bytes(size),
+            Bytes(taken),
             format_seconds(longer as f64),
             Bytes(most),
             format_seconds(seconds as f64)
@@ -460,6 +479,21 @@ mod tests {
                 .expect("a hint")
                 .contains("10001 bytes)/s or more")
         );
+    }
+
+    #[test]
+    fn what_is_too_large_to_be_compared_is_refused_before_it_moves() {
+        let settings = |verify| {
+            let request = MigrateRequest { verify, ..plain() };
+            settings(&request, Asked::Auto).expect("valid")
+        };
+        check_verify("root", &settings(true), MAX_VERIFIED).expect("just fits");
+        let larger = Bytes(1000 << 40);
+        check_verify("root", &settings(false), larger).expect("is not compared");
+        let error = check_verify("root", &settings(true), larger).expect_err("too large");
+        for part in ["disk root has 1000 TiB", "up to 64 TiB"] {
+            assert!(error.message.contains(part), "{part}: {}", error.message);
+        }
     }
 
     #[test]

@@ -106,7 +106,8 @@ pub(crate) async fn start_in(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
-    options::check_deadline(&disk.name, &settings, capacity.bytes().0)?;
+    options::check_verify(&disk.name, &settings, capacity.bytes())?;
+    options::check_deadline(&disk.name, &settings, taken(&disk, capacity).await?)?;
     let interface = options::open_interface(&disk.name, &settings)?;
     let measured = match disk.engine() {
         Some(engine) => promise::measure(&engine, asked).await,
@@ -167,6 +168,13 @@ fn given_up(disk: &Disk, code: ErrorCode, how: &str) -> ErrorBody {
         code,
         format!("the migration of disk {} {how} before it began", disk.name),
     )
+}
+
+/// Bytes that the disk's image takes: its size, when the system does not tell.
+async fn taken(disk: &Disk, capacity: Sectors) -> Result<u64, ErrorBody> {
+    let path = disk.lock().entry.path.clone();
+    let allocated = blocking(move || image::allocated(&path)).await?;
+    Ok(allocated.unwrap_or(capacity.bytes().0))
 }
 
 /// One migration that is about to start.
@@ -232,10 +240,7 @@ impl Attempt {
     ) -> Result<PeerStreams, ErrorBody> {
         let attempted = format!("migrate disk {}", self.disk.name);
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
-        let path = self.disk.lock().entry.path.clone();
-        let allocated = blocking(move || image::allocated(&path))
-            .await?
-            .unwrap_or(capacity.bytes().0);
+        let allocated = taken(&self.disk, capacity).await?;
         let (mut control, _) = self.dial(TrafficClass::Control).await.map_err(body)?;
         let flight = InFlight::of(&self.settings);
         let offer = Greeting::Offer(Offer {

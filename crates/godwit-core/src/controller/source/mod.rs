@@ -22,7 +22,7 @@ use crate::event::{AbortReason, Event, PauseReason, Phase};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
-use crate::units::{Extent, Generation, SECTOR_SIZE, Sectors, Time};
+use crate::units::{Bytes, Extent, Generation, SECTOR_SIZE, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 
 /// Longest chunk: 16 MiB.
@@ -30,6 +30,10 @@ const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
 
 /// Verification remembers writes by blocks of 4 KiB.
 const VERIFY_BLOCK_SECTORS: u32 = 8;
+
+/// The largest disk that can be verified. What remembers the writes of a larger one, more than 2 GiB, may
+/// be more than there is, and the guest would wait while it is looked through.
+pub const MAX_VERIFIED: Bytes = Bytes(64 << 40);
 
 /// Verification passes are repeated over what was written meanwhile until no more than this many
 /// 4 KiB blocks are left; those are compared while the guest is held.
@@ -229,6 +233,9 @@ impl Controller {
         }
         if options.peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
+        }
+        if options.verify && self.capacity.bytes() > MAX_VERIFIED {
+            return Err(StartError::Option("disk that is to be verified"));
         }
         if !self.authority.is_settled() {
             return Err(StartError::NotServing);
