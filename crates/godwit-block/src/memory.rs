@@ -332,6 +332,11 @@ impl Arena {
         Ok(arena)
     }
 
+    /// Bytes in all.
+    pub(crate) const fn length(&self) -> usize {
+        self.memory.length()
+    }
+
     /// Commits the `length` bytes that blocks are taken from first, on a thread of their own.
     pub(crate) fn commit_in_background(&mut self, length: usize) {
         self.memory.commit_in_background(length);

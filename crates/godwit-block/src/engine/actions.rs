@@ -133,8 +133,10 @@ impl Engine {
                 request,
                 operation,
                 rest,
+                part,
             } => {
-                self.answer_client(tag, (connection, request, operation, rest), result);
+                let owner = (connection, request, operation, rest, part);
+                self.answer_client(tag, owner, result);
             }
             Owner::Forwarded {
                 connection,

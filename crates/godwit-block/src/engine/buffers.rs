@@ -16,13 +16,17 @@ pub(super) struct Buffers {
     bytes: usize,
     /// Bytes that rest at most.
     most: usize,
+    /// Bytes of blocks that are not in use, resting or not.
+    unused: usize,
 }
 
 impl Buffers {
     /// As much memory as [`Arena::new`] makes of `length`, of which up to `rest` bytes rest.
     pub(super) fn new(length: usize, rest: usize) -> io::Result<Self> {
+        let arena = Arena::new(length)?;
         Ok(Self {
-            arena: Arena::new(length)?,
+            unused: arena.length(),
+            arena,
             resting: VecDeque::with_capacity(rest / SMALLEST),
             bytes: 0,
             most: rest,
@@ -32,9 +36,9 @@ impl Buffers {
     /// A block of at least `length` bytes; `None` when there is none.
     pub(super) fn allocate(&mut self, length: usize) -> Option<Block> {
         loop {
-            let block = self.arena.allocate(length);
-            if block.is_some() {
-                return block;
+            if let Some(block) = self.arena.allocate(length) {
+                self.unused -= block.length();
+                return Some(block);
             }
             self.wake()?;
         }
@@ -42,12 +46,18 @@ impl Buffers {
 
     /// Gives a block back.
     pub(super) fn free(&mut self, block: Block) {
+        self.unused += block.length();
         if block.length() > self.most {
             return self.arena.free(block);
         }
         self.bytes += block.length();
         while self.bytes > self.most && self.wake().is_some() {}
         self.resting.push_back(block);
+    }
+
+    /// Bytes that are not in use. They need not lie together.
+    pub(super) const fn unused(&self) -> usize {
+        self.unused
     }
 
     /// Lets the block that has rested longest be used again; `None` when none rests.

@@ -5,6 +5,7 @@ use godwit_core::units::Time;
 
 use super::config::EngineEvent;
 use super::connections::{ConnectionKey, Head, Life, Parse, Party};
+use super::parts::Part;
 use super::receive::Lost;
 use super::run::Engine;
 use super::slots::{Class, Owner, Rest};
@@ -51,7 +52,9 @@ impl Engine {
             address,
             structured: structured_replies,
         };
-        let key = self.connections.insert(stream, party, self.now);
+        let account = self.slots.open_account();
+        let now = self.now;
+        let key = self.connections.insert(stream, party, account, now);
         self.clients += 1;
         self.tell(EngineEvent::Clients(self.clients));
         self.advance(key);
@@ -75,7 +78,10 @@ impl Engine {
             return Ok(());
         };
         let (operation, rest) = match request.command(capacity, structured) {
-            Ok(Command::Operation(operation)) => (operation, None),
+            Ok(Command::Operation(operation)) => {
+                self.begin_parts(key, request, operation, structured);
+                return Ok(());
+            }
             Ok(Command::WriteZeroes {
                 mut extents,
                 fua,
@@ -116,6 +122,7 @@ impl Engine {
                 request,
                 operation,
                 rest,
+                part: Part::All,
             },
             false,
         );
@@ -129,6 +136,7 @@ impl Engine {
         request: RequestHeader,
         operation: Operation,
         rest: Option<Rest>,
+        part: Part,
     ) -> (Class, Owner, u32, u32) {
         let (buffer, length) = match operation {
             Operation::Read(extent) => (extent.bytes() as u32, 0),
@@ -142,6 +150,7 @@ impl Engine {
                 request,
                 operation,
                 rest,
+                part,
             },
             buffer,
             length,
@@ -178,10 +187,10 @@ impl Engine {
     pub(super) fn answer_client(
         &mut self,
         tag: RequestTag,
-        owner: (ConnectionKey, RequestHeader, Operation, Option<Rest>),
+        owner: (ConnectionKey, RequestHeader, Operation, Option<Rest>, Part),
         result: Result<(), RequestError>,
     ) {
-        let (key, request, operation, rest) = owner;
+        let (key, request, operation, rest, part) = owner;
         let reachable = self
             .connections
             .get(key)
@@ -197,6 +206,7 @@ impl Engine {
                 request,
                 operation,
                 rest,
+                part,
             };
             self.slots.set_owner(tag, owner);
             let request = Request {
@@ -213,7 +223,7 @@ impl Engine {
             && let Party::Client { structured, .. } = connection.party
         {
             connection.unanswered -= 1;
-            if connection.life != Life::Closing {
+            if connection.life != Life::Closing && part == Part::All {
                 let payload = match (operation, result) {
                     (Operation::Read(extent), Ok(())) => {
                         self.slots.payload(tag, extent.bytes() as usize)
@@ -228,6 +238,10 @@ impl Engine {
                 self.connections.mark(key);
             }
         }
+        if part != Part::All {
+            self.answer_part(tag, self.slots.owner(tag), result);
+        }
         self.slots.finish(tag);
+        self.go_on_alone(key);
     }
 }

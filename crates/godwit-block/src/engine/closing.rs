@@ -10,7 +10,7 @@ use super::config::EngineEvent;
 use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
 use super::run::Engine;
-use super::slots::{Class, Slots};
+use super::slots::Slots;
 use crate::ring::Token;
 use crate::stream::{Keep, Payload, StreamError};
 
@@ -232,22 +232,25 @@ impl Engine {
         if !connection.stream.is_idle() {
             return;
         }
-        let parse = connection.parse;
+        let (parse, account) = (connection.parse, connection.account);
         drop(self.connections.remove(key));
-        if let Parse::Payload { head, tag, .. } | Parse::Packed { head, tag, .. } = parse {
-            match head {
-                Head::Client { .. } => self.slots.finish(tag),
+        match parse {
+            Parse::Payload { head, tag, .. } | Parse::Packed { head, tag, .. } => match head {
+                Head::Client { .. } => {
+                    self.cut_off(head);
+                    self.slots.finish(tag);
+                }
                 Head::Peer { message, .. } => self.drop_frame(message, tag),
-            }
+            },
+            Parse::Waiting(head) | Parse::Alone(Some(head)) => self.cut_off(head),
+            _ => {}
         }
+        self.slots.close_account(account);
     }
 
     /// Drops connections that take too long. True while one must be watched.
     pub(super) fn drop_stalled(&mut self) -> bool {
         let now = self.now;
-        let crowded =
-            [Class::Client, Class::Sync, Class::Copy].map(|class| self.slots.is_short(class));
-        let crowded = crowded.contains(&true);
         let mut watch = false;
         let mut stalled: Vec<(ConnectionKey, bool)> = Vec::new();
         for connection in self.connections.iter() {
@@ -267,7 +270,11 @@ impl Engine {
                 Life::Open if partial || stuck => {
                     watch = true;
                     let late = Time(connection.moved.0).after(STALL) <= now;
-                    if late && (partial || crowded) {
+                    let crowded = || {
+                        let class = connection.asks_of();
+                        self.slots.is_short_for_others(class, connection.key)
+                    };
+                    if late && (partial || crowded()) {
                         stalled.push((connection.key, false));
                     }
                 }

@@ -15,15 +15,17 @@ pub struct EngineConfig {
     /// Sizes of the controller's tables. Requests are raised to at least 64.
     pub limits: Limits,
     /// Memory for the data of requests in flight, raised to at least 96 MiB so that the longest
-    /// request fits in each of its parts. Address space, committed as it is used; a quarter at once
-    /// when the disk arrives in a migration, until that is over.
+    /// request fits in each of its parts. Address space, committed as it is used; a fifth at once
+    /// when the disk arrives in a migration, until that is over. Beside it each client, and each node that
+    /// forwards here, has 1 MiB of its own, and the guest's rings have 32 MiB.
     pub memory: Bytes,
-    /// NBD clients attached at once.
+    /// NBD clients attached at once. Each has a request of its own, as long as they are less than a
+    /// quarter of [`Limits::requests`].
     pub max_clients: u32,
 }
 
 impl EngineConfig {
-    /// The usual sizes: 1024 requests, 64 chunks, 128 MiB, 64 clients.
+    /// The usual sizes: 1024 requests, 64 chunks, 160 MiB, 64 clients.
     pub const fn new(disk: String) -> Self {
         Self {
             disk,
@@ -34,7 +36,7 @@ impl EngineConfig {
                 delayed_ranges: 1024,
                 hot_places: 1024,
             },
-            memory: Bytes(128 << 20),
+            memory: Bytes(160 << 20),
             max_clients: 64,
         }
     }

@@ -6,7 +6,9 @@ use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::Time;
 use godwit_core::wire::{Header, Message, TrafficClass};
 
-use super::slots::Rest;
+use super::parts::Part;
+use super::shares::Account;
+use super::slots::{Class, Rest};
 use crate::nbd::RequestHeader;
 use crate::stream::{SentBy, Stream, Unpacker};
 
@@ -26,6 +28,8 @@ pub(super) enum Parse {
     Body(Header),
     /// The header is here; a tag or memory for its request is not.
     Waiting(Head),
+    /// What the connection asked for before has to be answered first; then this, if it is something.
+    Alone(Option<Head>),
     /// Data for a slot's buffer.
     Payload {
         head: Head,
@@ -49,11 +53,12 @@ pub(super) enum Parse {
 /// A decoded header whose request has not been handed to the controller.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Head {
-    /// An NBD request, what it asks, and how many pieces follow its first.
+    /// An NBD request, or a piece of one, and what it asks.
     Client {
         request: RequestHeader,
         operation: Operation,
         rest: Option<Rest>,
+        part: Part,
     },
     /// A peer's frame, and the length of its data if that is compressed.
     Peer {
@@ -115,6 +120,8 @@ pub(super) struct Connection {
     pub(super) key: ConnectionKey,
     pub(super) stream: Stream,
     pub(super) party: Party,
+    /// Who is charged for what it asks for.
+    pub(super) account: Account,
     pub(super) parse: Parse,
     pub(super) life: Life,
     /// Not read from for now: something older must finish first.
@@ -138,6 +145,18 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) const fn is_client(&self) -> bool {
         matches!(self.party, Party::Client { .. })
+    }
+
+    /// The class of what it asks for.
+    pub(super) const fn asks_of(&self) -> Class {
+        match self.party {
+            Party::Client { .. } => Class::Client,
+            Party::Peer {
+                class: TrafficClass::Copy,
+                ..
+            } => Class::Copy,
+            Party::Peer { .. } => Class::Sync,
+        }
     }
 
     pub(super) fn uses(&self) -> Uses {
@@ -165,7 +184,13 @@ pub(super) struct Connections {
 }
 
 impl Connections {
-    pub(super) fn insert(&mut self, stream: Stream, party: Party, now: Time) -> ConnectionKey {
+    pub(super) fn insert(
+        &mut self,
+        stream: Stream,
+        party: Party,
+        account: Account,
+        now: Time,
+    ) -> ConnectionKey {
         let index = match self.entries.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -182,6 +207,7 @@ impl Connections {
             key,
             stream,
             party,
+            account,
             parse: Parse::Header,
             life: Life::Open,
             paused: false,

@@ -23,7 +23,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const MOST_RESOLVING: usize = 4;
 
 /// Forwarding nodes served at once.
-const MOST_SERVED: usize = 64;
+pub(super) const MOST_SERVED: usize = 64;
 
 /// Bytes that the kernel takes from a migration's connection ahead of what the link carries: a
 /// millisecond's worth at 1 Gbit/s, so that it stays full and a double write waits for little.
@@ -57,7 +57,9 @@ impl Engine {
                     stream.limit_unsent(MOST_UNSENT);
                 }
                 let party = Party::Peer { class, uses };
-                Some(self.connections.insert(stream, party, self.now))
+                let account = self.slots.open_account();
+                let now = self.now;
+                Some(self.connections.insert(stream, party, account, now))
             }
             Err(error) => {
                 let disk = &self.config.disk;

@@ -14,7 +14,8 @@
 //! carries out what it decides, and submits the resulting operations with one system call. Data
 //! moves between sockets and disk through page-aligned slot buffers without a copy in between. A
 //! request takes a slot from its class (client, sync, copy), so that no class starves another; a
-//! connection whose request finds none is not read from until one is free.
+//! connection whose request finds none is not read from until one is free. None holds what others
+//! need: each has a lane of its own, and no more of the rest than it leaves to others.
 
 mod actions;
 mod baseline;
@@ -33,12 +34,15 @@ mod faults;
 mod gathering;
 mod handle;
 mod inspect;
+mod lanes;
 mod link_signal;
 mod links;
+mod parts;
 mod peers;
 mod priority;
 mod receive;
 mod run;
+mod shares;
 mod slots;
 mod snapshot;
 mod stats;

@@ -6,7 +6,7 @@ use godwit_core::wire::{DecodeError, HEADER_SIZE, Header, Message};
 
 use super::connections::{ConnectionKey, Head, Life, Parse};
 use super::run::Engine;
-use super::slots::{Class, Waiter};
+use super::slots::{Class, Owner, Waiter};
 use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
 use crate::ring::Token;
 use crate::stream::{StreamError, Unpacker};
@@ -36,6 +36,9 @@ pub(super) enum Lost {
     /// The frame has no business on this connection or at this time.
     #[error("the other node sent a frame that does not belong here: {0:?}")]
     Unexpected(Message),
+    /// The rest of what it was promised cannot be read.
+    #[error("the disk failed in the middle of a long answer")]
+    Unreadable,
     /// Nothing moved for too long.
     #[error("the other side stopped in the middle of a transfer")]
     Stalled,
@@ -175,7 +178,7 @@ impl Engine {
                     }
                     complete
                 }
-                Parse::Waiting(_) => false,
+                Parse::Waiting(_) | Parse::Alone(_) => false,
             };
             if !progress {
                 return Ok(());
@@ -203,7 +206,7 @@ impl Engine {
             HEADER_SIZE
         };
         let (payload, ahead) = match connection.parse {
-            Parse::Waiting(_) => return,
+            Parse::Waiting(_) | Parse::Alone(_) => return,
             Parse::Payload {
                 tag,
                 length,
@@ -236,7 +239,7 @@ impl Engine {
     /// Everything that a request needs has been received.
     fn payload_complete(&mut self, key: ConnectionKey, head: Head, tag: RequestTag) {
         match head {
-            Head::Client { operation, .. } => self.client_request(key, tag, operation),
+            Head::Client { .. } => self.part_received(key, head, tag),
             Head::Peer { message, .. } => self.peer_payload(key, message, tag),
         }
     }
@@ -244,36 +247,41 @@ impl Engine {
     /// Tries again for those that waited for a tag or memory, in order.
     pub(super) fn retry_waiting(&mut self) {
         for class in [Class::Sync, Class::Client, Class::Copy] {
-            while let Some(waiter) = self.slots.first_waiting(class) {
-                let key = match waiter {
-                    Waiter::Connection(key) => key,
-                    Waiter::Ring(ring) => {
-                        if !self.admit_waiting_ring(ring) {
-                            break;
-                        }
-                        continue;
-                    }
+            for _ in 0..self.slots.waiting(class) {
+                let Some(waiter) = self.slots.next_waiting(class) else {
+                    break;
                 };
-                let waits = self.connections.get(key).and_then(|connection| {
-                    match (connection.parse, connection.life) {
-                        (_, Life::Closing) => None,
-                        (Parse::Waiting(head), _) => Some(head),
-                        _ => None,
-                    }
-                });
-                let admitted = match waits {
-                    None => true,
-                    Some(head) => self.admit(key, head, true),
+                let admitted = match waiter {
+                    Waiter::Connection(key) => self.admit_waiting_connection(key),
+                    Waiter::Ring(ring) => self.admit_waiting_ring(ring),
                 };
                 if !admitted {
-                    break;
-                }
-                self.slots.stop_waiting(class);
-                if waits.is_some() {
-                    self.advance(key);
+                    self.slots.wait(class, waiter);
                 }
             }
         }
+    }
+
+    /// Goes on with a connection that waited. False when there is still no slot for its request.
+    fn admit_waiting_connection(&mut self, key: ConnectionKey) -> bool {
+        let Some(connection) = self.connections.get_mut(key) else {
+            return true;
+        };
+        let head = match connection.parse {
+            _ if connection.life == Life::Closing => return true,
+            Parse::Waiting(head) | Parse::Alone(Some(head)) => head,
+            Parse::Alone(None) => {
+                connection.parse = Parse::Header;
+                self.advance(key);
+                return true;
+            }
+            _ => return true,
+        };
+        let admitted = self.admit(key, head, true);
+        if admitted {
+            self.advance(key);
+        }
+        admitted
     }
 
     /// Gives a request its slot and goes on to receive its data, or lets the connection wait.
@@ -283,10 +291,16 @@ impl Engine {
                 request,
                 operation,
                 rest,
-            } => self.client_needs(key, request, operation, rest),
+                part,
+            } => self.client_needs(key, request, operation, rest, part),
             Head::Peer { message, .. } => self.peer_needs(key, message),
         };
-        let tag = self.slots.take(class, buffer, owner, waited);
+        // A migration's frames are one connection's, which nobody else needs anything beside.
+        let account = match owner {
+            Owner::Replica => None,
+            _ => self.connections.get(key).map(|c| c.account),
+        };
+        let tag = self.slots.take(class, buffer, owner, account, waited);
         let Some(connection) = self.connections.get_mut(key) else {
             if let Some(tag) = tag {
                 self.slots.finish(tag);

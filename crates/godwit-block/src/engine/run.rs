@@ -18,7 +18,8 @@ use super::deferred::Deferred;
 use super::disk::Disk;
 use super::handle::{Command, Published};
 use super::link_signal::LinkWatch;
-use super::links::Links;
+use super::links::{Links, MOST_SERVED};
+use super::parts::Wholes;
 use super::priority::Priority;
 use super::slots::Slots;
 use super::snapshot::Snapshot;
@@ -44,6 +45,8 @@ pub(super) struct Engine {
     pub(super) core: Controller,
     pub(super) disk: Disk,
     pub(super) slots: Slots,
+    /// Clients' requests that are carried out in pieces.
+    pub(super) wholes: Wholes,
     pub(super) chunks: Chunks,
     pub(super) connections: Connections,
     /// The connections of the current or last migration.
@@ -128,8 +131,14 @@ impl Engine {
         let requests = limits.requests as usize;
         let disk = Disk::new(image, config.disk.clone(), operations)
             .map_err(refused("prepare the image"))?;
-        let slots = Slots::new(config.limits.requests, config.memory.0 as usize)
-            .map_err(refused("map memory for requests"))?;
+        let slots = Slots::new(
+            config.limits.requests,
+            config.memory.0 as usize,
+            config.max_clients as usize,
+            // Those that forward here, and one that replaces another.
+            MOST_SERVED + 1,
+        )
+        .map_err(refused("map memory for requests"))?;
         let wake_count = Staging::new(8).map_err(refused("map memory for commands"))?;
         let stats = Stats::new(Time(0))
             .map_err(|error| refused("set up its histogram")(io::Error::other(error)))?;
@@ -138,6 +147,7 @@ impl Engine {
             config,
             disk,
             slots,
+            wholes: Wholes::default(),
             chunks: Chunks::default(),
             connections: Connections::default(),
             links: None,

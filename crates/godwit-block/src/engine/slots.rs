@@ -8,6 +8,9 @@ use godwit_core::units::{Bytes, Time};
 
 use super::buffers::Buffers;
 use super::connections::ConnectionKey;
+use super::lanes::Lanes;
+use super::parts::Part;
+use super::shares::{Account, Shares};
 use crate::memory::{Block, LARGEST};
 use crate::nbd::{Extents, RequestHeader};
 use crate::stream::{Keep, Payload};
@@ -45,6 +48,8 @@ pub(super) enum Owner {
         operation: Operation,
         /// What is left of a range longer than one request.
         rest: Option<Rest>,
+        /// Which part of what the client asked for it is.
+        part: Part,
     },
     /// A ring of the guest; the rest of what is known is in the engine's table of such requests.
     Ring { operation: Operation },
@@ -79,6 +84,8 @@ pub(super) enum Waiter {
 struct Slot {
     class: Class,
     block: Option<Block>,
+    /// Who is charged for it; nobody for a migration's.
+    account: Option<Account>,
     /// The controller, or the connection that receives into it, still uses the slot.
     busy: bool,
     /// Operations of the kernel and queued frames that use the buffer.
@@ -90,29 +97,49 @@ struct Slot {
 struct Pool {
     buffers: Buffers,
     free: Vec<RequestTag>,
-    /// Those who wait for a tag or memory, first come first served.
+    /// Tags and memory beside those for all, of which each account may have one.
+    lanes: Lanes,
+    /// Those who wait for a tag or memory, in order.
     waiting: VecDeque<Waiter>,
+    /// One of them needs so much that others must leave it what becomes free.
+    reserved: bool,
 }
 
 /// All slots and their memory.
 pub(super) struct Slots {
     slots: Box<[Slot]>,
     pools: [Pool; CLASSES],
+    shares: Shares,
     used: u32,
 }
 
 impl Slots {
-    /// `requests` slots (at least 64) and `memory` bytes (at least 96 MiB), shared out between the
-    /// classes: half to clients, a quarter to each of the others.
-    pub(super) fn new(requests: u32, memory: usize) -> io::Result<Self> {
+    /// `requests` slots (at least 64) and `memory` bytes (at least 96 MiB) for all, shared out between the
+    /// classes: half of the slots to clients, a quarter to each of the others; of the memory a fifth, and
+    /// at least 32 MiB, to each of the others, and the rest to clients. Beside it the lanes of `clients`
+    /// clients and of `peers` nodes.
+    pub(super) fn new(
+        requests: u32,
+        memory: usize,
+        clients: usize,
+        peers: usize,
+    ) -> io::Result<Self> {
         let quarter = requests / 4;
-        let share = (memory / 4).max(LARGEST);
-        let pool = |tags: std::ops::Range<u32>, bytes: usize, rest: usize| -> io::Result<Pool> {
-            let free = tags.rev().map(RequestTag).collect();
+        let share = (memory / 5).max(LARGEST);
+        let pool = |tags: std::ops::Range<u32>,
+                    lanes: (usize, bool),
+                    bytes: usize,
+                    rest: usize|
+         -> io::Result<Pool> {
+            let mut free: Vec<_> = tags.rev().map(RequestTag).collect();
+            let (lanes, for_rings) = lanes;
+            let lanes = free.split_off(free.len() - lanes.min(free.len() / 2));
             Ok(Pool {
                 buffers: Buffers::new(bytes, rest)?,
                 free,
+                lanes: Lanes::new(lanes, for_rings)?,
                 waiting: VecDeque::with_capacity(64),
+                reserved: false,
             })
         };
         let slot = |tag| Slot {
@@ -122,21 +149,39 @@ impl Slots {
                 _ => Class::Client,
             },
             block: None,
+            account: None,
             busy: false,
             holds: 0,
             owner: Owner::None,
             arrived: Time(0),
         };
-        let clients = memory.saturating_sub(2 * share).max(LARGEST);
+        let rest = memory.saturating_sub(2 * share).max(LARGEST);
+        let client_lanes = (clients + 1, true);
         Ok(Self {
             slots: (0..requests).map(slot).collect(),
             pools: [
-                pool(2 * quarter..requests, clients, CLIENTS_REST)?,
-                pool(quarter..2 * quarter, share, DOUBLE_WRITES_REST)?,
-                pool(0..quarter, share, COPIES_REST)?,
+                pool(2 * quarter..requests, client_lanes, rest, CLIENTS_REST)?,
+                pool(
+                    quarter..2 * quarter,
+                    (peers, false),
+                    share,
+                    DOUBLE_WRITES_REST,
+                )?,
+                pool(0..quarter, (0, false), share, COPIES_REST)?,
             ],
+            shares: Shares::new(),
             used: 0,
         })
+    }
+
+    /// An account for a new connection.
+    pub(super) fn open_account(&mut self) -> Account {
+        self.shares.open()
+    }
+
+    /// The account's connection is gone.
+    pub(super) fn close_account(&mut self, account: Account) {
+        self.shares.close(account);
     }
 
     /// Commits, in the background, what copies of a disk of `capacity` bytes arrive in, and double
@@ -156,28 +201,46 @@ impl Slots {
     }
 
     /// A slot with a buffer of `length` bytes (none when zero), busy from now on. `None` when the
-    /// class has no tag or memory left, or others wait for it already and `waited` is false.
+    /// account (without one: the class) has no tag or memory left, or others wait for it already and
+    /// `waited` is false.
     pub(super) fn take(
         &mut self,
         class: Class,
         length: u32,
         owner: Owner,
+        account: Option<Account>,
         waited: bool,
     ) -> Option<RequestTag> {
         let pool = &mut self.pools[class as usize];
         if !waited && !pool.waiting.is_empty() {
             return None;
         }
-        let tag = *pool.free.last()?;
-        let block = match length {
-            0 => None,
-            length => Some(pool.buffers.allocate(length as usize)?),
+        let taken = match pool.take(length, account, &self.shares) {
+            Some((tag, block)) => {
+                if let Some(account) = account {
+                    self.shares
+                        .take(account, block.as_ref().map_or(0, Block::length));
+                }
+                Some((tag, block))
+            }
+            None => {
+                let tag = pool.lanes.take(length, account, &mut self.shares);
+                tag.map(|tag| (tag, None))
+            }
         };
-        pool.free.pop();
+        let Some((tag, block)) = taken else {
+            // What fits no lane would never have its turn if others took all that becomes free.
+            let needs_more = account.is_none_or(|account| {
+                Lanes::never_take(length, account) && self.shares.is_empty(account)
+            });
+            pool.reserved |= waited && needs_more;
+            return None;
+        };
         self.used += 1;
         let slot = &mut self.slots[tag.0 as usize];
         debug_assert!(!slot.busy && slot.holds == 0 && slot.class == class);
         slot.block = block;
+        slot.account = account;
         slot.busy = true;
         slot.owner = owner;
         Some(tag)
@@ -188,19 +251,23 @@ impl Slots {
         self.pools[class as usize].waiting.push_back(waiter);
     }
 
-    /// Who waits longest for the class.
-    pub(super) fn first_waiting(&self, class: Class) -> Option<Waiter> {
-        self.pools[class as usize].waiting.front().copied()
+    /// How many wait for the class. Each is to be tried once: see [`Slots::next_waiting`].
+    pub(super) fn waiting(&mut self, class: Class) -> usize {
+        let pool = &mut self.pools[class as usize];
+        pool.reserved = false;
+        pool.waiting.len()
     }
 
-    /// The first that waits does so no more.
-    pub(super) fn stop_waiting(&mut self, class: Class) {
-        self.pools[class as usize].waiting.pop_front();
+    /// Who waits longest for the class. It does so no more: unless it gets what it needs, it has to
+    /// [wait](Slots::wait) again.
+    pub(super) fn next_waiting(&mut self, class: Class) -> Option<Waiter> {
+        self.pools[class as usize].waiting.pop_front()
     }
 
-    /// Whether somebody waits for the class.
-    pub(super) fn is_short(&self, class: Class) -> bool {
-        !self.pools[class as usize].waiting.is_empty()
+    /// Whether somebody else than this connection waits for the class.
+    pub(super) fn is_short_for_others(&self, class: Class, connection: ConnectionKey) -> bool {
+        let others = |waiter: &Waiter| *waiter != Waiter::Connection(connection);
+        self.pools[class as usize].waiting.iter().any(others)
     }
 
     /// The controller is done with the slot; it is free once no hold is left.
@@ -229,11 +296,19 @@ impl Slots {
             return;
         }
         let pool = &mut self.pools[slot.class as usize];
-        if let Some(block) = slot.block.take() {
+        let (block, account) = (slot.block.take(), slot.account.take());
+        self.used -= 1;
+        if pool.lanes.free(tag, account, &mut self.shares) {
+            return;
+        }
+        if let Some(account) = account {
+            let bytes = block.as_ref().map_or(0, Block::length);
+            self.shares.give_back(account, bytes);
+        }
+        if let Some(block) = block {
             pool.buffers.free(block);
         }
         pool.free.push(tag);
-        self.used -= 1;
     }
 
     /// Slots in use.
@@ -276,10 +351,13 @@ impl Slots {
     /// end; `None` when it has none.
     pub(super) fn address(&self, tag: RequestTag, offset: usize) -> Option<(*mut u8, usize)> {
         let slot = self.slots.get(tag.0 as usize)?;
-        let block = slot.block.as_ref()?;
-        let length = block.length().checked_sub(offset)?;
-        let base = self.pools[slot.class as usize].buffers.address(block);
-        // SAFETY: `offset` is at most the block's length, as the subtraction shows.
+        let pool = &self.pools[slot.class as usize];
+        let (base, length) = match &slot.block {
+            Some(block) => (pool.buffers.address(block), block.length()),
+            None => pool.lanes.buffer(tag)?,
+        };
+        let length = length.checked_sub(offset)?;
+        // SAFETY: `offset` is at most the buffer's length, as the subtraction shows.
         Some((unsafe { base.add(offset) }, length))
     }
 
@@ -309,5 +387,36 @@ impl Slots {
         // SAFETY: the hold keeps the block allocated until the payload is released. The controller
         // changes nothing in a buffer that it has told the engine to send.
         Some(unsafe { Payload::new(pointer, length, Keep::Slot(tag)) })
+    }
+}
+
+impl Pool {
+    /// A tag and memory of those for all.
+    fn take(
+        &mut self,
+        length: u32,
+        account: Option<Account>,
+        shares: &Shares,
+    ) -> Option<(RequestTag, Option<Block>)> {
+        if self.reserved {
+            return None;
+        }
+        let length = length as usize;
+        let tag = *self.free.last()?;
+        if let Some(account) = account {
+            let left = (
+                self.free.len() - 1,
+                self.buffers.unused().saturating_sub(length),
+            );
+            if !shares.allows(account, length, left) {
+                return None;
+            }
+        }
+        let block = match length {
+            0 => None,
+            length => Some(self.buffers.allocate(length)?),
+        };
+        self.free.pop();
+        Some((tag, block))
     }
 }

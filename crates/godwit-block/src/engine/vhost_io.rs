@@ -9,6 +9,7 @@ use godwit_core::wire::Message;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::run::Engine;
+use super::shares::Account;
 use super::slots::{Class, Owner, Waiter};
 use super::vhost::{FrontEnd, table_of};
 use crate::ring::GROUP;
@@ -138,7 +139,6 @@ impl Engine {
                 Err(why) => self.break_ring(index, &why),
             }
         }
-        self.slots.stop_waiting(Class::Client);
         if let Some(ring) = self.vhost.ring(index) {
             ring.waiting = false;
             self.vhost.ready |= 1 << index;
@@ -200,7 +200,10 @@ impl Engine {
         if let Some(operation) = operation {
             let length = data_of(&operation).map_or(0, Extent::bytes) as u32;
             let owner = Owner::Ring { operation };
-            slot = self.slots.take(Class::Client, length, owner, waited);
+            let account = Some(Account::RINGS);
+            slot = self
+                .slots
+                .take(Class::Client, length, owner, account, waited);
             if slot.is_none() {
                 return Ok(Step::Wait);
             }

@@ -10,6 +10,7 @@ mod sent_by;
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use io_uring::{opcode, types};
 
@@ -27,6 +28,15 @@ const STAGING: usize = 64 << 10;
 /// Bytes of a long payload that a socket gathers before it wakes whoever waits for them. Each time costs
 /// both sides: the sender's processor has to interrupt the receiver's. As many as are received at a time.
 const GATHERED: usize = tls::INCOMING;
+
+/// How long the other side may take nothing, and answer no probes, before it is gone.
+const GONE: Duration = Duration::from_secs(60);
+
+/// Seconds without a word before the first probe of whether the other side is there.
+const IDLE: u32 = 30;
+
+/// Seconds between two probes.
+const BETWEEN_PROBES: u32 = 10;
 
 /// A payload of which at least this much is missing is long.
 const LONG: usize = 64 << 10;
@@ -96,6 +106,9 @@ impl Stream {
         rustix::fs::fcntl_setfl(&socket, flags - rustix::fs::OFlags::NONBLOCK)?;
         // Unix sockets have no such option, and wake for every byte.
         let is_tcp = rustix::net::sockopt::set_tcp_nodelay(&socket, true).is_ok();
+        if is_tcp {
+            notice_when_gone(&socket);
+        }
         let mut staging = Staging::new(STAGING.max(received.len() + STAGING))?;
         staging.room_mut()[..received.len()].copy_from_slice(received);
         staging.filled(received.len());
@@ -431,6 +444,21 @@ impl Stream {
         if self.outbox.is_sending() {
             ring.cancel(send);
         }
+    }
+}
+
+/// Makes the connection end when nothing answers at the other side, or nobody there takes what is sent, for
+/// [`GONE`]: a machine that lost its power says nothing, and would keep its place for ever.
+fn notice_when_gone(socket: &OwnedFd) {
+    let milliseconds = GONE.as_millis() as u32;
+    // Where an option is not known the system's own, longer times hold.
+    let _ = set_option(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1);
+    for (option, value) in [
+        (libc::TCP_KEEPIDLE, IDLE),
+        (libc::TCP_KEEPINTVL, BETWEEN_PROBES),
+        (libc::TCP_USER_TIMEOUT, milliseconds),
+    ] {
+        let _ = set_option(socket, libc::IPPROTO_TCP, option, value);
     }
 }
 

@@ -7,6 +7,7 @@ mod migrate;
 mod pause;
 mod puppet;
 mod serve;
+mod stalled;
 mod support;
 mod tls;
 mod vhost;

@@ -149,7 +149,8 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
         );
     }
     let_it_fill();
-    assert_eq!(engine.handle.snapshot().requests_in_flight, 4);
+    // Each of them in pieces of 1 MiB.
+    assert_eq!(engine.handle.snapshot().requests_in_flight, 24);
     interface.crowd(&engine);
     for _ in 0..4 {
         assert_eq!(client.receive(|_| 0).error, 0);

@@ -1,5 +1,6 @@
 //! An engine with an image of its own, an NBD client, and connections between two engines.
 
+use std::collections::{BTreeMap, HashMap};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
@@ -169,6 +170,8 @@ pub(crate) struct Client {
     stream: Box<dyn Connection>,
     structured: bool,
     next_cookie: u64,
+    /// What has come of answers that are not complete, by their cookie and its offset.
+    chunks: HashMap<u64, BTreeMap<u64, Vec<u8>>>,
 }
 
 /// An answer: the error number, and a read's data.
@@ -185,6 +188,7 @@ impl Client {
             stream,
             structured,
             next_cookie: 1,
+            chunks: HashMap::new(),
         }
     }
 
@@ -216,55 +220,66 @@ impl Client {
         self.stream.write_all(bytes)
     }
 
-    /// Receives an answer; `length` tells how much data that of a read's cookie carries.
+    /// Receives an answer; `length` tells how much data that of a read's cookie carries. It may come in
+    /// several chunks, in any order.
     pub(crate) fn receive(&mut self, length: impl Fn(u64) -> usize) -> Answer {
-        let magic = u32::from_be_bytes(self.array());
-        if magic == 0x6744_6698 {
-            let error = u32::from_be_bytes(self.array());
-            let cookie = u64::from_be_bytes(self.array());
-            let expected = if error == 0 { length(cookie) } else { 0 };
-            assert!(
-                !self.structured || expected == 0,
-                "a simple reply to a read"
-            );
-            let mut data = vec![0; expected];
-            self.stream.read_exact(&mut data).expect("data");
-            return Answer {
-                cookie,
-                error,
-                data,
-            };
-        }
-        assert_eq!(magic, 0x668e_33ef, "neither reply's magic");
-        assert!(
-            self.structured,
-            "a structured reply that was not negotiated"
-        );
-        let [_, _, kind @ ..]: [u8; 4] = self.array();
-        let flags_done = 1;
-        let _ = flags_done;
-        let cookie = u64::from_be_bytes(self.array());
-        let count = u32::from_be_bytes(self.array()) as usize;
-        let mut body = vec![0; count];
-        self.stream.read_exact(&mut body).expect("a chunk");
-        match u16::from_be_bytes(kind) {
-            1 => {
-                assert_eq!(body.len() - 8, length(cookie), "the length of a read");
-                Answer {
-                    cookie,
-                    error: 0,
-                    data: body.split_off(8),
-                }
-            }
-            0x8001 => {
-                let error = u32::from_be_bytes(*body.first_chunk().expect("a number"));
-                Answer {
+        loop {
+            let magic = u32::from_be_bytes(self.array());
+            if magic == 0x6744_6698 {
+                let error = u32::from_be_bytes(self.array());
+                let cookie = u64::from_be_bytes(self.array());
+                let expected = if error == 0 { length(cookie) } else { 0 };
+                assert!(
+                    !self.structured || expected == 0,
+                    "a simple reply to a read"
+                );
+                let mut data = vec![0; expected];
+                self.stream.read_exact(&mut data).expect("data");
+                return Answer {
                     cookie,
                     error,
-                    data: Vec::new(),
-                }
+                    data,
+                };
             }
-            other => panic!("chunk type {other:#x}"),
+            assert_eq!(magic, 0x668e_33ef, "neither reply's magic");
+            assert!(
+                self.structured,
+                "a structured reply that was not negotiated"
+            );
+            let done = u16::from_be_bytes(self.array()) & 1 != 0;
+            let kind = u16::from_be_bytes(self.array());
+            let cookie = u64::from_be_bytes(self.array());
+            let count = u32::from_be_bytes(self.array()) as usize;
+            let mut body = vec![0; count];
+            self.stream.read_exact(&mut body).expect("a chunk");
+            let error = match kind {
+                1 => {
+                    let data = body.split_off(8);
+                    let offset = u64::from_be_bytes(*body.first_chunk().expect("an offset"));
+                    let chunks = self.chunks.entry(cookie).or_default();
+                    chunks.insert(offset, data);
+                    0
+                }
+                0x8001 => u32::from_be_bytes(*body.first_chunk().expect("a number")),
+                other => panic!("chunk type {other:#x}"),
+            };
+            if done {
+                let chunks = self.chunks.remove(&cookie).unwrap_or_default();
+                let mut data = Vec::new();
+                if error == 0 {
+                    let first = chunks.first_key_value().map_or(0, |(&offset, _)| offset);
+                    for (offset, chunk) in chunks {
+                        assert_eq!(offset, first + data.len() as u64, "chunks with gaps");
+                        data.extend(chunk);
+                    }
+                    assert_eq!(data.len(), length(cookie), "the length of a read");
+                }
+                return Answer {
+                    cookie,
+                    error,
+                    data,
+                };
+            }
         }
     }
 

@@ -29,6 +29,20 @@ impl ReplyHeader {
         }
     }
 
+    /// A part of the data of a read, of so many bytes from `offset` on, for a client that
+    /// [takes chunks](RequestHeader::takes_chunks); `last`: nothing else follows.
+    pub fn chunk(request: &RequestHeader, offset: u64, length: u32, last: bool) -> Self {
+        let part = RequestHeader {
+            offset,
+            length,
+            ..*request
+        };
+        let mut reply = Self::offset_data(&part);
+        let flags = if last { REPLY_FLAG_DONE } else { 0 };
+        reply.bytes[4..6].copy_from_slice(&flags.to_be_bytes());
+        reply
+    }
+
     /// The bytes to send.
     pub fn as_bytes(&self) -> &[u8] {
         // `length` is 16, 26 or 28 by construction.

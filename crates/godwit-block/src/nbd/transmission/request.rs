@@ -131,6 +131,11 @@ impl RequestHeader {
         self.kind == CMD_READ
     }
 
+    /// Whether its client takes what is read in several parts, in any order.
+    pub const fn takes_chunks(&self, structured: bool) -> bool {
+        structured && self.flags & CMD_FLAG_DF == 0
+    }
+
     /// What the request asks of a disk of `capacity` sectors. `structured` tells whether the
     /// client negotiated structured replies, without which it must not set `NBD_CMD_FLAG_DF`.
     ///

@@ -1,0 +1,147 @@
+//! What each connection has for itself, beside what all share: one request at a time.
+
+use std::io;
+
+use godwit_core::request::RequestTag;
+
+use super::shares::{Account, Shares};
+use crate::memory::{LARGEST, Mapping};
+
+/// The longest data in a lane, in bytes. A client's longer requests are carried out in pieces of that.
+pub(super) const LANE: usize = 1 << 20;
+
+/// The lanes of one class: tags, each with memory of its own. An account uses one of them at most, so that
+/// there is one for every account while there are as many as accounts.
+pub(super) struct Lanes {
+    /// Address space, committed as it is used.
+    memory: Mapping,
+    /// The lane of the guest's rings, whose requests may be as long as any.
+    for_rings: Option<RequestTag>,
+    free: Vec<RequestTag>,
+    /// The tags of all lanes.
+    tags: std::ops::Range<u32>,
+}
+
+impl Lanes {
+    /// Lanes with these tags, which follow one another downwards; the last is the rings' if they have one.
+    pub(super) fn new(mut tags: Vec<RequestTag>, for_rings: bool) -> io::Result<Self> {
+        let first = tags.last().map_or(0, |tag| tag.0);
+        let count = tags.len();
+        let rings = if for_rings { LARGEST - LANE } else { 0 };
+        Ok(Self {
+            memory: Mapping::new(rings + count * LANE)?,
+            for_rings: for_rings.then(|| tags.pop()).flatten(),
+            free: tags,
+            tags: first..first + count as u32,
+        })
+    }
+
+    /// The lane of the account for a request with so much data, unless it is in use. What has no account is
+    /// a migration's, which may use all of them.
+    pub(super) fn take(
+        &mut self,
+        length: u32,
+        account: Option<Account>,
+        shares: &mut Shares,
+    ) -> Option<RequestTag> {
+        if account.is_some_and(|account| !shares.lane_is_free(account)) {
+            return None;
+        }
+        let tag = match (account, self.for_rings) {
+            (Some(Account::RINGS), Some(tag)) => tag,
+            (None, _) if length as usize > LANE => return None,
+            (Some(account), _) if Self::never_take(length, account) => return None,
+            _ => self.free.pop()?,
+        };
+        if let Some(account) = account {
+            shares.use_lane(account, true);
+        }
+        Some(tag)
+    }
+
+    /// Whether the account's lane is too short for so much data.
+    pub(super) fn never_take(length: u32, account: Account) -> bool {
+        length as usize > LANE && account != Account::RINGS
+    }
+
+    /// A slot is free again. False when it is none of these.
+    pub(super) fn free(
+        &mut self,
+        tag: RequestTag,
+        account: Option<Account>,
+        shares: &mut Shares,
+    ) -> bool {
+        if !self.tags.contains(&tag.0) {
+            return false;
+        }
+        if let Some(account) = account {
+            shares.use_lane(account, false);
+        }
+        if self.for_rings != Some(tag) {
+            self.free.push(tag);
+        }
+        true
+    }
+
+    /// Address and length of the lane's memory; `None` when it is none of these.
+    pub(super) fn buffer(&self, tag: RequestTag) -> Option<(*mut u8, usize)> {
+        let number = self
+            .tags
+            .contains(&tag.0)
+            .then(|| tag.0 - self.tags.start)? as usize;
+        if self.for_rings.is_none() {
+            return Some((self.memory.at(number * LANE), LANE));
+        }
+        Some(match number.checked_sub(1) {
+            None => (self.memory.at(0), LARGEST),
+            Some(number) => (self.memory.at(LARGEST + number * LANE), LANE),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lanes(count: u32, for_rings: bool) -> Lanes {
+        let tags = (10..10 + count).rev().map(RequestTag).collect();
+        Lanes::new(tags, for_rings).expect("memory")
+    }
+
+    #[test]
+    fn an_account_has_one_lane_whatever_others_do() {
+        let (mut lanes, mut shares) = (lanes(4, true), Shares::new());
+        let accounts = [shares.open(), shares.open(), shares.open()];
+        for account in accounts {
+            let long = LANE as u32;
+            assert!(lanes.take(long + 1, Some(account), &mut shares).is_none());
+            let tag = lanes
+                .take(long, Some(account), &mut shares)
+                .expect("a lane");
+            assert!(lanes.take(0, Some(account), &mut shares).is_none());
+            assert!(lanes.free(tag, Some(account), &mut shares));
+            assert!(lanes.take(0, Some(account), &mut shares).is_some());
+        }
+        let rings = Some(Account::RINGS);
+        let tag = lanes.take(LARGEST as u32, rings, &mut shares);
+        assert_eq!(tag, Some(RequestTag(10)));
+        assert!(lanes.take(0, rings, &mut shares).is_none());
+        assert!(!lanes.free(RequestTag(9), rings, &mut shares));
+    }
+
+    #[test]
+    fn no_lane_reaches_into_another() {
+        for for_rings in [false, true] {
+            let lanes = lanes(5, for_rings);
+            let buffers: Vec<_> = (10..15)
+                .map(|tag| lanes.buffer(RequestTag(tag)).expect("a lane"))
+                .map(|(start, length)| (start as usize, start as usize + length))
+                .collect();
+            assert!(buffers.is_sorted_by(|one, next| one.1 <= next.0));
+            let last = lanes.memory.at(lanes.memory.length()) as usize;
+            assert_eq!(buffers[4].1, last);
+            assert!(lanes.buffer(RequestTag(9)).is_none());
+            assert!(lanes.buffer(RequestTag(15)).is_none());
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Requests of clients that are carried out in pieces, so that each piece fits a lane and a client that stops
+//! in the middle of one holds no more than that.
+
+use godwit_core::request::{Operation, RequestError, RequestTag};
+use godwit_core::units::{Bytes, Extent, Lba, Sectors};
+
+use super::connections::{ConnectionKey, Head, Life, Parse, Party};
+use super::lanes::LANE;
+use super::receive::Lost;
+use super::run::Engine;
+use super::slots::{Class, Owner, Waiter};
+use crate::nbd::{ReplyHeader, RequestHeader};
+use crate::stream::Frame;
+
+/// Which part of what a client asked for a request is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of it.
+    All,
+    /// A piece of a write, or of a read whose pieces may be answered in any order.
+    Piece {
+        whole: WholeKey,
+        /// What comes after it.
+        left: Option<Extent>,
+    },
+    /// A piece of a read whose answer has to come in one: it is carried out when nothing else is, and the
+    /// next one after it.
+    Alone { first: bool, left: Option<Extent> },
+}
+
+/// Names a request of several pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WholeKey(u32);
+
+/// A request of several pieces.
+#[derive(Clone, Copy, Debug)]
+struct Whole {
+    /// Pieces that were handed over and not answered.
+    pieces: u32,
+    /// No more follow.
+    complete: bool,
+    /// What befell the first piece that failed.
+    failed: Option<RequestError>,
+}
+
+/// The requests of several pieces under way: for each connection the one that is being received, and those
+/// of which pieces are in slots.
+#[derive(Default)]
+pub(super) struct Wholes {
+    entries: Vec<Whole>,
+    free: Vec<u32>,
+}
+
+impl Wholes {
+    fn open(&mut self) -> WholeKey {
+        let whole = Whole {
+            pieces: 0,
+            complete: false,
+            failed: None,
+        };
+        match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize] = whole;
+                WholeKey(index)
+            }
+            None => {
+                self.entries.push(whole);
+                WholeKey(self.entries.len() as u32 - 1)
+            }
+        }
+    }
+
+    /// A piece is handed over; it is the last one if nothing is left.
+    fn begin(&mut self, key: WholeKey, left: Option<Extent>) {
+        let whole = &mut self.entries[key.0 as usize];
+        whole.pieces += 1;
+        whole.complete = left.is_none();
+    }
+
+    /// A piece was answered. The result of all of them, if it was the last.
+    fn end(
+        &mut self,
+        key: WholeKey,
+        result: Result<(), RequestError>,
+    ) -> Option<Result<(), RequestError>> {
+        let whole = &mut self.entries[key.0 as usize];
+        whole.pieces -= 1;
+        whole.failed = whole.failed.or(result.err());
+        let outcome = whole.failed.map_or(Ok(()), Err);
+        self.close_if_over(key).then_some(outcome)
+    }
+
+    /// No more pieces come.
+    fn cut_off(&mut self, key: WholeKey) {
+        self.entries[key.0 as usize].complete = true;
+        self.close_if_over(key);
+    }
+
+    fn close_if_over(&mut self, key: WholeKey) -> bool {
+        let whole = self.entries[key.0 as usize];
+        let over = whole.complete && whole.pieces == 0;
+        if over {
+            self.free.push(key.0);
+        }
+        over
+    }
+}
+
+/// The first piece of a range, and what comes after it.
+fn cut(extent: Extent) -> (Extent, Option<Extent>) {
+    let most = Bytes(LANE as u64).sectors().unwrap_or(1) as u32;
+    let sectors = extent.sectors().min(most);
+    let first = Extent::new(extent.start(), sectors).unwrap_or(extent);
+    let next = Lba(extent.start().0 + u64::from(sectors));
+    (first, Extent::new(next, extent.sectors() - sectors))
+}
+
+/// What follows a piece of a client's request.
+fn following(head: Head) -> Option<Head> {
+    let Head::Client {
+        request,
+        operation,
+        rest,
+        part,
+    } = head
+    else {
+        return None;
+    };
+    let (extent, part) = match part {
+        Part::All => return None,
+        Part::Piece { whole, left } => {
+            let (extent, left) = cut(left?);
+            (extent, Part::Piece { whole, left })
+        }
+        Part::Alone { left, .. } => {
+            let (extent, left) = cut(left?);
+            (extent, Part::Alone { first: false, left })
+        }
+    };
+    let operation = match operation {
+        Operation::Write { fua, .. } => Operation::Write { extent, fua },
+        _ => Operation::Read(extent),
+    };
+    Some(Head::Client {
+        request,
+        operation,
+        rest,
+        part,
+    })
+}
+
+impl Engine {
+    /// A client asks for a read, a write or a flush: takes it, or the first piece of it.
+    pub(super) fn begin_parts(
+        &mut self,
+        key: ConnectionKey,
+        request: RequestHeader,
+        operation: Operation,
+        structured: bool,
+    ) {
+        let is_long = |extent: Extent| extent.bytes() > LANE as u64;
+        let (operation, part) = match operation {
+            Operation::Read(extent) if is_long(extent) => {
+                let (first, left) = cut(extent);
+                let part = if request.takes_chunks(structured) {
+                    let whole = self.wholes.open();
+                    Part::Piece { whole, left }
+                } else {
+                    Part::Alone { first: true, left }
+                };
+                (Operation::Read(first), part)
+            }
+            Operation::Write { extent, fua } if is_long(extent) => {
+                let (extent, left) = cut(extent);
+                let whole = self.wholes.open();
+                let part = Part::Piece { whole, left };
+                (Operation::Write { extent, fua }, part)
+            }
+            operation => (operation, Part::All),
+        };
+        let head = Head::Client {
+            request,
+            operation,
+            rest: None,
+            part,
+        };
+        if let Part::Alone { .. } = part {
+            if let Some(connection) = self.connections.get_mut(key) {
+                connection.parse = Parse::Alone(Some(head));
+            }
+            self.go_on_alone(key);
+        } else {
+            self.admit(key, head, false);
+        }
+    }
+
+    /// A client's request, or a piece of it, is here with its data. Goes on with the next piece.
+    pub(super) fn part_received(&mut self, key: ConnectionKey, head: Head, tag: RequestTag) {
+        let Head::Client {
+            operation, part, ..
+        } = head
+        else {
+            return;
+        };
+        let next = following(head);
+        // Before it is handed over: it may be answered, or the connection lost, at once.
+        if let Some(connection) = self.connections.get_mut(key) {
+            match (part, next) {
+                (Part::Alone { .. }, next) => connection.parse = Parse::Alone(next),
+                (Part::Piece { .. }, Some(next)) => connection.parse = Parse::Waiting(next),
+                _ => {}
+            }
+        }
+        if let Part::Piece { whole, left } = part {
+            self.wholes.begin(whole, left);
+        }
+        self.client_request(key, tag, operation);
+        let connection = self.connections.get(key);
+        let open = connection.is_some_and(|connection| connection.life != Life::Closing);
+        if let (Part::Piece { .. }, Some(next), true) = (part, next, open) {
+            self.admit(key, next, false);
+        }
+    }
+
+    /// What is left of a request will not be received.
+    pub(super) fn cut_off(&mut self, head: Head) {
+        if let Head::Client {
+            part: Part::Piece { whole, .. },
+            ..
+        } = head
+        {
+            self.wholes.cut_off(whole);
+        }
+    }
+
+    /// A connection that waits until all that it asked for is answered goes on, if that is so, at the end of
+    /// the turn.
+    pub(super) fn go_on_alone(&mut self, key: ConnectionKey) {
+        if let Some(connection) = self.connections.get(key)
+            && let Parse::Alone(_) = connection.parse
+            && connection.unanswered == 0
+        {
+            self.slots.wait(Class::Client, Waiter::Connection(key));
+        }
+    }
+
+    /// The controller answered a piece of a client's request.
+    pub(super) fn answer_part(
+        &mut self,
+        tag: RequestTag,
+        owner: Owner,
+        result: Result<(), RequestError>,
+    ) {
+        let Owner::Client {
+            connection: key,
+            request,
+            operation,
+            part,
+            ..
+        } = owner
+        else {
+            return;
+        };
+        let ended = match part {
+            Part::Piece { whole, .. } => self.wholes.end(whole, result),
+            Part::All | Part::Alone { .. } => None,
+        };
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        let Party::Client { structured, .. } = connection.party else {
+            return;
+        };
+        if connection.life == Life::Closing {
+            return;
+        }
+        let reply = |result: Result<(), RequestError>| {
+            ReplyHeader::new(&request, structured, result.map_err(|e| request.errno(e)))
+        };
+        let data = match (operation, result) {
+            (Operation::Read(extent), Ok(())) => Some(extent),
+            _ => None,
+        };
+        let payload = data.and_then(|extent| self.slots.payload(tag, extent.bytes() as usize));
+        let header = match part {
+            Part::Alone { first, .. } => match result {
+                Ok(()) => first.then(|| reply(Ok(()))),
+                Err(error) if first => {
+                    connection.parse = Parse::Alone(None);
+                    Some(reply(Err(error)))
+                }
+                // The client was told that all of it would come.
+                Err(_) => return self.lost(key, &Lost::Unreadable),
+            },
+            Part::All | Part::Piece { .. } => match (data, ended) {
+                (Some(extent), ended) => {
+                    let offset = Sectors(extent.start().0).bytes().0;
+                    let last = ended == Some(Ok(()));
+                    let length = extent.bytes() as u32;
+                    Some(ReplyHeader::chunk(&request, offset, length, last))
+                }
+                (None, Some(Ok(()))) => Some(reply(Ok(()))),
+                (None, _) => None,
+            },
+        };
+        if let Some(header) = header {
+            let frame = Frame::new(&[header.as_bytes()], payload);
+            connection.stream.queue(frame);
+        } else if payload.is_some() {
+            connection.stream.queue(Frame::new(&[], payload));
+        }
+        if let Some(Err(error)) = ended {
+            let header = reply(Err(error));
+            let frame = Frame::new(&[header.as_bytes()], None);
+            connection.stream.queue(frame);
+        }
+        self.connections.mark(key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_range_once() {
+        let whole = Extent::new(Lba(7), 5000).expect("an extent");
+        let (mut at, mut left) = (whole.start(), Some(whole));
+        while let Some(range) = left {
+            let (piece, next) = cut(range);
+            assert_eq!(piece.start(), at);
+            assert!(piece.bytes() <= LANE as u64);
+            (at, left) = (piece.end(), next);
+        }
+        assert_eq!(at, whole.end());
+    }
+
+    #[test]
+    fn a_request_ends_with_its_last_piece_and_keeps_its_first_error() {
+        let mut wholes = Wholes::default();
+        let more = Extent::new(Lba(0), 1);
+        let key = wholes.open();
+        wholes.begin(key, more);
+        assert_eq!(wholes.end(key, Err(RequestError::NoSpace)), None);
+        wholes.begin(key, more);
+        wholes.begin(key, None);
+        assert_eq!(wholes.end(key, Err(RequestError::Io)), None);
+        assert_eq!(wholes.end(key, Ok(())), Some(Err(RequestError::NoSpace)));
+        assert_eq!(wholes.open(), key, "its place is free again");
+
+        wholes.begin(key, more);
+        wholes.cut_off(key);
+        assert_ne!(wholes.open(), key, "a piece of it is under way");
+        wholes.end(key, Ok(()));
+        assert_eq!(wholes.open(), key);
+    }
+}

@@ -1,0 +1,157 @@
+//! How much each connection holds of what all share, so that none holds what others need.
+
+/// Whose requests are counted together: a connection's, or all rings'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Account(u32);
+
+impl Account {
+    /// That of the guest's rings.
+    pub(super) const RINGS: Self = Self(0);
+}
+
+/// What one account holds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    requests: usize,
+    bytes: usize,
+    /// A request of it is in a lane.
+    lane: bool,
+    /// Its connection is gone.
+    closed: bool,
+}
+
+/// What each account holds of its class's common tags and memory.
+///
+/// A connection whose client stalls keeps what it holds. It gets no more than it leaves to all others, so
+/// that a few of them do not have everything; for when many stall, each connection has a lane of its own.
+#[derive(Debug)]
+pub(super) struct Shares {
+    held: Vec<Held>,
+    free: Vec<u32>,
+}
+
+impl Shares {
+    pub(super) fn new() -> Self {
+        Self {
+            held: vec![Held::default()],
+            free: Vec::new(),
+        }
+    }
+
+    /// A new account.
+    pub(super) fn open(&mut self) -> Account {
+        match self.free.pop() {
+            Some(index) => {
+                self.held[index as usize] = Held::default();
+                Account(index)
+            }
+            None => {
+                self.held.push(Held::default());
+                Account(self.held.len() as u32 - 1)
+            }
+        }
+    }
+
+    /// The connection is gone; what it holds stays counted until it is given back.
+    pub(super) fn close(&mut self, account: Account) {
+        self.of(account).closed = true;
+        self.forget_if_empty(account);
+    }
+
+    /// Whether the account holds nothing of what is common.
+    pub(super) fn is_empty(&self, account: Account) -> bool {
+        self.held[account.0 as usize].requests == 0
+    }
+
+    /// Whether the account may take a request of so many bytes, when as much as this is left after that.
+    pub(super) fn allows(
+        &self,
+        account: Account,
+        bytes: usize,
+        (requests_left, bytes_left): (usize, usize),
+    ) -> bool {
+        let held = self.held[account.0 as usize];
+        held.requests == 0 || (held.requests < requests_left && held.bytes + bytes <= bytes_left)
+    }
+
+    /// Counts a request with so many bytes.
+    pub(super) fn take(&mut self, account: Account, bytes: usize) {
+        let held = self.of(account);
+        held.requests += 1;
+        held.bytes += bytes;
+    }
+
+    /// Such a request is done.
+    pub(super) fn give_back(&mut self, account: Account, bytes: usize) {
+        let held = self.of(account);
+        held.requests -= 1;
+        held.bytes -= bytes;
+        self.forget_if_empty(account);
+    }
+
+    /// Whether the account's lane is free.
+    pub(super) fn lane_is_free(&self, account: Account) -> bool {
+        !self.held[account.0 as usize].lane
+    }
+
+    /// The account's lane is in use now, or no more.
+    pub(super) fn use_lane(&mut self, account: Account, used: bool) {
+        self.of(account).lane = used;
+        if !used {
+            self.forget_if_empty(account);
+        }
+    }
+
+    fn of(&mut self, account: Account) -> &mut Held {
+        &mut self.held[account.0 as usize]
+    }
+
+    fn forget_if_empty(&mut self, account: Account) {
+        let held = self.held[account.0 as usize];
+        if held.closed && held.requests == 0 && !held.lane {
+            self.free.push(account.0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lets the account take requests of a byte each until it may have no more; how many it has then.
+    fn fill(shares: &mut Shares, account: Account, left: &mut usize) -> usize {
+        let mut taken = 0;
+        while *left > 0 && shares.allows(account, 1, (*left - 1, *left - 1)) {
+            shares.take(account, 1);
+            *left -= 1;
+            taken += 1;
+        }
+        taken
+    }
+
+    #[test]
+    fn none_gets_more_than_it_leaves_to_others() {
+        let mut shares = Shares::new();
+        let mut left = 1024;
+        for leaves in [512, 256, 128] {
+            let account = shares.open();
+            fill(&mut shares, account, &mut left);
+            assert!((leaves..leaves + 2).contains(&left), "{left} are left");
+        }
+    }
+
+    #[test]
+    fn an_account_is_used_again_when_all_of_it_was_given_back() {
+        let mut shares = Shares::new();
+        let first = shares.open();
+        shares.take(first, 7);
+        shares.use_lane(first, true);
+        shares.close(first);
+        assert_ne!(shares.open(), first);
+        shares.give_back(first, 7);
+        assert_ne!(shares.open(), first);
+        shares.use_lane(first, false);
+        assert_eq!(shares.open(), first);
+        assert!(shares.is_empty(first) && shares.lane_is_free(first));
+    }
+}
