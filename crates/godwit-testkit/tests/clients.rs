@@ -7,8 +7,8 @@ use godwit_testkit::client::RawImage;
 use godwit_testkit::cluster::issue;
 use godwit_testkit::fio::{FioLoad, Requests};
 use godwit_testkit::image::{first_difference, write_random};
-use godwit_testkit::nbd::NbdConnection;
-use godwit_testkit::process::run;
+use godwit_testkit::nbd::{self, NbdConnection, Request};
+use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::{Cluster, Node};
 
@@ -200,6 +200,37 @@ fn fio_verifies_what_it_wrote() {
     assert!(report.samples.iter().filter(|sample| !sample.write).count() > 1000);
 }
 
+fn warnings(node: &Node) -> Vec<String> {
+    let log = std::fs::read_to_string(node.log_path()).unwrap();
+    let warnings = log.lines().filter(|line| line.contains(" WARN "));
+    warnings.map(str::to_owned).collect()
+}
+
+#[test]
+fn a_client_may_leave_without_its_last_answers() {
+    let _turn = Scenario::begin("clients", "a_client_may_leave_without_its_last_answers");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let node = cluster.node("a");
+    disk(node, "left");
+    let (reader, mut writer) = NbdConnection::connect(&node.nbd("left")).unwrap().split();
+    for cookie in 0..16 {
+        let request = Request {
+            command: nbd::Command::Read,
+            fua: false,
+            cookie,
+            offset: 0,
+            length: 1 << 20,
+        };
+        writer.send(&request, &[]).unwrap();
+    }
+    writer.disconnect();
+    drop((reader, writer));
+    let log = || std::fs::read_to_string(node.log_path()).unwrap();
+    let gone = || log().contains("client left") || log().contains("client disconnected");
+    wait_for(PATIENCE, || gone().then_some(())).expect("the node notices");
+    assert_eq!(warnings(node), [""; 0]);
+}
+
 #[test]
 fn standard_clients_attach_over_tls() {
     let turn = Scenario::begin("clients", "standard_clients_attach_over_tls");
@@ -221,6 +252,7 @@ fn standard_clients_attach_over_tls() {
     write_random(&image, SIZE, turn.seed).unwrap();
     run(Command::new("nbdcopy").arg("--flush").arg(&image).arg(&uri)).unwrap();
     assert_same(node, "tls", &image);
+    assert_eq!(warnings(node), [""; 0]);
 
     let plain = format!("nbd://{address}/tls");
     assert!(

@@ -175,6 +175,10 @@ impl Engine {
                 Lost::Stream(StreamError::Closed) => {
                     tracing::info!(disk, client = address, "client left");
                 }
+                // It has said so, and need not wait for its last answers.
+                Lost::Stream(_) if connection.life != Life::Open => {
+                    tracing::info!(disk, client = address, "client left");
+                }
                 why => tracing::warn!(disk, client = address, "client disconnected: {why}"),
             },
             Party::Peer { class, .. } if connection.life == Life::Open => {

@@ -26,7 +26,10 @@ pub enum LogFormat {
 /// everything from `info` up. Of lines that repeat without end, those beyond a few are counted instead.
 /// Does nothing when logging is set up already.
 pub fn init_logging(format: LogFormat) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    // What the TLS library warns of is what strangers send, such as an address for a name, of which nobody
+    // need know; why one was turned away is told where that happens.
+    let usual = || EnvFilter::new("info,rustls=error");
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| usual());
     let filter = filter.and(limit::Limit::new());
     let logs = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
