@@ -139,6 +139,11 @@ async fn a_vm_that_cannot_start_says_why_and_leaves_nothing() {
         let answer = node.request("POST", "/v1/vms", &body.to_string()).await;
         assert_eq!(answer.status, status, "{body}: {}", answer.body);
         assert!(answer.body.contains(expected), "{body}: {}", answer.body);
+        if let Some(hint) = answer.json()["hint"].as_str() {
+            let named = hint.split_whitespace().filter(|word| word.starts_with('/'));
+            let gone: Vec<_> = named.filter(|path| !Path::new(path).exists()).collect();
+            assert_eq!(gone, [""; 0], "{body} points at what is not there: {hint}");
+        }
         assert_eq!(node.get("/v1/vms").await.json(), json!([]), "{body}");
     }
     let left: Vec<_> = std::fs::read_dir(dir.path().join("a/vms"))

@@ -91,6 +91,10 @@ impl ErrorBody {
 
 impl axum::response::IntoResponse for ErrorBody {
     fn into_response(self) -> axum::response::Response {
+        if self.code == ErrorCode::Internal {
+            // Whoever looks for more looks there.
+            tracing::error!(error = self.message, "a request failed");
+        }
         let status = axum::http::StatusCode::from_u16(self.code.status())
             .unwrap_or(axum::http::StatusCode::INTERNAL_SERVER_ERROR);
         (status, axum::Json(self)).into_response()

@@ -117,13 +117,14 @@ pub(crate) async fn start(
             format!("QEMU's monitor did not answer within {} seconds", START_TIMEOUT.as_secs())
         }
     };
+    // The log is removed with what else was made for the VM, so that the error names all that it says.
     let said = log_tail(&places.log());
-    Err(failed(if said.is_empty() {
-        why
+    Err(if said.is_empty() {
+        failed(why).hint("QEMU said nothing: start it by hand with the same arguments to see why")
     } else {
-        format!("{why}: {said}")
+        failed(format!("{why}: {said}"))
+            .hint("change what QEMU complains of, and start the VM again")
     })
-    .hint(format!("see {}", places.log().display())))
 }
 
 fn spawn(program: &str, line: &[String], places: &Places) -> io::Result<tokio::process::Child> {

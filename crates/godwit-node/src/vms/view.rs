@@ -33,7 +33,10 @@ pub(crate) fn vm(vm: &Vm) -> api::Vm {
             .map(|qemu| qemu.qmp.version().to_string()),
         qmp: inner.entry.qmp.display().to_string(),
         console: console.then(|| vm.places.console().display().to_string()),
-        log: own.then(|| vm.places.log().display().to_string()),
+        log: own
+            .then(|| vm.places.log())
+            .filter(|log| log.exists())
+            .map(|log| log.display().to_string()),
         problem: inner.problem.clone(),
     }
 }
