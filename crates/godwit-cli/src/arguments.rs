@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 
+use crate::failure::EXIT_CODES;
 use crate::units::{parse_duration, parse_rate, parse_size};
 
 /// Where a node keeps its data unless it is told otherwise.
@@ -16,7 +17,8 @@ pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/godwit";
     name = "godwit",
     version,
     max_term_width = 100,
-    arg_required_else_help = true
+    arg_required_else_help = true,
+    after_help = exit_codes()
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -426,6 +428,12 @@ pub(crate) enum CertsCommand {
         #[arg(long)]
         force: bool,
     },
+}
+
+/// What follows the help of all commands.
+fn exit_codes() -> String {
+    let codes = EXIT_CODES.map(|(code, meaning)| format!("{code:>5}  {meaning}\n"));
+    format!("Exit codes:\n{}", codes.concat())
 }
 
 fn parse_peer(text: &str) -> Result<(String, String), String> {

@@ -4,10 +4,26 @@ use std::fmt;
 
 use godwit_node::api::{ErrorBody, ErrorCode};
 
-/// Exit code when what was asked for was not done.
+/// Exit code when what was asked for was refused, or failed.
 pub(crate) const EXIT_FAILED: u8 = 1;
 /// Exit code when the command line makes no sense.
 pub(crate) const EXIT_USAGE: u8 = 2;
+/// Exit code when the node cannot be reached, or gave no answer that is understood.
+pub(crate) const EXIT_UNREACHABLE: u8 = 3;
+/// Exit code when a migration began and ended without having moved anything.
+pub(crate) const EXIT_NOT_MOVED: u8 = 4;
+/// Exit code after Ctrl-C, as shells have it.
+pub(crate) const EXIT_INTERRUPTED: u8 = 130;
+
+/// What each exit code means.
+pub(crate) const EXIT_CODES: [(u8, &str); 6] = [
+    (0, "done"),
+    (EXIT_FAILED, "refused or failed"),
+    (EXIT_USAGE, "wrong command line"),
+    (EXIT_UNREACHABLE, "no answer from the node"),
+    (EXIT_NOT_MOVED, "the migration began and moved nothing"),
+    (EXIT_INTERRUPTED, "Ctrl-C"),
+];
 
 /// A command that did not do what it was asked for.
 #[derive(Debug)]
@@ -58,6 +74,19 @@ impl Failure {
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
+    }
+
+    /// The same failure with another exit code.
+    #[must_use]
+    pub(crate) const fn exit(mut self, code: u8) -> Self {
+        self.exit = code;
+        self
+    }
+
+    /// The same failure, for want of an answer from the node.
+    #[must_use]
+    pub(crate) const fn unreachable(self) -> Self {
+        self.exit(EXIT_UNREACHABLE)
     }
 
     /// The failure as the API spells errors.
@@ -156,5 +185,19 @@ mod tests {
         assert_eq!(Failure::usage("x").exit, 2);
         assert_eq!(Failure::usage("x").to_body().code, ErrorCode::Invalid);
         assert_eq!(Failure::new("x").exit, 1);
+    }
+
+    #[test]
+    fn every_exit_code_is_documented() {
+        let documents = include_str!("../../../docs/operations.md");
+        let (_, table) = documents.split_once("| exit code |").expect("a table");
+        let rows = table
+            .lines()
+            .skip(2)
+            .take_while(|line| line.starts_with("| "));
+        let documented: Vec<u8> = rows
+            .filter_map(|row| row.split('|').nth(1)?.trim().parse().ok())
+            .collect();
+        assert_eq!(documented, EXIT_CODES.map(|(code, _)| code));
     }
 }

@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
 use crate::arguments::{Connection, DEFAULT_DATA_DIR};
-use crate::failure::Failure;
+use crate::failure::{EXIT_FAILED, Failure};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -105,7 +105,8 @@ impl Endpoint {
                  and belong to the key: godwit certs issue NAME",
             ),
             None => Failure::caused(format!("the connection to {self} broke"), error)
-                .hint("has the node been stopped? What was asked for may have been done"),
+                .hint("has the node been stopped? What was asked for may have been done")
+                .unreachable(),
         }
     }
 
@@ -114,13 +115,14 @@ impl Endpoint {
         match tokio::time::timeout(CONNECT_TIMEOUT, self.try_connect()).await {
             Ok(connected) => connected,
             Err(_elapsed) => Err(Failure::new(format!("cannot connect to {self}: no answer"))
-                .hint("is the address right, and does a firewall stand between?")),
+                .hint("is the address right, and does a firewall stand between?")
+                .unreachable()),
         }
     }
 
     async fn try_connect(&self) -> Result<SendRequest<Full<Bytes>>, Failure> {
         let failed = |error: &dyn std::error::Error| {
-            Failure::caused(format!("cannot connect to {self}"), error)
+            Failure::caused(format!("cannot connect to {self}"), error).unreachable()
         };
         match self {
             Self::Unix(path) => {
@@ -150,7 +152,7 @@ impl Endpoint {
                     .connect(name.clone(), stream)
                     .await
                     .map_err(|error| {
-                        failed(&error).hint(
+                        failed(&error).exit(EXIT_FAILED).hint(
                         "the node's certificate must come from the authority in --ca and bear the \
                          host's name or address: godwit certs issue NODE --dns HOST --ip ADDRESS",
                     )

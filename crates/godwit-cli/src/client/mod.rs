@@ -101,7 +101,7 @@ impl Client {
         serde_json::from_slice(&answer).map_err(|error| {
             let what = format!("{} answered {path} in a way not understood", self.endpoint);
             let hint = "are the node and this command of the same version?";
-            CallError::Unreachable(Failure::caused(what, &error).hint(hint))
+            CallError::Unreachable(Failure::caused(what, &error).hint(hint).unreachable())
         })
     }
 
@@ -126,7 +126,9 @@ impl Client {
                     self.endpoint
                 );
                 Err(CallError::Unreachable(
-                    Failure::new(message).hint("look at the node's log, then try again"),
+                    Failure::new(message)
+                        .hint("look at the node's log, then try again")
+                        .unreachable(),
                 ))
             }
         }
@@ -187,7 +189,8 @@ fn refusal(path: &str, status: StatusCode, body: &[u8]) -> CallError {
             Failure::new(format!(
                 "the node answered {path} with {status} and no explanation"
             ))
-            .hint("are the node and this command of the same version?"),
+            .hint("are the node and this command of the same version?")
+            .unreachable(),
         ),
     }
 }

@@ -8,7 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::Instant;
 
 use crate::client::{CallError, Client};
-use crate::failure::Failure;
+use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::line::Line;
 use crate::output::Output;
 use crate::progress::{ProgressLine, Status};
@@ -206,4 +206,5 @@ async fn ask_to_cancel<M: Moving>(client: &mut Client, migration: &M, line: &Pro
 fn detached(id: &str) -> Failure {
     Failure::new(format!("stopped following migration {id}; it goes on"))
         .hint(format!("see how it ends: godwit migration watch {id}"))
+        .exit(EXIT_INTERRUPTED)
 }

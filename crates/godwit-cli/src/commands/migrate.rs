@@ -5,7 +5,7 @@ use godwit_node::api::{MemoryMode, MigrateRequest, MigrateVm, Migration, Migrati
 use super::follow::{Moving, POLL_INTERVAL, interrupts, see_off};
 use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
-use crate::failure::Failure;
+use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
 use crate::output::Output;
 use crate::progress::{Status, migration_status};
 use crate::promise::counted;
@@ -117,9 +117,10 @@ fn failure(migration: &Migration, cancelled: bool) -> Option<Failure> {
         return None;
     }
     if cancelled {
-        return Some(Failure::new(format!(
-            "cancelled: disk '{disk}' stays on '{from}'"
-        )));
+        return Some(
+            Failure::new(format!("cancelled: disk '{disk}' stays on '{from}'"))
+                .exit(EXIT_INTERRUPTED),
+        );
     }
     let failure = match error {
         Some(error) => Failure::from(error.clone()),
@@ -129,7 +130,7 @@ fn failure(migration: &Migration, cancelled: bool) -> Option<Failure> {
         "disk '{disk}' was not moved to '{to}' and stays on '{from}': {}",
         failure.message
     );
-    Some(Failure { message, ..failure })
+    Some(Failure { message, ..failure }.exit(EXIT_NOT_MOVED))
 }
 
 /// What a completed migration did, in two lines.
@@ -239,6 +240,7 @@ mod tests {
             "disk 'd' was not moved to 'b' and stays on 'a': no space is left on 'b'"
         );
         assert!(told.hint.is_some());
+        assert_eq!(told.exit, EXIT_NOT_MOVED);
     }
 
     #[test]
@@ -246,6 +248,6 @@ mod tests {
         let migration = ended(MigrationPhase::Aborted);
         let told = failure(&migration, true).unwrap();
         assert_eq!(told.message, "cancelled: disk 'd' stays on 'a'");
-        assert_eq!(told.exit, crate::failure::EXIT_FAILED);
+        assert_eq!(told.exit, EXIT_INTERRUPTED);
     }
 }

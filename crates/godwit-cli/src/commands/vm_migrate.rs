@@ -6,7 +6,7 @@ use super::follow::{Moving, interrupts, see_off};
 use super::migrate::choices;
 use crate::arguments::MigrateArguments;
 use crate::client::Client;
-use crate::failure::Failure;
+use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
 use crate::line::{Line, Matters};
 use crate::output::Output;
 use crate::progress::{Status, status_of};
@@ -127,15 +127,16 @@ fn failure(seen: &VmMigration, cancelled: bool) -> Option<Failure> {
         return None;
     }
     if cancelled {
-        return Some(Failure::new(format!(
-            "cancelled: VM '{vm}' stays on '{from}'"
-        )));
+        return Some(
+            Failure::new(format!("cancelled: VM '{vm}' stays on '{from}'")).exit(EXIT_INTERRUPTED),
+        );
     }
-    Some(match &seen.error {
+    let failure = match &seen.error {
         Some(error) => Failure::from(error.clone()),
         None => Failure::new(format!("VM '{vm}' was not moved; the node gave no reason"))
             .hint("the node's log says more"),
-    })
+    };
+    Some(failure.exit(EXIT_NOT_MOVED))
 }
 
 /// What a completed move did, in two lines.
@@ -199,7 +200,12 @@ mod tests {
         let mut aborted = moving(VmMigrationPhase::Aborted);
         let told = failure(&aborted, true).unwrap();
         assert_eq!(told.message, "cancelled: VM 'v' stays on 'a'");
+        assert_eq!(told.exit, EXIT_INTERRUPTED);
         aborted.error = Some(ErrorBody::new(ErrorCode::Conflict, "2 things"));
-        assert_eq!(failure(&aborted, false).unwrap().message, "2 things");
+        let told = failure(&aborted, false).unwrap();
+        assert_eq!(
+            (told.message.as_str(), told.exit),
+            ("2 things", EXIT_NOT_MOVED)
+        );
     }
 }

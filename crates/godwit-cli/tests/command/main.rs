@@ -183,7 +183,7 @@ fn an_aborted_migration_fails_with_its_reason() {
         (&get_migration(), vec![ok(aborted)]),
     ]);
     let ran = api.run(&["migrate", "d", "--to", "b"]);
-    assert_eq!(ran.code, 1);
+    assert_eq!(ran.code, 4);
     assert!(
         ran.stderr.contains("stays on 'a': no space is left on 'b'"),
         "{}",
@@ -220,7 +220,7 @@ fn ctrl_c_asks_the_node_to_cancel_and_waits_for_the_outcome() {
     );
     let ran = Ran::from(child.wait_with_output().unwrap());
     assert_eq!(api.asked(&cancel).len(), 1);
-    assert_eq!(ran.code, 1);
+    assert_eq!(ran.code, 130);
     assert!(
         ran.stderr
             .contains("error: cancelled: disk 'd' stays on 'a'"),
@@ -273,7 +273,7 @@ fn a_node_that_is_not_there_is_told_with_what_to_do() {
         .output()
         .unwrap();
     let ran = Ran::from(output);
-    assert_eq!(ran.code, 1);
+    assert_eq!(ran.code, 3);
     assert!(
         ran.stderr
             .starts_with("error: cannot connect to the node at"),

@@ -162,7 +162,7 @@ fn a_move_that_failed_says_why() {
     };
     let api = FakeApi::start(&[(&get_move(), vec![ok(failed)])]);
     let ran = api.run(&["migration", "watch", MOVE]);
-    assert_eq!(ran.code, 1);
+    assert_eq!(ran.code, 4);
     assert_eq!(ran.stderr, "error: QEMU has ended\nhint: look there\n");
 }
 
