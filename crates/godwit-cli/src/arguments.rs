@@ -92,13 +92,14 @@ pub(crate) struct MigrateArguments {
     /// The node to move it to
     #[arg(long, value_name = "NODE")]
     pub to: String,
-    /// When the memory of a virtual machine moves
+    /// When the memory of a virtual machine moves: pre-copy when left out
     #[arg(long, value_enum)]
     pub memory: Option<MemoryArgument>,
     /// How it is moved
     #[arg(long, value_enum, default_value_t)]
     pub policy: PolicyArgument,
-    /// Most bytes in flight between the two disks, up to 32M; chosen by the node when left out
+    /// Most bytes in flight between the two disks, up to 64 chunks and 32M; chosen by the node when left
+    /// out
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub window: Option<u64>,
     /// Bytes per copy, a multiple of 4K up to 16M; 1M, and 256K while the guest works, when left out
@@ -107,7 +108,7 @@ pub(crate) struct MigrateArguments {
     /// What the guest is promised: a percentile and a time such as 'p99.99<2ms', or off
     ///
     /// The migration pauses when it would break it. 'auto' promises that p99.99 grows by no more
-    /// than a quarter.
+    /// than a quarter, or stays below 3 ms (10 ms for a guest that has asked for little before).
     #[arg(long, value_name = "auto|off|pNN<TIME", default_value = "auto")]
     pub sla: String,
     /// While the migration pauses, keep the guest's writes here and send them later
@@ -128,7 +129,7 @@ pub(crate) struct MigrateArguments {
     /// Pause while more bytes per second leave by the interface, other traffic included
     #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate, requires = "interface")]
     pub interface_budget: Option<u64>,
-    /// Compare both images by hash before the switchover
+    /// Compare both images by hash before the switchover; disks of up to 64T
     #[arg(long)]
     pub verify: bool,
     /// Wait for a machine that virsh or QEMU moves: its start there moves the disk
@@ -143,9 +144,9 @@ pub(crate) struct MigrateArguments {
 pub(crate) enum MemoryArgument {
     /// Before the switchover; what is written meanwhile is sent again
     PreCopy,
-    /// After the switchover, as the guest needs it; a lost connection is then a lost machine
+    /// After the switchover, as the guest needs it; while the connection is lost the guest waits
     PostCopy,
-    /// Once before the switchover; what was written meanwhile follows after it
+    /// Once before the switchover; what was written meanwhile follows after it, as with post-copy
     Hybrid,
 }
 

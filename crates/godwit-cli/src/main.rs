@@ -3,6 +3,8 @@
 mod arguments;
 mod client;
 mod commands;
+#[cfg(test)]
+mod documented;
 mod failure;
 #[cfg(test)]
 mod fixture;

@@ -19,6 +19,12 @@ pub(crate) async fn run(
     client: &mut Client,
     output: Output,
 ) -> Result<(), Failure> {
+    if arguments.with_guest {
+        return Err(Failure::usage(format!(
+            "--with-guest is for disks whose machine something else moves, and vm/{vm} moves with its disks"
+        ))
+        .hint(format!("leave it out, or give a disk of {vm}'s instead")));
+    }
     // Before the request: Ctrl-C while the nodes check cancels what it started.
     let interrupts = interrupts()?;
     let detach = arguments.detach;

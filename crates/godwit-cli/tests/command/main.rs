@@ -295,6 +295,8 @@ fn a_wrong_command_line_exits_with_2_before_anything_is_asked() {
         &["disk", "create", "d"],
         &["migrate", "d"],
         &["migrate", "d", "--to", "b", "--policy", "magic"],
+        &["migrate", "d", "--to", "b", "--memory", "hybrid"],
+        &["migrate", "vm/v", "--to", "b", "--with-guest"],
         &["node", "--name", "a", "--data-dir", "/nonexistent"],
         &["--api", "http://h:1", "disk", "list"],
     ] {
