@@ -230,7 +230,25 @@ fn phase_text(migration: &Migration) -> (&'static str, String) {
             "waiting for the machine",
             format!("to start at {to}, which has everything"),
         ),
+        (MigrationPhase::Draining, _) => (
+            "finishing the guest's requests",
+            format!("before {to} goes on"),
+        ),
+        (
+            MigrationPhase::Preparing
+            | MigrationPhase::Accepted
+            | MigrationPhase::Relinquishing
+            | MigrationPhase::Committing,
+            Direction::Outgoing,
+        ) => ("handing over", format!("to {to}")),
         (phase, Direction::Outgoing) => (phase.name(), format!("to {to}")),
+        (
+            MigrationPhase::Preparing
+            | MigrationPhase::Accepted
+            | MigrationPhase::Relinquishing
+            | MigrationPhase::Committing,
+            Direction::Incoming,
+        ) => ("taking over", format!("from {from}")),
         (phase, Direction::Incoming) => (phase.name(), format!("from {from}")),
     }
 }
@@ -384,11 +402,32 @@ mod tests {
         migration.phase = MigrationPhase::Committing;
         migration.guest = None;
         let Status { line, done, note } = migration_status(&migration);
-        assert_eq!(line.to_string(), "d: committing to b");
+        assert_eq!(line.to_string(), "d: handing over to b");
         assert_eq!((done, note), (None, None));
         migration.phase = MigrationPhase::Offering;
         let line = migration_status(&migration).line.to_string();
         assert_eq!(line, "d: asking b to take it");
+    }
+
+    #[test]
+    fn no_phase_is_shown_by_a_word_of_the_protocol() {
+        for phase in [
+            MigrationPhase::Draining,
+            MigrationPhase::Preparing,
+            MigrationPhase::Accepted,
+            MigrationPhase::Relinquishing,
+            MigrationPhase::Committing,
+        ] {
+            for direction in [Direction::Outgoing, Direction::Incoming] {
+                let migration = Migration {
+                    phase,
+                    direction,
+                    ..copying()
+                };
+                let line = migration_status(&migration).line.to_string();
+                assert!(!line.contains(phase.name()), "{line}");
+            }
+        }
     }
 
     #[test]

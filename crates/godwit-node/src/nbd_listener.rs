@@ -244,7 +244,7 @@ fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), Ex
             format!("disk {name} has {clients} clients, the most it can: detach one")
         }
         (DiskState::Serving, Activity::Idle | Activity::Outgoing(_), None) => format!(
-            "disk {name} has no engine: {}",
+            "disk {name} is not served: {}",
             inner
                 .problem
                 .as_deref()
@@ -270,7 +270,10 @@ fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), Ex
         (DiskState::Importing, ..) => format!("disk {name} is being made: try again shortly"),
         (DiskState::Failed, ..) => format!(
             "disk {name} cannot be used: {}",
-            inner.problem.as_deref().unwrap_or("its engine has ended")
+            inner
+                .problem
+                .as_deref()
+                .unwrap_or("the thread that served it has ended")
         ),
     };
     Err(ExportRefusal::Policy(refusal))

@@ -86,7 +86,7 @@ fn a_flood_of_log_lines_is_counted_instead() {
     for text in [
         "the image reported an error",
         "client attached",
-        "front end attached",
+        "virtual machine attached",
     ] {
         let found = wait_for(PATIENCE, || told(text).then_some(()));
         assert!(

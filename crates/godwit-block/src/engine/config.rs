@@ -76,7 +76,7 @@ pub enum EngineError {
         source: io::Error,
     },
     /// The engine failed while it ran.
-    #[error("disk {disk}: the engine failed: {cause}")]
+    #[error("disk {disk}: the thread that serves it failed: {cause}")]
     Failed {
         /// The disk's name.
         disk: String,

@@ -171,7 +171,7 @@ fn run(mut engine: Engine) -> Result<(), EngineError> {
         // The kernel may still write to the engine's memory, which must therefore stay.
         tracing::error!(
             disk = engine.config.disk,
-            "the kernel keeps the engine's memory"
+            "the kernel keeps memory of the disk's thread, which is given up"
         );
         std::mem::forget(engine);
     }

@@ -91,7 +91,7 @@ fn accept_all(shared: &Shared, disk: &str, serial: &str, engine: &EngineHandle) 
             Ok((socket, _)) => socket,
             Err(error) => {
                 drop(state);
-                tracing::warn!(disk, "cannot accept a front end: {error}");
+                tracing::warn!(disk, "cannot take a virtual machine: {error}");
                 thread::sleep(BREATHER);
                 continue;
             }
@@ -100,11 +100,11 @@ fn accept_all(shared: &Shared, disk: &str, serial: &str, engine: &EngineHandle) 
         drop(state);
         let ended = match attend(socket, disk, serial, engine) {
             Ok(()) => {
-                tracing::info!(disk, "front end left");
+                tracing::info!(disk, "virtual machine left");
                 false
             }
             Err(problem) => {
-                tracing::warn!(disk, "front end disconnected: {problem}");
+                tracing::warn!(disk, "virtual machine disconnected: {problem}");
                 matches!(problem, Problem::Engine(FrontEndError::Ended))
             }
         };
@@ -143,7 +143,7 @@ fn attend(
         serial: serial_number(serial),
     };
     ask(engine, attach)?;
-    tracing::info!(disk, "front end attached");
+    tracing::info!(disk, "virtual machine attached");
     let capacity: Sectors = engine.capacity();
     let handler = Handler::new(engine.clone(), socket.try_clone()?, capacity);
     let handler = Arc::new(Mutex::new(handler));

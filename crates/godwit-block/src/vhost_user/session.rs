@@ -17,10 +17,10 @@ pub(crate) enum FrontEndError {
     #[error("the disk is not served any more")]
     Ended,
     /// Another front end is attached, and another waits.
-    #[error("another front end is attached to the disk, and one more waits for its turn")]
+    #[error("another virtual machine is attached to the disk, and one more waits for its turn")]
     Taken,
     /// No front end is attached.
-    #[error("the front end has left")]
+    #[error("the virtual machine has left")]
     Left,
     /// The ring is served already.
     #[error("the ring is being served; stop it first")]

@@ -88,10 +88,7 @@ pub(crate) async fn run(
             let request = ClaimDisk { force };
             let disk: Disk = client.post(&routes::disk_claim(&name), &request).await?;
             output.print(&disk, |disk| {
-                format!(
-                    "this node serves disk '{}' now, in epoch {}",
-                    disk.name, disk.epoch
-                )
+                format!("this node serves disk '{}' now", disk.name)
             })
         }
     }
@@ -140,6 +137,10 @@ fn list(disks: &[Disk]) -> String {
     let row = |disk: &Disk| {
         let place = match (disk.state, &disk.moved_to) {
             (DiskState::Departed, Some(node)) => format!("on {node}"),
+            (DiskState::Accepted | DiskState::Relinquished, _) => {
+                let other = disk.counterpart.as_deref().unwrap_or("the other node");
+                format!("in doubt: asks {other}")
+            }
             _ => disk.problem.clone().unwrap_or_default(),
         };
         [
@@ -209,7 +210,6 @@ fn show(disk: &Disk) -> String {
         ),
         ("used", used),
         ("image", Some(disk.path.clone())),
-        ("epoch", Some(disk.epoch.to_string())),
         ("on", disk.moved_to.clone()),
         ("migration", disk.migration.clone()),
         ("clients", Some(disk.clients.to_string())),
@@ -280,6 +280,19 @@ mod tests {
             row.split_whitespace().collect::<Vec<_>>(),
             ["d", "1.00", "GiB", "departed", "2", "on", "b"]
         );
+    }
+
+    #[test]
+    fn a_disk_in_doubt_is_listed_as_such() {
+        for state in [DiskState::Accepted, DiskState::Relinquished] {
+            let doubted = Disk {
+                state,
+                counterpart: Some("b".to_owned()),
+                ..disk()
+            };
+            let text = list(&[doubted]);
+            assert!(text.contains("in doubt: asks b"), "{text}");
+        }
     }
 
     #[test]

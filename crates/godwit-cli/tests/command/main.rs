@@ -90,7 +90,7 @@ fn migrate_follows_to_the_end_and_sums_up() {
         ran.stderr
     );
     assert!(
-        ran.stderr.contains("draining"),
+        ran.stderr.contains("finishing the guest's requests"),
         "every phase is shown at once: {}",
         ran.stderr
     );

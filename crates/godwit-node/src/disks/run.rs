@@ -93,10 +93,12 @@ pub(crate) async fn stop(disk: &Arc<Disk>) {
             tracing::error!(
                 disk = disk.name,
                 error = chain(&error),
-                "the engine ended badly"
+                "the disk's thread ended badly"
             );
         }
-        Err(error) => tracing::error!(disk = disk.name, %error, "the engine's end failed"),
+        Err(error) => {
+            tracing::error!(disk = disk.name, %error, "the disk's thread did not end in order")
+        }
     }
     // Its events end with the engine.
     let _ = engine.events.await;
@@ -140,7 +142,7 @@ async fn run_events(
 /// The engine has ended by itself: what it was doing ends with it, except what only another node
 /// can decide.
 async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
-    tracing::error!(disk = disk.name, problem, "the disk's engine failed");
+    tracing::error!(disk = disk.name, problem, "the disk is not served any more");
     let migration = {
         let mut inner = disk.lock();
         inner.problem = Some(problem.clone());
@@ -191,7 +193,7 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
         disk = disk.name,
         epoch = record.epoch.0,
         ownership = step,
-        "stored ownership"
+        "stored who owns the disk"
     );
     true
 }

@@ -74,7 +74,10 @@ fn status(inner: &Inner, state: DiskState) -> String {
         DiskState::Failed => {
             format!(
                 "not usable: {}",
-                inner.problem.as_deref().unwrap_or("its engine has ended")
+                inner
+                    .problem
+                    .as_deref()
+                    .unwrap_or("the thread that served it has ended")
             )
         }
     }

@@ -164,7 +164,7 @@ async fn receive(
     };
     let engine = disk
         .engine()
-        .ok_or_else(|| failed(&"the disk's engine has ended"))?;
+        .ok_or_else(|| failed(&"the disk is not served any more"))?;
     let (reply, answer) = oneshot::channel();
     let reply = move |result| {
         let _ = reply.send(result);
@@ -173,7 +173,7 @@ async fn receive(
     match answer.await {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(failed(&error)),
-        Err(_) => Err(failed(&"the disk's engine has ended")),
+        Err(_) => Err(failed(&"the disk is not served any more")),
     }
 }
 

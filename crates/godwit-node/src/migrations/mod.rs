@@ -12,7 +12,7 @@ mod table;
 use std::sync::Arc;
 
 use godwit_core::event::{AbortReason, Event, Phase};
-use godwit_core::units::{Extent, MigrationId};
+use godwit_core::units::{Bytes, Extent, MigrationId};
 pub(crate) use table::{Migrations, live, sample_rates};
 
 use crate::api::{ErrorBody, ErrorCode, MigrationPhase};
@@ -148,7 +148,10 @@ fn aborted(disk: &str, reason: AbortReason, mismatch: Option<Extent>) -> ErrorBo
         AbortReason::Refused => (ErrorCode::PeerRefused, "see the log of the other node"),
     };
     let place = mismatch
-        .map(|extent| format!(" (at {extent})"))
+        .map(|extent| {
+            let (start, length) = (extent.start().byte_offset(), Bytes(extent.bytes()));
+            format!(" ({length} from byte {start} on)")
+        })
         .unwrap_or_default();
     ErrorBody::new(
         code,

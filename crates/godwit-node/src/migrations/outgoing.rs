@@ -341,7 +341,7 @@ impl Attempt {
     }
 
     fn engine_ended(&self) -> ErrorBody {
-        self.failed(&"its engine has ended")
+        self.failed(&"it is not served any more")
     }
 
     /// Hands the connections to the engine.

@@ -291,7 +291,7 @@ impl Move {
         for name in self.vm_disks() {
             let engine = self.node.disks.find(&name).and_then(|disk| disk.engine());
             let Some(engine) = engine else {
-                let why = format!("the engine of disk {name} has ended");
+                let why = format!("disk {name} is not served any more");
                 return Err(self.error(ErrorCode::Conflict, &why));
             };
             let (reply, answer) = oneshot::channel();

@@ -149,7 +149,7 @@ fn a_destination_that_dies_before_it_lets_the_guest_run_pulls_its_memory() {
 /// The node that was started again must not read the guest's memory before all of it is there.
 fn waits_for_memory(log: &str) {
     let whole = log.find("all of the VM's memory is here");
-    let attached = log.find("front end attached");
+    let attached = log.find("virtual machine attached");
     let whole = whole.expect("all of it comes");
     assert!(attached.is_some_and(|attached| attached > whole), "{log}");
 }
