@@ -49,6 +49,14 @@ impl Failure {
         }
     }
 
+    /// Something that was named is not there.
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self {
+            code: Some(ErrorCode::NotFound),
+            ..Self::new(message)
+        }
+    }
+
     /// A command line that makes no sense.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self {
@@ -131,7 +139,6 @@ impl From<ErrorBody> for Failure {
 /// What helps with an error that came without advice of its own.
 const fn default_hint(code: ErrorCode) -> Option<&'static str> {
     match code {
-        ErrorCode::NotFound => Some("see what is there: godwit disk list, godwit migration list"),
         ErrorCode::Exists => Some("choose another name, or remove the disk: godwit disk rm NAME"),
         ErrorCode::UnknownPeer => {
             Some("see which peers the node was started with: godwit peer list")
@@ -148,7 +155,9 @@ const fn default_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::Busy => Some("try again in a moment"),
         ErrorCode::ShuttingDown => Some("start the node again, then retry"),
         ErrorCode::Internal => Some("the node's log says more"),
-        ErrorCode::Invalid | ErrorCode::Conflict | ErrorCode::PeerRefused => None,
+        ErrorCode::Invalid | ErrorCode::NotFound | ErrorCode::Conflict | ErrorCode::PeerRefused => {
+            None
+        }
     }
 }
 

@@ -25,19 +25,41 @@ use crate::failure::Failure;
 use crate::output::Output;
 
 fn main() -> ExitCode {
-    // Prints help, versions and usage errors itself, with exit code 2 for the latter.
-    let arguments = Arguments::parse();
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) if error.use_stderr() && asks_for_json() => {
+            return tell(&Failure::usage(reason(&error)), true);
+        }
+        // Prints help, versions and usage errors itself, with exit code 2 for the latter.
+        Err(error) => error.exit(),
+    };
     let json = arguments.json;
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => {
-            match serde_json::to_string_pretty(&failure.to_body()) {
-                Ok(body) if json => eprintln!("{body}"),
-                _ => eprintln!("{failure}"),
-            }
-            ExitCode::from(failure.exit)
-        }
+        Err(failure) => tell(&failure, json),
     }
+}
+
+fn tell(failure: &Failure, json: bool) -> ExitCode {
+    match serde_json::to_string_pretty(&failure.to_body()) {
+        Ok(body) if json => eprintln!("{body}"),
+        _ => eprintln!("{failure}"),
+    }
+    ExitCode::from(failure.exit)
+}
+
+/// Whether the command line, which makes no sense, asks for JSON. What follows `--` is not the command's.
+fn asks_for_json() -> bool {
+    let own = std::env::args_os().take_while(|word| word != "--");
+    own.into_iter().any(|word| word == "--json")
+}
+
+/// What is wrong with a command line, without how it should look.
+fn reason(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let reason = text.strip_prefix("error: ").unwrap_or(&text);
+    let reason = reason.split("\n\n").next().unwrap_or(reason);
+    reason.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 fn run(arguments: Arguments) -> Result<(), Failure> {

@@ -36,7 +36,7 @@ pub enum NodeError {
         path: String,
     },
     /// The data directory cannot be used.
-    #[error("cannot {action} {path}: {source}")]
+    #[error("cannot {action} {path}")]
     DataDir {
         /// What was tried.
         action: &'static str,
@@ -46,7 +46,7 @@ pub enum NodeError {
         source: std::io::Error,
     },
     /// A listener cannot be opened.
-    #[error("cannot listen for {what} on {address}: {source}")]
+    #[error("cannot listen for {what} on {address}")]
     Listen {
         /// Who would connect there.
         what: &'static str,

@@ -20,11 +20,17 @@ const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a node that does not answer is asked again: it may be restarting.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What the first Ctrl-C answers.
+const CANCELLING: &str = "cancelling; press Ctrl-C again to leave the migration to the node";
+
 /// What Ctrl-C means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnInterrupt {
     /// The first asks the node to cancel, the second stops following.
-    Cancel,
+    Cancel {
+        /// Whether the first has come already.
+        cancelled: bool,
+    },
     /// Stops following.
     Detach,
 }
@@ -72,16 +78,57 @@ pub(crate) fn interrupts() -> Result<Signal, Failure> {
         .map_err(|error| Failure::caused("cannot listen for Ctrl-C", &error))
 }
 
+/// What a node has begun, and whether Ctrl-C asked meanwhile to cancel it.
+#[derive(Debug)]
+pub(crate) struct Begun<M> {
+    migration: M,
+    cancelled: bool,
+}
+
+/// Asks the node to begin a migration, which may take until it has heard from the other node. After
+/// Ctrl-C it is cancelled as soon as it has begun; a second one leaves it to the node.
+pub(crate) async fn begin<M: Moving>(
+    client: &mut Client,
+    path: &str,
+    request: &impl Serialize,
+    interrupts: &mut Signal,
+) -> Result<Begun<M>, Failure> {
+    let mut cancelled = false;
+    let mut answer = std::pin::pin!(client.post::<M>(path, request));
+    loop {
+        tokio::select! {
+            answer = &mut answer => {
+                return Ok(Begun { migration: answer?, cancelled });
+            }
+            _ = interrupts.recv() => {
+                if cancelled {
+                    let message = "stopped waiting for the node; the migration may have begun";
+                    let hint = "see whether it has: godwit migration list";
+                    return Err(Failure::new(message).hint(hint).exit(EXIT_INTERRUPTED));
+                }
+                cancelled = true;
+                eprintln!("{CANCELLING}");
+            }
+        }
+    }
+}
+
 /// Shows what the node says that it has started: its id when it is left alone, or its progress to the
 /// end and what came of it.
 pub(crate) async fn see_off<M: Moving>(
     client: &mut Client,
-    started: M,
+    begun: Begun<M>,
     interrupts: Signal,
     detach: bool,
     output: Output,
 ) -> Result<(), Failure> {
-    if detach {
+    let Begun {
+        migration: started,
+        cancelled,
+    } = begun;
+    if cancelled {
+        ask_to_cancel(client, &started, &ProgressLine::new()).await;
+    } else if detach {
         for warning in started.warnings() {
             eprintln!("{}", warned(warning));
         }
@@ -90,7 +137,14 @@ pub(crate) async fn see_off<M: Moving>(
     let Followed {
         migration,
         cancelled,
-    } = follow(client, started, interrupts, OnInterrupt::Cancel, None).await?;
+    } = follow(
+        client,
+        started,
+        interrupts,
+        OnInterrupt::Cancel { cancelled },
+        None,
+    )
+    .await?;
     match migration.failure(cancelled) {
         Some(failure) => Err(failure),
         None => output.print(&migration, M::summary),
@@ -108,7 +162,7 @@ pub(crate) async fn follow<M: Moving>(
     lines: Option<Output>,
 ) -> Result<Followed<M>, Failure> {
     let mut line = ProgressLine::new();
-    let mut cancelled = false;
+    let mut cancelled = on_interrupt == OnInterrupt::Cancel { cancelled: true };
     let mut answered = Instant::now();
     let mut printed: Option<(Instant, &str)> = None;
     let mut told = 0;
@@ -144,7 +198,7 @@ pub(crate) async fn follow<M: Moving>(
                     return Err(detached(migration.id()));
                 }
                 cancelled = true;
-                line.say("cancelling; press Ctrl-C again to leave the migration to the node");
+                line.say(CANCELLING);
                 ask_to_cancel(client, &migration, &line).await;
             }
         }

@@ -2,7 +2,7 @@
 
 use godwit_node::api::{MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy};
 
-use super::follow::{Moving, POLL_INTERVAL, interrupts, see_off};
+use super::follow::{Moving, POLL_INTERVAL, begin, interrupts, see_off};
 use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
@@ -29,15 +29,15 @@ pub(crate) async fn run(
         .hint("for a virtual machine give vm/NAME"));
     }
     // Before the request: Ctrl-C while the node dials its peer cancels what it started.
-    let interrupts = interrupts()?;
+    let mut interrupts = interrupts()?;
     let (disk, with_guest) = (arguments.disk.clone(), arguments.with_guest);
     let detach = arguments.detach;
     let request = MigrateRequest {
         with_guest,
         ..choices(arguments).for_disk(&disk)
     };
-    let started: Migration = client.post(routes::MIGRATIONS, &request).await?;
-    see_off(client, started, interrupts, detach, output).await
+    let begun = begin::<Migration>(client, routes::MIGRATIONS, &request, &mut interrupts).await?;
+    see_off(client, begun, interrupts, detach, output).await
 }
 
 /// What was asked for, whatever is moved.

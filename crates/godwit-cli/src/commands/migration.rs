@@ -150,7 +150,7 @@ fn only_match(migrations: Vec<Known>, id: &str) -> Result<Known, Failure> {
         .filter(|migration| migration.id().starts_with(&prefix));
     match (matching.next(), matching.next()) {
         (Some(migration), None) if !id.is_empty() => Ok(migration),
-        (None, _) => Err(Failure::new(format!("there is no migration '{id}'"))
+        (None, _) => Err(Failure::not_found(format!("there is no migration '{id}'"))
             .hint("see which there are: godwit migration list")),
         _ => Err(Failure::new(format!("'{id}' could be several migrations"))
             .hint("give more digits: godwit migration list --json shows them all")),

@@ -2,7 +2,7 @@
 
 use godwit_node::api::{MigrationPhase, VmMigration, VmMigrationPhase};
 
-use super::follow::{Moving, interrupts, see_off};
+use super::follow::{Moving, begin, interrupts, see_off};
 use super::migrate::choices;
 use crate::arguments::MigrateArguments;
 use crate::client::Client;
@@ -26,11 +26,12 @@ pub(crate) async fn run(
         .hint(format!("leave it out, or give a disk of {vm}'s instead")));
     }
     // Before the request: Ctrl-C while the nodes check cancels what it started.
-    let interrupts = interrupts()?;
+    let mut interrupts = interrupts()?;
     let detach = arguments.detach;
     let request = choices(arguments);
-    let started: VmMigration = client.post(&routes::vm_migrate(vm), &request).await?;
-    see_off(client, started, interrupts, detach, output).await
+    let path = routes::vm_migrate(vm);
+    let begun = begin::<VmMigration>(client, &path, &request, &mut interrupts).await?;
+    see_off(client, begun, interrupts, detach, output).await
 }
 
 impl Moving for VmMigration {

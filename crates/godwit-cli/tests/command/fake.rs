@@ -23,6 +23,15 @@ pub(crate) struct FakeApi {
 
 impl FakeApi {
     pub(crate) fn start(script: &[(&str, Vec<(u16, Value)>)]) -> Self {
+        Self::start_after(Duration::ZERO, script)
+    }
+
+    /// One that takes a second to answer.
+    pub(crate) fn start_slow(script: &[(&str, Vec<(u16, Value)>)]) -> Self {
+        Self::start_after(Duration::from_secs(1), script)
+    }
+
+    fn start_after(delay: Duration, script: &[(&str, Vec<(u16, Value)>)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("godwit.sock")).unwrap();
         let script: Script = script
@@ -35,7 +44,7 @@ impl FakeApi {
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let (script, log) = (Arc::clone(&script), Arc::clone(&log));
-                std::thread::spawn(move || serve(stream, &script, &log));
+                std::thread::spawn(move || serve(stream, delay, &script, &log));
             }
         });
         Self { directory, asked }
@@ -76,7 +85,12 @@ impl FakeApi {
     }
 }
 
-fn serve(stream: UnixStream, script: &Mutex<Script>, log: &Mutex<Vec<(String, Value)>>) {
+fn serve(
+    stream: UnixStream,
+    delay: Duration,
+    script: &Mutex<Script>,
+    log: &Mutex<Vec<(String, Value)>>,
+) {
     let mut reader = BufReader::new(stream.try_clone().unwrap());
     let mut writer = stream;
     loop {
@@ -103,6 +117,7 @@ fn serve(stream: UnixStream, script: &Mutex<Script>, log: &Mutex<Vec<(String, Va
         reader.read_exact(&mut body).unwrap();
         let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
         log.lock().unwrap().push((call.clone(), body));
+        std::thread::sleep(delay);
         let (status, answer) = match script.lock().unwrap().get_mut(&call) {
             Some(answers) if answers.len() > 1 => answers.remove(0),
             Some(answers) => answers[0].clone(),

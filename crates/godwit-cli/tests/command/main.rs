@@ -1,6 +1,7 @@
 //! The `godwit` command against an API that answers what each test tells it to.
 
 mod fake;
+mod interrupts;
 mod terminal;
 mod vm_moves;
 
@@ -309,6 +310,27 @@ fn a_wrong_command_line_exits_with_2_before_anything_is_asked() {
         );
     }
     assert!(api.asked_nothing());
+}
+
+#[test]
+fn a_wrong_command_line_is_told_as_json_when_asked() {
+    let api = FakeApi::start(&[]);
+    for (args, why) in [
+        (&["migrate", "d", "--json"][..], "--to <NODE>"),
+        (
+            &["disk", "create", "d", "--size", "10X", "--json"],
+            "is not a unit",
+        ),
+        (&["--json", "disk", "lst"], "unrecognized subcommand 'lst'"),
+    ] {
+        let ran = api.run(args);
+        assert_eq!(ran.code, 2, "{args:?}: {}", ran.stderr);
+        let body: ErrorBody = serde_json::from_str(&ran.stderr).unwrap();
+        assert_eq!(body.code, ErrorCode::Invalid);
+        assert!(body.message.contains(why), "{args:?}: {}", body.message);
+    }
+    let ran = api.run(&["disk", "lst", "--", "--json"]);
+    assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
 }
 
 #[test]

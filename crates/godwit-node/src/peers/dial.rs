@@ -46,6 +46,15 @@ pub(crate) enum DialError {
 }
 
 impl DialError {
+    /// The same for a list of peers, which says itself whom it is about.
+    pub(crate) fn into_note(self, peer: &str) -> ErrorBody {
+        let message = self.to_string();
+        ErrorBody {
+            message,
+            ..self.into_body(peer, "reach it")
+        }
+    }
+
     /// The same for the API, about a peer and what was attempted with it.
     pub(crate) fn into_body(self, peer: &str, attempted: &str) -> ErrorBody {
         let (code, hint) = match &self {
@@ -55,7 +64,8 @@ impl DialError {
             ),
             Self::Identity(_) => (
                 ErrorCode::PeerIdentity,
-                "issue certificates for both nodes from one authority ('godwit certs issue')",
+                "see that this is the node's address; both nodes' certificates must come from one \
+                 authority, be valid today and bear the nodes' names: godwit certs issue NAME",
             ),
             Self::Refused(refusal) => return refused(refusal, peer, attempted),
             Self::Protocol { .. } => (

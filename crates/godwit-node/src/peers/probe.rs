@@ -61,7 +61,7 @@ async fn probe(node: &Arc<Node>, peer: PeerConfig) -> Peer {
     );
     let (agreed, error) = match node.dialer.dial(&peer, hello).await {
         Ok((_, agreed)) => (Some(agreed), None),
-        Err(error) => (None, Some(error.into_body(&peer.name, "reach a peer"))),
+        Err(error) => (None, Some(error.into_note(&peer.name))),
     };
     node.peer_health.set(&peer.name, error.is_none());
     Peer {
