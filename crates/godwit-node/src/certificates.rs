@@ -227,7 +227,11 @@ fn leaf_parameters(request: &IssueRequest<'_>) -> Result<CertificateParams, Cert
     parameters.subject_alt_names.extend(addresses);
     parameters.is_ca = IsCa::ExplicitNoCa;
     parameters.use_authority_key_identifier_extension = true;
-    parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    // TLS 1.3 needs the signature alone, but QEMU refuses a certificate that may not encipher keys.
+    parameters.key_usages = vec![
+        KeyUsagePurpose::DigitalSignature,
+        KeyUsagePurpose::KeyEncipherment,
+    ];
     parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
     if request.usage == Usage::Node {
         parameters

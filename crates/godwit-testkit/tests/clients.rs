@@ -265,3 +265,49 @@ fn standard_clients_attach_over_tls() {
         "so is a client without a name"
     );
 }
+
+/// QEMU loads certificates with checks of its own, which are stricter than those of the TLS library.
+#[test]
+fn qemu_attaches_over_tls_with_an_issued_certificate() {
+    let _turn = Scenario::begin(
+        "clients",
+        "qemu_attaches_over_tls_with_an_issued_certificate",
+    );
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let node = cluster.node("a");
+    disk(node, "tls");
+    let godwit = &cluster.options().godwit;
+    issue(godwit, cluster.certificates(), "guest", &["--nbd-client"]).unwrap();
+    let address = node.spec().nbd_listen;
+    let credentials = format!(
+        "tls-creds-x509,id=tls,endpoint=client,dir={}",
+        cluster.certificates().join("guest").display()
+    );
+    let image = format!(
+        "driver=raw,file.driver=nbd,file.export=tls,file.tls-creds=tls,file.server.type=inet,\
+         file.server.host={},file.server.port={}",
+        address.ip(),
+        address.port()
+    );
+    let printed = text(
+        "qemu-io",
+        &[
+            "--object",
+            &credentials,
+            "--image-opts",
+            "-c",
+            "write -P 0xa5 1M 64k",
+            "-c",
+            "flush",
+            "-c",
+            "read -P 0xa5 1M 64k",
+            &image,
+        ],
+    );
+    let read = "read 65536/65536 bytes at offset 1048576";
+    assert!(
+        printed.contains(read) && !printed.contains("failed"),
+        "{printed}"
+    );
+    assert_eq!(warnings(node), [""; 0]);
+}
