@@ -42,7 +42,7 @@ fn converse(tls: TlsPolicy, bytes: &[u8], step: usize) -> (Vec<u8>, HandshakeSte
                 sent.extend(bytes);
                 assert!(sent.len() <= MOST_SENT, "{} bytes were sent", sent.len());
             }
-            HandshakeStep::NeedExport { name } => handshake.export(if name.len() < 2 {
+            HandshakeStep::NeedExport { name, .. } => handshake.export(if name.len() < 2 {
                 Ok(ExportInfo {
                     capacity: Sectors(8),
                 })

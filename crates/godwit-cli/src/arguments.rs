@@ -363,6 +363,15 @@ pub(crate) struct NodeArguments {
     /// Serve NBD without TLS; on a loopback address only
     #[arg(long, requires = "nbd_listen")]
     pub nbd_plain: bool,
+    /// NBD connections to one disk at once, at most 256. Each may take 1 MiB of memory beside what
+    /// all of the disk's share
+    #[arg(
+        long,
+        env = "GODWIT_NBD_CONNECTIONS",
+        value_name = "NUMBER",
+        default_value_t = 64
+    )]
+    pub nbd_connections: u32,
     /// Talk to other nodes without TLS; on loopback addresses only
     #[arg(long)]
     pub insecure_loopback: bool,

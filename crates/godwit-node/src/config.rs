@@ -34,6 +34,8 @@ pub struct NodeConfig {
     pub nbd_listen: Option<SocketAddr>,
     /// NBD over plain TCP; refused unless the address is on loopback.
     pub nbd_plain: bool,
+    /// NBD connections to one disk at once, 1 to [`Self::MOST_NBD_CONNECTIONS`].
+    pub nbd_connections: u32,
     /// The other nodes.
     pub peers: Vec<PeerConfig>,
 }
@@ -59,6 +61,9 @@ pub struct PeerConfig {
 }
 
 impl NodeConfig {
+    /// The most [`Self::nbd_connections`] that there may be: each has memory and a request of its own.
+    pub const MOST_NBD_CONNECTIONS: u32 = 256;
+
     /// The optional parts of the protocol that it wants.
     pub(crate) fn features(&self) -> Features {
         let wanted = |part, wanted| if wanted { part } else { Features::default() };
@@ -111,6 +116,13 @@ impl NodeConfig {
             })
         };
         named(&self.name)?;
+        let most = Self::MOST_NBD_CONNECTIONS;
+        if !(1..=most).contains(&self.nbd_connections) {
+            return wrong(format!(
+                "--nbd-connections is {}, and 1 to {most} are possible",
+                self.nbd_connections
+            ));
+        }
         let mut seen = BTreeSet::from([self.name.as_str()]);
         for peer in &self.peers {
             named(&peer.name)?;
@@ -185,6 +197,7 @@ mod tests {
             api_listen: None,
             nbd_listen: None,
             nbd_plain: false,
+            nbd_connections: 64,
             peers: vec![PeerConfig {
                 name: String::from("b"),
                 address: String::from("b:1"),
@@ -213,6 +226,14 @@ mod tests {
             NodeConfig {
                 nbd_listen: Some(anywhere),
                 nbd_plain: true,
+                ..loopback()
+            },
+            NodeConfig {
+                nbd_connections: 0,
+                ..loopback()
+            },
+            NodeConfig {
+                nbd_connections: NodeConfig::MOST_NBD_CONNECTIONS + 1,
                 ..loopback()
             },
             NodeConfig {

@@ -17,7 +17,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::api::DiskState;
 use crate::disks::disk::Activity;
-use crate::disks::run::MAX_CLIENTS;
+use crate::disks::places::Place;
 use crate::node::Node;
 use crate::open_files::cannot_take;
 use crate::peers::tls::NodeTls;
@@ -142,9 +142,9 @@ async fn serve<S: ClientSocket>(
                 connection.write_all(&bytes).await?;
                 connection.flush().await?;
             }
-            HandshakeStep::NeedExport { name } => {
-                handshake.export(export(node, &name).map(|(found, info)| {
-                    engine = Some(found);
+            HandshakeStep::NeedExport { name, enters } => {
+                handshake.export(export(node, &name, enters).map(|(found, info, place)| {
+                    engine = Some((found, place));
                     info
                 }))
             }
@@ -158,11 +158,11 @@ async fn serve<S: ClientSocket>(
             HandshakeStep::Failed(error) => return Err(error.into()),
         }
     };
-    let Some(engine) = engine else {
+    let Some((engine, place)) = engine else {
         return Err(ClientError::Left);
     };
     tracing::info!(disk = negotiated.export, address, "an NBD client attached");
-    attach(&engine, connection, negotiated, address)?;
+    attach(&engine, connection, negotiated, address, place)?;
     Ok(())
 }
 
@@ -171,6 +171,7 @@ fn attach<S: ClientSocket>(
     connection: Transport<S>,
     negotiated: Negotiated,
     address: &str,
+    place: Option<Place>,
 ) -> io::Result<()> {
     let (socket, tls) = connection.into_parts();
     engine.attach(ClientStream {
@@ -179,6 +180,7 @@ fn attach<S: ClientSocket>(
         received: negotiated.leftover,
         structured_replies: negotiated.structured_replies,
         address: address.to_owned(),
+        place: place.map(|place| Box::new(place) as _),
     });
     Ok(())
 }
@@ -212,8 +214,12 @@ fn names(node: &Arc<Node>) -> Vec<String> {
         .collect()
 }
 
-/// The disk that a client asks for, if it may have it.
-fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), ExportRefusal> {
+/// The disk that a client asks for, if it may have it; with a place at it if it `enters`.
+fn export(
+    node: &Arc<Node>,
+    name: &str,
+    enters: bool,
+) -> Result<(EngineHandle, ExportInfo, Option<Place>), ExportRefusal> {
     if node.is_closing() {
         let text = format!("node '{}' is shutting down", node.config.name);
         return Err(ExportRefusal::Shutdown(text));
@@ -225,7 +231,6 @@ fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), Ex
             node.config.name
         ))
     })?;
-    let clients = disk.clients();
     let inner = disk.lock();
     let state = inner.state();
     let other = inner
@@ -235,13 +240,21 @@ fn export(node: &Arc<Node>, name: &str) -> Result<(EngineHandle, ExportInfo), Ex
         .unwrap_or("the other node");
     let refusal = match (state, inner.activity, &inner.engine) {
         (DiskState::Serving, Activity::Idle | Activity::Outgoing(_), Some(engine)) => {
-            if clients < MAX_CLIENTS {
+            let most = node.config.nbd_connections;
+            let place = disk.places.take(most);
+            if let Some(place) = place {
                 let info = ExportInfo {
                     capacity: Sectors(inner.entry.sectors),
                 };
-                return Ok((engine.handle.clone(), info));
+                let place = enters.then_some(place);
+                return Ok((engine.handle.clone(), info, place));
             }
-            format!("disk {name} has {clients} clients, the most it can: detach one")
+            format!(
+                "disk {name} has {} NBD connections at node '{}', which allows {most} \
+                 (--nbd-connections): detach one",
+                disk.places.taken(),
+                node.config.name
+            )
         }
         (DiskState::Serving, Activity::Idle | Activity::Outgoing(_), None) => format!(
             "disk {name} is not served: {}",

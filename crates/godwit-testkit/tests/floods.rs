@@ -56,7 +56,7 @@ fn talk_nonsense(mut wire: impl Read + Write) {
 
 #[test]
 fn a_flood_of_log_lines_is_counted_instead() {
-    Scenario::begin("floods", "a_flood_of_log_lines_is_counted_instead");
+    let _turn = Scenario::begin("floods", "a_flood_of_log_lines_is_counted_instead");
     let mut cluster = Cluster::start(&["a"]).unwrap();
     let node = cluster.node_mut("a");
     node.godwit(&["disk", "create", DISK, "--size", "16M"])

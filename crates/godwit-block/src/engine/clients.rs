@@ -26,6 +26,7 @@ impl Engine {
             received,
             structured_replies,
             address,
+            place,
         } = client;
         let disk = &self.config.disk;
         if self.shutdown.is_some() || self.clients >= self.config.max_clients {
@@ -51,6 +52,7 @@ impl Engine {
         let party = Party::Client {
             address,
             structured: structured_replies,
+            _place: place,
         };
         let account = self.slots.open_account();
         let now = self.now;

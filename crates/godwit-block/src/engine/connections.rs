@@ -1,5 +1,6 @@
 //! The engine's connections, and what each is in the middle of receiving.
 
+use std::any::Any;
 use std::net::TcpStream;
 
 use godwit_core::request::{Operation, RequestTag};
@@ -82,7 +83,12 @@ pub(super) struct Uses {
 #[derive(Debug)]
 pub(super) enum Party {
     /// An NBD client.
-    Client { address: String, structured: bool },
+    Client {
+        address: String,
+        structured: bool,
+        /// What its owner lent it until it is gone.
+        _place: Option<Box<dyn Any + Send>>,
+    },
     /// Another node.
     Peer { class: TrafficClass, uses: Uses },
 }
@@ -286,6 +292,7 @@ mod tests {
         let client = Party::Client {
             address: String::new(),
             structured: false,
+            _place: None,
         };
         let copies = peer(TrafficClass::Copy);
         assert_eq!(copies.sent_by(false), SentBy::Worker);

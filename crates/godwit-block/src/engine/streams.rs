@@ -1,5 +1,6 @@
 //! Established byte streams that are handed to an engine.
 
+use std::any::Any;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
@@ -43,4 +44,6 @@ pub struct ClientStream {
     pub structured_replies: bool,
     /// Who it is, for logs.
     pub address: String,
+    /// Dropped once the engine has closed the connection.
+    pub place: Option<Box<dyn Any + Send>>,
 }

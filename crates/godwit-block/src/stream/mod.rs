@@ -475,3 +475,26 @@ fn set_option(socket: &OwnedFd, level: i32, option: i32, value: u32) -> bool {
     // these are.
     unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, pointer, length) == 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::sockopt;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_whose_other_side_is_gone_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let socket = TcpStream::connect(address).expect("a connection");
+        let stream = Stream::new(socket.into(), None, &[]).expect("a stream");
+        assert!(sockopt::socket_keepalive(stream.socket()).expect("an option"));
+        let idle = sockopt::tcp_keepidle(stream.socket()).expect("an option");
+        let between = sockopt::tcp_keepintvl(stream.socket()).expect("an option");
+        assert!(idle + between < GONE);
+        let gone = sockopt::tcp_user_timeout(stream.socket()).expect("an option");
+        assert_eq!(gone, GONE.as_millis() as u32);
+    }
+}

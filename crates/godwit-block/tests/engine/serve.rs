@@ -356,6 +356,7 @@ fn shutdown_finishes_what_is_in_flight() {
         received: vec![],
         structured_replies: false,
         address: String::new(),
+        place: None,
     });
     let (sender, receiver) = std::sync::mpsc::channel();
     let reason = godwit_core::event::AbortReason::Cancelled;

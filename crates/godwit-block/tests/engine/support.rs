@@ -94,6 +94,7 @@ impl TestEngine {
             received: Vec::new(),
             structured_replies,
             address: "test".to_owned(),
+            place: None,
         });
     }
 

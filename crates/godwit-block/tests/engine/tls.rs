@@ -94,6 +94,7 @@ fn attach(engine: &TestEngine) -> (Client, TcpStream) {
         received: Vec::new(),
         structured_replies: true,
         address: "tls".to_owned(),
+        place: None,
     });
     (
         Client::new(Box::new(rustls::StreamOwned::new(client, ours)), true),

@@ -63,6 +63,7 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         api_listen: arguments.api_listen,
         nbd_listen: arguments.nbd_listen,
         nbd_plain: arguments.nbd_plain,
+        nbd_connections: arguments.nbd_connections,
         peers: peers
             .map(|(name, address)| PeerConfig { name, address })
             .collect(),

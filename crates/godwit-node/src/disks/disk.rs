@@ -10,6 +10,7 @@ use godwit_core::units::MigrationId;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use super::group::SwitchGroup;
+use super::places::Places;
 use crate::api::{DiskState, ErrorBody, ErrorCode};
 use crate::store::{DiskEntry, Mark};
 
@@ -20,6 +21,8 @@ pub(crate) struct Disk {
     pub(crate) name: String,
     /// NBD clients attached, as the engine last said.
     pub(crate) clients: Arc<AtomicU32>,
+    /// The places of NBD clients, those included that are about to attach.
+    pub(crate) places: Places,
     inner: Mutex<Inner>,
 }
 
@@ -109,6 +112,7 @@ impl Disk {
         Arc::new(Self {
             name,
             clients: Arc::default(),
+            places: Places::default(),
             inner: Mutex::new(Inner {
                 entry,
                 record,

@@ -17,9 +17,6 @@ use crate::failpoint;
 use crate::migrations;
 use crate::node::{Node, blocking};
 
-/// NBD clients attached to one disk at once.
-pub(crate) const MAX_CLIENTS: u32 = 16;
-
 /// How long to wait before a failed store is tried again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
 
@@ -46,7 +43,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
         .hint("give the image its size back, or remove the disk and create it anew"));
     }
     let mut config = EngineConfig::new(disk.name.clone());
-    config.max_clients = MAX_CLIENTS;
+    config.max_clients = node.config.nbd_connections;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {

@@ -45,6 +45,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         api_listen: None,
         nbd_listen: None,
         nbd_plain: false,
+        nbd_connections: 64,
         peers: Vec::new(),
     }
 }

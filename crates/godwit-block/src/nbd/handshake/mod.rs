@@ -38,8 +38,8 @@ use super::constants::{
 ///                 }
 ///             }
 ///             HandshakeStep::Send(bytes) => client.write_all(&bytes)?,
-///             HandshakeStep::NeedExport { name } if name == "disk" => handshake.export(Ok(disk)),
-///             HandshakeStep::NeedExport { name } => {
+///             HandshakeStep::NeedExport { name, .. } if name == "disk" => handshake.export(Ok(disk)),
+///             HandshakeStep::NeedExport { name, .. } => {
 ///                 handshake.export(Err(ExportRefusal::Unknown(format!("no disk named {name:?}"))))
 ///             }
 ///             HandshakeStep::List => handshake.list(["disk"]),
@@ -117,8 +117,9 @@ impl Handshake {
             let advanced = match &mut self.state {
                 State::Flags => self.take_flags(),
                 State::Options => self.take_option(),
-                State::Export { name, .. } => {
-                    return HandshakeStep::NeedExport { name: name.clone() };
+                State::Export { option, name } => {
+                    let (name, enters) = (name.clone(), *option != OPT_INFO);
+                    return HandshakeStep::NeedExport { name, enters };
                 }
                 State::List => return HandshakeStep::List,
                 State::Tls => return HandshakeStep::StartTls,

@@ -49,6 +49,8 @@ pub enum HandshakeStep {
     NeedExport {
         /// Its name.
         name: String,
+        /// Whether the transmission phase begins when it gets the export; otherwise it only asks about it.
+        enters: bool,
     },
     /// The client asks which exports there are: answer with
     /// [`Handshake::list`](super::Handshake::list).

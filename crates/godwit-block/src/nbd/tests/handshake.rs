@@ -58,7 +58,7 @@ fn converse(config: HandshakeConfig, bytes: &[u8], step: usize) -> Outcome {
                 }
             },
             HandshakeStep::Send(bytes) => sent.extend(bytes),
-            HandshakeStep::NeedExport { name } if name == "disk" => handshake.export(Ok(DISK)),
+            HandshakeStep::NeedExport { name, .. } if name == "disk" => handshake.export(Ok(DISK)),
             HandshakeStep::NeedExport { .. } => {
                 handshake.export(Err(ExportRefusal::Unknown("no such disk".into())));
             }
