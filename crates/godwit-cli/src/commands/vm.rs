@@ -1,5 +1,7 @@
 //! `godwit vm`
 
+use std::time::Duration;
+
 use godwit_node::api::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};
 use serde_json::json;
 
@@ -10,6 +12,9 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::output::{Output, facts, table};
 use crate::routes;
+
+/// How long a command waits before it tells what for.
+const NOTE_AFTER: Duration = Duration::from_millis(500);
 
 pub(crate) async fn run(
     command: VmCommand,
@@ -50,7 +55,7 @@ pub(crate) async fn run(
                 force,
                 timeout_seconds: timeout,
             };
-            client.order(&routes::vm_stop(&name), &request).await?;
+            stop(client, &name, &request).await?;
             output.print(&json!({ "name": name }), |_| format!("stopped VM '{name}'"))
         }
         VmCommand::Console { name } => {
@@ -59,6 +64,18 @@ pub(crate) async fn run(
             console::run(&name, &socket).await
         }
     }
+}
+
+/// Asks for the end of a virtual machine, and says so if it takes the guest a while.
+async fn stop(client: &mut Client, name: &str, request: &StopVm) -> Result<(), Failure> {
+    let path = routes::vm_stop(name);
+    let mut stopped = std::pin::pin!(client.order(&path, request));
+    tokio::select! {
+        stopped = &mut stopped => return Ok(stopped?),
+        () = tokio::time::sleep(NOTE_AFTER) => {}
+    }
+    eprintln!("waiting for the guest of VM '{name}' to shut down; --force does not wait");
+    Ok(stopped.await?)
 }
 
 fn request(arguments: VmRunArguments) -> RunVm {

@@ -167,6 +167,23 @@ fn a_move_that_failed_says_why() {
 }
 
 #[test]
+fn a_guest_that_takes_its_time_to_shut_down_is_waited_for_with_a_word() {
+    let answers = vec![(204, Value::Null)];
+    let slow = FakeApi::start_slow(&[("POST /v1/vms/web/stop", answers.clone())]);
+    let ran = slow.run(&["vm", "stop", "web"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    assert!(
+        ran.stderr.starts_with("waiting for the guest"),
+        "{}",
+        ran.stderr
+    );
+    assert_eq!(ran.stdout, "stopped VM 'web'\n");
+    let quick = FakeApi::start(&[("POST /v1/vms/web/stop", answers)]);
+    let ran = quick.run(&["vm", "stop", "web"]);
+    assert_eq!((ran.code, ran.stderr.as_str()), (0, ""));
+}
+
+#[test]
 fn an_id_that_nobody_knows_is_told_as_the_node_tells_it() {
     let body = ErrorBody::new(ErrorCode::NotFound, "no such migration").hint("look at the list");
     let path = format!("GET /v1/migrations/{ID}");
