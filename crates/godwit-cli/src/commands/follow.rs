@@ -164,6 +164,7 @@ pub(crate) async fn follow<M: Moving>(
     let mut line = ProgressLine::new();
     let mut cancelled = on_interrupt == OnInterrupt::Cancel { cancelled: true };
     let mut answered = Instant::now();
+    let mut heard = true;
     let mut printed: Option<(Instant, &str)> = None;
     let mut told = 0;
     let mut next = Instant::now();
@@ -187,7 +188,8 @@ pub(crate) async fn follow<M: Moving>(
                 cancelled,
             });
         }
-        if answered.elapsed() < POLL_INTERVAL * 20 {
+        // What was seen before the node fell silent is not shown again.
+        if heard {
             line.show(phase, &migration.status());
         }
         tokio::select! {
@@ -204,7 +206,9 @@ pub(crate) async fn follow<M: Moving>(
         }
         // A node that waits for the end answers after this.
         next = Instant::now() + POLL_INTERVAL;
-        match look(client, &migration.path(), answered, &mut line).await? {
+        let seen = look(client, &migration.path(), answered, &mut line).await?;
+        heard = seen.is_some();
+        match seen {
             Some(seen) => {
                 migration = seen;
                 answered = Instant::now();

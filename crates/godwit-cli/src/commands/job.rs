@@ -2,23 +2,31 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_node::api::{Job, JobState};
+use godwit_node::api::{Job, JobKind, JobState};
 
+use super::follow::interrupts;
 use crate::client::Client;
-use crate::failure::Failure;
+use crate::failure::{EXIT_INTERRUPTED, Failure};
 use crate::progress::{ProgressLine, job_status};
 use crate::routes;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Waits for the job, with its progress on standard error. When the command ends early the job
-/// goes on at the node.
+/// Waits for the job, with its progress on standard error. After Ctrl-C, which is said, the job goes on
+/// at the node.
 pub(crate) async fn wait(client: &mut Client, mut job: Job) -> Result<Job, Failure> {
+    let mut interrupts = interrupts()?;
     let mut line = ProgressLine::new();
     let started = Instant::now();
     while job.state == JobState::Running {
         line.show("copying", &job_status(&job, started.elapsed()));
-        tokio::time::sleep(POLL_INTERVAL).await;
+        tokio::select! {
+            () = tokio::time::sleep(POLL_INTERVAL) => {}
+            _ = interrupts.recv() => {
+                line.clear();
+                return Err(left_alone(&job));
+            }
+        }
         job = client
             .get(&routes::job(&job.id))
             .await
@@ -33,4 +41,19 @@ pub(crate) async fn wait(client: &mut Client, mut job: Job) -> Result<Job, Failu
         }
         _ => Ok(job),
     }
+}
+
+fn left_alone(job: &Job) -> Failure {
+    let Job { disk, path, .. } = job;
+    let (message, hint) = match job.kind {
+        JobKind::Import => (
+            format!("stopped following the import of disk '{disk}'; it goes on"),
+            format!("see how it ends: godwit disk show {disk}"),
+        ),
+        JobKind::Export => (
+            format!("stopped following the export of disk '{disk}' to {path}; it goes on"),
+            String::from("the node's log tells how it ends"),
+        ),
+    };
+    Failure::new(message).hint(hint).exit(EXIT_INTERRUPTED)
 }

@@ -5,8 +5,9 @@ use std::os::unix::net::UnixListener;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use godwit_node::api::MigrationPhase;
+use godwit_node::api::{Job, JobKind, JobState, MigrationPhase};
 use godwit_testkit::process::wait_for;
+use serde_json::Value;
 
 use super::fake::{FakeApi, Ran, ok};
 use super::{ID, get_migration, migration};
@@ -46,6 +47,59 @@ fn a_second_ctrl_c_does_not_wait_for_a_node_that_says_nothing() {
         ended = wait_for(LIMIT / 10, || child.try_wait().unwrap());
     }
     assert_eq!(ended.expect("it ends").code(), Some(130));
+}
+
+#[test]
+fn a_copy_that_is_left_alone_goes_on_and_the_command_says_so() {
+    let job = |state| Job {
+        id: "1".to_owned(),
+        kind: JobKind::Import,
+        disk: "d".to_owned(),
+        path: "/x".to_owned(),
+        state,
+        bytes_total: 4 << 20,
+        bytes_done: 1 << 20,
+        error: None,
+    };
+    let api = FakeApi::start(&[
+        ("POST /v1/disks/import", vec![ok(job(JobState::Running))]),
+        ("GET /v1/jobs/1", vec![ok(job(JobState::Running))]),
+    ]);
+    let child = api.command(&["disk", "import", "d", "/x"]).spawn().unwrap();
+    super::fake::wait_until("it follows", || !api.asked("GET /v1/jobs/1").is_empty());
+    interrupt(&child);
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    assert_eq!(ran.code, 130, "{}", ran.stderr);
+    assert!(
+        ran.stderr
+            .contains("import of disk 'd'; it goes on\nhint: "),
+        "{}",
+        ran.stderr
+    );
+}
+
+#[test]
+fn a_node_that_falls_silent_is_not_taken_to_go_on() {
+    let api = FakeApi::start(&[
+        (
+            "POST /v1/migrations",
+            vec![ok(migration(MigrationPhase::Copying, 0))],
+        ),
+        (
+            &get_migration(),
+            vec![
+                ok(migration(MigrationPhase::Copying, 1 << 29)),
+                (200, Value::Null),
+                (200, Value::Null),
+                (200, Value::Null),
+                ok(migration(MigrationPhase::Completed, 1 << 30)),
+            ],
+        ),
+    ]);
+    let ran = api.run(&["migrate", "d", "--to", "b"]);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let (_, silent) = ran.stderr.split_once("trying again").expect(&ran.stderr);
+    assert!(!silent.contains("copying"), "{}", ran.stderr);
 }
 
 #[test]

@@ -107,9 +107,13 @@ impl Jobs {
             return;
         };
         match result {
-            Ok(()) => job.view.state = JobState::Done,
+            Ok(()) => {
+                let Job { disk, path, .. } = &job.view;
+                tracing::info!(disk, path, "the copy is complete");
+                job.view.state = JobState::Done;
+            }
             Err(error) => {
-                tracing::error!(disk = job.view.disk, %error, "the job failed");
+                tracing::error!(disk = job.view.disk, %error, "the copy failed");
                 job.view.state = JobState::Failed;
                 job.view.error = Some(error);
             }
