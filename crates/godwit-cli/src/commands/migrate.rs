@@ -1,6 +1,8 @@
 //! `godwit migrate`
 
-use godwit_node::api::{MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy};
+use godwit_node::api::{
+    ErrorCode, MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy, Vm,
+};
 
 use super::follow::{Moving, POLL_INTERVAL, begin, interrupts, see_off};
 use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
@@ -36,8 +38,24 @@ pub(crate) async fn run(
         with_guest,
         ..choices(arguments).for_disk(&disk)
     };
-    let begun = begin::<Migration>(client, routes::MIGRATIONS, &request, &mut interrupts).await?;
+    let begun = begin::<Migration>(client, routes::MIGRATIONS, &request, &mut interrupts).await;
+    let begun = match begun {
+        Err(failure) if failure.code == Some(ErrorCode::NotFound) => {
+            return Err(is_a_machine(client, &disk, failure).await);
+        }
+        begun => begun?,
+    };
     see_off(client, begun, interrupts, detach, output).await
+}
+
+/// What there is no disk of may be a virtual machine.
+async fn is_a_machine(client: &mut Client, name: &str, failure: Failure) -> Failure {
+    match client.get::<Vm>(&routes::vm(name)).await {
+        Ok(_) => failure.hint(format!(
+            "it is a virtual machine, which moves with its disks: give vm/{name}"
+        )),
+        Err(_) => failure,
+    }
 }
 
 /// What was asked for, whatever is moved.
@@ -180,7 +198,7 @@ fn summary(migration: &Migration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{ErrorBody, ErrorCode, MigrationProgress, MigrationPromise, Pauses};
+    use godwit_node::api::{ErrorBody, MigrationProgress, MigrationPromise, Pauses};
 
     use super::*;
     use crate::fixture;

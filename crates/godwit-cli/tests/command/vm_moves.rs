@@ -184,6 +184,37 @@ fn a_guest_that_takes_its_time_to_shut_down_is_waited_for_with_a_word() {
 }
 
 #[test]
+fn a_machine_that_is_taken_for_a_disk_is_told_how_to_name_it() {
+    let body = ErrorBody::new(ErrorCode::NotFound, "there is no disk \"web\" on this node");
+    let vm = serde_json::json!({
+        "name": "web", "state": "running", "status": "runs here", "disks": ["root"],
+        "origin": "run", "qmp": "/q",
+    });
+    let told = |body: ErrorBody| {
+        let api = FakeApi::start(&[
+            ("POST /v1/migrations", vec![refused(404, body)]),
+            ("GET /v1/vms/web", vec![ok(&vm)]),
+        ]);
+        [
+            api.run(&["migrate", "web", "--to", "b"]),
+            api.run(&["migrate", "other", "--to", "b"]),
+        ]
+    };
+    let [machine, neither] = told(body.hint("see 'godwit disk list'"));
+    assert_eq!((machine.code, neither.code), (1, 1));
+    assert!(
+        machine.stderr.ends_with("give vm/web\n"),
+        "{}",
+        machine.stderr
+    );
+    assert!(
+        neither.stderr.ends_with("disk list'\n"),
+        "{}",
+        neither.stderr
+    );
+}
+
+#[test]
 fn an_id_that_nobody_knows_is_told_as_the_node_tells_it() {
     let body = ErrorBody::new(ErrorCode::NotFound, "no such migration").hint("look at the list");
     let path = format!("GET /v1/migrations/{ID}");
