@@ -56,6 +56,23 @@ impl Devices {
         let gone = machine.values("device").filter(|value| !waits(value));
         let gone = gone.filter_map(id_of);
         let gone = gone.filter(|id| self.with_id.iter().all(|device| device.name != *id));
+        let mut gone: Vec<String> = gone.collect();
+        if implied(machine) == 0 {
+            // Then the numbers are those of the devices that the command line leaves without an id.
+            let nameless = machine
+                .values("device")
+                .filter(|value| id_of(value).is_none());
+            let there = |place| {
+                self.without_id
+                    .iter()
+                    .any(|d| number(&d.name) == Some(place))
+            };
+            let missing = nameless.enumerate().filter(|(place, _)| !there(*place));
+            gone.extend(missing.map(|(place, value)| {
+                let kind = value.split(',').next().unwrap_or_default();
+                format!("device[{place}] ({kind})")
+            }));
+        }
         let shown = |device: &&Device| format!("{} ({})", device.name, device.kind);
         let mut changes = Vec::new();
         if !later.is_empty() {
@@ -66,7 +83,6 @@ impl Devices {
                 listed(names)
             ));
         }
-        let gone: Vec<String> = gone.collect();
         if !gone.is_empty() {
             changes.push(format!(
                 "{} unplugged while it ran, and its command line has it still: plug it in again, or \
@@ -193,6 +209,11 @@ mod tests {
         );
         assert!(
             changes[1].starts_with("device net0 was unplugged"),
+            "{changes:?}"
+        );
+        let changes = devices(&["net0"], &[]).changes(&machine);
+        assert!(
+            changes[0].starts_with("device device[0] (virtio-rng) was unplugged"),
             "{changes:?}"
         );
         let many: Vec<String> = (0..20).map(|n| format!("d{n}")).collect();
