@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::config::NodeConfig;
 use crate::data_dir::{self, DataDirLock};
 use crate::disks::Disks;
-use crate::disks::run;
+use crate::disks::{retire, run};
 use crate::node::{Node, keep_blocking_thread};
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
@@ -89,6 +89,7 @@ pub async fn run(
     listeners.serve(&node, tls.as_ref(), &mut tasks);
     tasks.spawn(migrations::sample_rates(Arc::clone(&node)));
     tasks.spawn(peers::probe::watch(Arc::clone(&node)));
+    tasks.spawn(retire::watch(Arc::clone(&node)));
     tasks.spawn(keep_blocking_thread(Arc::clone(&node)));
     tracing::info!(
         node = node.config.name,

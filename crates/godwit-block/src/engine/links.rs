@@ -391,7 +391,7 @@ impl Engine {
         {
             self.retire();
             self.chunks.let_go();
-            self.slots.decommit_copies();
+            self.slots.decommit_replicas();
         }
         while let Some(at) = self.decided.iter().position(|(at, ..)| *at <= now) {
             let (_, _, key) = self.decided.swap_remove(at);

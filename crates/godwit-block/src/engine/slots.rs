@@ -195,9 +195,11 @@ impl Slots {
         }
     }
 
-    /// Gives back what copies arrived in, unless some are still being written.
-    pub(super) fn decommit_copies(&mut self) {
-        self.pools[Class::Copy as usize].buffers.decommit();
+    /// Gives back what copies and double writes arrived in, unless some are still being written.
+    pub(super) fn decommit_replicas(&mut self) {
+        for class in [Class::Sync, Class::Copy] {
+            self.pools[class as usize].buffers.decommit();
+        }
     }
 
     /// A slot with a buffer of `length` bytes (none when zero), busy from now on. `None` when the

@@ -23,6 +23,8 @@ pub(crate) struct Disk {
     pub(crate) clients: Arc<AtomicU32>,
     /// The places of NBD clients, those included that are about to attach.
     pub(crate) places: Places,
+    /// Held while an engine ends: the next one cannot have the image before.
+    pub(crate) ending: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
 
@@ -113,6 +115,7 @@ impl Disk {
             name,
             clients: Arc::default(),
             places: Places::default(),
+            ending: tokio::sync::Mutex::default(),
             inner: Mutex::new(Inner {
                 entry,
                 record,

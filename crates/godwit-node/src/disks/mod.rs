@@ -8,6 +8,7 @@ pub(crate) mod image;
 pub(crate) mod jobs;
 pub(crate) mod places;
 pub(crate) mod remove;
+pub(crate) mod retire;
 pub(crate) mod run;
 pub(crate) mod vhost;
 pub(crate) mod view;

@@ -72,6 +72,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
 /// Ends the disk's engine and waits for it and its events. Not to be called by the task that
 /// handles these.
 pub(crate) async fn stop(disk: &Arc<Disk>) {
+    let _ending = disk.ending.lock().await;
     let engine = {
         let mut inner = disk.lock();
         if let Some(resolver) = inner.resolver.take() {
@@ -79,7 +80,13 @@ pub(crate) async fn stop(disk: &Arc<Disk>) {
         }
         inner.engine.take()
     };
-    let Some(engine) = engine else { return };
+    if let Some(engine) = engine {
+        end(disk, engine).await;
+    }
+}
+
+/// Ends an engine that the disk has no more.
+pub(super) async fn end(disk: &Disk, engine: Engine) {
     // Virtual machines connect again when the disk is served again.
     drop(engine.vhost);
     engine.handle.shutdown();
@@ -199,6 +206,7 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
 pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
     let path = disk.lock().entry.path.clone();
     let name = disk.name.clone();
+    let _ending = disk.ending.lock().await;
     let opened = blocking(move || super::image::open(&name, &path))
         .await
         .flatten();

@@ -354,6 +354,15 @@ async fn prepare_known(
             code,
             text: error.message,
         })?;
+    // Where nobody used the disk since it left, its engine has ended.
+    let (same, ended) = {
+        let inner = disk.lock();
+        let ended = inner.engine.is_none() && inner.problem.is_none();
+        (inner.entry.sectors == offer.capacity.0, ended)
+    };
+    if same && ended {
+        run::open_and_start(node, disk).await;
+    }
     let (usable, managed, path) = {
         let inner = disk.lock();
         let same = inner.entry.sectors == offer.capacity.0;
