@@ -1,6 +1,6 @@
 //! What commands print on standard output: tables and facts for people, JSON for programs.
 
-use std::io::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
@@ -24,6 +24,19 @@ impl Output {
             print_text(&to_json(value)?)
         } else {
             print_text(&text(value))
+        }
+    }
+
+    /// Whether nobody reads what is said beside the result: a program that asked for JSON finds nothing
+    /// but an error on standard error, as JSON.
+    pub(crate) fn is_quiet(self) -> bool {
+        self.json && !io::stderr().is_terminal()
+    }
+
+    /// Says something beside the result.
+    pub(crate) fn say(self, text: &str) {
+        if !self.is_quiet() {
+            eprintln!("{text}");
         }
     }
 

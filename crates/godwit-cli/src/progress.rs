@@ -7,6 +7,7 @@ use godwit_node::api::{Direction, GuestLatency, Job, JobKind, Migration, Migrati
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::line::{Line, Matters};
+use crate::output::Output;
 use crate::promise::{counted, obstacle, reason_text};
 use crate::units::{format_bytes, format_micros, format_rate, format_seconds};
 
@@ -34,14 +35,15 @@ pub(crate) struct Status {
 #[derive(Debug)]
 pub(crate) struct ProgressLine {
     bar: Option<ProgressBar>,
+    output: Output,
     printed: Option<Instant>,
     step: String,
     note: Option<String>,
 }
 
 impl ProgressLine {
-    /// A line on standard error.
-    pub(crate) fn new() -> Self {
+    /// A line on standard error, beside a result on standard output.
+    pub(crate) fn new(output: Output) -> Self {
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
             bar.set_style(spinner_style());
@@ -49,6 +51,7 @@ impl ProgressLine {
         });
         Self {
             bar,
+            output,
             printed: None,
             step: String::new(),
             note: None,
@@ -67,7 +70,7 @@ impl ProgressLine {
         let Some(bar) = &self.bar else {
             let due = self.printed.is_none_or(|at| at.elapsed() >= PLAIN_INTERVAL);
             if due || step != self.step {
-                eprintln!("{}", status.line);
+                self.output.say(&status.line.to_string());
                 self.printed = Some(Instant::now());
                 step.clone_into(&mut self.step);
             }
@@ -95,7 +98,7 @@ impl ProgressLine {
     pub(crate) fn say(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.suspend(|| eprintln!("{text}")),
-            None => eprintln!("{text}"),
+            None => self.output.say(text),
         }
     }
 

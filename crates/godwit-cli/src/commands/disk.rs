@@ -41,7 +41,7 @@ pub(crate) async fn run(
                 name,
             };
             let started: Job = client.post(routes::IMPORTS, &request).await?;
-            job::wait(client, started).await?;
+            job::wait(client, started, output).await?;
             let disk: Disk = client.get(&routes::disk(&request.name)).await?;
             output.print(&disk, |disk| {
                 format!(
@@ -56,7 +56,7 @@ pub(crate) async fn run(
                 path: node_path(&file, client)?,
             };
             let started: Job = client.post(&routes::disk_export(&name), &request).await?;
-            let ended = job::wait(client, started).await?;
+            let ended = job::wait(client, started, output).await?;
             output.print(&ended, |job| {
                 format!("exported disk '{}' to {}", job.disk, job.path)
             })
@@ -79,7 +79,7 @@ pub(crate) async fn run(
             let disk: Disk = client.get(&routes::disk(&name)).await?;
             let uri = attach_uri(&disk, tcp || !client.is_local())?;
             if uri.contains("//0.0.0.0:") || uri.contains("//[::]:") {
-                eprintln!("note: the node listens on every address; name its host instead");
+                output.say("note: the node listens on every address; name its host instead");
             }
             output.print(&json!({ "uri": uri }), |_| uri.clone())
         }

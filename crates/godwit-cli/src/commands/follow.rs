@@ -92,6 +92,7 @@ pub(crate) async fn begin<M: Moving>(
     path: &str,
     request: &impl Serialize,
     interrupts: &mut Signal,
+    output: Output,
 ) -> Result<Begun<M>, Failure> {
     let mut cancelled = false;
     let mut answer = std::pin::pin!(client.post::<M>(path, request));
@@ -107,7 +108,7 @@ pub(crate) async fn begin<M: Moving>(
                     return Err(Failure::new(message).hint(hint).exit(EXIT_INTERRUPTED));
                 }
                 cancelled = true;
-                eprintln!("{CANCELLING}");
+                output.say(CANCELLING);
             }
         }
     }
@@ -127,10 +128,10 @@ pub(crate) async fn see_off<M: Moving>(
         cancelled,
     } = begun;
     if cancelled {
-        ask_to_cancel(client, &started, &ProgressLine::new()).await;
+        ask_to_cancel(client, &started, &ProgressLine::new(output)).await;
     } else if detach {
         for warning in started.warnings() {
-            eprintln!("{}", warned(warning));
+            output.say(&warned(warning));
         }
         return output.print(&started, |started| started.id().to_owned());
     }
@@ -142,7 +143,8 @@ pub(crate) async fn see_off<M: Moving>(
         started,
         interrupts,
         OnInterrupt::Cancel { cancelled },
-        None,
+        output,
+        false,
     )
     .await?;
     match migration.failure(cancelled) {
@@ -159,9 +161,10 @@ pub(crate) async fn follow<M: Moving>(
     mut migration: M,
     mut interrupts: Signal,
     on_interrupt: OnInterrupt,
-    lines: Option<Output>,
+    output: Output,
+    lines: bool,
 ) -> Result<Followed<M>, Failure> {
-    let mut line = ProgressLine::new();
+    let mut line = ProgressLine::new(output);
     let mut cancelled = on_interrupt == OnInterrupt::Cancel { cancelled: true };
     let mut answered = Instant::now();
     let mut heard = true;
@@ -171,9 +174,7 @@ pub(crate) async fn follow<M: Moving>(
     loop {
         let phase = migration.phase();
         let due = printed.is_none_or(|(at, last)| last != phase || at.elapsed() >= JSON_INTERVAL);
-        if let Some(output) = lines
-            && due
-        {
+        if lines && due {
             output.print_json_line(&migration)?;
             printed = Some((Instant::now(), phase));
         }

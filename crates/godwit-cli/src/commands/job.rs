@@ -7,6 +7,7 @@ use godwit_node::api::{Job, JobKind, JobState};
 use super::follow::interrupts;
 use crate::client::Client;
 use crate::failure::{EXIT_INTERRUPTED, Failure};
+use crate::output::Output;
 use crate::progress::{ProgressLine, job_status};
 use crate::routes;
 
@@ -14,9 +15,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Waits for the job, with its progress on standard error. After Ctrl-C, which is said, the job goes on
 /// at the node.
-pub(crate) async fn wait(client: &mut Client, mut job: Job) -> Result<Job, Failure> {
+pub(crate) async fn wait(
+    client: &mut Client,
+    mut job: Job,
+    output: Output,
+) -> Result<Job, Failure> {
     let mut interrupts = interrupts()?;
-    let mut line = ProgressLine::new();
+    let mut line = ProgressLine::new(output);
     let started = Instant::now();
     while job.state == JobState::Running {
         line.show("copying", &job_status(&job, started.elapsed()));

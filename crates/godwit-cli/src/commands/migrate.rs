@@ -38,7 +38,14 @@ pub(crate) async fn run(
         with_guest,
         ..choices(arguments).for_disk(&disk)
     };
-    let begun = begin::<Migration>(client, routes::MIGRATIONS, &request, &mut interrupts).await;
+    let begun = begin::<Migration>(
+        client,
+        routes::MIGRATIONS,
+        &request,
+        &mut interrupts,
+        output,
+    )
+    .await;
     let begun = match begun {
         Err(failure) if failure.code == Some(ErrorCode::NotFound) => {
             return Err(is_a_machine(client, &disk, failure).await);

@@ -90,7 +90,7 @@ async fn watch<M: Moving>(
     output: Output,
 ) -> Result<(), Failure> {
     let detach = OnInterrupt::Detach;
-    let followed = follow(client, migration, interrupts, detach, Some(output)).await?;
+    let followed = follow(client, migration, interrupts, detach, output, true).await?;
     match followed.migration.failure(followed.cancelled) {
         Some(failure) => Err(failure),
         None if output.json => Ok(()),

@@ -55,7 +55,7 @@ pub(crate) async fn run(
                 force,
                 timeout_seconds: timeout,
             };
-            stop(client, &name, &request).await?;
+            stop(client, &name, &request, output).await?;
             output.print(&json!({ "name": name }), |_| format!("stopped VM '{name}'"))
         }
         VmCommand::Console { name } => {
@@ -67,14 +67,20 @@ pub(crate) async fn run(
 }
 
 /// Asks for the end of a virtual machine, and says so if it takes the guest a while.
-async fn stop(client: &mut Client, name: &str, request: &StopVm) -> Result<(), Failure> {
+async fn stop(
+    client: &mut Client,
+    name: &str,
+    request: &StopVm,
+    output: Output,
+) -> Result<(), Failure> {
     let path = routes::vm_stop(name);
     let mut stopped = std::pin::pin!(client.order(&path, request));
     tokio::select! {
         stopped = &mut stopped => return Ok(stopped?),
         () = tokio::time::sleep(NOTE_AFTER) => {}
     }
-    eprintln!("waiting for the guest of VM '{name}' to shut down; --force does not wait");
+    let note = format!("waiting for the guest of VM '{name}' to shut down; --force does not wait");
+    output.say(&note);
     Ok(stopped.await?)
 }
 

@@ -30,7 +30,7 @@ pub(crate) async fn run(
     let detach = arguments.detach;
     let request = choices(arguments);
     let path = routes::vm_migrate(vm);
-    let begun = begin::<VmMigration>(client, &path, &request, &mut interrupts).await?;
+    let begun = begin::<VmMigration>(client, &path, &request, &mut interrupts, output).await?;
     see_off(client, begun, interrupts, detach, output).await
 }
 

@@ -194,6 +194,26 @@ fn an_aborted_migration_fails_with_its_reason() {
 }
 
 #[test]
+fn a_program_that_asked_for_json_finds_the_error_alone() {
+    let mut aborted = migration(MigrationPhase::Aborted, 1 << 20);
+    let body = ErrorBody::new(ErrorCode::NoSpace, "no space is left on 'b'").hint("free some");
+    aborted.error = Some(body);
+    aborted.warnings = vec!["the target is short".to_owned()];
+    let api = FakeApi::start(&[
+        (
+            "POST /v1/migrations",
+            vec![ok(migration(MigrationPhase::Offering, 0))],
+        ),
+        (&get_migration(), vec![ok(aborted)]),
+    ]);
+    let ran = api.run(&["migrate", "d", "--to", "b", "--json"]);
+    assert_eq!((ran.code, ran.stdout.as_str()), (4, ""));
+    let told: ErrorBody = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!(told.code, ErrorCode::NoSpace);
+    assert!(told.message.ends_with("no space is left on 'b'"), "{told}");
+}
+
+#[test]
 fn ctrl_c_asks_the_node_to_cancel_and_waits_for_the_outcome() {
     let mut answers = vec![ok(migration(MigrationPhase::Copying, 1 << 20)); 12];
     answers.push(ok(migration(MigrationPhase::Aborted, 1 << 20)));
