@@ -397,6 +397,19 @@ pub(crate) enum LogFormatArgument {
     Json,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RoleArgument {
+    /// A node: nodes that name it as a peer take disks and machines from it
+    #[default]
+    Node,
+    /// Everything that the API does and every disk; that includes running programs on the host
+    Operator,
+    /// Metrics and lists
+    Reader,
+    /// NBD over TLS
+    NbdClient,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum CertsCommand {
     /// Make a certificate authority, valid for ten years
@@ -431,8 +444,14 @@ pub(crate) enum CertsCommand {
         /// Make a certificate that has ended already, for tests
         #[arg(long, hide = true)]
         expired: bool,
-        /// For an NBD client: a directory that QEMU and libnbd read
-        #[arg(long)]
+        /// What the holder may do (nbd-client: a directory that QEMU and libnbd read)
+        #[arg(long, value_enum, default_value_t)]
+        role: RoleArgument,
+        /// A disk that an NBD client may attach (may be repeated); without it, every disk
+        #[arg(long = "disk", value_name = "NAME")]
+        disks: Vec<String>,
+        /// The same as --role nbd-client
+        #[arg(long, conflicts_with = "role")]
         nbd_client: bool,
         /// Replace files that are there
         #[arg(long)]

@@ -155,6 +155,9 @@ const fn default_hint(code: ErrorCode) -> Option<&'static str> {
         ErrorCode::Busy => Some("try again in a moment"),
         ErrorCode::ShuttingDown => Some("start the node again, then retry"),
         ErrorCode::Internal => Some("the node's log says more"),
+        ErrorCode::Forbidden => {
+            Some("the node does not say which certificate does: ask who runs it")
+        }
         ErrorCode::Invalid | ErrorCode::NotFound | ErrorCode::Conflict | ErrorCode::PeerRefused => {
             None
         }

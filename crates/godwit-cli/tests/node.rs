@@ -26,7 +26,7 @@ impl Node {
         let at = directory.path();
         succeed(godwit(at).args(["certs", "init"]));
         succeed(godwit(at).args(["certs", "issue", "a", "--ip", "127.0.0.1"]));
-        succeed(godwit(at).args(["certs", "issue", "alice"]));
+        succeed(godwit(at).args(["certs", "issue", "alice", "--role", "operator"]));
         let [api, listen] = [(); 2].map(|()| free_port().unwrap().to_string());
         let log = at.join("node.log");
         let started = format!("{limits} && exec {} \"$@\"", env!("CARGO_BIN_EXE_godwit"));

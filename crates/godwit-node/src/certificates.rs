@@ -1,5 +1,5 @@
 //! Certificates for the people who have no certificate authority of their own: makes one in a
-//! directory, and issues certificates to nodes, API clients and NBD clients from it.
+//! directory, and issues certificates to nodes, API clients and NBD clients from it, each for one role.
 //!
 //! | file | what | mode |
 //! |---|---|---|
@@ -23,6 +23,9 @@ use rcgen::{
 };
 use time::{Duration, OffsetDateTime};
 
+use crate::names;
+use crate::roles::{Role, disk_uri};
+
 const CA_CERTIFICATE: &str = "ca.pem";
 const CA_KEY: &str = "ca.key";
 const CA_VALIDITY: Duration = Duration::days(3650);
@@ -45,6 +48,12 @@ pub enum CertificateError {
     /// An additional DNS name is not one.
     #[error("{0:?} is not a DNS name")]
     DnsName(String),
+    /// A disk's name is none.
+    #[error("{0}")]
+    Disk(String),
+    /// Disks were named for who is no client of disks.
+    #[error("a certificate for the role {0} names no disks")]
+    DisksOfRole(Role),
     /// The file is there and was not to be replaced.
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),
@@ -84,15 +93,6 @@ pub struct CertificateFiles {
     pub not_after: i64,
 }
 
-/// What a certificate is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Usage {
-    /// A node, or a person or program that calls a node's API: server and client.
-    Node,
-    /// An NBD client: client only, written in the directory layout that QEMU and libnbd read.
-    NbdClient,
-}
-
 /// How long a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validity {
@@ -113,8 +113,10 @@ pub struct IssueRequest<'a> {
     pub dns: &'a [String],
     /// IP addresses under which the holder is reached.
     pub ip: &'a [IpAddr],
-    /// What it is for.
-    pub usage: Usage,
+    /// What it is for. A node's is good for servers and clients, any other for clients only.
+    pub role: Role,
+    /// The only disks that an NBD client may attach; empty: all.
+    pub disks: &'a [String],
     /// How long it is valid.
     pub validity: Validity,
     /// Replace files that are there.
@@ -163,7 +165,7 @@ pub fn issue(request: &IssueRequest<'_>) -> Result<CertificateFiles, Certificate
     check_name(request.name)?;
     let issuer = load_authority(request.directory)?;
     let files = target_files(request);
-    let nbd = request.usage == Usage::NbdClient;
+    let nbd = request.role == Role::NbdClient;
     refuse_existing(&[&files.certificate, &files.key], request.force)?;
     let parameters = leaf_parameters(request)?;
     let building = building("issue the certificate");
@@ -186,8 +188,8 @@ pub fn issue(request: &IssueRequest<'_>) -> Result<CertificateFiles, Certificate
 }
 
 fn target_files(request: &IssueRequest<'_>) -> CertificateFiles {
-    let (ca, certificate, key) = match request.usage {
-        Usage::Node => {
+    let (ca, certificate, key) = match request.role {
+        Role::Node | Role::Operator | Role::Reader => {
             let directory = request.directory;
             (
                 directory.join(CA_CERTIFICATE),
@@ -195,7 +197,7 @@ fn target_files(request: &IssueRequest<'_>) -> CertificateFiles {
                 directory.join(format!("{}.key", request.name)),
             )
         }
-        Usage::NbdClient => {
+        Role::NbdClient => {
             let directory = request.directory.join(request.name);
             (
                 directory.join("ca-cert.pem"),
@@ -225,6 +227,10 @@ fn leaf_parameters(request: &IssueRequest<'_>) -> Result<CertificateParams, Cert
     }
     let addresses = request.ip.iter().copied().map(SanType::IpAddress);
     parameters.subject_alt_names.extend(addresses);
+    for uri in role_uris(request)? {
+        let uri = uri.try_into().map_err(building("name its role"))?;
+        parameters.subject_alt_names.push(SanType::URI(uri));
+    }
     parameters.is_ca = IsCa::ExplicitNoCa;
     parameters.use_authority_key_identifier_extension = true;
     // TLS 1.3 needs the signature alone, but QEMU refuses a certificate that may not encipher keys.
@@ -233,7 +239,7 @@ fn leaf_parameters(request: &IssueRequest<'_>) -> Result<CertificateParams, Cert
         KeyUsagePurpose::KeyEncipherment,
     ];
     parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
-    if request.usage == Usage::Node {
+    if request.role == Role::Node {
         parameters
             .extended_key_usages
             .push(ExtendedKeyUsagePurpose::ServerAuth);
@@ -245,6 +251,19 @@ fn leaf_parameters(request: &IssueRequest<'_>) -> Result<CertificateParams, Cert
         Validity::Expired => now - Duration::minutes(1),
     };
     Ok(parameters)
+}
+
+/// What the certificate says about its role.
+fn role_uris(request: &IssueRequest<'_>) -> Result<Vec<String>, CertificateError> {
+    if !request.disks.is_empty() && request.role != Role::NbdClient {
+        return Err(CertificateError::DisksOfRole(request.role));
+    }
+    let mut uris = vec![request.role.uri()];
+    for disk in request.disks {
+        names::check("disk", disk).map_err(|wrong| CertificateError::Disk(wrong.message))?;
+        uris.push(disk_uri(disk));
+    }
+    Ok(uris)
 }
 
 fn load_authority(directory: &Path) -> Result<Issuer<'static, KeyPair>, CertificateError> {
@@ -345,7 +364,8 @@ mod tests {
             name,
             dns: &[],
             ip: &[],
-            usage: Usage::Node,
+            role: Role::Node,
+            disks: &[],
             validity: Validity::Days(30),
             force: false,
         }
@@ -426,7 +446,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         init(directory.path(), false).unwrap();
         let client = IssueRequest {
-            usage: Usage::NbdClient,
+            role: Role::NbdClient,
             ..request(directory.path(), "vm1")
         };
         let files = issue(&client).unwrap();

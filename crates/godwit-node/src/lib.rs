@@ -17,6 +17,7 @@ mod notify;
 mod open_files;
 mod peers;
 mod recover;
+mod roles;
 mod run;
 mod slots;
 mod store;
@@ -26,4 +27,5 @@ mod vms;
 
 pub use config::{NodeConfig, PeerConfig, TlsFiles};
 pub use logging::{LogFormat, init_logging};
+pub use roles::Role;
 pub use run::{NodeError, run};

@@ -21,6 +21,7 @@ use crate::disks::places::Place;
 use crate::node::Node;
 use crate::open_files::cannot_take;
 use crate::peers::tls::NodeTls;
+use crate::roles::Holder;
 use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
 use crate::transport::secure::SecureStream;
@@ -131,7 +132,7 @@ async fn serve<S: ClientSocket>(
     };
     let mut handshake = Handshake::new(HandshakeConfig::new(policy));
     let mut buffer = [0; 4096];
-    let mut engine = None;
+    let (mut engine, mut holder) = (None, None);
     let negotiated = loop {
         match handshake.poll() {
             HandshakeStep::Receive => match connection.read(&mut buffer).await? {
@@ -143,14 +144,25 @@ async fn serve<S: ClientSocket>(
                 connection.flush().await?;
             }
             HandshakeStep::NeedExport { name, enters } => {
-                handshake.export(export(node, &name, enters).map(|(found, info, place)| {
+                let allowed = may_attach(holder.as_ref(), &name);
+                if let Err(ExportRefusal::Policy(why)) = &allowed {
+                    tracing::warn!(disk = name, address, why, "refused an NBD client");
+                }
+                let found = allowed.and_then(|()| export(node, &name, enters));
+                handshake.export(found.map(|(found, info, place)| {
                     engine = Some((found, place));
                     info
                 }))
             }
-            HandshakeStep::List => handshake.list(names(node)),
+            HandshakeStep::List => {
+                let may = |name: &String| may_attach(holder.as_ref(), name).is_ok();
+                handshake.list(names(node).into_iter().filter(may))
+            }
             HandshakeStep::StartTls => {
                 connection = start_tls(connection, tls.as_ref()).await?;
+                holder = tls
+                    .as_ref()
+                    .map(|tls| tls.holder(connection.certificates()));
                 handshake.tls_done();
             }
             HandshakeStep::Done(negotiated) => break negotiated,
@@ -198,6 +210,18 @@ async fn start_tls<S: ClientSocket>(
         .into_inner();
     let stream = SecureStream::library(socket, session.into())?;
     Ok(Transport::Tls(Box::new(stream)))
+}
+
+/// Whether a client may attach a disk: with TLS, what its certificate says. It is told before anything is
+/// said about the disk.
+fn may_attach(holder: Option<&Holder>, disk: &str) -> Result<(), ExportRefusal> {
+    match holder {
+        Some(holder) if !holder.may_attach(disk) => Err(ExportRefusal::Policy(format!(
+            "the certificate of {holder} does not allow to attach disk {disk}: use one that \
+             'godwit certs issue NAME --role nbd-client' made"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// The disks that clients can have now.

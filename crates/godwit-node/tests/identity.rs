@@ -5,12 +5,13 @@ mod support;
 
 use std::path::Path;
 
-use godwit_node::certificates::{self, Usage, Validity};
+use godwit_node::Role;
+use godwit_node::certificates::{self, Validity};
 use serde_json::Value;
-use support::{RunningNode, issue, peer, plain, secure};
+use support::{RunningNode, free_address, issue, peer, plain, secure};
 
 fn node_certificate(authority: &Path, name: &str) {
-    issue(authority, name, Usage::Node, Validity::Days(1));
+    issue(authority, name, Role::Node, Validity::Days(1));
 }
 
 /// What node `a`, set up like this, says about its only peer.
@@ -30,7 +31,9 @@ async fn nodes_of_one_authority_reach_each_other_and_others_are_told_why_not() {
         node_certificate(authority, "a");
         node_certificate(authority, "b");
     }
-    let b = RunningNode::start(secure("b", dir.path(), &ours, "b")).await;
+    let mut config = secure("b", dir.path(), &ours, "b");
+    config.peers = vec![peer("a", free_address())];
+    let b = RunningNode::start(config).await;
     let towards = |authority: &Path, name: &str| {
         let mut config = secure("a", dir.path(), authority, "a");
         config.peers = vec![peer(name, b.config.listen)];
@@ -55,7 +58,7 @@ async fn nodes_of_one_authority_reach_each_other_and_others_are_told_why_not() {
         "{misnamed}"
     );
 
-    issue(&ours, "a", Usage::Node, Validity::Expired);
+    issue(&ours, "a", Role::Node, Validity::Expired);
     let expired = seen(towards(&ours, "b")).await;
     assert_eq!(expired["error"]["code"], "peer_identity", "{expired}");
     assert!(
@@ -71,7 +74,7 @@ async fn an_nbd_clients_certificate_is_no_nodes() {
     let ours = dir.path().join("ours");
     certificates::init(&ours, false).expect("makes an authority");
     node_certificate(&ours, "b");
-    issue(&ours, "a", Usage::NbdClient, Validity::Days(1));
+    issue(&ours, "a", Role::NbdClient, Validity::Days(1));
     let b = RunningNode::start(secure("b", dir.path(), &ours, "b")).await;
     let mut config = secure("a", dir.path(), &ours, "a");
     config.tls = Some(godwit_node::TlsFiles {
@@ -83,6 +86,46 @@ async fn an_nbd_clients_certificate_is_no_nodes() {
     let guest = seen(config).await;
     assert_eq!(guest["error"]["code"], "peer_identity", "{guest}");
     assert!(guest.to_string().contains("not one of a node"), "{guest}");
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_no_peer_is_refused_whatever_its_certificate_and_told_what_to_set() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = dir.path().join("ours");
+    certificates::init(&ours, false).expect("makes an authority");
+    for name in ["a", "b"] {
+        node_certificate(&ours, name);
+    }
+    let mut config = secure("b", dir.path(), &ours, "b");
+    config.peers = vec![peer("c", free_address())];
+    let b = RunningNode::start(config).await;
+    let mut config = secure("a", dir.path(), &ours, "a");
+    config.peers = vec![peer("b", b.config.listen)];
+    let unlisted = seen(config).await;
+    assert_eq!(unlisted["error"]["code"], "peer_identity", "{unlisted}");
+    let told = unlisted["error"]["message"].as_str().expect("a message");
+    assert!(told.contains("start node 'b' with --peer a="), "{told}");
+    b.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_for_another_role_opens_no_connection_of_nodes() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = dir.path().join("ours");
+    certificates::init(&ours, false).expect("makes an authority");
+    node_certificate(&ours, "b");
+    let mut config = secure("b", dir.path(), &ours, "b");
+    config.peers = vec![peer("a", free_address())];
+    let b = RunningNode::start(config).await;
+    for role in [Role::Operator, Role::Reader] {
+        issue(&ours, "a", role, Validity::Days(1));
+        let mut config = secure("a", dir.path(), &ours, "a");
+        config.peers = vec![peer("b", b.config.listen)];
+        let other = seen(config).await;
+        assert_eq!(other["error"]["code"], "peer_identity", "{other}");
+        assert!(other.to_string().contains("not one of a node"), "{other}");
+    }
     b.stop().await;
 }
 
@@ -107,6 +150,7 @@ async fn disks_are_compressed_only_between_nodes_that_both_want_it() {
         let dir = tempfile::tempdir().expect("a folder");
         let mut b = plain("b", dir.path());
         b.compression = there;
+        b.peers = vec![peer("a", free_address())];
         let b = RunningNode::start(b).await;
         let mut a = plain("a", dir.path());
         a.compression = here;

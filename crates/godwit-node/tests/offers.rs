@@ -4,8 +4,6 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_core::units::{Epoch, MigrationId, Sectors};
@@ -13,11 +11,10 @@ use godwit_core::wire::{
     Features, Greeting, HEADER_SIZE, Header, Hello, Offer, PROTOCOL_VERSION, Purpose, Reply,
     TrafficClass,
 };
-use godwit_node::certificates::{self, Usage, Validity};
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
-use support::{RunningNode, issue, peer, plain, secure};
+use godwit_node::Role;
+use godwit_node::certificates::{self, Validity};
+use rustls::{ClientConnection, StreamOwned};
+use support::{RunningNode, issue, peer, plain, secure, shows};
 
 trait Stream: Read + Write {}
 
@@ -68,22 +65,6 @@ fn offer_and_leave(stream: &mut dyn Stream) {
 }
 
 /// What proves that the client is node `a`.
-fn as_a(authority: &Path) -> Arc<ClientConfig> {
-    let mut roots = RootCertStore::empty();
-    let root = CertificateDer::from_pem_file(authority.join("ca.pem")).expect("a certificate");
-    roots.add(root).expect("an authority");
-    let own = CertificateDer::from_pem_file(authority.join("a.pem")).expect("a certificate");
-    let key = PrivateKeyDer::from_pem_file(authority.join("a.key")).expect("a key");
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .expect("versions")
-        .with_root_certificates(roots)
-        .with_client_auth_cert(vec![own], key)
-        .expect("they fit together");
-    Arc::new(config)
-}
-
 /// Nothing of the offer is left, long before the node would stop to wait for its connections.
 async fn nothing_is_left(node: &RunningNode) {
     for _ in 0..100 {
@@ -116,7 +97,7 @@ async fn an_offer_ends_with_the_encrypted_connection_that_made_it() {
     let authority = dir.path().join("authority");
     certificates::init(&authority, false).expect("makes an authority");
     for name in ["a", "b"] {
-        issue(&authority, name, Usage::Node, Validity::Days(1));
+        issue(&authority, name, Role::Node, Validity::Days(1));
     }
     let mut config = secure("b", dir.path(), &authority, "b");
     config.peers = vec![peer("a", support::free_address())];
@@ -125,7 +106,7 @@ async fn an_offer_ends_with_the_encrypted_connection_that_made_it() {
     let offered = tokio::task::spawn_blocking(move || {
         let socket = TcpStream::connect(address).expect("it listens");
         let name = "b".try_into().expect("a name");
-        let session = ClientConnection::new(as_a(&authority), name).expect("a session");
+        let session = ClientConnection::new(shows(&authority, "a"), name).expect("a session");
         offer_and_leave(&mut StreamOwned::new(session, socket));
     });
     offered.await.expect("the offer is accepted");

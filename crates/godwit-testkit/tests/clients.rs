@@ -311,3 +311,69 @@ fn qemu_attaches_over_tls_with_an_issued_certificate() {
     );
     assert_eq!(warnings(node), [""; 0]);
 }
+
+#[test]
+fn a_client_attaches_over_tls_what_its_certificate_is_for() {
+    let _turn = Scenario::begin(
+        "clients",
+        "a_client_attaches_over_tls_what_its_certificate_is_for",
+    );
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let node = cluster.node("a");
+    for name in ["mine", "too", "other"] {
+        disk(node, name);
+    }
+    let godwit = &cluster.options().godwit;
+    let certificates = cluster.certificates();
+    let some = ["--role", "nbd-client", "--disk", "mine", "--disk", "too"];
+    issue(godwit, certificates, "some", &some).unwrap();
+    issue(godwit, certificates, "all", &["--role", "nbd-client"]).unwrap();
+    for role in ["reader", "node", "operator"] {
+        issue(godwit, certificates, role, &["--role", role]).unwrap();
+        let directory = certificates.join(format!("{role}-layout"));
+        std::fs::create_dir(&directory).unwrap();
+        for (from, to) in [
+            (String::from("ca.pem"), "ca-cert.pem"),
+            (format!("{role}.pem"), "client-cert.pem"),
+            (format!("{role}.key"), "client-key.pem"),
+        ] {
+            std::fs::copy(certificates.join(from), directory.join(to)).unwrap();
+        }
+    }
+    let look = |holder: &str, more: &[&str], disk: &str| {
+        let uri = format!(
+            "nbds://{}/{disk}?tls-certificates={}",
+            node.spec().nbd_listen,
+            certificates.join(holder).display()
+        );
+        run(Command::new("nbdinfo").args(more).arg(uri))
+    };
+    for (holder, allowed) in [
+        ("some", &["mine", "too"][..]),
+        ("all", &["mine", "too", "other"]),
+        ("operator-layout", &["mine", "too", "other"]),
+        ("reader-layout", &[]),
+        ("node-layout", &[]),
+    ] {
+        for disk in ["mine", "too", "other"] {
+            match look(holder, &["--size"], disk) {
+                Ok(_) => assert!(allowed.contains(&disk), "{holder} attached {disk}"),
+                Err(error) => {
+                    let told = error.to_string();
+                    assert!(!allowed.contains(&disk), "{holder}: {told}");
+                    assert!(told.contains("policy"), "{holder} {disk}: {told}");
+                }
+            }
+        }
+    }
+    let log = std::fs::read_to_string(node.log_path()).unwrap();
+    let refused = "does not allow to attach disk other";
+    assert!(log.contains(refused), "who was refused is told: {log}");
+    let listed = look("some", &["--list", "--json"], "").unwrap();
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    assert!(
+        listed.contains("mine") && listed.contains("too"),
+        "{listed}"
+    );
+    assert!(!listed.contains("other"), "{listed}");
+}

@@ -1,11 +1,12 @@
 //! `godwit certs`
 
+use godwit_node::Role;
 use godwit_node::certificates::{
-    CertificateError, CertificateFiles, IssueRequest, Usage, Validity, init, issue,
+    CertificateError, CertificateFiles, IssueRequest, Validity, init, issue,
 };
 use serde::Serialize;
 
-use crate::arguments::CertsCommand;
+use crate::arguments::{CertsCommand, RoleArgument};
 use crate::failure::Failure;
 use crate::output::{Output, facts};
 
@@ -28,6 +29,8 @@ pub(crate) fn run(command: CertsCommand, output: Output) -> Result<(), Failure> 
             ip,
             days,
             expired,
+            role,
+            disks,
             nbd_client,
             force,
         } => issue(&IssueRequest {
@@ -35,11 +38,14 @@ pub(crate) fn run(command: CertsCommand, output: Output) -> Result<(), Failure> 
             name: &name,
             dns: &dns,
             ip: &ip,
-            usage: if nbd_client {
-                Usage::NbdClient
-            } else {
-                Usage::Node
+            role: match role {
+                _ if nbd_client => Role::NbdClient,
+                RoleArgument::Node => Role::Node,
+                RoleArgument::Operator => Role::Operator,
+                RoleArgument::Reader => Role::Reader,
+                RoleArgument::NbdClient => Role::NbdClient,
             },
+            disks: &disks,
             validity: if expired {
                 Validity::Expired
             } else {
@@ -83,7 +89,10 @@ fn explain(error: CertificateError) -> Failure {
             failure.hint("are ca.pem and ca.key what godwit certs init wrote?")
         }
         CertificateError::Io { .. } => failure.hint("may you read and write the directory?"),
-        CertificateError::Name(_) | CertificateError::DnsName(_) => failure,
+        CertificateError::DisksOfRole(_) => failure.hint("--disk goes with --role nbd-client"),
+        CertificateError::Name(_) | CertificateError::DnsName(_) | CertificateError::Disk(_) => {
+            failure
+        }
     }
 }
 

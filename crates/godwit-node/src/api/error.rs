@@ -27,6 +27,8 @@ pub enum ErrorCode {
     PeerVersion,
     /// The peer said no.
     PeerRefused,
+    /// The caller's certificate does not allow it.
+    Forbidden,
     /// Not enough space.
     NoSpace,
     /// A limit is reached; try again later.
@@ -42,6 +44,7 @@ impl ErrorCode {
     pub const fn status(self) -> u16 {
         match self {
             Self::Invalid => 400,
+            Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::Exists | Self::Conflict => 409,
             Self::UnknownPeer => 422,

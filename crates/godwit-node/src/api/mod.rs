@@ -1,6 +1,7 @@
 //! What the node's JSON API speaks (the types are shared with the command line), and its server.
 
-pub mod error;
+pub mod access;
+mod error;
 mod openapi;
 pub mod promise;
 mod routes;

@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
+use super::access;
 use super::error::{ErrorBody, ErrorCode};
 use super::routes;
 use crate::node::Node;
@@ -85,8 +86,9 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
                     let Ok(permit) = limit.try_acquire_owned() else {
                         return;
                     };
-                    let allowed = tls.may_control(stream.get_ref().1.peer_certificates());
-                    let app = if allowed { app } else { turned_away() };
+                    let holder = tls.holder(stream.get_ref().1.peer_certificates());
+                    let app =
+                        app.layer(axum::middleware::from_fn_with_state(holder, access::check));
                     tokio::spawn(async move {
                         serve(&node, app, stream).await;
                         drop(permit);
@@ -122,18 +124,6 @@ fn app(node: &Arc<Node>) -> Router {
                 })
         },
     ))
-}
-
-/// What somebody gets whose certificate is for an NBD client only.
-fn turned_away() -> Router {
-    Router::new().fallback(async || {
-        let error = ErrorBody::new(
-            ErrorCode::PeerIdentity,
-            "this certificate does not allow to control a node",
-        )
-        .hint("use one that 'godwit certs issue' made without --nbd-client");
-        (axum::http::StatusCode::FORBIDDEN, axum::Json(error))
-    })
 }
 
 async fn serve(

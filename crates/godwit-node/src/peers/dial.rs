@@ -83,7 +83,10 @@ pub(crate) fn refused(refusal: &Refusal, peer: &str, attempted: &str) -> ErrorBo
         RefusalCode::Version => (ErrorCode::PeerVersion, None),
         RefusalCode::Identity => (
             ErrorCode::PeerIdentity,
-            Some("the node's name must be the one in its certificate".to_owned()),
+            Some(format!(
+                "both nodes must name each other with --peer, and this node's certificate must be one \
+                 of a node and bear its name; node '{peer}' logs what it refuses"
+            )),
         ),
         RefusalCode::NoSpace => (
             ErrorCode::NoSpace,

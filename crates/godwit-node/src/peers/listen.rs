@@ -114,6 +114,13 @@ enum Action {
     Memory(tokio::sync::mpsc::Sender<PeerConnection>),
 }
 
+fn identity(text: String) -> Refusal {
+    Refusal {
+        code: RefusalCode::Identity,
+        text,
+    }
+}
+
 fn dispatch(
     node: &Arc<Node>,
     connection: &PeerConnection,
@@ -126,14 +133,12 @@ fn dispatch(
         let named = chain
             .and_then(<[_]>::first)
             .is_some_and(|own| belongs_to(own, &hello.node));
-        if !named || !tls.may_control(chain) {
-            return Err(Refusal {
-                code: RefusalCode::Identity,
-                text: format!(
-                    "the certificate is not one of a node named {:?}",
-                    hello.node
-                ),
-            });
+        let holder = tls.holder(chain);
+        if !named || !holder.is_node() {
+            return Err(identity(format!(
+                "the certificate of {holder} is not one of a node named {:?}",
+                hello.node
+            )));
         }
     }
     let invalid = |text: String| Refusal {
@@ -145,6 +150,15 @@ fn dispatch(
         return Err(invalid(format!(
             "node '{}' was dialled by itself: check the peers' addresses",
             hello.node
+        )));
+    }
+    // The authority vouches for a name, not for who may bring disks and run machines here.
+    let own = &node.config.name;
+    if node.peer(&hello.node).is_err() {
+        return Err(identity(format!(
+            "node '{own}' takes connections of its peers only, and '{}' is none of them: start node \
+             '{own}' with --peer {}=HOST:PORT",
+            hello.node, hello.node
         )));
     }
     let action = match (hello.purpose, hello.class) {

@@ -13,6 +13,7 @@ use rustls::{
 };
 
 use crate::config::TlsFiles;
+use crate::roles::Holder;
 
 /// What nodes speak with each other: their records are not rustls', and TLS 1.3 only.
 const NODE_VERSIONS: &[&SupportedProtocolVersion] = &[&version::TLS13];
@@ -120,13 +121,16 @@ impl NodeTls {
         })
     }
 
-    /// Whether a chain that a client has proved to be its own may also serve: nodes' may, and those
-    /// of people who control nodes, but not the ones that are made for NBD clients. What a guest's
-    /// host holds must not be enough to move its disks.
-    pub(crate) fn may_control(&self, chain: Option<&[CertificateDer<'_>]>) -> bool {
-        let Some((own, intermediates)) = chain.and_then(<[_]>::split_first) else {
-            return false;
-        };
+    /// Who has proved to hold this chain.
+    pub(crate) fn holder(&self, chain: Option<&[CertificateDer<'_>]>) -> Holder {
+        match chain.and_then(<[_]>::split_first) {
+            Some((own, intermediates)) => Holder::of(own, self.is_server(own, intermediates)),
+            None => Holder::nobody(),
+        }
+    }
+
+    /// Whether a certificate is good for servers.
+    fn is_server(&self, own: &CertificateDer<'_>, intermediates: &[CertificateDer<'_>]) -> bool {
         ParsedCertificate::try_from(own).is_ok_and(|own| {
             let algorithms = aws_lc_rs::default_provider()
                 .signature_verification_algorithms

@@ -2,14 +2,18 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
-use godwit_node::certificates::{self, IssueRequest, Usage, Validity};
-use godwit_node::{NodeConfig, NodeError, PeerConfig, TlsFiles};
+use godwit_node::certificates::{self, IssueRequest, Validity};
+use godwit_node::{NodeConfig, NodeError, PeerConfig, Role, TlsFiles};
 use rustix::process::{Pid, Signal, kill_process};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
 use serde_json::Value;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -73,17 +77,37 @@ pub(crate) fn peer(name: &str, address: SocketAddr) -> PeerConfig {
 }
 
 #[allow(dead_code, reason = "not every test that shares this file uses it")]
-pub(crate) fn issue(authority: &Path, name: &str, usage: Usage, validity: Validity) {
+pub(crate) fn issue(authority: &Path, name: &str, role: Role, validity: Validity) {
     certificates::issue(&IssueRequest {
         directory: authority,
         name,
         dns: &[],
         ip: &[],
-        usage,
+        role,
+        disks: &[],
         validity,
         force: true,
     })
     .expect("issues");
+}
+
+/// How somebody connects who shows `NAME.pem` of this authority.
+#[allow(dead_code, reason = "not every test that shares this file uses it")]
+pub(crate) fn shows(authority: &Path, name: &str) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    let root = CertificateDer::from_pem_file(authority.join("ca.pem")).expect("a certificate");
+    roots.add(root).expect("an authority");
+    let file = |end: &str| authority.join(format!("{name}.{end}"));
+    let own = CertificateDer::from_pem_file(file("pem")).expect("a certificate");
+    let key = PrivateKeyDer::from_pem_file(file("key")).expect("a key");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![own], key)
+        .expect("they fit together");
+    Arc::new(config)
 }
 
 /// A folder that goes when the test ends, however it ends, with the QEMUs whose files are in it:
@@ -135,6 +159,31 @@ pub(crate) fn free_address() -> SocketAddr {
     }
 }
 
+/// Sends a request with a JSON body on a connection of its own.
+pub(crate) async fn request(
+    mut socket: impl AsyncRead + AsyncWrite + Unpin,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> Answer {
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    // A node may answer before it has read a body that is too long.
+    let _ = socket.write_all(request.as_bytes()).await;
+    let mut answer = Vec::new();
+    let _ = socket.read_to_end(&mut answer).await;
+    let answer = String::from_utf8(answer).expect("text");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+    Answer {
+        status: status.expect("a status"),
+        body: body.to_owned(),
+    }
+}
+
 impl RunningNode {
     /// Starts a node and waits until it answers.
     pub(crate) async fn start(config: NodeConfig) -> Self {
@@ -168,25 +217,10 @@ impl RunningNode {
 
     /// Sends a request with a JSON body.
     pub(crate) async fn request(&self, method: &str, path: &str, body: &str) -> Answer {
-        let request = format!(
-            "{method} {path} HTTP/1.1\r\nhost: node\r\nconnection: close\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        let mut socket = UnixStream::connect(self.config.api_socket())
+        let socket = UnixStream::connect(self.config.api_socket())
             .await
             .expect("the API's socket is there");
-        // A node may answer before it has read a body that is too long.
-        let _ = socket.write_all(request.as_bytes()).await;
-        let mut answer = Vec::new();
-        let _ = socket.read_to_end(&mut answer).await;
-        let answer = String::from_utf8(answer).expect("text");
-        let (head, body) = answer.split_once("\r\n\r\n").expect("an HTTP answer");
-        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
-        Answer {
-            status: status.expect("a status"),
-            body: body.to_owned(),
-        }
+        request(socket, method, path, body).await
     }
 
     pub(crate) async fn get(&self, path: &str) -> Answer {

@@ -1,0 +1,162 @@
+//! What each role may do with the API over TLS, route by route.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use godwit_node::Role;
+use godwit_node::certificates::{self, Validity};
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair};
+use rustls::pki_types::ServerName;
+use support::{Answer, RunningNode, free_address, issue, request, secure, shows};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Who may call what. Whoever adds a route decides it here, too.
+const ROUTES: [(&str, &[&str]); 3] = [
+    ("everybody", &["get /health", "get /openapi.json"]),
+    (
+        "reader",
+        &[
+            "get /metrics",
+            "get /v1/disks",
+            "get /v1/disks/{name}",
+            "get /v1/jobs",
+            "get /v1/jobs/{id}",
+            "get /v1/migrations",
+            "get /v1/migrations/{id}",
+            "get /v1/node",
+            "get /v1/peers",
+            "get /v1/vm-migrations",
+            "get /v1/vm-migrations/{id}",
+            "get /v1/vms",
+            "get /v1/vms/{name}",
+        ],
+    ),
+    (
+        "operator",
+        &[
+            "delete /v1/disks/{name}",
+            "post /v1/disks",
+            "post /v1/disks/import",
+            "post /v1/disks/{name}/claim",
+            "post /v1/disks/{name}/export",
+            "post /v1/migrations",
+            "post /v1/migrations/{id}/cancel",
+            "post /v1/vm-migrations/{id}/cancel",
+            "post /v1/vms",
+            "post /v1/vms/adopt",
+            "post /v1/vms/{name}/migrate",
+            "post /v1/vms/{name}/stop",
+        ],
+    ),
+];
+
+/// A certificate that says nothing about roles, as somebody else's authority issues it.
+fn issue_without_role(authority: &Path, name: &str, serves: bool) {
+    let read = |file: &str| fs::read_to_string(authority.join(file)).expect("reads");
+    let key = KeyPair::from_pem(&read("ca.key")).expect("a key");
+    let issuer = Issuer::from_ca_cert_pem(&read("ca.pem"), key).expect("an authority");
+    let mut parameters = CertificateParams::new([name.to_owned()]).expect("a name");
+    parameters.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    if serves {
+        let also = ExtendedKeyUsagePurpose::ServerAuth;
+        parameters.extended_key_usages.push(also);
+    }
+    let key = KeyPair::generate().expect("a key");
+    let signed = parameters.signed_by(&key, &issuer).expect("signs");
+    let write = |end: &str, pem: String| {
+        fs::write(authority.join(format!("{name}.{end}")), pem).expect("writes");
+    };
+    write("pem", signed.pem());
+    write("key", key.serialize_pem());
+}
+
+async fn call(address: SocketAddr, authority: &Path, who: &str, route: &str) -> Answer {
+    let (method, path) = route.split_once(' ').expect("a method and a path");
+    let path = path.replace("{name}", "none").replace("{id}", "none");
+    let socket = TcpStream::connect(address).await.expect("it listens");
+    let name = ServerName::try_from("a").expect("a name");
+    let connector = TlsConnector::from(shows(authority, who));
+    let socket = connector.connect(name, socket).await.expect("a session");
+    request(socket, &method.to_uppercase(), &path, "{}").await
+}
+
+/// All routes of the OpenAPI document, as in [`ROUTES`].
+async fn documented(node: &RunningNode) -> Vec<String> {
+    let document = node.get("/openapi.json").await.json();
+    let paths = document["paths"].as_object().expect("paths");
+    let routes = paths.iter().flat_map(|(path, methods)| {
+        let methods = methods.as_object().expect("methods").keys();
+        methods.map(move |method| format!("{method} {path}"))
+    });
+    routes.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_of_the_api_is_open_to_those_roles_alone_that_it_is_meant_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = dir.path().join("ours");
+    certificates::init(&ours, false).expect("makes an authority");
+    issue(&ours, "a", Role::Node, Validity::Days(1));
+    issue(&ours, "node", Role::Node, Validity::Days(1));
+    issue(&ours, "operator", Role::Operator, Validity::Days(1));
+    issue(&ours, "reader", Role::Reader, Validity::Days(1));
+    issue(&ours, "guest", Role::NbdClient, Validity::Days(1));
+    for (from, to) in [
+        ("client-cert.pem", "guest.pem"),
+        ("client-key.pem", "guest.key"),
+    ] {
+        fs::copy(ours.join("guest").join(from), ours.join(to)).expect("copies");
+    }
+    issue_without_role(&ours, "old-server", true);
+    issue_without_role(&ours, "old-client", false);
+    let mut config = secure("a", dir.path(), &ours, "a");
+    let address = free_address();
+    config.api_listen = Some(address);
+    let a = RunningNode::start(config).await;
+
+    let mut needs = BTreeMap::new();
+    for (role, routes) in ROUTES {
+        needs.extend(routes.iter().map(|route| (String::from(*route), role)));
+    }
+    let documented = documented(&a).await;
+    let listed: Vec<_> = needs.keys().cloned().collect();
+    let mut sorted = documented.clone();
+    sorted.sort();
+    assert_eq!(sorted, listed, "say in ROUTES who may call a new route");
+
+    for (who, may) in [
+        ("operator", &["everybody", "reader", "operator"][..]),
+        ("reader", &["everybody", "reader"]),
+        ("node", &["everybody"]),
+        ("guest", &["everybody"]),
+        ("old-server", &["everybody", "reader", "operator"]),
+        ("old-client", &["everybody"]),
+    ] {
+        for (route, need) in &needs {
+            let answer = call(address, &ours, who, route).await;
+            let body = &answer.body;
+            assert_eq!(
+                answer.status != 403,
+                may.contains(need),
+                "{who} {route}: {body}"
+            );
+            if answer.status == 403 {
+                let error = answer.json();
+                assert_eq!(error["code"], "forbidden", "{who} {route}: {body}");
+                assert!(
+                    body.contains(&format!("--role {need}")),
+                    "{who} {route}: {body}"
+                );
+            }
+        }
+        // What is no route tells who may look around only that it is none.
+        let stray = call(address, &ours, who, "get /v1/none").await;
+        assert_eq!(stray.status != 403, may.contains(&"reader"), "{who}");
+    }
+    a.stop().await;
+}
