@@ -1,8 +1,8 @@
 //! Which options a migration may run with.
 
 use godwit_block::engine::InterfaceCounter;
-use godwit_core::MAX_VERIFIED;
 use godwit_core::units::{Bytes, MigrationId, SECTOR_SIZE};
+use godwit_core::{MAX_MOVED, MAX_VERIFIED};
 use rustls::crypto::aws_lc_rs;
 
 use super::promise::Asked;
@@ -139,15 +139,19 @@ pub(crate) fn settings(
     })
 }
 
-/// Sees whether both copies of a disk of this size can be compared, if that is asked for.
+/// Sees whether a disk of this size can be moved, and both copies compared if that is asked for.
 ///
 /// # Errors
 /// [`ErrorCode::Invalid`] when it is too large.
-pub(crate) fn check_verify(
+pub(crate) fn check_size(
     disk: &str,
     settings: &MigrationSettings,
     size: Bytes,
 ) -> Result<(), ErrorBody> {
+    if size > MAX_MOVED {
+        let text = format!("disk {disk} has {size}: only disks of up to {MAX_MOVED} can be moved");
+        return Err(ErrorBody::new(ErrorCode::Invalid, text));
+    }
     if !settings.verify || size <= MAX_VERIFIED {
         return Ok(());
     }
@@ -487,11 +491,21 @@ mod tests {
             let request = MigrateRequest { verify, ..plain() };
             settings(&request, Asked::Auto).expect("valid")
         };
-        check_verify("root", &settings(true), MAX_VERIFIED).expect("just fits");
+        check_size("root", &settings(true), MAX_VERIFIED).expect("just fits");
         let larger = Bytes(1000 << 40);
-        check_verify("root", &settings(false), larger).expect("is not compared");
-        let error = check_verify("root", &settings(true), larger).expect_err("too large");
+        check_size("root", &settings(false), larger).expect("is not compared");
+        let error = check_size("root", &settings(true), larger).expect_err("too large");
         for part in ["disk root has 1000 TiB", "up to 64 TiB"] {
+            assert!(error.message.contains(part), "{part}: {}", error.message);
+        }
+    }
+
+    #[test]
+    fn what_is_too_large_to_be_moved_is_refused() {
+        let settings = settings(&plain(), Asked::Auto).expect("valid");
+        check_size("root", &settings, MAX_MOVED).expect("just fits");
+        let error = check_size("root", &settings, Bytes(1 << 56)).expect_err("too large");
+        for part in ["disk root has 64 PiB", "up to 1 PiB"] {
             assert!(error.message.contains(part), "{part}: {}", error.message);
         }
     }

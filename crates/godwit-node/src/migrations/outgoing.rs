@@ -106,7 +106,7 @@ pub(crate) async fn start_in(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
-    options::check_verify(&disk.name, &settings, capacity.bytes())?;
+    options::check_size(&disk.name, &settings, capacity.bytes())?;
     options::check_deadline(&disk.name, &settings, taken(&disk, capacity).await?)?;
     let interface = options::open_interface(&disk.name, &settings)?;
     let measured = match disk.engine() {

@@ -31,6 +31,10 @@ const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
 /// Verification remembers writes by blocks of 4 KiB.
 const VERIFY_BLOCK_SECTORS: u32 = 8;
 
+/// The largest disk that can be moved. What remembers the delayed writes of a larger one, more than 2 GiB,
+/// may be more than there is.
+pub const MAX_MOVED: Bytes = Bytes(1 << 50);
+
 /// The largest disk that can be verified. What remembers the writes of a larger one, more than 2 GiB, may
 /// be more than there is, and the guest would wait while it is looked through.
 pub const MAX_VERIFIED: Bytes = Bytes(64 << 40);
@@ -233,6 +237,9 @@ impl Controller {
         }
         if options.peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
+        }
+        if self.capacity.bytes() > MAX_MOVED {
+            return Err(StartError::Option("size of the disk"));
         }
         if options.verify && self.capacity.bytes() > MAX_VERIFIED {
             return Err(StartError::Option("disk that is to be verified"));
