@@ -215,6 +215,37 @@ fn the_network_needs_certificates_of_the_same_authority_on_both_sides() {
 }
 
 #[test]
+fn the_log_tells_when_a_certificate_ends_soon_has_ended_or_cannot_be_read() {
+    let node = Node::start();
+    let at = node.directory.path();
+    let log = || std::fs::read_to_string(node.path("node.log")).unwrap();
+    assert!(!log().contains("the node's certificate"), "{}", log());
+    let reload_and_wait_for = |told: &str| {
+        let hang_up = format!("kill -HUP {}", node.process.id());
+        succeed(Command::new("sh").args(["-c", &hang_up]));
+        for _ in 0..200 {
+            if log().contains(told) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{told:?} is not told:\n{}", log());
+    };
+    let issue = |more: &[&str]| {
+        let again = ["certs", "issue", "a", "--force", "--ip", "127.0.0.1"];
+        succeed(godwit(at).args(again).args(more));
+    };
+    issue(&["--days", "10"]);
+    reload_and_wait_for("the node's certificate ends in ");
+    std::fs::write(node.path("godwit-certs/a.pem"), "nothing").unwrap();
+    reload_and_wait_for("the new certificates are not used");
+    let alice = identity("alice");
+    json(&node.remote(&alice, &["disk", "list", "--json"]));
+    issue(&["--expired"]);
+    reload_and_wait_for("the node's certificate ended at");
+}
+
+#[test]
 fn a_node_takes_as_many_open_files_as_it_may_and_says_when_they_are_used_up() {
     let many = |node: &Node| {
         let create =

@@ -7,6 +7,11 @@ pub(crate) fn now_text() -> String {
     text(OffsetDateTime::now_utc())
 }
 
+/// A point in time given in seconds since 1970, the same way. One that has no date is shown as the number.
+pub(crate) fn text_of(seconds: i64) -> String {
+    OffsetDateTime::from_unix_timestamp(seconds).map_or_else(|_| seconds.to_string(), text)
+}
+
 fn text(at: OffsetDateTime) -> String {
     format!(
         "{:04}-{:02}-{:02}T{:02}:{:02}:{:02}.{:03}Z",

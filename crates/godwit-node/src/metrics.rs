@@ -1,5 +1,6 @@
 //! Metrics in the OpenMetrics text format, gathered when they are asked for.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -10,7 +11,9 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::api::{Direction, Migration, MigrationPromise, PauseReason};
+use crate::api::{
+    Direction, Migration, MigrationPromise, PauseReason, VmMigration, VmMigrationPhase, VmState,
+};
 use crate::disks::view;
 use crate::migrations::live;
 use crate::node::Node;
@@ -18,6 +21,9 @@ use crate::{api, clock};
 
 /// Microseconds in a second.
 const MICROS: f64 = 1e6;
+
+/// Milliseconds in a second.
+const MILLIS: f64 = 1e3;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DiskLabels {
@@ -33,6 +39,22 @@ struct OperationLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PeerLabels {
     peer: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CertificateLabels {
+    certificate: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VmLabels {
+    vm: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VmStateLabels {
+    vm: String,
+    state: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -70,6 +92,11 @@ struct Gathered {
     migrations: Vec<Migration>,
     ended: [(&'static str, u64); 2],
     peers: Vec<(String, bool)>,
+    /// What ends when, in seconds since 1970.
+    certificates: Vec<(&'static str, i64)>,
+    vms: Vec<(String, VmState)>,
+    /// Moves of VMs away from here that ended, oldest first.
+    vm_moves: Vec<VmMigration>,
     cpu_seconds: f64,
 }
 
@@ -105,6 +132,22 @@ fn gather(node: &Arc<Node>) -> Gathered {
                 Some(live(node, id, migration))
             })
             .collect(),
+        certificates: node.dialer.tls.as_ref().map_or_else(Vec::new, |tls| {
+            let ends = tls.current().ends;
+            vec![("node", ends.certificate), ("authority", ends.authority)]
+        }),
+        vms: node
+            .vms
+            .all()
+            .iter()
+            .map(|vm| (vm.name.clone(), vm.lock().state()))
+            .collect(),
+        vm_moves: node
+            .vm_migrations
+            .all(node)
+            .into_iter()
+            .filter(|migration| migration.phase.ended())
+            .collect(),
         cpu_seconds: clock::process_cpu_seconds(),
     }
 }
@@ -120,6 +163,8 @@ impl prometheus_client::collector::Collector for Collector {
         self.requests(&mut encoder)?;
         self.latency(&mut encoder)?;
         self.migrations(&mut encoder)?;
+        self.vms(&mut encoder)?;
+        self.certificates(&mut encoder)?;
         self.node(&mut encoder)
     }
 }
@@ -356,6 +401,63 @@ impl Collector {
                 };
                 ConstGauge::new(f64::from(count)).encode(family.encode_family(&labels)?)?;
             }
+        }
+        Ok(())
+    }
+
+    fn vms(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "1 for the state that the virtual machine is in";
+        let mut family = encoder.encode_descriptor("vm_state", help, None, MetricType::Gauge)?;
+        for (vm, current) in &self.gathered.vms {
+            for state in VmState::ALL {
+                let labels = VmStateLabels {
+                    vm: vm.clone(),
+                    state: state.name(),
+                };
+                let value = f64::from(u8::from(state == *current));
+                ConstGauge::new(value).encode(family.encode_family(&labels)?)?;
+            }
+        }
+        let help = "Ended moves of virtual machines away from here in the history";
+        let mut family =
+            encoder.encode_descriptor("vm_migrations_remembered", help, None, MetricType::Gauge)?;
+        for phase in [VmMigrationPhase::Completed, VmMigrationPhase::Aborted] {
+            let moves = self.gathered.vm_moves.iter();
+            let count = moves.filter(|migration| migration.phase == phase).count();
+            let labels = [("outcome", phase.name())];
+            ConstGauge::new(count as f64).encode(family.encode_family(&labels)?)?;
+        }
+        let help =
+            "How long the guest stood still in the virtual machine's last move away from here";
+        let mut family = encoder.encode_descriptor(
+            "vm_migration_blackout_seconds",
+            help,
+            None,
+            MetricType::Gauge,
+        )?;
+        let last: BTreeMap<_, _> = self
+            .gathered
+            .vm_moves
+            .iter()
+            .filter_map(|migration| Some((&migration.vm, migration.blackout_ms?)))
+            .collect();
+        for (vm, blackout) in last {
+            let labels = VmLabels { vm: vm.clone() };
+            ConstGauge::new(blackout / MILLIS).encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+
+    fn certificates(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let mut family = encoder.encode_descriptor(
+            "certificate_end_timestamp_seconds",
+            "When the certificate ends, in seconds since 1970",
+            None,
+            MetricType::Gauge,
+        )?;
+        for &(certificate, end) in &self.gathered.certificates {
+            let labels = CertificateLabels { certificate };
+            ConstGauge::new(end as f64).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }

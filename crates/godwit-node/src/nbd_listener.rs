@@ -204,7 +204,7 @@ async fn start_tls<S: ClientSocket>(
     let (Transport::Plain(socket), Some(tls)) = (connection, tls) else {
         return Err(io::ErrorKind::InvalidData.into());
     };
-    let (socket, session) = TlsAcceptor::from(Arc::clone(&tls.server))
+    let (socket, session) = TlsAcceptor::from(Arc::clone(&tls.current().server))
         .accept(socket)
         .await?
         .into_inner();

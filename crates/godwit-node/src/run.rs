@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -80,6 +81,9 @@ pub async fn run(
         ),
         None => None,
     };
+    // From here on the signal does not end the process, also while the node starts.
+    let reload = signal(SignalKind::hangup())
+        .map_err(|error| NodeError::Config(format!("cannot listen for signals: {error}")))?;
     let lock = data_dir::prepare(&mut config)?;
     let listeners = Listeners::open(&mut config).await?;
     let node = open(config, tls.clone()).await?;
@@ -90,6 +94,9 @@ pub async fn run(
     tasks.spawn(migrations::sample_rates(Arc::clone(&node)));
     tasks.spawn(peers::probe::watch(Arc::clone(&node)));
     tasks.spawn(retire::watch(Arc::clone(&node)));
+    if let Some(tls) = tls {
+        tasks.spawn(peers::renewal::watch(Arc::clone(&node), tls, reload));
+    }
     tasks.spawn(keep_blocking_thread(Arc::clone(&node)));
     tracing::info!(
         node = node.config.name,

@@ -60,6 +60,15 @@ async fn state(node: &RunningNode) -> Value {
     node.get("/v1/vms/v").await.json()["state"].clone()
 }
 
+/// The value of `godwit_NAME{LABELS}`.
+async fn metric(node: &RunningNode, sample: &str) -> f64 {
+    let metrics = node.get("/metrics").await.body;
+    let wanted = format!("godwit_{sample} ");
+    let value = metrics.lines().find_map(|line| line.strip_prefix(&*wanted));
+    let value = value.unwrap_or_else(|| panic!("no {wanted} in:\n{metrics}"));
+    value.parse().expect("a number")
+}
+
 async fn state_becomes(node: &RunningNode, wanted: &str) {
     for _ in 0..250 {
         if state(node).await == wanted {
@@ -91,6 +100,22 @@ async fn a_machine_goes_there_and_back_with_its_memory() {
         state_becomes(to, "running").await;
         assert_eq!(state(from).await, "departed");
         println!("{moved}");
+        assert_eq!(metric(to, r#"vm_state{vm="v",state="running"}"#).await, 1.0);
+        assert_eq!(
+            metric(from, r#"vm_state{vm="v",state="running"}"#).await,
+            0.0
+        );
+        assert_eq!(
+            metric(from, r#"vm_state{vm="v",state="departed"}"#).await,
+            1.0
+        );
+        let told = metric(from, r#"vm_migration_blackout_seconds{vm="v"}"#).await;
+        assert!(
+            (told * 1000.0 - blackout).abs() < 0.001,
+            "{told} s, {blackout} ms"
+        );
+        let done = r#"vm_migrations_remembered{outcome="completed"}"#;
+        assert_eq!(metric(from, done).await, 1.0);
     }
     stop(&a).await;
     a.stop().await;

@@ -64,9 +64,6 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
     let app = app(&node);
     let limit = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let slots = HandshakeSlots::new(MAX_HANDSHAKES);
-    let mut settings = (*tls.server).clone();
-    settings.alpn_protocols = vec![b"http/1.1".to_vec()];
-    let acceptor = TlsAcceptor::from(Arc::new(settings));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -75,8 +72,9 @@ pub(crate) async fn listen_tls(node: Arc<Node>, listener: TcpListener, tls: Node
         match accepted {
             Ok((socket, address)) => {
                 let (node, app, limit) = (Arc::clone(&node), app.clone(), Arc::clone(&limit));
-                let (acceptor, tls) = (acceptor.clone(), tls.clone());
+                let tls = tls.clone();
                 slots.spawn(async move {
+                    let acceptor = TlsAcceptor::from(Arc::clone(&tls.current().api));
                     let accepting = acceptor.accept(socket);
                     let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE_TIMEOUT, accepting).await
                     else {

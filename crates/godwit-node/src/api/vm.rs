@@ -27,6 +27,17 @@ pub enum VmState {
 }
 
 impl VmState {
+    /// Every state.
+    pub const ALL: [Self; 7] = [
+        Self::Starting,
+        Self::Running,
+        Self::Paused,
+        Self::Halted,
+        Self::Incoming,
+        Self::Stopped,
+        Self::Departed,
+    ];
+
     /// The state's name as the API spells it.
     pub const fn name(self) -> &'static str {
         match self {

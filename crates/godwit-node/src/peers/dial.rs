@@ -204,7 +204,7 @@ impl Dialer {
                 peer.name
             ))
         })?;
-        let handshake = Handshake::client(Arc::clone(&tls.client), name)
+        let handshake = Handshake::client(Arc::clone(&tls.current().client), name)
             .map_err(|error| protocol(peer, &error))?;
         match tokio::time::timeout(GREETING_TIMEOUT, shake_hands(handshake, socket)).await {
             Err(_) => Err(unreachable(timeout())),

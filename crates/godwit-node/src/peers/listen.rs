@@ -78,7 +78,8 @@ async fn welcome(
 }
 
 async fn accept_tls(socket: TcpStream, tls: &NodeTls) -> io::Result<PeerConnection> {
-    let handshake = Handshake::server(Arc::clone(&tls.nodes)).map_err(io::Error::other)?;
+    let handshake =
+        Handshake::server(Arc::clone(&tls.current().nodes)).map_err(io::Error::other)?;
     match tokio::time::timeout(GREETING_TIMEOUT, shake_hands(handshake, socket)).await {
         Err(_) => Err(io::ErrorKind::TimedOut.into()),
         Ok(Ok(stream)) => Ok(Transport::Tls(Box::new(stream))),

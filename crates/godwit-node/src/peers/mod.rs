@@ -4,7 +4,9 @@ pub(crate) mod dial;
 pub(crate) mod greeting;
 pub(crate) mod listen;
 pub(crate) mod probe;
+pub(crate) mod renewal;
 pub(crate) mod tls;
+mod validity;
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Who a node is and whom it trusts: mutual TLS with one authority.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor, verify_server_name};
 use rustls::crypto::aws_lc_rs;
@@ -12,21 +12,34 @@ use rustls::{
     ALL_VERSIONS, ClientConfig, RootCertStore, ServerConfig, SupportedProtocolVersion, version,
 };
 
+use super::validity::Ends;
 use crate::config::TlsFiles;
 use crate::roles::Holder;
 
 /// What nodes speak with each other: their records are not rustls', and TLS 1.3 only.
 const NODE_VERSIONS: &[&SupportedProtocolVersion] = &[&version::TLS13];
 
-/// The TLS settings of a node.
+/// The TLS settings of a node, and where they came from: they can be read again while it runs.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeTls {
+    name: String,
+    files: TlsFiles,
+    current: Arc<RwLock<Arc<Settings>>>,
+}
+
+/// The settings for connections that begin now.
+#[derive(Debug)]
+pub(crate) struct Settings {
     /// For connections that this node opens to others.
     pub(crate) client: Arc<ClientConfig>,
     /// For connections of other nodes.
     pub(crate) nodes: Arc<ServerConfig>,
-    /// For connections of clients, of disks and of the API; their certificate is required.
+    /// For connections of clients of disks; their certificate is required.
     pub(crate) server: Arc<ServerConfig>,
+    /// For those of the API; likewise.
+    pub(crate) api: Arc<ServerConfig>,
+    /// When the certificates end.
+    pub(crate) ends: Ends,
     roots: Arc<RootCertStore>,
 }
 
@@ -61,6 +74,34 @@ pub(crate) enum TlsError {
 impl NodeTls {
     /// Reads the files and checks that they fit together and belong to the node `name`.
     pub(crate) fn load(name: &str, files: &TlsFiles) -> Result<Self, TlsError> {
+        let settings = Settings::load(name, files)?;
+        Ok(Self {
+            name: name.to_owned(),
+            files: files.clone(),
+            current: Arc::new(RwLock::new(Arc::new(settings))),
+        })
+    }
+
+    /// Reads the files again. Connections that begin afterwards use them; on an error, nothing changes.
+    pub(crate) fn reload(&self) -> Result<(), TlsError> {
+        let settings = Arc::new(Settings::load(&self.name, &self.files)?);
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = settings;
+        Ok(())
+    }
+
+    /// The settings for a connection that begins now.
+    pub(crate) fn current(&self) -> Arc<Settings> {
+        Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Who has proved to hold this chain.
+    pub(crate) fn holder(&self, chain: Option<&[CertificateDer<'_>]>) -> Holder {
+        self.current().holder(chain)
+    }
+}
+
+impl Settings {
+    fn load(name: &str, files: &TlsFiles) -> Result<Self, TlsError> {
         let chain = certificates("certificate", &files.certificate)?;
         let key = PrivateKeyDer::from_pem_file(&files.key)
             .map_err(|error| unreadable("private key", &files.key, &error))?;
@@ -70,23 +111,23 @@ impl NodeTls {
                 name: name.to_owned(),
             });
         }
-        let mut roots = RootCertStore::empty();
-        for authority in certificates("authority", &files.authority)? {
-            roots
-                .add(authority)
-                .map_err(|error| TlsError::Settings(error.to_string()))?;
-        }
-        Self::new(roots, chain, key)
+        let authorities = certificates("authority", &files.authority)?;
+        Self::new(authorities, chain, key)
     }
 
     /// Settings for this chain and key, trusting these authorities.
-    pub(crate) fn new(
-        roots: RootCertStore,
+    fn new(
+        authorities: Vec<CertificateDer<'static>>,
         chain: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
     ) -> Result<Self, TlsError> {
         let settings = |error: &dyn std::error::Error| TlsError::Settings(error.to_string());
         let provider = Arc::new(aws_lc_rs::default_provider());
+        let ends = Ends::of(&chain, &authorities);
+        let mut roots = RootCertStore::empty();
+        for authority in authorities {
+            roots.add(authority).map_err(|error| settings(&error))?;
+        }
         let roots = Arc::new(roots);
         let verifier =
             WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
@@ -113,16 +154,19 @@ impl NodeTls {
             .map_err(|error| settings(&error))?;
         client.resumption = Resumption::disabled();
         client.enable_secret_extraction = true;
+        let mut api = server.clone();
+        api.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self {
             client: Arc::new(client),
             nodes: Arc::new(nodes),
             server: Arc::new(server),
+            api: Arc::new(api),
+            ends,
             roots,
         })
     }
 
-    /// Who has proved to hold this chain.
-    pub(crate) fn holder(&self, chain: Option<&[CertificateDer<'_>]>) -> Holder {
+    fn holder(&self, chain: Option<&[CertificateDer<'_>]>) -> Holder {
         match chain.and_then(<[_]>::split_first) {
             Some((own, intermediates)) => Holder::of(own, self.is_server(own, intermediates)),
             None => Holder::nobody(),

@@ -30,6 +30,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    #[allow(dead_code, reason = "not every test that shares this file uses it")]
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body)
             .unwrap_or_else(|error| panic!("{error}: {} {}", self.status, self.body))

@@ -1,0 +1,54 @@
+//! Takes new certificates without a restart, and tells when those in use come to their end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use time::OffsetDateTime;
+use tokio::signal::unix::Signal;
+
+use super::tls::NodeTls;
+use crate::node::Node;
+
+/// How often it is told that a certificate ends soon or has ended.
+const TELL_EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Reads the files again at each signal, until the node is about to end. Files that cannot be used change
+/// nothing. Connections that are open stay as they are.
+pub(crate) async fn watch(node: Arc<Node>, tls: NodeTls, mut reload: Signal) {
+    loop {
+        tell(&tls);
+        tokio::select! {
+            () = tokio::time::sleep(TELL_EVERY) => {}
+            signal = reload.recv() => {
+                if signal.is_none() {
+                    return;
+                }
+                renew(&tls).await;
+            }
+            () = node.closed() => return,
+        }
+    }
+}
+
+async fn renew(tls: &NodeTls) {
+    let reading = tls.clone();
+    match tokio::task::spawn_blocking(move || reading.reload()).await {
+        Ok(Ok(())) => tracing::info!("read the certificates again: new connections use them"),
+        Ok(Err(error)) => {
+            tracing::error!(%error, "the new certificates are not used: the node keeps the old ones")
+        }
+        Err(error) => tracing::error!(%error, "the certificates could not be read again"),
+    }
+}
+
+fn tell(tls: &NodeTls) {
+    let now = OffsetDateTime::now_utc().unix_timestamp();
+    for (late, text) in tls.current().ends.notices(now) {
+        let advice = "issue a new one, put it in place of the old one and reload the node (SIGHUP)";
+        if late {
+            tracing::error!(advice, "{text}");
+        } else {
+            tracing::warn!(advice, "{text}");
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Certificates are renewed while the node runs.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use godwit_node::Role;
+use godwit_node::certificates::{self, Validity};
+use rustix::process::{Signal, getpid, kill_process};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, ServerName};
+use support::{RunningNode, free_address, issue, request, secure, shows};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+async fn connect(node: &RunningNode, authority: &Path) -> TlsStream<TcpStream> {
+    let address = node.config.api_listen.expect("an address");
+    let socket = TcpStream::connect(address).await.expect("it listens");
+    let name = ServerName::try_from("a").expect("a name");
+    let connector = TlsConnector::from(shows(authority, "reader"));
+    connector.connect(name, socket).await.expect("a session")
+}
+
+/// The certificate that the node shows to a new connection.
+async fn shown(node: &RunningNode, authority: &Path) -> CertificateDer<'static> {
+    let session = connect(node, authority).await;
+    let chain = session.get_ref().1.peer_certificates();
+    chain.expect("a chain")[0].clone().into_owned()
+}
+
+fn on_disk(authority: &Path) -> CertificateDer<'static> {
+    CertificateDer::from_pem_file(authority.join("a.pem")).expect("a certificate")
+}
+
+/// Seconds since 1970 at which the node's certificate ends, as the metrics have it.
+async fn end(node: &RunningNode) -> i64 {
+    let metrics = node.get("/metrics").await.body;
+    let name = "godwit_certificate_end_timestamp_seconds{certificate=\"node\"} ";
+    let line = metrics.lines().find_map(|line| line.strip_prefix(name));
+    let value: f64 = line.expect("the metric").parse().expect("a number");
+    value as i64
+}
+
+fn hang_up() {
+    kill_process(getpid(), Signal::HUP).expect("signals");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_certificate_is_used_after_a_signal_and_a_broken_one_is_not() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let ours = dir.path().join("ours");
+    certificates::init(&ours, false).expect("makes an authority");
+    issue(&ours, "a", Role::Node, Validity::Days(3));
+    issue(&ours, "reader", Role::Reader, Validity::Days(1));
+    let mut config = secure("a", dir.path(), &ours, "a");
+    config.api_listen = Some(free_address());
+    let a = RunningNode::start(config).await;
+    let first = on_disk(&ours);
+    assert_eq!(shown(&a, &ours).await, first);
+    let open = connect(&a, &ours).await;
+    let first_end = end(&a).await;
+
+    // A key that does not belong to it, and half a file.
+    issue(&ours, "a", Role::Node, Validity::Days(9));
+    let (good, key) = (ours.join("a.pem"), ours.join("a.key"));
+    let (pem, secret) = (
+        fs::read(&good).expect("reads"),
+        fs::read(&key).expect("reads"),
+    );
+    fs::copy(ours.join("ca.key"), &key).expect("copies");
+    hang_up();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(
+        shown(&a, &ours).await,
+        first,
+        "a key of another certificate"
+    );
+    fs::write(&key, secret).expect("writes");
+    fs::write(&good, &pem[..pem.len() / 2]).expect("writes");
+    hang_up();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(shown(&a, &ours).await, first, "half a file");
+
+    fs::write(&good, pem).expect("writes");
+    let second = on_disk(&ours);
+    hang_up();
+    let mut tries = 0;
+    while shown(&a, &ours).await != second {
+        tries += 1;
+        assert!(tries < 100, "the new certificate is not used");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let days = (end(&a).await - first_end) as f64 / (24.0 * 3600.0);
+    assert!((5.9..6.1).contains(&days), "ends {days} days later");
+    let answer = request(open, "GET", "/metrics", "").await;
+    assert_eq!(answer.status, 200, "what was open goes on");
+    a.stop().await;
+}
