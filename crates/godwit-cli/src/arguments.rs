@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use godwit_node::IncomingLimits;
 
 use crate::failure::EXIT_CODES;
 use crate::units::{parse_duration, parse_rate, parse_size};
@@ -383,6 +384,13 @@ pub(crate) struct NodeArguments {
     /// shorter is compressed where the link is slower than compressing it
     #[arg(long, env = "GODWIT_NO_COMPRESSION")]
     pub no_compression: bool,
+    /// How many disks one peer may bring at a time, and how many virtual machines
+    #[arg(long, env = "GODWIT_MAX_INCOMING", value_name = "NUMBER", default_value_t = IncomingLimits::default().count,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_incoming: u32,
+    /// How large the disks may be together that one peer brings at a time; without it, what fits
+    #[arg(long, env = "GODWIT_MAX_INCOMING_SIZE", value_name = "SIZE", value_parser = parse_size)]
+    pub max_incoming_size: Option<u64>,
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormatArgument,

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use godwit_core::wire::Features;
 
+use crate::migrations::admission::IncomingLimits;
 use crate::names;
 use crate::run::NodeError;
 
@@ -36,6 +37,8 @@ pub struct NodeConfig {
     pub nbd_plain: bool,
     /// NBD connections to one disk at once, 1 to [`Self::MOST_NBD_CONNECTIONS`].
     pub nbd_connections: u32,
+    /// How much each of them may bring at a time.
+    pub incoming: IncomingLimits,
     /// The other nodes.
     pub peers: Vec<PeerConfig>,
 }
@@ -198,6 +201,7 @@ mod tests {
             nbd_listen: None,
             nbd_plain: false,
             nbd_connections: 64,
+            incoming: IncomingLimits::default(),
             peers: vec![PeerConfig {
                 name: String::from("b"),
                 address: String::from("b:1"),

@@ -27,5 +27,6 @@ mod vms;
 
 pub use config::{NodeConfig, PeerConfig, TlsFiles};
 pub use logging::{LogFormat, init_logging};
+pub use migrations::admission::IncomingLimits;
 pub use roles::Role;
 pub use run::{NodeError, run};

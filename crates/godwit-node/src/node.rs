@@ -10,6 +10,7 @@ use crate::config::{NodeConfig, PeerConfig};
 use crate::disks::Disks;
 use crate::disks::jobs::Jobs;
 use crate::migrations::Migrations;
+use crate::migrations::admission::Arrivals;
 use crate::migrations::incoming::Gatherings;
 use crate::peers::dial::Dialer;
 use crate::peers::probe::PeerHealth;
@@ -39,6 +40,8 @@ pub(crate) struct Node {
     pub(crate) migrations: Migrations,
     /// Incoming migrations whose connections are not complete.
     pub(crate) gatherings: Gatherings,
+    /// Disks that are being received, and from whom.
+    pub(crate) arrivals: Arrivals,
     /// Its virtual machines.
     pub(crate) vms: Vms,
     /// Imports and exports.

@@ -128,6 +128,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         disks: Disks::default(),
         migrations: migrations::Migrations::default(),
         gatherings: migrations::incoming::Gatherings::default(),
+        arrivals: Default::default(),
         vms: crate::vms::Vms::default(),
         jobs: crate::disks::jobs::Jobs::default(),
         dialer: Dialer { tls, features },

@@ -11,8 +11,8 @@ use godwit_core::wire::{
     Features, Greeting, HEADER_SIZE, Header, Hello, Offer, PROTOCOL_VERSION, Purpose, Reply,
     TrafficClass,
 };
-use godwit_node::Role;
 use godwit_node::certificates::{self, Validity};
+use godwit_node::{IncomingLimits, Role};
 use rustls::{ClientConnection, StreamOwned};
 use support::{RunningNode, issue, peer, plain, secure, shows};
 
@@ -36,15 +36,20 @@ fn receive(stream: &mut dyn Stream) -> Greeting {
 
 /// Offers disk `d` as node `a` until that is accepted, and then goes away.
 fn offer_and_leave(stream: &mut dyn Stream) {
+    assert_eq!(offer(stream, "d", 7), Reply::Accepted);
+}
+
+/// Offers a disk of 1 MiB as node `a`.
+fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
     let hello = Hello {
         min_version: PROTOCOL_VERSION,
         max_version: PROTOCOL_VERSION,
         features: Features::default(),
         class: TrafficClass::Control,
         purpose: Purpose::Migrate,
-        migration: MigrationId([7; 16]),
+        migration: MigrationId([migration; 16]),
         node: String::from("a"),
-        disk: String::from("d"),
+        disk: disk.to_owned(),
     };
     send(stream, &Greeting::Hello(hello));
     let welcome = receive(stream);
@@ -61,10 +66,12 @@ fn offer_and_leave(stream: &mut dyn Stream) {
         copy_connections: 2,
     };
     send(stream, &Greeting::Offer(offer));
-    assert_eq!(receive(stream), Greeting::Reply(Reply::Accepted));
+    match receive(stream) {
+        Greeting::Reply(reply) => reply,
+        other => panic!("{other:?} is no reply"),
+    }
 }
 
-/// What proves that the client is node `a`.
 /// Nothing of the offer is left, long before the node would stop to wait for its connections.
 async fn nothing_is_left(node: &RunningNode) {
     for _ in 0..100 {
@@ -112,4 +119,46 @@ async fn an_offer_ends_with_the_encrypted_connection_that_made_it() {
     offered.await.expect("the offer is accepted");
     nothing_is_left(&node).await;
     node.stop().await;
+}
+
+/// What the second offer of a peer is refused with while the first is there, if it is.
+async fn second_of_two(limits: IncomingLimits) -> Option<String> {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut config = plain("b", dir.path());
+    config.peers = vec![peer("a", support::free_address())];
+    config.incoming = limits;
+    let node = RunningNode::start(config).await;
+    let address = node.config.listen;
+    let connect = move || TcpStream::connect(address).expect("it listens");
+    let second = tokio::task::spawn_blocking(move || {
+        let mut first = connect();
+        assert_eq!(offer(&mut first, "d", 7), Reply::Accepted);
+        let refused = match offer(&mut connect(), "e", 8) {
+            Reply::Accepted => None,
+            Reply::Refused(refusal) => Some(refusal.text),
+            other => panic!("{other:?}"),
+        };
+        drop(first);
+        refused
+    });
+    let second = second.await.expect("both offers are answered");
+    nothing_is_left(&node).await;
+    // Once the first is gone there is room again.
+    let third = tokio::task::spawn_blocking(move || offer(&mut connect(), "e", 9));
+    assert_eq!(third.await.expect("an answer"), Reply::Accepted);
+    node.stop().await;
+    second
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_peer_that_brings_more_than_it_may_is_refused_until_there_is_room() {
+    let limits = |count, bytes| IncomingLimits { count, bytes };
+    for (limits, names) in [
+        (limits(1, None), "--max-incoming allows"),
+        (limits(2, Some(3 << 19)), "--max-incoming-size"),
+    ] {
+        let refused = second_of_two(limits).await.expect("a refusal");
+        assert!(refused.contains(names), "{refused}");
+    }
+    assert_eq!(second_of_two(limits(2, Some(2 << 20))).await, None);
 }

@@ -1,6 +1,6 @@
 //! `godwit node`
 
-use godwit_node::{LogFormat, NodeConfig, PeerConfig, TlsFiles, init_logging};
+use godwit_node::{IncomingLimits, LogFormat, NodeConfig, PeerConfig, TlsFiles, init_logging};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{Connection, LogFormatArgument, NodeArguments};
@@ -64,6 +64,10 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         nbd_listen: arguments.nbd_listen,
         nbd_plain: arguments.nbd_plain,
         nbd_connections: arguments.nbd_connections,
+        incoming: IncomingLimits {
+            count: arguments.max_incoming,
+            bytes: arguments.max_incoming_size,
+        },
         peers: peers
             .map(|(name, address)| PeerConfig { name, address })
             .collect(),

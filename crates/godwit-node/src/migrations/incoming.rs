@@ -83,8 +83,20 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
         }
     };
     tracing::info!(peer = hello.node, disk = hello.disk, migration = %hello.migration, "offered");
-    let disk = match prepare(&node, &hello, &offer).await {
-        Ok(disk) => disk,
+    let admitted = async {
+        let bytes = offer.capacity.0.saturating_mul(Sectors(1).bytes().0);
+        let place = node.arrivals.admit(
+            (&node.config.name, node.config.incoming),
+            (&hello.node, hello.migration, bytes),
+            || {
+                let all = node.migrations.under_way();
+                all.into_iter().map(|(id, _)| id).collect()
+            },
+        )?;
+        Ok((prepare(&node, &hello, &offer).await?, place))
+    };
+    let (disk, place) = match admitted.await {
+        Ok(admitted) => admitted,
         Err(refusal) => {
             tracing::warn!(peer = hello.node, disk = hello.disk, %refusal, "refused the offer");
             greeting::refuse(&mut control, refusal).await;
@@ -102,6 +114,7 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
         bytes_total: offer.capacity.bytes().0,
         warnings: Vec::new(),
     });
+    place.keep();
     table::store(&node, number, &view).await;
     failpoint::reach(String::from("offer::received")).await;
     if let Err(error) = receive(&node, &disk, control, &hello, &offer).await {

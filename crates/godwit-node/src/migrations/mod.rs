@@ -1,5 +1,6 @@
 //! Migrations of this node's disks, in and out.
 
+pub(crate) mod admission;
 pub(crate) mod forward;
 pub(crate) mod incoming;
 pub(crate) mod options;

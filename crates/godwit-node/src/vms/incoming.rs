@@ -47,6 +47,17 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
         link.say(Answer::Blocked(blockers)).await;
         return;
     }
+    let most = node.config.incoming.count as usize;
+    if node.memory_doors.open_for(&hello.node) >= most {
+        let why = format!(
+            "node '{}' receives {most} virtual machines of node '{}' already, the most that its \
+             --max-incoming allows: wait until one has arrived",
+            node.config.name, hello.node
+        );
+        tracing::warn!(vm = hello.disk, why, "the VM cannot come");
+        link.say(Answer::Blocked(vec![why])).await;
+        return;
+    }
     let vm = match reserve(&node, &hello, &offer).await {
         Ok(vm) => vm,
         Err(error) => {

@@ -89,6 +89,12 @@ impl MemoryDoors {
         }
     }
 
+    /// How many VMs of this peer wait for their memory.
+    pub(crate) fn open_for(&self, peer: &str) -> usize {
+        let doors = self.lock();
+        doors.values().filter(|door| door.peer == peer).count()
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<MigrationId, Door>> {
         self.by_migration
             .lock()

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use godwit_node::certificates::{self, IssueRequest, Validity};
-use godwit_node::{NodeConfig, NodeError, PeerConfig, Role, TlsFiles};
+use godwit_node::{IncomingLimits, NodeConfig, NodeError, PeerConfig, Role, TlsFiles};
 use rustix::process::{Pid, Signal, kill_process};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
@@ -51,6 +51,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         nbd_listen: None,
         nbd_plain: false,
         nbd_connections: 64,
+        incoming: IncomingLimits::default(),
         peers: Vec::new(),
     }
 }
