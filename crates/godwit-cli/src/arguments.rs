@@ -384,6 +384,9 @@ pub(crate) struct NodeArguments {
     /// shorter is compressed where the link is slower than compressing it
     #[arg(long, env = "GODWIT_NO_COMPRESSION")]
     pub no_compression: bool,
+    /// Do not start virtual machines in QEMU's sandbox
+    #[arg(long, env = "GODWIT_NO_QEMU_SANDBOX")]
+    pub no_qemu_sandbox: bool,
     /// How many disks one peer may bring at a time, and how many virtual machines
     #[arg(long, env = "GODWIT_MAX_INCOMING", value_name = "NUMBER", default_value_t = IncomingLimits::default().count,
         value_parser = clap::value_parser!(u32).range(1..))]

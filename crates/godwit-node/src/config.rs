@@ -37,6 +37,8 @@ pub struct NodeConfig {
     pub nbd_plain: bool,
     /// NBD connections to one disk at once, 1 to [`Self::MOST_NBD_CONNECTIONS`].
     pub nbd_connections: u32,
+    /// Start virtual machines in QEMU's sandbox.
+    pub qemu_sandbox: bool,
     /// How much each of them may bring at a time.
     pub incoming: IncomingLimits,
     /// The other nodes.
@@ -202,6 +204,7 @@ mod tests {
             nbd_plain: false,
             nbd_connections: 64,
             incoming: IncomingLimits::default(),
+            qemu_sandbox: true,
             peers: vec![PeerConfig {
                 name: String::from("b"),
                 address: String::from("b:1"),

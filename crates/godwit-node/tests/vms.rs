@@ -70,6 +70,31 @@ async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn qemu_runs_in_its_sandbox_unless_the_node_was_told_otherwise() {
+    let mode = |process: &str| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("runs");
+        let mode = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Seccomp:"));
+        mode.expect("a mode").trim().to_owned()
+    };
+    // This process may be confined itself.
+    let unconfined = mode("self");
+    for (sandbox, expected) in [(true, "2"), (false, &*unconfined)] {
+        let dir = MachineFolder::new();
+        let mut config = plain("a", dir.path());
+        config.qemu_sandbox = sandbox;
+        let node = RunningNode::start(config).await;
+        let vm = run(&node, &idle("v")).await;
+        assert_eq!(mode(&vm["pid"].to_string()), expected, "sandbox: {sandbox}");
+        let force = r#"{"force":true}"#;
+        let stopped = node.request("POST", "/v1/vms/v/stop", force).await;
+        assert_eq!(stopped.status, 204, "{}", stopped.body);
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_does_not_listen_is_stopped_by_force_only() {
     let dir = MachineFolder::new();
     let node = RunningNode::start(plain("a", dir.path())).await;

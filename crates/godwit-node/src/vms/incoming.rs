@@ -14,7 +14,7 @@ use super::process;
 use super::qmp::QmpError;
 use super::spare::Spare;
 use super::vm::{Qemu, Vm, VmActivity, VmMark, VmOrigin};
-use super::{memory, preflight, run, spare, tunnel, watch};
+use super::{memory, preflight, run, sandbox, spare, tunnel, watch};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::peers::PeerConnection;
@@ -150,6 +150,9 @@ pub(crate) async fn start(
     let machine = &offer.machine;
     let socket = |disk: &str| node.config.vhost_socket(disk);
     let mut line = machine.command_line(&vm.places, socket, offer.machine_type.as_deref());
+    if node.config.qemu_sandbox {
+        line.extend(sandbox::words(&line));
+    }
     line.extend(["-incoming", "defer", "-S"].map(str::to_owned));
     run::make_folder(&vm.name, vm.places.clone()).await?;
     let pulls = offer.memory.pulls();

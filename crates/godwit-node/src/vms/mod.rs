@@ -20,6 +20,7 @@ mod pulling;
 mod qmp;
 pub(crate) mod recover;
 mod run;
+mod sandbox;
 mod spare;
 mod steps;
 mod stop;

@@ -9,7 +9,7 @@ use godwit_core::units::Bytes;
 use super::inspect::Facts;
 use super::machine::{Machine, Parts, Places};
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{process, watch};
+use super::{process, sandbox, watch};
 use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use crate::data_dir::MAX_SOCKET_PATH;
 use crate::names;
@@ -252,9 +252,13 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
 
 async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
-    let line = entry
-        .machine
-        .command_line(&vm.places, |disk| node.config.vhost_socket(disk), None);
+    let mut line =
+        entry
+            .machine
+            .command_line(&vm.places, |disk| node.config.vhost_socket(disk), None);
+    if node.config.qemu_sandbox {
+        line.extend(sandbox::words(&line));
+    }
     let program = entry.machine.program.clone();
     let places = vm.places.clone();
     make_folder(&vm.name, places).await?;

@@ -52,6 +52,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         nbd_plain: false,
         nbd_connections: 64,
         incoming: IncomingLimits::default(),
+        qemu_sandbox: true,
         peers: Vec::new(),
     }
 }
