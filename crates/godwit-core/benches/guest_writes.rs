@@ -11,7 +11,7 @@ use godwit_core::action::{Action, Content, DiskTag};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::{Operation, Origin, Request, RequestTag};
 use godwit_core::units::{Extent, Generation, Lba, MigrationId, Sectors, Time};
-use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::wire::{Message, TrafficClass, double_write_id};
 use godwit_core::{Controller, Limits, MigrationOptions};
 
 const IN_FLIGHT: u32 = 256;
@@ -42,6 +42,8 @@ static ALLOCATOR: Counting = Counting;
 /// A source whose first half is migrated and whose window waits for acknowledgements.
 struct Bench {
     controller: Controller,
+    /// By tag: the turn of its last double write.
+    turns: Vec<u16>,
     oldest: u32,
     random: u64,
 }
@@ -72,6 +74,7 @@ impl Bench {
         }
         let mut bench = Self {
             controller,
+            turns: vec![0; IN_FLIGHT as usize],
             oldest: 0,
             random: 1,
         };
@@ -98,6 +101,13 @@ impl Bench {
 
     fn drain(&mut self) {
         while let Some(action) = self.controller.poll_action() {
+            if let Action::Send {
+                message: Message::DoubleWrite { tag, turn, .. },
+                ..
+            } = action
+            {
+                self.turns[tag.0 as usize] = turn;
+            }
             black_box(&action);
         }
     }
@@ -109,7 +119,7 @@ impl Bench {
         let controller = &mut self.controller;
         controller.handle_disk_done(Time(0), DiskTag::Request(tag), Ok(Content::Data));
         let ack = Message::Ack {
-            tag: tag.0,
+            tag: double_write_id(tag, self.turns[tag.0 as usize]),
             generation: Generation(0),
             result: Ok(()),
         };

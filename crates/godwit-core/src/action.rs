@@ -28,6 +28,11 @@ pub enum DiskTag {
     Barrier,
 }
 
+/// Names a node that forwards its clients' requests here: the body's number for it, the same on every
+/// connection of that node. Small, because the controller keeps a table of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Forwarder(pub u16);
+
 /// A local disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskOperation {
@@ -101,6 +106,13 @@ pub enum Action {
     Send {
         /// The connection to use.
         class: TrafficClass,
+        /// The frame.
+        message: Message,
+    },
+    /// Send a frame to a node that forwards here, on the connection that it forwards on.
+    SendForwarder {
+        /// Which node.
+        forwarder: Forwarder,
         /// The frame.
         message: Message,
     },

@@ -252,6 +252,7 @@ impl Authority {
         vec![Effect::Send(Message::Prepare {
             migration,
             epoch: self.record.epoch.next(),
+            shared: false,
         })]
     }
 
@@ -400,7 +401,9 @@ impl Authority {
     /// A frame of this protocol from the other node of the migration; others are ignored.
     pub fn handle(&mut self, message: &Message) -> Vec<Effect> {
         match *message {
-            Message::Prepare { migration, epoch } => self.handle_prepare(migration, epoch),
+            Message::Prepare {
+                migration, epoch, ..
+            } => self.handle_prepare(migration, epoch),
             Message::Prepared { migration } => {
                 if self.attempt == (Attempt::Preparing { migration }) && self.is_settled() {
                     self.store(

@@ -234,6 +234,14 @@ pub enum Event {
         /// What is stored now.
         record: AuthorityRecord,
     },
+    /// Whether more than one party may have written to the disk since it came here. The body stores it,
+    /// before any record that [`Action::Persist`](crate::action::Action::Persist) asks for later, gives it
+    /// to [`Controller::resume_forwarding`](crate::Controller::resume_forwarding) when it starts again, and
+    /// calls [`Controller::handle_sharing_stored`](crate::Controller::handle_sharing_stored).
+    SharingChanged {
+        /// It is so.
+        shared: bool,
+    },
     /// The node to which this one forwards does not own the disk any more: the body should close
     /// the forwarding connection, find the owner and call
     /// [`Controller::handle_forward_up`](crate::Controller::handle_forward_up).

@@ -41,11 +41,15 @@ pub enum PlantedBug {
     CombineForgetsFua,
     /// A write that is combined with an earlier one keeps its own place in the order of writes.
     CombineOutOfPlace,
+    /// The owner takes what was forwarded before a client attached.
+    ForgetFence,
+    /// What was forwarded on a lost connection is done again although the owner has done it.
+    RepeatForwarded,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -60,6 +64,8 @@ impl PlantedBug {
         Self::PersistAfterUse,
         Self::CombineForgetsFua,
         Self::CombineOutOfPlace,
+        Self::ForgetFence,
+        Self::RepeatForwarded,
     ];
 
     /// The defect's name.
@@ -79,6 +85,8 @@ impl PlantedBug {
             Self::PersistAfterUse => "persist-after-use",
             Self::CombineForgetsFua => "combine-forgets-fua",
             Self::CombineOutOfPlace => "combine-out-of-place",
+            Self::ForgetFence => "forget-fence",
+            Self::RepeatForwarded => "repeat-forwarded",
         }
     }
 }

@@ -90,6 +90,10 @@ pub enum RequestError {
     /// This node does not serve the disk and knows nobody who does.
     #[error("this node does not serve the disk")]
     NotServing,
+    /// The write was forwarded to the disk's owner, the connection was lost, and the owner does not know
+    /// any more whether it was done. Others have written meanwhile, so it is not done again.
+    #[error("the disk's owner was lost and does not know whether the write was done")]
+    Uncertain,
 }
 
 impl RequestError {
@@ -101,6 +105,7 @@ impl RequestError {
             Self::Io => 3,
             Self::NoSpace => 4,
             Self::NotServing => 5,
+            Self::Uncertain => 6,
         }
     }
 
@@ -112,6 +117,7 @@ impl RequestError {
             2 => Self::Misaligned,
             4 => Self::NoSpace,
             5 => Self::NotServing,
+            6 => Self::Uncertain,
             _ => Self::Io,
         })
     }

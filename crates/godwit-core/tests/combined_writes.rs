@@ -181,3 +181,22 @@ fn a_read_that_waits_for_one_of_them_sees_what_was_carried_out() {
     disk.finish(3, Ok(()));
     assert_eq!(disk.take_started(), [(2, Operation::Read(blocks(5, 1)))]);
 }
+
+#[test]
+fn a_write_does_not_take_the_place_of_one_from_before_a_client_attached() {
+    let mut disk = Disk::new();
+    for tag in 0..2 {
+        disk.ask(tag, write(5, 1));
+    }
+    disk.controller.handle_client_attached(Time(0));
+    for tag in 2..4 {
+        disk.ask(tag, write(5, 1));
+    }
+    let mut carried_out = Vec::new();
+    for tag in [0, 1, 3] {
+        carried_out.extend(disk.take_started());
+        disk.finish(tag, Ok(()));
+    }
+    assert_eq!(carried_out, [0, 1, 3].map(|tag| (tag, write(5, 1))));
+    assert_eq!(disk.take_answered(), [0, 1, 2, 3].map(|tag| (tag, Ok(()))));
+}

@@ -1,12 +1,14 @@
 //! What a guest wrote here and there is compared in many short pieces at a time.
 
+#[path = "support/acknowledge.rs"]
+mod acknowledge;
 mod support;
 
 use std::time::Duration;
 
+use acknowledge::acknowledge;
 use godwit_core::request::Operation;
-use godwit_core::units::{Extent, Generation, Lba, MigrationId};
-use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{MigrationOptions, Switchover};
 use support::Source;
 
@@ -32,15 +34,7 @@ fn scattered_blocks_are_compared_as_many_at_a_time_as_chunks_would_hold() {
             let extent = Extent::new(Lba(u64::from(tag) * 4096), 8).expect("an extent");
             source.ask(tag, Operation::Write { extent, fua: false });
             source.pass(Duration::ZERO);
-            let acknowledged = Message::Ack {
-                tag,
-                generation: Generation(0),
-                result: Ok(()),
-            };
-            let class = TrafficClass::Sync;
-            source
-                .core
-                .handle_message(source.now, class, acknowledged, None);
+            acknowledge(&mut source, tag);
         }
         source.pass(MOMENT);
         source.held.len()

@@ -1,13 +1,15 @@
 //! A place that the guest writes to again and again while the disk is copied is sent once.
 
+#[path = "support/acknowledge.rs"]
+mod acknowledge;
 mod support;
 
 use std::time::Duration;
 
+use acknowledge::acknowledge;
 use godwit_core::request::Operation;
 use godwit_core::sla::LatencyTarget;
-use godwit_core::units::{Extent, Generation, Lba, MigrationId};
-use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{LinkSignal, MigrationOptions, Switchover};
 use support::{Sent, Source};
 
@@ -34,20 +36,10 @@ fn write(source: &mut Source, times: usize, extent: Extent) {
         source.ask(0, Operation::Write { extent, fua: false });
         source.pass(Duration::ZERO);
         if count(source, Sent::DoubleWrite) > before {
-            acknowledge(source);
+            acknowledge(source, 0);
         }
         source.pass(STEP);
     }
-}
-
-fn acknowledge(source: &mut Source) {
-    let message = Message::Ack {
-        tag: 0,
-        generation: Generation(0),
-        result: Ok(()),
-    };
-    let class = TrafficClass::Sync;
-    source.core.handle_message(source.now, class, message, None);
 }
 
 fn block(number: u64) -> Extent {

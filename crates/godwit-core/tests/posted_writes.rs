@@ -1,13 +1,14 @@
 //! The guest does not wait for the destination to acknowledge its double writes; the migration does.
 
+#[path = "support/acknowledge.rs"]
+mod acknowledge;
 mod support;
 
 use std::time::Duration;
 
 use godwit_core::request::Operation;
 use godwit_core::sla::LatencyTarget;
-use godwit_core::units::{Extent, Generation, Lba, MigrationId};
-use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{LinkSignal, MigrationOptions, Switchover};
 use support::{LIMITS, Sent, Source};
 
@@ -38,15 +39,9 @@ fn write(source: &mut Source, tag: u32, extent: Extent) {
     source.ask(tag, Operation::Write { extent, fua: false });
 }
 
-/// The destination acknowledges a double write that was sent with this tag before any pause.
+/// The destination acknowledges the oldest double write that was sent with this tag, and is heard.
 fn acknowledge(source: &mut Source, tag: u32) {
-    let message = Message::Ack {
-        tag,
-        generation: Generation(0),
-        result: Ok(()),
-    };
-    let class = TrafficClass::Sync;
-    source.core.handle_message(source.now, class, message, None);
+    acknowledge::acknowledge(source, tag);
     source.pass(Duration::ZERO);
 }
 

@@ -79,6 +79,7 @@ impl Destination {
     fn double_write(&mut self, block: u32) {
         let message = Message::DoubleWrite {
             tag: RequestTag(block),
+            turn: 0,
             generation: Generation(0),
             extent: extent(block),
             zeroes: false,
@@ -90,6 +91,7 @@ impl Destination {
     fn prepare(&mut self) {
         let message = Message::Prepare {
             migration: MIGRATION,
+            shared: false,
             epoch: Epoch(2),
         };
         self.hear(TrafficClass::Control, message, None);
@@ -338,7 +340,11 @@ fn a_disk_that_was_about_to_come_back_has_still_left() {
     let epoch = Epoch(3);
     assert!(
         !authority
-            .handle(&Message::Prepare { migration, epoch })
+            .handle(&Message::Prepare {
+                migration,
+                epoch,
+                shared: false,
+            })
             .is_empty()
     );
     authority.persisted();

@@ -111,6 +111,7 @@ mod tests {
             counterpart: Some(String::from("a")),
             moved_to: None,
             mark,
+            shared: false,
         }
     }
 

@@ -102,6 +102,12 @@ states! {
     ForwardedEarly "forwarding: before the destination confirmed",
     ForwardedAgain "forwarding: connected again",
     OwnerMoved "forwarding: owner moved",
+    Deserted "forwarding: the guest left without its answers",
+    Strayed "forwarding: requests of one guest at both nodes",
+    Fence "forwarding: fences",
+    ForwardVoid "forwarding: requests from before a fence dropped",
+    Shared "forwarding: more than one party writes",
+    Uncertain "forwarding: writes that nobody knows of",
     Settled "settled",
 }
 

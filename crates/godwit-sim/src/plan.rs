@@ -74,6 +74,11 @@ pub(crate) struct GuestPlan {
     pub(crate) longest: u64,
     /// Now and then it is silent for this long.
     pub(crate) pause: u64,
+    /// Of a thousand requests, how many it makes at the other node instead, without the answers that it
+    /// waits for at this one.
+    pub(crate) deserts: u64,
+    /// Of a thousand requests, how many it makes at the other node beside those at this one.
+    pub(crate) strays: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -274,6 +279,8 @@ fn guest(random: &mut Random, load: u64, requests: u32) -> GuestPlan {
         think: (load / u64::from(requests) * depth as u64).saturating_sub(60 * MICROSECOND) / 2,
         longest: random.pick(&[8, 16, 24, 64]),
         pause: random.between(1, 40) * MILLISECOND,
+        deserts: random.pick(&[0, 0, 0, 2, 6, 20]),
+        strays: random.pick(&[0, 0, 0, 50, 300]),
     }
 }
 

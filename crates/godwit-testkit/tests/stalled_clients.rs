@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use godwit_testkit::cluster::{ClusterOptions, godwit_binary};
+use godwit_testkit::cluster::{ClusterOptions, StandsStill, godwit_binary};
 use godwit_testkit::nbd::{Command, NbdConnection, NbdReader, NbdTarget, NbdWriter, Request};
 use godwit_testkit::scenario::{PATIENCE, Scenario, migrate};
 use godwit_testkit::{Cluster, Node};
@@ -166,25 +166,6 @@ fn a_node_that_stands_still_holds_up_no_client_of_another() {
             assert_eq!(reader.reply().unwrap().error, 0);
             reader.data(&mut vec![0; 1 << 20]).unwrap();
         }
-    }
-}
-
-/// A node that was stopped, until this is dropped.
-struct StandsStill(rustix::process::Pid);
-
-impl StandsStill {
-    fn new(node: &Node) -> Self {
-        let pid = node.pid().expect("it runs") as i32;
-        let pid = rustix::process::Pid::from_raw(pid).expect("a process");
-        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-        Self(pid)
-    }
-}
-
-impl Drop for StandsStill {
-    fn drop(&mut self) {
-        // A node that has ended needs no leave to go on.
-        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::CONT);
     }
 }
 

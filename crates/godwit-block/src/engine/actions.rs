@@ -19,6 +19,9 @@ impl Engine {
             match action {
                 Action::Disk { tag, operation } => self.start_disk(tag, operation),
                 Action::Send { class, message } => self.send(class, message),
+                Action::SendForwarder { forwarder, message } => {
+                    self.send_forwarder(forwarder, message);
+                }
                 Action::Complete { tag, result } => self.answer(tag, result),
                 Action::ReleaseReplica { tag } => self.slots.finish(tag),
                 Action::DiscardUnsent { class } => self.discard_unsent(class),
@@ -141,9 +144,10 @@ impl Engine {
             Owner::Forwarded {
                 connection,
                 tag: peer_tag,
+                number,
                 operation,
             } => {
-                self.answer_peer(tag, (connection, peer_tag, operation), result);
+                self.answer_peer(tag, (connection, peer_tag, number, operation), result);
             }
             Owner::Ring { operation } => self.answer_ring(tag, operation, result),
             Owner::Replica | Owner::None => self.slots.finish(tag),

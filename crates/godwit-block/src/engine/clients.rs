@@ -28,6 +28,8 @@ impl Engine {
             address,
             place,
         } = client;
+        // The place of one that is gone is free.
+        self.look_for_hang_ups();
         let disk = &self.config.disk;
         if self.shutdown.is_some() || self.clients >= self.config.max_clients {
             tracing::warn!(
@@ -59,6 +61,8 @@ impl Engine {
         let key = self.connections.insert(stream, party, account, now);
         self.clients += 1;
         self.tell(EngineEvent::Clients(self.clients));
+        self.core.handle_client_attached(self.now);
+        self.drain();
         self.advance(key);
     }
 

@@ -203,6 +203,7 @@ impl Engine {
             None => {
                 self.clients -= 1;
                 self.tell(EngineEvent::Clients(self.clients));
+                self.client_left(key);
             }
             Some((class, uses)) => self.unlink(key, class, uses),
         }

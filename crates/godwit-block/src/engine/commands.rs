@@ -83,6 +83,10 @@ impl Engine {
                 self.core.handle_persisted(self.now);
                 self.drain();
             }
+            Command::SharingStored => {
+                self.core.handle_sharing_stored(self.now);
+                self.drain();
+            }
             Command::NotPersisted { reason } => {
                 self.core.handle_not_persisted(self.now, reason);
                 self.drain();

@@ -262,6 +262,7 @@ mod tests {
     fn double_write() -> Message {
         Message::DoubleWrite {
             tag: RequestTag(0),
+            turn: 0,
             generation: Generation(0),
             extent: Extent::new(Lba(0), 8).expect("an extent"),
             zeroes: false,

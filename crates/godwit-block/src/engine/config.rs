@@ -22,6 +22,9 @@ pub struct EngineConfig {
     /// NBD clients attached at once. Each has a request of its own, as long as they are less than a
     /// quarter of [`Limits::requests`].
     pub max_clients: u32,
+    /// Whether more than one party may have written to the disk since it came here, as
+    /// [`Event::SharingChanged`] last said.
+    pub shared: bool,
 }
 
 impl EngineConfig {
@@ -38,6 +41,7 @@ impl EngineConfig {
             },
             memory: Bytes(160 << 20),
             max_clients: 64,
+            shared: false,
         }
     }
 }

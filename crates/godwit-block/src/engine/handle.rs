@@ -67,6 +67,7 @@ pub(super) enum Command {
     },
     FailForwarded,
     Persisted,
+    SharingStored,
     NotPersisted {
         reason: AbortReason,
     },
@@ -284,6 +285,11 @@ impl EngineHandle {
     /// The record of the last [`EngineEvent::Persist`](super::EngineEvent::Persist) is durable.
     pub fn persisted(&self) {
         self.inner.send(Command::Persisted);
+    }
+
+    /// What the last [`Event::SharingChanged`](godwit_core::event::Event::SharingChanged) said is durable.
+    pub fn sharing_stored(&self) {
+        self.inner.send(Command::SharingStored);
     }
 
     /// The record of the last [`EngineEvent::Persist`](super::EngineEvent::Persist), which gives the

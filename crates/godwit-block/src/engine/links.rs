@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use godwit_core::action::Forwarder;
 use godwit_core::authority::Ownership;
 use godwit_core::event::{Event, Phase};
 use godwit_core::units::{MigrationId, Time};
@@ -212,26 +213,54 @@ impl Engine {
         let Some(key) = self.adopt(sync, TrafficClass::Sync, uses) else {
             return;
         };
-        self.replace_served(peer, key);
+        self.replace_served(&peer, key);
         if let Some(connection) = self.connections.get_mut(key) {
             connection.paused = true;
         }
         self.resume_served();
     }
 
-    fn replace_served(&mut self, peer: String, key: ConnectionKey) {
-        let old = self.served.iter().position(|(name, _)| *name == peer);
-        let crowded = (self.served.len() >= MOST_SERVED).then_some(0);
-        if let Some(at) = old.or(crowded) {
+    /// What `peer` forwards comes by this connection from now on. Its name for the controller.
+    fn replace_served(&mut self, peer: &str, key: ConnectionKey) -> Forwarder {
+        let known = self.forwarders.iter().position(|name| name == peer);
+        let index = known.unwrap_or_else(|| {
+            let index = self.forwarders.len();
+            if index < MOST_SERVED {
+                self.forwarders.push(peer.to_owned());
+                return index;
+            }
+            // The oldest gives way.
+            let index = self.served.first().map_or(0, |served| served.0.0.into());
+            peer.clone_into(&mut self.forwarders[index]);
+            index
+        });
+        let forwarder = Forwarder(index as u16);
+        if let Some(at) = self.served.iter().position(|served| served.0 == forwarder) {
             let (_, old) = self.served.remove(at);
             self.close(old);
+            self.core.handle_forwarder_lost(self.now, forwarder);
         }
-        self.served.push((peer, key));
+        self.served.push((forwarder, key));
+        forwarder
+    }
+
+    /// The node that forwards by this connection.
+    pub(super) fn forwarder(&self, key: ConnectionKey) -> Option<Forwarder> {
+        let served = self.served.iter().find(|served| served.1 == key)?;
+        Some(served.0)
+    }
+
+    /// Nothing that is forwarded comes by this connection any more.
+    fn forget_served(&mut self, key: ConnectionKey) {
+        if let Some(at) = self.served.iter().position(|served| served.1 == key) {
+            let (forwarder, _) = self.served.remove(at);
+            self.core.handle_forwarder_lost(self.now, forwarder);
+        }
     }
 
     /// Reads from served connections again once what came by their predecessors is done.
     pub(super) fn resume_served(&mut self) {
-        let paused = |(_, key): &(String, ConnectionKey)| {
+        let paused = |(_, key): &(Forwarder, ConnectionKey)| {
             self.connections
                 .get(*key)
                 .is_some_and(|connection| connection.paused)
@@ -243,10 +272,11 @@ impl Engine {
         if self.slots.serves_others_than(&keys) {
             return;
         }
-        for key in keys {
+        for (forwarder, key) in self.served.clone() {
             if let Some(connection) = self.connections.get_mut(key)
                 && std::mem::take(&mut connection.paused)
             {
+                self.core.handle_forwarder_up(self.now, forwarder, false);
                 self.advance(key);
             }
         }
@@ -338,7 +368,8 @@ impl Engine {
             && let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut())
         {
             uses.served = true;
-            self.replace_served(peer, sync);
+            let forwarder = self.replace_served(&peer, sync);
+            self.core.handle_forwarder_up(self.now, forwarder, true);
         }
     }
 
@@ -350,7 +381,7 @@ impl Engine {
             .filter(|links| links.migration == migration)
             .and_then(|links| links.sync);
         if let Some(sync) = sync {
-            self.served.retain(|(_, key)| *key != sync);
+            self.forget_served(sync);
             if let Some(uses) = self.connections.get_mut(sync).and_then(|c| c.uses_mut()) {
                 uses.served = false;
             }
@@ -422,7 +453,7 @@ impl Engine {
             report = !self.links.as_ref().is_some_and(|links| links.active);
         }
         self.decided.retain(|(_, _, k)| *k != key);
-        self.served.retain(|(_, k)| *k != key);
+        self.forget_served(key);
         if report {
             self.core.handle_connection_lost(self.now, class);
             self.drain();

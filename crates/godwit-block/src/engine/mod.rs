@@ -33,6 +33,7 @@ mod disk_step;
 mod faults;
 mod gathering;
 mod handle;
+mod hang_ups;
 mod inspect;
 mod lanes;
 mod link_signal;

@@ -1,5 +1,7 @@
 //! Frames of other nodes, in both directions.
 
+use godwit_core::Admission;
+use godwit_core::action::Forwarder;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
 
@@ -27,16 +29,24 @@ impl Engine {
         if !message.belongs_on(class) {
             return Err(Lost::Unexpected(message));
         }
-        let wanted = match message {
-            Message::Forward { .. } => uses.served,
-            Message::ForwardReply { .. } => uses.forwarding,
+        let forwards = matches!(
+            message,
+            Message::Forward { .. }
+                | Message::ForwardBegin { .. }
+                | Message::ClientAttached
+                | Message::FenceReached { .. }
+        );
+        let answers = matches!(
+            message,
+            Message::ForwardReply { .. } | Message::Fence { .. }
+        );
+        let wanted = match (forwards, answers) {
+            (true, _) => uses.served,
+            (_, true) => uses.forwarding,
             _ => uses.migration,
         };
         if !wanted {
-            let forwarded = matches!(
-                message,
-                Message::Forward { .. } | Message::ForwardReply { .. }
-            );
+            let forwarded = forwards || answers;
             if forwarded && connection.life == Life::Open {
                 return Err(Lost::Unexpected(message));
             }
@@ -55,10 +65,15 @@ impl Engine {
                 let packed = compressed.then_some(payload);
                 self.admit(key, Head::Peer { message, packed }, false);
             }
-            Message::ForwardReply { tag, result, .. } => {
+            Message::ForwardReply {
+                tag,
+                number,
+                result,
+                ..
+            } => {
                 let expected = self
                     .core
-                    .forward_reply_length(tag)
+                    .forward_reply_length(tag, number)
                     .ok_or(Lost::Unexpected(message))?;
                 if payload != if result.is_ok() { expected } else { 0 } {
                     return Err(Lost::Unexpected(message));
@@ -79,8 +94,24 @@ impl Engine {
                     self.peer_payload(key, message, tag);
                 }
             }
+            Message::ForwardBegin { .. }
+            | Message::ClientAttached
+            | Message::FenceReached { .. } => {
+                connection.bulk = false;
+                if message == Message::ClientAttached {
+                    self.look_for_hang_ups();
+                }
+                if let Some(forwarder) = self.forwarder(key) {
+                    self.core
+                        .handle_forwarder_message(self.now, forwarder, message);
+                    self.drain();
+                }
+            }
             _ => {
                 connection.bulk = false;
+                if let Message::Fence { .. } = message {
+                    self.look_for_hang_ups();
+                }
                 self.core.handle_message(self.now, class, message, None);
                 self.drain();
             }
@@ -105,10 +136,15 @@ impl Engine {
             Message::Verify { extent, .. } => {
                 (Class::Copy, Owner::Replica, extent.bytes() as u32, 0)
             }
-            Message::Forward { tag, operation } => {
+            Message::Forward {
+                tag,
+                number,
+                operation,
+            } => {
                 let owner = Owner::Forwarded {
                     connection,
                     tag,
+                    number,
                     operation,
                 };
                 match operation {
@@ -143,6 +179,14 @@ impl Engine {
             return self.drop_frame(message, tag);
         };
         match message {
+            Message::Forward { number, .. }
+                if uses.served && self.is_void(key, number, message) =>
+            {
+                if let Some(connection) = self.connections.get_mut(key) {
+                    connection.unanswered = connection.unanswered.saturating_sub(1);
+                }
+                self.drop_frame(message, tag);
+            }
             Message::Forward { operation, .. } if uses.served => {
                 self.stats.counters.forwarded += 1;
                 self.slots.set_arrived(tag, self.now);
@@ -153,9 +197,9 @@ impl Engine {
                 };
                 self.hand_over(request);
             }
-            Message::ForwardReply { tag, .. } => {
+            Message::ForwardReply { tag, number, .. } => {
                 // It may have been given up while its data was on the way.
-                if uses.forwarding && self.core.forward_reply_length(tag).is_some() {
+                if uses.forwarding && self.core.forward_reply_length(tag, number).is_some() {
                     self.core
                         .handle_message(self.now, TrafficClass::Sync, message, None);
                     self.drain();
@@ -175,6 +219,37 @@ impl Engine {
         self.drain();
     }
 
+    /// Whether a forwarded request must not be done: it was sent before a fence, or breaks the protocol,
+    /// which ends the connection.
+    fn is_void(&mut self, key: ConnectionKey, number: u32, message: Message) -> bool {
+        let admission = self
+            .forwarder(key)
+            .map(|forwarder| self.core.admit_forwarded(forwarder, number));
+        match admission {
+            Some(Admission::Take) => false,
+            Some(Admission::Void) | None => true,
+            Some(Admission::Broken) => {
+                self.lost(key, &Lost::Unexpected(message));
+                true
+            }
+        }
+    }
+
+    /// Queues what the controller says to a node that forwards here.
+    pub(super) fn send_forwarder(&mut self, forwarder: Forwarder, message: Message) {
+        let key = self.served.iter().find(|served| served.0 == forwarder);
+        let Some(key) = key.map(|served| served.1) else {
+            return;
+        };
+        if let Some(connection) = self.connections.get_mut(key) {
+            let (header, _, _) = message.encode();
+            connection
+                .stream
+                .queue(Frame::new(&[&header.encode()], None));
+            self.connections.mark(key);
+        }
+    }
+
     /// Gives up a frame that was (partly) received.
     pub(super) fn drop_frame(&mut self, message: Message, tag: RequestTag) {
         if matches!(message, Message::ForwardReply { .. }) {
@@ -188,7 +263,7 @@ impl Engine {
     pub(super) fn answer_peer(
         &mut self,
         tag: RequestTag,
-        (key, peer_tag, operation): (ConnectionKey, RequestTag, Operation),
+        (key, peer_tag, number, operation): (ConnectionKey, RequestTag, u32, Operation),
         result: Result<(), RequestError>,
     ) {
         if let Some(connection) = self.connections.get_mut(key) {
@@ -204,6 +279,7 @@ impl Engine {
                     None
                 };
                 let message = Message::ForwardReply {
+                    number,
                     tag: peer_tag,
                     length,
                     result,
@@ -274,7 +350,10 @@ impl Engine {
                 })
             }
             TrafficClass::Sync => match message {
-                Message::Forward { .. } => self
+                Message::Forward { .. }
+                | Message::ForwardBegin { .. }
+                | Message::ClientAttached
+                | Message::FenceReached { .. } => self
                     .forwarding
                     .or_else(|| links.and_then(|links| links.sync)),
                 _ => links.and_then(|links| links.sync),

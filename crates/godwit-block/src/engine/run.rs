@@ -1,11 +1,13 @@
 //! The engine's thread: what it owns, and its loop.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_core::Controller;
+use godwit_core::action::Forwarder;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{MigrationId, Time};
 use io_uring::{opcode, types};
@@ -67,8 +69,10 @@ pub(super) struct Engine {
     pub(super) check_forward: bool,
     /// The owner of this engine was asked to dial, and has not answered.
     pub(super) forward_asked: bool,
-    /// Nodes that forward here.
-    pub(super) served: Vec<(String, ConnectionKey)>,
+    /// Names of nodes that forwarded here, by the controller's numbers for them.
+    pub(super) forwarders: Vec<String>,
+    /// The connections of those that do.
+    pub(super) served: Vec<(Forwarder, ConnectionKey)>,
     pub(super) clients: u32,
     /// The virtual machine that uses the disk.
     pub(super) vhost: Vhost,
@@ -142,8 +146,12 @@ impl Engine {
         let wake_count = Staging::new(8).map_err(refused("map memory for commands"))?;
         let stats = Stats::new(Time(0))
             .map_err(|error| refused("set up its histogram")(io::Error::other(error)))?;
+        let mut core = Controller::new(config.limits, capacity, record);
+        // Keys of the standard library's hashers are random, and differ each time.
+        let session = RandomState::new().build_hasher().finish();
+        core.resume_forwarding(config.shared, session);
         Ok(Self {
-            core: Controller::new(config.limits, capacity, record),
+            core,
             config,
             disk,
             slots,
@@ -159,6 +167,7 @@ impl Engine {
             close_forwarding: false,
             check_forward: false,
             forward_asked: false,
+            forwarders: Vec::new(),
             served: Vec::new(),
             clients: 0,
             vhost: Vhost::new(requests),

@@ -60,6 +60,8 @@ pub(super) enum Owner {
         connection: ConnectionKey,
         /// The peer's own tag.
         tag: RequestTag,
+        /// Its number among those that the peer forwarded.
+        number: u32,
         operation: Operation,
     },
 }
@@ -316,6 +318,15 @@ impl Slots {
     /// Slots in use.
     pub(super) const fn used(&self) -> u32 {
         self.used
+    }
+
+    /// The requests with such owners.
+    pub(super) fn owned_by(&self, is_its: impl Fn(Owner) -> bool) -> Vec<RequestTag> {
+        (0u32..)
+            .zip(&self.slots)
+            .filter(|(_, slot)| slot.busy && is_its(slot.owner))
+            .map(|(tag, _)| RequestTag(tag))
+            .collect()
     }
 
     /// Whether a forwarded request is unanswered that came by a connection not among these.

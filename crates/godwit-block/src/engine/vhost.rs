@@ -50,7 +50,7 @@ pub(super) struct GuestRing {
 
 /// A virtual machine.
 pub(super) struct FrontEnd {
-    socket: UnixStream,
+    pub(super) socket: UnixStream,
     pub(super) serial: [u8; SERIAL],
     pub(super) ram: Option<Arc<GuestRam>>,
     pub(super) log: Option<Arc<DirtyLog>>,
@@ -220,6 +220,7 @@ impl Engine {
         self.clients += 1;
         self.publish();
         self.tell(EngineEvent::Clients(self.clients));
+        self.client_attaches();
         reply(Ok(0));
     }
 
@@ -385,6 +386,7 @@ impl Engine {
             Some(front_end) => {
                 front_end.gone = Some(reply);
                 self.drop_rings();
+                self.front_end_left();
                 self.settle_front_end();
             }
         }

@@ -31,7 +31,7 @@ impl Errno {
         match error {
             RequestError::OutOfRange if writes => Self::NoSpace,
             RequestError::OutOfRange | RequestError::Misaligned => Self::Invalid,
-            RequestError::Io => Self::Io,
+            RequestError::Io | RequestError::Uncertain => Self::Io,
             RequestError::NoSpace => Self::NoSpace,
             RequestError::NotServing => Self::Shutdown,
         }

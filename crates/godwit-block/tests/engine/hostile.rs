@@ -1,6 +1,6 @@
 //! Bytes that no honest client or node sends.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Header, Kind, Message};
 
-use crate::puppet::{ID, Puppet, frame};
+use crate::puppet::{ID, Puppet, frame, heard, open_forwarding};
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
@@ -110,10 +110,12 @@ fn frames_on_the_wrong_connection_end_the_migration() {
     };
     let forward = Message::Forward {
         tag: RequestTag(0),
+        number: 1,
         operation: Operation::Flush,
     };
     let reply = Message::ForwardReply {
         tag: RequestTag(0),
+        number: 1,
         length: 0,
         result: Ok(()),
     };
@@ -286,15 +288,24 @@ fn an_answer_that_was_not_asked_for_ends_the_forwarding() {
         let (mut owner, theirs) = tcp_pair();
         engine.handle.forward(plain(theirs));
         let mut client = engine.attach(true);
-        let mut tag = RequestTag(3);
+        let (mut tag, mut number) = (RequestTag(3), 1);
         if asked {
             client.send(READ, 0, 0, 512, &[]);
-            let mut header = [0; 32];
-            owner.read_exact(&mut header).expect("the forwarded read");
-            tag = RequestTag(Header::decode(&header).expect("a header").tag);
+            open_forwarding(&mut owner);
+            let message = heard(&mut owner);
+            let Message::Forward {
+                tag: its,
+                number: at,
+                ..
+            } = message
+            else {
+                panic!("{message:?} is not the forwarded read");
+            };
+            (tag, number) = (its, at);
         }
         let reply = Message::ForwardReply {
             tag,
+            number,
             length,
             result: Ok(()),
         };

@@ -2,6 +2,7 @@
 
 mod compression;
 mod double_writes;
+mod forwarding;
 mod hostile;
 mod migrate;
 mod pause;

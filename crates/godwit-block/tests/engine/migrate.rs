@@ -440,6 +440,7 @@ fn clients_of_a_disk_whose_return_was_called_off_wait_for_its_owner() {
     let prepare = Message::Prepare {
         migration: ID,
         epoch: departed.epoch.next(),
+        shared: false,
     };
     source.control.write_all(&frame(prepare)).expect("sent");
     let prepared = receive(&mut source.control).0;

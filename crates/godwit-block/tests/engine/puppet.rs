@@ -8,7 +8,7 @@ use std::time::Duration;
 use godwit_block::engine::{InterfaceCounter, PeerStreams};
 use godwit_core::MigrationOptions;
 use godwit_core::units::MigrationId;
-use godwit_core::wire::{HEADER_SIZE, Header, Message};
+use godwit_core::wire::{HEADER_SIZE, Header, Message, Taken};
 
 use crate::support::*;
 
@@ -33,6 +33,46 @@ pub(crate) fn receive(socket: &mut TcpStream) -> (Message, Vec<u8>) {
         &data[..]
     };
     (Message::decode(&header, inline).expect("a message"), data)
+}
+
+/// Begins to forward on a new connection to an owner; what that has taken of the session.
+pub(crate) fn begin_forwarding(socket: &mut TcpStream, session: u64) -> Taken {
+    let begin = Message::ForwardBegin { session };
+    socket.write_all(&frame(begin)).expect("sent");
+    pass_fence(socket)
+}
+
+/// Waits for a fence and passes it; what the owner has taken of the session.
+pub(crate) fn pass_fence(socket: &mut TcpStream) -> Taken {
+    let (Message::Fence { number, taken, .. }, _) = receive(socket) else {
+        panic!("no fence");
+    };
+    let reached = Message::FenceReached { number };
+    socket.write_all(&frame(reached)).expect("sent");
+    taken
+}
+
+/// The next frame that tells more than that a client has attached.
+pub(crate) fn heard(socket: &mut TcpStream) -> Message {
+    loop {
+        match receive(socket).0 {
+            Message::ClientAttached => {}
+            other => return other,
+        }
+    }
+}
+
+/// Lets a node begin to forward that has just connected.
+pub(crate) fn open_forwarding(socket: &mut TcpStream) {
+    assert!(matches!(heard(socket), Message::ForwardBegin { .. }));
+    let fence = Message::Fence {
+        number: 1,
+        taken: Taken::Unknown,
+        shared: false,
+        failed: false,
+    };
+    socket.write_all(&frame(fence)).expect("sent");
+    assert_eq!(heard(socket), Message::FenceReached { number: 1 });
 }
 
 /// The three sockets of a peer that this test plays.

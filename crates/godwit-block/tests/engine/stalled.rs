@@ -12,7 +12,7 @@ use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId};
 use godwit_core::wire::Message;
 
-use crate::puppet::frame;
+use crate::puppet::{begin_forwarding, frame};
 use crate::support::*;
 
 const MIB: u64 = 1 << 20;
@@ -132,12 +132,14 @@ fn takes_no_answers(engine: &TestEngine, name: &str) -> TcpStream {
     engine
         .handle
         .serve_forwarded(name.to_owned(), plain(theirs));
+    begin_forwarding(&mut ours, 1);
     ours.set_write_timeout(Some(Duration::from_millis(100)))
         .expect("a timeout");
     for tag in 0..2000 {
         let extent = Extent::new(Lba(0), 2048).expect("an extent");
         let message = Message::Forward {
             tag: RequestTag(tag),
+            number: tag + 1,
             operation: Operation::Read(extent),
         };
         if ours.write_all(&frame(message)).is_err() {

@@ -65,10 +65,12 @@ impl TestEngine {
         let own: &'static OnceLock<EngineHandle> = Box::leak(Box::new(OnceLock::new()));
         let callback = move |event| {
             let stores = observe(&event);
-            if let (EngineEvent::Persist(_), true) = (&event, stores)
-                && let Some(handle) = own.get()
-            {
-                handle.persisted();
+            match (&event, own.get()) {
+                (EngineEvent::Persist(_), Some(handle)) if stores => handle.persisted(),
+                (EngineEvent::Core(Event::SharingChanged { .. }), Some(handle)) => {
+                    handle.sharing_stored();
+                }
+                _ => {}
             }
             let _ = sender.send(event);
         };

@@ -23,11 +23,17 @@ impl Controller {
         else {
             return first;
         };
+        // One that came when a client had attached must not take the place of one from before, and so
+        // overtake what that client may have left between them.
+        let era = self.slots[first].era;
         let mut others = TagList::EMPTY;
         let mut newest = first;
         while let Some(tag) = self.table.find(extent, |entry| {
             let slot = &self.slots[entry.tag];
-            entry.extent == extent && slot.plain_write().is_some() && slot.waits_for_another()
+            entry.extent == extent
+                && slot.era == era
+                && slot.plain_write().is_some()
+                && slot.waits_for_another()
         }) {
             self.slots.stop_waiting(tag);
             self.withdraw(tag);

@@ -10,7 +10,7 @@ use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Generation, MigrationId, Time};
-use crate::wire::{Message, TrafficClass};
+use crate::wire::{Message, TrafficClass, double_write_id};
 
 /// What the destination remembers of a migration beside its authority.
 #[derive(Debug)]
@@ -86,13 +86,14 @@ impl Controller {
             ),
             Message::DoubleWrite {
                 tag,
+                turn,
                 generation,
                 extent,
                 zeroes,
                 unmap,
             } => (
                 Work::DoubleWrite {
-                    tag: tag.0,
+                    tag: double_write_id(tag, turn),
                     generation,
                     zeroes,
                     unmap,

@@ -10,7 +10,7 @@ use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, Request, RequestError, RequestTag};
 use crate::units::{Bytes, Extent, Generation, Time};
-use crate::wire::{Message, TrafficClass};
+use crate::wire::{Message, TrafficClass, double_write_id};
 use crate::write_table::Entry;
 
 /// What happens to a request that arrives now.
@@ -65,14 +65,15 @@ impl Controller {
         self.enter(tag, origin);
     }
 
-    /// A sync connection to the node that owns the disk is up: held requests are forwarded on it,
-    /// and those that were forwarded on a lost connection are sent again. Frames of older
-    /// connections must not reach [`Self::handle_message`] any more.
+    /// A sync connection to the node that owns the disk is up: once that has said what it did of what was
+    /// forwarded on a lost connection ([`Message::Fence`]), the rest is sent again, and held requests are
+    /// forwarded. Frames of older connections must not reach [`Self::handle_message`] any more.
     pub fn handle_forward_up(&mut self, now: Time) {
         self.now = now;
-        self.forward_link = ForwardLink::Up;
-        self.resend_forwarded();
-        self.release_held();
+        self.forward_link = ForwardLink::Opening;
+        self.may_forward(true);
+        // A client may have attached while the owner could not be told.
+        self.send(TrafficClass::Sync, Message::ClientAttached);
         self.run_ready();
     }
 
@@ -81,11 +82,17 @@ impl Controller {
     /// [`Self::fail_forwarded`].
     pub fn handle_forward_lost(&mut self, now: Time) {
         self.now = now;
-        if self.forward_link == ForwardLink::Up {
+        if self.forward_link.is_there() {
             self.forward_link = ForwardLink::Down;
         }
         if self.authority.may_serve() {
-            self.resend_forwarded();
+            self.take_back_forwarded();
+        }
+        for tag in self
+            .slots
+            .select(|slot| slot.abandoned && slot.pending & FORWARD != 0)
+        {
+            self.give_up(tag);
         }
         self.run_ready();
     }
@@ -121,12 +128,13 @@ impl Controller {
                 .source
                 .as_ref()
                 .is_some_and(|source| source.is_frozen());
-            return if freezing { Gate::Hold } else { Gate::Serve };
+            let holds = freezing || self.forwarding.stores();
+            return if holds { Gate::Hold } else { Gate::Serve };
         }
         if self.authority.is_elsewhere() {
             return match self.forward_link {
                 ForwardLink::Up => Gate::Forward,
-                ForwardLink::Down => Gate::Hold,
+                ForwardLink::Down | ForwardLink::Opening => Gate::Hold,
                 ForwardLink::Absent => Gate::Refuse,
             };
         }
@@ -156,17 +164,18 @@ impl Controller {
 
     #[inline]
     fn enter(&mut self, tag: RequestTag, origin: Origin) {
+        if self.slots[tag].abandoned {
+            return self.answer(tag, Err(RequestError::NotServing));
+        }
+        // The peer finds the owner by itself, once there is one for certain: passing its request on could
+        // send it in circles, and keeping it until there is a way to the owner could make the two nodes wait
+        // for each other.
+        if origin == Origin::Peer && self.authority.is_elsewhere() {
+            return self.answer(tag, Err(RequestError::NotServing));
+        }
         match self.gate() {
             Gate::Serve => self.admit(tag),
-            // The peer finds the owner by itself, once there is one for certain: passing its request
-            // on could send it in circles.
-            Gate::Forward if origin == Origin::Peer => {
-                if self.authority.is_elsewhere() {
-                    self.answer(tag, Err(RequestError::NotServing));
-                } else {
-                    self.hold(tag);
-                }
-            }
+            Gate::Forward if origin == Origin::Peer => self.hold(tag),
             Gate::Forward => self.admit(tag),
             Gate::Hold => self.hold(tag),
             Gate::Refuse => self.answer(tag, Err(RequestError::NotServing)),
@@ -233,6 +242,9 @@ impl Controller {
         let slot = &mut self.slots[tag];
         if slot.combined {
             return self.finish(tag);
+        }
+        if slot.abandoned {
+            return self.give_up(tag);
         }
         slot.locked = false;
         let has_waited = slot.stage == Stage::Waiting;
@@ -301,10 +313,8 @@ impl Controller {
         slot.pending = FORWARD;
         slot.issued = self.now;
         match self.forward_link {
-            ForwardLink::Up => {
-                self.send(TrafficClass::Sync, Message::Forward { tag, operation });
-            }
-            ForwardLink::Down => {}
+            ForwardLink::Up => self.forward(tag),
+            ForwardLink::Down | ForwardLink::Opening => {}
             ForwardLink::Absent => {
                 slot.pending = 0;
                 slot.result = Err(RequestError::NotServing);
@@ -358,12 +368,15 @@ impl Controller {
             }
             let generation = source.generation;
             source.double_written(extent, zeroes);
+            let turn = source.next_turn(tag);
             let slot = &mut self.slots[tag];
             slot.pending |= REMOTE;
             slot.doubled = true;
+            slot.turn = turn;
             slot.generation = generation;
             let message = Message::DoubleWrite {
                 tag,
+                turn,
                 generation,
                 extent,
                 zeroes,
@@ -397,10 +410,13 @@ impl Controller {
     }
 
     /// The destination acknowledged (or failed) a double write. An acknowledgement of an older
-    /// generation is one that nobody waits for any more: the tag may have a new owner.
+    /// generation or turn is one that nobody waits for any more: the tag may have a new owner.
     #[inline]
-    pub(super) fn double_write_acknowledged(&mut self, tag: RequestTag, generation: Generation) {
-        let is_current = |slot: &super::slots::Slot| slot.generation == generation;
+    pub(super) fn double_write_acknowledged(&mut self, id: u32, generation: Generation) {
+        let tag = RequestTag(id & 0xFFFF);
+        let is_current = |slot: &super::slots::Slot| {
+            slot.generation == generation && double_write_id(tag, slot.turn) == id
+        };
         if self.slots.get(tag).is_some_and(is_current) {
             self.give_up_double_write(tag);
         }
@@ -424,11 +440,16 @@ impl Controller {
         }
     }
 
-    pub(super) fn forward_reply(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
+    pub(super) fn forward_reply(
+        &mut self,
+        tag: RequestTag,
+        number: u32,
+        result: Result<(), RequestError>,
+    ) {
         let Some(slot) = self
             .slots
             .get_mut(tag)
-            .filter(|slot| slot.pending & FORWARD != 0)
+            .filter(|slot| slot.awaits_reply(number))
         else {
             return;
         };
@@ -437,31 +458,28 @@ impl Controller {
             slot.result = result;
             return self.finish(tag);
         }
-        // The other node did not do it because it does not own the disk any more.
-        if self.authority.may_serve() {
-            self.start_over(tag);
-        } else if self.forward_link == ForwardLink::Up {
+        // The other node did not do it because it does not own the disk any more. Before it gave the disk
+        // away it answered everything else that it had taken, so it does nothing of the rest either.
+        let serves = self.authority.may_serve();
+        for pending in self.slots.select(|slot| slot.pending & FORWARD != 0) {
+            if serves {
+                self.start_over(pending);
+            } else {
+                self.slots[pending].sent = false;
+            }
+        }
+        if !serves && self.forward_link == ForwardLink::Up {
             self.forward_link = ForwardLink::Down;
             self.notify(Event::OwnerMoved);
         }
     }
 
-    /// Sends what was forwarded on a lost connection again, or does it here when this node has
-    /// become the owner. The old owner has either done it or never will, and no overlapping write of
-    /// this node's clients has been acknowledged since, so doing it (again) is what the client asked.
-    /// A client that writes to the same place through the owner at the same time may see its write
-    /// replaced by the repeated one: the owner does not remember what it has done for others.
-    pub(super) fn resend_forwarded(&mut self) {
-        for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
-            self.start_over(tag);
-        }
-    }
-
     /// Lets a forwarded request start over: it is no longer under way, and a chunk that waited for
     /// it may be read; otherwise the two would wait for each other.
-    fn start_over(&mut self, tag: RequestTag) {
+    pub(super) fn start_over(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
         slot.pending = 0;
+        slot.sent = false;
         slot.stage = Stage::Waiting;
         if let Some(extent) = slot.extent {
             self.writes_left(extent);
@@ -471,7 +489,7 @@ impl Controller {
 
     /// Ends a request that was admitted: frees its addresses, wakes who waited, answers.
     #[inline]
-    fn finish(&mut self, tag: RequestTag) {
+    pub(super) fn finish(&mut self, tag: RequestTag) {
         self.admitted -= 1;
         self.leave(tag);
         let result = self.slots[tag].result;
@@ -505,6 +523,9 @@ impl Controller {
             if slot.is_write() && !slot.combined {
                 governor.written(bytes);
             }
+        }
+        if let Work::Request { origin, .. } = self.slots[tag].work {
+            self.note_failure(origin, result);
         }
         self.slots.release(tag);
         if let Some(source) = &mut self.source {

@@ -3,7 +3,8 @@
 /// Sizes of the controller's tables, fixed for its life.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Request tags: every guest request, forwarded request and received frame in flight holds one.
+    /// Request tags: every guest request, forwarded request and received frame in flight holds one. At
+    /// most 65,536.
     pub requests: u32,
     /// Slots of the locking window: chunks in flight at the source.
     pub window_chunks: u16,

@@ -12,6 +12,7 @@ mod dirty;
 mod early_acknowledgement;
 mod ease;
 mod flight;
+mod forwarding;
 mod governor;
 mod guest;
 mod guest_load;
@@ -34,9 +35,11 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use self::destination::Destination;
+pub use self::forwarding::Admission;
+use self::forwarding::Forwarding;
 pub use self::guest_load::{Arrivals, GuestLoad};
 pub use self::limits::Limits;
-use self::slots::{FORWARD, Slots, TagList, Work};
+use self::slots::{Slots, TagList, Work};
 use self::source::Source;
 pub use self::source::{MAX_MOVED, MAX_VERIFIED};
 use crate::action::{Action, Content, DiskTag};
@@ -231,8 +234,17 @@ enum ForwardLink {
     Absent,
     /// Lost; requests wait for it.
     Down,
+    /// There, but the owner has not said what it did of what was forwarded before; requests wait.
+    Opening,
     /// Up.
     Up,
+}
+
+impl ForwardLink {
+    /// Whether there is a connection.
+    const fn is_there(self) -> bool {
+        matches!(self, Self::Opening | Self::Up)
+    }
 }
 
 /// The controller of one disk on one node: serves guests, moves the disk away, takes it in, and
@@ -266,6 +278,7 @@ pub struct Controller {
     /// Chunk reads of an abandoned migration that the disk has not finished.
     orphaned_reads: u32,
     forward_link: ForwardLink,
+    forwarding: Forwarding,
     control_up: bool,
     /// When to remind the other node of an undecided migration.
     remind_at: Option<Time>,
@@ -311,6 +324,7 @@ impl Controller {
             destination: None,
             orphaned_reads: 0,
             forward_link: ForwardLink::Absent,
+            forwarding: Forwarding::new(),
             control_up: false,
             remind_at,
             now: Time(0),
@@ -404,8 +418,10 @@ impl Controller {
     /// buffer the payload was received; [`Message::Copy`], [`Message::DoubleWrite`],
     /// [`Message::DelayedWrite`] and [`Message::Verify`] need one even without payload (a
     /// verification's data is read into it: it must hold the extent). The others must come without one. [`Message::Forward`] must not be
-    /// given here: the body turns it into [`Self::handle_request`] with
-    /// [`Origin::Peer`](crate::request::Origin::Peer). For [`Message::ForwardReply`] the payload is
+    /// given here: the body asks [`Self::admit_forwarded`] and turns it into [`Self::handle_request`] with
+    /// [`Origin::Peer`](crate::request::Origin::Peer). Nor must the other frames of a forwarder:
+    /// [`Self::handle_forwarder_message`] takes those. Before [`Message::Fence`] the body has to look which
+    /// of its clients are gone, as before [`Self::handle_client_attached`]. For [`Message::ForwardReply`] the payload is
     /// in the buffer of the request it answers; it comes from the connection on which this node
     /// forwards.
     #[inline]
@@ -440,7 +456,12 @@ impl Controller {
             } => {
                 self.chunk_compared(slot, generation, result);
             }
-            Message::ForwardReply { tag, result, .. } => self.forward_reply(tag, result),
+            Message::ForwardReply {
+                tag,
+                number,
+                result,
+                ..
+            } => self.forward_reply(tag, number, result),
             Message::Ping => {
                 self.heard();
                 self.send(TrafficClass::Control, Message::Pong);
@@ -454,7 +475,17 @@ impl Controller {
             Message::NewGeneration { generation } => self.new_generation(generation),
             Message::GenerationReached { generation } => self.generation_reached(generation),
             Message::GuestArrived { migration } => self.guest_arrived(migration),
-            Message::Forward { .. } => {}
+            Message::Fence {
+                number,
+                taken,
+                shared,
+                failed,
+            } => self.fence_seen(number, taken, (shared, failed)),
+            // Those go to `handle_forwarder_message` and `admit_forwarded`.
+            Message::Forward { .. }
+            | Message::ForwardBegin { .. }
+            | Message::ClientAttached
+            | Message::FenceReached { .. } => {}
             Message::Prepare { .. }
             | Message::Prepared { .. }
             | Message::Commit { .. }
@@ -465,13 +496,13 @@ impl Controller {
         self.run_ready();
     }
 
-    /// The bytes of payload that a [`Message::ForwardReply`] for this tag carries when the request
+    /// The bytes of payload that a [`Message::ForwardReply`] with this tag and number carries when the request
     /// succeeded; `None` when no reply is expected (then the frame breaks the protocol).
-    pub fn forward_reply_length(&self, tag: RequestTag) -> Option<u32> {
+    pub fn forward_reply_length(&self, tag: RequestTag, number: u32) -> Option<u32> {
         let slot = self
             .slots
             .get(tag)
-            .filter(|slot| slot.pending & FORWARD != 0)?;
+            .filter(|slot| slot.awaits_reply(number))?;
         match slot.work {
             Work::Request {
                 operation: Operation::Read(extent),

@@ -27,7 +27,7 @@ impl Controller {
                 && let Some(source) = &mut self.source
             {
                 source.sync_up = false;
-                if self.forward_link == ForwardLink::Up {
+                if self.forward_link.is_there() {
                     self.forward_link = ForwardLink::Down;
                 }
             }
@@ -64,6 +64,11 @@ impl Controller {
             self.abort_source(reason);
             return;
         }
+        if let Message::Prepare { shared, .. } = *message
+            && self.authority.receiving().is_some()
+        {
+            self.disk_comes(shared);
+        }
         let effects = self.authority.handle(message);
         if self.authority.in_doubt().is_some() && self.remind_at.is_none() {
             self.remind_at = Some(self.now.after(REMIND_EVERY));
@@ -75,7 +80,12 @@ impl Controller {
         let mut committing = false;
         for effect in effects {
             match effect {
-                Effect::Send(message) => self.send(TrafficClass::Control, message),
+                Effect::Send(mut message) => {
+                    if let Message::Prepare { shared, .. } = &mut message {
+                        *shared = self.forwarding.is_shared();
+                    }
+                    self.send(TrafficClass::Control, message);
+                }
                 Effect::Flush => self.issue_barrier(),
                 Effect::Persist(record) => {
                     if matches!(record.ownership, Ownership::Relinquished { .. }) {
@@ -92,6 +102,7 @@ impl Controller {
                 Effect::Relinquished(_) => {
                     self.enter_phase(Phase::Committing);
                     self.remind_at = Some(self.now.after(REMIND_EVERY));
+                    self.forwarding.gave_away();
                     committing = true;
                 }
                 Effect::Departed(migration) => {
@@ -107,8 +118,10 @@ impl Controller {
                 Effect::Owner(migration) => {
                     self.destination = None;
                     self.notify(Event::ReceiveCompleted { migration });
+                    self.serves_clients();
                     if self.forward_link != ForwardLink::Up {
-                        self.resend_forwarded();
+                        self.forward_link = ForwardLink::Absent;
+                        self.take_back_forwarded();
                     }
                     self.release_held();
                 }
@@ -120,6 +133,7 @@ impl Controller {
         }
         // After the word that makes the destination the owner, so that it has to hold nothing.
         if committing && self.follow_the_disk() {
+            self.may_forward(false);
             self.release_held();
         }
         if self.authority.in_doubt().is_none() {

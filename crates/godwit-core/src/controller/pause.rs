@@ -162,7 +162,6 @@ impl Controller {
         if !source.is_migrated(extent) {
             return false;
         }
-        source.orphan_acknowledgement(tag);
         source.delay(extent);
         self.give_up_double_write(tag);
         true
@@ -200,7 +199,6 @@ impl Controller {
         let generation = source.generation;
         let (migration, delays) = (source.options.migration, source.options.delayed_writes);
         let unfreezes = source.phase() == Phase::Draining;
-        source.forget_orphans();
         let waiters = source.retreat();
         self.act(Action::DiscardUnsent {
             class: TrafficClass::Copy,

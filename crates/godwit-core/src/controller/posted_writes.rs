@@ -15,6 +15,7 @@ use super::slots::REMOTE;
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Time};
+use crate::wire::double_write_id;
 
 /// Bytes that may be posted and not acknowledged whatever the path, and at most. Between them, what a
 /// guest that writes 256 MiB/s writes while the quickest acknowledgement is on its way.
@@ -33,7 +34,7 @@ const OLD: Duration = Duration::from_millis(500);
 /// A double write whose request was answered.
 #[derive(Clone, Copy, Debug)]
 struct Posted {
-    tag: RequestTag,
+    id: u32,
     generation: Generation,
     extent: Extent,
     sent: Time,
@@ -121,16 +122,15 @@ impl PostedWrites {
         self.writes.push_back(posted);
     }
 
-    /// The acknowledgement of one sent with this tag in this generation: where it wrote. A tag may have
-    /// several on their way; the connection keeps their order, so the destination has the oldest.
+    /// The acknowledgement of the one of this name in this generation: where it wrote.
     #[inline]
     pub(super) fn acknowledged(
         &mut self,
         now: Time,
-        tag: RequestTag,
+        id: u32,
         generation: Generation,
     ) -> Option<Extent> {
-        let is_it = |posted: &Posted| posted.tag == tag && posted.generation == generation;
+        let is_it = |posted: &Posted| posted.id == id && posted.generation == generation;
         let at = self.writes.iter().position(is_it)?;
         let posted = self.writes.remove(at)?;
         self.bytes -= posted.extent.bytes();
@@ -164,7 +164,7 @@ impl Controller {
             return false;
         }
         source.posted.push(Posted {
-            tag,
+            id: double_write_id(tag, slot.turn),
             generation: slot.generation,
             extent,
             sent: slot.issued,

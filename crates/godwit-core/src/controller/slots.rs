@@ -99,12 +99,21 @@ pub(super) struct Slot {
     pub(super) acknowledged: bool,
     /// Whether it is a frame that is dropped instead of carried out when its turn comes.
     pub(super) stale: bool,
-    /// The generation in which it was sent to the destination.
+    /// Whether its client is gone.
+    pub(super) abandoned: bool,
+    /// Whether it was sent to the owner, which may have done it.
+    pub(super) sent: bool,
+    /// Which of the double writes with its tag it is.
+    pub(super) turn: u16,
+    /// The generation in which it was sent to the destination, or its number among those that were
+    /// forwarded.
     pub(super) generation: Generation,
     /// When a request entered.
     pub(super) arrived: Time,
     pub(super) extent: Option<Extent>,
     pub(super) sequence: u64,
+    /// How many clients had attached when it entered.
+    pub(super) era: u32,
     pub(super) issued: Time,
     pub(super) result: Result<(), RequestError>,
     pub(super) waiters: TagList,
@@ -127,10 +136,14 @@ impl Slot {
         combined: false,
         acknowledged: false,
         stale: false,
+        abandoned: false,
+        sent: false,
+        turn: 0,
         generation: Generation(0),
         arrived: Time(0),
         extent: None,
         sequence: 0,
+        era: 0,
         issued: Time(0),
         result: Ok(()),
         waiters: TagList::EMPTY,
@@ -144,6 +157,11 @@ impl Slot {
 
     pub(super) const fn is_request(&self) -> bool {
         matches!(self.work, Work::Request { .. })
+    }
+
+    /// Whether it was forwarded under this number and is not answered.
+    pub(super) fn awaits_reply(&self, number: u32) -> bool {
+        self.pending & FORWARD != 0 && self.sent && self.generation == Generation(number)
     }
 
     /// Of a request that writes data: whether it has to be durable.
@@ -177,6 +195,7 @@ impl Slot {
 pub(super) struct Slots {
     slots: Box<[Slot]>,
     next_sequence: u64,
+    era: u32,
 }
 
 impl Slots {
@@ -184,19 +203,21 @@ impl Slots {
         Self {
             slots: vec![Slot::FREE; count as usize].into_boxed_slice(),
             next_sequence: 0,
+            era: 0,
         }
     }
 
     /// Puts work into a free slot. False when the tag is out of range or busy.
     #[inline]
     pub(super) fn occupy(&mut self, tag: RequestTag, work: Work, extent: Option<Extent>) -> bool {
-        let sequence = self.next_sequence;
+        let (sequence, era) = (self.next_sequence, self.era);
         match self.slots.get_mut(tag.0 as usize) {
             Some(slot) if slot.is_free() => {
                 *slot = Slot {
                     work,
                     extent,
                     sequence,
+                    era,
                     ..Slot::FREE
                 };
                 self.next_sequence += 1;
@@ -204,6 +225,12 @@ impl Slots {
             }
             _ => false,
         }
+    }
+
+    /// A client attaches: it may have left others' places with requests unanswered, and what it asks for
+    /// comes after those.
+    pub(super) const fn begin_era(&mut self) {
+        self.era = self.era.wrapping_add(1);
     }
 
     #[inline]

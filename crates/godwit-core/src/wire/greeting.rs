@@ -6,7 +6,11 @@ use super::{DecodeError, TrafficClass};
 use crate::units::{Epoch, MigrationId, Sectors};
 
 /// The protocol this build speaks. An old and a new node agree on the highest that both know.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
+
+/// The oldest protocol this build speaks: before it a forwarded request could be carried out twice, or
+/// after its client had left.
+pub const MIN_PROTOCOL_VERSION: u16 = 2;
 
 /// Longest name of a node or disk in bytes.
 pub const MAX_NAME: usize = 128;
@@ -319,7 +323,11 @@ impl Hello {
             } else {
                 PROTOCOL_VERSION
             };
-            if highest == 0 { None } else { Some(highest) }
+            if highest < MIN_PROTOCOL_VERSION {
+                None
+            } else {
+                Some(highest)
+            }
         } else {
             None
         }

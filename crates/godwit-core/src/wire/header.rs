@@ -17,6 +17,10 @@ pub const FLAG_UNMAP: u8 = 2;
 pub const FLAG_ZEROES: u8 = 4;
 /// The payload is data of a migration, compressed.
 pub const FLAG_COMPRESSED: u8 = 8;
+/// More than one party may have written to the disk.
+pub const FLAG_SHARED: u8 = 16;
+/// A request that was forwarded has failed.
+pub const FLAG_FAILED: u8 = 32;
 
 const MAGIC: [u8; 4] = *b"GDW1";
 
@@ -55,6 +59,10 @@ pub enum Kind {
     ForwardWrite = 49,
     ForwardFlush = 50,
     ForwardReply = 51,
+    ForwardBegin = 52,
+    ClientAttached = 53,
+    Fence = 54,
+    FenceReached = 55,
 }
 
 impl Kind {
@@ -87,6 +95,10 @@ impl Kind {
             49 => Self::ForwardWrite,
             50 => Self::ForwardFlush,
             51 => Self::ForwardReply,
+            52 => Self::ForwardBegin,
+            53 => Self::ClientAttached,
+            54 => Self::Fence,
+            55 => Self::FenceReached,
             _ => return None,
         })
     }

@@ -1,11 +1,11 @@
 //! The frames that two controllers exchange once their connections are up.
 
-use super::header::{FLAG_FUA, FLAG_UNMAP, FLAG_ZEROES, Header, Kind};
+use super::header::{FLAG_FAILED, FLAG_FUA, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, Header, Kind};
 use super::{DecodeError, TrafficClass};
 use crate::action::{ChunkSlot, Digest};
 use crate::event::AbortReason;
 use crate::request::{Operation, RequestError, RequestTag};
-use crate::units::{Epoch, Extent, Generation, MigrationId};
+use crate::units::{Epoch, Extent, Generation, Lba, MigrationId};
 
 /// Longest payload of a frame whose payload is not a guest's or a chunk's data.
 const INLINE_LIMIT: usize = 32;
@@ -17,6 +17,17 @@ pub enum PayloadBuffer {
     Request(RequestTag),
     /// The buffer of a slot of the locking window.
     Chunk(ChunkSlot),
+}
+
+/// What an owner has taken of what a session forwarded, all connections before included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Taken {
+    /// The owner does not know: the session is new to its process, or to its time as the owner.
+    Unknown,
+    /// Nothing.
+    Nothing,
+    /// Everything up to the request of this number.
+    Through(u32),
 }
 
 /// A frame between two controllers.
@@ -32,6 +43,8 @@ pub enum Message {
         migration: MigrationId,
         /// The epoch in which the destination will serve.
         epoch: Epoch,
+        /// More than one party may have written: see [`Message::Fence`].
+        shared: bool,
     },
     /// Destination to source: done; I hold I/O until you commit or abort.
     Prepared {
@@ -80,8 +93,11 @@ pub enum Message {
     },
     /// A guest's write to the migrated region. Without `zeroes` its data follows.
     DoubleWrite {
-        /// The source's request, returned in the ack.
+        /// The source's request, in whose buffer the data is: less than 65,536.
         tag: RequestTag,
+        /// Tells double writes apart whose requests had the same tag one after the other: the guest does
+        /// not wait for their acknowledgements, and those need not come in order.
+        turn: u16,
         /// The generation it was sent in.
         generation: Generation,
         /// Where it belongs.
@@ -94,7 +110,7 @@ pub enum Message {
     /// A copy (on the copy connection) or double write (on the sync connection) is on the
     /// destination's disk, or failed.
     Ack {
-        /// The slot or tag of the frame.
+        /// The slot of a copy, or what [`double_write_id`] makes of a double write's tag and turn.
         tag: u32,
         /// The generation of the frame.
         generation: Generation,
@@ -153,10 +169,40 @@ pub enum Message {
         /// The generation of the question.
         generation: Generation,
     },
+    /// Forwarder to owner: what this connection forwards from here on belongs to this session. The first
+    /// frame of its kind on a connection, and answered by a [`Message::Fence`] unless the connection is the
+    /// one on which the owner received the disk.
+    ForwardBegin {
+        /// Names the forwarding process's stay away from this disk; never used again.
+        session: u64,
+    },
+    /// Forwarder to owner: a client has attached to the forwarder. What other forwarders have sent and the
+    /// owner has not taken is void.
+    ClientAttached,
+    /// Owner to forwarder: everything forwarded that the owner has not taken is void, up to
+    /// [`Message::FenceReached`]. The forwarder sends what its clients still wait for again.
+    Fence {
+        /// Counts the fences of a session.
+        number: u32,
+        /// What of this session was taken before.
+        taken: Taken,
+        /// Others than this forwarder may have written, so that a write which may have been done must not
+        /// be done again.
+        shared: bool,
+        /// A request of this session has failed.
+        failed: bool,
+    },
+    /// Forwarder to owner: what follows was sent after the fence was seen.
+    FenceReached {
+        /// The fence.
+        number: u32,
+    },
     /// I/O of a client that stayed at the node which served before. A write's data follows.
     Forward {
         /// The sender's request, returned in the reply.
         tag: RequestTag,
+        /// Counts what a session has forwarded, resent requests included; it wraps around.
+        number: u32,
         /// What the client asked.
         operation: Operation,
     },
@@ -164,6 +210,8 @@ pub enum Message {
     ForwardReply {
         /// The request of the other side.
         tag: RequestTag,
+        /// Its number.
+        number: u32,
         /// Bytes of data that follow: a successful read's length, else 0.
         length: u32,
         /// How it went.
@@ -179,8 +227,13 @@ impl Message {
         match *self {
             Self::Ping => header = Header::new(Kind::Ping),
             Self::Pong => header = Header::new(Kind::Pong),
-            Self::Prepare { migration, epoch } => {
+            Self::Prepare {
+                migration,
+                epoch,
+                shared,
+            } => {
                 header = about_epoch(Kind::Prepare, migration, epoch, &mut inline);
+                header.flags = if shared { FLAG_SHARED } else { 0 };
             }
             Self::Prepared { migration } => header = about(Kind::Prepared, migration, &mut inline),
             Self::Commit { migration, epoch } => {
@@ -209,12 +262,14 @@ impl Message {
             }
             Self::DoubleWrite {
                 tag,
+                turn,
                 generation,
                 extent,
                 zeroes,
                 unmap,
             } => {
-                header = at(Kind::DoubleWrite, tag.0, generation, extent);
+                let id = double_write_id(tag, turn);
+                header = at(Kind::DoubleWrite, id, generation, extent);
                 header.flags =
                     if zeroes { FLAG_ZEROES } else { 0 } | if unmap { FLAG_UNMAP } else { 0 };
                 header.payload_length = if zeroes { 0 } else { extent.bytes() as u32 };
@@ -278,13 +333,44 @@ impl Message {
                 header = Header::new(Kind::GenerationReached);
                 header.generation = generation;
             }
-            Self::Forward { tag, operation } => header = forward(tag, operation),
+            Self::ForwardBegin { session } => {
+                header = Header::new(Kind::ForwardBegin);
+                header.start = Lba(session);
+            }
+            Self::ClientAttached => header = Header::new(Kind::ClientAttached),
+            Self::Fence {
+                number,
+                taken,
+                shared,
+                failed,
+            } => {
+                header = Header::new(Kind::Fence);
+                header.tag = number;
+                (header.sectors, header.generation) = match taken {
+                    Taken::Unknown => (0, Generation(0)),
+                    Taken::Nothing => (1, Generation(0)),
+                    Taken::Through(last) => (2, Generation(last)),
+                };
+                header.flags =
+                    if shared { FLAG_SHARED } else { 0 } | if failed { FLAG_FAILED } else { 0 };
+            }
+            Self::FenceReached { number } => {
+                header = Header::new(Kind::FenceReached);
+                header.tag = number;
+            }
+            Self::Forward {
+                tag,
+                number,
+                operation,
+            } => header = forward(tag, number, operation),
             Self::ForwardReply {
                 tag,
+                number,
                 length,
                 result,
             } => {
                 header = Header::new(Kind::ForwardReply);
+                header.generation = Generation(number);
                 header.tag = tag.0;
                 header.payload_length = length;
                 header.status = status(result);
@@ -331,6 +417,7 @@ impl Message {
             Kind::Prepare => Self::Prepare {
                 migration: migration_in(body)?,
                 epoch: epoch_in(body)?,
+                shared: header.flags & FLAG_SHARED != 0,
             },
             Kind::Prepared => Self::Prepared {
                 migration: migration_in(body)?,
@@ -365,7 +452,8 @@ impl Message {
                 let extent = data_extent(header, zeroes)?;
                 let unmap = header.flags & FLAG_UNMAP != 0;
                 Self::DoubleWrite {
-                    tag,
+                    tag: RequestTag(header.tag & 0xFFFF),
+                    turn: (header.tag >> 16) as u16,
                     generation,
                     extent,
                     zeroes,
@@ -401,8 +489,25 @@ impl Message {
             },
             Kind::NewGeneration => Self::NewGeneration { generation },
             Kind::GenerationReached => Self::GenerationReached { generation },
+            Kind::ForwardBegin => Self::ForwardBegin {
+                session: header.start.0,
+            },
+            Kind::ClientAttached => Self::ClientAttached,
+            Kind::Fence => Self::Fence {
+                number: header.tag,
+                taken: match header.sectors {
+                    0 => Taken::Unknown,
+                    1 => Taken::Nothing,
+                    2 => Taken::Through(generation.0),
+                    _ => return Err(DecodeError::Field("taken")),
+                },
+                shared: header.flags & FLAG_SHARED != 0,
+                failed: header.flags & FLAG_FAILED != 0,
+            },
+            Kind::FenceReached => Self::FenceReached { number: header.tag },
             Kind::ForwardRead => Self::Forward {
                 tag,
+                number: generation.0,
                 operation: Operation::Read(header.extent()?),
             },
             Kind::ForwardWrite => {
@@ -414,14 +519,20 @@ impl Message {
                 } else {
                     Operation::Write { extent, fua }
                 };
-                Self::Forward { tag, operation }
+                Self::Forward {
+                    tag,
+                    number: generation.0,
+                    operation,
+                }
             }
             Kind::ForwardFlush => Self::Forward {
                 tag,
+                number: generation.0,
                 operation: Operation::Flush,
             },
             Kind::ForwardReply => Self::ForwardReply {
                 tag,
+                number: generation.0,
                 length: header.payload_length,
                 result: RequestError::from_code(header.status),
             },
@@ -451,6 +562,7 @@ impl Message {
             | Self::Forward {
                 tag,
                 operation: Operation::Write { .. },
+                ..
             } => Some(PayloadBuffer::Request(tag)),
             _ => None,
         }
@@ -467,6 +579,10 @@ impl Message {
             | Self::DelayedWritten { .. }
             | Self::NewGeneration { .. }
             | Self::GenerationReached { .. }
+            | Self::ForwardBegin { .. }
+            | Self::ClientAttached
+            | Self::Fence { .. }
+            | Self::FenceReached { .. }
             | Self::Forward { .. }
             | Self::ForwardReply { .. } => matches!(class, TrafficClass::Sync),
             Self::Ack { .. } => matches!(class, TrafficClass::Sync | TrafficClass::Copy),
@@ -488,6 +604,12 @@ impl Header {
                 | Kind::ForwardReply
         )
     }
+}
+
+/// The name of a double write in its frame and in its acknowledgement.
+pub const fn double_write_id(tag: RequestTag, turn: u16) -> u32 {
+    debug_assert!(tag.0 <= 0xFFFF);
+    tag.0 & 0xFFFF | (turn as u32) << 16
 }
 
 fn about(kind: Kind, migration: MigrationId, inline: &mut [u8; INLINE_LIMIT]) -> Header {
@@ -521,8 +643,8 @@ fn at(kind: Kind, tag: u32, generation: Generation, extent: Extent) -> Header {
     }
 }
 
-fn forward(tag: RequestTag, operation: Operation) -> Header {
-    let generation = Generation(0);
+fn forward(tag: RequestTag, number: u32, operation: Operation) -> Header {
+    let generation = Generation(number);
     match operation {
         Operation::Read(extent) => at(Kind::ForwardRead, tag.0, generation, extent),
         Operation::Write { extent, fua } => Header {
@@ -538,6 +660,7 @@ fn forward(tag: RequestTag, operation: Operation) -> Header {
         },
         Operation::Flush => Header {
             tag: tag.0,
+            generation,
             ..Header::new(Kind::ForwardFlush)
         },
     }

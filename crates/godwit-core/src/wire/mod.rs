@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0..4 | magic, `GDW1` |
 //! | 4 | kind |
-//! | 5 | flags: 1 FUA, 2 unmap, 4 zeroes, 8 compressed |
+//! | 5 | flags: 1 FUA, 2 unmap, 4 zeroes, 8 compressed, 16 shared, 32 failed |
 //! | 6..8 | status: 0 or an error's code |
 //! | 8..12 | payload length in bytes, at most 32 MiB |
 //! | 12..16 | tag |
@@ -23,13 +23,14 @@ mod header;
 mod message;
 
 pub use greeting::{
-    Features, GREETING_LIMIT, Greeting, Hello, MAX_NAME, Offer, PROTOCOL_VERSION, Purpose, Refusal,
-    RefusalCode, Reply,
+    Features, GREETING_LIMIT, Greeting, Hello, MAX_NAME, MIN_PROTOCOL_VERSION, Offer,
+    PROTOCOL_VERSION, Purpose, Refusal, RefusalCode, Reply,
 };
 pub use header::{
-    FLAG_COMPRESSED, FLAG_FUA, FLAG_UNMAP, FLAG_ZEROES, HEADER_SIZE, Header, Kind, MAX_PAYLOAD,
+    FLAG_COMPRESSED, FLAG_FAILED, FLAG_FUA, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, HEADER_SIZE,
+    Header, Kind, MAX_PAYLOAD,
 };
-pub use message::{Message, PayloadBuffer};
+pub use message::{Message, PayloadBuffer, Taken, double_write_id};
 
 /// What a connection between two nodes carries. Each class has connections of its own, so that a
 /// bulk copy never delays a double write.

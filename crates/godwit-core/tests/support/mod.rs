@@ -6,8 +6,8 @@ use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{Event, Phase};
 use godwit_core::request::{Operation, Origin, Request, RequestTag};
-use godwit_core::units::{Extent, Sectors, Time};
-use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::units::{Extent, Generation, Sectors, Time};
+use godwit_core::wire::{Message, TrafficClass, double_write_id};
 use godwit_core::{Controller, Limits, MigrationOptions};
 
 pub(crate) const LIMITS: Limits = Limits {
@@ -39,6 +39,8 @@ pub(crate) struct Source {
     pub(crate) hold_reads: bool,
     /// Those.
     pub(crate) held: Vec<DiskTag>,
+    /// Double writes that were not acknowledged, oldest first.
+    pub(crate) doubled: Vec<(RequestTag, u32, Generation)>,
 }
 
 /// What tells the destination of the disk's content.
@@ -64,6 +66,7 @@ impl Source {
             compared: Vec::new(),
             hold_reads: false,
             held: Vec::new(),
+            doubled: Vec::new(),
         };
         source
             .core
@@ -117,6 +120,16 @@ impl Source {
             Message::DelayedWrite { .. } => Some(Sent::DelayedWrite),
             _ => None,
         });
+        if let Message::DoubleWrite {
+            tag,
+            turn,
+            generation,
+            ..
+        } = message
+        {
+            self.doubled
+                .push((tag, double_write_id(tag, turn), generation));
+        }
         let answer = match message {
             Message::Copy {
                 slot,

@@ -83,6 +83,7 @@ pub(crate) async fn reserve(
         managed: true,
         counterpart: None,
         moved_to: None,
+        shared: false,
         mark: Some(Mark::Creating),
     };
     let record = AuthorityRecord::created();
@@ -198,6 +199,7 @@ async fn attach(
         managed: false,
         counterpart: None,
         moved_to: None,
+        shared: false,
         mark: None,
     };
     let record = AuthorityRecord::created();

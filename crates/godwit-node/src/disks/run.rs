@@ -7,6 +7,7 @@ use std::time::Duration;
 use godwit_block::engine::{self, EngineConfig, EngineEvent, EngineHandle};
 use godwit_block::image::Image;
 use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::event::Event;
 use godwit_core::units::Sectors;
 use tokio::sync::mpsc;
 
@@ -25,9 +26,9 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// The image has another size than the disk, or the engine cannot start.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
-    let (record, sectors) = {
+    let (record, sectors, shared) = {
         let inner = disk.lock();
-        (inner.record, inner.entry.sectors)
+        (inner.record, inner.entry.sectors, inner.entry.shared)
     };
     if image.capacity != Sectors(sectors) {
         return Err(ErrorBody::new(
@@ -44,6 +45,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
     }
     let mut config = EngineConfig::new(disk.name.clone());
     config.max_clients = node.config.nbd_connections;
+    config.shared = shared;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {
@@ -134,6 +136,11 @@ async fn run_events(
                     handle.persisted();
                 }
             }
+            EngineEvent::Core(Event::SharingChanged { shared }) => {
+                if keep_sharing(&node, &disk, shared).await {
+                    handle.sharing_stored();
+                }
+            }
             EngineEvent::Core(event) => migrations::handle_event(&node, &disk, event).await,
             EngineEvent::ForwardDown => migrations::forward::start(&node, &disk),
             // Counted where it is reported.
@@ -164,6 +171,19 @@ async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
     }
 }
 
+/// Makes it durable whether more than one party may have written to the disk. At its owner at once: the
+/// engine holds I/O meanwhile. Where the disk has just arrived it is stored with the next record. False
+/// when the node ended before it worked.
+async fn keep_sharing(node: &Arc<Node>, disk: &Arc<Disk>, shared: bool) -> bool {
+    let (serves, record) = {
+        let mut inner = disk.lock();
+        inner.entry.shared = shared;
+        let serves = inner.record.ownership == Ownership::Serving;
+        (serves, inner.record)
+    };
+    !serves || store(node, disk, record, "who writes to the disk").await
+}
+
 /// Makes a record durable, together with what must change with it. Tries until it works: the
 /// engine holds the guest's I/O meanwhile, and going on without would risk two owners. False when
 /// the node ended before it worked.
@@ -176,22 +196,10 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
         Ownership::Departed { .. } => "departed",
     };
     failpoint::reach(format!("persist::before::{step}")).await;
-    let mut entry = disk.lock().entry.clone();
-    entry.adopt(&record);
-    while let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
-        tracing::error!(disk = disk.name, %error, "cannot store who owns the disk; trying again");
-        disk.lock().problem = Some(format!("who owns the disk cannot be stored: {error}"));
-        tokio::select! {
-            () = tokio::time::sleep(STORE_RETRY) => {}
-            () = node.closed() => return false,
-        }
+    if !store(node, disk, record, "who owns the disk").await {
+        return false;
     }
     failpoint::reach(format!("persist::after::{step}")).await;
-    let mut inner = disk.lock();
-    inner.entry = entry;
-    inner.record = record;
-    inner.problem = None;
-    drop(inner);
     node.owners.send_replace(());
     tracing::info!(
         disk = disk.name,
@@ -199,6 +207,26 @@ async fn persist(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord) ->
         ownership = step,
         "stored who owns the disk"
     );
+    true
+}
+
+/// Stores the disk's entry with this record; `what` the engine waits for is named when it fails. Tries
+/// until it works; false when the node ended before.
+async fn store(node: &Arc<Node>, disk: &Arc<Disk>, record: AuthorityRecord, what: &str) -> bool {
+    let mut entry = disk.lock().entry.clone();
+    entry.adopt(&record);
+    while let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
+        tracing::error!(disk = disk.name, %error, "cannot store {what}; trying again");
+        disk.lock().problem = Some(format!("{what} cannot be stored: {error}"));
+        tokio::select! {
+            () = tokio::time::sleep(STORE_RETRY) => {}
+            () = node.closed() => return false,
+        }
+    }
+    let mut inner = disk.lock();
+    inner.entry = entry;
+    inner.record = record;
+    inner.problem = None;
     true
 }
 

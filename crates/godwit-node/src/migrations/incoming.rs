@@ -305,6 +305,7 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         managed: true,
         counterpart: Some(hello.node.clone()),
         moved_to: None,
+        shared: false,
         mark: Some(Mark::Receiving {
             migration: hello.migration.to_string(),
             new: true,

@@ -91,6 +91,8 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
                 node.migrations.enter(migration, MigrationPhase::Accepted);
             }
         }
+        // Stored where records are.
+        Event::SharingChanged { .. } => {}
         Event::OwnerMoved => forward::start(node, disk),
         Event::NeedPeer { migration } => resolve::start(node, disk, migration),
     }

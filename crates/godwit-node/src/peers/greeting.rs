@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{
-    DecodeError, Features, GREETING_LIMIT, Greeting, HEADER_SIZE, Header, Hello, PROTOCOL_VERSION,
-    Purpose, Refusal, RefusalCode, Reply, TrafficClass,
+    DecodeError, Features, GREETING_LIMIT, Greeting, HEADER_SIZE, Header, Hello,
+    MIN_PROTOCOL_VERSION, PROTOCOL_VERSION, Purpose, Refusal, RefusalCode, Reply, TrafficClass,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -81,7 +81,7 @@ pub(crate) fn hello(
     migration: MigrationId,
 ) -> Hello {
     Hello {
-        min_version: 1,
+        min_version: MIN_PROTOCOL_VERSION,
         max_version: PROTOCOL_VERSION,
         features: Features::default(),
         class,
@@ -104,8 +104,8 @@ pub(crate) fn welcome(hello: &Hello, node: &str, features: Features) -> Result<R
         None => Err(Refusal {
             code: RefusalCode::Version,
             text: format!(
-                "node '{}' speaks protocol versions {} to {}, node '{node}' speaks 1 to \
-                 {PROTOCOL_VERSION}: upgrade the older one",
+                "node '{}' speaks protocol versions {} to {}, node '{node}' speaks \
+                 {MIN_PROTOCOL_VERSION} to {PROTOCOL_VERSION}: upgrade the older one",
                 hello.node, hello.min_version, hello.max_version
             ),
         }),
@@ -207,7 +207,7 @@ mod tests {
         let refusal = welcome(&future, "b", Features::default()).expect_err("no common version");
         assert_eq!(refusal.code, RefusalCode::Version);
         assert!(
-            refusal.text.contains("2 to 6") && refusal.text.contains("1 to 1"),
+            refusal.text.contains("3 to 7") && refusal.text.contains("2 to 2"),
             "{refusal}"
         );
     }

@@ -40,6 +40,10 @@ pub(crate) struct DiskEntry {
     pub(crate) moved_to: Option<String>,
     /// What was under way: a restart finishes or undoes it.
     pub(crate) mark: Option<Mark>,
+    /// Whether more than one party may have written to the disk since it came here, which decides what
+    /// becomes of forwarded writes whose answers a crash has lost.
+    #[serde(default)]
+    pub(crate) shared: bool,
 }
 
 /// Something under way that a restart must finish or undo.
@@ -373,6 +377,7 @@ mod tests {
             counterpart: Some(String::from("b")),
             moved_to: None,
             mark: None,
+            shared: false,
         }
     }
 

@@ -2,6 +2,7 @@
 
 use godwit_core::Controller;
 use godwit_core::action::Action;
+use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Event, PauseReason, Phase};
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Sectors, Time};
@@ -21,6 +22,8 @@ impl World {
         if let Some(prepare) = &self.prepare {
             prepare(&mut controller);
         }
+        self.forward_sessions += 1;
+        controller.resume_forwarding(it.shared, self.forward_sessions);
         it.controller = Some(controller);
         self.after_call(node);
     }
@@ -63,7 +66,12 @@ impl World {
         let held = it
             .holders
             .iter()
-            .filter(|holder| matches!(holder, Holder::Client(_) | Holder::Peer { .. }))
+            .filter(|holder| {
+                matches!(
+                    holder,
+                    Holder::Client(_) | Holder::Gone { .. } | Holder::Peer { .. }
+                )
+            })
             .count();
         if in_flight as usize != held {
             self.fail("the controller counts the requests that it has", || {
@@ -86,6 +94,7 @@ impl World {
         match action {
             Action::Disk { tag, operation } => self.start_disk(node, tag, operation),
             Action::Send { class, message } => self.send(node, class, message),
+            Action::SendForwarder { message, .. } => self.send_forwarder(node, message),
             Action::DiscardUnsent { class } => self.discard(node, class),
             Action::Complete { tag, result } => self.complete(node, tag, result),
             Action::ReleaseReplica { tag } => {
@@ -118,21 +127,28 @@ impl World {
         let it = &mut self.nodes[node];
         let holder = it.holders[tag.0 as usize];
         let data = it.buffers[tag.0 as usize].take();
-        if std::mem::take(&mut it.doubled[tag.0 as usize]) && result.is_ok() {
-            it.posted.push(tag);
+        if let (Some(id), Ok(())) = (it.doubled[tag.0 as usize].take(), result) {
+            it.posted.push(id);
             it.early_answers += 1;
         }
         self.free_tag(node, tag);
         match holder {
             Holder::Client(place) => self.answered(node, place, result, data),
+            Holder::Gone { .. } => {}
             Holder::Peer {
                 session,
                 theirs,
+                number,
                 read,
+                write,
             } => {
+                if let (Some(write), Ok(())) = (write, result) {
+                    self.nodes[node].done.insert(write);
+                }
                 let data = data.filter(|_| read && result.is_ok());
                 let message = Message::ForwardReply {
                     tag: theirs,
+                    number,
                     length: data.as_ref().map_or(0, |data| data.len() as u32 * 512),
                     result,
                 };
@@ -205,6 +221,7 @@ impl World {
             }
             Event::ReceiveAborted { .. } => {
                 if let Some(session) = self.nodes[node].migration.take() {
+                    self.stop_serving_session(node, session);
                     self.close(session, node);
                 }
             }
@@ -222,7 +239,15 @@ impl World {
                 self.schedule(delay, Occurrence::Dial(node));
             }
             // Takes longer to judge than a run lasts.
-            Event::Obstructed { .. } | Event::AuthorityChanged { .. } => {}
+            Event::Obstructed { .. } => {}
+            Event::AuthorityChanged { record } => {
+                if let (Ownership::Accepted { .. }, Some(session)) =
+                    (record.ownership, self.nodes[node].migration)
+                {
+                    self.serve_session(node, session, true);
+                }
+            }
+            Event::SharingChanged { shared } => self.store_sharing(node, shared),
         }
     }
 
@@ -230,8 +255,8 @@ impl World {
     pub(super) fn give_double_writes_up(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         it.excused = true;
-        let given_up = it.doubled.iter().filter(|doubled| **doubled).count();
-        it.doubled.fill(false);
+        let given_up = it.doubled.iter().flatten().count();
+        it.doubled.fill(None);
         it.posted.clear();
         self.coverage.add(Reached::GivenUp, given_up as u64);
     }
@@ -242,6 +267,7 @@ fn describe(action: &Action) -> String {
     match action {
         Action::Disk { tag, operation } => format!("disk    {tag:?} {operation:?}"),
         Action::Send { message, .. } => format!("send    {message:?}"),
+        Action::SendForwarder { message, .. } => format!("send    {message:?}"),
         Action::DiscardUnsent { class } => format!("discard {class:?}"),
         Action::Complete { tag, result } => format!("answer  {tag:?} {result:?}"),
         Action::ReleaseReplica { tag } => format!("release {tag:?}"),

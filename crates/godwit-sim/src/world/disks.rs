@@ -168,6 +168,8 @@ impl World {
                 });
                 return;
             }
+            // It was to be stored before.
+            self.sharing_stored(node);
             let it = &mut self.nodes[node];
             it.record = record;
             self.check_records();
@@ -220,10 +222,15 @@ impl World {
             }
         }
         it.free_pending.clear();
+        let sharing = it.storing_shared.take();
+        if random.below(2) == 0 {
+            it.shared = sharing.unwrap_or(it.shared);
+        }
         let kept = it.storing.take().map(|record| {
             let kept = random.below(2) == 0;
             if kept {
                 it.record = record;
+                it.shared = sharing.unwrap_or(it.shared);
             }
             kept
         });

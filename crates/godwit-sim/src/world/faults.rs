@@ -218,6 +218,12 @@ impl World {
         match error {
             RequestError::Io => self.coverage.get(Reached::IoError) > 0,
             RequestError::NoSpace => self.coverage.get(Reached::NoSpace) > 0,
+            // Others write, or one of the writes that were forwarded has failed.
+            RequestError::Uncertain => {
+                self.guest.shares
+                    || self.is_expected(RequestError::Io)
+                    || self.is_expected(RequestError::NoSpace)
+            }
             _ => false,
         }
     }

@@ -1,10 +1,12 @@
 //! Frames on their way, and connections that end.
 
 use godwit_core::authority::Ownership;
-use godwit_core::request::{Operation, Origin, Request};
 use godwit_core::units::Generation;
-use godwit_core::wire::{HEADER_SIZE, Header, Message, PayloadBuffer, TrafficClass};
+use godwit_core::wire::{
+    HEADER_SIZE, Header, Message, PayloadBuffer, TrafficClass, double_write_id,
+};
 
+use super::forwarding::is_forwarders;
 use super::network::{Frame, class, connections};
 use super::node::Holder;
 use super::{LIMITS, MICROSECOND, MILLISECOND, Occurrence, World, name};
@@ -24,7 +26,7 @@ impl World {
         self.check_posted_are_acknowledged(node, &message);
         let it = &mut self.nodes[node];
         let session = match message {
-            Message::Forward { .. } => it.forward,
+            message if is_forwarders(&message) => it.forward,
             _ => it.migration,
         };
         match message {
@@ -33,8 +35,8 @@ impl World {
                 let early = matches!(it.record.ownership, Ownership::Relinquished { .. });
                 self.coverage.add(Reached::ForwardedEarly, u64::from(early));
             }
-            Message::DoubleWrite { tag, .. } => {
-                it.doubled[tag.0 as usize] = true;
+            Message::DoubleWrite { tag, turn, .. } => {
+                it.doubled[tag.0 as usize] = Some(double_write_id(tag, turn));
                 self.coverage.count(Reached::DoubleWritten);
             }
             Message::DelayedWrite { .. } => self.coverage.count(Reached::DelayedSent),
@@ -144,7 +146,15 @@ impl World {
                 );
                 return;
             }
+            let waits =
+                is_forwarders(&message) && self.nodes[to].is_up() && !self.follows(to, session);
             let it = &mut self.nodes[to];
+            if waits {
+                if !it.blocked.contains(&(session, connection)) {
+                    it.blocked.push((session, connection));
+                }
+                return;
+            }
             if it.is_up() && needs_tag(&message) && it.free_tags.is_empty() {
                 if !it.blocked.contains(&(session, connection)) {
                     it.blocked.push((session, connection));
@@ -162,40 +172,32 @@ impl World {
     }
 
     fn deliver(&mut self, session: usize, to: usize, class: TrafficClass, frame: Frame) {
-        let Frame {
-            message,
-            data,
-            number,
-            ..
-        } = frame;
+        let (message, number) = (frame.message, frame.number);
         self.mark(number);
         self.note(|| format!("{}  receive {message:?}", name(to)));
+        if is_forwarders(&message) {
+            return self.deliver_forwarded(session, to, frame);
+        }
+        let data = frame.data;
         let it = &mut self.nodes[to];
         match message {
-            Message::Forward { tag, operation } => {
-                let holder = Holder::Peer {
-                    session,
-                    theirs: tag,
-                    read: matches!(operation, Operation::Read(_)),
-                };
-                let Some(tag) = it.take_tag(holder, data) else {
-                    return;
-                };
-                let request = Request {
-                    tag,
-                    origin: Origin::Peer,
-                    operation,
-                };
-                self.with(to, |controller, now| {
-                    controller.handle_request(now, request)
-                });
+            Message::Fence { .. } => {
+                if it.forward == Some(session) {
+                    self.look_for_hang_ups(to);
+                    self.with(to, |c, now| c.handle_message(now, class, message, None));
+                }
             }
-            Message::ForwardReply { tag, result, .. } => {
+            Message::ForwardReply {
+                tag,
+                number,
+                result,
+                ..
+            } => {
                 let expected = it.forward == Some(session)
                     && it
                         .controller
                         .as_ref()
-                        .is_some_and(|c| c.forward_reply_length(tag).is_some());
+                        .is_some_and(|c| c.forward_reply_length(tag, number).is_some());
                 if expected {
                     if result.is_ok() && data.is_some() {
                         it.buffers[tag.0 as usize] = data;
@@ -217,12 +219,10 @@ impl World {
                 });
             }
             _ => {
-                if let (Message::Ack { tag, .. }, TrafficClass::Sync) = (message, class) {
-                    // Of those with one tag the answered ones are older.
-                    if let Some(at) = it.posted.iter().position(|posted| posted.0 == tag) {
-                        it.posted.remove(at);
-                    } else if let Some(doubled) = it.doubled.get_mut(tag as usize) {
-                        *doubled = false;
+                if let (Message::Ack { tag: id, .. }, TrafficClass::Sync) = (message, class) {
+                    it.posted.retain(|posted| *posted != id);
+                    for doubled in &mut it.doubled {
+                        doubled.take_if(|doubled| *doubled == id);
                     }
                 }
                 if let Message::NewGeneration { generation } = message {
@@ -304,6 +304,7 @@ impl World {
         }
         self.network.forget(session, node);
         self.note(|| format!("{}  notices that session {session} is lost", name(node)));
+        self.stop_serving_session(node, session);
         if self.nodes[node].forward == Some(session) {
             self.nodes[node].forward = None;
             self.with(node, |controller, now| controller.handle_forward_lost(now));

@@ -42,9 +42,14 @@ pub(super) struct Guest {
     pub(super) places: Vec<Option<Outstanding>>,
     /// The node that it sends its requests to.
     pub(super) attached: usize,
-    /// It leaves for the other node as soon as it has all its answers: on two ways at once, a write
-    /// that is sent again on the one could land on what was written on the other.
+    /// It leaves for the other node as soon as it has all its answers.
     moving: bool,
+    /// The nodes that it has connections to.
+    pub(super) present: [bool; 2],
+    /// Writes whose answers it will never hear, until it attaches the next time.
+    pub(super) left: Vec<WriteNumber>,
+    /// An owner has learnt that more than one party writes.
+    pub(super) shares: bool,
     asked: u32,
     cursor: u64,
     /// It is silent until then.
@@ -58,6 +63,9 @@ impl Guest {
             places: vec![None; depth],
             attached: 0,
             moving: false,
+            present: [false; 2],
+            left: Vec::new(),
+            shares: false,
             asked: 0,
             cursor: 0,
             silent_until: 0,
@@ -116,7 +124,13 @@ impl World {
                 return self.schedule(100 * MICROSECOND, Occurrence::Guest { place });
             }
             self.guest.moving = false;
-            self.guest.attached = 1 - self.guest.attached;
+            let node = self.guest.attached;
+            if std::mem::take(&mut self.guest.present[node]) {
+                self.with(node, |controller, now| {
+                    controller.handle_client_left(now, [])
+                });
+            }
+            self.guest.attached = 1 - node;
         }
         if !self.nodes[self.guest.attached].is_up() {
             self.guest.attached = 1 - self.guest.attached;
@@ -124,6 +138,26 @@ impl World {
         let node = self.guest.attached;
         if !self.nodes[node].is_up() || self.nodes[node].free_tags.len() < RESERVED {
             return self.schedule(300 * MICROSECOND, Occurrence::Guest { place });
+        }
+        if self.plan.guest.deserts > 0
+            && self.nodes[1 - node].is_up()
+            && self.guest.outstanding().next().is_some()
+            && self.guest.random.permille(self.plan.guest.deserts)
+        {
+            self.desert();
+            return self.schedule(MICROSECOND, Occurrence::Guest { place });
+        }
+        let mut node = node;
+        if self.plan.guest.strays > 0
+            && self.nodes[1 - node].is_up()
+            && self.nodes[1 - node].free_tags.len() >= RESERVED
+            && self.guest.random.permille(self.plan.guest.strays)
+        {
+            self.reached(Reached::Strayed);
+            node = 1 - node;
+        }
+        if !self.guest.present[node] {
+            self.attach(node);
         }
         if self.guest.random.permille(4) {
             self.guest.silent_until = self.now + self.plan.guest.pause;
@@ -281,7 +315,10 @@ impl World {
             }
             (Err(RequestError::NotServing), _) => self.guest.moving = node == self.guest.attached,
             (Err(error), _) if self.is_expected(error) => {
-                self.reached(Reached::Failed);
+                self.reached(match error {
+                    RequestError::Uncertain => Reached::Uncertain,
+                    _ => Reached::Failed,
+                });
                 if let Some(write) = asked.write {
                     self.history.given_up(write, now);
                 }
@@ -334,14 +371,28 @@ impl World {
 
     /// A node's clients die with it. What it did itself has happened now or never will.
     pub(super) fn lose_clients(&mut self, node: usize, owner: bool) {
+        self.guest.present[node] = false;
         for place in 0..self.guest.places.len() {
             let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) else {
                 continue;
             };
-            if let (true, Some(write)) = (owner, asked.write) {
-                self.history.given_up(write, self.now);
+            match (owner, asked.write) {
+                (true, Some(write)) => self.history.given_up(write, self.now),
+                (false, Some(write)) => self.guest.left.push(write),
+                (_, None) => {}
             }
             self.schedule(MILLISECOND, Occurrence::Guest { place });
+        }
+    }
+
+    /// The guest waits for nothing any more that it asked a node for.
+    pub(super) fn leave(&mut self, node: usize) {
+        for place in 0..self.guest.places.len() {
+            let Some(asked) = self.guest.places[place].take_if(|asked| asked.node == node) else {
+                continue;
+            };
+            self.guest.left.extend(asked.write);
+            self.schedule(MICROSECOND, Occurrence::Guest { place });
         }
     }
 

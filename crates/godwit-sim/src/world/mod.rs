@@ -4,6 +4,7 @@ mod authority;
 mod body;
 mod disks;
 mod faults;
+mod forwarding;
 mod frames;
 mod guest;
 mod network;
@@ -80,6 +81,16 @@ enum Occurrence {
     Lost {
         session: usize,
         node: usize,
+    },
+    /// A node notices that the guest has hung up.
+    HangUpSeen {
+        node: usize,
+        incarnation: u32,
+    },
+    /// It is stored whether more than one party writes.
+    SharingStored {
+        node: usize,
+        incarnation: u32,
     },
     /// A place in the guest's queue is free.
     Guest {
@@ -171,6 +182,8 @@ pub(crate) struct World {
     settling: bool,
     queue: BinaryHeap<Reverse<(u64, u64, Occurrence)>>,
     sequence: u64,
+    /// How many names for sessions of forwarders were given.
+    forward_sessions: u64,
     steps: u64,
     /// How often in a row a controller was due again at once.
     restless: u32,
@@ -210,6 +223,7 @@ impl World {
             settling: false,
             queue: BinaryHeap::new(),
             sequence: 0,
+            forward_sessions: 0,
             steps: 0,
             restless: 0,
             fingerprint: 0,
@@ -335,6 +349,16 @@ impl World {
                 connection,
             } => self.receive(from, session, connection),
             Occurrence::Lost { session, node } => self.notice_loss(session, node),
+            Occurrence::HangUpSeen { node, incarnation } => {
+                if self.nodes[node].incarnation == incarnation {
+                    self.look_for_hang_ups(node);
+                }
+            }
+            Occurrence::SharingStored { node, incarnation } => {
+                if self.nodes[node].incarnation == incarnation {
+                    self.sharing_stored(node);
+                }
+            }
             Occurrence::Guest { place } => self.ask(place),
             Occurrence::Follow => self.follow(),
             Occurrence::Migrate => self.operate(),

@@ -1,5 +1,7 @@
 //! What a node keeps for its controller.
 
+use std::collections::HashSet;
+
 use godwit_core::Controller;
 use godwit_core::action::{DiskOperation, DiskTag};
 use godwit_core::authority::{AuthorityRecord, Ownership};
@@ -8,6 +10,7 @@ use godwit_core::units::{Generation, Time};
 
 use super::LIMITS;
 use crate::disk::{Data, Disk};
+use crate::history::WriteNumber;
 use crate::plan::{ClockPlan, Plan};
 
 /// Who holds a tag.
@@ -16,11 +19,18 @@ pub(super) enum Holder {
     Nobody,
     /// A place in the guest's queue.
     Client(usize),
+    /// Nobody any more: the client that asked has hung up, and the controller was or was not told.
+    Gone {
+        told: bool,
+    },
     /// The other node, which forwarded a request.
     Peer {
         session: usize,
         theirs: RequestTag,
+        number: u32,
         read: bool,
+        /// The write that was forwarded, if it brought data.
+        write: Option<WriteNumber>,
     },
     /// A frame of the migration.
     Replica,
@@ -76,6 +86,9 @@ pub(super) struct Node {
     /// What is stored durably.
     pub(super) record: AuthorityRecord,
     pub(super) storing: Option<AuthorityRecord>,
+    /// Whether more than one party may have written, as it is stored, and as it is being stored.
+    pub(super) shared: bool,
+    pub(super) storing_shared: Option<bool>,
     /// Records take this long, until then.
     pub(super) slow_store: (u64, u64),
     /// Buffers that this node has, each named by a tag.
@@ -86,10 +99,10 @@ pub(super) struct Node {
     pub(super) chunk_buffers: Vec<Data>,
     pub(super) pending: Vec<Option<Pending>>,
     pub(super) free_pending: Vec<usize>,
-    /// Double writes that the destination has not acknowledged, by tag.
-    pub(super) doubled: Vec<bool>,
-    /// Those of them whose requests were answered, by the tags that they had.
-    pub(super) posted: Vec<RequestTag>,
+    /// Double writes that the destination has not acknowledged, by tag: the names in their frames.
+    pub(super) doubled: Vec<Option<u32>>,
+    /// Those of them whose requests were answered.
+    pub(super) posted: Vec<u32>,
     /// How many were answered in this call.
     pub(super) early_answers: u64,
     /// Bytes that were ever delayed, when that was last looked at.
@@ -105,6 +118,12 @@ pub(super) struct Node {
     /// Session of the migration that this node takes part in, and of its forwarding connection.
     pub(super) migration: Option<usize>,
     pub(super) forward: Option<usize>,
+    /// It does not look for the owner before.
+    pub(super) reconnects_at: u64,
+    /// Session on which the other node forwards.
+    pub(super) served: Option<usize>,
+    /// Writes that were forwarded here and done by this process.
+    pub(super) done: HashSet<WriteNumber>,
     /// Connections whose next frame waits for a tag.
     pub(super) blocked: Vec<(usize, usize)>,
 }
@@ -120,6 +139,8 @@ impl Node {
             disk: Disk::new(plan.sectors, plan.disks[index]),
             record,
             storing: None,
+            shared: false,
+            storing_shared: None,
             slow_store: (0, 0),
             free_tags: Vec::new(),
             holders: Vec::new(),
@@ -137,6 +158,9 @@ impl Node {
             last_copy: 0,
             migration: None,
             forward: None,
+            reconnects_at: 0,
+            done: HashSet::new(),
+            served: None,
             blocked: Vec::new(),
         }
     }
@@ -148,13 +172,14 @@ impl Node {
         self.controller = None;
         self.deadline = None;
         self.storing = None;
+        self.storing_shared = None;
         self.free_tags = (0..self.tags).rev().map(RequestTag).collect();
         self.holders = vec![Holder::Nobody; tags];
         self.buffers = vec![None; tags];
         self.chunk_buffers = vec![None; slots];
         self.pending.clear();
         self.free_pending.clear();
-        self.doubled = vec![false; tags];
+        self.doubled = vec![None; tags];
         self.posted.clear();
         self.early_answers = 0;
         self.delayed = 0;
@@ -162,6 +187,8 @@ impl Node {
         self.generation = Generation(0);
         self.migration = None;
         self.forward = None;
+        self.served = None;
+        self.done.clear();
         self.blocked.clear();
     }
 

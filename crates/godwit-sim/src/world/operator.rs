@@ -308,13 +308,17 @@ impl World {
     }
 
     pub(super) fn schedule_reconnect(&mut self, node: usize) {
-        let delay = self.link_random.between(20 * MICROSECOND, 2 * MILLISECOND);
+        let delay = self
+            .link_random
+            .magnitude(20 * MICROSECOND, 40 * MILLISECOND);
+        self.nodes[node].reconnects_at = self.now + delay;
         self.schedule(delay, Occurrence::Reconnect(node));
     }
 
     /// What a node does when the connection to the owner is lost and clients are left.
     pub(super) fn reconnect(&mut self, node: usize) {
         let needs = self.nodes[node].forward.is_none()
+            && self.now >= self.nodes[node].reconnects_at
             && self.nodes[node]
                 .controller
                 .as_ref()

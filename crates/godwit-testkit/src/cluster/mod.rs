@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 pub use binary::{godwit_binary, release_binary};
 pub use command::{Failure, GodwitCommand};
-pub use node::{Node, NodeSpec};
+pub use node::{Node, NodeSpec, StandsStill};
 
 pub use self::memory_disk::MemoryDisk;
 use crate::network::Namespace;

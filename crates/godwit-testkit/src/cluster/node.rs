@@ -257,3 +257,27 @@ impl Node {
         all[all.len().saturating_sub(lines)..].join("\n")
     }
 }
+
+/// A node that was stopped, until this is dropped.
+#[derive(Debug)]
+pub struct StandsStill(rustix::process::Pid);
+
+impl StandsStill {
+    /// Stops the node's process.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn new(node: &Node) -> Self {
+        let pid = node.pid().expect("it runs") as i32;
+        let pid = rustix::process::Pid::from_raw(pid).expect("a process");
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("it runs");
+        Self(pid)
+    }
+}
+
+impl Drop for StandsStill {
+    fn drop(&mut self) {
+        // A node that has ended needs no leave to go on.
+        let _ = rustix::process::kill_process(self.0, rustix::process::Signal::CONT);
+    }
+}

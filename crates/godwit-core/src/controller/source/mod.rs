@@ -93,8 +93,8 @@ pub(in crate::controller) struct Source {
     watched: VecDeque<(RequestTag, u64)>,
     /// Those that were allowed to wait longer than was promised, in the same way.
     tolerated: VecDeque<(RequestTag, u64)>,
-    /// By tag: acknowledgements of this generation that nobody waits for any more.
-    orphan_acknowledgements: Box<[u32]>,
+    /// By tag: the turn of the last double write.
+    turns: Box<[u16]>,
     convergence: Convergence,
     freeze_allowance: Duration,
     pass_done: u64,
@@ -273,7 +273,7 @@ impl Controller {
             posted: PostedWrites::new(self.limits.posted_writes(), now),
             watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
             tolerated: VecDeque::with_capacity(self.limits.requests as usize),
-            orphan_acknowledgements: vec![0; self.limits.requests as usize].into_boxed_slice(),
+            turns: vec![0; self.limits.requests as usize].into_boxed_slice(),
             convergence: Convergence::new(now, options.max_bandwidth),
             freeze_allowance: options
                 .sla

@@ -14,7 +14,7 @@ use crate::controller::window::{ChunkContent, ChunkState};
 use crate::controller::{Controller, Switchover};
 use crate::event::{AbortReason, Phase};
 use crate::planted::PlantedBug;
-use crate::request::{RequestError, RequestTag};
+use crate::request::RequestError;
 use crate::units::{Extent, Generation, MigrationId, SECTOR_SIZE, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
@@ -340,17 +340,13 @@ impl Controller {
             return;
         };
         source.last_heard = self.now;
-        if class == TrafficClass::Sync && source.is_orphan(tag, generation) {
-            // Its request was answered long ago.
-        } else if class == TrafficClass::Sync
-            && let Some(extent) = source
-                .posted
-                .acknowledged(self.now, RequestTag(tag), generation)
+        if class == TrafficClass::Sync
+            && let Some(extent) = source.posted.acknowledged(self.now, tag, generation)
         {
             self.writes_left(extent);
             self.compare_again();
         } else if class == TrafficClass::Sync {
-            self.double_write_acknowledged(RequestTag(tag), generation);
+            self.double_write_acknowledged(tag, generation);
             self.compare_again();
         } else if source.generation == generation
             && source.pass == Pass::Copy

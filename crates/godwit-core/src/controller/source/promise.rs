@@ -10,7 +10,7 @@ use crate::controller::slots::{Slots, TagList};
 use crate::controller::{Controller, PromiseProgress};
 use crate::event::{Obstacle, Phase};
 use crate::request::RequestTag;
-use crate::units::{Extent, Generation, Lba, SECTOR_SIZE, Time};
+use crate::units::{Extent, Lba, SECTOR_SIZE, Time};
 
 /// What was kept back of writes to hot places is sent beside the last so many sectors of a copy, 64 MiB,
 /// or this part of a smaller disk.
@@ -206,31 +206,12 @@ impl Source {
         extent.end() <= self.migrated() && self.window.lock_over(extent).is_none()
     }
 
-    /// An acknowledgement of this tag in this generation will come that nobody waits for.
-    pub(in crate::controller) fn orphan_acknowledgement(&mut self, tag: RequestTag) {
-        if let Some(count) = self.orphan_acknowledgements.get_mut(tag.0 as usize) {
-            *count += 1;
-        }
-    }
-
-    /// Whether an acknowledgement is one that nobody waits for. The tag may have a new double
-    /// write under way whose acknowledgement came first: then that one waits for both.
-    pub(in crate::controller) fn is_orphan(&mut self, tag: u32, generation: Generation) -> bool {
-        if generation != self.generation {
-            return false;
-        }
-        match self.orphan_acknowledgements.get_mut(tag as usize) {
-            Some(count) if *count > 0 => {
-                *count -= 1;
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Acknowledgements of older generations are told by their generation.
-    pub(in crate::controller) fn forget_orphans(&mut self) {
-        self.orphan_acknowledgements.fill(0);
+    /// Tells the next double write with this tag from those before.
+    #[inline]
+    pub(in crate::controller) fn next_turn(&mut self, tag: RequestTag) -> u16 {
+        let turn = &mut self.turns[tag.0 as usize];
+        *turn = turn.wrapping_add(1);
+        *turn
     }
 
     /// Whether writes to a chunk that is on its way are carried out at once, and sent behind it as
