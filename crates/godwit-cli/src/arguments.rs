@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use godwit_node::IncomingLimits;
+use godwit_node::api::ImageFormat;
 
 use crate::failure::EXIT_CODES;
 use crate::units::{parse_duration, parse_rate, parse_size};
@@ -142,6 +143,20 @@ pub(crate) struct MigrateArguments {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// Its bytes are the disk's content
+    Raw,
+}
+
+impl From<Format> for ImageFormat {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::Raw => Self::Raw,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MemoryArgument {
     /// Before the switchover; what is written meanwhile is sent again
     PreCopy,
@@ -200,6 +215,9 @@ pub(crate) enum DiskCommand {
         /// Use this image file or block device on the node's host
         #[arg(long)]
         path: Option<PathBuf>,
+        /// What the image at --path is taken for, whatever it looks like
+        #[arg(long, value_enum, requires = "path")]
+        format: Option<Format>,
     },
     /// Copy a raw image into a new disk
     Import {
@@ -207,6 +225,9 @@ pub(crate) enum DiskCommand {
         name: String,
         /// The raw image on the node's host
         file: PathBuf,
+        /// What it is taken for, whatever it looks like
+        #[arg(long, value_enum)]
+        format: Option<Format>,
     },
     /// Copy a disk into a new raw image
     Export {

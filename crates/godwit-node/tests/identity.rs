@@ -5,6 +5,7 @@ mod support;
 
 use std::path::Path;
 
+use godwit_core::wire::PROTOCOL_VERSION;
 use godwit_node::Role;
 use godwit_node::certificates::{self, Validity};
 use serde_json::Value;
@@ -42,7 +43,7 @@ async fn nodes_of_one_authority_reach_each_other_and_others_are_told_why_not() {
 
     let friend = seen(towards(&ours, "b")).await;
     assert_eq!(friend["reachable"], true, "{friend}");
-    assert_eq!(friend["protocol_version"], 1, "{friend}");
+    assert_eq!(friend["protocol_version"], PROTOCOL_VERSION, "{friend}");
 
     let stranger = seen(towards(&theirs, "b")).await;
     assert_eq!(stranger["error"]["code"], "peer_identity", "{stranger}");

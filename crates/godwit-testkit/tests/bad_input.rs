@@ -42,7 +42,13 @@ fn refused(node: &Node, args: &[&str], words: &[&str]) {
         );
     }
     assert!(!text.contains("panicked"), "{failure}");
-    let advice = ["hint:", "for more information", "the next size that fits"];
+    let advice = [
+        "hint:",
+        "for more information",
+        "it may be cut short",
+        "convert it with",
+        "--setrw",
+    ];
     assert!(
         advice.iter().any(|word| text.contains(word)),
         "no next step in: {failure}"
@@ -446,4 +452,90 @@ fn a_disk_that_is_already_migrating() {
         .read_at(0, &mut kept)
         .unwrap();
     assert_eq!(kept, [2; 4096]);
+}
+
+/// Images that `qemu-img` makes of one raw image, in formats that are not raw.
+fn other_formats(folder: &Path) -> Vec<(&'static str, PathBuf)> {
+    let raw = folder.join("content");
+    write_random(&raw, 1 << 20, 7).unwrap();
+    [
+        ("qcow2", "qcow2", ""),
+        ("qed", "qed", ""),
+        ("vmdk", "vmdk", ""),
+        ("vmdk", "vmdk", "subformat=streamOptimized"),
+        ("vhdx", "vhdx", ""),
+        ("vdi", "vdi", ""),
+        ("vpc", "vpc", ""),
+        ("vpc", "vpc", "subformat=fixed"),
+    ]
+    .into_iter()
+    .zip(0..)
+    .map(|((named, format, options), number)| {
+        let image = folder.join(format!("image{number}.{format}"));
+        let mut convert = Command::new("qemu-img");
+        convert.args(["convert", "-f", "raw", "-O", format]);
+        if !options.is_empty() {
+            convert.args(["-o", options]);
+        }
+        run(convert.arg(&raw).arg(&image)).unwrap();
+        (named, image)
+    })
+    .collect()
+}
+
+#[test]
+fn an_image_in_another_format_is_no_disk_unless_it_is_said_to_be_one() {
+    let cluster = plain_cluster(&["a"]);
+    let node = cluster.node("a");
+    let images = other_formats(cluster.dir());
+    for (format, image) in &images {
+        let image = image.to_str().unwrap();
+        let words = [format, "qemu-img convert -O raw", "--format raw"];
+        refused(node, &["disk", "import", "foreign", image], &words);
+        refused(
+            node,
+            &["disk", "create", "foreign", "--path", image],
+            &words,
+        );
+        // Even where its length is none of a disk's, that is what there is to say.
+        let odd = File::options().append(true).open(image).unwrap();
+        let length = odd.metadata().unwrap().len();
+        if *format != "vpc" {
+            odd.set_len(length.next_multiple_of(512) + 8).unwrap();
+            refused(node, &["disk", "import", "foreign", image], &words);
+        }
+        odd.set_len(length).unwrap();
+    }
+    // A raw disk may hold such a file on purpose.
+    let (_, image) = &images[0];
+    let length = image.metadata().unwrap().len().next_multiple_of(512);
+    File::options()
+        .append(true)
+        .open(image)
+        .unwrap()
+        .set_len(length)
+        .unwrap();
+    let path = image.to_str().unwrap();
+    let taken = ["disk", "create", "meant", "--path", path, "--format", "raw"];
+    let disk = node.godwit(&taken).json().unwrap();
+    assert_eq!(disk["size_bytes"].as_u64(), Some(length));
+}
+
+#[test]
+fn a_device_that_can_only_be_read_is_refused_at_once() {
+    let cluster = plain_cluster(&["a"]);
+    let file = cluster.dir().join("read-only");
+    write_random(&file, 1 << 20, 7).unwrap();
+    let mut attach = Command::new("losetup");
+    let attached = attach
+        .args(["--read-only", "--find", "--show"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(attached.status.success(), "{attached:?}");
+    let device = String::from_utf8(attached.stdout).unwrap();
+    let device = device.trim();
+    let create = ["disk", "create", "fixed", "--path", device];
+    refused(cluster.node("a"), &create, &[device, "can only be read"]);
+    run(Command::new("losetup").args(["--detach", device])).unwrap();
 }

@@ -2,18 +2,19 @@
 
 use std::path::{Path, PathBuf};
 
-use godwit_core::units::{Bytes, SECTOR_SIZE};
+use godwit_core::units::Bytes;
 use rustix::io::Errno;
+
+use super::format::ImageFormat;
 
 /// Why an image cannot be used, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The size is not one a disk can have.
     #[error(
-        "{path} is {bytes} bytes long, and a disk must be a positive multiple of 512 bytes: \
-         the next size that fits is {next}",
-        path = path.display(),
-        next = next_size(*bytes)
+        "{path} is {bytes} bytes long, and a raw image of a disk is a positive multiple of 512 bytes \
+         long: it may be cut short, or no raw image",
+        path = path.display()
     )]
     Size {
         /// Where the image is or was to be.
@@ -54,6 +55,29 @@ pub enum ImageError {
         path = path.display()
     )]
     Kind {
+        /// Where.
+        path: PathBuf,
+    },
+    /// It is an image in a format that is not raw.
+    #[error(
+        "{path} is an image in the format {format}, and a disk's image is raw: convert it with \
+         'qemu-img convert -O raw {path} NEW', or say --format raw if these very bytes are to be the \
+         disk's content",
+        path = path.display(),
+        format = format.name()
+    )]
+    Format {
+        /// Where.
+        path: PathBuf,
+        /// Which.
+        format: ImageFormat,
+    },
+    /// The device takes no writes.
+    #[error(
+        "{path} can only be read: a disk has to be written to (`blockdev --setrw {path}` allows it)",
+        path = path.display()
+    )]
+    ReadOnly {
         /// Where.
         path: PathBuf,
     },
@@ -148,13 +172,4 @@ impl ImageError {
             },
         }
     }
-}
-
-/// The smallest size of a disk that is not below `bytes`.
-fn next_size(bytes: u64) -> u64 {
-    // No multiple follows the last one that 64 bits can hold.
-    bytes
-        .max(1)
-        .checked_next_multiple_of(SECTOR_SIZE)
-        .unwrap_or(u64::MAX - (SECTOR_SIZE - 1))
 }

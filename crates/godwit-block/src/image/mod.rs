@@ -3,6 +3,7 @@
 mod copy;
 mod direct;
 mod error;
+mod format;
 mod open;
 
 #[cfg(test)]
@@ -16,6 +17,7 @@ use rustix::fs::{self, FallocateFlags};
 
 pub use copy::{CopyProgress, export, import};
 pub use error::ImageError;
+pub use format::{ImageFormat, refuse_formats};
 
 /// What holds an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,10 +91,11 @@ impl Image {
     ///
     /// # Errors
     /// [`ImageError::Missing`], [`ImageError::Kind`] when it is neither a regular file nor a block
-    /// device, [`ImageError::Locked`] when it is in use, [`ImageError::Size`], or what the file
-    /// system says.
+    /// device, [`ImageError::ReadOnly`], [`ImageError::Locked`] when it is in use, [`ImageError::Size`],
+    /// or what the file system says.
     pub fn open(path: &Path) -> Result<Self, ImageError> {
         let kind = open::kind(path)?;
+        open::refuse_read_only(path, kind)?;
         let opened = direct::open(path, kind)?;
         let size = open::size(opened.file.as_fd(), path, kind)?;
         Ok(Self {

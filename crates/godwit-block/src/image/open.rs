@@ -27,6 +27,26 @@ pub(super) fn kind(path: &Path) -> Result<ImageKind, ImageError> {
     }
 }
 
+/// Refuses a block device that takes no writes: the kernel lets some of them be opened for writing all
+/// the same, and fails the first write.
+pub(super) fn refuse_read_only(path: &Path, kind: ImageKind) -> Result<(), ImageError> {
+    if kind == ImageKind::File {
+        return Ok(());
+    }
+    let device = fs::stat(path)
+        .map_err(|errno| ImageError::io("inspect", path, errno))?
+        .st_rdev;
+    let (major, minor) = (fs::major(device), fs::minor(device));
+    let told = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    // Where the kernel does not tell, the first write does.
+    if told.is_ok_and(|text| text.trim() == "1") {
+        return Err(ImageError::ReadOnly {
+            path: path.to_owned(),
+        });
+    }
+    Ok(())
+}
+
 /// Opens what was found to be of this kind. With `O_EXCL` a block device refuses when it is
 /// mounted or otherwise claimed.
 pub(super) fn open(path: &Path, kind: ImageKind, flags: OFlags) -> Result<OwnedFd, Errno> {

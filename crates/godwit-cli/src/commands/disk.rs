@@ -19,12 +19,18 @@ pub(crate) async fn run(
     output: Output,
 ) -> Result<(), Failure> {
     match command {
-        DiskCommand::Create { name, size, path } => {
+        DiskCommand::Create {
+            name,
+            size,
+            path,
+            format,
+        } => {
             let path = path.map(|path| node_path(&path, client)).transpose()?;
             let request = CreateDisk {
                 name,
                 size_bytes: size,
                 path,
+                format: format.map(Into::into),
             };
             let disk: Disk = client.post(routes::DISKS, &request).await?;
             output.print(&disk, |disk| {
@@ -35,10 +41,11 @@ pub(crate) async fn run(
                 )
             })
         }
-        DiskCommand::Import { name, file } => {
+        DiskCommand::Import { name, file, format } => {
             let request = ImportDisk {
                 path: node_path(&file, client)?,
                 name,
+                format: format.map(Into::into),
             };
             let started: Job = client.post(routes::IMPORTS, &request).await?;
             job::wait(client, started, output).await?;

@@ -247,7 +247,7 @@ pub(super) async fn import_disk(
 ) -> Result<(StatusCode, Json<Job>), ErrorBody> {
     node.check_open()?;
     let job = detached(node, move |node| async move {
-        jobs::start_import(&node, request.name, request.path).await
+        jobs::start_import(&node, request.name, request.path, request.format).await
     });
     Ok((StatusCode::ACCEPTED, Json(job.await?)))
 }

@@ -376,6 +376,18 @@ pub struct CreateDisk {
     /// makes an image of its own.
     #[serde(default)]
     pub path: Option<String>,
+    /// What the image at `path` is taken for. Without it one that looks like another format than raw is
+    /// refused.
+    #[serde(default)]
+    pub format: Option<ImageFormat>,
+}
+
+/// What an image is taken for, whatever it looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ImageFormat {
+    /// Its bytes are the disk's content.
+    Raw,
 }
 
 /// Asks to copy a raw image into a new disk.
@@ -386,6 +398,9 @@ pub struct ImportDisk {
     pub name: String,
     /// The raw image on the node; its size is a multiple of 512.
     pub path: String,
+    /// What it is taken for. Without it one that looks like another format than raw is refused.
+    #[serde(default)]
+    pub format: Option<ImageFormat>,
 }
 
 /// Asks to copy a disk out into a raw image.

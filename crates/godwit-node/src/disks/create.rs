@@ -8,7 +8,7 @@ use godwit_core::units::{Bytes, Sectors};
 
 use super::disk::{Activity, Disk};
 use super::image;
-use crate::api::{CreateDisk, ErrorBody, ErrorCode};
+use crate::api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
@@ -20,7 +20,10 @@ use crate::store::{DiskEntry, Mark};
 pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<Disk>, ErrorBody> {
     names::check("disk", &request.name)?;
     match (request.path, request.size_bytes) {
-        (Some(path), size) => attach(node, request.name, PathBuf::from(path), size).await,
+        (Some(path), size) => {
+            let path = PathBuf::from(path);
+            attach(node, request.name, path, size, request.format).await
+        }
         (None, Some(size)) => create_managed(node, request.name, size).await,
         (None, None) => Err(ErrorBody::new(
             ErrorCode::Invalid,
@@ -155,6 +158,7 @@ async fn attach(
     name: String,
     path: PathBuf,
     size: Option<u64>,
+    format: Option<ImageFormat>,
 ) -> Result<Arc<Disk>, ErrorBody> {
     if !path.is_absolute() {
         return Err(ErrorBody::new(
@@ -175,9 +179,12 @@ async fn attach(
     }
     let opened = {
         let (name, path) = (name.clone(), path.clone());
-        blocking(move || image::open(&name, &path))
-            .await
-            .flatten()?
+        blocking(move || {
+            image::check_format(&name, &path, format)?;
+            image::open(&name, &path)
+        })
+        .await
+        .flatten()?
     };
     if let Some(size) = size
         && opened.capacity.bytes().0 != size

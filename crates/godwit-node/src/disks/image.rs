@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use godwit_block::image::{Image, ImageError, free_space};
+use godwit_block::image::{Image, ImageError, free_space, refuse_formats};
 use godwit_core::units::Bytes;
 
-use crate::api::{ErrorBody, ErrorCode};
+use crate::api::{ErrorBody, ErrorCode, ImageFormat};
 
 /// Space that is left free on the file system of the images, in bytes.
 const SPACE_MARGIN: u64 = 8 << 20;
@@ -18,14 +18,16 @@ pub(crate) fn managed_path(disks_dir: &Path, name: &str) -> PathBuf {
 /// An image's error about a disk, for the API. The image's text says what to do itself.
 pub(crate) fn error(disk: &str, error: &ImageError) -> ErrorBody {
     let code = match error {
-        ImageError::Size { .. } | ImageError::TooLarge { .. } | ImageError::Kind { .. } => {
-            ErrorCode::Invalid
-        }
+        ImageError::Size { .. }
+        | ImageError::TooLarge { .. }
+        | ImageError::Kind { .. }
+        | ImageError::Format { .. } => ErrorCode::Invalid,
         ImageError::Missing { .. } => ErrorCode::NotFound,
         ImageError::Exists { .. } => ErrorCode::Exists,
         ImageError::Locked { .. }
         | ImageError::Changed { .. }
         | ImageError::Cancelled { .. }
+        | ImageError::ReadOnly { .. }
         | ImageError::Permission { .. } => ErrorCode::Conflict,
         ImageError::NoSpace { .. } => ErrorCode::NoSpace,
         ImageError::Io { .. } | ImageError::OpenFiles { .. } => ErrorCode::Internal,
@@ -66,6 +68,18 @@ pub(crate) fn check_space(
         ),
     )
     .hint("free space there, or use another node"))
+}
+
+/// Refuses an image in a format that is not raw, unless it is to be taken for raw. Blocks.
+pub(crate) fn check_format(
+    disk: &str,
+    path: &Path,
+    format: Option<ImageFormat>,
+) -> Result<(), ErrorBody> {
+    match format {
+        Some(ImageFormat::Raw) => Ok(()),
+        None => refuse_formats(path).map_err(|problem| error(disk, &problem)),
+    }
 }
 
 /// Creates an image. Blocks.

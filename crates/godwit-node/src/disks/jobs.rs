@@ -10,7 +10,7 @@ use godwit_block::image::{CopyProgress, Image, export, import};
 
 use super::disk::{Activity, Disk};
 use super::{create, image, run};
-use crate::api::{DiskState, ErrorBody, ErrorCode, Job, JobKind, JobState};
+use crate::api::{DiskState, ErrorBody, ErrorCode, ImageFormat, Job, JobKind, JobState};
 use crate::names;
 use crate::node::{Node, blocking};
 
@@ -158,12 +158,19 @@ pub(crate) async fn start_import(
     node: &Arc<Node>,
     name: String,
     path: String,
+    format: Option<ImageFormat>,
 ) -> Result<Job, ErrorBody> {
     names::check("disk", &name)?;
     let from = absolute(&name, &path)?;
     let size = {
         let (name, from) = (name.clone(), from.clone());
-        blocking(move || size_of(&name, &from)).await.flatten()?
+        blocking(move || {
+            let size = size_of(&name, &from)?;
+            image::check_format(&name, &from, format)?;
+            Ok(size)
+        })
+        .await
+        .flatten()?
     };
     let sectors = create::checked_sectors(&name, size)?;
     let disks_dir = node.config.disks_dir();
