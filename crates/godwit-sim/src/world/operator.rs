@@ -270,7 +270,7 @@ impl World {
         self.reached(Reached::Resolved);
         for each in 0..2 {
             if let Some(old) = self.nodes[each].migration {
-                self.cut(old, 2);
+                self.cut(old, MICROSECOND + 1);
                 self.notice_loss(old, each);
             }
         }
