@@ -2,13 +2,13 @@
 
 use core::time::Duration;
 
-use godwit_core::action::{Action, Content, DiskOperation, DiskTag};
+use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Forwarder};
 use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::event::AbortReason;
+use godwit_core::event::{AbortReason, Event};
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::{Epoch, Extent, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
-use godwit_core::{Controller, Limits};
+use godwit_core::{Admission, Controller, Limits};
 
 use crate::input::Input;
 
@@ -30,6 +30,7 @@ pub struct Body {
     tags: Vec<Use>,
     disk: Vec<(DiskTag, DiskOperation)>,
     storing: bool,
+    storing_sharing: bool,
 }
 
 impl Body {
@@ -62,6 +63,7 @@ impl Body {
             tags: vec![Use::Free; limits.requests as usize],
             disk: Vec::new(),
             storing: false,
+            storing_sharing: false,
         }
     }
 
@@ -96,7 +98,9 @@ impl Body {
                     None => return,
                 }
             }
-            Message::ForwardReply { tag, .. } if self.core.forward_reply_length(tag).is_none() => {
+            Message::ForwardReply { tag, number, .. }
+                if self.core.forward_reply_length(tag, number).is_none() =>
+            {
                 return;
             }
             _ => None,
@@ -112,7 +116,27 @@ impl Body {
         }
     }
 
+    /// A client leaves, of which some of the requests are.
+    pub fn client_left(&mut self, which: u8) {
+        let tags: Vec<_> = (0u32..)
+            .zip(&self.tags)
+            .filter(|(tag, used)| **used == Use::Request && which >> (tag % 8) & 1 == 1)
+            .map(|(tag, _)| RequestTag(tag))
+            .collect();
+        self.core.handle_client_left(self.now, tags);
+    }
+
+    /// A request comes in that another node forwards.
+    pub fn forwarded(&mut self, forwarder: Forwarder, number: u32, operation: Operation) {
+        if self.core.admit_forwarded(forwarder, number) == Admission::Take {
+            self.request(Origin::Peer, operation);
+        }
+    }
+
     pub fn persisted(&mut self) {
+        if std::mem::take(&mut self.storing_sharing) {
+            self.core.handle_sharing_stored(self.now);
+        }
         if self.storing {
             self.storing = false;
             self.core.handle_persisted(self.now);
@@ -134,7 +158,7 @@ impl Body {
     pub fn settle(&mut self) {
         for _ in 0..4096 {
             self.drain();
-            if self.disk.is_empty() && !self.storing {
+            if self.disk.is_empty() && !self.storing && !self.storing_sharing {
                 return;
             }
             self.persisted();
@@ -243,6 +267,11 @@ impl Body {
                 assert!(!self.storing, "a second record before the first is stored");
                 self.storing = true;
             }
+            Action::SendForwarder { message, .. } => {
+                let (header, inline, length) = message.encode();
+                assert_eq!(Message::decode(&header, &inline[..length]), Ok(message));
+            }
+            Action::Notify(Event::SharingChanged { .. }) => self.storing_sharing = true,
             Action::Notify(_) | Action::DiscardUnsent { .. } => {}
         }
     }

@@ -11,12 +11,12 @@ mod input;
 use std::time::Duration;
 
 use body::Body;
-use godwit_core::action::{ChunkSlot, Content};
+use godwit_core::action::{ChunkSlot, Content, Forwarder};
 use godwit_core::event::AbortReason;
 use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
-use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::wire::{Message, Taken, TrafficClass};
 use godwit_core::{Arrivals, GuestLoad, LinkSignal, MigrationOptions, Switchover};
 use input::Input;
 use libfuzzer_sys::fuzz_target;
@@ -113,6 +113,7 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
             220.. => {
                 body.core.switch_over(now);
             }
+            200.. => forwarding_event(body, input),
             other => connection_event(body, other % 8),
         },
         _ => body.settle(),
@@ -132,6 +133,49 @@ fn connection_event(body: &mut Body, which: u8) {
         6 => body.core.fail_forwarded(now),
         _ => {
             body.core.cancel(now, AbortReason::Cancelled);
+        }
+    }
+}
+
+/// What clients and nodes that forward do.
+fn forwarding_event(body: &mut Body, input: &mut Input<'_>) {
+    let now = body.now;
+    let forwarder = Forwarder(u16::from(input.byte() % 2));
+    let number = u32::from(input.byte() % 16);
+    match input.byte() % 8 {
+        0 => body.core.handle_client_attached(now),
+        1 => body.client_left(input.byte()),
+        2 => body
+            .core
+            .handle_forwarder_up(now, forwarder, input.one_in(2)),
+        3 => body.core.handle_forwarder_lost(now, forwarder),
+        4 => {
+            let message = match input.byte() % 3 {
+                0 => Message::ForwardBegin {
+                    session: u64::from(number),
+                },
+                1 => Message::ClientAttached,
+                _ => Message::FenceReached { number },
+            };
+            body.core.handle_forwarder_message(now, forwarder, message);
+        }
+        5 => {
+            let taken = match input.byte() % 3 {
+                0 => Taken::Unknown,
+                1 => Taken::Nothing,
+                _ => Taken::Through(number),
+            };
+            let fence = Message::Fence {
+                number,
+                taken,
+                shared: input.one_in(2),
+                failed: input.one_in(2),
+            };
+            body.message(TrafficClass::Sync, fence);
+        }
+        _ => {
+            let operation = operation(input);
+            body.forwarded(forwarder, number, operation);
         }
     }
 }
@@ -236,6 +280,7 @@ fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
         2 => Message::Prepare {
             migration: migration(input),
             epoch,
+            shared: input.one_in(2),
         },
         3 => Message::Prepared {
             migration: migration(input),
@@ -264,14 +309,15 @@ fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
             zeroes: input.one_in(2),
         },
         10 | 11 => Message::DoubleWrite {
-            tag,
+            tag: RequestTag(tag.0 & 0xFFFF),
+            turn: u16::from(input.byte()),
             generation,
             extent: extent(input),
             zeroes: input.one_in(2),
             unmap: input.one_in(2),
         },
         12..=14 => Message::Ack {
-            tag: tag.0,
+            tag: tag.0 | u32::from(input.byte() % 4) << 16,
             generation,
             result,
         },
@@ -288,6 +334,7 @@ fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
         },
         _ => Message::ForwardReply {
             tag,
+            number: u32::from(input.byte() % 16),
             length: 0,
             result,
         },

@@ -68,6 +68,7 @@ impl Disk {
             received: Vec::new(),
             structured_replies: false,
             address: "fuzz".into(),
+            place: None,
         });
         client.set_read_timeout(Some(PATIENCE)).expect("a socket");
         Self {
