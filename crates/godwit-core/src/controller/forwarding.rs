@@ -12,16 +12,14 @@
 //! before. To do it again changes nothing as long as nobody else writes; where others do, which an owner
 //! stores before it serves them, such a write fails.
 
-use super::slots::{FORWARD, Stage};
-use super::{Controller, ForwardLink};
+use super::Controller;
+use super::slots::{FORWARD, Stage, Work};
 use crate::action::{Action, Forwarder};
 use crate::event::Event;
 use crate::planted::PlantedBug;
-use crate::request::{Origin, RequestError, RequestTag};
+use crate::request::{Operation, Origin, RequestError, RequestTag};
 use crate::units::{Generation, Time};
 use crate::wire::{Message, Taken, TrafficClass};
-
-use super::slots::Work;
 
 /// Whether the frame of a forwarded request is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +30,26 @@ pub enum Admission {
     Void,
     /// No forwarder that keeps to the protocol sends it: the connection is of no use.
     Broken,
+}
+
+/// The connection on which this node forwards I/O to the owner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ForwardLink {
+    /// None, and none is expected.
+    Absent,
+    /// Lost; requests wait for it.
+    Down,
+    /// There, but the owner has not said what it did of what was forwarded before; requests wait.
+    Opening,
+    /// Up.
+    Up,
+}
+
+impl ForwardLink {
+    /// Whether there is a connection.
+    pub(super) const fn is_there(self) -> bool {
+        matches!(self, Self::Opening | Self::Up)
+    }
 }
 
 /// What a node that forwards here has sent.
@@ -410,6 +428,23 @@ impl Controller {
             operation,
         };
         self.send(TrafficClass::Sync, message);
+    }
+
+    /// The bytes of payload that a [`Message::ForwardReply`] with this tag and number carries when the request
+    /// succeeded; `None` when no reply is expected (then the frame breaks the protocol).
+    pub fn forward_reply_length(&self, tag: RequestTag, number: u32) -> Option<u32> {
+        let slot = self
+            .slots
+            .get(tag)
+            .filter(|slot| slot.awaits_reply(number))?;
+        match slot.work {
+            Work::Request {
+                operation: Operation::Read(extent),
+                ..
+            } => Some(extent.bytes() as u32),
+            Work::Request { .. } => Some(0),
+            _ => None,
+        }
     }
 
     /// The owner has put up a fence: what it has not taken is sent again.

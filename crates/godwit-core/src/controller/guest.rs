@@ -2,9 +2,10 @@
 
 use core::time::Duration;
 
+use super::Controller;
+use super::forwarding::ForwardLink;
 use super::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
 use super::window::ChunkState;
-use super::{Controller, ForwardLink};
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;

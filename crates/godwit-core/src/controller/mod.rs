@@ -36,17 +36,17 @@ use std::collections::VecDeque;
 
 use self::destination::Destination;
 pub use self::forwarding::Admission;
-use self::forwarding::Forwarding;
+use self::forwarding::{ForwardLink, Forwarding};
 pub use self::guest_load::{Arrivals, GuestLoad};
 pub use self::limits::Limits;
-use self::slots::{Slots, TagList, Work};
+use self::slots::{Slots, TagList};
 use self::source::Source;
 pub use self::source::{MAX_MOVED, MAX_VERIFIED};
 use crate::action::{Action, Content, DiskTag};
 use crate::authority::{Authority, AuthorityRecord};
 use crate::event::{AbortReason, Event, Obstacle, PauseReason, Phase};
 use crate::planted::PlantedBug;
-use crate::request::{Operation, RequestError, RequestTag};
+use crate::request::{RequestError, RequestTag};
 use crate::sla::LatencyTarget;
 use crate::units::{MigrationId, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
@@ -225,26 +225,6 @@ pub enum StartError {
     /// An option is out of its range.
     #[error("the {0} is out of range")]
     Option(&'static str),
-}
-
-/// The connection on which this node forwards I/O to the owner.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ForwardLink {
-    /// None, and none is expected.
-    Absent,
-    /// Lost; requests wait for it.
-    Down,
-    /// There, but the owner has not said what it did of what was forwarded before; requests wait.
-    Opening,
-    /// Up.
-    Up,
-}
-
-impl ForwardLink {
-    /// Whether there is a connection.
-    const fn is_there(self) -> bool {
-        matches!(self, Self::Opening | Self::Up)
-    }
 }
 
 /// The controller of one disk on one node: serves guests, moves the disk away, takes it in, and
@@ -494,23 +474,6 @@ impl Controller {
             | Message::Query { .. } => self.authority_message(&message),
         }
         self.run_ready();
-    }
-
-    /// The bytes of payload that a [`Message::ForwardReply`] with this tag and number carries when the request
-    /// succeeded; `None` when no reply is expected (then the frame breaks the protocol).
-    pub fn forward_reply_length(&self, tag: RequestTag, number: u32) -> Option<u32> {
-        let slot = self
-            .slots
-            .get(tag)
-            .filter(|slot| slot.awaits_reply(number))?;
-        match slot.work {
-            Work::Request {
-                operation: Operation::Read(extent),
-                ..
-            } => Some(extent.bytes() as u32),
-            Work::Request { .. } => Some(0),
-            _ => None,
-        }
     }
 
     /// The record of the last [`Action::Persist`] is durable.

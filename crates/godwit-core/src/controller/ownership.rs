@@ -2,7 +2,8 @@
 
 use core::time::Duration;
 
-use super::{Controller, ForwardLink};
+use super::Controller;
+use super::forwarding::ForwardLink;
 use crate::action::Action;
 use crate::authority::{Effect, Ownership};
 use crate::event::{AbortReason, Event, Phase};

@@ -18,6 +18,7 @@
 //! connection then carries an [`Offer`] and its answer; [`Message`]s follow. All of these travel
 //! in the same frames.
 
+mod codec;
 mod greeting;
 mod header;
 mod message;

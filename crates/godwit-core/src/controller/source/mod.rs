@@ -252,7 +252,7 @@ impl Controller {
         }
         self.now = now;
         self.control_up = true;
-        self.forward_link = super::ForwardLink::Absent;
+        self.forward_link = super::forwarding::ForwardLink::Absent;
         let mut source = Source {
             generation: Generation(0),
             window: Window::new(options.window_chunks),
