@@ -299,6 +299,14 @@ pub(crate) enum VmCommand {
         #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "force")]
         timeout: Option<u64>,
     },
+    /// Take a virtual machine that moved to another node off this node's list
+    Forget {
+        /// The virtual machine
+        name: String,
+        /// Also while the other node does not have all of its memory
+        #[arg(long)]
+        force: bool,
+    },
     /// Connect the terminal to the first serial port; Ctrl-] leaves it
     Console {
         /// The virtual machine

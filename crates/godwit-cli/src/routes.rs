@@ -50,6 +50,10 @@ pub(crate) fn vm(name: &str) -> String {
     format!("{VMS}/{}", segment(name))
 }
 
+pub(crate) fn vm_forget(name: &str, force: bool) -> String {
+    format!("{}?force={force}", vm(name))
+}
+
 pub(crate) fn vm_stop(name: &str) -> String {
     format!("{}/stop", vm(name))
 }

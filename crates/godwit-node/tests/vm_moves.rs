@@ -85,6 +85,98 @@ async fn stop(node: &RunningNode) {
     assert_eq!(stopped.status, 204, "{}", stopped.body);
 }
 
+/// What is asked of a machine at the node that it has left is refused, and the answer tells where it is.
+async fn is_not_touched_from_where_it_was(node: &RunningNode, is_at: &str) {
+    for (path, body) in [
+        ("stop", r#"{"force":true}"#),
+        ("stop", "{}"),
+        ("migrate", r#"{"to":"elsewhere"}"#),
+    ] {
+        let path = format!("/v1/vms/v/{path}");
+        let body = body.replace("elsewhere", is_at);
+        let refused = node.request("POST", &path, &body).await;
+        assert_eq!(refused.status, 409, "{path} {body}: {}", refused.body);
+        let message = refused.json()["message"].to_string();
+        assert!(
+            message.contains(&format!("VM v moved to node '{is_at}'")),
+            "{message}"
+        );
+    }
+    assert_eq!(state(node).await, "departed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_left_is_forgotten_when_asked_and_one_that_is_here_is_not() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    run(&a, &[]).await;
+    let refused = a.request("DELETE", "/v1/vms/v?force=true", "").await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    state_becomes(&a, "running").await;
+    migrate(&a, "b", "pre-copy").await;
+    let forgotten = a.request("DELETE", "/v1/vms/v", "").await;
+    assert_eq!(forgotten.status, 204, "{}", forgotten.body);
+    assert_eq!(a.get("/v1/vms").await.json(), json!([]));
+    state_becomes(&b, "running").await;
+    stop(&b).await;
+    a.stop().await;
+    b.stop().await;
+}
+
+/// What QEMU says of its guest.
+async fn status(node: &RunningNode) -> String {
+    node.get("/v1/vms/v").await.json()["status"].to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_stood_still_stands_still_after_its_move() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    // A socket would be removed by the QEMU that was left behind, as it ends.
+    let pipe = dir.path().join("own");
+    for end in ["in", "out"] {
+        let made = std::process::Command::new("mkfifo")
+            .arg(pipe.with_extension(end))
+            .status();
+        assert!(made.expect("mkfifo").success());
+    }
+    let device = format!("pipe,id=own,path={}", pipe.display());
+    let own = ["-chardev", &device, "-mon", "chardev=own,mode=readline"];
+    let tell = |command: &str| {
+        std::fs::write(pipe.with_extension("in"), format!("{command}\n")).expect("writes");
+    };
+    for memory in ["pre-copy", "post-copy", "hybrid"] {
+        // One that never ran, and one that its administrator stopped.
+        run(&a, &[&own[..], &["-S"]].concat()).await;
+        let moved = migrate(&a, "b", memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["blackout_ms"], Value::Null, "{moved}");
+        assert_eq!(state(&b).await, "paused", "{}", status(&b).await);
+        let still = status(&b).await;
+        if memory == "pre-copy" {
+            assert!(still.contains("prelaunch"), "{still}");
+        }
+        tell("cont");
+        state_becomes(&b, "running").await;
+        tell("stop");
+        state_becomes(&b, "paused").await;
+        let moved = migrate(&b, "a", memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(state(&a).await, "paused", "{}", status(&a).await);
+        tell("cont");
+        state_becomes(&a, "running").await;
+        // One that runs runs afterwards.
+        let moved = migrate(&a, "b", memory).await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        state_becomes(&b, "running").await;
+        stop(&b).await;
+        let forgotten = a.request("DELETE", "/v1/vms/v", "").await;
+        assert_eq!(forgotten.status, 204, "{}", forgotten.body);
+    }
+    a.stop().await;
+    b.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_goes_there_and_back_with_its_memory() {
     let dir = MachineFolder::new();
@@ -99,6 +191,8 @@ async fn a_machine_goes_there_and_back_with_its_memory() {
         assert!(moved["memory_bytes"].as_u64() > Some(0), "{moved}");
         state_becomes(to, "running").await;
         assert_eq!(state(from).await, "departed");
+        is_not_touched_from_where_it_was(from, name).await;
+        assert_eq!(state(to).await, "running");
         println!("{moved}");
         assert_eq!(metric(to, r#"vm_state{vm="v",state="running"}"#).await, 1.0);
         assert_eq!(

@@ -58,6 +58,10 @@ pub(crate) async fn run(
             stop(client, &name, &request, output).await?;
             output.print(&json!({ "name": name }), |_| format!("stopped VM '{name}'"))
         }
+        VmCommand::Forget { name, force } => {
+            client.delete(&routes::vm_forget(&name, force)).await?;
+            output.print(&json!({ "name": name }), |_| format!("forgot VM '{name}'"))
+        }
         VmCommand::Console { name } => {
             let vm: Vm = client.get(&routes::vm(&name)).await?;
             let socket = console_socket(&vm, client.is_local())?;

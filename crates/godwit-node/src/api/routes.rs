@@ -107,7 +107,7 @@ where
 }
 
 /// A query string, whose faults are told as JSON errors.
-pub(super) struct Parameters<T>(T);
+pub(super) struct Parameters<T>(pub(super) T);
 
 impl<T, S> FromRequestParts<S> for Parameters<T>
 where

@@ -6,9 +6,10 @@ use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::routing::{MethodRouter, get, post};
+use serde::Deserialize;
 
 use super::error::ErrorBody;
-use super::routes::{Body, Shared, detached};
+use super::routes::{Body, Parameters, Shared, detached};
 use super::vm::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
 use crate::node::Node;
 use crate::vms::{self, view};
@@ -18,7 +19,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/vms", get(list_vms).post(run_vm)),
         ("/v1/vms/adopt", post(adopt_vm)),
-        ("/v1/vms/{name}", get(show_vm)),
+        ("/v1/vms/{name}", get(show_vm).delete(forget_vm)),
         ("/v1/vms/{name}/stop", post(stop_vm)),
         ("/v1/vms/{name}/migrate", post(migrate_vm)),
         ("/v1/vm-migrations", get(list_vm_migrations)),
@@ -88,6 +89,34 @@ pub(super) async fn stop_vm(
         vms::stop(&node, &name, request).await
     });
     stopped.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// How a VM is to be forgotten.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ForgetParameters {
+    /// Also while the rest of its memory is here.
+    #[serde(default)]
+    #[param(default = false, required = false)]
+    force: bool,
+}
+
+/// Takes a VM that moved to another node off this node's list.
+#[utoipa::path(delete, path = "/v1/vms/{name}", params(("name" = String, Path), ForgetParameters),
+    responses((status = 204, description = "It is off the list"),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn forget_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Parameters(parameters): Parameters<ForgetParameters>,
+) -> Result<StatusCode, ErrorBody> {
+    node.check_open()?;
+    let forgotten = detached(node, move |node| async move {
+        vms::forget(&node, &name, parameters.force).await
+    });
+    forgotten.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

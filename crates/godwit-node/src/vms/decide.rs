@@ -198,7 +198,10 @@ impl<'a> Incoming<'a> {
                     Err(error) => self.fail(error.message).await,
                 }
             }
-            Some(Order::Load) => self.load_asked = true,
+            Some(Order::Load { runs }) => match self.store_runs(runs).await {
+                Ok(()) => self.load_asked = true,
+                Err(error) => self.fail(error).await,
+            },
             Some(Order::Given) => self.given = true,
             Some(Order::Abort { reason }) => self.given_up = Some(reason),
             Some(Order::Offer(_) | Order::Resume | Order::Lost { .. } | Order::Ping) => {}
@@ -208,6 +211,24 @@ impl<'a> Incoming<'a> {
                 self.given_up.get_or_insert_with(lost);
             }
         }
+    }
+
+    /// Stores whether the guest is to run. Nearly all run, and nothing is stored for them: the guest
+    /// may stand still already.
+    async fn store_runs(&self, now: bool) -> Result<(), String> {
+        let entry = {
+            let mut inner = self.vm.lock();
+            let Some(VmMark::Incoming { runs, .. }) = &mut inner.entry.mark else {
+                return Ok(());
+            };
+            if *runs == now {
+                return Ok(());
+            }
+            *runs = now;
+            inner.entry.clone()
+        };
+        let stored = self.node.store.put_vm(&self.vm.name, &entry).await;
+        stored.map_err(|error| format!("cannot store whether its guest is to run: {error}"))
     }
 
     async fn say(&self, answer: Answer) {
@@ -280,7 +301,12 @@ impl<'a> Incoming<'a> {
     async fn run(mut self, qemu: &Qemu, guard: VmGuard) {
         failpoint::reach(String::from("vm::before::run")).await;
         let pulls = self.pulls();
-        match let_run(qemu).await {
+        let runs = !matches!(
+            self.vm.lock().entry.mark,
+            Some(VmMark::Incoming { runs: false, .. })
+        );
+        let ready = if runs { let_run(qemu).await } else { Ok(()) };
+        match ready {
             Ok(()) => {}
             // Its main loop waits for memory that comes only once it is pulled: then it runs.
             Err(QmpError::Timeout { .. }) if pulls.is_some() => {}
@@ -304,7 +330,7 @@ impl<'a> Incoming<'a> {
             running_for_us: micros(running),
         })
         .await;
-        tracing::info!(vm = self.vm.name, "the VM runs here");
+        tracing::info!(vm = self.vm.name, runs, "the VM is here");
         let Some((migration, from)) = pulls else {
             return;
         };
@@ -334,6 +360,7 @@ impl<'a> Incoming<'a> {
                 Some(VmMark::Incoming {
                     migration,
                     pulls: true,
+                    ..
                 }),
                 VmOrigin::Received { from },
             ) => Some((migration.parse().ok()?, from.clone())),
@@ -399,8 +426,9 @@ async fn ended(qemu: Option<&Qemu>) {
     }
 }
 
-/// Whether QEMU has what it needs to run the guest: it no longer waits for the memory.
+/// Whether QEMU has what it needs to run the guest: it no longer waits for the memory. Which state it
+/// has then is up to the guest: one that never ran, or ended, is in that state again.
 async fn loaded(qemu: &Qemu) -> bool {
     let state = inspect::run_state(&qemu.qmp).await;
-    state.is_ok_and(|state| matches!(state.as_str(), "paused" | "running"))
+    state.is_ok_and(|state| state != inspect::AWAITS_MEMORY)
 }

@@ -134,6 +134,7 @@ async fn reserve(
     let mark = VmMark::Incoming {
         migration: hello.migration.to_string(),
         pulls: offer.memory.pulls(),
+        runs: true,
     };
     run::reserve(node, &hello.disk, offer.machine.clone(), origin, mark).await
 }

@@ -6,11 +6,16 @@ use super::memory::PULL_BROKEN;
 use super::plugged::Devices;
 use super::qmp::{Qmp, QmpError, text};
 
+/// What QEMU calls the run state of a guest whose memory has not arrived.
+pub(crate) const AWAITS_MEMORY: &str = "inmigrate";
+
 /// What matters for the node's disks and for a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// The machine type with its version, such as `pc-q35-10.0`.
     pub(crate) machine_type: Option<String>,
+    /// Whether the guest runs.
+    pub(crate) runs: bool,
     /// Whether all memory is shared, so that another process can do I/O in it.
     pub(crate) memory_shared: bool,
     /// Bytes of memory.
@@ -41,6 +46,7 @@ impl Facts {
         let drives = qmp.execute("query-block", json!({})).await?;
         let migration = qmp.execute("query-migrate", json!({})).await?;
         let devices = Devices::read(qmp).await?;
+        let runs = is_live(&run_state(qmp).await?);
         let machine = machine
             .as_str()
             .and_then(|name| name.strip_suffix("-machine"));
@@ -49,6 +55,7 @@ impl Facts {
         let blocked = migration.get("blocked-reasons").map(items);
         Ok(Self {
             machine_type: machine.map(str::to_owned),
+            runs,
             memory_shared: !backings.is_empty()
                 && backings.iter().all(|backing| backing["share"] == true),
             memory_bytes: part("base-memory").saturating_add(part("plugged-memory")),
@@ -90,6 +97,12 @@ impl Facts {
 pub(crate) async fn run_state(qmp: &Qmp) -> Result<String, QmpError> {
     let status = qmp.execute("query-status", json!({})).await?;
     Ok(text(&status, "status"))
+}
+
+/// Whether a guest in this run state runs, and goes on by itself after a move. One that sleeps does:
+/// it wakes up when something happens to it.
+pub(crate) fn is_live(run_state: &str) -> bool {
+    matches!(run_state, "running" | "suspended")
 }
 
 fn items(list: &Value) -> &[Value] {

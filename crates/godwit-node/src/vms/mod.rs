@@ -34,5 +34,5 @@ pub(crate) use adopt::adopt;
 pub(crate) use incoming::take_machine;
 pub(crate) use outgoing::{cancel, migrate};
 pub(crate) use run::run;
-pub(crate) use stop::stop;
+pub(crate) use stop::{forget, stop};
 pub(crate) use vm::{VmEntry, Vms};

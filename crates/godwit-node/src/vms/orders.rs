@@ -55,7 +55,10 @@ pub(crate) enum Order {
     /// Start a QEMU that waits for its memory.
     Start,
     /// What the guest cannot run without is sent: say when QEMU has it.
-    Load,
+    Load {
+        /// Whether the guest ran: it is to stand still there as it stood here otherwise.
+        runs: bool,
+    },
     /// The disks are given away, durably.
     Given,
     /// The VM stays here.
@@ -86,7 +89,7 @@ pub(crate) enum Answer {
     Started,
     /// QEMU can run the guest.
     Loaded,
-    /// The guest runs here.
+    /// The guest runs here, or stands still as it did at the source.
     Running {
         /// Microseconds since all disks belong to the destination.
         owned_for_us: u64,

@@ -62,7 +62,10 @@ pub(crate) async fn migrate(
     }
     let peer = node.peer(&request.to)?.clone();
     let id = options::new_id()?;
-    let guard = vm.begin(VmActivity::Outgoing(id), memory_is_here)?;
+    let guard = vm.begin(VmActivity::Outgoing(id), |inner| {
+        vm.is_here(inner)?;
+        memory_is_here(inner)
+    })?;
     let qemu = vm.qemu()?;
     let view = VmMigration {
         id: id.to_string(),
@@ -175,7 +178,7 @@ pub(super) struct Working {
     /// The ids of the disks' migrations.
     pub(super) disks: Vec<String>,
     pub(super) tunnel: Option<AbortHandle>,
-    /// Whether the guest ran when its memory began to move.
+    /// Whether the guest runs, but for the move; nothing before its memory moves.
     pub(super) ran: Option<bool>,
 }
 
@@ -280,6 +283,7 @@ impl Move {
         entry.mark = Some(VmMark::Outgoing {
             migration: self.id.to_string(),
             to: self.peer.name.clone(),
+            runs: facts.runs,
         });
         self.store(&entry).await?;
         entry.mark = self.request.memory.pulls().then(|| VmMark::Giving {
@@ -318,6 +322,17 @@ impl Move {
             sizes.push((name.clone(), size.unwrap_or(0)));
         }
         Ok(sizes)
+    }
+
+    /// Notes whether the guest runs, but for the move: also for the process after this one.
+    pub(super) async fn note_ran(&self, working: &mut Working, ran: bool) -> Result<(), ErrorBody> {
+        working.ran = Some(ran);
+        let mut entry = self.vm.lock().entry.clone();
+        match &mut entry.mark {
+            Some(VmMark::Outgoing { runs, .. }) if *runs != ran => *runs = ran,
+            _ => return Ok(()),
+        }
+        self.store(&entry).await
     }
 
     async fn store(&self, entry: &super::vm::VmEntry) -> Result<(), ErrorBody> {
@@ -426,6 +441,7 @@ impl Move {
                 owned_for_us,
                 running_for_us,
             }) => {
+                let running_for_us = working.ran.unwrap_or(true).then_some(running_for_us);
                 self.measured(heard, owned_for_us, running_for_us);
                 Ok(())
             }
@@ -483,13 +499,14 @@ impl Move {
         }
     }
 
-    /// From the destination's times, which it gives as ages, so that no clocks are compared.
-    fn measured(&self, heard: Instant, owned_for_us: u64, running_for_us: u64) {
+    /// From the destination's times, which it gives as ages, so that no clocks are compared. A guest
+    /// that stood still before has no blackout.
+    fn measured(&self, heard: Instant, owned_for_us: u64, running_for_us: Option<u64>) {
         let age = |micros: u64| heard.checked_sub(Duration::from_micros(micros));
         let milliseconds =
             |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1000.0;
         let between = |from: Option<Instant>, micros| Some(milliseconds(from?, age(micros)?));
-        let blackout = between(self.stopped, running_for_us);
+        let blackout = running_for_us.and_then(|micros| between(self.stopped, micros));
         let switchover = between(self.told, owned_for_us);
         self.node.vm_migrations.change(self.id, |view| {
             view.blackout_ms = blackout;

@@ -73,7 +73,9 @@ pub(crate) async fn recover(
             (Some(VmMark::Incoming { migration, .. }), qemu) => {
                 take_in(node, &vm, &migration, qemu, held).await;
             }
-            (Some(VmMark::Outgoing { .. }), Some(qemu)) => take_back(node, &vm, qemu).await,
+            (Some(VmMark::Outgoing { runs, .. }), Some(qemu)) => {
+                take_back(node, &vm, qemu, runs).await;
+            }
             (_, Some(qemu)) => watch::attach(node, &vm, qemu).await,
             (_, None) => {}
         }
@@ -114,8 +116,12 @@ fn runs_unheard(node: &Node, vm: &Vm) -> bool {
     }
     let mut inner = vm.lock();
     let entry = &mut inner.entry;
-    let (Some(VmMark::Incoming { migration, pulls }), VmOrigin::Received { from }) =
-        (&entry.mark, &entry.origin)
+    let (
+        Some(VmMark::Incoming {
+            migration, pulls, ..
+        }),
+        VmOrigin::Received { from },
+    ) = (&entry.mark, &entry.origin)
     else {
         return false;
     };
@@ -228,12 +234,15 @@ pub(crate) fn hold_disks(node: &Arc<Node>, stored: &[(String, VmEntry)]) -> Hash
         .collect()
 }
 
-/// A VM that was leaving while its disks have not left: it goes on here.
-async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
-    // A guest that its owner had stopped before does not show a migration's state.
-    let moved = inspect::run_state(&qemu.qmp).await;
-    let ran = moved
-        .is_ok_and(|state| matches!(state.as_str(), "running" | "finish-migrate" | "postmigrate"));
+/// A VM that was leaving while its disks have not left: it goes on here, if it ran when it left and
+/// nobody has stopped it since.
+async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
+    // A guest that its owner has stopped meanwhile does not show a migration's state.
+    let state = inspect::run_state(&qemu.qmp).await;
+    let moved = |state: String| {
+        inspect::is_live(&state) || matches!(state.as_str(), "finish-migrate" | "postmigrate")
+    };
+    let ran = ran && state.is_ok_and(moved);
     let problem = super::take_back::take_back(vm, &qemu.qmp, ran).await.err();
     watch::attach(node, vm, qemu).await;
     let entry = {

@@ -78,7 +78,7 @@ impl Move {
         let state = inspect::run_state(&self.qemu.qmp)
             .await
             .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
-        working.ran = Some(state == "running");
+        self.note_ran(working, inspect::is_live(&state)).await?;
         working.tunnel = Some(self.start_memory().await?);
         failpoint::reach(String::from("vm::copying-memory")).await;
         let mode = self.request.memory;
@@ -200,11 +200,21 @@ impl Move {
                     self.stopped.get_or_insert_with(Instant::now);
                     return copied.map_err(|error| self.error(ErrorCode::Conflict, &error));
                 }
-                event = stops.recv() => {
-                    if event.is_ok_and(|event| event.name == "STOP") {
+                event = stops.recv() => match event {
+                    Ok(event) if event.name == "STOP" => {
                         self.stopped = Some(Instant::now());
+                        // Either the move stopped it or somebody who wants it to stand still.
+                        let state = inspect::run_state(&qmp).await;
+                        if state.is_ok_and(|state| state == "paused") {
+                            self.note_ran(working, false).await?;
+                        }
                     }
-                }
+                    Ok(event) if event.name == "RESUME" => {
+                        self.stopped = None;
+                        self.note_ran(working, true).await?;
+                    }
+                    _ => {}
+                },
                 answer = working.link.hear() => {
                     return Err(self.unwilling(answer, "gave the VM up"));
                 }
@@ -239,7 +249,8 @@ impl Move {
             }
         };
         let did_not = "did not take the memory";
-        working.link.say(Order::Load).await;
+        let runs = working.ran.unwrap_or(true);
+        working.link.say(Order::Load { runs }).await;
         let mut loaded = false;
         {
             // Until this QEMU says so it may still fail, and then it lets the guest run by itself,

@@ -1,4 +1,4 @@
-//! Stops VMs.
+//! Stops VMs, and forgets those that moved away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::run;
-use super::vm::VmActivity;
+use super::vm::{VmActivity, VmMark};
 use crate::api::{ErrorBody, ErrorCode, StopVm};
 use crate::node::Node;
 
@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_millis(5);
 /// Stops a VM and forgets it. Its disks stay.
 ///
 /// # Errors
-/// It is being worked with, or its guest does not shut down in time.
+/// It is being worked with or moved to another node, or its guest does not shut down in time.
 pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Result<(), ErrorBody> {
     let vm = node.vms.get(name)?;
     let limit = match request.timeout_seconds {
@@ -38,7 +38,8 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
             .hint(format!("wait 1 to {MAX_TIMEOUT} seconds")));
         }
     };
-    let guard = vm.begin(VmActivity::Stopping, |_| Ok(()))?;
+    // The QEMU that a VM left behind may have the rest of the memory of a guest that runs elsewhere.
+    let guard = vm.begin(VmActivity::Stopping, |inner| vm.is_here(inner))?;
     let (qemu, silent) = {
         let inner = vm.lock();
         (inner.qemu.clone(), inner.silent.clone())
@@ -86,6 +87,33 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
     drop(guard);
     run::forget(node, &vm).await;
     tracing::info!(vm = name, forced = request.force, "stopped the VM");
+    Ok(())
+}
+
+/// Takes a VM that moved to another node off this node's list.
+///
+/// # Errors
+/// It is here, or it is being worked with, or the rest of its memory is here: `force` overrides the
+/// last, once nothing is under way any more.
+pub(crate) async fn forget(node: &Arc<Node>, name: &str, force: bool) -> Result<(), ErrorBody> {
+    let vm = node.vms.get(name)?;
+    let guard = vm.begin(VmActivity::Stopping, |inner| {
+        let Some(to) = &inner.entry.moved_to else {
+            let text = format!("VM {name} is on this node");
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint(format!("stop it with 'godwit vm stop {name}'")));
+        };
+        if matches!(inner.entry.mark, Some(VmMark::Giving { .. })) && !force {
+            let text = format!("node '{to}' does not have all of the memory of VM {name}");
+            return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
+                "wait for it; --force forgets it all the same, and the guest may be lost there",
+            ));
+        }
+        Ok(())
+    })?;
+    drop(guard);
+    run::forget(node, &vm).await;
+    tracing::info!(vm = name, force, "forgot the VM, which moved away");
     Ok(())
 }
 

@@ -80,6 +80,9 @@ pub(crate) enum VmMark {
         /// Whether it is to run before all its memory is here.
         #[serde(default)]
         pulls: bool,
+        /// Whether its guest ran at the source: it stands still here as it stood there otherwise.
+        #[serde(default = "yes")]
+        runs: bool,
     },
     /// It runs here, and its QEMU waits for the rest of its memory.
     Pulling {
@@ -94,6 +97,9 @@ pub(crate) enum VmMark {
         migration: String,
         /// The node it goes to.
         to: String,
+        /// Whether its guest runs, but for the move.
+        #[serde(default = "yes")]
+        runs: bool,
     },
     /// It moved away, and this node's QEMU has the rest of its memory. That QEMU must last until the
     /// rest has moved, and must never run the guest.
@@ -101,6 +107,10 @@ pub(crate) enum VmMark {
         /// Which migration, in hexadecimal.
         migration: String,
     },
+}
+
+const fn yes() -> bool {
+    true
 }
 
 /// What is being done with a VM: one thing at a time.
@@ -209,6 +219,25 @@ impl Vm {
     /// The part that changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the VM is this node's, rather than that of the node that it moved to.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`] naming that node.
+    pub(crate) fn is_here(&self, inner: &Inner) -> Result<(), ErrorBody> {
+        let Some(to) = &inner.entry.moved_to else {
+            return Ok(());
+        };
+        let rest = match inner.entry.mark {
+            Some(VmMark::Giving { .. }) => "; the rest of its memory is still here",
+            _ => "",
+        };
+        let text = format!("VM {} moved to node '{to}'{rest}", self.name);
+        Err(ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
+            "ask node '{to}' to do it; 'godwit vm forget {}' takes it off this node's list",
+            self.name
+        )))
     }
 
     /// Its QEMU.
