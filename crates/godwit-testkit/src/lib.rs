@@ -10,6 +10,7 @@
 //! - [`vm`] runs virtual machines whose guest checks its disks and its memory.
 //! - [`vhost_client`] is a virtual machine without one: it shares memory with a vhost-user-blk
 //!   server and drives virtqueues in it.
+//! - [`small_fs`] is a file system with little room.
 //! - [`steady`] measures what a server of an image is worth.
 //! - [`idle_copy`] moves a disk that nobody uses, and copies it in other ways.
 //! - [`plain_copy`] copies an image and does nothing else.
@@ -32,6 +33,7 @@ pub mod proxy;
 pub mod random;
 pub mod report;
 pub mod scenario;
+pub mod small_fs;
 pub mod steady;
 pub mod tls;
 pub mod vhost_client;

@@ -72,6 +72,7 @@ impl Engine {
             }
             Command::FrontEnd { command, reply } => self.front_end_command(command, reply),
             Command::LatencyBaseline { reply } => reply(Some(self.stats.baseline(self.now))),
+            Command::MachineStandsStill => self.machine_stands_still(),
             Command::FailForwarded => {
                 self.forward_asked = false;
                 self.vhost.owner_unreachable();

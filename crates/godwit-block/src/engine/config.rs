@@ -62,6 +62,11 @@ pub enum EngineEvent {
     ForwardDown,
     /// A client attached or left; the number attached now.
     Clients(u32),
+    /// Requests of the virtual machine wait because the image has no room for them, or none does any
+    /// more. The first is repeated about every second as long as it is so and the machine's rings are
+    /// served. [`EngineHandle::machine_stands_still`](super::EngineHandle::machine_stands_still) lets
+    /// the machine be stopped meanwhile.
+    OutOfSpace(bool),
     /// The engine has ended because of a failure that it cannot go on from.
     Failed(String),
 }

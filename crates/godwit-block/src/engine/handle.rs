@@ -65,6 +65,7 @@ pub(super) enum Command {
         command: FrontEndCommand,
         reply: FrontEndReply,
     },
+    MachineStandsStill,
     FailForwarded,
     Persisted,
     SharingStored,
@@ -275,6 +276,14 @@ impl EngineHandle {
     /// A step of the vhost-user protocol.
     pub(crate) fn front_end(&self, command: FrontEndCommand, reply: FrontEndReply) {
         self.inner.send(Command::FrontEnd { command, reply });
+    }
+
+    /// The virtual machine is about to be stopped because of
+    /// [`EngineEvent::OutOfSpace`](super::EngineEvent::OutOfSpace), and will not move while it stands
+    /// still: its rings may stop while requests wait for room. They are taken up when the machine goes
+    /// on.
+    pub fn machine_stands_still(&self) {
+        self.inner.send(Command::MachineStandsStill);
     }
 
     /// The disk's owner cannot be reached: fails every request that waits for it.

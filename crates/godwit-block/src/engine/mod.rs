@@ -38,6 +38,7 @@ mod inspect;
 mod lanes;
 mod link_signal;
 mod links;
+mod no_space;
 mod parts;
 mod peers;
 mod priority;
@@ -109,6 +110,7 @@ pub fn spawn(
         counters: Counters::default(),
         latency: LatencySummary::default(),
         latencies: Latencies::default(),
+        lacks_room: false,
         cpu_seconds: 0.0,
     }));
     let parts = Parts {

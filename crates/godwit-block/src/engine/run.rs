@@ -21,6 +21,7 @@ use super::disk::Disk;
 use super::handle::{Command, Published};
 use super::link_signal::LinkWatch;
 use super::links::{Links, MOST_SERVED};
+use super::no_space::Room;
 use super::parts::Wholes;
 use super::priority::Priority;
 use super::slots::Slots;
@@ -339,11 +340,13 @@ impl Engine {
         self.publish();
         let watch = self.drop_stalled();
         let retiring = self.retire_old();
+        self.retry_for_room();
         let busy = watch
             || retiring
             || self.shutdown.is_some()
             || !self.deferred.is_empty()
             || self.link_watch.is_some()
+            || matches!(self.vhost.room, Room::Until(_))
             || self.stats.is_moving();
         self.tick_at = busy.then(|| self.now.after(TICK));
     }
@@ -378,6 +381,7 @@ impl Engine {
             progress: self.core.progress(),
             clients: self.clients,
             front_end: self.vhost.state(),
+            lacks_room: self.vhost.room != Room::Enough,
             requests_in_flight: self.core.requests_in_flight(),
             counters: self.stats.counters,
             latency: self.stats.summary(self.now),

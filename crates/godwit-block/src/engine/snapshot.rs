@@ -23,6 +23,8 @@ pub struct Snapshot {
     pub clients: u32,
     /// The virtual machine's side of the disk.
     pub front_end: FrontEndState,
+    /// Whether requests of the virtual machine wait because the image has no room for them.
+    pub lacks_room: bool,
     /// Requests that have entered and not been answered.
     pub requests_in_flight: u32,
     /// Totals since the engine started.

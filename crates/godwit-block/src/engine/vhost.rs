@@ -11,6 +11,7 @@ use vm_memory::GuestAddress;
 
 use super::config::EngineEvent;
 use super::handle::FrontEndReply;
+use super::no_space::{RETRY, Room};
 use super::run::Engine;
 use super::snapshot::FrontEndState;
 use super::vhost_events::{BellId, EventCounters};
@@ -31,6 +32,8 @@ pub(super) struct GuestRing {
     pub(super) inflight: Option<InflightRing>,
     /// Requests that an earlier engine took and did not answer.
     pub(super) again: VecDeque<u16>,
+    /// Requests for which the image had no room.
+    pub(super) lacking: VecDeque<u16>,
     /// Requests may be taken.
     pub(super) enabled: bool,
     /// What the guest put there cannot be served.
@@ -60,6 +63,8 @@ pub(super) struct FrontEnd {
     pub(super) in_flight: u32,
     /// Nothing is taken from its rings until its memory changes.
     pub(super) still: bool,
+    /// The machine is known to stand still, so that a ring may stop while requests wait for room.
+    machine_still: bool,
     /// Who waits until nothing that was taken is left.
     stilled: Option<FrontEndReply>,
     /// It left, and its last requests are waited for.
@@ -96,6 +101,8 @@ pub(super) struct Vhost {
     pub(super) eager: bool,
     /// The disk is elsewhere, and finding its owner has failed since it was last asked for.
     pub(super) hopeless: bool,
+    /// Whether requests wait for room in the image.
+    pub(super) room: Room,
     /// How the guest and this engine wake each other.
     pub(super) events: EventCounters,
 }
@@ -114,6 +121,7 @@ impl Vhost {
             answered: 0,
             eager: false,
             hopeless: false,
+            room: Room::Enough,
             events: EventCounters::default(),
         }
     }
@@ -213,6 +221,7 @@ impl Engine {
             rings: Default::default(),
             in_flight: 0,
             still: false,
+            machine_still: false,
             stilled: None,
             left: false,
             gone: None,
@@ -324,6 +333,7 @@ impl Engine {
             split,
             inflight,
             again: again.into(),
+            lacking: VecDeque::new(),
             enabled,
             broken: false,
             waiting: false,
@@ -336,6 +346,11 @@ impl Engine {
         };
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.rings[usize::from(index)] = Some(Box::new(ring));
+            front_end.machine_still = false;
+        }
+        if self.vhost.room == Room::LeftBehind {
+            // What was left is in `again`; whether there is room for it now will show.
+            self.vhost.room = Room::Until(self.now.after(RETRY));
         }
         // Requests that came before the watch are found without a kick. And whoever served the ring
         // before may have ended between an answer and its signal.
@@ -364,6 +379,14 @@ impl Engine {
                 self.vhost.ready |= 1 << index;
                 self.settle_front_end();
             }
+        }
+    }
+
+    /// The machine is about to stand still for want of room: its rings may stop at once.
+    pub(super) fn machine_stands_still(&mut self) {
+        if let Some(front_end) = &mut self.vhost.front_end {
+            front_end.machine_still = true;
+            self.settle_front_end();
         }
     }
 
@@ -431,7 +454,10 @@ impl Engine {
             // A ring has stopped when the guest was told of its last answer: whoever serves it next
             // does not know of a signal that is missing.
             let told = self.vhost.events.are_sent(ring.call);
-            let done = ring.in_flight == 0 && ring.again.is_empty() && !ring.split.has_answers();
+            let done = ring.in_flight == 0
+                && ring.again.is_empty()
+                && !ring.split.has_answers()
+                && ring.lacks_no_room(front_end.machine_still);
             if done && told || ring.broken && ring.in_flight == 0 {
                 stopped |= 1 << index;
             }
@@ -440,6 +466,7 @@ impl Engine {
             let gone = front_end.gone.take();
             self.vhost.front_end = None;
             self.clients -= 1;
+            self.room_again();
             self.publish();
             self.tell(EngineEvent::Clients(self.clients));
             if let Some(reply) = gone {
@@ -465,6 +492,8 @@ impl Engine {
             {
                 if ring.broken {
                     self.publish();
+                } else if !ring.lacking.is_empty() {
+                    self.vhost.room = Room::LeftBehind;
                 }
                 reply(Ok(ring.split.base()));
             }

@@ -344,8 +344,7 @@ impl Engine {
         result: Result<(), RequestError>,
     ) {
         let arrived = self.slots.arrived(tag);
-        self.stats
-            .answered(&operation, result.is_ok(), arrived, self.now);
+        let mut waits = false;
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.in_flight -= 1;
         }
@@ -354,7 +353,9 @@ impl Engine {
         // A front end that left gets no answers: who comes next does the request again.
         if let Some(ring) = self.vhost.ring(index) {
             ring.in_flight -= 1;
-            if !ring.broken {
+            let broken = ring.broken;
+            waits = !broken && self.waits_for_room(index, head, &operation, result);
+            if !broken && !waits {
                 let answered = self.deliver(tag, operation, result).and_then(|written| {
                     let code = if result.is_ok() {
                         STATUS_OK
@@ -367,6 +368,10 @@ impl Engine {
                     self.break_ring(index, &why);
                 }
             }
+        }
+        if !waits {
+            self.stats
+                .answered(&operation, result.is_ok(), arrived, self.now);
         }
         self.vhost.answered |= 1 << index;
         self.vhost.requests[tag.0 as usize].ram = None;

@@ -160,6 +160,11 @@ impl SplitRing {
         self.taken[head as usize / 64] |= 1 << (head % 64);
     }
 
+    /// The request at `head` is not being worked on any more, and not answered either.
+    pub(crate) const fn put_back(&mut self, head: u16) {
+        self.taken[head as usize / 64] &= !(1 << (head % 64));
+    }
+
     /// Counts the request that [`Self::peek`] found as taken.
     pub(crate) fn take(&mut self) {
         let next = Wrapping(self.queue.next_avail()) + Wrapping(1);

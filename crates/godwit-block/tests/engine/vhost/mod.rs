@@ -4,6 +4,7 @@ mod hostile;
 mod io;
 mod lives;
 mod migrate;
+mod no_space;
 mod post_copy;
 
 use std::os::unix::net::UnixListener;

@@ -1,0 +1,102 @@
+//! Requests of a virtual machine for which the image has no room. They wait instead of failing, as
+//! QEMU's own disks have it: a file system in the guest survives that, and no I/O error.
+//!
+//! Such a request is over for the controller and not answered, as if an earlier engine had left it. It
+//! is tried again every [`RETRY`] until there is room. A ring stops only when all its requests are
+//! answered, unless the machine is known to stand still: then what waits is left where the ring's
+//! next life finds it.
+
+use std::time::Duration;
+
+use godwit_core::request::{Operation, RequestError};
+use godwit_core::units::Time;
+
+use super::config::EngineEvent;
+use super::run::Engine;
+use super::vhost::GuestRing;
+
+/// How long requests wait before they are tried again.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+
+/// Whether requests wait for room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Room {
+    /// None does, as far as is known.
+    #[default]
+    Enough,
+    /// Some do, and are tried again then.
+    Until(Time),
+    /// Some do, and were left for the next life of their rings.
+    LeftBehind,
+}
+
+impl GuestRing {
+    /// Whether the ring may stop as far as requests that wait for room are concerned.
+    pub(super) fn lacks_no_room(&self, still: bool) -> bool {
+        self.lacking.is_empty() || still && self.inflight.is_some()
+    }
+}
+
+impl Engine {
+    /// Lets the request at `head` wait if its answer would be that the image has no room. False when
+    /// it is to be answered.
+    pub(super) fn waits_for_room(
+        &mut self,
+        index: u16,
+        head: u16,
+        operation: &Operation,
+        result: Result<(), RequestError>,
+    ) -> bool {
+        let writes = matches!(
+            operation,
+            Operation::Write { .. } | Operation::WriteZeroes { .. }
+        );
+        // An engine that ends cannot wait.
+        if result != Err(RequestError::NoSpace) || !writes || self.shutdown.is_some() {
+            return false;
+        }
+        let Some(ring) = self.vhost.ring(index) else {
+            return false;
+        };
+        ring.split.put_back(head);
+        ring.lacking.push_back(head);
+        if !matches!(self.vhost.room, Room::Until(_)) {
+            self.vhost.room = Room::Until(self.now.after(RETRY));
+            self.publish();
+            self.tell(EngineEvent::OutOfSpace(true));
+        }
+        true
+    }
+
+    /// Tries again what waits, when its time has come.
+    pub(super) fn retry_for_room(&mut self) {
+        match self.vhost.room {
+            Room::Until(at) if at <= self.now => {}
+            _ => return,
+        }
+        let mut lacking = 0_u16;
+        let rings = self.vhost.front_end.iter_mut().flat_map(|f| &mut f.rings);
+        for (index, ring) in rings.enumerate() {
+            if let Some(ring) = ring.as_mut().filter(|ring| !ring.lacking.is_empty()) {
+                let requests = std::mem::take(&mut ring.lacking);
+                ring.again.extend(requests);
+                lacking |= 1 << index;
+            }
+        }
+        if lacking == 0 {
+            return self.room_again();
+        }
+        self.vhost.ready |= lacking;
+        self.vhost.room = Room::Until(self.now.after(RETRY));
+        // Whoever can make the machine wait may not have been able to do so before.
+        self.tell(EngineEvent::OutOfSpace(true));
+    }
+
+    /// Nothing waits for room any more.
+    pub(super) fn room_again(&mut self) {
+        if std::mem::take(&mut self.vhost.room) != Room::Enough {
+            self.publish();
+            self.tell(EngineEvent::OutOfSpace(false));
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! An image whose file system is full.
+
+use godwit_block::engine::{EngineConfig, EngineEvent};
+use godwit_core::authority::AuthorityRecord;
+use godwit_testkit::small_fs::SmallFileSystem;
+use godwit_testkit::vhost_client::{Client, Options, Status};
+
+use super::{MOMENT, SIZE, Served};
+use crate::support::{PATIENCE, TestEngine};
+
+/// Part of the disk that there is room for.
+const ROOM: u64 = SIZE / 2;
+
+fn served(small: &SmallFileSystem) -> Served {
+    let config = EngineConfig::new(String::from("full"));
+    let record = AuthorityRecord::created();
+    let engine = TestEngine::with_image(config, &small.path(), SIZE, record, |i| i, |_| true);
+    Served::over(engine)
+}
+
+fn tracked() -> Options {
+    Options {
+        size: 128,
+        inflight: true,
+        ..Options::default()
+    }
+}
+
+/// Submits writes for which there is no room. Gives how many.
+fn run_out(served: &Served, client: &mut Client) -> usize {
+    let data = client.data();
+    let mut waiting = 0;
+    for block in 4..20_u64 {
+        client.submit_write(0, block * 128, data, 65536);
+        waiting += 1;
+    }
+    client.queues[0].notify();
+    served
+        .engine
+        .wait_for(|event| *event == EngineEvent::OutOfSpace(true));
+    assert_eq!(client.queues[0].wait(MOMENT), None, "none is answered");
+    assert!(served.engine.handle.snapshot().lacks_room);
+    waiting
+}
+
+fn all_are_done(served: &Served, client: &mut Client, waiting: usize) {
+    for _ in 0..waiting {
+        let done = client.queues[0].wait(PATIENCE).expect("an answer");
+        assert_eq!(client.status(0, done.head), Status::OK);
+    }
+    served
+        .engine
+        .wait_for(|event| *event == EngineEvent::OutOfSpace(false));
+    let snapshot = served.engine.handle.snapshot();
+    assert!(!snapshot.lacks_room);
+    assert_eq!(snapshot.counters.errors, 0);
+    assert_eq!(snapshot.counters.writes, 1 + waiting as u64);
+}
+
+#[test]
+fn writes_wait_until_there_is_room() {
+    let small = SmallFileSystem::new(ROOM).expect("a file system");
+    let served = served(&small);
+    let mut client = served.connect(tracked());
+    assert_eq!(client.write(0, 0, &[1; 4096]), Status::OK);
+    let filler = small.fill().expect("no room");
+    let waiting = run_out(&served, &mut client);
+    assert_eq!(client.read(0, 0, 4096), Ok(vec![1; 4096]));
+    std::fs::remove_file(filler).expect("room");
+    all_are_done(&served, &mut client, waiting);
+}
+
+#[test]
+fn a_queue_stops_with_waiting_writes_only_when_the_machine_stands_still() {
+    let small = SmallFileSystem::new(ROOM).expect("a file system");
+    let served = served(&small);
+    let mut client = served.connect(tracked());
+    assert_eq!(client.write(0, 0, &[1; 4096]), Status::OK);
+    let filler = small.fill().expect("no room");
+    let waiting = run_out(&served, &mut client);
+    let handle = served.engine.handle.clone();
+    let base = std::thread::scope(|scope| {
+        let stopping = scope.spawn(|| client.stop_queue(0).expect("to stop"));
+        std::thread::sleep(MOMENT);
+        assert!(
+            !stopping.is_finished(),
+            "the writes may be needed elsewhere"
+        );
+        handle.machine_stands_still();
+        stopping.join().expect("to end")
+    });
+    assert!(handle.snapshot().lacks_room);
+    client.start_queue(0, base).expect("to start");
+    assert_eq!(client.queues[0].wait(MOMENT), None, "there is no room yet");
+    std::fs::remove_file(filler).expect("room");
+    all_are_done(&served, &mut client, waiting);
+}
+
+#[test]
+fn a_guest_that_leaves_takes_its_writes_along() {
+    let small = SmallFileSystem::new(ROOM).expect("a file system");
+    let served = served(&small);
+    let mut client = served.connect(tracked());
+    assert_eq!(client.write(0, 0, &[1; 4096]), Status::OK);
+    let filler = small.fill().expect("no room");
+    run_out(&served, &mut client);
+    drop(client);
+    served
+        .engine
+        .wait_until(|snapshot| !snapshot.lacks_room && snapshot.clients == 0);
+    std::fs::remove_file(filler).expect("room");
+    let mut client = served.connect(tracked());
+    assert_eq!(client.write(0, 512, &[2; 4096]), Status::OK);
+}
