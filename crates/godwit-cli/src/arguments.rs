@@ -299,6 +299,11 @@ pub(crate) enum VmCommand {
         #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "force")]
         timeout: Option<u64>,
     },
+    /// Let a virtual machine go on that stands still
+    Resume {
+        /// The virtual machine
+        name: String,
+    },
     /// Take a virtual machine that moved to another node off this node's list
     Forget {
         /// The virtual machine

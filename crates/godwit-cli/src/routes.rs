@@ -58,6 +58,10 @@ pub(crate) fn vm_stop(name: &str) -> String {
     format!("{}/stop", vm(name))
 }
 
+pub(crate) fn vm_resume(name: &str) -> String {
+    format!("{}/resume", vm(name))
+}
+
 pub(crate) fn vm_migrate(name: &str) -> String {
     format!("{}/migrate", vm(name))
 }

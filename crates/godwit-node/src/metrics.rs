@@ -178,7 +178,7 @@ fn promised(migration: &Migration, value: fn(&MigrationPromise) -> f64) -> f64 {
 
 impl Collector {
     fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let gauges: [(&str, &str, DiskValue); 6] = [
+        let gauges: [(&str, &str, DiskValue); 7] = [
             ("disk_clients", "NBD clients attached", |disk| {
                 f64::from(disk.clients)
             }),
@@ -198,6 +198,11 @@ impl Collector {
             ("disk_failed", "1 while the disk cannot be used", |disk| {
                 f64::from(u8::from(disk.state == api::DiskState::Failed))
             }),
+            (
+                "disk_lacks_room",
+                "1 while writes of its virtual machine wait for space",
+                |disk| f64::from(u8::from(disk.lacks_room)),
+            ),
             ("disk_size_bytes", "The disk's size", |disk| {
                 disk.size_bytes as f64
             }),

@@ -251,6 +251,7 @@ mod tests {
             nbd: vec!["nbd+unix:///d?socket=/n.sock".to_owned()],
             io: IoCounters::default(),
             latency: GuestLatency::default(),
+            lacks_room: false,
             problem: None,
         }
     }

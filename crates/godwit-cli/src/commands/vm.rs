@@ -58,6 +58,10 @@ pub(crate) async fn run(
             stop(client, &name, &request, output).await?;
             output.print(&json!({ "name": name }), |_| format!("stopped VM '{name}'"))
         }
+        VmCommand::Resume { name } => {
+            client.order(&routes::vm_resume(&name), &json!({})).await?;
+            output.print(&json!({ "name": name }), |_| format!("VM '{name}' goes on"))
+        }
         VmCommand::Forget { name, force } => {
             client.delete(&routes::vm_forget(&name, force)).await?;
             output.print(&json!({ "name": name }), |_| format!("forgot VM '{name}'"))

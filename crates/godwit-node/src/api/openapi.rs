@@ -34,6 +34,7 @@ use super::{error, routes, types, vm, vm_routes};
         vm_routes::adopt_vm,
         vm_routes::show_vm,
         vm_routes::stop_vm,
+        vm_routes::resume_vm,
         vm_routes::forget_vm,
         vm_routes::migrate_vm,
         vm_routes::list_vm_migrations,

@@ -144,6 +144,9 @@ pub struct Disk {
     pub io: IoCounters,
     /// How long clients wait.
     pub latency: GuestLatency,
+    /// Whether writes of its virtual machine wait because its image has no room for them.
+    #[serde(default)]
+    pub lacks_room: bool,
     /// Why the disk cannot be used, when it cannot.
     pub problem: Option<String>,
 }

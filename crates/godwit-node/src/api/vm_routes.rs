@@ -21,6 +21,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/vms/adopt", post(adopt_vm)),
         ("/v1/vms/{name}", get(show_vm).delete(forget_vm)),
         ("/v1/vms/{name}/stop", post(stop_vm)),
+        ("/v1/vms/{name}/resume", post(resume_vm)),
         ("/v1/vms/{name}/migrate", post(migrate_vm)),
         ("/v1/vm-migrations", get(list_vm_migrations)),
         ("/v1/vm-migrations/{id}", get(show_vm_migration)),
@@ -89,6 +90,23 @@ pub(super) async fn stop_vm(
         vms::stop(&node, &name, request).await
     });
     stopped.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lets a VM go on that stands still, such as one whose host had no room for what it wrote.
+#[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path)),
+    responses((status = 204, description = "It runs"), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn resume_vm(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<StatusCode, ErrorBody> {
+    node.check_open()?;
+    let resumed = detached(
+        node,
+        move |node| async move { vms::resume(&node, &name).await },
+    );
+    resumed.await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -210,6 +210,12 @@ impl Inner {
         }
     }
 
+    /// Whether writes of the disk's virtual machine wait because its image has no room for them.
+    pub(crate) fn lacks_room(&self) -> bool {
+        let engine = self.engine.as_ref();
+        engine.is_some_and(|engine| engine.handle.snapshot().lacks_room)
+    }
+
     /// The undecided migration, when this node cannot know by itself who owns the disk.
     pub(crate) const fn in_doubt(&self) -> Option<MigrationId> {
         match self.record.ownership {

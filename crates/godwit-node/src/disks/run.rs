@@ -17,6 +17,7 @@ use crate::api::{ErrorBody, ErrorCode};
 use crate::failpoint;
 use crate::migrations;
 use crate::node::{Node, blocking};
+use crate::vms;
 
 /// How long to wait before a failed store is tried again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -143,6 +144,10 @@ async fn run_events(
             }
             EngineEvent::Core(event) => migrations::handle_event(&node, &disk, event).await,
             EngineEvent::ForwardDown => migrations::forward::start(&node, &disk),
+            EngineEvent::OutOfSpace(true) => vms::room::ran_out(&node, &disk),
+            EngineEvent::OutOfSpace(false) => {
+                tracing::info!(disk = disk.name, "there is room for the disk again");
+            }
             // Counted where it is reported.
             EngineEvent::Clients(_) => {}
             EngineEvent::Failed(problem) => failed(&node, &disk, problem).await,

@@ -42,6 +42,7 @@ pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> api::Disk {
             .as_ref()
             .map(|s| latency(&s.latency))
             .unwrap_or_default(),
+        lacks_room: inner.lacks_room(),
         problem: inner.problem.clone(),
     }
 }
@@ -54,6 +55,9 @@ fn status(inner: &Inner, state: DiskState) -> String {
         .unwrap_or("the other node");
     let doing = inner.activity.describe();
     match state {
+        DiskState::Serving if inner.lacks_room() => {
+            String::from("served here; writes wait, because no space is left for its image")
+        }
         DiskState::Serving if inner.activity.migration().is_some() => {
             format!("served here, migrating to node '{other}'")
         }

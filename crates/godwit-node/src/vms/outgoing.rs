@@ -64,7 +64,8 @@ pub(crate) async fn migrate(
     let id = options::new_id()?;
     let guard = vm.begin(VmActivity::Outgoing(id), |inner| {
         vm.is_here(inner)?;
-        memory_is_here(inner)
+        memory_is_here(inner)?;
+        nothing_waits_for_room(inner)
     })?;
     let qemu = vm.qemu()?;
     let view = VmMigration {
@@ -113,6 +114,16 @@ fn memory_is_here(vm: &Inner) -> Result<(), ErrorBody> {
     };
     let text = format!("the rest of its memory is still at node '{from}'");
     Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again when all of it is here"))
+}
+
+/// What waits for room is not part of the state that moves.
+fn nothing_waits_for_room(vm: &Inner) -> Result<(), ErrorBody> {
+    let Some(disk) = &vm.entry.lacks_room else {
+        return Ok(());
+    };
+    let text = format!("it stands still because no space is left for disk {disk} here");
+    Err(ErrorBody::new(ErrorCode::Conflict, text)
+        .hint("free space where the disk's image is; it goes on by itself then and can move"))
 }
 
 /// That a move is missing from the history is no reason to stop it.

@@ -39,6 +39,10 @@ pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<Stri
             blockers.push(format!("disk {disk} is {state} on node '{here}'"));
         } else if inner.activity != Activity::Idle {
             blockers.push(format!("disk {disk} is {}", inner.activity.describe()));
+        } else if inner.lacks_room() {
+            blockers.push(format!(
+                "no space is left for disk {disk} on node '{here}', and writes wait for it"
+            ));
         }
     }
     if !machine.disks.is_empty() && !facts.memory_shared {

@@ -15,7 +15,7 @@ use super::pulling::Pulling;
 use super::qmp::{Qmp, QmpError};
 use super::spare::Spare;
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{giving, inspect, run, watch};
+use super::{giving, inspect, room, run, watch};
 use crate::disks::vhost::Held;
 use crate::node::Node;
 
@@ -76,7 +76,10 @@ pub(crate) async fn recover(
             (Some(VmMark::Outgoing { runs, .. }), Some(qemu)) => {
                 take_back(node, &vm, qemu, runs).await;
             }
-            (_, Some(qemu)) => watch::attach(node, &vm, qemu).await,
+            (_, Some(qemu)) => {
+                watch::attach(node, &vm, qemu).await;
+                room::take_up(node, &vm);
+            }
             (_, None) => {}
         }
     }

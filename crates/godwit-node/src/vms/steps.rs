@@ -104,8 +104,20 @@ impl Move {
         .hint(format!("see the log of node '{}'", self.peer.name))
     }
 
-    /// Why one of the disks does not move any more.
+    /// Why one of the disks does not move any more, or must not: what waits for room is not part of
+    /// what moves with the guest.
     fn disk_trouble(&self, working: &Working) -> Option<ErrorBody> {
+        let full = self.vm_disks().into_iter().find(|disk| {
+            let disk = self.node.disks.find(disk);
+            disk.is_some_and(|disk| disk.lock().lacks_room())
+        });
+        if let Some(disk) = full {
+            let why = format!("no space is left for disk {disk} here, and writes wait for it");
+            return Some(
+                self.error(ErrorCode::NoSpace, &why)
+                    .hint("free space where its image is, and start the migration again"),
+            );
+        }
         working.disks.iter().find_map(|id| {
             let (_, view) = self.node.migrations.get(id).ok()?;
             (view.phase == MigrationPhase::Aborted).then(|| {

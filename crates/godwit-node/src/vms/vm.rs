@@ -31,6 +31,9 @@ pub(crate) struct VmEntry {
     pub(crate) mark: Option<VmMark>,
     /// The node that it moved to.
     pub(crate) moved_to: Option<String>,
+    /// The disk for which there is no room, while the VM is stopped because of that.
+    #[serde(default)]
+    pub(crate) lacks_room: Option<String>,
 }
 
 impl VmEntry {
@@ -122,6 +125,10 @@ pub(crate) enum VmActivity {
     Starting,
     /// It is being stopped.
     Stopping,
+    /// It is made to stand still.
+    Pausing,
+    /// It is let go on.
+    Resuming,
     /// It moves away.
     Outgoing(MigrationId),
     /// It comes in.
@@ -135,6 +142,8 @@ impl VmActivity {
             Self::Idle => "idle",
             Self::Starting => "being started",
             Self::Stopping => "being stopped",
+            Self::Pausing => "being made to stand still",
+            Self::Resuming => "being let go on",
             Self::Outgoing(_) => "migrating to another node",
             Self::Incoming(_) => "being received from another node",
         }

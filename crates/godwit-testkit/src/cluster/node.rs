@@ -199,7 +199,7 @@ impl Node {
 
     /// A `godwit` command for this node.
     pub fn godwit(&self, args: &[&str]) -> GodwitCommand {
-        GodwitCommand::new(&self.spec.godwit, &self.spec.dir.join("godwit.sock"), args)
+        GodwitCommand::new(&self.spec.godwit, &self.api_socket(), args)
     }
 
     /// What it says about a disk.
@@ -217,6 +217,11 @@ impl Node {
             .ok()
             .and_then(|disk| disk["state"].as_str().map(str::to_owned));
         state.unwrap_or_else(|| "unknown".to_owned())
+    }
+
+    /// The unix socket of its API.
+    pub fn api_socket(&self) -> PathBuf {
+        self.spec.dir.join("godwit.sock")
     }
 
     /// Where the disk is served on its unix socket.

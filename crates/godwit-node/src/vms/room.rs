@@ -1,0 +1,201 @@
+//! Stops a VM while its host has no room for what it writes, and lets it go on when there is some.
+//!
+//! Its writes wait in the disk's engine meanwhile, which tells of it again and again. A guest that stands
+//! still does not notice the time that passes. That it was stopped is stored before it is, so that a
+//! restart of the node does not leave it so.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use serde_json::json;
+
+use super::inspect;
+use super::run::stored_badly;
+use super::vm::{Inner, Qemu, Vm, VmActivity};
+use crate::api::{ErrorBody, ErrorCode};
+use crate::disks::disk::Disk;
+use crate::node::{Node, blocking};
+
+/// How often the file systems are asked for room.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Bytes that must be free before a guest goes on.
+const WANTED: u64 = 16 << 20;
+
+/// A disk's engine has requests of its VM that wait for room. Returns at once.
+pub(crate) fn ran_out(node: &Arc<Node>, disk: &Arc<Disk>) {
+    let Some(vm) = node
+        .vms
+        .user_of(&disk.name, None)
+        .and_then(|name| node.vms.find(&name))
+    else {
+        return;
+    };
+    let (node, disk) = (Arc::clone(node), disk.name.clone());
+    tokio::spawn(async move {
+        match pause(&node, &vm, &disk).await {
+            Ok(true) => until_there_is_room(&node, &vm).await,
+            // Something else is being done with it, and the engine will tell of it again.
+            Ok(false) => {}
+            Err(error) => {
+                tracing::error!(vm = vm.name, disk, %error, "cannot stop the VM for want of room");
+            }
+        }
+    });
+}
+
+/// Takes up again what the node was waiting for when it ended.
+pub(super) fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
+    if vm.lock().entry.lacks_room.is_some() {
+        let (node, vm) = (Arc::clone(node), Arc::clone(vm));
+        tokio::spawn(async move { until_there_is_room(&node, &vm).await });
+    }
+}
+
+/// Stops the VM. False when that cannot be now.
+async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, ErrorBody> {
+    let may = |inner: &Inner| {
+        let runs = inner.run_state.as_deref() == Some("running");
+        let entry = &inner.entry;
+        let alone = entry.mark.is_none() && entry.moved_to.is_none() && entry.lacks_room.is_none();
+        (runs && alone)
+            .then_some(())
+            .ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, String::new()))
+    };
+    let Ok(_guard) = vm.begin(VmActivity::Pausing, may) else {
+        return Ok(false);
+    };
+    let Ok(Qemu { qmp, .. }) = vm.qemu() else {
+        return Ok(false);
+    };
+    note(node, vm, Some(disk.to_owned())).await;
+    for disk in machine_disks(node, vm) {
+        if let Some(engine) = disk.engine() {
+            engine.machine_stands_still();
+        }
+    }
+    if let Err(error) = qmp.execute("stop", json!({})).await {
+        note(node, vm, None).await;
+        return Err(ErrorBody::new(ErrorCode::Internal, error.to_string()));
+    }
+    vm.lock().run_state = Some(String::from("paused"));
+    tracing::warn!(
+        vm = vm.name,
+        disk,
+        "no space is left for the disk: the VM stands still until there is some"
+    );
+    Ok(true)
+}
+
+/// Waits until the VM runs again, by itself or because somebody wants it.
+async fn until_there_is_room(node: &Arc<Node>, vm: &Arc<Vm>) {
+    loop {
+        tokio::select! {
+            () = node.closed() => return,
+            () = tokio::time::sleep(ASK_EVERY) => {}
+        }
+        let Ok(Qemu { qmp, .. }) = vm.qemu() else {
+            // Its monitor is lost for now, or it has ended.
+            if node
+                .vms
+                .find(&vm.name)
+                .is_some_and(|kept| Arc::ptr_eq(&kept, vm))
+            {
+                continue;
+            }
+            return;
+        };
+        if vm.lock().entry.lacks_room.is_none() {
+            return;
+        }
+        let goes_on = inspect::run_state(&qmp).await.is_ok_and(|s| s == "running");
+        if !goes_on && !has_room(machine_disks(node, vm)).await {
+            continue;
+        }
+        match resume(node, &vm.name).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(vm = vm.name, %error, "the VM does not go on yet"),
+        }
+    }
+}
+
+/// Lets a VM go on that stands still.
+///
+/// # Errors
+/// It is not here, something is under way with it, or QEMU does not let it.
+pub(crate) async fn resume(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody> {
+    let vm = node.vms.get(name)?;
+    let _guard = vm.begin(VmActivity::Resuming, |inner| vm.is_here(inner))?;
+    let qmp = vm.qemu()?.qmp;
+    qmp.execute("cont", json!({})).await.map_err(|error| {
+        let text = format!("VM {name} does not go on: {error}");
+        ErrorBody::new(ErrorCode::Conflict, text).hint(format!("see 'godwit vm show {name}'"))
+    })?;
+    if let Ok(state) = inspect::run_state(&qmp).await {
+        vm.lock().run_state = Some(state);
+    }
+    tracing::info!(vm = name, "the VM goes on");
+    note(node, &vm, None).await;
+    Ok(())
+}
+
+/// Stores for which disk the VM stands still.
+async fn note(node: &Node, vm: &Vm, lacks_room: Option<String>) {
+    let entry = {
+        let mut inner = vm.lock();
+        if inner.entry.lacks_room == lacks_room {
+            return;
+        }
+        inner.entry.lacks_room = lacks_room;
+        inner.entry.clone()
+    };
+    // The node's own records may be on the file system that is full. The VM is stopped all the same.
+    if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
+        let error = stored_badly(&vm.name, &error);
+        tracing::error!(vm = vm.name, %error, "cannot store why the VM stands still");
+    }
+}
+
+fn machine_disks(node: &Node, vm: &Vm) -> Vec<Arc<Disk>> {
+    let disks = vm.lock().entry.machine.disks.clone();
+    disks
+        .iter()
+        .filter_map(|disk| node.disks.find(disk))
+        .collect()
+}
+
+/// Whether all images that are files could grow. Of devices that cannot be told.
+async fn has_room(disks: Vec<Arc<Disk>>) -> bool {
+    let paths: Vec<PathBuf> = disks
+        .iter()
+        .map(|disk| disk.lock().entry.path.clone())
+        .collect();
+    let asked = blocking(move || paths.iter().all(|path| path.is_file() && can_grow(path)));
+    asked.await.unwrap_or(false)
+}
+
+/// Whether bytes can be had where this file is: also quotas and reserved blocks count. Blocks.
+fn can_grow(path: &Path) -> bool {
+    let folder = path.parent().unwrap_or(path);
+    let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
+    match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, WANTED).is_ok(),
+        Err(_) => rustix::fs::statvfs(folder)
+            .is_ok_and(|space| space.f_bavail.saturating_mul(space.f_frsize) >= WANTED),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_can_grow_where_there_is_room_and_the_attempt_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert!(can_grow(&folder.path().join("disk.raw")));
+        let mut left = std::fs::read_dir(folder.path()).expect("a folder");
+        assert!(left.next().is_none());
+        assert!(!can_grow(Path::new("/proc/self/disk.raw")));
+    }
+}

@@ -1,0 +1,128 @@
+//! A host whose file system is full: the virtual machine stands still instead of seeing I/O errors, says
+//! so, and goes on when there is room.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::Node;
+use godwit_testkit::process::wait_for;
+use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::small_fs::SmallFileSystem;
+use godwit_testkit::vm::{GuestLoad, NodeGuest, VM, format_disk};
+
+const DISK: &str = "disk0";
+const SIZE: u64 = 96 << 20;
+/// Long enough for a guest to go on that must not.
+const MOMENT: Duration = Duration::from_secs(3);
+
+struct Site {
+    cluster: Cluster,
+    small: SmallFileSystem,
+    guest: NodeGuest,
+}
+
+impl Site {
+    fn start() -> Self {
+        let cluster = Cluster::start(&["a", "b"]).unwrap();
+        let small = SmallFileSystem::new(2 * SIZE).unwrap();
+        let image = small.path().join("disk.raw");
+        format_disk(&image, SIZE).unwrap();
+        let path = image.to_string_lossy();
+        let a = cluster.node("a");
+        a.godwit(&["disk", "create", DISK, "--path", &path])
+            .json()
+            .unwrap();
+        let disks = vec![DISK.to_owned()];
+        let guest = NodeGuest::boot(&cluster, a, disks, &GuestLoad::default()).unwrap();
+        Self {
+            cluster,
+            small,
+            guest,
+        }
+    }
+
+    fn a(&self) -> &Node {
+        self.cluster.node("a")
+    }
+
+    fn state(&self) -> String {
+        let shown = self.a().godwit(&["vm", "show", VM]).json();
+        shown.map_or_else(
+            |e| e.to_string(),
+            |vm| vm["state"].as_str().unwrap().to_owned(),
+        )
+    }
+
+    fn becomes(&self, state: &str) {
+        let seen = wait_for(PATIENCE, || (self.state() == state).then_some(()));
+        seen.unwrap_or_else(|| panic!("it is {}", self.state()));
+    }
+
+    /// What the node says of its disk's room: in the list and to Prometheus.
+    fn lacks_room(&self) -> bool {
+        let shown = self.a().godwit(&["disk", "show", DISK]).json().unwrap();
+        let mut api = UnixStream::connect(self.a().api_socket()).unwrap();
+        let request = "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
+        api.write_all(request.as_bytes()).unwrap();
+        let mut metrics = String::new();
+        api.read_to_string(&mut metrics).unwrap();
+        let lacks = shown["lacks_room"].as_bool().unwrap();
+        let value = f64::from(u8::from(lacks));
+        let sample = format!("godwit_disk_lacks_room{{disk=\"{DISK}\"}} {value:.1}\n");
+        assert!(metrics.contains(&sample), "no {sample} in {metrics}");
+        lacks
+    }
+
+    /// Waits until the guest goes on and nothing waits for room any more.
+    fn goes_on(&self) {
+        self.becomes("running");
+        self.guest.alive().unwrap();
+        wait_for(PATIENCE, || (!self.lacks_room()).then_some(())).unwrap();
+    }
+
+    /// Takes the room away. Gives the file that has it.
+    fn run_out(&self) -> PathBuf {
+        let filler = self.small.fill().unwrap();
+        self.becomes("paused");
+        filler
+    }
+}
+
+#[test]
+fn a_machine_stands_still_until_there_is_room() {
+    let _turn = Scenario::begin("full_host", "a_machine_stands_still_until_there_is_room");
+    let mut site = Site::start();
+    let filler = site.run_out();
+    assert!(site.lacks_room());
+    let listed = site.a().godwit(&["vm", "list"]).text().unwrap();
+    assert!(
+        listed.contains("no space is left for disk disk0"),
+        "{listed}"
+    );
+    let refused = site.guest.try_migrate(site.a(), "b", &[]).unwrap_err();
+    assert!(refused.to_string().contains("no space"), "{refused}");
+    std::thread::sleep(MOMENT);
+    assert_eq!(site.state(), "paused");
+    // It goes on by itself, also when the node was away.
+    site.cluster.node_mut("a").kill();
+    std::fs::remove_file(filler).unwrap();
+    site.cluster.node_mut("a").start(&[]).unwrap();
+    site.goes_on();
+
+    // Or by command: as long as there is no room it stands still again.
+    let filler = site.run_out();
+    site.a().godwit(&["vm", "resume", VM]).json().unwrap();
+    site.becomes("paused");
+    std::thread::sleep(MOMENT);
+    assert_eq!(site.state(), "paused");
+    std::fs::remove_file(filler).unwrap();
+    site.goes_on();
+
+    // And is as whole as one that moves.
+    site.guest.migrate(site.a(), "b", &[]).unwrap();
+    let finished = site.guest.finish(site.cluster.node("b")).unwrap();
+    println!("{finished:?}");
+}
