@@ -218,6 +218,9 @@ pub(crate) enum DiskCommand {
         /// What the image at --path is taken for, whatever it looks like
         #[arg(long, value_enum, requires = "path")]
         format: Option<Format>,
+        /// Take all of its storage at once
+        #[arg(long, conflicts_with = "path")]
+        preallocate: bool,
     },
     /// Copy a raw image into a new disk
     Import {

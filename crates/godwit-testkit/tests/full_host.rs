@@ -126,3 +126,23 @@ fn a_machine_stands_still_until_there_is_room() {
     let finished = site.guest.finish(site.cluster.node("b")).unwrap();
     println!("{finished:?}");
 }
+
+#[test]
+fn more_is_promised_than_there_is_only_with_a_warning() {
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let create = |words: &[&str]| {
+        let command = [&["disk", "create"], words].concat();
+        cluster.node("a").godwit(&command).json()
+    };
+    let small = create(&["small", "--size", "8MiB"]).unwrap();
+    assert_eq!(small["warnings"], serde_json::json!([]), "{small}");
+    let huge = create(&["huge", "--size", "8TiB"]).unwrap();
+    let warning = huge["warnings"][0].as_str().unwrap();
+    assert!(warning.contains("may come to need"), "{warning}");
+
+    let full = create(&["full", "--size", "8MiB", "--preallocate"]).unwrap();
+    assert!(full["allocated_bytes"].as_u64() >= Some(8 << 20), "{full}");
+    let refused = create(&["fuller", "--size", "8TiB", "--preallocate"]).unwrap_err();
+    assert!(refused.to_string().contains("has no space"), "{refused}");
+    assert_eq!(cluster.node("a").disk_state("fuller"), "unknown");
+}

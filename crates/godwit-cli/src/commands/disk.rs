@@ -24,6 +24,7 @@ pub(crate) async fn run(
             size,
             path,
             format,
+            preallocate,
         } => {
             let path = path.map(|path| node_path(&path, client)).transpose()?;
             let request = CreateDisk {
@@ -31,8 +32,12 @@ pub(crate) async fn run(
                 size_bytes: size,
                 path,
                 format: format.map(Into::into),
+                preallocate,
             };
             let disk: Disk = client.post(routes::DISKS, &request).await?;
+            for warning in &disk.warnings {
+                output.say(&format!("warning: {warning}"));
+            }
             output.print(&disk, |disk| {
                 format!(
                     "created disk '{}' of {}",
@@ -253,6 +258,7 @@ mod tests {
             latency: GuestLatency::default(),
             lacks_room: false,
             problem: None,
+            warnings: Vec::new(),
         }
     }
 

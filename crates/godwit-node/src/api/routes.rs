@@ -19,7 +19,7 @@ use super::types::{
     Node as NodeView, Peer,
 };
 use super::vm_routes;
-use crate::disks::{claim, create, jobs, remove, view};
+use crate::disks::{claim, create, jobs, promised, remove, view};
 use crate::migrations::{live, outgoing};
 use crate::node::{Node, blocking};
 use crate::{clock, metrics, peers};
@@ -234,7 +234,10 @@ pub(super) async fn create_disk(
         create::create(&node, request).await
     });
     let disk = made.await?;
-    Ok((StatusCode::CREATED, Json(shown(node, disk).await?)))
+    let warning = promised::warning(&node, &disk).await;
+    let mut shown = shown(node, disk).await?;
+    shown.warnings.extend(warning);
+    Ok((StatusCode::CREATED, Json(shown)))
 }
 
 /// Starts to copy a raw image into a new disk; the job tells how far it is.

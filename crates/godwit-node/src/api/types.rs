@@ -149,6 +149,9 @@ pub struct Disk {
     pub lacks_room: bool,
     /// Why the disk cannot be used, when it cannot.
     pub problem: Option<String>,
+    /// What whoever just created it should know.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// Whether a migration leaves this node or arrives.
@@ -383,6 +386,10 @@ pub struct CreateDisk {
     /// refused.
     #[serde(default)]
     pub format: Option<ImageFormat>,
+    /// Whether the new image gets all of its storage at once, so that the disk never runs out of it
+    /// unless its guest gives some back. Not for one at `path`.
+    #[serde(default)]
+    pub preallocate: bool,
 }
 
 /// What an image is taken for, whatever it looks like.

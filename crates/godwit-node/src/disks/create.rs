@@ -20,11 +20,16 @@ use crate::store::{DiskEntry, Mark};
 pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<Disk>, ErrorBody> {
     names::check("disk", &request.name)?;
     match (request.path, request.size_bytes) {
+        (Some(path), _) if request.preallocate => Err(ErrorBody::new(
+            ErrorCode::Invalid,
+            format!("disk {}: {path} is used as it is", request.name),
+        )
+        .hint("leave --preallocate out, or let the node make an image of its own")),
         (Some(path), size) => {
             let path = PathBuf::from(path);
             attach(node, request.name, path, size, request.format).await
         }
-        (None, Some(size)) => create_managed(node, request.name, size).await,
+        (None, Some(size)) => create_managed(node, request.name, size, request.preallocate).await,
         (None, None) => Err(ErrorBody::new(
             ErrorCode::Invalid,
             format!("disk {} has neither a size nor a path", request.name),
@@ -33,15 +38,27 @@ pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<
     }
 }
 
-async fn create_managed(node: &Arc<Node>, name: String, size: u64) -> Result<Arc<Disk>, ErrorBody> {
+async fn create_managed(
+    node: &Arc<Node>,
+    name: String,
+    size: u64,
+    preallocate: bool,
+) -> Result<Arc<Disk>, ErrorBody> {
     let sectors = checked_sectors(&name, size)?;
     let path = image::managed_path(&node.config.disks_dir(), &name);
     let disk = reserve(node, name, path, sectors).await?;
     let made = {
         let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
-        blocking(move || image::create(&name, &path, Bytes(size)))
-            .await
-            .flatten()
+        let here = node.config.name.clone();
+        blocking(move || {
+            if preallocate {
+                image::create_full(&here, &name, &path, Bytes(size))
+            } else {
+                image::create(&name, &path, Bytes(size))
+            }
+        })
+        .await
+        .flatten()
     };
     match made {
         Ok(made) => finish(node, &disk, made).await?,

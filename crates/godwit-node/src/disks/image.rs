@@ -87,6 +87,31 @@ pub(crate) fn create(disk: &str, path: &Path, size: Bytes) -> Result<Image, Erro
     Image::create(path, size).map_err(|problem| error(disk, &problem))
 }
 
+/// Creates an image at node `node` that has all of its storage. Blocks.
+///
+/// # Errors
+/// Those of [`create`], and [`ErrorCode::NoSpace`] when there is not that much.
+pub(crate) fn create_full(
+    node: &str,
+    disk: &str,
+    path: &Path,
+    size: Bytes,
+) -> Result<Image, ErrorBody> {
+    let folder = path.parent().unwrap_or(path);
+    check_space(node, disk, folder, size.0)?;
+    let image = Image::create_with_storage(path, size).map_err(|problem| error(disk, &problem))?;
+    // The space may be another's since it was looked at, or the file system unable to reserve any.
+    if allocated(path).is_none_or(|allocated| allocated < size.0) {
+        let text = format!(
+            "disk {disk}: the file system of {} does not give {size} in advance",
+            folder.display()
+        );
+        return Err(ErrorBody::new(ErrorCode::NoSpace, text)
+            .hint("leave --preallocate out, or use another file system"));
+    }
+    Ok(image)
+}
+
 /// Creates an image at node `node` for a copy of one that takes `allocated` bytes. Of a source that is
 /// nearly full the copy gets all of its storage here, if there is enough: so chunks need not wait for
 /// it, nor find none left. The holes of others shall stay holes. Blocks.

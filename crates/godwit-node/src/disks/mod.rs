@@ -7,6 +7,7 @@ pub(crate) mod group;
 pub(crate) mod image;
 pub(crate) mod jobs;
 pub(crate) mod places;
+pub(crate) mod promised;
 pub(crate) mod remove;
 pub(crate) mod retire;
 pub(crate) mod run;

@@ -44,6 +44,7 @@ pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> api::Disk {
             .unwrap_or_default(),
         lacks_room: inner.lacks_room(),
         problem: inner.problem.clone(),
+        warnings: Vec::new(),
     }
 }
 
