@@ -4,6 +4,7 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 
+use serde_json::json;
 use support::{RunningNode, plain};
 
 async fn node(dir: &std::path::Path) -> RunningNode {
@@ -209,6 +210,36 @@ async fn metrics_and_the_document_are_served() {
             .as_str()
             .is_some_and(|version| version.starts_with("3."))
     );
+    let parameter = |path: &str, method: &str, name: &str| {
+        let operation = &document["paths"][path][method];
+        let parameters = operation["parameters"].as_array().expect("parameters");
+        let parameter = parameters.iter().find(|p| p["name"] == name);
+        parameter
+            .unwrap_or_else(|| panic!("{name}: {operation}"))
+            .clone()
+    };
+    for (path, method, name) in [
+        ("/v1/disks/{name}", "delete", "force"),
+        ("/v1/migrations/{id}", "get", "wait_ms"),
+    ] {
+        let found = parameter(path, method, name);
+        assert_eq!(found["in"], "query", "{found}");
+        assert_ne!(found["required"], true, "{found}");
+    }
+    let refusals = &document["paths"]["/v1/disks"]["get"]["responses"];
+    for status in ["403", "500", "503"] {
+        assert!(refusals[status].is_object(), "{status}: {refusals}");
+    }
+    let size = &document["components"]["schemas"]["CreateDisk"]["properties"]["size_bytes"];
+    assert_eq!(
+        (&size["minimum"], &size["multipleOf"]),
+        (&json!(512), &json!(512))
+    );
+    // A disk or machine may be called like a route.
+    let disk = r#"{"name":"import","size_bytes":4096}"#;
+    assert_eq!(running.request("POST", "/v1/disks", disk).await.status, 201);
+    assert_eq!(running.get("/v1/disks/import").await.status, 200);
+    assert_eq!(running.get("/v1/vms/adopt").await.status, 404);
     assert_eq!(running.get("/health").await.status, 200);
     running.stop().await;
 }

@@ -146,17 +146,17 @@ async fn a_vm_that_cannot_start_says_why_and_leaves_nothing() {
         (json!({ "name": "v", "disks": ["none"] }), 404, "none"),
         (
             json!({ "name": "v", "arguments": ["-nonsense"] }),
-            500,
+            400,
             "nonsense",
         ),
         (
             json!({ "name": "v", "qemu": "/no/such/qemu" }),
-            500,
+            400,
             "/no/such/qemu",
         ),
         (
             json!({ "name": "v", "machine": "no-such-machine" }),
-            500,
+            400,
             "no-such-machine",
         ),
         (json!({ "name": "../v" }), 400, "../v"),

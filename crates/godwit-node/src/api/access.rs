@@ -9,7 +9,7 @@ use super::error::{ErrorBody, ErrorCode};
 use crate::roles::{Access, Holder, Role};
 
 /// Routes that tell nothing about disks and machines.
-const FOR_EVERYBODY: [&str; 2] = ["/health", "/openapi.json"];
+pub(super) const FOR_EVERYBODY: [&str; 2] = ["/health", "/openapi.json"];
 
 /// What a request needs. A route that is not named here is a reader's if it only reads, and an
 /// operator's otherwise, so that a new route is never open by mistake.

@@ -1,8 +1,11 @@
 //! The OpenAPI document.
 
-use utoipa::OpenApi;
+use utoipa::openapi::path::{Operation, ParameterIn};
+use utoipa::openapi::{self, Response, ResponseBuilder};
+use utoipa::{Modify, OpenApi};
 
-use super::{error, routes, types, vm, vm_routes};
+use super::error::ErrorCode;
+use super::{access, error, routes, types, vm, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -41,9 +44,101 @@ use super::{error, routes, types, vm, vm_routes};
         vm_routes::show_vm_migration,
         vm_routes::cancel_vm_migration,
     ),
-    components(schemas(error::ErrorBody, types::Disk, types::Migration, vm::Vm))
+    components(schemas(error::ErrorBody, types::Disk, types::Migration, vm::Vm)),
+    modifiers(&Namesakes, &Refusals)
 )]
 struct Document;
+
+/// Adds what a disk or VM does whose name is also that of a route.
+struct Namesakes;
+
+impl Modify for Namesakes {
+    fn modify(&self, document: &mut openapi::OpenApi) {
+        let paths = &mut document.paths.paths;
+        for (of, path) in [
+            ("/v1/disks/{name}", routes::IMPORT),
+            ("/v1/vms/{name}", vm_routes::ADOPT),
+        ] {
+            let Some(of) = paths.get(of).cloned() else {
+                continue;
+            };
+            let namesake = |operation: Option<Operation>| {
+                let mut operation = operation?;
+                let id = operation.operation_id.unwrap_or_default();
+                let name = path.rsplit('/').next().unwrap_or_default();
+                operation.operation_id = Some(format!("{id}_called_{name}"));
+                if let Some(parameters) = &mut operation.parameters {
+                    parameters.retain(|parameter| parameter.parameter_in != ParameterIn::Path);
+                }
+                Some(operation)
+            };
+            if let Some(item) = paths.get_mut(path) {
+                item.get = namesake(of.get);
+                item.delete = namesake(of.delete);
+            }
+        }
+    }
+}
+
+/// Adds the errors that have nothing to do with what a route does.
+struct Refusals;
+
+impl Modify for Refusals {
+    fn modify(&self, document: &mut openapi::OpenApi) {
+        for (path, item) in &mut document.paths.paths {
+            let operations = [
+                &mut item.get,
+                &mut item.post,
+                &mut item.delete,
+                &mut item.put,
+                &mut item.patch,
+            ];
+            for operation in operations.into_iter().flatten() {
+                let takes_something =
+                    operation.parameters.is_some() || operation.request_body.is_some();
+                let open = access::FOR_EVERYBODY.contains(&path.as_str());
+                let refusals = [
+                    (
+                        takes_something,
+                        ErrorCode::Invalid,
+                        "The request makes no sense",
+                    ),
+                    (
+                        !open,
+                        ErrorCode::Forbidden,
+                        "The caller's certificate does not allow it",
+                    ),
+                    (
+                        !open,
+                        ErrorCode::Internal,
+                        "Something failed inside the node",
+                    ),
+                    (
+                        !open,
+                        ErrorCode::ShuttingDown,
+                        "The node is shutting down, or at a limit",
+                    ),
+                ];
+                for (_, code, why) in refusals.into_iter().filter(|(can, ..)| *can) {
+                    let responses = &mut operation.responses.responses;
+                    let status = code.status().to_string();
+                    responses
+                        .entry(status)
+                        .or_insert_with(|| refusal(why).into());
+                }
+            }
+        }
+    }
+}
+
+fn refusal(why: &str) -> Response {
+    let body = openapi::Ref::from_schema_name("ErrorBody");
+    let content = openapi::ContentBuilder::new().schema(Some(body)).build();
+    ResponseBuilder::new()
+        .description(why)
+        .content("application/json", content)
+        .build()
+}
 
 /// The OpenAPI document of the API.
 pub fn document() -> utoipa::openapi::OpenApi {

@@ -25,7 +25,7 @@ use crate::node::{Node, blocking};
 use crate::{clock, metrics, peers};
 
 /// Where imports begin.
-const IMPORT: &str = "/v1/disks/import";
+pub(super) const IMPORT: &str = "/v1/disks/import";
 
 /// Longest request body in bytes.
 const MAX_BODY: usize = 64 << 10;
@@ -40,7 +40,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/openapi.json", get(openapi)),
         ("/v1/node", get(show_node)),
         ("/v1/disks", get(list_disks).post(create_disk)),
-        (IMPORT, post(import_disk)),
+        (IMPORT, post(import_disk).merge(disk_called_import())),
         ("/v1/disks/{name}", get(show_disk).delete(remove_disk)),
         ("/v1/disks/{name}/export", post(export_disk)),
         ("/v1/disks/{name}/claim", post(claim_disk)),
@@ -70,10 +70,6 @@ pub(super) fn router(node: Arc<Node>) -> Router {
     routes()
         .into_iter()
         .fold(Router::new(), |router, (path, methods)| {
-            let methods = match path {
-                IMPORT => methods.merge(disk_called_import()),
-                _ => methods,
-            };
             router.route(path, methods.fallback(wrong_method))
         })
         .fallback(no_route)
@@ -223,7 +219,9 @@ async fn shown(node: Arc<Node>, disk: Arc<crate::disks::disk::Disk>) -> Result<D
 
 /// Creates a disk.
 #[utoipa::path(post, path = "/v1/disks", request_body = CreateDisk, responses(
-    (status = 201, body = Disk), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 201, body = Disk), (status = 400, body = ErrorBody),
+    (status = 404, description = "There is no such image", body = ErrorBody),
+    (status = 409, body = ErrorBody),
     (status = 507, body = ErrorBody)))]
 pub(super) async fn create_disk(
     State(node): Shared,
@@ -242,7 +240,9 @@ pub(super) async fn create_disk(
 
 /// Starts to copy a raw image into a new disk; the job tells how far it is.
 #[utoipa::path(post, path = "/v1/disks/import", request_body = ImportDisk, responses(
-    (status = 202, body = Job), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 202, body = Job), (status = 400, body = ErrorBody),
+    (status = 404, description = "There is no such image", body = ErrorBody),
+    (status = 409, body = ErrorBody),
     (status = 507, body = ErrorBody)))]
 pub(super) async fn import_disk(
     State(node): Shared,
@@ -273,9 +273,11 @@ pub(super) async fn export_disk(
 
 /// How a removal is asked for.
 #[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(super) struct RemoveParameters {
     /// Also when clients are attached or the disk is in doubt.
     #[serde(default)]
+    #[param(required = false)]
     force: bool,
 }
 
@@ -349,9 +351,11 @@ const LONGEST_WAIT: Duration = Duration::from_secs(1);
 
 /// When a migration is shown.
 #[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 pub(super) struct ShowParameters {
     /// Answer as soon as it has ended, or after so many milliseconds: at most 1000.
     #[serde(default)]
+    #[param(required = false)]
     wait_ms: u64,
 }
 

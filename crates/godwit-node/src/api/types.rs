@@ -20,6 +20,7 @@ pub struct Node {
     /// Where its data is.
     pub data_dir: String,
     /// When it started (RFC 3339).
+    #[schema(format = DateTime)]
     pub started_at: String,
     /// CPU time that the process has used so far, in seconds.
     pub cpu_seconds: f64,
@@ -306,6 +307,7 @@ pub struct MigrationProgress {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Migration {
     /// Names it: 32 hexadecimal digits, the same on both nodes.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
     pub id: String,
     /// The disk.
     pub disk: String,
@@ -333,8 +335,10 @@ pub struct Migration {
     /// How long the disk's clients at this node wait, over about the last second.
     pub guest: Option<GuestLatency>,
     /// When it was asked for (RFC 3339).
+    #[schema(format = DateTime)]
     pub started_at: String,
     /// When it ended (RFC 3339).
+    #[schema(format = DateTime)]
     pub ended_at: Option<String>,
     /// Seconds from the accepted offer to the end, or until now.
     pub lm_seconds: Option<f64>,
@@ -374,13 +378,16 @@ pub struct Peer {
 #[serde(deny_unknown_fields)]
 pub struct CreateDisk {
     /// Its name: letters, digits, `.`, `_` and `-`, at most 128, not starting with `.` or `-`.
+    #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
     /// Its size in bytes, a positive multiple of 512. Needed unless `path` names an image.
     #[serde(default)]
+    #[schema(minimum = 512, multiple_of = 512)]
     pub size_bytes: Option<u64>,
     /// An existing image file or block device on the node, used in place. Without it the node
     /// makes an image of its own.
     #[serde(default)]
+    #[schema(pattern = "^/")]
     pub path: Option<String>,
     /// What the image at `path` is taken for. Without it one that looks like another format than raw is
     /// refused.
@@ -405,8 +412,10 @@ pub enum ImageFormat {
 #[serde(deny_unknown_fields)]
 pub struct ImportDisk {
     /// The new disk's name.
+    #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
     /// The raw image on the node; its size is a multiple of 512.
+    #[schema(pattern = "^/")]
     pub path: String,
     /// What it is taken for. Without it one that looks like another format than raw is refused.
     #[serde(default)]
@@ -418,6 +427,7 @@ pub struct ImportDisk {
 #[serde(deny_unknown_fields)]
 pub struct ExportDisk {
     /// The file to write on the node; it must not exist.
+    #[schema(pattern = "^/")]
     pub path: String,
 }
 
@@ -443,13 +453,16 @@ pub struct MigrateRequest {
     pub policy: Policy,
     /// Most bytes in flight, at least one chunk.
     #[serde(default)]
+    #[schema(minimum = 4096, maximum = 33_554_432)]
     pub window_bytes: Option<u64>,
     /// Bytes per copy: a multiple of 4096, at most 16 MiB.
     #[serde(default)]
+    #[schema(minimum = 4096, maximum = 16_777_216, multiple_of = 4096)]
     pub chunk_bytes: Option<u64>,
     /// Most bytes per second that copies, double writes and delayed writes may take; double writes
     /// are never held back.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub max_bandwidth: Option<u64>,
     /// Compare both images by hash before switchover.
     #[serde(default)]
@@ -467,10 +480,12 @@ pub struct MigrateRequest {
     pub delayed_writes: bool,
     /// Most bytes per second of those; chosen by the node when left out.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub delayed_write_rate: Option<u64>,
     /// Seconds within which the first pass should be over. As they run out the migration takes what
     /// it needs, even where that costs the guest its promise.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub deadline_seconds: Option<u64>,
     /// The network interface that `interface_budget` is about.
     #[serde(default)]
@@ -478,6 +493,7 @@ pub struct MigrateRequest {
     /// Most bytes per second that may leave by the interface, other traffic included; above it the
     /// migration pauses.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub interface_budget: Option<u64>,
 }
 

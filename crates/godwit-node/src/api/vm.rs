@@ -88,15 +88,18 @@ pub struct Vm {
 #[serde(deny_unknown_fields)]
 pub struct RunVm {
     /// Its name: letters, digits, `.`, `_` and `-`, at most 128, not starting with `.` or `-`.
+    #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
     /// Disks of this node, in the order in which the guest sees them.
     #[serde(default)]
     pub disks: Vec<String>,
     /// Bytes of memory; 512 MiB when left out.
     #[serde(default)]
+    #[schema(minimum = 1_048_576, multiple_of = 4096)]
     pub memory_bytes: Option<u64>,
     /// Virtual processors; 1 when left out.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 1024)]
     pub cpus: Option<u32>,
     /// QEMU's machine type; `q35` when neither this nor the arguments name one.
     #[serde(default)]
@@ -130,8 +133,10 @@ pub enum Accelerator {
 #[serde(deny_unknown_fields)]
 pub struct AdoptVm {
     /// Its name from now on.
+    #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
     /// The socket of its QEMU's monitor (QMP), on the node's host. The node keeps it connected.
+    #[schema(pattern = "^/")]
     pub qmp: String,
 }
 
@@ -144,6 +149,7 @@ pub struct StopVm {
     pub force: bool,
     /// Longest wait for the guest, in seconds; 60 when left out.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 80)]
     pub timeout_seconds: Option<u64>,
 }
 
@@ -192,12 +198,15 @@ pub struct MigrateVm {
     pub policy: Policy,
     /// Most bytes in flight per disk, at least one chunk.
     #[serde(default)]
+    #[schema(minimum = 4096, maximum = 33_554_432)]
     pub window_bytes: Option<u64>,
     /// Bytes per copy: a multiple of 4096, at most 16 MiB.
     #[serde(default)]
+    #[schema(minimum = 4096, maximum = 16_777_216, multiple_of = 4096)]
     pub chunk_bytes: Option<u64>,
     /// Most bytes per second that each disk may take, and the memory after them.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub max_bandwidth: Option<u64>,
     /// Compare both images of each disk by hash before switchover.
     #[serde(default)]
@@ -210,15 +219,18 @@ pub struct MigrateVm {
     pub delayed_writes: bool,
     /// Most bytes per second of those; chosen by the node when left out.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub delayed_write_rate: Option<u64>,
     /// Seconds within which the first pass over each disk should be over.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub deadline_seconds: Option<u64>,
     /// The network interface that `interface_budget` is about.
     #[serde(default)]
     pub interface: Option<String>,
     /// Most bytes per second that may leave by the interface, other traffic included.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub interface_budget: Option<u64>,
 }
 
@@ -308,6 +320,7 @@ pub struct MemoryProgress {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmMigration {
     /// Names it: 32 hexadecimal digits.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
     pub id: String,
     /// The VM.
     pub vm: String,
@@ -324,8 +337,10 @@ pub struct VmMigration {
     /// The migrations of its disks.
     pub disks: Vec<Migration>,
     /// When it was asked for (RFC 3339).
+    #[schema(format = DateTime)]
     pub started_at: String,
     /// When it ended (RFC 3339).
+    #[schema(format = DateTime)]
     pub ended_at: Option<String>,
     /// Seconds from the request to the end, or until now.
     pub total_seconds: Option<f64>,

@@ -14,11 +14,24 @@ use super::vm::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
 use crate::node::Node;
 use crate::vms::{self, view};
 
+/// Where machines are taken over.
+pub(super) const ADOPT: &str = "/v1/vms/adopt";
+
+/// What `/v1/vms/{name}` does, for a VM that is called like the route of adoptions.
+fn vm_called_adopt() -> MethodRouter<Arc<Node>> {
+    let name = || Path("adopt".to_owned());
+    get(move |node: Shared| show_vm(node, name())).delete(
+        move |node: Shared, parameters: Parameters<ForgetParameters>| {
+            forget_vm(node, name(), parameters)
+        },
+    )
+}
+
 /// The routes with their paths.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
         ("/v1/vms", get(list_vms).post(run_vm)),
-        ("/v1/vms/adopt", post(adopt_vm)),
+        (ADOPT, post(adopt_vm).merge(vm_called_adopt())),
         ("/v1/vms/{name}", get(show_vm).delete(forget_vm)),
         ("/v1/vms/{name}/stop", post(stop_vm)),
         ("/v1/vms/{name}/resume", post(resume_vm)),
@@ -116,7 +129,7 @@ pub(super) async fn resume_vm(
 pub(super) struct ForgetParameters {
     /// Also while the rest of its memory is here.
     #[serde(default)]
-    #[param(default = false, required = false)]
+    #[param(required = false)]
     force: bool,
 }
 

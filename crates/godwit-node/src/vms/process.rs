@@ -4,7 +4,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -85,14 +85,17 @@ pub(crate) async fn start(
     line: &[String],
     places: &Places,
 ) -> Result<(Process, Qmp), ErrorBody> {
-    let failed = |why: String| {
-        ErrorBody::new(
-            ErrorCode::Internal,
-            format!("cannot start VM {name}: {why}"),
-        )
-    };
-    let mut child = spawn(program, line, places).map_err(|error| {
-        failed(format!("{program}: {error}")).hint("install QEMU, or name it with --qemu PATH")
+    let error = |code, why: String| ErrorBody::new(code, format!("cannot start VM {name}: {why}"));
+    let failed = |why| error(ErrorCode::Internal, why);
+    let mut child = spawn(program, line, places).map_err(|cause| {
+        let code = match cause.kind() {
+            io::ErrorKind::NotFound
+            | io::ErrorKind::PermissionDenied
+            | io::ErrorKind::InvalidInput
+            | io::ErrorKind::ArgumentListTooLong => ErrorCode::Invalid,
+            _ => ErrorCode::Internal,
+        };
+        error(code, format!("{program}: {cause}")).hint("install QEMU, or name it with --qemu PATH")
     })?;
     let pid = child.id().unwrap_or_default();
     let process = Process::open(pid).map_err(|error| failed(error.to_string()))?;
@@ -106,23 +109,31 @@ pub(crate) async fn start(
             }
         }
     };
-    let why = tokio::select! {
+    // QEMU that ends by itself does not like its arguments; that is no fault of the node's.
+    let (code, why) = tokio::select! {
         qmp = answers => return Ok((process, qmp)),
         ended = &mut child => match ended {
-            Ok(Ok(status)) => format!("QEMU ended with {status}"),
-            _ => String::from("QEMU ended"),
+            // Some of what it does not like it only notices by an assertion.
+            Ok(Ok(status)) if status.signal().is_none_or(|signal| signal == libc::SIGABRT) => {
+                (ErrorCode::Invalid, format!("QEMU ended with {status}"))
+            }
+            Ok(Ok(status)) => (ErrorCode::Internal, format!("QEMU ended with {status}")),
+            _ => (ErrorCode::Internal, String::from("QEMU ended")),
         },
         () = tokio::time::sleep(START_TIMEOUT) => {
             process.kill().await;
-            format!("QEMU's monitor did not answer within {} seconds", START_TIMEOUT.as_secs())
+            let limit = START_TIMEOUT.as_secs();
+            let why = format!("QEMU's monitor did not answer within {limit} seconds");
+            (ErrorCode::Internal, why)
         }
     };
     // The log is removed with what else was made for the VM, so that the error names all that it says.
     let said = log_tail(&places.log());
     Err(if said.is_empty() {
-        failed(why).hint("QEMU said nothing: start it by hand with the same arguments to see why")
+        error(code, why)
+            .hint("QEMU said nothing: start it by hand with the same arguments to see why")
     } else {
-        failed(format!("{why}: {said}"))
+        error(code, format!("{why}: {said}"))
             .hint("change what QEMU complains of, and start the VM again")
     })
 }
