@@ -511,3 +511,42 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     a.stop().await;
     b.stop().await;
 }
+
+/// The words of the machine's QEMU.
+async fn command_line(node: &RunningNode) -> Vec<String> {
+    let pid = node.get("/v1/vms/v").await.json()["pid"].to_string();
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).expect("a process");
+    let words = line.split(|&byte| byte == 0);
+    words
+        .map(|word| String::from_utf8_lossy(word).into_owned())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn network_cards_keep_addresses_of_their_own() {
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    // One card that QEMU would add by itself, with the address that it gives to every machine.
+    let usual = json!({ "name": "v", "memory_bytes": 64 << 20, "accelerator": "tcg" }).to_string();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let started = a.request("POST", "/v1/vms", &usual).await;
+        assert_eq!(started.status, 201, "{}", started.body);
+        let card = |line: Vec<String>| {
+            let cards: Vec<_> = line.into_iter().filter(|w| w.contains("mac=")).collect();
+            let [card] = &cards[..] else {
+                panic!("{cards:?}")
+            };
+            card.clone()
+        };
+        seen.push(card(command_line(&a).await));
+        let moved = migrate(&a, "b", "pre-copy").await;
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        seen.push(card(command_line(&b).await));
+        stop(&b).await;
+    }
+    assert!(seen[0].starts_with("user,mac="), "{seen:?}");
+    assert!(seen.iter().all(|card| *card == seen[0]), "{seen:?}");
+    a.stop().await;
+    b.stop().await;
+}

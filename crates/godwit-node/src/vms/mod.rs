@@ -8,6 +8,7 @@ mod giving;
 mod incoming;
 mod inspect;
 mod link;
+mod mac;
 pub(crate) mod machine;
 mod memory;
 pub(crate) mod migrations;

@@ -9,7 +9,7 @@ use godwit_core::units::Bytes;
 use super::inspect::Facts;
 use super::machine::{Machine, Parts, Places};
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{process, sandbox, watch};
+use super::{mac, process, sandbox, watch};
 use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use crate::data_dir::MAX_SOCKET_PATH;
 use crate::names;
@@ -28,7 +28,8 @@ const MAX_ARGUMENTS: usize = 1024;
 /// # Errors
 /// The request makes no sense, a disk cannot be used, or QEMU does not start.
 pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
-    let machine = machine(&request)?;
+    let host = mac::host();
+    let machine = machine(&request, &node.config.name, &host)?;
     for disk in &machine.disks {
         usable(node, &request.name, disk)?;
         unused(node, &request.name, disk)?;
@@ -53,7 +54,8 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
     }
 }
 
-fn machine(request: &RunVm) -> Result<Machine, ErrorBody> {
+/// The machine that is asked for, as node `here` of `host` starts it.
+fn machine(request: &RunVm, here: &str, host: &str) -> Result<Machine, ErrorBody> {
     names::check("VM", &request.name)?;
     let name = &request.name;
     let invalid = |text: String, hint: &str| {
@@ -115,18 +117,27 @@ fn machine(request: &RunVm) -> Result<Machine, ErrorBody> {
         Accelerator::Auto if kvm_usable() => "kvm",
         Accelerator::Auto | Accelerator::Tcg => "tcg",
     };
+    let machine = match &request.machine {
+        Some(machine) => Some(machine.as_str()),
+        None if own_machine => None,
+        None => Some(DEFAULT_MACHINE),
+    };
+    let owner = mac::Owner {
+        host,
+        node: here,
+        vm: name,
+    };
+    // Not every type of machine has a card by itself.
+    let usual = machine == Some(DEFAULT_MACHINE);
+    let arguments = mac::with_addresses(request.arguments.clone(), owner, usual);
     let parts = Parts {
         name,
         disks: &request.disks,
         memory,
         cpus,
-        machine: match &request.machine {
-            Some(machine) => Some(machine),
-            None if own_machine => None,
-            None => Some(DEFAULT_MACHINE),
-        },
+        machine,
         accelerator,
-        arguments: &request.arguments,
+        arguments: &arguments,
     };
     let program = request.qemu.as_deref().unwrap_or(DEFAULT_QEMU);
     Ok(Machine::build(program, &parts))
@@ -360,7 +371,7 @@ mod tests {
             qemu: None,
             arguments: Vec::new(),
         };
-        machine(&good()).expect("is fine");
+        machine(&good(), "a", "h").expect("is fine");
         for wrong in [
             RunVm {
                 name: String::from("a/b"),
@@ -392,7 +403,7 @@ mod tests {
             },
         ] {
             let shown = format!("{wrong:?}");
-            let error = machine(&wrong).expect_err(&shown);
+            let error = machine(&wrong, "a", "h").expect_err(&shown);
             assert_eq!(error.code, ErrorCode::Invalid, "{shown}");
             assert!(error.hint.is_some(), "{shown}");
         }
