@@ -108,5 +108,4 @@ fuzz:
 
 # Licences, advisories and sources of everything that is linked in.
 deny:
-	command -v cargo-deny >/dev/null || $(CARGO) install --locked cargo-deny
-	$(CARGO) deny check
+	scripts/check-dependencies

@@ -486,6 +486,14 @@ async fn memory_that_is_written_faster_than_it_is_sent_is_warned_of() {
     let started = a.request("POST", "/v1/vms", &request).await;
     assert_eq!(started.status, 201, "{}", started.body);
     state_becomes(&a, "running").await;
+    // Before its firmware has read the boot sector the guest writes next to nothing.
+    for _ in 0..3000 {
+        let disk = a.get("/v1/disks/root").await.json();
+        if disk["io"]["reads"].as_u64() > Some(0) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     // The guest writes half of this in each pass, which is more than may be left for its pause.
     let body = r#"{"to":"b","max_bandwidth":1048576}"#;
     let started = a.request("POST", "/v1/vms/v/migrate", body).await;
