@@ -9,3 +9,4 @@ pub mod vhost_user;
 mod memory;
 mod ring;
 mod stream;
+mod zeroes;

@@ -11,7 +11,7 @@ use super::closing::release;
 use super::link_signal::{Sent, sent};
 use super::run::Engine;
 use super::stats::thread_cpu_time;
-use crate::stream::{Packed, Packer, PackingEnd};
+use crate::stream::{Packed, Packer, PackingEnd, What};
 
 /// To compress a byte takes at most this part of the time that the link takes for it: the thread has
 /// more to do, and what the link gains must not be lost before it.
@@ -157,6 +157,10 @@ impl Compression {
 
     /// So much was compressed, of copies or of what the guest wrote, in that time if it was measured.
     fn compressed(&mut self, class: TrafficClass, packed: Packed, time: Option<Duration>) {
+        if packed.what == What::Zeroes {
+            // That says nothing about other data.
+            return;
+        }
         if let Some(time) = time {
             self.work.took(packed.data as u64, time);
         }
@@ -231,6 +235,9 @@ impl Engine {
                 if let Some(PackingEnd::Shorter { from, to }) = packed.end {
                     self.stats.counters.compressed_from += from as u64;
                     self.stats.counters.compressed_to += to as u64;
+                    if class == TrafficClass::Copy {
+                        self.copies_saved += (from - to) as u64;
+                    }
                 }
                 self.connections.mark(key);
                 done += packed.data;
@@ -286,7 +293,15 @@ mod tests {
     fn block_took(compression: &mut Compression, micros: u64, end: Option<PackingEnd>) {
         let data = 64 << 10;
         let time = Some(Duration::from_micros(micros));
-        compression.compressed(TrafficClass::Copy, Packed { data, end }, time);
+        compression.compressed(
+            TrafficClass::Copy,
+            Packed {
+                what: What::Everything,
+                data,
+                end,
+            },
+            time,
+        );
     }
 
     #[test]

@@ -13,11 +13,12 @@ use io_uring::opcode;
 
 use super::disk_step::{Call, Step, Target};
 use super::faults;
-use super::inspect::is_zero;
+use super::sparse;
 use crate::image::Image;
 use crate::memory::Mapping;
 use crate::ring::{Ring, Token};
 use crate::vhost_user::memory::GuestRam;
+use crate::zeroes::{BLOCK, is_zero};
 
 /// Longest write of zeroes where the file system cannot make them itself.
 const ZERO_PIECE: u64 = 1 << 20;
@@ -82,6 +83,10 @@ struct Entry {
     exclusive: bool,
     /// The ring only says when it is its turn.
     in_place: bool,
+    /// Blocks of zeroes are left out where the file has a hole.
+    sparse: bool,
+    /// Where the next write ends, from the start of the data.
+    until: u64,
 }
 
 /// An operation that is done.
@@ -224,10 +229,17 @@ impl Disk {
             keep,
             exclusive,
             in_place: false,
+            sparse: false,
+            until: length,
         };
         match self.entries.get_mut(index as usize) {
             Some(last) => *last = entry,
             None => self.entries.push(entry),
+        }
+        // What the guest here writes is written: it may want the space. A hole that is younger than the
+        // last flush may be none after a power failure, so that nothing which must be durable relies on it.
+        if matches!(tag, DiskTag::Replica(_)) && work == Work::Write && !fua && !exclusive {
+            self.leave_out_zeroes(index);
         }
         if self.queue.is_empty() && self.may_run(exclusive) {
             self.run(ring, index);
@@ -278,6 +290,24 @@ impl Disk {
         Some(finished)
     }
 
+    /// Looks for what of a write need not be written because it is zeroes, and is there already.
+    fn leave_out_zeroes(&mut self, index: u32) {
+        let entry = &mut self.entries[index as usize];
+        if !entry.pieces.is_empty() || entry.length < 2 * BLOCK as u64 {
+            return;
+        }
+        // SAFETY: `start`'s caller keeps the memory in place until the operation is reported.
+        let data = unsafe { std::slice::from_raw_parts(entry.memory, entry.length as usize) };
+        let file = self.image.file.as_fd();
+        let run = sparse::next_run(file, entry.offset, data, entry.done as usize);
+        // An operation has at least one step.
+        if entry.sparse || run.skipped < entry.length {
+            entry.sparse = true;
+            entry.done += run.skipped;
+            entry.until = run.until;
+        }
+    }
+
     const fn may_run(&self, exclusive: bool) -> bool {
         !self.exclusive_running && (!exclusive || self.running == 0)
     }
@@ -319,7 +349,7 @@ impl Disk {
             Work::Sync => 0,
             _ => {
                 let done = entry.done + result as u64;
-                if done == entry.length {
+                if done == entry.until {
                     result as u64
                 } else {
                     // A direct operation goes on at a block's start.
@@ -331,6 +361,10 @@ impl Disk {
             return Some(Err(self.failed(index, libc::EIO)));
         }
         entry.done += progress;
+        if entry.sparse && entry.done == entry.until {
+            self.leave_out_zeroes(index);
+        }
+        let entry = &mut self.entries[index as usize];
         if entry.done < entry.length {
             skip(&mut entry.pieces, progress as usize);
             return None;
@@ -421,7 +455,7 @@ impl Disk {
     fn next_step(&self, index: u32) -> Step {
         let entry = &self.entries[index as usize];
         let offset = entry.offset + entry.done;
-        let rest = entry.length - entry.done;
+        let rest = entry.until - entry.done;
         let file = match &self.image.buffered {
             Some(buffered) if !self.is_aligned(offset, rest) => buffered,
             _ => &self.image.file,

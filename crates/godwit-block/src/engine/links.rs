@@ -104,6 +104,7 @@ impl Engine {
             retire_at: None,
         });
         self.compression = self.new_compression(compression);
+        self.copies_saved = 0;
     }
 
     /// Starts to read from the migration's connections, after the controller knows of it.

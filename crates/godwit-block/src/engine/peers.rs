@@ -9,7 +9,8 @@ use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
 use super::run::Engine;
 use super::slots::{Class, Owner};
-use crate::stream::Frame;
+use crate::stream::{Frame, What};
+use crate::zeroes::is_sparse;
 
 impl Engine {
     /// A peer's frame starts; `payload` bytes for a buffer follow it, as they are or compressed.
@@ -315,10 +316,21 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
+        let copies = matches!(message, Message::Copy { zeroes: false, .. });
+        let sparse = || {
+            let payload = payload.as_ref().filter(|_| copies);
+            payload.is_some_and(|payload| is_sparse(payload.bytes()))
+        };
+        let packing = self.compression.as_mut().and_then(|compression| {
+            if compression.wants(&message) {
+                Some(What::Everything)
+            } else {
+                sparse().then_some(What::Zeroes)
+            }
+        });
         let mut frame = Frame::new(&[&header.encode(), &inline[..length]], payload);
-        let compression = self.compression.as_mut();
-        if compression.is_some_and(|compression| compression.wants(&message)) {
-            frame = frame.compressed_first();
+        if let Some(what) = packing {
+            frame = frame.packed_first(what);
         }
         connection.queue(&message, frame, self.now);
         self.connections.mark(key);

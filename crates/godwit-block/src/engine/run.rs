@@ -56,6 +56,8 @@ pub(super) struct Engine {
     pub(super) links: Option<Links>,
     /// Compresses data, of a migration to a node that takes it so.
     pub(super) compression: Option<Compression>,
+    /// Bytes of the current or last migration's copies that did not have to be sent.
+    pub(super) copies_saved: u64,
     /// Looks at the sync connection while a migration leaves this node.
     pub(super) link_watch: Option<LinkWatch>,
     /// Control connections of migrations that are to be decided after a crash.
@@ -161,6 +163,7 @@ impl Engine {
             connections: Connections::default(),
             links: None,
             compression: None,
+            copies_saved: 0,
             link_watch: None,
             resolving: Vec::new(),
             decided: Vec::new(),
@@ -375,10 +378,16 @@ impl Engine {
 
     /// Lets others see the state.
     pub(super) fn publish(&mut self) {
+        // The controller counts what it has sent, and knows nothing of how short that became.
+        let progress = self.core.progress().map(|mut progress| {
+            let sent = &mut progress.copy_bytes_sent;
+            *sent = sent.saturating_sub(self.copies_saved);
+            progress
+        });
         let snapshot = Snapshot {
             record: self.core.record(),
             serves: self.core.serves(),
-            progress: self.core.progress(),
+            progress,
             clients: self.clients,
             front_end: self.vhost.state(),
             lacks_room: self.vhost.room != Room::Enough,

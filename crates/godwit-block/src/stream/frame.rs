@@ -5,7 +5,7 @@ use std::rc::Rc;
 use godwit_core::action::ChunkSlot;
 use godwit_core::request::RequestTag;
 
-use super::packing::Packing;
+use super::packing::{Packing, What};
 use crate::memory::Mapping;
 
 /// Longest header, with what follows it inside a frame.
@@ -45,7 +45,7 @@ impl Payload {
         }
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         // SAFETY: as `new` was promised.
         unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
     }
@@ -80,8 +80,8 @@ impl Frame {
 
     /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until its payload is
     /// compressed: see [`Outbox::pack`](super::Outbox::pack). Without one it waits for nothing.
-    pub(crate) fn compressed_first(mut self) -> Self {
-        self.packing = self.payload.is_some().then(Packing::default);
+    pub(crate) fn packed_first(mut self, what: What) -> Self {
+        self.packing = self.payload.is_some().then(|| Packing::new(what));
         self
     }
 

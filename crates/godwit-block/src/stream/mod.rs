@@ -16,7 +16,7 @@ use io_uring::{opcode, types};
 
 pub(crate) use self::frame::{Frame, Keep, Payload};
 pub(crate) use self::outbox::{Outbox, Packed, PackingEnd};
-pub(crate) use self::packing::{Packer, Unpacker};
+pub(crate) use self::packing::{Packer, Unpacker, What};
 pub(crate) use self::sent_by::SentBy;
 use crate::memory::Staging;
 use crate::ring::{Ring, Token};

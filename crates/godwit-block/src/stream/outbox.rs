@@ -7,7 +7,7 @@ use io_uring::{opcode, types};
 
 use super::StreamError;
 use super::frame::{Frame, Keep, Payload};
-use super::packing::{self, Packer, Step};
+use super::packing::{self, Packer, Step, What};
 use super::sent_by::{SentBy, Workers};
 use crate::ring::{Ring, Token};
 use crate::tls::Session;
@@ -30,7 +30,9 @@ const LONGEST: usize = 1 << 16;
 /// What was done for a frame that waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packed {
-    /// Bytes of its data that were compressed.
+    /// What of it is to be compressed.
+    pub(crate) what: What,
+    /// Bytes of its data that were gone over.
     pub(crate) data: usize,
     /// What has become of the frame, once that is certain.
     pub(crate) end: Option<PackingEnd>,
@@ -279,6 +281,7 @@ impl Outbox {
         if packing.blocks.capacity() == 0 {
             packing.blocks = self.packings.spare.pop().unwrap_or_default();
         }
+        let what = packing.what;
         let (data, step) = packing.step(payload.bytes(), packer);
         let end = match step {
             Step::More => None,
@@ -303,7 +306,7 @@ impl Outbox {
                 }
             }
         };
-        Some(Packed { data, end })
+        Some(Packed { what, data, end })
     }
 
     /// The frames that wait to be compressed leave as they are.
@@ -513,7 +516,7 @@ mod tests {
         let payload = unsafe { Payload::new(DATA.as_ptr(), LENGTH, keep) };
         let frame = Frame::new(&[&message.encode().0.encode()], Some(payload));
         if packs {
-            frame.compressed_first()
+            frame.packed_first(What::Everything)
         } else {
             frame
         }
@@ -557,7 +560,7 @@ mod tests {
     #[test]
     fn a_frame_without_data_waits_for_nothing() {
         let mut outbox = Outbox::new(false).expect("an outbox");
-        outbox.push(Frame::new(&[&[7; HEADER_SIZE]], None).compressed_first());
+        outbox.push(Frame::new(&[&[7; HEADER_SIZE]], None).packed_first(What::Everything));
         assert!(outbox.has_ready() && !outbox.has_to_pack());
     }
 

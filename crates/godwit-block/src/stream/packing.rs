@@ -9,6 +9,8 @@ use std::io;
 use godwit_core::wire::{DecodeError, HEADER_SIZE, Header};
 use zstd::bulk::{Compressor, Decompressor};
 
+use crate::zeroes::has_zero_block;
+
 /// Data that one block stands for. Short, because the thread that compresses it answers guests, too.
 const BLOCK: usize = 64 << 10;
 
@@ -42,18 +44,34 @@ impl Packer {
             }
             // It has no room, which means that it does not become shorter.
             Err(_) => {
-                into.truncate(body);
-                into.extend_from_slice(data);
-                data.len() as u32 | STORED
+                into.truncate(start);
+                return append_stored(data, into);
             }
         };
         into[start..body].copy_from_slice(&length.to_le_bytes());
     }
 }
 
+/// Appends a block that is `data` itself to `into`.
+fn append_stored(data: &[u8], into: &mut Vec<u8>) {
+    into.extend_from_slice(&(data.len() as u32 | STORED).to_le_bytes());
+    into.extend_from_slice(data);
+}
+
+/// What of a frame is compressed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    /// All of it, because the link is slow; if it does not become shorter soon it leaves as it is.
+    Everything,
+    /// Only blocks with zeroes in them, which are known to be many: that takes next to no time.
+    Zeroes,
+}
+
 /// How far a frame's data is compressed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Packing {
+    /// What is compressed.
+    pub(super) what: What,
     /// The blocks so far.
     pub(super) blocks: Vec<u8>,
     /// Data that they stand for.
@@ -72,12 +90,25 @@ pub(super) enum Step {
 }
 
 impl Packing {
+    pub(super) const fn new(what: What) -> Self {
+        Self {
+            what,
+            blocks: Vec::new(),
+            done: 0,
+        }
+    }
+
     /// Compresses the next block of `data`, which it has begun; the bytes that the block stands for.
     pub(super) fn step(&mut self, data: &[u8], packer: &mut Packer) -> (usize, Step) {
         let block = &data[self.done..data.len().min(self.done + BLOCK)];
-        packer.append(block, &mut self.blocks);
+        if self.what == What::Everything || has_zero_block(block) {
+            packer.append(block, &mut self.blocks);
+        } else {
+            append_stored(block, &mut self.blocks);
+        }
         self.done += block.len();
-        let step = if self.blocks.len() > self.done - self.done / 8 {
+        let decided = self.what == What::Everything || self.done == data.len();
+        let step = if decided && self.blocks.len() > self.done - self.done / 8 {
             Step::Useless
         } else if self.done == data.len() {
             Step::Complete
@@ -220,7 +251,7 @@ mod tests {
     /// The blocks that `data` becomes, and what came of it.
     fn packed(data: &[u8]) -> (Vec<u8>, Step) {
         let mut packer = Packer::new().expect("a packer");
-        let mut packing = Packing::default();
+        let mut packing = Packing::new(What::Everything);
         loop {
             match packing.step(data, &mut packer) {
                 (_, Step::More) => {}
@@ -291,7 +322,7 @@ mod tests {
                 (state >> 56) as u8
             })
             .collect();
-        let mut packing = Packing::default();
+        let mut packing = Packing::new(What::Everything);
         let mut packer = Packer::new().expect("a packer");
         assert_eq!(packing.step(&random, &mut packer), (BLOCK, Step::Useless));
     }

@@ -1,0 +1,114 @@
+//! Writes that leave out blocks of zeroes where the file has a hole, so that a thin disk is as thin at its
+//! destination.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use crate::zeroes::{BLOCK, is_zero};
+
+/// Whether a part of a file is a hole, so that it reads as zeroes. False where that cannot be told, as of
+/// a block device.
+fn is_hole(file: BorrowedFd<'_>, offset: u64, length: u64) -> bool {
+    match seek(file, SeekFrom::Data(offset)) {
+        Ok(data) => data >= offset.saturating_add(length),
+        // No data follows.
+        Err(Errno::NXIO) => true,
+        Err(_) => false,
+    }
+}
+
+/// What of a write comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    /// Bytes that are zeroes there already.
+    pub(super) skipped: u64,
+    /// Where what has to be written after them ends, from the start of the data.
+    pub(super) until: u64,
+}
+
+/// The next run of `data`, which is to be at `offset` of the file, after its first `done` bytes.
+pub(super) fn next_run(file: BorrowedFd<'_>, offset: u64, data: &[u8], done: usize) -> Run {
+    let leaves_out = |at: usize| {
+        let zeroes = zeroes_at(offset, data, at);
+        let hole = zeroes > 0 && is_hole(file, offset + at as u64, zeroes as u64);
+        if hole { (zeroes, 0) } else { (0, zeroes) }
+    };
+    let (skipped, written) = leaves_out(done);
+    let mut until = done + skipped + written;
+    while until < data.len() {
+        match leaves_out(until) {
+            (0, 0) => until = data.len().min(next_block(offset, until)),
+            (0, zeroes) => until += zeroes,
+            _ => break,
+        }
+    }
+    Run {
+        skipped: skipped as u64,
+        until: until as u64,
+    }
+}
+
+/// Bytes of whole blocks of zeroes that begin at `at`.
+fn zeroes_at(offset: u64, data: &[u8], at: usize) -> usize {
+    if !(offset + at as u64).is_multiple_of(BLOCK as u64) {
+        return 0;
+    }
+    let (blocks, _) = data[at..].as_chunks::<BLOCK>();
+    let zeroes = blocks.iter().take_while(|block| is_zero(*block));
+    zeroes.count() * BLOCK
+}
+
+/// Where the next block of the file begins in the data, after `at`.
+fn next_block(offset: u64, at: usize) -> usize {
+    let within = (offset + at as u64) % BLOCK as u64;
+    at + BLOCK - within as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    /// Blocks, each full of one byte.
+    fn blocks(bytes: &[u8]) -> Vec<u8> {
+        bytes.iter().flat_map(|&byte| [byte; BLOCK]).collect()
+    }
+
+    fn runs(file: &File, offset: u64, data: &[u8]) -> Vec<(usize, usize)> {
+        let (mut done, mut runs) = (0, Vec::new());
+        while done < data.len() {
+            let run = next_run(file.as_fd(), offset, data, done);
+            let start = done + run.skipped as usize;
+            done = run.until as usize;
+            if start < done {
+                runs.push((start, done));
+            }
+        }
+        runs
+    }
+
+    #[test]
+    fn zeroes_are_left_out_only_where_the_file_has_a_hole() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(1 << 20).expect("a length");
+        let data = blocks(&[0, 1, 1, 0, 0, 1, 0]);
+        let at = |block: usize| block * BLOCK;
+        let thin = [(at(1), at(3)), (at(5), at(6))];
+        assert_eq!(runs(&file, 8192, &data), thin);
+        // What was written before must become zeroes.
+        file.write_all_at(&[7; BLOCK], 8192 + at(3) as u64)
+            .expect("a write");
+        assert_eq!(runs(&file, 8192, &data), [(at(1), at(6))]);
+        assert_eq!(runs(&file, 1 << 20, &data), thin, "behind the end");
+        // Blocks are the file's.
+        let within = runs(&file, 65536 + 512, &data);
+        assert_eq!(within[0].0, 0, "{within:?}");
+        assert_eq!(runs(&file, 65536, &blocks(&[1; 4])), [(0, at(4))]);
+        assert_eq!(runs(&file, 65536, &blocks(&[0; 4])), []);
+    }
+}
