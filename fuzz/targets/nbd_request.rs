@@ -3,7 +3,9 @@
 
 #![no_main]
 
-use godwit_block::nbd::{Command, Errno, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader};
+use godwit_block::nbd::{
+    Allocation, Command, Errno, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader, block_status,
+};
 use godwit_core::units::Sectors;
 use libfuzzer_sys::fuzz_target;
 
@@ -48,12 +50,20 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(header.payload_length(), 0);
             Ok(())
         }
+        Ok(Command::BlockStatus { offset, length, .. }) => {
+            assert!(on_disk && structured && length > 0);
+            assert_eq!((offset, length), (header.offset, header.length));
+            let ranges = [Allocation { length, hole: true }];
+            assert_eq!(block_status(&header, &ranges).len(), 20 + 4 + 8);
+            Ok(())
+        }
         Ok(Command::Disconnect) => Ok(()),
         Err(errno) => Err(errno),
     };
     for result in [result, Err(Errno::Io)] {
         let reply = ReplyHeader::new(&header, structured, result);
-        let expected = match (header.is_read() && structured, result) {
+        let chunked = header.is_read() || header.is_block_status() && result.is_err();
+        let expected = match (chunked && structured, result) {
             (false, _) => 16,
             (true, Ok(())) => 28,
             (true, Err(_)) => 26,

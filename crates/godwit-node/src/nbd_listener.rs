@@ -191,6 +191,7 @@ fn attach<S: ClientSocket>(
         tls,
         received: negotiated.leftover,
         structured_replies: negotiated.structured_replies,
+        base_allocation: negotiated.base_allocation,
         address: address.to_owned(),
         place: place.map(|place| Box::new(place) as _),
     });

@@ -62,6 +62,39 @@ fn nbdinfo_sees_what_the_disk_can_do() {
 }
 
 #[test]
+fn clients_see_which_ranges_are_allocated() {
+    let _turn = Scenario::begin("clients", "clients_see_which_ranges_are_allocated");
+    let cluster = Cluster::start(&["a"]).unwrap();
+    let uri = disk(cluster.node("a"), "map");
+    let map = || {
+        let map: serde_json::Value =
+            serde_json::from_str(&text("nbdinfo", &["--map", "--json", &uri])).unwrap();
+        let ranges = map.as_array().unwrap().iter();
+        let of = |range: &serde_json::Value| {
+            let number = |key: &str| range[key].as_u64().unwrap();
+            (number("offset"), number("length"), number("type"))
+        };
+        ranges.map(of).collect::<Vec<_>>()
+    };
+    assert_eq!(map(), [(0, SIZE, 3)]);
+    text("qemu-io", &["-f", "raw", "-c", "write -P 7 1M 1M", &uri]);
+    let (mib, rest) = (1 << 20, SIZE - (2 << 20));
+    assert_eq!(map(), [(0, mib, 3), (mib, mib, 0), (2 << 20, rest, 3)]);
+    let seen = text("qemu-img", &["map", "-f", "raw", "--output=json", &uri]);
+    let seen: serde_json::Value = serde_json::from_str(&seen).unwrap();
+    assert_eq!(seen[1]["start"], mib, "{seen}");
+    assert_eq!(seen[1]["data"], true, "{seen}");
+    assert_eq!(seen[2]["zero"], true, "{seen}");
+    text(
+        "qemu-io",
+        &["-f", "raw", "-d", "unmap", "-c", "discard 1M 1M", &uri],
+    );
+    assert_eq!(map(), [(0, SIZE, 3)]);
+    let info = text("nbdinfo", &["--json", &uri]);
+    assert!(info.contains("\"can_fast_zero\": true"), "{info}");
+}
+
+#[test]
 fn nbdcopy_copies_in_both_directions() {
     let turn = Scenario::begin("clients", "nbdcopy_copies_in_both_directions");
     let cluster = Cluster::start(&["a"]).unwrap();

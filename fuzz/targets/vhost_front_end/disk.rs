@@ -67,6 +67,7 @@ impl Disk {
             tls: None,
             received: Vec::new(),
             structured_replies: false,
+            base_allocation: false,
             address: "fuzz".into(),
             place: None,
         });

@@ -25,6 +25,7 @@ impl Engine {
             tls,
             received,
             structured_replies,
+            base_allocation,
             address,
             place,
         } = client;
@@ -54,6 +55,7 @@ impl Engine {
         let party = Party::Client {
             address,
             structured: structured_replies,
+            allocation: base_allocation,
             _place: place,
         };
         let account = self.slots.open_account();
@@ -80,10 +82,26 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else {
             return Ok(());
         };
-        let Party::Client { structured, .. } = connection.party else {
+        let Party::Client {
+            structured,
+            allocation,
+            ..
+        } = connection.party
+        else {
             return Ok(());
         };
-        let (operation, rest) = match request.command(capacity, structured) {
+        let mut command = request.command(capacity, structured);
+        match command {
+            Ok(Command::BlockStatus { .. }) if !allocation => command = Err(Errno::Invalid),
+            Ok(Command::WriteZeroes { fast: true, .. }) if !self.zeroes_fast() => {
+                command = Err(Errno::NotSupported);
+            }
+            _ => {}
+        }
+        let Some(connection) = self.connections.get_mut(key) else {
+            return Ok(());
+        };
+        let (operation, rest) = match command {
             Ok(Command::Operation(operation)) => {
                 self.begin_parts(key, request, operation, structured);
                 return Ok(());
@@ -92,6 +110,7 @@ impl Engine {
                 mut extents,
                 fua,
                 unmap,
+                ..
             }) => {
                 let Some(extent) = extents.next() else {
                     return Ok(());
@@ -102,6 +121,14 @@ impl Engine {
                     unmap,
                 });
                 (Operation::WriteZeroes { extent, fua, unmap }, rest)
+            }
+            Ok(Command::BlockStatus {
+                offset,
+                length,
+                one,
+            }) => {
+                self.tell_allocation(key, &request, (offset, length), one);
+                return Ok(());
             }
             Ok(Command::Disconnect) => {
                 self.leave(key, FAREWELL);

@@ -86,6 +86,8 @@ pub(super) enum Party {
     Client {
         address: String,
         structured: bool,
+        /// It may ask which ranges are allocated.
+        allocation: bool,
         /// What its owner lent it until it is gone.
         _place: Option<Box<dyn Any + Send>>,
     },
@@ -292,6 +294,7 @@ mod tests {
         let client = Party::Client {
             address: String::new(),
             structured: false,
+            allocation: false,
             _place: None,
         };
         let copies = peer(TrafficClass::Copy);

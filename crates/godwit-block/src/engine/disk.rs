@@ -10,11 +10,12 @@ use godwit_core::action::{Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, Sectors};
 use io_uring::opcode;
+use rustix::fs::FallocateFlags;
 
 use super::disk_step::{Call, Step, Target};
 use super::faults;
 use super::sparse;
-use crate::image::Image;
+use crate::image::{Image, ImageKind};
 use crate::memory::Mapping;
 use crate::ring::{Ring, Token};
 use crate::vhost_user::memory::GuestRam;
@@ -87,6 +88,8 @@ struct Entry {
     sparse: bool,
     /// Where the next write ends, from the start of the data.
     until: u64,
+    /// It has ended; what is left of it is room for another.
+    over: bool,
 }
 
 /// An operation that is done.
@@ -104,6 +107,8 @@ pub(super) struct Disk {
     zeroes: Mapping,
     can_punch: bool,
     can_zero_range: bool,
+    /// Whether the file system punches holes, once that was tried.
+    punches: Option<bool>,
     /// Operations that are carried out in place before the ring is asked again.
     in_place: u32,
     /// The kernel could not start a thread for an operation, and the log says so.
@@ -133,6 +138,7 @@ impl Disk {
             zeroes: Mapping::new(ZERO_PIECE as usize)?,
             can_punch: true,
             can_zero_range: true,
+            punches: None,
             in_place: 0,
             without_workers: false,
             running: 0,
@@ -147,6 +153,34 @@ impl Disk {
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.image.file.as_fd()
+    }
+
+    /// Whether a write or the like to a part of the range, in bytes, is not done.
+    pub(super) fn is_changing(&self, start: u64, end: u64) -> bool {
+        self.in_flight() > 0
+            && self.entries.iter().any(|entry| {
+                let writes = matches!(entry.work, Work::Write | Work::Zero { .. });
+                let overlaps = entry.offset < end && start < entry.offset + entry.length;
+                writes && overlaps && !entry.over
+            })
+    }
+
+    /// Whether any range is made to read as zeroes without writing them. Of a block device nobody can tell
+    /// before it is tried.
+    pub(super) fn zeroes_fast(&mut self) -> bool {
+        let image = &self.image;
+        let tried = self.punches.get_or_insert_with(|| {
+            // Behind the end there is nothing to lose, and the file keeps its size.
+            let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            image.kind == ImageKind::File
+                && rustix::fs::seek(&image.file, rustix::fs::SeekFrom::End(0))
+                    .and_then(|end| {
+                        let behind = end.next_multiple_of(BLOCK as u64);
+                        rustix::fs::fallocate(&image.file, mode, behind, BLOCK as u64)
+                    })
+                    .is_ok()
+        });
+        *tried && self.can_punch
     }
 
     /// Operations that are not done.
@@ -231,6 +265,7 @@ impl Disk {
             in_place: false,
             sparse: false,
             until: length,
+            over: false,
         };
         match self.entries.get_mut(index as usize) {
             Some(last) => *last = entry,
@@ -276,6 +311,7 @@ impl Disk {
             result,
         };
         entry.keep = None;
+        entry.over = true;
         self.running -= 1;
         if entry.exclusive {
             self.exclusive_running = false;

@@ -18,6 +18,7 @@
 //! need: each has a lane of its own, and no more of the rest than it leaves to others.
 
 mod actions;
+mod allocation;
 mod baseline;
 mod buffers;
 mod chunks;

@@ -42,6 +42,8 @@ pub struct ClientStream {
     pub received: Vec<u8>,
     /// Whether structured replies were negotiated.
     pub structured_replies: bool,
+    /// Whether the client selected `base:allocation`.
+    pub base_allocation: bool,
     /// Who it is, for logs.
     pub address: String,
     /// Dropped once the engine has closed the connection.

@@ -3,6 +3,7 @@
 mod copy;
 mod direct;
 mod error;
+pub(crate) mod extents;
 mod format;
 mod open;
 

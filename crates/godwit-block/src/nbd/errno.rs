@@ -14,6 +14,8 @@ pub enum Errno {
     NoSpace = 28,
     /// `NBD_EOVERFLOW`: the read is too long for an answer in one piece.
     Overflow = 75,
+    /// `NBD_ENOTSUP`: zeroes cannot be made faster than they are written.
+    NotSupported = 95,
     /// `NBD_ESHUTDOWN`: the disk is no longer served here.
     Shutdown = 108,
 }

@@ -10,7 +10,8 @@
 //! is stored, and no input panics or overflows. Time limits are the caller's to keep.
 //!
 //! Served is the fixed newstyle handshake, with `NBD_OPT_GO`, `INFO`, `EXPORT_NAME`, `LIST`,
-//! `ABORT`, `STARTTLS` and `STRUCTURED_REPLY`; every other option is answered with
+//! `ABORT`, `STARTTLS`, `STRUCTURED_REPLY`, `LIST_META_CONTEXT` and `SET_META_CONTEXT` with the context
+//! `base:allocation`; every other option is answered with
 //! `NBD_REP_ERR_UNSUP`.
 
 mod constants;
@@ -28,5 +29,6 @@ pub use handshake::{
     Negotiated, TlsPolicy,
 };
 pub use transmission::{
-    Command, Extents, InvalidRequest, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader,
+    Allocation, Command, Extents, InvalidRequest, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader,
+    block_status,
 };

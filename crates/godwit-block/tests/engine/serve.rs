@@ -355,6 +355,7 @@ fn shutdown_finishes_what_is_in_flight() {
         tls: None,
         received: vec![],
         structured_replies: false,
+        base_allocation: false,
         address: String::new(),
         place: None,
     });
@@ -397,4 +398,42 @@ fn a_baseline_tells_how_long_clients_waited() {
     engine.handle.shutdown();
     engine.handle.clone().join().expect("a clean end");
     assert!(baseline().is_none(), "an engine that has ended");
+}
+
+#[test]
+fn block_status_tells_holes_and_never_of_what_is_written() {
+    const STATUS: u16 = 7;
+    const ONE: u16 = 1 << 3;
+    let engine = engine(16 * MIB);
+    let mut client = engine.attach(true);
+    let mut status = |flags, offset, length: u32, ranges: usize| {
+        let cookie = client.send(STATUS, flags, offset, length, &[]);
+        let answer = client.receive(|_| 4 + 8 * ranges);
+        assert_eq!((answer.cookie, answer.error), (cookie, 0));
+        let (words, _) = answer.data.as_chunks::<4>();
+        let words: Vec<u32> = words.iter().map(|word| u32::from_be_bytes(*word)).collect();
+        words[1..].to_vec()
+    };
+    let all = 16 * MIB as u32;
+    assert_eq!(status(0, 0, all, 1), [all, 3]);
+    let mut writer = engine.attach(false);
+    assert_eq!(writer.call(1, 0, 1 << 20, 65536, &[5; 65536]).error, 0);
+    let mib = 1 << 20;
+    let rest = all - mib - 65536;
+    assert_eq!(status(0, 0, all, 3), [mib, 3, 65536, 0, rest, 3]);
+    assert_eq!(status(ONE, 0, all, 1), [mib, 3]);
+    assert_eq!(status(0, 1 << 20, 512, 1), [512, 0]);
+    // Zeroes that are fast, as the file system makes holes.
+    assert_eq!(writer.call(6, 1 << 4, 1 << 20, 65536, &[]).error, 0);
+    assert_eq!(status(0, 0, all, 1), [all, 3]);
+    // Many ranges are told in several answers.
+    for block in 0..100 {
+        assert_eq!(
+            writer.call(1, 0, block * 131_072, 65536, &[5; 65536]).error,
+            0
+        );
+    }
+    assert_eq!(status(0, 0, all, 64).len(), 128);
+    let refused = writer.call(STATUS, 0, 0, 512, &[]);
+    assert_eq!(refused.error, 22, "it was not negotiated");
 }

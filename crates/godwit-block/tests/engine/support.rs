@@ -95,6 +95,7 @@ impl TestEngine {
             tls: None,
             received: Vec::new(),
             structured_replies,
+            base_allocation: structured_replies,
             address: "test".to_owned(),
             place: None,
         });
@@ -261,6 +262,10 @@ impl Client {
                     let offset = u64::from_be_bytes(*body.first_chunk().expect("an offset"));
                     let chunks = self.chunks.entry(cookie).or_default();
                     chunks.insert(offset, data);
+                    0
+                }
+                5 => {
+                    self.chunks.entry(cookie).or_default().insert(0, body);
                     0
                 }
                 0x8001 => u32::from_be_bytes(*body.first_chunk().expect("a number")),

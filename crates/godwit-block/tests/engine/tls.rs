@@ -93,6 +93,7 @@ fn attach(engine: &TestEngine) -> (Client, TcpStream) {
         tls: Some(Session::library(server.into()).expect("a session")),
         received: Vec::new(),
         structured_replies: true,
+        base_allocation: false,
         address: "tls".to_owned(),
         place: None,
     });

@@ -551,6 +551,12 @@ impl Controller {
         self.authority.may_serve()
     }
 
+    /// Whether this node's disk holds all there is: it serves, durably, and no migration is under way in either
+    /// direction, so that what its storage says of unwritten blocks is true of the disk.
+    pub const fn is_alone(&self) -> bool {
+        self.authority.is_settled() && self.source.is_none() && self.destination.is_none()
+    }
+
     /// Whether the disk is on its way out of this node.
     pub const fn is_leaving(&self) -> bool {
         self.source.is_some()

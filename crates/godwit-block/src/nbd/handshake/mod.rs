@@ -14,8 +14,8 @@ pub use types::{
 
 use super::constants::{
     FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, MAX_STRING, OPT_ABORT, OPT_EXPORT_NAME, OPT_GO, OPT_INFO,
-    OPT_LIST, OPT_STARTTLS, OPT_STRUCTURED_REPLY, REP_ACK, REP_ERR_INVALID, REP_ERR_POLICY,
-    REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNSUP,
+    OPT_LIST, OPT_LIST_META_CONTEXT, OPT_SET_META_CONTEXT, OPT_STARTTLS, OPT_STRUCTURED_REPLY,
+    REP_ACK, REP_ERR_INVALID, REP_ERR_POLICY, REP_ERR_TLS_REQD, REP_ERR_TOO_BIG, REP_ERR_UNSUP,
 };
 
 /// One client's handshake.
@@ -62,6 +62,8 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     structured_replies: bool,
+    /// The export for which the client selected `base:allocation`.
+    allocation_of: Option<String>,
 }
 
 /// What comes next, once the output is sent.
@@ -71,8 +73,13 @@ enum State {
     Flags,
     /// An option.
     Options,
-    /// The caller is to be asked for an export, or was.
-    Export { option: u32, name: String },
+    /// The caller is to be asked for an export, or was; `allocation`: an option about contexts asks for
+    /// `base:allocation`.
+    Export {
+        option: u32,
+        name: String,
+        allocation: bool,
+    },
     /// The caller is to be asked for the names of the exports, or was.
     List,
     /// The caller is to start TLS, or does.
@@ -96,6 +103,7 @@ impl Handshake {
             fixed: false,
             no_zeroes: false,
             structured_replies: false,
+            allocation_of: None,
         }
     }
 
@@ -117,8 +125,8 @@ impl Handshake {
             let advanced = match &mut self.state {
                 State::Flags => self.take_flags(),
                 State::Options => self.take_option(),
-                State::Export { option, name } => {
-                    let (name, enters) = (name.clone(), *option != OPT_INFO);
+                State::Export { option, name, .. } => {
+                    let (name, enters) = (name.clone(), enters(*option));
                     return HandshakeStep::NeedExport { name, enters };
                 }
                 State::List => return HandshakeStep::List,
@@ -140,11 +148,16 @@ impl Handshake {
 
     /// Answers [`HandshakeStep::NeedExport`]; without the question it does nothing.
     pub fn export(&mut self, answer: Result<ExportInfo, ExportRefusal>) {
-        let (option, name) = match mem::replace(&mut self.state, State::Options) {
-            State::Export { option, name } => (option, name),
+        let (option, name, allocation) = match mem::replace(&mut self.state, State::Options) {
+            State::Export {
+                option,
+                name,
+                allocation,
+            } => (option, name, allocation),
             other => return self.state = other,
         };
         match answer {
+            Ok(_) if is_about_contexts(option) => self.contexts(option, name, allocation),
             Ok(info) => {
                 if option == OPT_EXPORT_NAME {
                     let zeroes = !self.no_zeroes;
@@ -152,11 +165,13 @@ impl Handshake {
                 } else {
                     reply::push_info(&mut self.output, option, info, self.structured_replies);
                 }
-                if option != OPT_INFO {
+                if enters(option) {
+                    let base_allocation = self.allocation_of.as_ref() == Some(&name);
                     self.state = State::Ending(HandshakeStep::Done(Negotiated {
                         export: name,
                         info,
                         structured_replies: self.structured_replies,
+                        base_allocation,
                         leftover: mem::take(&mut self.input),
                     }));
                 }
@@ -166,6 +181,18 @@ impl Handshake {
             }
             Err(refusal) => self.refuse(option, refusal.kind(), refusal.text()),
         }
+    }
+
+    /// Answers an option about contexts of an export that there is.
+    fn contexts(&mut self, option: u32, export: String, allocation: bool) {
+        let listed = option == OPT_LIST_META_CONTEXT;
+        if allocation {
+            reply::push_allocation_context(&mut self.output, option, listed);
+        }
+        if allocation && !listed {
+            self.allocation_of = Some(export);
+        }
+        self.acknowledge(option);
     }
 
     /// Answers [`HandshakeStep::List`]; without the question it does nothing. Names longer than the
@@ -271,6 +298,7 @@ impl Handshake {
                     self.state = State::Export {
                         option: number,
                         name,
+                        allocation: false,
                     }
                 }
                 None => {
@@ -284,6 +312,7 @@ impl Handshake {
                     self.state = State::Export {
                         option: number,
                         name,
+                        allocation: false,
                     }
                 }
                 None => self.refuse(
@@ -292,6 +321,7 @@ impl Handshake {
                     "the option's data is malformed, or the name is not one an export can have",
                 ),
             },
+            OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT => self.ask_for_contexts(option),
             OPT_ABORT => self.abort(),
             OPT_LIST | OPT_STRUCTURED_REPLY | OPT_STARTTLS if !option.data.is_empty() => {
                 self.refuse(number, REP_ERR_INVALID, "the option takes no data");
@@ -316,6 +346,28 @@ impl Handshake {
         Ok(())
     }
 
+    /// Begins to answer an option about contexts. What was selected before is no more, whatever becomes of it.
+    fn ask_for_contexts(&mut self, option: &ClientOption) {
+        let number = option.number;
+        if number == OPT_SET_META_CONTEXT {
+            self.allocation_of = None;
+        }
+        if !self.structured_replies {
+            let text = "negotiate structured replies before metadata contexts";
+            return self.refuse(number, REP_ERR_INVALID, text);
+        }
+        match option.requested_contexts() {
+            Some(request) => {
+                self.state = State::Export {
+                    option: number,
+                    name: request.export,
+                    allocation: request.allocation,
+                }
+            }
+            None => self.refuse(number, REP_ERR_INVALID, "the option's data is malformed"),
+        }
+    }
+
     fn acknowledge(&mut self, option: u32) {
         reply::push(&mut self.output, option, REP_ACK, &[]);
     }
@@ -332,4 +384,13 @@ impl Handshake {
     fn fail(&mut self, error: HandshakeError) {
         self.state = State::Ending(HandshakeStep::Failed(error));
     }
+}
+
+/// Whether the transmission phase follows the option's success.
+const fn enters(option: u32) -> bool {
+    matches!(option, OPT_GO | OPT_EXPORT_NAME)
+}
+
+const fn is_about_contexts(option: u32) -> bool {
+    matches!(option, OPT_LIST_META_CONTEXT | OPT_SET_META_CONTEXT)
 }

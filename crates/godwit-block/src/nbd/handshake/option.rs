@@ -1,7 +1,7 @@
 //! Options: what the client sends during a handshake.
 
 use super::HandshakeError;
-use crate::nbd::constants::{IHAVEOPT, MAX_STRING};
+use crate::nbd::constants::{BASE_ALLOCATION, IHAVEOPT, MAX_STRING, OPT_LIST_META_CONTEXT};
 
 /// Bytes of an option before its data.
 const OPTION_HEADER_SIZE: usize = 16;
@@ -72,6 +72,45 @@ impl ClientOption {
         }
         export_name(name)
     }
+}
+
+/// What `NBD_OPT_LIST_META_CONTEXT` and `NBD_OPT_SET_META_CONTEXT` ask for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ContextRequest {
+    pub(super) export: String,
+    /// Whether `base:allocation` is among the contexts asked for.
+    pub(super) allocation: bool,
+}
+
+impl ClientOption {
+    /// What is asked for, when the option's data is well formed: the export's name with its length, then a
+    /// count and that many queries with their lengths. To list, no query asks for every context and `base:`
+    /// for all of its namespace; to set, only a context's whole name selects it.
+    pub(super) fn requested_contexts(&self) -> Option<ContextRequest> {
+        let (export, rest) = counted_string(&self.data)?;
+        let export = export_name(export)?;
+        let (count, mut rest) = rest.split_first_chunk()?;
+        let count = u32::from_be_bytes(*count);
+        let lists = self.number == OPT_LIST_META_CONTEXT;
+        let mut allocation = lists && count == 0;
+        // Every query takes 4 bytes at least, so that the option's length bounds the loop.
+        for _ in 0..count {
+            let (query, next) = counted_string(rest)?;
+            if query.len() > MAX_STRING {
+                return None;
+            }
+            allocation |= query == BASE_ALLOCATION || lists && query == b"base:";
+            rest = next;
+        }
+        rest.is_empty()
+            .then_some(ContextRequest { export, allocation })
+    }
+}
+
+/// A string that its length precedes, and what follows it.
+fn counted_string(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = bytes.split_first_chunk()?;
+    rest.split_at_checked(usize::try_from(u32::from_be_bytes(*length)).ok()?)
 }
 
 /// The export's name in these bytes, when it is one the protocol allows.

@@ -4,11 +4,12 @@ use godwit_core::units::SECTOR_SIZE;
 
 use super::{ExportInfo, ExportRefusal};
 use crate::nbd::constants::{
-    FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT, INFO_BLOCK_SIZE, INFO_EXPORT, MAX_PAYLOAD,
-    MAX_STRING, NBDMAGIC, OPTION_REPLY_MAGIC, PREFERRED_BLOCK_SIZE, REP_ACK, REP_ERR_POLICY,
-    REP_ERR_SHUTDOWN, REP_ERR_UNKNOWN, REP_INFO, REP_SERVER, TRANSMIT_CAN_MULTI_CONN,
-    TRANSMIT_HAS_FLAGS, TRANSMIT_SEND_DF, TRANSMIT_SEND_FLUSH, TRANSMIT_SEND_FUA,
-    TRANSMIT_SEND_TRIM, TRANSMIT_SEND_WRITE_ZEROES,
+    BASE_ALLOCATION, BASE_ALLOCATION_ID, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, IHAVEOPT,
+    INFO_BLOCK_SIZE, INFO_EXPORT, MAX_PAYLOAD, MAX_STRING, NBDMAGIC, OPTION_REPLY_MAGIC,
+    PREFERRED_BLOCK_SIZE, REP_ACK, REP_ERR_POLICY, REP_ERR_SHUTDOWN, REP_ERR_UNKNOWN, REP_INFO,
+    REP_META_CONTEXT, REP_SERVER, TRANSMIT_CAN_MULTI_CONN, TRANSMIT_HAS_FLAGS, TRANSMIT_SEND_DF,
+    TRANSMIT_SEND_FAST_ZERO, TRANSMIT_SEND_FLUSH, TRANSMIT_SEND_FUA, TRANSMIT_SEND_TRIM,
+    TRANSMIT_SEND_WRITE_ZEROES,
 };
 
 /// Zeroes that end the reply to `NBD_OPT_EXPORT_NAME` unless the client declined them.
@@ -31,6 +32,7 @@ fn transmission_flags(structured: bool) -> u16 {
         | TRANSMIT_SEND_FUA
         | TRANSMIT_SEND_TRIM
         | TRANSMIT_SEND_WRITE_ZEROES
+        | TRANSMIT_SEND_FAST_ZERO
         | TRANSMIT_CAN_MULTI_CONN
         | if structured { TRANSMIT_SEND_DF } else { 0 }
 }
@@ -92,6 +94,18 @@ pub(super) fn push_server(out: &mut Vec<u8>, option: u32, name: &str) {
         option,
         REP_SERVER,
         &[&(name.len() as u32).to_be_bytes(), name.as_bytes()],
+    );
+}
+
+/// Appends the context `base:allocation` to the answer to an option about contexts. Where it is only listed
+/// its number means nothing.
+pub(super) fn push_allocation_context(out: &mut Vec<u8>, option: u32, listed: bool) {
+    let id = if listed { 0 } else { BASE_ALLOCATION_ID };
+    push(
+        out,
+        option,
+        REP_META_CONTEXT,
+        &[&id.to_be_bytes(), BASE_ALLOCATION],
     );
 }
 

@@ -75,6 +75,8 @@ pub struct Negotiated {
     pub info: ExportInfo,
     /// Reads are to be answered with structured replies.
     pub structured_replies: bool,
+    /// The client may ask which ranges are allocated: it selected `base:allocation` for this export.
+    pub base_allocation: bool,
     /// The first bytes of the transmission phase, which came with the last of the handshake.
     pub leftover: Vec<u8>,
 }

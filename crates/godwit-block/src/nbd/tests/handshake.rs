@@ -120,7 +120,7 @@ fn go_tells_size_flags_and_block_sizes_and_keeps_what_follows() {
     bytes.extend(b"next");
     let outcome = plain(&bytes);
     assert_eq!(outcome.sent[..18], *b"NBDMAGICIHAVEOPT\0\x03");
-    let flags = 1u16 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8;
+    let flags = 1u16 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8 | 1 << 11;
     let mut export = vec![0, 0];
     export.extend((2048u64 * 512).to_be_bytes());
     export.extend(flags.to_be_bytes());
@@ -143,6 +143,7 @@ fn go_tells_size_flags_and_block_sizes_and_keeps_what_follows() {
             export: "disk".into(),
             info: DISK,
             structured_replies: true,
+            base_allocation: false,
             leftover: b"next".to_vec(),
         })
     );
@@ -398,5 +399,78 @@ proptest! {
         for tls in [TlsPolicy::Off, TlsPolicy::Required] {
             converse(HandshakeConfig::new(tls), &bytes, step);
         }
+    }
+}
+
+fn contexts(export: &[u8], queries: &[&[u8]]) -> Vec<u8> {
+    let counted = |text: &[u8]| [&(text.len() as u32).to_be_bytes(), text].concat();
+    let mut data = counted(export);
+    data.extend((queries.len() as u32).to_be_bytes());
+    queries.iter().for_each(|query| data.extend(counted(query)));
+    data
+}
+
+/// Whether the client may ask for allocation in the end, and what the server answered before `NBD_OPT_GO`.
+fn selects(options: &[Vec<u8>]) -> (bool, Vec<(u32, u32)>) {
+    let mut all = options.to_vec();
+    all.push(option(OPT_GO, &go_data(b"disk", &[])));
+    let outcome = plain(&client(3, &all));
+    let HandshakeStep::Done(negotiated) = outcome.end else {
+        panic!("{:?}", outcome.end)
+    };
+    let told = kinds(&outcome.sent).into_iter();
+    let told = told.filter(|(option, _)| *option != OPT_GO).collect();
+    (negotiated.base_allocation, told)
+}
+
+#[test]
+fn allocation_is_selected_for_the_export_that_is_entered_only() {
+    let structured = option(OPT_STRUCTURED_REPLY, &[]);
+    let set =
+        |export: &[u8], queries: &[&[u8]]| option(OPT_SET_META_CONTEXT, &contexts(export, queries));
+    let ok = (OPT_STRUCTURED_REPLY, REP_ACK);
+    let (found, done) = (
+        (OPT_SET_META_CONTEXT, REP_META_CONTEXT),
+        (OPT_SET_META_CONTEXT, REP_ACK),
+    );
+    let wanted = set(b"disk", &[b"qemu:x", b"base:allocation"]);
+    let first = [structured.clone(), wanted.clone()];
+    assert_eq!(selects(&first), (true, vec![ok, found, done]));
+    // Without structured replies, for another disk, by a wildcard, or taken back.
+    let (may, told) = selects(std::slice::from_ref(&wanted));
+    assert!(!may);
+    assert_eq!(told, [(OPT_SET_META_CONTEXT, REP_ERR_INVALID)]);
+    let other = [structured.clone(), set(b"other", &[b"base:allocation"])];
+    let unknown = (OPT_SET_META_CONTEXT, REP_ERR_UNKNOWN);
+    assert_eq!(selects(&other), (false, vec![ok, unknown]));
+    let wildcard = [structured.clone(), set(b"disk", &[b"base:"])];
+    assert_eq!(selects(&wildcard), (false, vec![ok, done]));
+    let back = [structured, wanted, set(b"disk", &[])];
+    assert_eq!(selects(&back), (false, vec![ok, found, done, done]));
+}
+
+#[test]
+fn contexts_are_listed_and_lengths_that_lie_are_refused() {
+    let structured = option(OPT_STRUCTURED_REPLY, &[]);
+    let list = |data: &[u8]| {
+        let options = [structured.clone(), option(OPT_LIST_META_CONTEXT, data)];
+        selects(&options).1[1..].to_vec()
+    };
+    let number = OPT_LIST_META_CONTEXT;
+    for queries in [&[][..], &[b"base:".as_slice()], &[b"base:allocation"]] {
+        let told = list(&contexts(b"disk", queries));
+        assert_eq!(told, [(number, REP_META_CONTEXT), (number, REP_ACK)]);
+    }
+    assert_eq!(list(&contexts(b"disk", &[b"x:"])), [(number, REP_ACK)]);
+    let whole = contexts(b"disk", &[b"base:allocation"]);
+    for wrong in [
+        &whole[..whole.len() - 1],
+        &whole[..3],
+        &[&whole[..], b"x"].concat(),
+        &[&whole[..8], &u32::MAX.to_be_bytes()].concat(),
+        &u32::MAX.to_be_bytes(),
+        &[],
+    ] {
+        assert_eq!(list(wrong), [(number, REP_ERR_INVALID)], "{wrong:?}");
     }
 }

@@ -55,7 +55,8 @@ fn requests_become_operations() {
             Ok(Command::WriteZeroes {
                 extents,
                 fua,
-                unmap
+                unmap,
+                fast: false,
             })
         );
     }
@@ -94,10 +95,15 @@ fn bad_requests_get_the_errors_of_the_protocol() {
         (CMD_FLUSH, 0, 0, 512, Errno::Invalid),
         (CMD_WRITE, CMD_FLAG_NO_HOLE, 0, 512, Errno::Invalid),
         (CMD_WRITE, CMD_FLAG_DF, 0, 512, Errno::Invalid),
-        (CMD_WRITE_ZEROES, 1 << 4, 0, 512, Errno::Invalid),
+        (CMD_WRITE_ZEROES, 1 << 5, 0, 512, Errno::Invalid),
         (CMD_READ, 1 << 15, 0, 512, Errno::Invalid),
         (5, 0, 0, 512, Errno::Invalid),
-        (7, 0, 0, 512, Errno::Invalid),
+        (CMD_BLOCK_STATUS, 0, 0, 0, Errno::Invalid),
+        (CMD_BLOCK_STATUS, 0, end, 512, Errno::Invalid),
+        (CMD_BLOCK_STATUS, 0, u64::MAX - 511, 1024, Errno::Invalid),
+        (CMD_BLOCK_STATUS, CMD_FLAG_DF, 0, 512, Errno::Invalid),
+        (CMD_WRITE, CMD_FLAG_FAST_ZERO, 0, 512, Errno::Invalid),
+        (8, 0, 0, 512, Errno::Invalid),
         (u16::MAX, 0, 0, 512, Errno::Invalid),
     ] {
         assert_eq!(

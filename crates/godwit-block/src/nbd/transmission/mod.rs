@@ -3,7 +3,9 @@
 mod extents;
 mod reply;
 mod request;
+mod status;
 
 pub use extents::Extents;
 pub use reply::ReplyHeader;
 pub use request::{Command, InvalidRequest, REQUEST_HEADER_SIZE, RequestHeader};
+pub use status::{Allocation, block_status};

@@ -19,10 +19,12 @@ impl ReplyHeader {
     pub const MAX_SIZE: usize = 28;
 
     /// The reply to `request`. A client that negotiated structured replies gets one for its reads,
-    /// in one piece whether or not it asked for that, and simple replies for everything else, as
-    /// the protocol wants it.
+    /// in one piece whether or not it asked for that, and for what fails of its questions for block status,
+    /// which [`block_status`](super::block_status) answers otherwise; and simple replies for everything
+    /// else, as the protocol wants it.
     pub fn new(request: &RequestHeader, structured: bool, result: Result<(), Errno>) -> Self {
-        match (request.is_read() && structured, result) {
+        let chunked = request.is_read() || request.is_block_status() && result.is_err();
+        match (chunked && structured, result) {
             (false, result) => Self::simple(request.cookie, result),
             (true, Ok(())) => Self::offset_data(request),
             (true, Err(errno)) => Self::structured_error(request.cookie, errno),

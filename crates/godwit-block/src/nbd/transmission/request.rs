@@ -6,8 +6,9 @@ use godwit_core::units::Sectors;
 use super::Extents;
 use crate::nbd::Errno;
 use crate::nbd::constants::{
-    CMD_DISC, CMD_FLAG_DF, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE, CMD_FLUSH, CMD_READ, CMD_TRIM,
-    CMD_WRITE, CMD_WRITE_ZEROES, MAX_PAYLOAD, REQUEST_MAGIC,
+    CMD_BLOCK_STATUS, CMD_DISC, CMD_FLAG_DF, CMD_FLAG_FAST_ZERO, CMD_FLAG_FUA, CMD_FLAG_NO_HOLE,
+    CMD_FLAG_REQ_ONE, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, MAX_PAYLOAD,
+    REQUEST_MAGIC,
 };
 
 /// Bytes of a request without its data.
@@ -50,6 +51,18 @@ pub enum Command {
         fua: bool,
         /// The space behind it may be released.
         unmap: bool,
+        /// To be refused with [`Errno::NotSupported`] if it took as long as to write the zeroes.
+        fast: bool,
+    },
+    /// Which parts of a range are allocated, answered by [`block_status`](super::block_status). Only for a
+    /// client that selected `base:allocation`; for others it is [`Errno::Invalid`].
+    BlockStatus {
+        /// First byte.
+        offset: u64,
+        /// Bytes, not zero.
+        length: u32,
+        /// One range is wanted, not more.
+        one: bool,
     },
     /// The client leaves once its other requests are answered. There is no reply.
     Disconnect,
@@ -131,6 +144,11 @@ impl RequestHeader {
         self.kind == CMD_READ
     }
 
+    /// Whether it asks which ranges are allocated.
+    pub const fn is_block_status(&self) -> bool {
+        self.kind == CMD_BLOCK_STATUS
+    }
+
     /// Whether its client takes what is read in several parts, in any order.
     pub const fn takes_chunks(&self, structured: bool) -> bool {
         structured && self.flags & CMD_FLAG_DF == 0
@@ -145,7 +163,8 @@ impl RequestHeader {
     pub fn command(&self, capacity: Sectors, structured: bool) -> Result<Command, Errno> {
         let allowed = match self.kind {
             CMD_READ if structured => CMD_FLAG_FUA | CMD_FLAG_DF,
-            CMD_WRITE_ZEROES => CMD_FLAG_FUA | CMD_FLAG_NO_HOLE,
+            CMD_WRITE_ZEROES => CMD_FLAG_FUA | CMD_FLAG_NO_HOLE | CMD_FLAG_FAST_ZERO,
+            CMD_BLOCK_STATUS => CMD_FLAG_FUA | CMD_FLAG_REQ_ONE,
             _ => CMD_FLAG_FUA,
         };
         if self.flags & !allowed != 0 {
@@ -170,6 +189,17 @@ impl RequestHeader {
                         extents,
                         fua,
                         unmap: self.flags & CMD_FLAG_NO_HOLE == 0,
+                        fast: self.flags & CMD_FLAG_FAST_ZERO != 0,
+                    }),
+                    Err(error) => Err(self.errno(error)),
+                }
+            }
+            CMD_BLOCK_STATUS if structured => {
+                match Extents::new(self.offset, u64::from(self.length), capacity) {
+                    Ok(_) => Ok(Command::BlockStatus {
+                        offset: self.offset,
+                        length: self.length,
+                        one: self.flags & CMD_FLAG_REQ_ONE != 0,
                     }),
                     Err(error) => Err(self.errno(error)),
                 }

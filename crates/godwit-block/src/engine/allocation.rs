@@ -1,0 +1,74 @@
+//! What clients are told of which ranges of the disk are allocated, and where zeroes are cheap.
+
+use super::connections::ConnectionKey;
+use super::run::Engine;
+use crate::image::extents::extent_at;
+use crate::nbd::{Allocation, RequestHeader, block_status};
+use crate::stream::{Frame, Keep, Payload};
+
+/// Most ranges in one answer: each costs two system calls, for which the disk's other clients wait.
+const MOST_RANGES: usize = 64;
+
+impl Engine {
+    /// Whether the image here is all there is of the disk. It is not while the disk moves, here or away, nor
+    /// when another node owns it.
+    fn image_is_the_disk(&self) -> bool {
+        self.core.is_alone()
+    }
+
+    /// Whether zeroes are made faster here than by writing them.
+    pub(super) fn zeroes_fast(&mut self) -> bool {
+        self.image_is_the_disk() && self.disk.zeroes_fast()
+    }
+
+    /// Answers a client that asks which parts of a range, in bytes, are allocated. What is not known to be a
+    /// hole is told to be data, which is always true enough: a client reads it.
+    pub(super) fn tell_allocation(
+        &mut self,
+        key: ConnectionKey,
+        request: &RequestHeader,
+        range: (u64, u32),
+        one: bool,
+    ) {
+        let ranges = self.allocation(range, if one { 1 } else { MOST_RANGES });
+        let reply = block_status(request, &ranges);
+        let Some(connection) = self.connections.get_mut(key) else {
+            return;
+        };
+        let (bytes, length) = (reply.as_ptr(), reply.len());
+        // SAFETY: the bytes of a vector stay where they are when it moves, and nobody changes it.
+        let payload = unsafe { Payload::new(bytes, length, Keep::Packed(reply)) };
+        connection.stream.queue(Frame::new(&[], Some(payload)));
+        self.connections.mark(key);
+    }
+
+    /// The parts of a range from its start on, at least one and at most so many.
+    fn allocation(&self, (offset, length): (u64, u32), most: usize) -> Vec<Allocation> {
+        let end = offset + u64::from(length);
+        if !self.image_is_the_disk() {
+            return vec![Allocation {
+                length,
+                hole: false,
+            }];
+        }
+        let mut ranges: Vec<Allocation> = Vec::new();
+        let mut at = offset;
+        // Neighbours may be merged, so that the ranges alone do not bound the work.
+        for _ in 0..most {
+            if at >= end {
+                break;
+            }
+            let found = extent_at(self.disk.file(), at, end);
+            // A write that is under way may be seen by a reader already, and must not be denied afterwards.
+            let hole = found.hole && !self.disk.is_changing(at, found.end);
+            // Within the request, whose length fits.
+            let length = (found.end - at) as u32;
+            match ranges.last_mut() {
+                Some(last) if last.hole == hole => last.length += length,
+                _ => ranges.push(Allocation { length, hole }),
+            }
+            at = found.end;
+        }
+        ranges
+    }
+}

@@ -1,0 +1,40 @@
+//! Block status: which ranges are allocated.
+
+use super::RequestHeader;
+use crate::nbd::constants::{
+    BASE_ALLOCATION_ID, REPLY_FLAG_DONE, REPLY_TYPE_BLOCK_STATUS, STATE_HOLE, STATE_ZERO,
+    STRUCTURED_REPLY_MAGIC,
+};
+
+/// What is known of a range of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// Bytes it is long: not zero.
+    pub length: u32,
+    /// It takes no space and reads as zeroes. Otherwise it may hold anything.
+    pub hole: bool,
+}
+
+/// The reply to [`Command::BlockStatus`](super::Command::BlockStatus), whole: what is known of the ranges that
+/// follow one another from the request's offset on. There must be at least one.
+pub fn block_status(request: &RequestHeader, ranges: &[Allocation]) -> Vec<u8> {
+    // The caller keeps the ranges few.
+    let length = 4 + 8 * ranges.len() as u32;
+    let mut bytes = Vec::with_capacity(20 + length as usize);
+    bytes.extend_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
+    bytes.extend_from_slice(&REPLY_FLAG_DONE.to_be_bytes());
+    bytes.extend_from_slice(&REPLY_TYPE_BLOCK_STATUS.to_be_bytes());
+    bytes.extend_from_slice(&request.cookie.to_be_bytes());
+    bytes.extend_from_slice(&length.to_be_bytes());
+    bytes.extend_from_slice(&BASE_ALLOCATION_ID.to_be_bytes());
+    for range in ranges {
+        let state = if range.hole {
+            STATE_HOLE | STATE_ZERO
+        } else {
+            0
+        };
+        bytes.extend_from_slice(&range.length.to_be_bytes());
+        bytes.extend_from_slice(&state.to_be_bytes());
+    }
+    bytes
+}
