@@ -231,6 +231,10 @@ proptest! {
                 prop_assert!(extents.clone().all(|extent| extent.within(capacity)));
             }
             Ok(Command::Disconnect) => prop_assert_eq!(header.kind, CMD_DISC),
+            Ok(Command::BlockStatus { offset, length, .. }) => {
+                prop_assert!(structured && length > 0);
+                prop_assert!(offset + u64::from(length) <= capacity.0 * 512);
+            }
             Err(errno) => prop_assert!(matches!(errno.code(), 22 | 28 | 75)),
         }
     }
