@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test guest sim sim-plants soak demo demo-vm bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test guest sim sim-plants soak demo demo-vm package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -37,6 +37,11 @@ sim-plants:
 soak:
 	scripts/install-deps
 	$(CARGO) run --release --locked -p godwit-sim -- run --seeds $(SEEDS) --first $(FIRST)
+
+# A Debian package, in target/package.
+package:
+	scripts/install-deps
+	scripts/build-package
 
 demo:
 	scripts/install-deps

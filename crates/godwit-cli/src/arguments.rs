@@ -84,6 +84,12 @@ pub(crate) enum Command {
         /// The shell
         shell: clap_complete::Shell,
     },
+    /// Write manual pages
+    #[command(hide = true)]
+    Manual {
+        /// Where to: a directory that exists
+        directory: PathBuf,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -73,6 +73,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Node(node) => commands::node::run(*node, connection),
         Command::Certs(command) => commands::certs::run(command, output),
         Command::Completions { shell } => commands::completions::run(shell),
+        Command::Manual { directory } => commands::manual::run(&directory),
         Command::Migrate(arguments) => with_client(&connection, async |client| {
             commands::migrate::run(arguments, client, output).await
         }),

@@ -6,6 +6,7 @@ mod console;
 pub(crate) mod disk;
 mod follow;
 mod job;
+pub(crate) mod manual;
 pub(crate) mod migrate;
 pub(crate) mod migration;
 pub(crate) mod node;
