@@ -508,6 +508,38 @@ fn a_disk_that_waits_for_its_machine_converges_and_moves_when_told() {
     assert!(moved[..data.len()] == data && moved[4 * MIB as usize..][..data.len()] == data);
 }
 
+#[test]
+fn holes_are_told_only_by_a_node_that_has_all_of_the_disk() {
+    let pair = Pair::new(8 * MIB);
+    let mut client = pair.a.attach(true);
+    client.write(MIB, &[7; 65536]);
+    let (all, mib) = (8 * MIB as u32, MIB as u32);
+    let known = [mib, 3, 65536, 0, all - mib - 65536, 3];
+    let nothing_known = [all, 0];
+    assert_eq!(client.allocation(0, (0, all), 3), known);
+    let waits = MigrationOptions {
+        switchover: Switchover::WhenTold,
+        ..options(10)
+    };
+    start(&pair.a, &pair.b, waits, links(1));
+    pair.a.wait_until(|snapshot| {
+        snapshot.progress.map(|progress| progress.phase) == Some(Phase::Converged)
+    });
+    assert_eq!(client.allocation(0, (0, all), 1), nothing_known);
+    pair.a.handle.switch_over(Box::new(|_| {}));
+    wait_for_success(&pair.a, &pair.b);
+    let (ours, theirs) = tcp_pair();
+    pair.b.handle.serve_forwarded("a".to_owned(), plain(theirs));
+    pair.a.handle.forward(plain(ours));
+    // Its image says what the disk was once.
+    assert_eq!(client.allocation(0, (0, all), 1), nothing_known);
+    client.write(4 * MIB, &[8; 4096]);
+    let rest = all - 4 * mib - 4096;
+    let grown = [mib, 3, 65536, 0, 3 * mib - 65536, 3, 4096, 0, rest, 3];
+    let mut there = pair.b.attach(true);
+    assert_eq!(there.allocation(0, (0, all), 5), grown);
+}
+
 /// The `nice` value of an engine's thread.
 fn nice(name: &str) -> i32 {
     std::fs::read_dir("/proc/self/task")

@@ -402,18 +402,11 @@ fn a_baseline_tells_how_long_clients_waited() {
 
 #[test]
 fn block_status_tells_holes_and_never_of_what_is_written() {
-    const STATUS: u16 = 7;
     const ONE: u16 = 1 << 3;
     let engine = engine(16 * MIB);
     let mut client = engine.attach(true);
-    let mut status = |flags, offset, length: u32, ranges: usize| {
-        let cookie = client.send(STATUS, flags, offset, length, &[]);
-        let answer = client.receive(|_| 4 + 8 * ranges);
-        assert_eq!((answer.cookie, answer.error), (cookie, 0));
-        let (words, _) = answer.data.as_chunks::<4>();
-        let words: Vec<u32> = words.iter().map(|word| u32::from_be_bytes(*word)).collect();
-        words[1..].to_vec()
-    };
+    let mut status =
+        |flags, offset, length, parts| client.allocation(flags, (offset, length), parts);
     let all = 16 * MIB as u32;
     assert_eq!(status(0, 0, all, 1), [all, 3]);
     let mut writer = engine.attach(false);
@@ -434,6 +427,6 @@ fn block_status_tells_holes_and_never_of_what_is_written() {
         );
     }
     assert_eq!(status(0, 0, all, 64).len(), 128);
-    let refused = writer.call(STATUS, 0, 0, 512, &[]);
+    let refused = writer.call(BLOCK_STATUS, 0, 0, 512, &[]);
     assert_eq!(refused.error, 22, "it was not negotiated");
 }

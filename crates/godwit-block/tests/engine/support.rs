@@ -25,6 +25,7 @@ pub(crate) const DISCONNECT: u16 = 2;
 pub(crate) const FLUSH: u16 = 3;
 pub(crate) const TRIM: u16 = 4;
 pub(crate) const WRITE_ZEROES: u16 = 6;
+pub(crate) const BLOCK_STATUS: u16 = 7;
 pub(crate) const FUA: u16 = 1;
 pub(crate) const NO_HOLE: u16 = 2;
 
@@ -315,6 +316,22 @@ impl Client {
         let answer = self.call(READ, 0, offset, length as u32, &[]);
         assert_eq!(answer.error, 0, "a read at {offset}");
         answer.data
+    }
+
+    /// What the answer about a range's allocation says, of which so many parts are expected: the length of
+    /// each, and 3 for a hole or 0 for data.
+    pub(crate) fn allocation(
+        &mut self,
+        flags: u16,
+        (offset, length): (u64, u32),
+        parts: usize,
+    ) -> Vec<u32> {
+        let cookie = self.send(BLOCK_STATUS, flags, offset, length, &[]);
+        let answer = self.receive(|_| 4 + 8 * parts);
+        assert_eq!((answer.cookie, answer.error), (cookie, 0));
+        let (words, _) = answer.data.as_chunks::<4>();
+        let words = words.iter().map(|word| u32::from_be_bytes(*word));
+        words.skip(1).collect()
     }
 
     /// Whether the other side has closed the connection; waits for it.

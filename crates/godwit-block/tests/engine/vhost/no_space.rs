@@ -11,11 +11,33 @@ use crate::support::{PATIENCE, TestEngine};
 /// Part of the disk that there is room for.
 const ROOM: u64 = SIZE / 2;
 
-fn served(small: &SmallFileSystem) -> Served {
-    let config = EngineConfig::new(String::from("full"));
-    let record = AuthorityRecord::created();
-    let engine = TestEngine::with_image(config, &small.path(), SIZE, record, |i| i, |_| true);
-    Served::over(engine)
+/// A disk whose guest has written something before its file system became full.
+struct Full {
+    served: Served,
+    client: Client,
+    small: SmallFileSystem,
+}
+
+impl Full {
+    fn new() -> Self {
+        let small = SmallFileSystem::new(ROOM).expect("a file system");
+        let config = EngineConfig::new(String::from("full"));
+        let record = AuthorityRecord::created();
+        let engine = TestEngine::with_image(config, &small.path(), SIZE, record, |i| i, |_| true);
+        let served = Served::over(engine);
+        let mut client = served.connect(tracked());
+        assert_eq!(client.write(0, 0, &[1; 4096]), Status::OK);
+        small.fill().expect("no room");
+        Self {
+            served,
+            client,
+            small,
+        }
+    }
+}
+
+fn make_room(small: &SmallFileSystem) {
+    std::fs::remove_file(small.path().join("filler")).expect("room");
 }
 
 fn tracked() -> Options {
@@ -27,7 +49,7 @@ fn tracked() -> Options {
 }
 
 /// Submits writes for which there is no room. Gives how many.
-fn run_out(served: &Served, client: &mut Client) -> usize {
+fn run_out(Full { served, client, .. }: &mut Full) -> usize {
     let data = client.data();
     let mut waiting = 0;
     for block in 4..20_u64 {
@@ -43,7 +65,7 @@ fn run_out(served: &Served, client: &mut Client) -> usize {
     waiting
 }
 
-fn all_are_done(served: &Served, client: &mut Client, waiting: usize) {
+fn all_are_done(Full { served, client, .. }: &mut Full, waiting: usize) {
     for _ in 0..waiting {
         let done = client.queues[0].wait(PATIENCE).expect("an answer");
         assert_eq!(client.status(0, done.head), Status::OK);
@@ -59,28 +81,20 @@ fn all_are_done(served: &Served, client: &mut Client, waiting: usize) {
 
 #[test]
 fn writes_wait_until_there_is_room() {
-    let small = SmallFileSystem::new(ROOM).expect("a file system");
-    let served = served(&small);
-    let mut client = served.connect(tracked());
-    assert_eq!(client.write(0, 0, &[1; 4096]), Status::OK);
-    let filler = small.fill().expect("no room");
-    let waiting = run_out(&served, &mut client);
-    assert_eq!(client.read(0, 0, 4096), Ok(vec![1; 4096]));
-    std::fs::remove_file(filler).expect("room");
-    all_are_done(&served, &mut client, waiting);
+    let mut full = Full::new();
+    let waiting = run_out(&mut full);
+    assert_eq!(full.client.read(0, 0, 4096), Ok(vec![1; 4096]));
+    make_room(&full.small);
+    all_are_done(&mut full, waiting);
 }
 
 #[test]
 fn a_queue_stops_with_waiting_writes_only_when_the_machine_stands_still() {
-    let small = SmallFileSystem::new(ROOM).expect("a file system");
-    let served = served(&small);
-    let mut client = served.connect(tracked());
-    assert_eq!(client.write(0, 0, &[1; 4096]), Status::OK);
-    let filler = small.fill().expect("no room");
-    let waiting = run_out(&served, &mut client);
-    let handle = served.engine.handle.clone();
+    let mut full = Full::new();
+    let waiting = run_out(&mut full);
+    let handle = full.served.engine.handle.clone();
     let base = std::thread::scope(|scope| {
-        let stopping = scope.spawn(|| client.stop_queue(0).expect("to stop"));
+        let stopping = scope.spawn(|| full.client.stop_queue(0).expect("to stop"));
         std::thread::sleep(MOMENT);
         assert!(
             !stopping.is_finished(),
@@ -90,25 +104,30 @@ fn a_queue_stops_with_waiting_writes_only_when_the_machine_stands_still() {
         stopping.join().expect("to end")
     });
     assert!(handle.snapshot().lacks_room);
-    client.start_queue(0, base).expect("to start");
-    assert_eq!(client.queues[0].wait(MOMENT), None, "there is no room yet");
-    std::fs::remove_file(filler).expect("room");
-    all_are_done(&served, &mut client, waiting);
+    full.client.start_queue(0, base).expect("to start");
+    assert_eq!(
+        full.client.queues[0].wait(MOMENT),
+        None,
+        "there is no room yet"
+    );
+    make_room(&full.small);
+    all_are_done(&mut full, waiting);
 }
 
 #[test]
 fn a_guest_that_leaves_takes_its_writes_along() {
-    let small = SmallFileSystem::new(ROOM).expect("a file system");
-    let served = served(&small);
-    let mut client = served.connect(tracked());
-    assert_eq!(client.write(0, 0, &[1; 4096]), Status::OK);
-    let filler = small.fill().expect("no room");
-    run_out(&served, &mut client);
+    let mut full = Full::new();
+    run_out(&mut full);
+    let Full {
+        served,
+        client,
+        small,
+    } = full;
     drop(client);
     served
         .engine
         .wait_until(|snapshot| !snapshot.lacks_room && snapshot.clients == 0);
-    std::fs::remove_file(filler).expect("room");
+    make_room(&small);
     let mut client = served.connect(tracked());
     assert_eq!(client.write(0, 512, &[2; 4096]), Status::OK);
 }
