@@ -200,9 +200,18 @@ async fn metrics_and_the_document_are_served() {
         "godwit_disk_compressed_bytes_total{disk=\"root\",operation=\"to\"} 0",
         "godwit_disk_request_seconds_bucket{le=\"+Inf\",disk=\"root\"} 0",
         "godwit_disk_epoch{disk=\"root\"} 1.0",
-        "# EOF",
+        "# TYPE godwit_disk_requests_total counter",
+        "# TYPE godwit_disk_epoch gauge",
     ] {
         assert!(metrics.contains(line), "{line} is not in:\n{metrics}");
+    }
+    // As Prometheus' own linter wants it.
+    for line in metrics.lines().filter(|line| line.starts_with("# TYPE ")) {
+        let counts = line.ends_with(" counter");
+        assert_eq!(counts, line.contains("_total "), "{line}");
+        let help = line.replace("# TYPE ", "# HELP ").replace(" counter", " ");
+        let help = help.replace(" gauge", " ").replace(" histogram", " ");
+        assert!(metrics.contains(&help), "{line} has no help");
     }
     let document = running.get("/openapi.json").await.json();
     assert!(

@@ -23,6 +23,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
         &[
             "get /metrics",
             "get /v1/disks",
+            "get /v1/disks/import",
             "get /v1/disks/{name}",
             "get /v1/jobs",
             "get /v1/jobs/{id}",
@@ -33,13 +34,17 @@ const ROUTES: [(&str, &[&str]); 3] = [
             "get /v1/vm-migrations",
             "get /v1/vm-migrations/{id}",
             "get /v1/vms",
+            "get /v1/vms/adopt",
             "get /v1/vms/{name}",
         ],
     ),
     (
         "operator",
         &[
+            "delete /v1/disks/import",
             "delete /v1/disks/{name}",
+            "delete /v1/vms/adopt",
+            "delete /v1/vms/{name}",
             "post /v1/disks",
             "post /v1/disks/import",
             "post /v1/disks/{name}/claim",
@@ -50,6 +55,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
             "post /v1/vms",
             "post /v1/vms/adopt",
             "post /v1/vms/{name}/migrate",
+            "post /v1/vms/{name}/resume",
             "post /v1/vms/{name}/stop",
         ],
     ),

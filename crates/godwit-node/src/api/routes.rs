@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Query, State};
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, get, post};
 use axum::{Json, Router};
@@ -151,12 +151,17 @@ pub(super) struct Health {
     status: &'static str,
 }
 
-/// Metrics in the OpenMetrics text format.
+/// Metrics in Prometheus' text format, or in that of OpenMetrics for who takes it.
 #[utoipa::path(get, path = "/metrics", responses(
-    (status = 200, description = "The metrics", content_type = "application/openmetrics-text",
-        body = String)))]
-pub(super) async fn show_metrics(State(node): Shared) -> Result<Response, ErrorBody> {
-    let text = blocking(move || metrics::encode(&node))
+    (status = 200, description = "The metrics", content(
+        (String = "text/plain"), (String = "application/openmetrics-text")))))]
+pub(super) async fn show_metrics(
+    State(node): Shared,
+    headers: HeaderMap,
+) -> Result<Response, ErrorBody> {
+    let accepted = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let format = metrics::Format::of(accepted.unwrap_or_default());
+    let text = blocking(move || metrics::encode(&node, format))
         .await?
         .map_err(|error| {
             ErrorBody::new(
@@ -164,8 +169,8 @@ pub(super) async fn show_metrics(State(node): Shared) -> Result<Response, ErrorB
                 format!("the metrics cannot be written: {error}"),
             )
         })?;
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    Ok(([(CONTENT_TYPE, HeaderValue::from_static(kind))], text).into_response())
+    let kind = HeaderValue::from_static(format.media_type());
+    Ok(([(CONTENT_TYPE, kind)], text).into_response())
 }
 
 /// This document.

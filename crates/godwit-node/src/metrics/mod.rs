@@ -1,4 +1,6 @@
-//! Metrics in the OpenMetrics text format, gathered when they are asked for.
+//! Metrics in the text formats of OpenMetrics and Prometheus, gathered when they are asked for.
+
+mod text;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,18 +74,49 @@ struct PauseLabels {
     reason: &'static str,
 }
 
+/// How metrics are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// OpenMetrics 1.0.
+    OpenMetrics,
+    /// Prometheus' text format 0.0.4.
+    Text,
+}
+
+impl Format {
+    /// What a client is given that says what it takes; the text format unless it knows OpenMetrics.
+    pub(crate) fn of(accepted: &str) -> Self {
+        if accepted.contains("application/openmetrics-text") {
+            Self::OpenMetrics
+        } else {
+            Self::Text
+        }
+    }
+
+    /// Its media type.
+    pub(crate) const fn media_type(self) -> &'static str {
+        match self {
+            Self::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+            Self::Text => "text/plain; version=0.0.4; charset=utf-8",
+        }
+    }
+}
+
 /// All metrics of the node as text.
 ///
 /// # Errors
 /// Nothing that happens: writing to a string does not fail.
-pub(crate) fn encode(node: &Arc<Node>) -> Result<String, fmt::Error> {
+pub(crate) fn encode(node: &Arc<Node>, format: Format) -> Result<String, fmt::Error> {
     let mut registry = Registry::with_prefix("godwit");
     registry.register_collector(Box::new(Collector {
         gathered: gather(node),
     }));
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry)?;
-    Ok(text)
+    let mut metrics = String::new();
+    prometheus_client::encoding::text::encode(&mut metrics, &registry)?;
+    Ok(match format {
+        Format::OpenMetrics => metrics,
+        Format::Text => text::from_openmetrics(&metrics),
+    })
 }
 
 #[derive(Debug)]
@@ -306,7 +339,7 @@ impl Collector {
     fn migrations(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let gauges: [(&str, &str, MigrationValue); 9] = [
             (
-                "migration_bytes_total",
+                "migration_bytes_expected",
                 "Bytes that the current pass goes over",
                 |migration| migration.progress.bytes_total as f64,
             ),
