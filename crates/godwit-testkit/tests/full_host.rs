@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::Node;
+use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::small_fs::SmallFileSystem;
@@ -26,8 +26,13 @@ struct Site {
 
 impl Site {
     fn start() -> Self {
-        let cluster = Cluster::start(&["a", "b"]).unwrap();
+        let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+        // The node's own records lie there, too, as they usually do.
         let small = SmallFileSystem::new(2 * SIZE).unwrap();
+        let records = small.path().join("a");
+        std::fs::create_dir(&records).unwrap();
+        cluster.node_mut("a").spec_mut().dir = records;
+        cluster.start_all().unwrap();
         let image = small.path().join("disk.raw");
         format_disk(&image, SIZE).unwrap();
         let path = image.to_string_lossy();
@@ -106,10 +111,13 @@ fn a_machine_stands_still_until_there_is_room() {
     assert!(refused.to_string().contains("no space"), "{refused}");
     std::thread::sleep(MOMENT);
     assert_eq!(site.state(), "paused");
-    // It goes on by itself, also when the node was away.
+    // It goes on by itself, also when the node was away and came back before there was room.
     site.cluster.node_mut("a").kill();
-    std::fs::remove_file(filler).unwrap();
     site.cluster.node_mut("a").start(&[]).unwrap();
+    site.becomes("paused");
+    std::thread::sleep(MOMENT);
+    assert_eq!(site.state(), "paused");
+    std::fs::remove_file(filler).unwrap();
     site.goes_on();
 
     // Or by command: as long as there is no room it stands still again.

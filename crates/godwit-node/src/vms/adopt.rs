@@ -68,7 +68,6 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         origin: VmOrigin::Adopted,
         mark: None,
         moved_to: None,
-        lacks_room: None,
     };
     let vm = Vm::new(&node.config, name.clone(), entry.clone(), VmActivity::Idle);
     let places = vm.places.clone();

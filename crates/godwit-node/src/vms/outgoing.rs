@@ -118,7 +118,7 @@ fn memory_is_here(vm: &Inner) -> Result<(), ErrorBody> {
 
 /// What waits for room is not part of the state that moves.
 fn nothing_waits_for_room(vm: &Inner) -> Result<(), ErrorBody> {
-    let Some(disk) = &vm.entry.lacks_room else {
+    let Some(disk) = &vm.lacks_room else {
         return Ok(());
     };
     let text = format!("it stands still because no space is left for disk {disk} here");

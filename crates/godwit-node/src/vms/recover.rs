@@ -78,7 +78,7 @@ pub(crate) async fn recover(
             }
             (_, Some(qemu)) => {
                 watch::attach(node, &vm, qemu).await;
-                room::take_up(node, &vm);
+                room::take_up(node, &vm).await;
             }
             (_, None) => {}
         }

@@ -1,8 +1,9 @@
 //! Stops a VM while its host has no room for what it writes, and lets it go on when there is some.
 //!
 //! Its writes wait in the disk's engine meanwhile, which tells of it again and again. A guest that stands
-//! still does not notice the time that passes. That it was stopped is stored before it is, so that a
-//! restart of the node does not leave it so.
+//! still does not notice the time that passes. That it was stopped, and for which disk, is kept in its
+//! QEMU before it is, so that a restart of the node does not leave it so: the node's own records may lie
+//! on the file system that is full.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde_json::json;
 
 use super::inspect;
-use super::run::stored_badly;
+use super::qmp::{Qmp, QmpError};
 use super::vm::{Inner, Qemu, Vm, VmActivity};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::disks::disk::Disk;
@@ -22,6 +23,8 @@ use crate::node::{Node, blocking};
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// Bytes that must be free before a guest goes on.
 const WANTED: u64 = 16 << 20;
+/// The object in QEMU that holds the name of the disk for which its machine stands still.
+const NOTE: &str = "godwit-lacks-room";
 
 /// A disk's engine has requests of its VM that wait for room. Returns at once.
 pub(crate) fn ran_out(node: &Arc<Node>, disk: &Arc<Disk>) {
@@ -46,8 +49,12 @@ pub(crate) fn ran_out(node: &Arc<Node>, disk: &Arc<Disk>) {
 }
 
 /// Takes up again what the node was waiting for when it ended.
-pub(super) fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
-    if vm.lock().entry.lacks_room.is_some() {
+pub(super) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
+    let Ok(Qemu { qmp, .. }) = vm.qemu() else {
+        return;
+    };
+    if let Some(disk) = noted(&qmp).await {
+        vm.lock().lacks_room = Some(disk);
         let (node, vm) = (Arc::clone(node), Arc::clone(vm));
         tokio::spawn(async move { until_there_is_room(&node, &vm).await });
     }
@@ -58,7 +65,7 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, Error
     let may = |inner: &Inner| {
         let runs = inner.run_state.as_deref() == Some("running");
         let entry = &inner.entry;
-        let alone = entry.mark.is_none() && entry.moved_to.is_none() && entry.lacks_room.is_none();
+        let alone = entry.mark.is_none() && entry.moved_to.is_none() && inner.lacks_room.is_none();
         (runs && alone)
             .then_some(())
             .ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, String::new()))
@@ -69,14 +76,17 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, Error
     let Ok(Qemu { qmp, .. }) = vm.qemu() else {
         return Ok(false);
     };
-    note(node, vm, Some(disk.to_owned())).await;
+    if let Err(error) = note(&qmp, disk).await {
+        tracing::error!(vm = vm.name, %error, "a restart of the node would leave the VM standing still");
+    }
+    vm.lock().lacks_room = Some(disk.to_owned());
     for disk in machine_disks(node, vm) {
         if let Some(engine) = disk.engine() {
             engine.machine_stands_still();
         }
     }
     if let Err(error) = qmp.execute("stop", json!({})).await {
-        note(node, vm, None).await;
+        forget(vm, &qmp).await;
         return Err(ErrorBody::new(ErrorCode::Internal, error.to_string()));
     }
     vm.lock().run_state = Some(String::from("paused"));
@@ -106,7 +116,7 @@ async fn until_there_is_room(node: &Arc<Node>, vm: &Arc<Vm>) {
             }
             return;
         };
-        if vm.lock().entry.lacks_room.is_none() {
+        if vm.lock().lacks_room.is_none() {
             return;
         }
         let goes_on = inspect::run_state(&qmp).await.is_ok_and(|s| s == "running");
@@ -136,24 +146,39 @@ pub(crate) async fn resume(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody
         vm.lock().run_state = Some(state);
     }
     tracing::info!(vm = name, "the VM goes on");
-    note(node, &vm, None).await;
+    forget(&vm, &qmp).await;
     Ok(())
 }
 
-/// Stores for which disk the VM stands still.
-async fn note(node: &Node, vm: &Vm, lacks_room: Option<String>) {
-    let entry = {
-        let mut inner = vm.lock();
-        if inner.entry.lacks_room == lacks_room {
-            return;
-        }
-        inner.entry.lacks_room = lacks_room;
-        inner.entry.clone()
-    };
-    // The node's own records may be on the file system that is full. The VM is stopped all the same.
-    if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
-        let error = stored_badly(&vm.name, &error);
-        tracing::error!(vm = vm.name, %error, "cannot store why the VM stands still");
+/// Keeps in QEMU for which disk its machine stands still.
+async fn note(qmp: &Qmp, disk: &str) -> Result<(), QmpError> {
+    if noted(qmp).await.is_some() {
+        remove_note(qmp).await?;
+    }
+    let object = json!({ "qom-type": "secret", "id": NOTE, "data": disk });
+    qmp.execute("object-add", object).await.map(drop)
+}
+
+/// The disk for which QEMU's machine stands still, as an earlier life of this node noted.
+async fn noted(qmp: &Qmp) -> Option<String> {
+    let data = json!({ "path": format!("/objects/{NOTE}"), "property": "data" });
+    let disk = qmp.execute("qom-get", data).await.ok()?;
+    Some(disk.as_str()?.to_owned())
+}
+
+async fn remove_note(qmp: &Qmp) -> Result<(), QmpError> {
+    qmp.execute("object-del", json!({ "id": NOTE }))
+        .await
+        .map(drop)
+}
+
+/// The VM does not stand still for want of room any more.
+async fn forget(vm: &Vm, qmp: &Qmp) {
+    if vm.lock().lacks_room.take().is_none() {
+        return;
+    }
+    if let Err(error) = remove_note(qmp).await {
+        tracing::error!(vm = vm.name, %error, "QEMU keeps the note that the VM stands still");
     }
 }
 

@@ -230,7 +230,6 @@ pub(crate) async fn reserve(
         origin,
         mark: Some(mark),
         moved_to: None,
-        lacks_room: None,
     };
     let vm = Vm::new(
         &node.config,

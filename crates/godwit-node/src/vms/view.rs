@@ -38,7 +38,7 @@ pub(crate) fn vm(vm: &Vm) -> api::Vm {
             .filter(|log| log.exists())
             .map(|log| log.display().to_string()),
         problem: inner.problem.clone().or_else(|| {
-            let disk = inner.entry.lacks_room.as_ref()?;
+            let disk = inner.lacks_room.as_ref()?;
             Some(format!(
                 "no space is left for disk {disk}: it goes on when there is, or with 'godwit vm resume {}'",
                 vm.name

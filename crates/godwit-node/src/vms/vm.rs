@@ -31,9 +31,6 @@ pub(crate) struct VmEntry {
     pub(crate) mark: Option<VmMark>,
     /// The node that it moved to.
     pub(crate) moved_to: Option<String>,
-    /// The disk for which there is no room, while the VM is stopped because of that.
-    #[serde(default)]
-    pub(crate) lacks_room: Option<String>,
 }
 
 impl VmEntry {
@@ -183,6 +180,8 @@ pub(crate) struct Inner {
     pub(crate) spare: Option<Spare>,
     /// The run state that QEMU reported last.
     pub(crate) run_state: Option<String>,
+    /// The disk for which there is no room, while the VM is stopped because of that.
+    pub(crate) lacks_room: Option<String>,
     /// What is wrong with it.
     pub(crate) problem: Option<String>,
     /// Why the guest was ended, when that is known.
@@ -219,6 +218,7 @@ impl Vm {
                 silent: None,
                 spare: None,
                 run_state: None,
+                lacks_room: None,
                 problem: None,
                 ended_for: None,
             }),

@@ -35,6 +35,19 @@ pub struct ClusterOptions {
     pub tls: bool,
 }
 
+impl ClusterOptions {
+    /// The binary that tests use, with TLS.
+    ///
+    /// # Errors
+    /// When there is no such binary.
+    pub fn secure() -> io::Result<Self> {
+        Ok(Self {
+            godwit: godwit_binary()?,
+            tls: true,
+        })
+    }
+}
+
 /// A node's name, and the network that it lives in unless that is loopback.
 pub type Host<'a> = (&'a str, Option<&'a Namespace>);
 
@@ -54,13 +67,7 @@ impl Cluster {
     /// # Errors
     /// When the binary cannot be built or a node does not come up; with the node's log.
     pub fn start(names: &[&str]) -> io::Result<Self> {
-        Self::start_with(
-            names,
-            ClusterOptions {
-                godwit: godwit_binary()?,
-                tls: true,
-            },
-        )
+        Self::start_with(names, ClusterOptions::secure()?)
     }
 
     /// Starts nodes with these names.
@@ -89,11 +96,7 @@ impl Cluster {
     /// # Errors
     /// As [`Cluster::prepare`].
     pub fn prepare_linked(seed: u64) -> io::Result<(Self, Vec<Proxy>)> {
-        let options = ClusterOptions {
-            godwit: godwit_binary()?,
-            tls: true,
-        };
-        let mut cluster = Self::prepare(&["a", "b"], options)?;
+        let mut cluster = Self::prepare(&["a", "b"], ClusterOptions::secure()?)?;
         let mut links = Vec::new();
         for (from, to) in [("a", "b"), ("b", "a")] {
             let link = Proxy::start(cluster.node(to).spec().listen, seed)?;
