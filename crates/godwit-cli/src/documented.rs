@@ -1,5 +1,7 @@
 //! What the documents say about commands, held against the command line itself.
 
+use std::path::{Path, PathBuf};
+
 use clap::error::ErrorKind;
 use clap::{Command, CommandFactory as _, Parser as _};
 
@@ -115,21 +117,61 @@ fn every_command_in_the_documents_can_be_given() {
     }
 }
 
+/// Why such a command cannot be meant. What is named need not be complete.
+fn does_not_exist(words: &[String]) -> Option<clap::Error> {
+    let error = Arguments::try_parse_from(words).err()?;
+    let wrong = matches!(
+        error.kind(),
+        ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand
+    );
+    wrong.then_some(error)
+}
+
 #[test]
 fn every_command_that_the_documents_name_exists() {
     for (name, document) in DOCUMENTS {
         for words in commands_named(document) {
-            let Err(error) = Arguments::try_parse_from(&words) else {
-                continue;
-            };
-            // What is named need not be complete.
-            let wrong = matches!(
-                error.kind(),
-                ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand
-            );
-            assert!(!wrong, "{name}: {}: {error}", words.join(" "));
+            let error = does_not_exist(&words);
+            assert!(error.is_none(), "{name}: {}: {error:?}", words.join(" "));
         }
     }
+}
+
+/// The commands between quotes in the texts of a source file: what errors and hints tell people to run.
+fn commands_hinted(source: &str) -> Vec<Vec<String>> {
+    let quoted = source.split('\'').skip(1);
+    let hinted = quoted.filter(|text| text.starts_with("godwit "));
+    hinted.flat_map(commands_in).collect()
+}
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of sources") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn every_command_that_a_hint_names_exists() {
+    let mut found = Vec::new();
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for name in ["godwit-cli", "godwit-node", "godwit-block"] {
+        sources(&crates.join(name).join("src"), &mut found);
+    }
+    let mut hints = 0;
+    for path in found {
+        let source = std::fs::read_to_string(&path).expect("a source file");
+        for words in commands_hinted(&source) {
+            hints += 1;
+            let (error, named) = (does_not_exist(&words), words.join(" "));
+            assert!(error.is_none(), "{}: {named}: {error:?}", path.display());
+        }
+    }
+    assert!(hints > 20, "{hints} hints were found");
 }
 
 #[test]
