@@ -100,6 +100,13 @@ pub(crate) struct MigrateArguments {
     /// The node to move it to
     #[arg(long, value_name = "NODE")]
     pub to: String,
+    /// The pool there that the image is put in; the node's data directory when left out
+    #[arg(long, value_name = "NAME", conflicts_with = "into")]
+    pub pool: Option<String>,
+    /// The path there of the image, in one of the node's pools: a new file, or a block device, which
+    /// loses what it holds
+    #[arg(long, value_name = "PATH")]
+    pub into: Option<String>,
     /// When the memory of a virtual machine moves: pre-copy when left out
     #[arg(long, value_enum)]
     pub memory: Option<MemoryArgument>,
@@ -398,6 +405,17 @@ pub(crate) struct NodeArguments {
         value_parser = parse_peer
     )]
     pub peers: Vec<(String, String)>,
+    /// A folder for images, or of block devices, that disks from other nodes may be put in; may be
+    /// repeated
+    #[arg(
+        long = "pool",
+        env = "GODWIT_POOLS",
+        value_name = "NAME=FOLDER",
+        value_delimiter = ',',
+        action = ArgAction::Append,
+        value_parser = parse_pool
+    )]
+    pub pools: Vec<(String, PathBuf)>,
     /// Serve the API over mutual TLS here, besides its unix socket
     #[arg(long, env = "GODWIT_API_LISTEN", value_name = "ADDR:PORT")]
     pub api_listen: Option<SocketAddr>,
@@ -517,6 +535,15 @@ pub(crate) enum CertsCommand {
 fn exit_codes() -> String {
     let codes = EXIT_CODES.map(|(code, meaning)| format!("{code:>5}  {meaning}\n"));
     format!("Exit codes:\n{}", codes.concat())
+}
+
+fn parse_pool(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, folder)) if !name.is_empty() && folder.starts_with('/') => {
+            Ok((name.to_owned(), PathBuf::from(folder)))
+        }
+        _ => Err("a pool is NAME=FOLDER, like fast=/mnt/nvme".to_owned()),
+    }
 }
 
 fn parse_peer(text: &str) -> Result<(String, String), String> {

@@ -43,6 +43,8 @@ pub struct NodeConfig {
     pub incoming: IncomingLimits,
     /// The other nodes.
     pub peers: Vec<PeerConfig>,
+    /// Where disks that arrive may be put, besides the data directory.
+    pub pools: Vec<PoolConfig>,
 }
 
 /// PEM files that prove who a node is.
@@ -65,6 +67,15 @@ pub struct PeerConfig {
     pub address: String,
 }
 
+/// A folder for images, or of block devices, that other nodes may put disks in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolConfig {
+    /// Its name: the same characters as a disk's name.
+    pub name: String,
+    /// The folder, from the root.
+    pub folder: PathBuf,
+}
+
 impl NodeConfig {
     /// The most [`Self::nbd_connections`] that there may be: each has memory and a request of its own.
     pub const MOST_NBD_CONNECTIONS: u32 = 256;
@@ -74,6 +85,7 @@ impl NodeConfig {
         let wanted = |part, wanted| if wanted { part } else { Features::default() };
         wanted(Features::CLEAR_DATA, self.unencrypted_data)
             .with(wanted(Features::COMPRESSION, self.compression))
+            .with(Features::PLACES)
     }
 
     /// The unix socket of the API.
@@ -144,6 +156,25 @@ impl NodeConfig {
                 ));
             }
         }
+        let mut seen = BTreeSet::new();
+        for pool in &self.pools {
+            if let Err(error) = names::check("pool", &pool.name) {
+                return wrong(error.message);
+            }
+            if !seen.insert(&pool.name) {
+                return wrong(format!(
+                    "two pools are named {}: each needs its own name",
+                    pool.name
+                ));
+            }
+            if !pool.folder.is_absolute() {
+                return wrong(format!(
+                    "pool {}: {} is no path from /",
+                    pool.name,
+                    pool.folder.display()
+                ));
+            }
+        }
         match (&self.tls, self.insecure_loopback) {
             (None, false) => {
                 return wrong(String::from(
@@ -187,10 +218,10 @@ impl NodeConfig {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn loopback() -> NodeConfig {
+    pub(crate) fn loopback() -> NodeConfig {
         NodeConfig {
             name: String::from("a"),
             data_dir: PathBuf::from("/nowhere"),
@@ -209,6 +240,7 @@ mod tests {
                 name: String::from("b"),
                 address: String::from("b:1"),
             }],
+            pools: Vec::new(),
         }
     }
 
@@ -259,6 +291,13 @@ mod tests {
         }
     }
 
+    fn pool(name: &str, folder: &str) -> PoolConfig {
+        PoolConfig {
+            name: name.to_owned(),
+            folder: PathBuf::from(folder),
+        }
+    }
+
     #[test]
     fn names_are_checked_and_differ() {
         let own_name = PeerConfig {
@@ -280,6 +319,18 @@ mod tests {
             },
             NodeConfig {
                 peers: vec![no_port],
+                ..loopback()
+            },
+            NodeConfig {
+                pools: vec![pool("p/q", "/srv")],
+                ..loopback()
+            },
+            NodeConfig {
+                pools: vec![pool("p", "/srv"), pool("p", "/mnt")],
+                ..loopback()
+            },
+            NodeConfig {
+                pools: vec![pool("p", "srv")],
                 ..loopback()
             },
         ] {

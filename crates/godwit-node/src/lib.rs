@@ -25,7 +25,7 @@ pub mod text;
 mod transport;
 mod vms;
 
-pub use config::{NodeConfig, PeerConfig, TlsFiles};
+pub use config::{NodeConfig, PeerConfig, PoolConfig, TlsFiles};
 pub use logging::{LogFormat, init_logging};
 pub use migrations::admission::IncomingLimits;
 pub use roles::Role;

@@ -64,6 +64,7 @@ fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
         chunk_sectors: 256,
         window_chunks: 8,
         copy_connections: 2,
+        place: None,
     };
     send(stream, &Greeting::Offer(offer));
     match receive(stream) {

@@ -34,8 +34,10 @@ pub(crate) async fn run(
     let mut interrupts = interrupts()?;
     let (disk, with_guest) = (arguments.disk.clone(), arguments.with_guest);
     let detach = arguments.detach;
+    let into = arguments.into.clone();
     let request = MigrateRequest {
         with_guest,
+        into,
         ..choices(arguments).for_disk(&disk)
     };
     let begun = begin::<Migration>(
@@ -69,6 +71,7 @@ async fn is_a_machine(client: &mut Client, name: &str, failure: Failure) -> Fail
 pub(super) fn choices(arguments: MigrateArguments) -> MigrateVm {
     MigrateVm {
         to: arguments.to,
+        pool: arguments.pool,
         memory: match arguments.memory {
             None | Some(MemoryArgument::PreCopy) => MemoryMode::PreCopy,
             Some(MemoryArgument::PostCopy) => MemoryMode::PostCopy,

@@ -1,6 +1,8 @@
 //! `godwit node`
 
-use godwit_node::{IncomingLimits, LogFormat, NodeConfig, PeerConfig, TlsFiles, init_logging};
+use godwit_node::{
+    IncomingLimits, LogFormat, NodeConfig, PeerConfig, PoolConfig, TlsFiles, init_logging,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::arguments::{Connection, LogFormatArgument, NodeArguments};
@@ -52,6 +54,7 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         _ => return Err(Failure::usage("--cert, --key and --ca belong together")),
     };
     let peers = arguments.peers.into_iter();
+    let pools = arguments.pools.into_iter();
     Ok(NodeConfig {
         name: arguments.name,
         data_dir: arguments.data_dir,
@@ -71,6 +74,9 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         },
         peers: peers
             .map(|(name, address)| PeerConfig { name, address })
+            .collect(),
+        pools: pools
+            .map(|(name, folder)| PoolConfig { name, folder })
             .collect(),
     })
 }

@@ -25,6 +25,12 @@ pub(crate) async fn run(
         ))
         .hint(format!("leave it out, or give a disk of {vm}'s instead")));
     }
+    if arguments.into.is_some() {
+        return Err(Failure::usage(format!(
+            "--into is for one disk, and vm/{vm} moves with all of its disks"
+        ))
+        .hint("give --pool NAME: each disk gets an image of its name there"));
+    }
     // Before the request: Ctrl-C while the nodes check cancels what it started.
     let mut interrupts = interrupts()?;
     let detach = arguments.detach;

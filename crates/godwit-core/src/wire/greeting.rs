@@ -20,6 +20,9 @@ pub const GREETING_LIMIT: u32 = 4096;
 
 const MAX_TEXT: usize = 2048;
 
+/// Longest path in an offer in bytes.
+pub const MAX_PLACE: usize = 1024;
+
 /// Optional parts of the protocol, one bit each. Unknown bits are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u32);
@@ -31,6 +34,10 @@ impl Features {
 
     /// The data of copies, double writes and delayed writes may be compressed.
     pub const COMPRESSION: Self = Self(2);
+
+    /// An offer may say where the disk is to be put. A node without it would put the disk where it
+    /// puts all of them.
+    pub const PLACES: Self = Self(4);
 
     /// These and the others.
     #[must_use]
@@ -86,6 +93,15 @@ pub struct Hello {
     pub disk: String,
 }
 
+/// Where the source wants the destination to put a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a folder that the destination has a name for.
+    Pool(String),
+    /// At this path: that of a file that is to be made, or of a block device.
+    Path(String),
+}
+
 /// What the source wants to move; follows the hello on a migration's control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -102,6 +118,9 @@ pub struct Offer {
     pub window_chunks: u16,
     /// Copy connections that the source opens beside the control and sync connections.
     pub copy_connections: u8,
+    /// Where the disk is to be put; the destination chooses when left out. Only for nodes with
+    /// [`Features::PLACES`].
+    pub place: Option<Place>,
 }
 
 /// Why a node said no, for programs.
@@ -231,6 +250,17 @@ impl Greeting {
                 put(&mut body, &offer.chunk_sectors.to_le_bytes());
                 put(&mut body, &offer.window_chunks.to_le_bytes());
                 body.push(offer.copy_connections);
+                match &offer.place {
+                    None => {}
+                    Some(Place::Pool(name)) => {
+                        body.push(1);
+                        put_text(&mut body, name, MAX_NAME);
+                    }
+                    Some(Place::Path(path)) => {
+                        body.push(2);
+                        put_text(&mut body, path, MAX_PLACE);
+                    }
+                }
                 Kind::Offer
             }
             Self::Reply(Reply::Welcome {
@@ -298,6 +328,12 @@ impl Greeting {
                 chunk_sectors: u32::from_le_bytes(take(&mut from)?),
                 window_chunks: u16::from_le_bytes(take(&mut from)?),
                 copy_connections: u8::from_le_bytes(take(&mut from)?),
+                place: match from.split_first() {
+                    None => None,
+                    Some((1, mut rest)) => Some(Place::Pool(take_text(&mut rest, MAX_NAME)?)),
+                    Some((2, mut rest)) => Some(Place::Path(take_text(&mut rest, MAX_PLACE)?)),
+                    Some(_) => return Err(DecodeError::Field("place")),
+                },
             }),
             Kind::Welcome => Self::Reply(Reply::Welcome {
                 version: u16::from_le_bytes(take(&mut from)?),
@@ -361,4 +397,53 @@ fn take_text(from: &mut &[u8], limit: usize) -> Result<String, DecodeError> {
     core::str::from_utf8(text)
         .map(str::to_owned)
         .map_err(|_| DecodeError::Field("text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(place: Option<Place>) -> Greeting {
+        Greeting::Offer(Offer {
+            epoch: Epoch(2),
+            capacity: Sectors(2048),
+            allocated: 4096,
+            chunk_sectors: 256,
+            window_chunks: 8,
+            copy_connections: 2,
+            place,
+        })
+    }
+
+    fn decoded(body: &[u8]) -> Result<Greeting, DecodeError> {
+        let header = Header {
+            payload_length: body.len() as u32,
+            ..Header::new(Kind::Offer)
+        };
+        Greeting::decode(&header, body)
+    }
+
+    #[test]
+    fn an_offer_says_where_the_disk_is_to_be_put_or_nothing_of_it() {
+        let plain = offer(None).encode();
+        for place in [
+            Place::Pool(String::from("fast")),
+            Place::Path(String::from("/dev/vg0/d")),
+        ] {
+            let placed = offer(Some(place));
+            let frame = placed.encode();
+            let body = &frame[HEADER_SIZE..];
+            assert_eq!(decoded(body), Ok(placed));
+            // Up to there it is what an older node reads.
+            let before = plain.len() - HEADER_SIZE;
+            assert_eq!(body[..before], plain[HEADER_SIZE..]);
+            assert_eq!(decoded(&body[..before]), Ok(offer(None)));
+            for cut in before + 1..body.len() {
+                assert!(decoded(&body[..cut]).is_err(), "{cut}");
+            }
+            let mut unknown = body.to_vec();
+            unknown[before] = 3;
+            assert_eq!(decoded(&unknown), Err(DecodeError::Field("place")));
+        }
+    }
 }

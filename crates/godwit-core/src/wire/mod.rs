@@ -24,8 +24,8 @@ mod header;
 mod message;
 
 pub use greeting::{
-    Features, GREETING_LIMIT, Greeting, Hello, MAX_NAME, MIN_PROTOCOL_VERSION, Offer,
-    PROTOCOL_VERSION, Purpose, Refusal, RefusalCode, Reply,
+    Features, GREETING_LIMIT, Greeting, Hello, MAX_NAME, MAX_PLACE, MIN_PROTOCOL_VERSION, Offer,
+    PROTOCOL_VERSION, Place, Purpose, Refusal, RefusalCode, Reply,
 };
 pub use header::{
     FLAG_COMPRESSED, FLAG_FAILED, FLAG_FUA, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, HEADER_SIZE,

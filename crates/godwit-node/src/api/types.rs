@@ -448,6 +448,13 @@ pub struct MigrateRequest {
     pub disk: String,
     /// The destination: a peer's name.
     pub to: String,
+    /// The destination's pool that the image is put in; its data directory when left out.
+    #[serde(default)]
+    pub pool: Option<String>,
+    /// The path there of the image, in one of its pools: of a new file, or of a block device that has
+    /// the disk's size and loses what it holds.
+    #[serde(default)]
+    pub into: Option<String>,
     /// How it is moved.
     #[serde(default)]
     pub policy: Policy,

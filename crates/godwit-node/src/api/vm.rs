@@ -190,6 +190,9 @@ impl MemoryMode {
 pub struct MigrateVm {
     /// The destination: a peer's name.
     pub to: String,
+    /// The destination's pool that the images are put in; its data directory when left out.
+    #[serde(default)]
+    pub pool: Option<String>,
     /// When the memory moves.
     #[serde(default)]
     pub memory: MemoryMode,
@@ -244,6 +247,8 @@ impl MigrateVm {
         MigrateRequest {
             disk: disk.to_owned(),
             to: self.to.clone(),
+            pool: self.pool.clone(),
+            into: None,
             policy: self.policy,
             window_bytes: self.window_bytes,
             chunk_bytes: self.chunk_bytes,

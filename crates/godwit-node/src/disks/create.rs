@@ -246,7 +246,7 @@ async fn attach(
 }
 
 /// The disk that uses this image.
-fn user_of(node: &Arc<Node>, path: &Path) -> Option<String> {
+pub(super) fn user_of(node: &Arc<Node>, path: &Path) -> Option<String> {
     let identity = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
         std::fs::metadata(path)

@@ -6,6 +6,7 @@ pub(crate) mod disk;
 pub(crate) mod group;
 pub(crate) mod image;
 pub(crate) mod jobs;
+pub(crate) mod placement;
 pub(crate) mod places;
 pub(crate) mod promised;
 pub(crate) mod remove;

@@ -1,6 +1,7 @@
 //! Takes disks in.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 use super::table::{self, Begin};
 use crate::api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
 use crate::disks::disk::{Activity, Disk};
-use crate::disks::{image, remove, run};
+use crate::disks::{image, placement, remove, run};
 use crate::failpoint;
 use crate::names;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
@@ -285,24 +286,20 @@ fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> 
 
 /// For a disk that this node has never had.
 async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<Arc<Disk>, Refusal> {
-    let folder = node.config.disks_dir();
-    let path = image::managed_path(&folder, &hello.disk);
-    if path.exists() {
-        return Err(Refusal {
-            code: RefusalCode::DiskExists,
-            text: format!(
-                "node '{}' has a file {} already",
-                node.config.name,
-                path.display()
-            ),
-        });
-    }
-    image::check_space(&node.config.name, &hello.disk, &folder, offer.allocated)
-        .map_err(refusal)?;
+    let wanted = wanted(node, hello, offer).await?;
+    let is_device = {
+        let (node, name) = (Arc::clone(node), hello.disk.clone());
+        let (path, needed) = (wanted.clone(), offer.allocated);
+        blocking(move || placement::admit(&node, &name, &path, needed))
+            .await
+            .flatten()
+            .map_err(refusal)?
+    };
     let entry = DiskEntry {
-        path: path.clone(),
+        path: wanted,
         sectors: offer.capacity.0,
-        managed: true,
+        // What is on a device is nobody's file to delete.
+        managed: !is_device,
         counterpart: Some(hello.node.clone()),
         moved_to: None,
         shared: false,
@@ -324,13 +321,25 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
             .put_disk(&disk.name, &entry, record)
             .await
             .map_err(|error| internal(node, &disk, &error))?;
-        open_new_image(node, &disk, offer.allocated).await
+        match is_device {
+            true => open_device(node, &disk).await,
+            false => open_new_image(node, &disk, offer.allocated).await,
+        }
     };
     if let Err(refusal) = ready.await {
         discard(Arc::clone(node), Arc::clone(&disk), hello.migration).await;
         return Err(refusal);
     }
     Ok(disk)
+}
+
+/// The path at which the offer wants the disk's image.
+async fn wanted(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<PathBuf, Refusal> {
+    let (node, disk, place) = (Arc::clone(node), hello.disk.clone(), offer.place.clone());
+    blocking(move || placement::path(&node.config, &disk, place.as_ref()))
+        .await
+        .flatten()
+        .map_err(refusal)
 }
 
 /// For a disk that was here before: its stale image is filled again.
@@ -341,6 +350,21 @@ async fn prepare_known(
     offer: &Offer,
 ) -> Result<Arc<Disk>, Refusal> {
     let name = &node.config.name;
+    if offer.place.is_some() {
+        let wanted = wanted(node, hello, offer).await?;
+        let path = disk.lock().entry.path.clone();
+        if path != wanted {
+            return Err(Refusal {
+                code: RefusalCode::DiskExists,
+                text: format!(
+                    "node '{name}' had disk {} before, in {}: remove it there first, or leave out \
+                     where it is to be put",
+                    disk.name,
+                    path.display()
+                ),
+            });
+        }
+    }
     let activity = Activity::Incoming(hello.migration);
     let mut code = RefusalCode::Busy;
     let guard = disk
@@ -447,6 +471,31 @@ async fn open_new_image(node: &Arc<Node>, disk: &Arc<Disk>, allocated: u64) -> R
         .flatten();
     made.and_then(|made| run::start(node, disk, made))
         .map_err(refusal)
+}
+
+/// Takes the device of a disk, which must have its size, and starts the disk.
+async fn open_device(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusal> {
+    let (path, size) = {
+        let inner = disk.lock();
+        (inner.entry.path.clone(), Sectors(inner.entry.sectors))
+    };
+    let name = disk.name.clone();
+    let opened = blocking(move || image::open(&name, &path)).await.flatten();
+    let opened = opened.map_err(refusal)?;
+    if opened.capacity != size {
+        return Err(Refusal {
+            code: RefusalCode::Invalid,
+            text: format!(
+                "the device {} at node '{}' has {}, and disk {} {}: make it exactly as large",
+                disk.lock().entry.path.display(),
+                node.config.name,
+                opened.capacity.bytes(),
+                disk.name,
+                size.bytes()
+            ),
+        });
+    }
+    run::start(node, disk, opened).map_err(refusal)
 }
 
 /// Puts away what an incoming migration left that did not make this node the owner: of a disk that

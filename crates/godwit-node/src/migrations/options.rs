@@ -2,11 +2,13 @@
 
 use godwit_block::engine::InterfaceCounter;
 use godwit_core::units::{Bytes, MigrationId, SECTOR_SIZE};
+use godwit_core::wire::{MAX_PLACE, Place};
 use godwit_core::{MAX_MOVED, MAX_VERIFIED};
 use rustls::crypto::aws_lc_rs;
 
 use super::promise::Asked;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
+use crate::names;
 use crate::text::format_seconds;
 
 /// Bytes per copy when nothing else is asked for.
@@ -25,6 +27,37 @@ const MAX_WINDOW_CHUNKS: u64 = 64;
 const MAX_CHUNK: u64 = 16 << 20;
 /// Most bytes in flight: what an engine has memory for.
 const MAX_WINDOW: u64 = 32 << 20;
+
+/// Where the destination is to put the disk.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] when the request says two things, or what cannot be.
+pub(crate) fn place(request: &MigrateRequest) -> Result<Option<Place>, ErrorBody> {
+    let invalid = |text: String, hint: &str| {
+        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
+    };
+    match (&request.pool, &request.into) {
+        (None, None) => Ok(None),
+        (Some(_), Some(_)) => invalid(
+            String::from("a pool and a path are two places"),
+            "give one of them",
+        ),
+        (Some(pool), None) => {
+            names::check("pool", pool)?;
+            Ok(Some(Place::Pool(pool.clone())))
+        }
+        (None, Some(path)) => {
+            let possible = path.starts_with('/') && path.len() <= MAX_PLACE && !path.contains('\0');
+            if !possible {
+                return invalid(
+                    format!("{path:?} is no path that an image can have"),
+                    "give the whole path from /, at most 1024 bytes",
+                );
+            }
+            Ok(Some(Place::Path(path.clone())))
+        }
+    }
+}
 
 /// The options of a request, with what it leaves open filled in. The promise to the guest is settled
 /// later, by [`promise`](super::promise).
@@ -271,6 +304,8 @@ mod tests {
         MigrateRequest {
             disk: String::from("root"),
             to: String::from("b"),
+            pool: None,
+            into: None,
             policy: Policy::DoubleWrite,
             window_bytes: window,
             chunk_bytes: chunk,
@@ -283,6 +318,33 @@ mod tests {
             deadline_seconds: None,
             interface: None,
             interface_budget: None,
+        }
+    }
+
+    #[test]
+    fn a_place_is_said_once_and_is_possible() {
+        let asked = |pool: Option<&str>, into: Option<&str>| {
+            place(&MigrateRequest {
+                pool: pool.map(str::to_owned),
+                into: into.map(str::to_owned),
+                ..plain()
+            })
+        };
+        let pool = Place::Pool(String::from("fast"));
+        let path = Place::Path(String::from("/dev/vg0/d"));
+        assert_eq!(asked(None, None), Ok(None));
+        assert_eq!(asked(Some("fast"), None), Ok(Some(pool)));
+        assert_eq!(asked(None, Some("/dev/vg0/d")), Ok(Some(path)));
+        let long = format!("/{}", "d".repeat(MAX_PLACE));
+        for (pool, into) in [
+            (Some("fast"), Some("/dev/vg0/d")),
+            (Some("../fast"), None),
+            (None, Some("d.raw")),
+            (None, Some("/d\0")),
+            (None, Some(&*long)),
+        ] {
+            let refused = asked(pool, into).expect_err("not possible");
+            assert_eq!(refused.code, ErrorCode::Invalid, "{refused}");
         }
     }
 

@@ -7,7 +7,7 @@ use godwit_block::engine::{ChunkMemory, InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
-use godwit_core::wire::{Features, Greeting, Offer, Purpose, Reply, TrafficClass};
+use godwit_core::wire::{Features, Greeting, Offer, Place, Purpose, Reply, TrafficClass};
 use godwit_core::{MigrationOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
@@ -74,6 +74,7 @@ pub(crate) async fn start_in(
     node.check_open()?;
     let asked = Asked::parse(&request.disk, request.sla.as_deref())?;
     let mut settings = options::settings(&request, asked)?;
+    let place = options::place(&request)?;
     let disk = node.disks.get(&request.disk)?;
     if request.to == node.config.name {
         return Err(ErrorBody::new(
@@ -144,6 +145,7 @@ pub(crate) async fn start_in(
         peer,
         id,
         settings,
+        place,
         promise,
         group,
     };
@@ -184,6 +186,8 @@ struct Attempt {
     peer: PeerConfig,
     id: MigrationId,
     settings: MigrationSettings,
+    /// Where the destination is to put it.
+    place: Option<Place>,
     promise: Promise,
     group: Option<Arc<SwitchGroup>>,
 }
@@ -241,7 +245,15 @@ impl Attempt {
         let attempted = format!("migrate disk {}", self.disk.name);
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
         let allocated = taken(&self.disk, capacity).await?;
-        let (mut control, _) = self.dial(TrafficClass::Control).await.map_err(body)?;
+        let (mut control, knows) = self.dial(TrafficClass::Control).await.map_err(body)?;
+        if self.place.is_some() && !knows.features.contain(Features::PLACES) {
+            let text = format!(
+                "cannot {attempted}: node '{}' is older and puts disks in its data directory only",
+                self.peer.name
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("update that node, or leave out where the disk is to be put"));
+        }
         let flight = InFlight::of(&self.settings);
         let offer = Greeting::Offer(Offer {
             epoch: record.epoch.next(),
@@ -250,6 +262,7 @@ impl Attempt {
             chunk_sectors: flight.chunk_sectors,
             window_chunks: flight.window_chunks,
             copy_connections: COPY_CONNECTIONS,
+            place: self.place.clone(),
         });
         let lost = |why: &dyn std::fmt::Display| {
             ErrorBody::new(

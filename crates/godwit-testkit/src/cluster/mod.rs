@@ -156,6 +156,7 @@ impl Cluster {
                     .filter(|(other, _)| *other != index)
                     .map(|(_, ((peer, _), address))| ((*peer).to_owned(), *address))
                     .collect(),
+                pools: Vec::new(),
                 namespace: namespace.map(|namespace| namespace.name().to_owned()),
             };
             nodes.push(Node::new(spec)?);

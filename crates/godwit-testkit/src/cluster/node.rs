@@ -40,6 +40,8 @@ pub struct NodeSpec {
     pub unencrypted_data: bool,
     /// The other nodes and their addresses.
     pub peers: Vec<(String, SocketAddr)>,
+    /// Its pools and their folders.
+    pub pools: Vec<(String, PathBuf)>,
     /// The network namespace it runs in, unless it runs in that of its starter.
     pub namespace: Option<String>,
 }
@@ -107,6 +109,9 @@ impl Node {
         }
         for (name, address) in &spec.peers {
             command.args(["--peer", &format!("{name}={address}")]);
+        }
+        for (name, folder) in &spec.pools {
+            command.args(["--pool", &format!("{name}={}", folder.display())]);
         }
         let points: Vec<String> = failpoints
             .iter()

@@ -1,0 +1,169 @@
+//! Where disks that arrive are put: in the data directory, in a pool, or at a path in one.
+//!
+//! Another node asks for the place, so it is one that this node's configuration allows.
+
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use godwit_core::wire::Place;
+
+use super::{create, image};
+use crate::api::{ErrorBody, ErrorCode};
+use crate::config::NodeConfig;
+use crate::node::Node;
+
+/// The path of the image of a disk that is to be put at `place`. Blocks.
+///
+/// # Errors
+/// There is no such pool, or the path is in none.
+pub(crate) fn path(
+    config: &NodeConfig,
+    disk: &str,
+    place: Option<&Place>,
+) -> Result<PathBuf, ErrorBody> {
+    match place {
+        None => Ok(image::managed_path(&config.disks_dir(), disk)),
+        Some(Place::Pool(name)) => {
+            let Some(pool) = config.pools.iter().find(|pool| pool.name == *name) else {
+                let shown: String = name.chars().take(64).collect();
+                let text = format!(
+                    "node '{}' has no pool {shown:?}{}",
+                    config.name,
+                    known(config)
+                );
+                return Err(ErrorBody::new(ErrorCode::Invalid, text));
+            };
+            let folder = std::fs::canonicalize(&pool.folder).map_err(|error| {
+                let folder = pool.folder.display();
+                let text = format!("pool {name} of node '{}': {folder}: {error}", config.name);
+                ErrorBody::new(ErrorCode::Invalid, text)
+            })?;
+            Ok(image::managed_path(&folder, disk))
+        }
+        Some(Place::Path(path)) => within_a_pool(config, Path::new(path)),
+    }
+}
+
+/// The path with its folder's links followed, if that is a pool's or below it.
+fn within_a_pool(config: &NodeConfig, path: &Path) -> Result<PathBuf, ErrorBody> {
+    let refused = |why: &dyn std::fmt::Display| {
+        let text = format!(
+            "node '{}' puts no disk at {}: {why}",
+            config.name,
+            path.display()
+        );
+        Err(ErrorBody::new(ErrorCode::Invalid, text))
+    };
+    let (true, Some(parent), Some(file)) = (path.is_absolute(), path.parent(), path.file_name())
+    else {
+        return refused(&"it names no file from /");
+    };
+    let folder = match std::fs::canonicalize(parent) {
+        Ok(folder) => folder,
+        Err(error) => return refused(&format_args!("{}: {error}", parent.display())),
+    };
+    let pools = config.pools.iter();
+    let mut roots = pools.filter_map(|pool| std::fs::canonicalize(&pool.folder).ok());
+    if !roots.any(|root| folder.starts_with(root)) {
+        return refused(&format_args!("it is in none of its pools{}", known(config)));
+    }
+    Ok(folder.join(file))
+}
+
+/// The pools that there are, for the end of a sentence.
+fn known(config: &NodeConfig) -> String {
+    if config.pools.is_empty() {
+        return String::from(": it was started without --pool NAME=FOLDER");
+    }
+    let pools = config.pools.iter();
+    let named: Vec<String> = pools
+        .map(|pool| format!("{}={}", pool.name, pool.folder.display()))
+        .collect();
+    format!("; it has {}", named.join(", "))
+}
+
+/// Whether a new disk's image may be put at this path, and whether that is a block device. A file that
+/// is to be made must not exist and have room for `needed` bytes. Blocks.
+///
+/// # Errors
+/// Something else is there, another disk uses it, or there is no room.
+pub(crate) fn admit(
+    node: &Arc<Node>,
+    disk: &str,
+    path: &Path,
+    needed: u64,
+) -> Result<bool, ErrorBody> {
+    let here = &node.config.name;
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let folder = path.parent().unwrap_or(path);
+            image::check_space(here, disk, folder, needed).map(|()| false)
+        }
+        Ok(found) if found.file_type().is_block_device() => match create::user_of(node, path) {
+            None => Ok(true),
+            Some(other) => {
+                let text = format!(
+                    "{} at node '{here}' is the image of disk {other}",
+                    path.display()
+                );
+                Err(ErrorBody::new(ErrorCode::Exists, text))
+            }
+        },
+        Ok(_) => {
+            let text = format!("node '{here}' has a file {} already", path.display());
+            Err(ErrorBody::new(ErrorCode::Exists, text))
+        }
+        Err(error) => {
+            let text = format!("node '{here}' cannot look at {}: {error}", path.display());
+            Err(ErrorBody::new(ErrorCode::Internal, text))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::PoolConfig;
+    use crate::config::tests::loopback;
+
+    #[test]
+    fn a_disk_is_put_where_the_configuration_allows_it_only() {
+        let root = tempfile::tempdir().expect("a folder");
+        let base = std::fs::canonicalize(root.path()).expect("a folder");
+        for folder in ["fast", "fast/deep", "other"] {
+            std::fs::create_dir(base.join(folder)).expect("a folder");
+        }
+        std::os::unix::fs::symlink(base.join("other"), base.join("fast/out")).expect("a link");
+        let config = NodeConfig {
+            data_dir: base.join("data"),
+            pools: vec![PoolConfig {
+                name: String::from("fast"),
+                folder: base.join("fast"),
+            }],
+            ..loopback()
+        };
+        let at = |place: Option<Place>| path(&config, "d", place.as_ref());
+        let named = |path: &str| at(Some(Place::Path(base.join(path).display().to_string())));
+        assert_eq!(at(None), Ok(base.join("data/disks/d.raw")));
+        let pool = |name: &str| at(Some(Place::Pool(name.to_owned())));
+        assert_eq!(pool("fast"), Ok(base.join("fast/d.raw")));
+        assert_eq!(named("fast/x"), Ok(base.join("fast/x")));
+        assert_eq!(named("fast/deep/x"), Ok(base.join("fast/deep/x")));
+        assert_eq!(named("other/../fast/x"), Ok(base.join("fast/x")));
+        let refused = pool("slow").expect_err("there is none");
+        assert!(refused.message.contains("it has fast="), "{refused}");
+        for wrong in [
+            "other/x",
+            "fast/../other/x",
+            "fast/out/x",
+            "fast/none/x",
+            "fast/..",
+        ] {
+            let refused = named(wrong).expect_err(wrong);
+            assert_eq!(refused.code, ErrorCode::Invalid, "{refused}");
+        }
+        let relative = at(Some(Place::Path(String::from("fast/x"))));
+        assert!(relative.is_err());
+    }
+}

@@ -1,0 +1,187 @@
+//! Where a disk arrives: in a pool, at a path, on a block device, and nowhere that the destination's
+//! configuration does not name.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::ClusterOptions;
+use godwit_testkit::process::run;
+use godwit_testkit::random::Random;
+use godwit_testkit::scenario::{Scenario, migrate};
+use serde_json::Value;
+
+const SIZE: u64 = 16 << 20;
+
+/// Two nodes, of which `b` has the pool `fast`.
+struct Site {
+    cluster: Cluster,
+    pool: PathBuf,
+    content: Vec<u8>,
+}
+
+impl Site {
+    fn start(seed: u64) -> Self {
+        let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+        let pool = cluster.dir().join("fast");
+        std::fs::create_dir(&pool).unwrap();
+        let pool = std::fs::canonicalize(pool).unwrap();
+        cluster.node_mut("b").spec_mut().pools = vec![("fast".to_owned(), pool.clone())];
+        cluster.start_all().unwrap();
+        // Data, and holes around it.
+        let mut content = vec![0; SIZE as usize];
+        Random::new(seed).fill(&mut content[3 << 20..5 << 20]);
+        Self {
+            cluster,
+            pool,
+            content,
+        }
+    }
+
+    /// A disk at `a`.
+    fn create(&self, disk: &str) {
+        let path = self.cluster.dir().join(format!("{disk}.source"));
+        let image = File::create_new(&path).unwrap();
+        image.set_len(SIZE).unwrap();
+        image
+            .write_all_at(&self.content[3 << 20..5 << 20], 3 << 20)
+            .unwrap();
+        let create = ["disk", "create", disk, "--path", &path.to_string_lossy()];
+        self.cluster.node("a").godwit(&create).json().unwrap();
+    }
+
+    fn moves(&self, disk: &str, options: &[&str]) {
+        let options = [options, &["--verify"]].concat();
+        let moved = migrate(self.cluster.node("a"), disk, "b", &options).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+    }
+
+    /// Why the disk does not move; it stays at `a`, and nothing of it is at `b`.
+    fn refused(&self, disk: &str, options: &[&str]) -> String {
+        let refused = migrate(self.cluster.node("a"), disk, "b", options).unwrap_err();
+        assert_eq!(self.cluster.node("a").disk_state(disk), "serving");
+        assert_eq!(self.cluster.node("b").disk_state(disk), "unknown");
+        refused.to_string()
+    }
+
+    fn at_b(&self, disk: &str) -> Value {
+        self.cluster.node("b").disk(disk).unwrap()
+    }
+
+    fn removed(&self, disk: &str) {
+        let b = self.cluster.node("b");
+        b.godwit(&["disk", "rm", disk]).text().unwrap();
+    }
+}
+
+fn holds(path: &Path, content: &[u8]) {
+    assert!(
+        std::fs::read(path).unwrap() == content,
+        "{}",
+        path.display()
+    );
+}
+
+#[test]
+fn a_disk_arrives_in_a_pool_or_at_a_path_in_one() {
+    let turn = Scenario::begin("placed_disks", "a_disk_arrives_in_a_pool");
+    let site = Site::start(turn.seed);
+    let named = site.pool.join("named.img");
+    let text = named.to_string_lossy();
+    for (disk, options, path) in [
+        ("pooled", ["--pool", "fast"], &site.pool.join("pooled.raw")),
+        ("named", ["--into", &text], &named),
+    ] {
+        site.create(disk);
+        site.moves(disk, &options);
+        assert_eq!(site.at_b(disk)["path"], path.to_string_lossy().as_ref());
+        holds(path, &site.content);
+        // It comes back to where it was, and goes there again.
+        let b = site.cluster.node("b");
+        migrate(b, disk, "a", &[]).unwrap();
+        site.moves(disk, &options);
+        site.removed(disk);
+        assert!(!path.exists(), "the node made it and removes it");
+    }
+}
+
+#[test]
+fn a_disk_arrives_nowhere_else() {
+    let turn = Scenario::begin("placed_disks", "a_disk_arrives_nowhere_else");
+    let site = Site::start(turn.seed);
+    site.create("d");
+    let elsewhere = std::fs::canonicalize(site.cluster.dir()).unwrap();
+    symlink(&elsewhere, site.pool.join("out")).unwrap();
+    let taken = site.pool.join("taken");
+    std::fs::write(&taken, b"somebody's").unwrap();
+    let path = |path: &str| elsewhere.join(path).to_string_lossy().into_owned();
+    for (options, told) in [
+        (["--pool", "slow"], "has no pool"),
+        (["--into", &path("d.img")], "in none of its pools"),
+        (["--into", &path("fast/../d.img")], "in none of its pools"),
+        (["--into", &path("fast/out/d.img")], "in none of its pools"),
+        (["--into", &path("fast/none/d.img")], "No such file"),
+        (["--into", &path("fast/taken")], "has a file"),
+        (["--into", "d.img"], "no path that an image can have"),
+    ] {
+        let refused = site.refused("d", &options);
+        assert!(refused.contains(told), "{options:?}: {refused}");
+    }
+    assert_eq!(std::fs::read(&taken).unwrap(), b"somebody's");
+    assert!(!elsewhere.join("d.img").exists());
+    // One that was there before stays where it is.
+    site.moves("d", &["--pool", "fast"]);
+    migrate(site.cluster.node("b"), "d", "a", &[]).unwrap();
+    let other = path("fast/other");
+    let moved = migrate(site.cluster.node("a"), "d", "b", &["--into", &other]);
+    let refused = moved.unwrap_err().to_string();
+    assert!(refused.contains("had disk d before"), "{refused}");
+}
+
+/// A loop device, as long as this lives.
+struct Device(PathBuf);
+
+impl Device {
+    fn new(backing: &Path, size: u64) -> Self {
+        let file = File::create_new(backing).unwrap();
+        // What an earlier owner left must not be seen.
+        file.write_all_at(&vec![0xa5; size as usize], 0).unwrap();
+        let mut attach = Command::new("losetup");
+        let attached = run(attach.args(["--find", "--show"]).arg(backing)).unwrap();
+        Self(String::from_utf8(attached.stdout).unwrap().trim().into())
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let detached = run(Command::new("losetup").arg("--detach").arg(&self.0));
+        detached.expect("the device is detached");
+    }
+}
+
+#[test]
+fn a_disk_arrives_on_a_block_device() {
+    let turn = Scenario::begin("placed_disks", "a_disk_arrives_on_a_block_device");
+    let site = Site::start(turn.seed);
+    site.create("d");
+    let dir = site.cluster.dir();
+    let device = Device::new(&dir.join("fits"), SIZE);
+    let short = Device::new(&dir.join("short"), SIZE / 2);
+    symlink(&device.0, site.pool.join("volume")).unwrap();
+    symlink(&short.0, site.pool.join("short")).unwrap();
+    let path = |name: &str| site.pool.join(name).to_string_lossy().into_owned();
+    let refused = site.refused("d", &["--into", &path("short")]);
+    assert!(refused.contains("make it exactly as large"), "{refused}");
+
+    let into = path("volume");
+    site.moves("d", &["--into", &into]);
+    assert_eq!(site.at_b("d")["path"], into.as_str());
+    holds(&device.0, &site.content);
+    site.create("e");
+    let refused = site.refused("e", &["--into", &into]);
+    assert!(refused.contains("is the image of disk d"), "{refused}");
+    site.removed("d");
+    holds(&device.0, &site.content);
+}
