@@ -8,9 +8,9 @@ use std::process::Command;
 
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::ClusterOptions;
-use godwit_testkit::process::run;
+use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::random::Random;
-use godwit_testkit::scenario::{Scenario, migrate};
+use godwit_testkit::scenario::{PATIENCE, Scenario, migrate, start_migration};
 use serde_json::Value;
 
 const SIZE: u64 = 16 << 20;
@@ -28,7 +28,13 @@ impl Site {
         let pool = cluster.dir().join("fast");
         std::fs::create_dir(&pool).unwrap();
         let pool = std::fs::canonicalize(pool).unwrap();
-        cluster.node_mut("b").spec_mut().pools = vec![("fast".to_owned(), pool.clone())];
+        let b = cluster.node_mut("b").spec_mut();
+        b.dir = pool.join("b");
+        std::fs::create_dir(&b.dir).unwrap();
+        b.pools = vec![
+            ("fast".to_owned(), pool.clone()),
+            ("devices".to_owned(), "/dev".into()),
+        ];
         cluster.start_all().unwrap();
         // Data, and holes around it.
         let mut content = vec![0; SIZE as usize];
@@ -108,6 +114,32 @@ fn a_disk_arrives_in_a_pool_or_at_a_path_in_one() {
 }
 
 #[test]
+fn a_machines_disks_arrive_in_a_pool() {
+    let turn = Scenario::begin("placed_disks", "a_machines_disks_arrive_in_a_pool");
+    let site = Site::start(turn.seed);
+    let (a, b) = (site.cluster.node("a"), site.cluster.node("b"));
+    let mut run = vec!["vm", "run", "m", "--accel", "tcg", "--memory", "64M"];
+    for disk in ["root", "data"] {
+        site.create(disk);
+        run.extend(["--disk", disk]);
+    }
+    a.godwit(&[&run[..], &["--", "-nic", "none"]].concat())
+        .json()
+        .unwrap();
+    let into = site.pool.join("x");
+    let refused = migrate(a, "vm/m", "b", &["--into", &into.to_string_lossy()]);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("--pool NAME"), "{refused}");
+    let moved = migrate(a, "vm/m", "b", &["--pool", "fast"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    for disk in ["root", "data"] {
+        let path = site.pool.join(format!("{disk}.raw"));
+        assert_eq!(site.at_b(disk)["path"], path.to_string_lossy().as_ref());
+    }
+    b.godwit(&["vm", "stop", "--force", "m"]).text().unwrap();
+}
+
+#[test]
 fn a_disk_arrives_nowhere_else() {
     let turn = Scenario::begin("placed_disks", "a_disk_arrives_nowhere_else");
     let site = Site::start(turn.seed);
@@ -124,6 +156,8 @@ fn a_disk_arrives_nowhere_else() {
         (["--into", &path("fast/out/d.img")], "in none of its pools"),
         (["--into", &path("fast/none/d.img")], "No such file"),
         (["--into", &path("fast/taken")], "has a file"),
+        (["--into", &path("fast/b/d.img")], "data directory"),
+        (["--into", "/dev/no-such-volume"], "has no device"),
         (["--into", "d.img"], "no path that an image can have"),
     ] {
         let refused = site.refused("d", &options);
@@ -138,6 +172,32 @@ fn a_disk_arrives_nowhere_else() {
     let moved = migrate(site.cluster.node("a"), "d", "b", &["--into", &other]);
     let refused = moved.unwrap_err().to_string();
     assert!(refused.contains("had disk d before"), "{refused}");
+}
+
+#[test]
+fn of_two_disks_that_come_at_once_one_gets_the_place() {
+    let turn = Scenario::begin("placed_disks", "of_two_disks_that_come_at_once");
+    let mut site = Site::start(turn.seed);
+    let b = site.cluster.node_mut("b");
+    b.terminate(PATIENCE).unwrap();
+    b.start(&[("offer::admitted", "1*sleep(2000)->off")])
+        .unwrap();
+    let place = site.pool.join("one");
+    let into = place.to_string_lossy();
+    site.create("first");
+    site.create("second");
+    let a = site.cluster.node("a");
+    let id = start_migration(a, "first", "b", &["--into", &into]).unwrap();
+    let held = || {
+        let log = std::fs::read_to_string(site.cluster.node("b").log_path()).unwrap();
+        log.contains("offer::admitted").then_some(())
+    };
+    wait_for(PATIENCE, held).expect("the first is about to be put there");
+    let refused = site.refused("second", &["--into", &into]);
+    assert!(refused.contains("is the image of disk first"), "{refused}");
+    let moved = a.godwit(&["migration", "watch", &id]).json().unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    holds(&place, &site.content);
 }
 
 /// A loop device, as long as this lives.

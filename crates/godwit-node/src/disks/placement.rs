@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use godwit_core::wire::Place;
 
+use super::disk::Disk;
 use super::{create, image};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::config::NodeConfig;
@@ -34,12 +35,7 @@ pub(crate) fn path(
                 );
                 return Err(ErrorBody::new(ErrorCode::Invalid, text));
             };
-            let folder = std::fs::canonicalize(&pool.folder).map_err(|error| {
-                let folder = pool.folder.display();
-                let text = format!("pool {name} of node '{}': {folder}: {error}", config.name);
-                ErrorBody::new(ErrorCode::Invalid, text)
-            })?;
-            Ok(image::managed_path(&folder, disk))
+            within_a_pool(config, &image::managed_path(&pool.folder, disk))
         }
         Some(Place::Path(path)) => within_a_pool(config, Path::new(path)),
     }
@@ -67,6 +63,10 @@ fn within_a_pool(config: &NodeConfig, path: &Path) -> Result<PathBuf, ErrorBody>
     let mut roots = pools.filter_map(|pool| std::fs::canonicalize(&pool.folder).ok());
     if !roots.any(|root| folder.starts_with(root)) {
         return refused(&format_args!("it is in none of its pools{}", known(config)));
+    }
+    // The names there are those of this node's disks.
+    if std::fs::canonicalize(&config.data_dir).is_ok_and(|own| folder.starts_with(own)) {
+        return refused(&"it is in the node's data directory");
     }
     Ok(folder.join(file))
 }
@@ -98,6 +98,11 @@ pub(crate) fn admit(
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             let folder = path.parent().unwrap_or(path);
+            // A file there would be in memory, and is not what was meant.
+            if folder.starts_with("/dev") && !folder.starts_with("/dev/shm") {
+                let text = format!("node '{here}' has no device {}", path.display());
+                return Err(ErrorBody::new(ErrorCode::Invalid, text));
+            }
             image::check_space(here, disk, folder, needed).map(|()| false)
         }
         Ok(found) if found.file_type().is_block_device() => match create::user_of(node, path) {
@@ -121,6 +126,14 @@ pub(crate) fn admit(
     }
 }
 
+/// The other disk that has its image at the path of this one, or is about to make it there.
+pub(crate) fn rival(node: &Arc<Node>, disk: &Arc<Disk>) -> Option<String> {
+    let path = disk.lock().entry.path.clone();
+    let same = |other: &Arc<Disk>| !Arc::ptr_eq(other, disk) && other.lock().entry.path == path;
+    let rival = node.disks.all().into_iter().find(same)?;
+    Some(rival.name.clone())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,12 +144,12 @@ mod tests {
     fn a_disk_is_put_where_the_configuration_allows_it_only() {
         let root = tempfile::tempdir().expect("a folder");
         let base = std::fs::canonicalize(root.path()).expect("a folder");
-        for folder in ["fast", "fast/deep", "other"] {
+        for folder in ["fast", "fast/deep", "fast/data", "other"] {
             std::fs::create_dir(base.join(folder)).expect("a folder");
         }
         std::os::unix::fs::symlink(base.join("other"), base.join("fast/out")).expect("a link");
         let config = NodeConfig {
-            data_dir: base.join("data"),
+            data_dir: base.join("fast/data"),
             pools: vec![PoolConfig {
                 name: String::from("fast"),
                 folder: base.join("fast"),
@@ -145,7 +158,7 @@ mod tests {
         };
         let at = |place: Option<Place>| path(&config, "d", place.as_ref());
         let named = |path: &str| at(Some(Place::Path(base.join(path).display().to_string())));
-        assert_eq!(at(None), Ok(base.join("data/disks/d.raw")));
+        assert_eq!(at(None), Ok(base.join("fast/data/disks/d.raw")));
         let pool = |name: &str| at(Some(Place::Pool(name.to_owned())));
         assert_eq!(pool("fast"), Ok(base.join("fast/d.raw")));
         assert_eq!(named("fast/x"), Ok(base.join("fast/x")));
@@ -158,6 +171,7 @@ mod tests {
             "fast/../other/x",
             "fast/out/x",
             "fast/none/x",
+            "fast/data/x",
             "fast/..",
         ] {
             let refused = named(wrong).expect_err(wrong);

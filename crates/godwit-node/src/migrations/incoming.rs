@@ -316,11 +316,24 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         code: RefusalCode::Busy,
         text: error.message,
     })?;
+    // Two that come at once may want one place. Of this one nothing is there yet.
+    if let Some(rival) = placement::rival(node, &disk) {
+        node.disks.remove(&disk.name);
+        return Err(Refusal {
+            code: RefusalCode::DiskExists,
+            text: format!(
+                "{} at node '{}' is the image of disk {rival}",
+                entry.path.display(),
+                node.config.name
+            ),
+        });
+    }
     let ready = async {
         node.store
             .put_disk(&disk.name, &entry, record)
             .await
             .map_err(|error| internal(node, &disk, &error))?;
+        failpoint::reach(String::from("offer::admitted")).await;
         match is_device {
             true => open_device(node, &disk).await,
             false => open_new_image(node, &disk, offer.allocated).await,
