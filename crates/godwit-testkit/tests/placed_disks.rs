@@ -64,6 +64,22 @@ impl Site {
         assert_eq!(moved["phase"], "completed", "{moved}");
     }
 
+    /// Lets `b` stand still when it has admitted an offer and made nothing yet, once.
+    fn hold_the_first_offer(&mut self) {
+        let b = self.cluster.node_mut("b");
+        b.terminate(PATIENCE).unwrap();
+        b.start(&[("offer::admitted", "1*sleep(2000)->off")])
+            .unwrap();
+    }
+
+    fn first_offer_is_held(&self) {
+        let held = || {
+            let log = std::fs::read_to_string(self.cluster.node("b").log_path()).unwrap();
+            log.contains("offer::admitted").then_some(())
+        };
+        wait_for(PATIENCE, held).expect("the first is about to be put there");
+    }
+
     /// Why the disk does not move; it stays at `a`, and nothing of it is at `b`.
     fn refused(&self, disk: &str, options: &[&str]) -> String {
         let refused = migrate(self.cluster.node("a"), disk, "b", options).unwrap_err();
@@ -148,6 +164,8 @@ fn a_disk_arrives_nowhere_else() {
     symlink(&elsewhere, site.pool.join("out")).unwrap();
     let taken = site.pool.join("taken");
     std::fs::write(&taken, b"somebody's").unwrap();
+    let dangling = site.pool.join("dangling");
+    symlink(elsewhere.join("nothing"), &dangling).unwrap();
     let path = |path: &str| elsewhere.join(path).to_string_lossy().into_owned();
     for (options, told) in [
         (["--pool", "slow"], "has no pool"),
@@ -157,6 +175,7 @@ fn a_disk_arrives_nowhere_else() {
         (["--into", &path("fast/none/d.img")], "No such file"),
         (["--into", &path("fast/taken")], "has a file"),
         (["--into", &path("fast/b/d.img")], "data directory"),
+        (["--into", &path("fast/dangling")], "link to nothing"),
         (["--into", "/dev/no-such-volume"], "has no device"),
         (["--into", "d.img"], "no path that an image can have"),
     ] {
@@ -165,6 +184,7 @@ fn a_disk_arrives_nowhere_else() {
     }
     assert_eq!(std::fs::read(&taken).unwrap(), b"somebody's");
     assert!(!elsewhere.join("d.img").exists());
+    assert!(dangling.is_symlink(), "it is somebody's");
     // One that was there before stays where it is.
     site.moves("d", &["--pool", "fast"]);
     migrate(site.cluster.node("b"), "d", "a", &[]).unwrap();
@@ -175,24 +195,37 @@ fn a_disk_arrives_nowhere_else() {
 }
 
 #[test]
+fn a_file_that_somebody_makes_there_meanwhile_stays() {
+    let turn = Scenario::begin("placed_disks", "a_file_that_somebody_makes_there_meanwhile");
+    let mut site = Site::start(turn.seed);
+    site.hold_the_first_offer();
+    site.create("d");
+    let place = site.pool.join("one");
+    let into = place.to_string_lossy();
+    let id = start_migration(site.cluster.node("a"), "d", "b", &["--into", &into]).unwrap();
+    site.first_offer_is_held();
+    std::fs::write(&place, b"somebody's").unwrap();
+    let watch = ["migration", "watch", &id];
+    let refused = site.cluster.node("a").godwit(&watch).json();
+    assert!(refused.is_err(), "{refused:?}");
+    assert_eq!(site.cluster.node("a").disk_state("d"), "serving");
+    let gone = || (site.cluster.node("b").disk_state("d") == "unknown").then_some(());
+    wait_for(PATIENCE, gone).expect("nothing of it is left at the other node");
+    assert_eq!(std::fs::read(&place).unwrap(), b"somebody's");
+}
+
+#[test]
 fn of_two_disks_that_come_at_once_one_gets_the_place() {
     let turn = Scenario::begin("placed_disks", "of_two_disks_that_come_at_once");
     let mut site = Site::start(turn.seed);
-    let b = site.cluster.node_mut("b");
-    b.terminate(PATIENCE).unwrap();
-    b.start(&[("offer::admitted", "1*sleep(2000)->off")])
-        .unwrap();
+    site.hold_the_first_offer();
     let place = site.pool.join("one");
     let into = place.to_string_lossy();
     site.create("first");
     site.create("second");
     let a = site.cluster.node("a");
     let id = start_migration(a, "first", "b", &["--into", &into]).unwrap();
-    let held = || {
-        let log = std::fs::read_to_string(site.cluster.node("b").log_path()).unwrap();
-        log.contains("offer::admitted").then_some(())
-    };
-    wait_for(PATIENCE, held).expect("the first is about to be put there");
+    site.first_offer_is_held();
     let refused = site.refused("second", &["--into", &into]);
     assert!(refused.contains("is the image of disk first"), "{refused}");
     let moved = a.godwit(&["migration", "watch", &id]).json().unwrap();

@@ -159,7 +159,9 @@ pub(crate) async fn finish(
 /// Removes what an unfinished creation left, and returns why it did not finish.
 pub(crate) async fn undo(node: &Arc<Node>, disk: &Arc<Disk>, error: ErrorBody) -> ErrorBody {
     let path = disk.lock().entry.path.clone();
-    let deleted = blocking(move || image::delete(&path)).await;
+    // A file that was there when the image was to be made is somebody else's.
+    let ours = error.code != ErrorCode::Exists;
+    let deleted = blocking(move || if ours { image::delete(&path) } else { Ok(()) }).await;
     if let Err(error) = node.store.remove_disk(&disk.name).await {
         tracing::error!(disk = disk.name, %error, "cannot forget the disk that was not created");
     }

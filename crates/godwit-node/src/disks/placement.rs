@@ -97,6 +97,10 @@ pub(crate) fn admit(
     let here = &node.config.name;
     match std::fs::metadata(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            if path.is_symlink() {
+                let text = format!("node '{here}': {} is a link to nothing", path.display());
+                return Err(ErrorBody::new(ErrorCode::Exists, text));
+            }
             let folder = path.parent().unwrap_or(path);
             // A file there would be in memory, and is not what was meant.
             if folder.starts_with("/dev") && !folder.starts_with("/dev/shm") {

@@ -340,6 +340,10 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         }
     };
     if let Err(refusal) = ready.await {
+        if refusal.code == RefusalCode::DiskExists {
+            // Somebody else made a file there meanwhile: it is not ours to delete.
+            disk.lock().entry.managed = false;
+        }
         discard(Arc::clone(node), Arc::clone(&disk), hello.migration).await;
         return Err(refusal);
     }
