@@ -26,6 +26,8 @@ pub enum DiskTag {
     Replica(RequestTag),
     /// The destination's flush before it accepts authority.
     Barrier,
+    /// What the source asks about the disk ahead of the locking window.
+    Layout,
 }
 
 /// Names a node that forwards its clients' requests here: the body's number for it, the same on every
@@ -61,6 +63,12 @@ pub enum DiskOperation {
     },
     /// Make every completed write durable.
     Flush,
+    /// Find out how much of the extent, from its start on, reads as zeroes and takes no space: report
+    /// [`Content::Hole`]. No data is read.
+    FindHole {
+        /// Where.
+        extent: Extent,
+    },
 }
 
 /// What the body should find out about data that it has just read.
@@ -86,6 +94,8 @@ pub enum Content {
     Zeroes,
     /// The hash that was asked for.
     Digest(Digest),
+    /// So many sectors from the extent's start on are a hole; 0 where that cannot be told.
+    Hole(u32),
 }
 
 /// An instruction to the body. Each is carried out once, in the order in which

@@ -20,8 +20,8 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{
-    Admission, Arrivals, Controller, GuestLoad, Limits, LinkSignal, MAX_MOVED, MAX_VERIFIED,
-    MigrationOptions, Progress, PromiseProgress, StartError, Switchover,
+    Admission, Arrivals, Controller, GuestLoad, HOLE_PIECE_SECTORS, Limits, LinkSignal, MAX_MOVED,
+    MAX_VERIFIED, MigrationOptions, Progress, PromiseProgress, StartError, Switchover,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

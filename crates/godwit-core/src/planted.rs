@@ -45,11 +45,13 @@ pub enum PlantedBug {
     ForgetFence,
     /// What was forwarded on a lost connection is done again although the owner has done it.
     RepeatForwarded,
+    /// What was a hole before it was locked is not looked at again.
+    TrustHoles,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -66,6 +68,7 @@ impl PlantedBug {
         Self::CombineOutOfPlace,
         Self::ForgetFence,
         Self::RepeatForwarded,
+        Self::TrustHoles,
     ];
 
     /// The defect's name.
@@ -87,6 +90,7 @@ impl PlantedBug {
             Self::CombineOutOfPlace => "combine-out-of-place",
             Self::ForgetFence => "forget-fence",
             Self::RepeatForwarded => "repeat-forwarded",
+            Self::TrustHoles => "trust-holes",
         }
     }
 }

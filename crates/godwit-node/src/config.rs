@@ -86,6 +86,7 @@ impl NodeConfig {
         wanted(Features::CLEAR_DATA, self.unencrypted_data)
             .with(wanted(Features::COMPRESSION, self.compression))
             .with(Features::PLACES)
+            .with(Features::HOLES)
     }
 
     /// The unix socket of the API.

@@ -108,6 +108,9 @@ states! {
     ForwardVoid "forwarding: requests from before a fence dropped",
     Shared "forwarding: more than one party writes",
     Uncertain "forwarding: writes that nobody knows of",
+    HoleFound "holes: found ahead of the window",
+    HoleFilled "holes: written to before they were locked",
+    HoleCompared "holes: compared with the destination's",
     Settled "settled",
 }
 

@@ -83,7 +83,9 @@ impl Disk {
             DiskOperation::Read { extent, .. } | DiskOperation::Write { extent, .. } => {
                 u64::from(extent.sectors())
             }
-            DiskOperation::WriteZeroes { .. } | DiskOperation::Flush => 0,
+            DiskOperation::WriteZeroes { .. }
+            | DiskOperation::Flush
+            | DiskOperation::FindHole { .. } => 0,
         };
         let tail = if random.permille(self.plan.tail_permille) {
             random.exponential(self.plan.tail)

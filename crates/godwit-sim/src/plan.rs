@@ -317,6 +317,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
             .permille(150)
             .then(|| Duration::from_millis(random.between(10, 300))),
         verify: random.permille(400),
+        find_holes: random.permille(700),
         switchover: random.pick(&[Switchover::WhenConverged, Switchover::WhenTold]),
         peer_timeout: Duration::from_millis(random.between(40, 250)),
         ..MigrationOptions::new(MigrationId([number; 16]))

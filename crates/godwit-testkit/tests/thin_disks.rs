@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
 use godwit_testkit::random::Random;
@@ -40,4 +41,26 @@ fn holes_smaller_than_a_copy_are_neither_sent_nor_stored() {
     assert!(sent <= 2 * written, "{sent} bytes sent for {written}");
     let stored = b.disk(DISK).unwrap()["allocated_bytes"].as_u64().unwrap();
     assert!(stored <= 2 * written, "{stored} bytes stored for {written}");
+}
+
+#[test]
+fn an_empty_disk_moves_and_is_compared_without_being_read() {
+    const TIB: u64 = 1 << 40;
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    a.godwit(&["disk", "create", "empty", "--size", "1TiB"])
+        .json()
+        .unwrap();
+    let begun = Instant::now();
+    let moved = migrate(a, "empty", "b", &["--verify"]).unwrap();
+    // To read it at one end, at 10 GB/s, takes longer.
+    assert!(begun.elapsed() < Duration::from_secs(60), "{moved}");
+    assert_eq!(
+        (&moved["phase"], &moved["verified"]),
+        (&"completed".into(), &true.into())
+    );
+    assert_eq!(moved["progress"]["bytes_sent"], 0);
+    let disk = b.disk("empty").unwrap();
+    assert_eq!(disk["size_bytes"], TIB, "{disk}");
+    assert!(disk["allocated_bytes"].as_u64().unwrap() <= MIB, "{disk}");
 }

@@ -91,7 +91,8 @@ impl Body {
             Message::Copy { .. }
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
-            | Message::Verify { .. } => {
+            | Message::Verify { .. }
+            | Message::VerifyHole { .. } => {
                 match self.take_tag(Use::Replica) {
                     Some(tag) => Some(tag),
                     // A body stops reading from the connection until a tag is free.
@@ -228,6 +229,9 @@ impl Body {
                         assert!(slot.0 < self.limits.window_chunks + delayed);
                     }
                     DiskTag::Barrier => assert_eq!(operation, DiskOperation::Flush),
+                    DiskTag::Layout => {
+                        assert!(matches!(operation, DiskOperation::FindHole { .. }));
+                    }
                 }
                 self.disk.push((tag, operation));
             }
@@ -295,7 +299,8 @@ fn extent_of(operation: &DiskOperation) -> Option<Extent> {
     match *operation {
         DiskOperation::Read { extent, .. }
         | DiskOperation::Write { extent, .. }
-        | DiskOperation::WriteZeroes { extent, .. } => Some(extent),
+        | DiskOperation::WriteZeroes { extent, .. }
+        | DiskOperation::FindHole { extent } => Some(extent),
         DiskOperation::Flush => None,
     }
 }

@@ -60,6 +60,7 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 busy_window_chunks: u16::from(input.byte() % 6),
                 max_bandwidth: input.one_in(2).then(|| input.number()),
                 verify: input.one_in(2),
+                find_holes: input.one_in(2),
                 sla: input.one_in(2).then(|| LatencyTarget {
                     limit: Duration::from_micros(1 + input.number() % 10_000),
                     allowed_per_million: 1 + input.number() as u32 % 1_000_000,
@@ -215,7 +216,8 @@ fn disk_result(input: &mut Input<'_>) -> Result<Content, RequestError> {
     match input.byte() % 16 {
         0 => Err(RequestError::Io),
         1 => Err(RequestError::NoSpace),
-        2..=6 => Ok(Content::Zeroes),
+        2 => Ok(Content::Hole(u32::from(input.byte()) * 8)),
+        3..=6 => Ok(Content::Zeroes),
         7..=9 => Ok(Content::Digest([input.byte() % 2; 32])),
         _ => Ok(Content::Data),
     }
@@ -320,6 +322,11 @@ fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
             tag: tag.0 | u32::from(input.byte() % 4) << 16,
             generation,
             result,
+        },
+        15 if input.one_in(2) => Message::VerifyHole {
+            slot,
+            generation,
+            extent: extent(input),
         },
         15 => Message::Verify {
             slot,

@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use godwit_core::action::{Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::request::RequestError;
-use godwit_core::units::{Extent, Sectors};
+use godwit_core::units::{Extent, SECTOR_SIZE, Sectors};
 use io_uring::opcode;
 use rustix::fs::FallocateFlags;
 
 use super::disk_step::{Call, Step, Target};
 use super::faults;
 use super::sparse;
+use crate::image::extents::hole_end;
 use crate::image::{Image, ImageKind};
 use crate::memory::Mapping;
 use crate::ring::{Ring, Token};
@@ -155,6 +156,13 @@ impl Disk {
         self.image.file.as_fd()
     }
 
+    /// How many sectors from the extent's start on are a hole.
+    pub(super) fn hole(&self, extent: Extent) -> u32 {
+        let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
+        let hole = hole_end(self.file(), start, end) - start;
+        (hole / SECTOR_SIZE) as u32
+    }
+
     /// Whether a write or the like to a part of the range, in bytes, is not done.
     pub(super) fn is_changing(&self, start: u64, end: u64) -> bool {
         self.in_flight() > 0
@@ -238,6 +246,10 @@ impl Disk {
                 )
             }
             DiskOperation::Flush => (Work::Sync, (0, 0), false),
+            DiskOperation::FindHole { .. } => {
+                debug_assert!(false, "holes are found without the ring: see `Disk::hole`");
+                return;
+            }
         };
         // Two requests to the same block in flight, one of them through the page cache, could undo
         // each other: see `Image::buffered`.

@@ -13,6 +13,7 @@ pub(super) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
         DiskTag::Chunk(_) => "chunk",
         DiskTag::Replica(_) => "replica",
         DiskTag::Barrier => "barrier",
+        DiskTag::Layout => "layout",
     };
     let errno = |text: Option<String>| text.and_then(|text| text.parse().ok());
     let name = format!("disk::{who}::{operation}");

@@ -1,9 +1,10 @@
 //! Frames of other nodes, in both directions.
 
-use godwit_core::Admission;
 use godwit_core::action::Forwarder;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
+use godwit_core::units::SECTOR_SIZE;
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
+use godwit_core::{Admission, HOLE_PIECE_SECTORS};
 
 use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
@@ -62,6 +63,7 @@ impl Engine {
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
             | Message::Verify { .. }
+            | Message::VerifyHole { .. }
             | Message::Forward { .. } => {
                 let packed = compressed.then_some(payload);
                 self.admit(key, Head::Peer { message, packed }, false);
@@ -137,6 +139,10 @@ impl Engine {
             Message::Verify { extent, .. } => {
                 (Class::Copy, Owner::Replica, extent.bytes() as u32, 0)
             }
+            Message::VerifyHole { extent, .. } => {
+                let piece = extent.sectors().min(HOLE_PIECE_SECTORS);
+                (Class::Copy, Owner::Replica, piece * SECTOR_SIZE as u32, 0)
+            }
             Message::Forward {
                 tag,
                 number,
@@ -207,7 +213,9 @@ impl Engine {
                 }
                 self.slots.release(tag);
             }
-            Message::Copy { .. } | Message::Verify { .. } if uses.migration => {
+            Message::Copy { .. } | Message::Verify { .. } | Message::VerifyHole { .. }
+                if uses.migration =>
+            {
                 self.core
                     .handle_message(self.now, TrafficClass::Copy, message, Some(tag));
             }

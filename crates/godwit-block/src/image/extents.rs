@@ -14,29 +14,34 @@ pub(crate) struct FileExtent {
     pub(crate) hole: bool,
 }
 
+/// Where the hole at `start` of `file` ends, within `start` to `end`; `start` where there is none, or none that
+/// can be told, as of a block device. In bytes; a byte that may be data is in no hole.
+pub(crate) fn hole_end(file: BorrowedFd<'_>, start: u64, end: u64) -> u64 {
+    match seek(file, SeekFrom::Data(start)) {
+        Ok(data) => data.clamp(start, end),
+        // No data follows, unless the file ends before: then nothing is known.
+        Err(Errno::NXIO) => match seek(file, SeekFrom::End(0)) {
+            Ok(length) if length >= end => end,
+            _ => start,
+        },
+        Err(_) => start,
+    }
+}
+
 /// The part of `file` that begins at `start`, as far as `end`. Data wherever that cannot be told, as of a block
 /// device, and in every sector of which a byte may be data.
 pub(crate) fn extent_at(file: BorrowedFd<'_>, start: u64, end: u64) -> FileExtent {
     const SECTOR: u64 = 512;
     let up_to = |end: u64, hole| FileExtent { end, hole };
-    match seek(file, SeekFrom::Data(start)) {
-        Ok(data) => {
-            let data = data - data % SECTOR;
-            if data > start {
-                return up_to(data.min(end), true);
-            }
-        }
-        // No data follows, unless the file ends before: then nothing is known.
-        Err(Errno::NXIO) => match seek(file, SeekFrom::End(0)) {
-            Ok(length) if length >= end => return up_to(end, true),
-            _ => return up_to(end, false),
-        },
-        Err(_) => return up_to(end, false),
+    let data = hole_end(file, start, end);
+    let data = data - data % SECTOR;
+    if data > start {
+        return up_to(data, true);
     }
     match seek(file, SeekFrom::Hole(start)) {
         Ok(hole) if hole > start => up_to(hole.next_multiple_of(SECTOR).min(end), false),
-        // The data has just gone: it is not looked for again.
-        _ => up_to(start.saturating_add(SECTOR).min(end), false),
+        // Nothing can be told, or the data has just gone: it is not looked for again.
+        _ => up_to(end, false),
     }
 }
 

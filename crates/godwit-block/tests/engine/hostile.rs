@@ -156,6 +156,7 @@ fn lengths_that_do_not_fit_end_the_migration() {
         long(Kind::Copy, 32 << 20, u32::MAX),
         long(Kind::Verify, 4096, 8),
         long(Kind::Verify, 31, 8),
+        long(Kind::VerifyHole, 4096, 8),
     ] {
         let engine = destination();
         let mut puppet = Puppet::source_of(&engine);

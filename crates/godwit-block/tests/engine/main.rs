@@ -3,6 +3,7 @@
 mod compression;
 mod double_writes;
 mod forwarding;
+mod holes;
 mod hostile;
 mod migrate;
 mod pause;

@@ -393,6 +393,7 @@ pub(crate) fn options(id: u8) -> MigrationOptions {
         idle_window_chunks: 8,
         busy_window_chunks: 4,
         verify: true,
+        find_holes: true,
         peer_timeout: Duration::from_secs(60),
         ..MigrationOptions::new(MigrationId([id; 16]))
     }

@@ -129,6 +129,19 @@ impl Controller {
                 extent,
                 generation,
             ),
+            Message::VerifyHole {
+                slot,
+                generation,
+                extent,
+            } => (
+                Work::VerifyHole {
+                    slot,
+                    generation,
+                    from: extent.start(),
+                },
+                extent,
+                generation,
+            ),
             _ => return,
         };
         self.destination_heard();
@@ -141,7 +154,12 @@ impl Controller {
         };
         let stale = generation < destination.generation && !ignores_generation;
         destination.generation = destination.generation.max(generation);
-        if stale && matches!(work, Work::Copy { .. } | Work::Verify { .. }) {
+        if stale
+            && matches!(
+                work,
+                Work::Copy { .. } | Work::Verify { .. } | Work::VerifyHole { .. }
+            )
+        {
             return self.act(Action::ReleaseReplica { tag });
         }
         // One that came after `Prepare` could reach the disk after the flush, and even after this
@@ -186,6 +204,8 @@ impl Controller {
                 extent,
                 inspect: Inspect::Digest,
             },
+            // Nothing of it has been looked at.
+            Work::VerifyHole { .. } => DiskOperation::FindHole { extent },
             _ => DiskOperation::Write { extent, fua: false },
         };
         self.act(Action::Disk {
@@ -206,8 +226,16 @@ impl Controller {
         else {
             return;
         };
-        slot.pending = 0;
         let work = slot.work;
+        let mut holds_zeroes = Ok(false);
+        if let Work::VerifyHole { .. } = work {
+            match self.hole_compared(tag, result) {
+                Some(result) => holds_zeroes = result,
+                None => return,
+            }
+        }
+        let slot = &mut self.slots[tag];
+        slot.pending = 0;
         let acknowledged = slot.acknowledged;
         self.leave(tag);
         let done = result.map(|_| ());
@@ -264,6 +292,16 @@ impl Controller {
                     },
                 )
             }
+            Work::VerifyHole {
+                slot, generation, ..
+            } => (
+                TrafficClass::Copy,
+                Message::Verified {
+                    slot,
+                    generation,
+                    result: holds_zeroes,
+                },
+            ),
             Work::Free | Work::Request { .. } => return,
         };
         if self.authority.receiving().is_some() {
@@ -301,7 +339,9 @@ impl Controller {
         destination.generation = destination.generation.max(generation);
         let stale = self.slots.select(|slot| {
             let sent_in = match slot.work {
-                Work::Copy { generation, .. } | Work::Verify { generation, .. } => generation,
+                Work::Copy { generation, .. }
+                | Work::Verify { generation, .. }
+                | Work::VerifyHole { generation, .. } => generation,
                 _ => return false,
             };
             sent_in < generation && slot.stage == Stage::Waiting

@@ -65,10 +65,17 @@ impl DirtyBitmap {
     }
 
     fn clear_blocks(&mut self, blocks: core::ops::Range<u64>) {
-        for block in blocks {
-            let (word, bit) = (&mut self.words[(block / 64) as usize], 1 << (block % 64));
-            self.count -= u64::from(*word & bit != 0);
-            *word &= !bit;
+        let mut first = blocks.start;
+        while first < blocks.end {
+            let end = blocks.end.min((first / 64 + 1) * 64);
+            let mask = (u64::MAX >> (64 - (end - first))) << (first % 64);
+            let word = &mut self.words[(first / 64) as usize];
+            self.count -= u64::from((*word & mask).count_ones());
+            // What was never written takes no memory.
+            if *word & mask != 0 {
+                *word &= !mask;
+            }
+            first = end;
         }
     }
 

@@ -277,8 +277,15 @@ impl Controller {
                 let passes = is_request && source.lets_writes_through();
                 match source.window.lock_over(extent) {
                     None => {}
-                    // A chunk that waits for writes to finish would wait without end if more came.
-                    Some(chunk) if passes && chunk.state != ChunkState::Quiescing => {
+                    // A chunk that waits for writes to finish would wait without end if more came, and a
+                    // hole would be none.
+                    Some(chunk)
+                        if passes
+                            && !matches!(
+                                chunk.state,
+                                ChunkState::Quiescing | ChunkState::Looking
+                            ) =>
+                    {
                         self.slots[tag].unlocked = true;
                     }
                     Some(chunk) => {

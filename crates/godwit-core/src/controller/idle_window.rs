@@ -7,7 +7,7 @@ use core::time::Duration;
 use super::MigrationOptions;
 
 /// A chunk that takes longer than this makes the window smaller again.
-const QUICK: Duration = Duration::from_millis(15);
+pub(super) const QUICK: Duration = Duration::from_millis(15);
 
 /// The same when the guest has asked for nothing for [`LONG`]: then it meets that once, and not with
 /// each of a few requests a second.

@@ -29,6 +29,7 @@ mod quickest;
 mod slots;
 mod source;
 mod throughput;
+mod verify_hole;
 mod window;
 
 use core::time::Duration;
@@ -42,13 +43,14 @@ pub use self::limits::Limits;
 use self::slots::{Slots, TagList};
 use self::source::Source;
 pub use self::source::{MAX_MOVED, MAX_VERIFIED};
+pub use self::verify_hole::HOLE_PIECE_SECTORS;
 use crate::action::{Action, Content, DiskTag};
 use crate::authority::{Authority, AuthorityRecord};
 use crate::event::{AbortReason, Event, Obstacle, PauseReason, Phase};
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::sla::LatencyTarget;
-use crate::units::{MigrationId, Sectors, Time};
+use crate::units::{Extent, MigrationId, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
 
@@ -99,6 +101,9 @@ pub struct MigrationOptions {
     pub deadline: Option<Duration>,
     /// Compare both images by hash before switchover.
     pub verify: bool,
+    /// Ask where the disk has holes, and tell the destination of them instead of reading them. Only where
+    /// it has [`Features::HOLES`](crate::wire::Features::HOLES).
+    pub find_holes: bool,
     /// What the switchover waits for.
     pub switchover: Switchover,
     /// Longest wait for any answer of the other node before the migration is given up.
@@ -135,6 +140,7 @@ impl MigrationOptions {
             interface_budget: None,
             deadline: None,
             verify: false,
+            find_holes: false,
             switchover: Switchover::WhenConverged,
             peer_timeout: Duration::from_secs(10),
         }
@@ -257,6 +263,8 @@ pub struct Controller {
     destination: Option<Destination>,
     /// Chunk reads of an abandoned migration that the disk has not finished.
     orphaned_reads: u32,
+    /// What the body was asked about, with [`DiskTag::Layout`], and has not answered.
+    looking_at: Option<Extent>,
     forward_link: ForwardLink,
     forwarding: Forwarding,
     control_up: bool,
@@ -303,6 +311,7 @@ impl Controller {
             last_progress: None,
             destination: None,
             orphaned_reads: 0,
+            looking_at: None,
             forward_link: ForwardLink::Absent,
             forwarding: Forwarding::new(),
             control_up: false,
@@ -390,6 +399,7 @@ impl Controller {
             DiskTag::Chunk(slot) => self.chunk_read(slot, result),
             DiskTag::Replica(tag) => self.replica_disk_done(tag, result),
             DiskTag::Barrier => self.barrier_done(result.map(|_| ())),
+            DiskTag::Layout => self.layout_found(result),
         }
         self.run_ready();
     }
@@ -397,7 +407,8 @@ impl Controller {
     /// A frame arrived on a connection of the current migration. `buffer` is the free tag in whose
     /// buffer the payload was received; [`Message::Copy`], [`Message::DoubleWrite`],
     /// [`Message::DelayedWrite`] and [`Message::Verify`] need one even without payload (a
-    /// verification's data is read into it: it must hold the extent). The others must come without one. [`Message::Forward`] must not be
+    /// verification's data is read into it: it must hold the extent), and so does
+    /// [`Message::VerifyHole`], for [`HOLE_PIECE_SECTORS`] of its extent at most. The others must come without one. [`Message::Forward`] must not be
     /// given here: the body asks [`Self::admit_forwarded`] and turns it into [`Self::handle_request`] with
     /// [`Origin::Peer`](crate::request::Origin::Peer). Nor must the other frames of a forwarder:
     /// [`Self::handle_forwarder_message`] takes those. Before [`Message::Fence`] the body has to look which
@@ -424,7 +435,8 @@ impl Controller {
             Message::Copy { .. }
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
-            | Message::Verify { .. } => {
+            | Message::Verify { .. }
+            | Message::VerifyHole { .. } => {
                 if let Some(tag) = buffer {
                     self.replica(message, tag);
                 }

@@ -2,7 +2,7 @@
 
 use crate::action::{ChunkSlot, Digest};
 use crate::request::{Operation, Origin, RequestError, RequestTag};
-use crate::units::{Extent, Generation, Time};
+use crate::units::{Extent, Generation, Lba, Time};
 
 /// The local disk operation has not finished.
 pub(super) const LOCAL: u8 = 1;
@@ -47,6 +47,12 @@ pub(super) enum Work {
         slot: ChunkSlot,
         generation: Generation,
         digest: Digest,
+    },
+    /// A hole of the source's that is looked for here. `from` on it has not been.
+    VerifyHole {
+        slot: ChunkSlot,
+        generation: Generation,
+        from: Lba,
     },
 }
 
@@ -185,7 +191,7 @@ impl Slot {
         match &self.work {
             Work::Request { operation, .. } => operation.is_write(),
             Work::Copy { .. } | Work::DoubleWrite { .. } | Work::DelayedWrite { .. } => true,
-            Work::Free | Work::Verify { .. } => false,
+            Work::Free | Work::Verify { .. } | Work::VerifyHole { .. } => false,
         }
     }
 }

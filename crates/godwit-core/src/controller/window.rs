@@ -12,6 +12,8 @@ use crate::units::{Extent, Lba, Time};
 pub(super) enum ChunkState {
     /// Locked; guest writes that were under way before have to finish before it is read.
     Quiescing,
+    /// Was a hole before it was locked; whether it still is, is being looked up.
+    Looking,
     /// The local read is under way.
     Reading,
     /// Read, and waits for its turn to be sent.
@@ -20,6 +22,15 @@ pub(super) enum ChunkState {
     Sent { data: bool },
     /// Acknowledged: unlocked, and migrated as far as guest I/O is concerned.
     Done,
+}
+
+/// What was known of a chunk when it was locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ChunkKind {
+    /// It may hold data.
+    Data,
+    /// It was a hole, and is looked at again before anybody relies on that.
+    Hole,
 }
 
 /// What the local read found.
@@ -34,6 +45,7 @@ pub(super) enum ChunkContent {
 pub(super) struct Chunk {
     pub(super) slot: ChunkSlot,
     pub(super) extent: Extent,
+    pub(super) kind: ChunkKind,
     pub(super) state: ChunkState,
     /// When it was locked.
     pub(super) locked: Time,
@@ -92,7 +104,7 @@ impl Window {
     }
 
     /// Locks the next chunk, at or right of the read head. `None` when the window is full.
-    pub(super) fn lock(&mut self, extent: Extent, now: Time) -> Option<ChunkSlot> {
+    pub(super) fn lock(&mut self, extent: Extent, kind: ChunkKind, now: Time) -> Option<ChunkSlot> {
         debug_assert!(
             extent.start() >= self.pointers.read_head,
             "pointers only move right"
@@ -102,6 +114,7 @@ impl Window {
         self.chunks.push_back(Chunk {
             slot,
             extent,
+            kind,
             state,
             locked: now,
             waiters: TagList::EMPTY,
@@ -140,11 +153,53 @@ impl Window {
         self.chunks.iter_mut().find(|chunk| chunk.slot == slot)
     }
 
-    pub(super) fn start_reading(&mut self, slot: ChunkSlot) {
-        if let Some(chunk) = self.get(slot) {
-            chunk.state = ChunkState::Reading;
-            self.quiescing -= 1;
-        }
+    /// The chunk, whose writes have finished, is read, or looked at if it was a hole.
+    pub(super) fn start_reading(&mut self, slot: ChunkSlot) -> Option<ChunkKind> {
+        let chunk = self.get(slot)?;
+        let kind = chunk.kind;
+        chunk.state = match kind {
+            ChunkKind::Data => ChunkState::Reading,
+            ChunkKind::Hole => ChunkState::Looking,
+        };
+        self.quiescing -= 1;
+        Some(kind)
+    }
+
+    /// Whether the last chunk may turn out to be shorter than it is, so that nothing can follow it yet.
+    pub(super) fn ends_uncertain(&self) -> bool {
+        self.chunks.back().is_some_and(|chunk| {
+            let looked = !matches!(chunk.state, ChunkState::Quiescing | ChunkState::Looking);
+            chunk.kind == ChunkKind::Hole && !looked
+        })
+    }
+
+    /// Only so many sectors of the last chunk, which was looked at, are a hole. The read head goes back to
+    /// where they end; a chunk without any leaves the window. Returns who waited for the chunk.
+    pub(super) fn looked(&mut self, slot: ChunkSlot, sectors: u32) -> TagList {
+        let Some(mut chunk) = self
+            .chunks
+            .pop_back_if(|chunk| chunk.slot == slot && chunk.state == ChunkState::Looking)
+        else {
+            return TagList::EMPTY;
+        };
+        let whole = sectors >= chunk.extent.sectors();
+        let start = chunk.extent.start();
+        let Some(hole) = Extent::new(start, sectors.min(chunk.extent.sectors())) else {
+            self.pointers.read_head = start;
+            self.free.push(slot);
+            return chunk.waiters;
+        };
+        chunk.extent = hole;
+        chunk.state = ChunkState::Read(ChunkContent::Zeroes);
+        self.pointers.read_head = hole.end();
+        // Those who wait for what is no longer locked cannot be told from the others.
+        let woken = if whole {
+            TagList::EMPTY
+        } else {
+            core::mem::replace(&mut chunk.waiters, TagList::EMPTY)
+        };
+        self.chunks.push_back(chunk);
+        woken
     }
 
     /// The chunk whose lock keeps a write to the extent waiting.
@@ -200,7 +255,7 @@ impl Window {
         let given_up: Vec<_> = self.chunks.drain(..).collect();
         for chunk in &given_up {
             match chunk.state {
-                ChunkState::Reading => self.orphans.push(chunk.slot),
+                ChunkState::Reading | ChunkState::Looking => self.orphans.push(chunk.slot),
                 _ => self.free.push(chunk.slot),
             }
         }
@@ -227,7 +282,8 @@ impl Window {
 
     /// Local reads under way, those of chunks that were given up included.
     pub(super) fn reads(&self) -> u32 {
-        let reading = |chunk: &&Chunk| chunk.state == ChunkState::Reading;
+        let reading =
+            |chunk: &&Chunk| matches!(chunk.state, ChunkState::Reading | ChunkState::Looking);
         (self.orphans.len() + self.chunks.iter().filter(reading).count()) as u32
     }
 }

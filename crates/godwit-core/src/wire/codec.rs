@@ -83,6 +83,11 @@ impl Message {
                 inline = digest;
                 header.payload_length = 32;
             }
+            Self::VerifyHole {
+                slot,
+                generation,
+                extent,
+            } => header = at(Kind::VerifyHole, u32::from(slot.0), generation, extent),
             Self::Verified {
                 slot,
                 generation,
@@ -259,6 +264,11 @@ impl Message {
                 generation,
                 extent: header.extent()?,
                 digest: array(body)?,
+            },
+            Kind::VerifyHole => Self::VerifyHole {
+                slot: slot_in(header)?,
+                generation,
+                extent: header.extent()?,
             },
             Kind::Verified => Self::Verified {
                 slot: slot_in(header)?,

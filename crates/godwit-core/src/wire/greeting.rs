@@ -39,6 +39,9 @@ impl Features {
     /// puts all of them.
     pub const PLACES: Self = Self(4);
 
+    /// A verification may say that an extent is a hole.
+    pub const HOLES: Self = Self(8);
+
     /// These and the others.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {

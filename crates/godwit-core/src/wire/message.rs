@@ -128,6 +128,16 @@ pub enum Message {
         /// The source's hash.
         digest: Digest,
     },
+    /// Look whether all of the extent reads as zeroes: it is a hole at the source. Answered by
+    /// [`Message::Verified`]. Only for nodes with [`Features::HOLES`](super::Features::HOLES).
+    VerifyHole {
+        /// The source's slot, returned in the answer.
+        slot: ChunkSlot,
+        /// The generation in which the source looked.
+        generation: Generation,
+        /// Where to look.
+        extent: Extent,
+    },
     /// The answer to a verification.
     Verified {
         /// The slot of the question.
@@ -249,7 +259,10 @@ impl Message {
     /// Whether the frame may arrive on a connection of this class.
     pub const fn belongs_on(&self, class: TrafficClass) -> bool {
         match self {
-            Self::Copy { .. } | Self::Verify { .. } | Self::Verified { .. } => {
+            Self::Copy { .. }
+            | Self::Verify { .. }
+            | Self::VerifyHole { .. }
+            | Self::Verified { .. } => {
                 matches!(class, TrafficClass::Copy)
             }
             Self::DoubleWrite { .. }

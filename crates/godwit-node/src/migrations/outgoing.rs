@@ -241,7 +241,7 @@ impl Attempt {
         &self,
         capacity: Sectors,
         record: AuthorityRecord,
-    ) -> Result<PeerStreams, ErrorBody> {
+    ) -> Result<(PeerStreams, Features), ErrorBody> {
         let attempted = format!("migrate disk {}", self.disk.name);
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
         let allocated = taken(&self.disk, capacity).await?;
@@ -293,13 +293,14 @@ impl Attempt {
             let (copy, _) = self.dial(TrafficClass::Copy).await.map_err(body)?;
             copies.push(into_stream(copy).await.map_err(|error| lost(&error))?);
         }
-        Ok(PeerStreams {
+        let streams = PeerStreams {
             peer: self.peer.name.clone(),
             control: into_stream(control).await.map_err(|error| lost(&error))?,
             sync: into_stream(sync).await.map_err(|error| lost(&error))?,
             copies,
             compression: agreed.features.contain(Features::COMPRESSION),
-        })
+        };
+        Ok((streams, agreed.features))
     }
 
     async fn dial(&self, class: TrafficClass) -> Result<(PeerConnection, Agreed), DialError> {
@@ -308,8 +309,8 @@ impl Attempt {
         self.node.dialer.dial(&self.peer, hello).await
     }
 
-    /// What the engine is to do.
-    fn options(&self) -> MigrationOptions {
+    /// What the engine is to do with a node that knows these parts of the protocol.
+    fn options(&self, agreed: Features) -> MigrationOptions {
         let flight = InFlight::of(&self.settings);
         MigrationOptions {
             chunk_sectors: flight.chunk_sectors,
@@ -326,6 +327,7 @@ impl Attempt {
             interface_budget: self.settings.interface_budget,
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
             verify: self.settings.verify,
+            find_holes: agreed.contain(Features::HOLES),
             switchover: match self.settings.with_guest {
                 true => Switchover::WhenTold,
                 false => Switchover::WhenConverged,
@@ -338,7 +340,7 @@ impl Attempt {
     /// Memory for the chunks, ready for use.
     async fn memory(&self) -> Result<ChunkMemory, ErrorBody> {
         let engine = self.disk.engine().ok_or_else(|| self.engine_ended())?;
-        let options = self.options();
+        let options = self.options(Features::default());
         blocking(move || engine.chunk_memory(&options))
             .await?
             .map_err(|error| {
@@ -360,7 +362,7 @@ impl Attempt {
     /// Hands the connections to the engine.
     async fn start(
         &self,
-        streams: PeerStreams,
+        (streams, agreed): (PeerStreams, Features),
         memory: ChunkMemory,
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
@@ -377,7 +379,13 @@ impl Attempt {
             // The request that waits for it may be gone.
             let _ = reply.send(result);
         };
-        engine.start_source(self.options(), memory, streams, interface, Box::new(reply));
+        engine.start_source(
+            self.options(agreed),
+            memory,
+            streams,
+            interface,
+            Box::new(reply),
+        );
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(self.failed(&error)),

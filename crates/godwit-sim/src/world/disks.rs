@@ -3,6 +3,7 @@
 use godwit_core::action::{Content, Digest, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::AbortReason;
+use godwit_core::units::Extent;
 
 use super::node::{Holder, Pending};
 use super::{MICROSECOND, Occurrence, World, name};
@@ -36,7 +37,9 @@ impl World {
         let early = error.is_none() && self.disk_random.below(2) == 0;
         let mark = it.disk.completed();
         match operation {
-            DiskOperation::Read { extent, .. } if early => data = Some(it.disk.read(extent)),
+            DiskOperation::Read { extent, .. } | DiskOperation::FindHole { extent } if early => {
+                data = Some(it.disk.read(extent));
+            }
             _ if early => it.disk.store(&operation, &data),
             _ => {}
         }
@@ -116,7 +119,20 @@ impl World {
                         it.buffers[tag.0 as usize] = Some(read);
                     }
                     DiskTag::Chunk(slot) => it.chunk_buffers[usize::from(slot.0)] = Some(read),
-                    DiskTag::Barrier => {}
+                    DiskTag::Barrier | DiskTag::Layout => {}
+                }
+            }
+            DiskOperation::FindHole { extent } => {
+                let read = data.unwrap_or_else(|| it.disk.read(extent));
+                let sectors = hole(&read, extent);
+                content = Content::Hole(sectors);
+                match tag {
+                    DiskTag::Layout if sectors > 0 => self.reached(Reached::HoleFound),
+                    DiskTag::Chunk(_) if sectors < extent.sectors() => {
+                        self.reached(Reached::HoleFilled);
+                    }
+                    DiskTag::Replica(_) => self.reached(Reached::HoleCompared),
+                    _ => {}
                 }
             }
             _ if !early => it.disk.store(&operation, &data),
@@ -244,6 +260,17 @@ impl World {
             None => {}
         }
     }
+}
+
+/// How much of the extent, which holds this, is a hole from its start on. Space that holds zeroes is none: of
+/// each eight blocks one has some.
+fn hole(read: &[Value], extent: Extent) -> u32 {
+    let start = extent.start().0;
+    let zeroes = (start..).zip(read).take_while(|&(sector, value)| {
+        let takes_space = sector / 8 % 8 == 5;
+        *value == 0 && !takes_space
+    });
+    zeroes.count() as u32
 }
 
 fn look(read: &[Value], inspect: Inspect) -> Content {

@@ -209,7 +209,8 @@ impl World {
             Message::Copy { .. }
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
-            | Message::Verify { .. } => {
+            | Message::Verify { .. }
+            | Message::VerifyHole { .. } => {
                 let Some(tag) = it.take_tag(Holder::Replica, data) else {
                     return;
                 };
@@ -238,7 +239,8 @@ impl World {
         let (Message::Copy { generation, .. }
         | Message::DoubleWrite { generation, .. }
         | Message::DelayedWrite { generation, .. }
-        | Message::Verify { generation, .. }) = *message
+        | Message::Verify { generation, .. }
+        | Message::VerifyHole { generation, .. }) = *message
         else {
             return;
         };
@@ -342,5 +344,6 @@ fn needs_tag(message: &Message) -> bool {
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
             | Message::Verify { .. }
+            | Message::VerifyHole { .. }
     )
 }

@@ -1,6 +1,7 @@
 //! The outgoing migration: passes over the disk behind the locking window (Alg. 1 of the SmartNIC
 //! storage-migration paper), then verification, then the freeze that leads to switchover.
 
+mod layout;
 mod passes;
 mod promise;
 
@@ -16,6 +17,8 @@ use crate::controller::pacer::Pacer;
 use crate::controller::pause::{Pause, PauseCounts};
 use crate::controller::posted_writes::PostedWrites;
 use crate::controller::slots::{REMOTE, Slots};
+use layout::Layout;
+
 use crate::controller::window::Window;
 use crate::controller::{Controller, MigrationOptions, Progress, StartError, Switchover};
 use crate::event::{AbortReason, Event, PauseReason, Phase};
@@ -74,6 +77,7 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) generation: Generation,
     pub(in crate::controller) window: Window,
     idle_window: IdleWindow,
+    layout: Layout,
     phase: Phase,
     pass: Pass,
     capacity: Sectors,
@@ -257,6 +261,7 @@ impl Controller {
             generation: Generation(0),
             window: Window::new(options.window_chunks),
             idle_window: IdleWindow::new(&options),
+            layout: Layout::new(&options),
             phase: Phase::Copying,
             pass: Pass::Copy,
             capacity: self.capacity,

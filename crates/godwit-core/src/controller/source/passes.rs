@@ -4,35 +4,23 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
+use super::layout::Next;
 use super::{
     CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, MAX_VERIFY_PASSES, Pass, Source,
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::dirty::DirtyBitmap;
 use crate::controller::slots::{Slots, Stage, TagList};
-use crate::controller::window::{ChunkContent, ChunkState};
+use crate::controller::window::{ChunkContent, ChunkKind, ChunkState};
 use crate::controller::{Controller, Switchover};
 use crate::event::{AbortReason, Phase};
 use crate::planted::PlantedBug;
 use crate::request::RequestError;
 use crate::units::{Extent, Generation, MigrationId, SECTOR_SIZE, Time};
-use crate::wire::{Message, TrafficClass};
+use crate::wire::{HEADER_SIZE, Message, TrafficClass};
 use crate::write_table::WriteTable;
 
 impl Source {
-    /// What the pass locks next, if it has not come to its end: `chunk_sectors` at most.
-    fn next_extent(&self, chunk_sectors: u32) -> Option<Extent> {
-        let head = self.window.pointers.read_head;
-        match (self.pass, &self.dirty) {
-            (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.next_run(head, chunk_sectors),
-            _ => {
-                let left = self.capacity.0.saturating_sub(head.0);
-                let sectors = left.min(u64::from(chunk_sectors)) as u32;
-                Extent::new(head, sectors)
-            }
-        }
-    }
-
     /// Chunks that may be in flight now, and how long each may be.
     fn most_in_flight(&mut self, guest_is_idle: bool) -> (u16, u32) {
         if guest_is_idle {
@@ -59,7 +47,7 @@ impl Source {
             }
             Pass::Copy | Pass::VerifyAll => self.window.len() < usize::from(most),
         };
-        room && self.window.has_free_slot()
+        room && self.window.has_free_slot() && !self.window.ends_uncertain()
     }
 
     pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
@@ -95,7 +83,7 @@ impl Source {
         }
     }
 
-    /// Counts a chunk against the rates. Not against the promise's while the guest is idle: it was
+    /// Counts a chunk of so many bytes against the rates. Not against the promise's while the guest is idle: it was
     /// not held back by that, and whatever follows would have to wait for a debt without a limit.
     pub(super) fn chunk_started(&mut self, bytes: u64, guest_is_idle: bool) {
         if self.pass == Pass::Copy
@@ -148,7 +136,7 @@ impl Source {
 
     /// Whether the pass has something left to lock.
     pub(in crate::controller) fn is_copying(&self) -> bool {
-        self.next_extent(1).is_some()
+        self.next_chunk(1) != Next::End
     }
 
     /// Whether a copy (or a delayed write) may be sent; otherwise when to ask again. Nothing is held
@@ -193,18 +181,28 @@ impl Controller {
             // What is written while the switchover waits belongs to the next pass.
             let rests = source.phase == Phase::Converged;
             while !rests && source.has_room(most, chunk_sectors) {
-                let Some(extent) = source.next_extent(chunk_sectors) else {
-                    break;
+                let (extent, kind) = match source.next_chunk(chunk_sectors) {
+                    Next::End => break,
+                    Next::Look(extent) => {
+                        self.look_ahead(extent);
+                        break;
+                    }
+                    Next::Lock(extent, kind) => (extent, kind),
                 };
                 let frozen = source.phase == Phase::Draining;
                 if !frozen && let Err(next) = source.may_start_chunk(self.now, guest_is_idle) {
                     source.paced_until = Some(next);
                     break;
                 }
-                let Some(slot) = source.window.lock(extent, self.now) else {
+                let Some(slot) = source.window.lock(extent, kind, self.now) else {
                     break;
                 };
-                source.chunk_started(extent.bytes(), guest_is_idle);
+                // A hole costs its frame.
+                let bytes = match kind {
+                    ChunkKind::Data => extent.bytes(),
+                    ChunkKind::Hole => HEADER_SIZE as u64,
+                };
+                source.chunk_started(bytes, guest_is_idle);
                 read_when_quiet(
                     source,
                     &self.table,
@@ -274,13 +272,14 @@ impl Controller {
             return self.pump();
         }
         let pass = source.pass;
-        let Some(chunk) = source
-            .window
-            .get(slot)
-            .filter(|c| c.state == ChunkState::Reading)
-        else {
+        let Some(chunk) = source.window.get(slot) else {
             return;
         };
+        match chunk.state {
+            ChunkState::Reading => {}
+            ChunkState::Looking => return self.hole_looked_at(slot, result),
+            _ => return,
+        }
         chunk.state = ChunkState::Read(match result {
             Ok(Content::Digest(digest)) if pass != Pass::Copy => ChunkContent::Digest(digest),
             Ok(Content::Data) if pass == Pass::Copy => ChunkContent::Data,
@@ -295,7 +294,7 @@ impl Controller {
         self.send_read_chunks();
     }
 
-    fn send_read_chunks(&mut self) {
+    pub(super) fn send_read_chunks(&mut self) {
         let Some(source) = &mut self.source else {
             return;
         };
@@ -307,6 +306,11 @@ impl Controller {
                     generation,
                     extent,
                     digest,
+                },
+                ChunkContent::Zeroes if source.pass != Pass::Copy => Message::VerifyHole {
+                    slot,
+                    generation,
+                    extent,
                 },
                 content => {
                     let zeroes = content == ChunkContent::Zeroes;
@@ -404,7 +408,10 @@ impl Controller {
         let idle = self
             .last_request
             .map_or(Duration::MAX, |last| self.now.since(last));
-        source.idle_window.chunk_done(took, idle);
+        match chunk.kind {
+            ChunkKind::Data => source.idle_window.chunk_done(took, idle),
+            ChunkKind::Hole => source.layout.hole_done(took),
+        }
         if let Some(governor) = &mut source.governor {
             let data = chunk.state == ChunkState::Sent { data: true };
             governor.chunk_done(took, data);
@@ -571,7 +578,8 @@ impl Controller {
 }
 
 /// Reads a locked chunk unless guest writes to it are under way, here or to the destination; no new
-/// ones start before, because the chunk is locked. Whether it is being read now.
+/// ones start before, because the chunk is locked. A hole is looked at instead. Whether it is being read
+/// now.
 fn read_when_quiet(
     source: &mut Source,
     table: &WriteTable,
@@ -588,7 +596,7 @@ fn read_when_quiet(
     if busy.is_some() || source.posted.overlaps(extent) {
         return false;
     }
-    source.window.start_reading(slot);
+    let kind = source.window.start_reading(slot);
     let inspect = match source.pass {
         Pass::Copy => Inspect::Zeroes,
         Pass::VerifyAll | Pass::VerifyDirty { .. } => Inspect::Digest,
@@ -596,9 +604,14 @@ fn read_when_quiet(
     if let (Inspect::Digest, Some(dirty)) = (inspect, &mut source.dirty) {
         dirty.clear(extent);
     }
+    let reads = kind != Some(ChunkKind::Hole);
     actions.push_back(Action::Disk {
         tag: DiskTag::Chunk(slot),
-        operation: DiskOperation::Read { extent, inspect },
+        operation: if reads {
+            DiskOperation::Read { extent, inspect }
+        } else {
+            DiskOperation::FindHole { extent }
+        },
     });
-    true
+    reads
 }
