@@ -1,12 +1,14 @@
 //! The command line.
 
-use std::net::{IpAddr, SocketAddr};
+mod node;
+
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use godwit_node::IncomingLimits;
 use godwit_node::api::ImageFormat;
 
+pub(crate) use self::node::{LogFormatArgument, NodeArguments};
 use crate::failure::EXIT_CODES;
 use crate::units::{parse_duration, parse_rate, parse_size};
 
@@ -379,96 +381,6 @@ pub(crate) enum PeerCommand {
     List,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct NodeArguments {
-    /// The node's name, as in its certificate
-    #[arg(long, env = "GODWIT_NAME")]
-    pub name: String,
-    /// Where images, the store and the sockets are
-    #[arg(long, env = "GODWIT_DATA_DIR", default_value = DEFAULT_DATA_DIR, value_name = "DIR")]
-    pub data_dir: PathBuf,
-    /// Where other nodes connect
-    #[arg(
-        long,
-        env = "GODWIT_LISTEN",
-        default_value = "0.0.0.0:7001",
-        value_name = "ADDR:PORT"
-    )]
-    pub listen: SocketAddr,
-    /// Another node (repeat, or separate by commas)
-    #[arg(
-        long = "peer",
-        env = "GODWIT_PEERS",
-        value_name = "NAME=HOST:PORT",
-        value_delimiter = ',',
-        action = ArgAction::Append,
-        value_parser = parse_peer
-    )]
-    pub peers: Vec<(String, String)>,
-    /// A folder for images, or of block devices, that disks from other nodes may be put in; may be
-    /// repeated
-    #[arg(
-        long = "pool",
-        env = "GODWIT_POOLS",
-        value_name = "NAME=FOLDER",
-        value_delimiter = ',',
-        action = ArgAction::Append,
-        value_parser = parse_pool
-    )]
-    pub pools: Vec<(String, PathBuf)>,
-    /// Serve the API over mutual TLS here, besides its unix socket
-    #[arg(long, env = "GODWIT_API_LISTEN", value_name = "ADDR:PORT")]
-    pub api_listen: Option<SocketAddr>,
-    /// Serve NBD here, besides its unix socket; over TLS with client certificates
-    #[arg(long, env = "GODWIT_NBD_LISTEN", value_name = "ADDR:PORT")]
-    pub nbd_listen: Option<SocketAddr>,
-    /// Serve NBD without TLS; on a loopback address only
-    #[arg(long, requires = "nbd_listen")]
-    pub nbd_plain: bool,
-    /// NBD connections to one disk at once, at most 256. Each may take 1 MiB of memory beside what
-    /// all of the disk's share
-    #[arg(
-        long,
-        env = "GODWIT_NBD_CONNECTIONS",
-        value_name = "NUMBER",
-        default_value_t = 64
-    )]
-    pub nbd_connections: u32,
-    /// Talk to other nodes without TLS; on loopback addresses only
-    #[arg(long)]
-    pub insecure_loopback: bool,
-    /// Send disks and memory unencrypted to nodes that are told the same. Only where nobody else can
-    /// read or change what passes: over WireGuard, IPsec, MACsec or a cable of one's own
-    #[arg(long, env = "GODWIT_UNENCRYPTED_DATA")]
-    pub unencrypted_data: bool,
-    /// Never compress disks on the way to other nodes, nor let these do it. Otherwise data that becomes
-    /// shorter is compressed where the link is slower than compressing it
-    #[arg(long, env = "GODWIT_NO_COMPRESSION")]
-    pub no_compression: bool,
-    /// Do not start virtual machines in QEMU's sandbox
-    #[arg(long, env = "GODWIT_NO_QEMU_SANDBOX")]
-    pub no_qemu_sandbox: bool,
-    /// How many disks one peer may bring at a time, and how many virtual machines
-    #[arg(long, env = "GODWIT_MAX_INCOMING", value_name = "NUMBER", default_value_t = IncomingLimits::default().count,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_incoming: u32,
-    /// How large the disks may be together that one peer brings at a time; without it, what fits
-    #[arg(long, env = "GODWIT_MAX_INCOMING_SIZE", value_name = "SIZE", value_parser = parse_size)]
-    pub max_incoming_size: Option<u64>,
-    /// How log lines look
-    #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
-    pub log_format: LogFormatArgument,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LogFormatArgument {
-    /// For people
-    #[default]
-    Text,
-    /// One JSON object per line
-    Json,
-}
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RoleArgument {
     /// A node: nodes that name it as a peer take disks and machines from it
@@ -537,29 +449,6 @@ fn exit_codes() -> String {
     format!("Exit codes:\n{}", codes.concat())
 }
 
-fn parse_pool(text: &str) -> Result<(String, PathBuf), String> {
-    match text.split_once('=') {
-        Some((name, folder)) if !name.is_empty() && folder.starts_with('/') => {
-            Ok((name.to_owned(), PathBuf::from(folder)))
-        }
-        _ => Err("a pool is NAME=FOLDER, like fast=/mnt/nvme".to_owned()),
-    }
-}
-
-fn parse_peer(text: &str) -> Result<(String, String), String> {
-    let (name, address) = text
-        .split_once('=')
-        .ok_or("a peer is NAME=HOST:PORT, like b=192.0.2.7:7001")?;
-    let port = address
-        .rsplit_once(':')
-        .map(|(host, port)| (host, port.parse::<u16>()));
-    match port {
-        _ if name.is_empty() => Err("the peer's name is missing".to_owned()),
-        Some((host, Ok(1..))) if !host.is_empty() => Ok((name.to_owned(), address.to_owned())),
-        _ => Err(format!("{address:?} is not HOST:PORT, like 192.0.2.7:7001")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory as _;
@@ -569,31 +458,6 @@ mod tests {
     #[test]
     fn the_command_line_contradicts_itself_nowhere() {
         Arguments::command().debug_assert();
-    }
-
-    #[test]
-    fn peers_need_a_name_a_host_and_a_port() {
-        assert_eq!(
-            parse_peer("b=host:7001"),
-            Ok(("b".to_owned(), "host:7001".to_owned()))
-        );
-        assert_eq!(
-            parse_peer("b=[::1]:7001"),
-            Ok(("b".to_owned(), "[::1]:7001".to_owned()))
-        );
-        for text in [
-            "",
-            "b",
-            "=h:1",
-            "b=",
-            "b=h",
-            "b=:1",
-            "b=h:0",
-            "b=h:70000",
-            "b=h:x",
-        ] {
-            assert!(parse_peer(text).is_err(), "{text}");
-        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use godwit_core::wire::Features;
 use crate::migrations::admission::IncomingLimits;
 use crate::names;
 use crate::run::NodeError;
+use crate::vms::QemuUser;
 
 /// Everything that a node needs to know to run.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct NodeConfig {
     pub nbd_connections: u32,
     /// Start virtual machines in QEMU's sandbox.
     pub qemu_sandbox: bool,
+    /// Run QEMU as this user instead of the node's. Only for a node that runs as root.
+    pub qemu_user: Option<QemuUser>,
     /// How much each of them may bring at a time.
     pub incoming: IncomingLimits,
     /// The other nodes.
@@ -141,6 +144,14 @@ impl NodeConfig {
                 self.nbd_connections
             ));
         }
+        if let Some(user) = &self.qemu_user
+            && !QemuUser::may_be_used()
+        {
+            return wrong(format!(
+                "--qemu-user {}: only a node that runs as root can start programs as other users",
+                user.name()
+            ));
+        }
         let mut seen = BTreeSet::from([self.name.as_str()]);
         for peer in &self.peers {
             named(&peer.name)?;
@@ -237,6 +248,7 @@ pub(crate) mod tests {
             nbd_connections: 64,
             incoming: IncomingLimits::default(),
             qemu_sandbox: true,
+            qemu_user: None,
             peers: vec![PeerConfig {
                 name: String::from("b"),
                 address: String::from("b:1"),

@@ -25,6 +25,11 @@ pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError>
     let given = config.data_dir.clone();
     config.data_dir =
         std::path::absolute(&given).map_err(|error| failed("use the folder", &given, error))?;
+    // The sockets for QEMU are below; who may only pass through sees no other name.
+    let mode = match config.qemu_user {
+        Some(_) => 0o711,
+        None => 0o700,
+    };
     for folder in [
         config.data_dir.clone(),
         config.disks_dir(),
@@ -34,7 +39,7 @@ pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError>
             .recursive(true)
             .mode(0o700)
             .create(&folder)
-            .and_then(|()| std::fs::set_permissions(&folder, Permissions::from_mode(0o700)))
+            .and_then(|()| std::fs::set_permissions(&folder, Permissions::from_mode(mode)))
             .map_err(|error| failed("make the folder", &folder, error))?;
     }
     let path = config.data_dir.join("lock");

@@ -30,3 +30,4 @@ pub use logging::{LogFormat, init_logging};
 pub use migrations::admission::IncomingLimits;
 pub use roles::Role;
 pub use run::{NodeError, run};
+pub use vms::QemuUser;

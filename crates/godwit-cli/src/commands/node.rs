@@ -68,6 +68,7 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         nbd_plain: arguments.nbd_plain,
         nbd_connections: arguments.nbd_connections,
         qemu_sandbox: !arguments.no_qemu_sandbox,
+        qemu_user: arguments.qemu_user,
         incoming: IncomingLimits {
             count: arguments.max_incoming,
             bytes: arguments.max_incoming_size,

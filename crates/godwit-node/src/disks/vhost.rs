@@ -14,6 +14,7 @@ use super::disk::Disk;
 use crate::config::NodeConfig;
 use crate::data_dir::MAX_SOCKET_PATH;
 use crate::node::Node;
+use crate::vms::QemuUser;
 
 /// Opens a disk's socket. A disk without one is served to everybody but virtual machines, and `vm
 /// run` says what is wrong.
@@ -23,7 +24,7 @@ pub(super) fn serve(
     engine: &EngineHandle,
 ) -> Option<VhostUserServer> {
     let path = config.vhost_socket(disk);
-    let served = listen(&path).and_then(|listener| {
+    let served = listen(&path, config.qemu_user.as_ref()).and_then(|listener| {
         let name = disk.to_owned();
         vhost_user::serve(listener, name.clone(), name, engine.clone())
     });
@@ -34,7 +35,7 @@ pub(super) fn serve(
         .ok()
 }
 
-fn listen(path: &Path) -> io::Result<UnixListener> {
+fn listen(path: &Path, qemu: Option<&QemuUser>) -> io::Result<UnixListener> {
     if path.as_os_str().as_bytes().len() > MAX_SOCKET_PATH {
         return Err(io::Error::other(format!(
             "the path has more than {MAX_SOCKET_PATH} bytes: a shorter name or --data-dir helps"
@@ -44,6 +45,9 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     remove(path)?;
     let listener = UnixListener::bind(path)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+    if let Some(user) = qemu {
+        user.own(path)?;
+    }
     Ok(listener)
 }
 

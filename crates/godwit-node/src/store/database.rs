@@ -1,6 +1,8 @@
 //! The database file: opened again after a failure, and written to in as few commits as possible.
 
 use std::fmt;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -128,10 +130,15 @@ impl SharedDatabase {
 }
 
 fn open(path: &Path) -> Result<Database, StoreError> {
-    Database::create(path).map_err(|error| StoreError::Open {
+    let failed = |source| StoreError::Open {
         path: path.to_owned(),
-        source: error.into(),
-    })
+        source,
+    };
+    let database = Database::create(path).map_err(|error| failed(error.into()))?;
+    // Others may pass through the folder.
+    std::fs::set_permissions(path, Permissions::from_mode(0o600))
+        .map_err(|error| failed(error.into()))?;
+    Ok(database)
 }
 
 /// The database, opened again if it failed before.

@@ -71,7 +71,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
     };
     let vm = Vm::new(&node.config, name.clone(), entry.clone(), VmActivity::Idle);
     let places = vm.places.clone();
-    run::make_folder(&name, places).await?;
+    run::make_folder(node, &name, places).await?;
     node.vms.insert(&vm)?;
     if let Err(error) = node.store.put_vm(&name, &entry).await {
         node.vms.remove(&vm);

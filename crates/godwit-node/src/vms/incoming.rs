@@ -155,17 +155,20 @@ pub(crate) async fn start(
         line.extend(sandbox::words(&line));
     }
     line.extend(["-incoming", "defer", "-S"].map(str::to_owned));
-    run::make_folder(&vm.name, vm.places.clone()).await?;
+    run::make_folder(node, &vm.name, vm.places.clone()).await?;
     let pulls = offer.memory.pulls();
     let failed = |error: &dyn std::fmt::Display| {
         let text = format!("VM {} cannot be received: {error}", vm.name);
         ErrorBody::new(ErrorCode::Internal, text)
     };
     if pulls {
-        spare::make_pipes(&vm.places).map_err(|error| failed(&error))?;
+        spare::make_pipes(&vm.places, node.config.qemu_user.as_ref())
+            .map_err(|error| failed(&error))?;
         line.extend(spare::arguments(&vm.places));
     }
-    let (process, qmp) = process::start(&vm.name, &machine.program, &line, &vm.places).await?;
+    let user = node.config.qemu_user.as_ref();
+    let (process, qmp) =
+        process::start(&vm.name, &machine.program, &line, &vm.places, user).await?;
     let qemu = Qemu {
         qmp,
         process: Arc::new(process),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use godwit_core::units::Bytes;
 
+use super::QemuUser;
 use super::inspect::Facts;
 use super::machine::{Machine, Places};
 use super::orders::MachineOffer;
@@ -96,7 +97,7 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
             Bytes(offer.memory_bytes)
         ));
     }
-    blockers.extend(qemu(here, offer).await);
+    blockers.extend(qemu(here, offer, node.config.qemu_user.as_ref()).await);
     blockers
 }
 
@@ -194,7 +195,7 @@ fn free_memory() -> Option<u64> {
     Some(kilobytes << 10)
 }
 
-async fn qemu(here: &str, offer: &MachineOffer) -> Vec<String> {
+async fn qemu(here: &str, offer: &MachineOffer, user: Option<&QemuUser>) -> Vec<String> {
     let program = &offer.machine.program;
     let file = Path::new(program).file_name().unwrap_or_default();
     if !file.as_encoded_bytes().starts_with(b"qemu-system-") {
@@ -202,7 +203,7 @@ async fn qemu(here: &str, offer: &MachineOffer) -> Vec<String> {
             "node '{here}' runs no program but qemu-system-*, and this is {file:?}"
         )];
     }
-    let version = match list(program, &["--version"]).await {
+    let version = match list(program, &["--version"], user).await {
         Ok(text) => text,
         Err(why) => return vec![format!("node '{here}' cannot run {program}: {why}")],
     };
@@ -213,7 +214,7 @@ async fn qemu(here: &str, offer: &MachineOffer) -> Vec<String> {
         )];
     };
     let accelerator = offer.machine.accelerator();
-    if accelerator == Some("kvm") && !kvm_usable() {
+    if accelerator == Some("kvm") && !kvm_usable(user) {
         blockers.push(format!(
             "the VM runs with KVM, which node '{here}' cannot use"
         ));
@@ -229,7 +230,7 @@ async fn qemu(here: &str, offer: &MachineOffer) -> Vec<String> {
         }
     }
     if let Some(wanted) = &offer.machine_type {
-        match list(program, &["-machine", "help"]).await {
+        match list(program, &["-machine", "help"], user).await {
             Ok(text) if names_first(&text, wanted) => {}
             Ok(_) => blockers.push(format!(
                 "QEMU {} of node '{here}' has no machine type {wanted}",
@@ -242,7 +243,7 @@ async fn qemu(here: &str, offer: &MachineOffer) -> Vec<String> {
     if let Some(model) = model.and_then(|value| value.split(',').next())
         && !matches!(model, "host" | "max")
     {
-        match list(program, &["-cpu", "help"]).await {
+        match list(program, &["-cpu", "help"], user).await {
             Ok(text) if names_first(&text, model) => {}
             Ok(_) => blockers.push(format!(
                 "QEMU {} of node '{here}' has no processor model {model}",
@@ -259,9 +260,17 @@ fn shown([major, minor, micro]: [u64; 3]) -> String {
 }
 
 /// What a program prints, if it ends well.
-async fn list(program: &str, arguments: &[&str]) -> Result<String, String> {
-    let running = tokio::process::Command::new(program)
-        .args(arguments)
+async fn list(
+    program: &str,
+    arguments: &[&str],
+    user: Option<&QemuUser>,
+) -> Result<String, String> {
+    let mut command = std::process::Command::new(program);
+    command.args(arguments);
+    if let Some(user) = user {
+        user.run_as(&mut command);
+    }
+    let running = tokio::process::Command::from(command)
         .stdin(std::process::Stdio::null())
         .kill_on_drop(true)
         .output();

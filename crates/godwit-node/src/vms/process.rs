@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 
+use super::QemuUser;
 use super::machine::Places;
 use super::qmp::Qmp;
 use crate::api::{ErrorBody, ErrorCode};
@@ -21,6 +22,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How often a new QEMU is tried.
 const START_POLL: Duration = Duration::from_millis(10);
+
+/// QEMU's user may have put a link to somebody else's file in the place of the log, or a pipe.
+const NO_LINK: i32 = libc::O_NOFOLLOW | libc::O_NONBLOCK;
 
 /// How much of the end of QEMU's log is shown.
 const LOG_TAIL: u64 = 2048;
@@ -63,15 +67,16 @@ impl Process {
     }
 }
 
-/// Makes the folder of a VM, for this user only.
+/// Makes the folder of a VM, for the user that its QEMU runs as.
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn make_folder(places: &Places) -> io::Result<()> {
+pub(crate) fn make_folder(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
-        .create(&places.folder)
+        .create(&places.folder)?;
+    user.map_or(Ok(()), |user| user.own(&places.folder))
 }
 
 /// Starts QEMU in a session of its own, with its messages in the VM's log, and waits until its
@@ -84,10 +89,11 @@ pub(crate) async fn start(
     program: &str,
     line: &[String],
     places: &Places,
+    user: Option<&QemuUser>,
 ) -> Result<(Process, Qmp), ErrorBody> {
     let error = |code, why: String| ErrorBody::new(code, format!("cannot start VM {name}: {why}"));
     let failed = |why| error(ErrorCode::Internal, why);
-    let mut child = spawn(program, line, places).map_err(|cause| {
+    let mut child = spawn(program, line, places, user).map_err(|cause| {
         let code = match cause.kind() {
             io::ErrorKind::NotFound
             | io::ErrorKind::PermissionDenied
@@ -138,7 +144,12 @@ pub(crate) async fn start(
     })
 }
 
-fn spawn(program: &str, line: &[String], places: &Places) -> io::Result<tokio::process::Child> {
+fn spawn(
+    program: &str,
+    line: &[String],
+    places: &Places,
+    user: Option<&QemuUser>,
+) -> io::Result<tokio::process::Child> {
     for socket in [places.qmp(), places.console(), places.incoming()] {
         match std::fs::remove_file(socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -168,22 +179,32 @@ fn spawn(program: &str, line: &[String], places: &Places) -> io::Result<tokio::p
         // A session of its own: neither the node's end nor its terminal's reaches QEMU.
         command.pre_exec(|| rustix::process::setsid().map(drop).map_err(io::Error::from));
     }
+    if let Some(user) = user {
+        user.run_as(&mut command);
+    }
     tokio::process::Command::from(command).spawn()
 }
 
 /// Empties a log that has become longer than anybody reads.
 pub(crate) fn cut_log(path: &Path) {
     const LONGEST: u64 = 4 << 20;
-    if std::fs::metadata(path).is_ok_and(|log| log.len() > LONGEST) {
+    if std::fs::symlink_metadata(path).is_ok_and(|log| log.len() > LONGEST) {
         // The next attempt may have more luck.
-        let _ = OpenOptions::new().write(true).truncate(true).open(path);
+        let _ = OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .custom_flags(NO_LINK)
+            .open(path);
     }
 }
 
 /// The end of a log, on one line.
 pub(crate) fn log_tail(path: &Path) -> String {
     let read = || -> io::Result<String> {
-        let mut file = std::fs::File::open(path)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags(NO_LINK)
+            .open(path)?;
         let length = file.metadata()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(LOG_TAIL)))?;
         let mut bytes = Vec::new();

@@ -9,7 +9,7 @@ use godwit_core::units::Bytes;
 use super::inspect::Facts;
 use super::machine::{Machine, Parts, Places};
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{mac, process, sandbox, watch};
+use super::{QemuUser, mac, process, sandbox, watch};
 use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use crate::data_dir::MAX_SOCKET_PATH;
 use crate::names;
@@ -29,7 +29,8 @@ const MAX_ARGUMENTS: usize = 1024;
 /// The request makes no sense, a disk cannot be used, or QEMU does not start.
 pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
     let host = mac::host();
-    let machine = machine(&request, &node.config.name, &host)?;
+    let user = node.config.qemu_user.as_ref();
+    let machine = machine(&request, &node.config.name, &host, user)?;
     for disk in &machine.disks {
         usable(node, &request.name, disk)?;
         unused(node, &request.name, disk)?;
@@ -55,7 +56,12 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
 }
 
 /// The machine that is asked for, as node `here` of `host` starts it.
-fn machine(request: &RunVm, here: &str, host: &str) -> Result<Machine, ErrorBody> {
+fn machine(
+    request: &RunVm,
+    here: &str,
+    host: &str,
+    user: Option<&QemuUser>,
+) -> Result<Machine, ErrorBody> {
     names::check("VM", &request.name)?;
     let name = &request.name;
     let invalid = |text: String, hint: &str| {
@@ -114,7 +120,7 @@ fn machine(request: &RunVm, here: &str, host: &str) -> Result<Machine, ErrorBody
         .any(|pair| is_machine(&pair[0]) && names_type(&pair[1]));
     let accelerator = match request.accelerator {
         Accelerator::Kvm => "kvm",
-        Accelerator::Auto if kvm_usable() => "kvm",
+        Accelerator::Auto if kvm_usable(user) => "kvm",
         Accelerator::Auto | Accelerator::Tcg => "tcg",
     };
     let machine = match &request.machine {
@@ -153,13 +159,14 @@ fn names_type(value: &str) -> bool {
     !first.contains('=') || value.contains("type=")
 }
 
-/// Whether KVM can be used by this process.
-pub(crate) fn kvm_usable() -> bool {
-    std::fs::OpenOptions::new()
+/// Whether KVM can be used here, by the user that QEMU runs as.
+pub(crate) fn kvm_usable(user: Option<&QemuUser>) -> bool {
+    let device = Path::new("/dev/kvm");
+    let here = std::fs::OpenOptions::new()
         .read(true)
         .write(true)
-        .open("/dev/kvm")
-        .is_ok()
+        .open(device);
+    here.is_ok() && user.is_none_or(|user| user.may_write(device))
 }
 
 /// Whether a VM can use a disk of this node.
@@ -272,8 +279,9 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     }
     let program = entry.machine.program.clone();
     let places = vm.places.clone();
-    make_folder(&vm.name, places).await?;
-    let (process, qmp) = process::start(&vm.name, &program, &line, &vm.places).await?;
+    make_folder(node, &vm.name, places).await?;
+    let user = node.config.qemu_user.as_ref();
+    let (process, qmp) = process::start(&vm.name, &program, &line, &vm.places, user).await?;
     let qemu = Qemu {
         qmp,
         process: Arc::new(process),
@@ -300,9 +308,10 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
 }
 
 /// Makes the VM's folder.
-pub(crate) async fn make_folder(vm: &str, places: Places) -> Result<(), ErrorBody> {
+pub(crate) async fn make_folder(node: &Node, vm: &str, places: Places) -> Result<(), ErrorBody> {
     let folder = places.folder.clone();
-    blocking(move || process::make_folder(&places))
+    let user = node.config.qemu_user.clone();
+    blocking(move || process::make_folder(&places, user.as_ref()))
         .await?
         .map_err(|error| {
             ErrorBody::new(
@@ -370,7 +379,7 @@ mod tests {
             qemu: None,
             arguments: Vec::new(),
         };
-        machine(&good(), "a", "h").expect("is fine");
+        machine(&good(), "a", "h", None).expect("is fine");
         for wrong in [
             RunVm {
                 name: String::from("a/b"),
@@ -402,7 +411,7 @@ mod tests {
             },
         ] {
             let shown = format!("{wrong:?}");
-            let error = machine(&wrong, "a", "h").expect_err(&shown);
+            let error = machine(&wrong, "a", "h", None).expect_err(&shown);
             assert_eq!(error.code, ErrorCode::Invalid, "{shown}");
             assert!(error.hint.is_some(), "{shown}");
         }

@@ -17,6 +17,7 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
 
+use super::QemuUser;
 use super::machine::Places;
 use super::qmp::{QMP_TIMEOUT, QmpError, text};
 
@@ -45,13 +46,16 @@ pub(super) fn arguments(places: &Places) -> [String; 4] {
 ///
 /// # Errors
 /// What the system says.
-pub(super) fn make_pipes(places: &Places) -> io::Result<()> {
+pub(super) fn make_pipes(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     for path in [places.spare_input(), places.spare_output()] {
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
         rustix::fs::mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0)?;
+        if let Some(user) = user {
+            user.own(&path)?;
+        }
     }
     Ok(())
 }
@@ -222,8 +226,8 @@ mod tests {
         let places = Places {
             folder: folder.path().to_owned(),
         };
-        make_pipes(&places).expect("pipes");
-        make_pipes(&places).expect("again");
+        make_pipes(&places, None).expect("pipes");
+        make_pipes(&places, None).expect("again");
         let spare = Spare::open(&places).expect("opens");
         // The end of an event, and what answers an earlier process.
         let before = "\"x\"}}\n{\"return\":{},\"id\":\"1-0\"}\n[]\n\n{\"event\":\"STOP\"}\n";

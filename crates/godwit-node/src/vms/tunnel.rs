@@ -131,14 +131,20 @@ pub(crate) async fn lead(
     id: MigrationId,
 ) -> Result<(PathBuf, AbortHandle), ErrorBody> {
     let socket = vm.places.outgoing();
-    run::make_folder(&vm.name, vm.places.clone()).await?;
+    run::make_folder(node, &vm.name, vm.places.clone()).await?;
     // One that an earlier attempt left would be in the way.
     let _ = std::fs::remove_file(&socket);
     let attempted = format!("send the memory of VM {}", vm.name);
-    let listener = UnixListener::bind(&socket).map_err(|error| {
-        let text = format!("cannot {attempted}: {}: {error}", socket.display());
-        ErrorBody::new(ErrorCode::Internal, text)
-    })?;
+    let user = node.config.qemu_user.as_ref();
+    let listener = UnixListener::bind(&socket)
+        .and_then(|listener| {
+            user.map_or(Ok(()), |user| user.own(&socket))?;
+            Ok(listener)
+        })
+        .map_err(|error| {
+            let text = format!("cannot {attempted}: {}: {error}", socket.display());
+            ErrorBody::new(ErrorCode::Internal, text)
+        })?;
     let name = &node.config.name;
     let hello = greeting::hello(name, &vm.name, TrafficClass::Copy, Purpose::Machine, id);
     let dialled = node.dialer.dial(peer, hello).await;

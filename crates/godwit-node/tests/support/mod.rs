@@ -53,6 +53,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         nbd_connections: 64,
         incoming: IncomingLimits::default(),
         qemu_sandbox: true,
+        qemu_user: None,
         pools: Vec::new(),
         peers: Vec::new(),
     }

@@ -157,6 +157,7 @@ impl Cluster {
                     .map(|(_, ((peer, _), address))| ((*peer).to_owned(), *address))
                     .collect(),
                 pools: Vec::new(),
+                qemu_user: None,
                 namespace: namespace.map(|namespace| namespace.name().to_owned()),
             };
             nodes.push(Node::new(spec)?);

@@ -42,6 +42,8 @@ pub struct NodeSpec {
     pub peers: Vec<(String, SocketAddr)>,
     /// Its pools and their folders.
     pub pools: Vec<(String, PathBuf)>,
+    /// The user that its QEMUs run as, if that is not its own.
+    pub qemu_user: Option<String>,
     /// The network namespace it runs in, unless it runs in that of its starter.
     pub namespace: Option<String>,
 }
@@ -109,6 +111,9 @@ impl Node {
         }
         for (name, address) in &spec.peers {
             command.args(["--peer", &format!("{name}={address}")]);
+        }
+        if let Some(user) = &spec.qemu_user {
+            command.args(["--qemu-user", user]);
         }
         for (name, folder) in &spec.pools {
             command.args(["--pool", &format!("{name}={}", folder.display())]);
