@@ -231,6 +231,42 @@ fn a_source_that_waits_for_an_answer_cannot_ask_for_acceptance() {
 }
 
 #[test]
+fn a_comparison_that_a_pause_gave_up_keeps_no_source_from_asking() {
+    let verify = |generation| Message::Verify {
+        slot: ChunkSlot(1),
+        generation: Generation(generation),
+        extent: extent(0),
+        digest: [0; 32],
+    };
+    let hole = |generation| Message::VerifyHole {
+        slot: ChunkSlot(1),
+        generation: Generation(generation),
+        extent: extent(0),
+    };
+    let generation = Generation(1);
+    for (question, pauses) in [
+        (verify(0), true),
+        (hole(0), true),
+        (verify(1), false),
+        (hole(1), false),
+    ] {
+        let mut destination = Destination::receiving();
+        destination.hear(TrafficClass::Copy, question, Some(0));
+        let paused = Message::NewGeneration { generation };
+        destination.hear(TrafficClass::Sync, paused, None);
+        destination.prepare();
+        let refused = (!pauses).then_some(AbortReason::Protocol);
+        assert_eq!(destination.aborted, refused, "{question:?}");
+        assert_eq!(destination.flushes, 0, "the disk still reads");
+        let tag = DiskTag::Replica(RequestTag(0));
+        let read = Ok(Content::Data);
+        destination.controller.handle_disk_done(Time(0), tag, read);
+        destination.carry_out();
+        assert_eq!(destination.flushes, u32::from(pauses), "{question:?}");
+    }
+}
+
+#[test]
 fn an_acknowledged_write_that_fails_ends_the_migration() {
     for asked in [false, true] {
         let mut destination = Destination::receiving();

@@ -398,11 +398,19 @@ impl Controller {
     }
 
     /// Whether a frame has not been answered. The source drains before it asks for acceptance, so
-    /// one that has not breaks the protocol.
+    /// one that has not breaks the protocol; but for a comparison of before a pause, which changes nothing
+    /// and which the source has made again since.
     pub(super) fn owes_answers(&self) -> bool {
-        self.destination
-            .as_ref()
-            .is_some_and(|destination| destination.in_flight > destination.unwritten.frames)
+        let Some(destination) = &self.destination else {
+            return false;
+        };
+        let given_up = self.slots.select(|slot| match slot.work {
+            Work::Verify { generation, .. } | Work::VerifyHole { generation, .. } => {
+                generation < destination.generation
+            }
+            _ => false,
+        });
+        destination.in_flight > destination.unwritten.frames + given_up.len() as u32
     }
 
     pub(super) fn destination_heard(&mut self) {

@@ -56,6 +56,9 @@ impl World {
         it.deadline = controller.next_deadline().map(|time| it.clock.global(time));
         let in_flight = controller.requests_in_flight();
         let serves = controller.serves();
+        if serves {
+            it.served_on = Some(it.record);
+        }
         let delayed = controller.progress().map_or(0, |progress| {
             let promise = progress.promise;
             promise.delayed_bytes + promise.delayed_bytes_sent + promise.delayed_bytes_cancelled

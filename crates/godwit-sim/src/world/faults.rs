@@ -169,7 +169,9 @@ impl World {
             let (lost, torn) = self.nodes[node].disk.power_loss(&mut self.fault_random);
             self.coverage.add(Reached::LostWrite, lost);
             self.coverage.add(Reached::TornWrite, torn);
-            if owner {
+            // One that died before it had stored that it serves does not serve now, but what it answered is here.
+            let it = &self.nodes[node];
+            if owner || it.served_on == Some(it.record) {
                 if self.history.unflushed() > 0 {
                     self.reached(Reached::PowerLossOfOwner);
                 }

@@ -85,6 +85,8 @@ pub(super) struct Node {
     pub(super) disk: Disk,
     /// What is stored durably.
     pub(super) record: AuthorityRecord,
+    /// The record on which it has served: it may before the next one is stored.
+    pub(super) served_on: Option<AuthorityRecord>,
     pub(super) storing: Option<AuthorityRecord>,
     /// Whether more than one party may have written, as it is stored, and as it is being stored.
     pub(super) shared: bool,
@@ -138,6 +140,7 @@ impl Node {
             deadline: None,
             disk: Disk::new(plan.sectors, plan.disks[index]),
             record,
+            served_on: None,
             storing: None,
             shared: false,
             storing_shared: None,

@@ -360,6 +360,8 @@ impl Controller {
     pub(in crate::controller) fn complete_source(&mut self) {
         if let Some(mut source) = self.source.take() {
             source.phase = Phase::Completed;
+            // A pause or a later write may have given up reads that the disk has not finished.
+            self.orphaned_reads += source.window.reads() + source.delayed.reads();
             self.last_progress = Some(source.progress(self.now));
         }
     }
