@@ -11,9 +11,9 @@
 
 use super::delayed_table::{DelayedTable, MAX_SECTORS};
 use super::hot_writes::{Heat, HotWrites};
-use super::slots::LOCAL;
 use super::{Controller, Limits};
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
+use crate::controller::requests::slots::LOCAL;
 use crate::event::{AbortReason, Phase};
 use crate::request::RequestError;
 use crate::units::{Extent, Generation, Lba, MAX_EXTENT_SECTORS, Sectors, Time};

@@ -3,9 +3,9 @@
 use core::time::Duration;
 
 use super::early_acknowledgement::Unwritten;
-use super::slots::{LOCAL, Stage, Work};
 use super::{Controller, StartError};
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
+use crate::controller::requests::slots::{LOCAL, Stage, Work};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};

@@ -6,7 +6,7 @@
 //! migration.
 
 use super::Controller;
-use super::slots::Work;
+use crate::controller::requests::slots::Work;
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};

@@ -3,9 +3,9 @@
 use core::time::Duration;
 
 use super::Controller;
-use super::forwarding::ForwardLink;
 use crate::action::Action;
 use crate::authority::{Effect, Ownership};
+use crate::controller::requests::forwarding::ForwardLink;
 use crate::event::{AbortReason, Event, Phase};
 use crate::units::Time;
 use crate::wire::{Message, TrafficClass};

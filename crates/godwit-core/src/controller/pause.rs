@@ -5,9 +5,9 @@
 use core::time::Duration;
 
 use super::governor::Period;
-use super::slots::REMOTE;
 use super::{Controller, LinkSignal};
 use crate::action::Action;
+use crate::controller::requests::slots::REMOTE;
 use crate::event::{Event, PauseReason, Phase};
 use crate::request::RequestTag;
 use crate::units::{Generation, Time};

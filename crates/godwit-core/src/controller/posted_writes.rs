@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use super::Controller;
 use super::quickest::Quickest;
-use super::slots::REMOTE;
+use crate::controller::requests::slots::REMOTE;
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Time};

@@ -2,8 +2,8 @@
 //! read, in pieces.
 
 use super::Controller;
-use super::slots::Work;
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
+use crate::controller::requests::slots::Work;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Lba};
 

@@ -3,8 +3,8 @@
 
 use std::collections::VecDeque;
 
-use super::slots::TagList;
 use crate::action::{ChunkSlot, Digest};
+use crate::controller::requests::slots::TagList;
 use crate::units::{Extent, Lba, Time};
 
 /// How far a chunk in the window is.

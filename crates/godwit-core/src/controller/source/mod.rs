@@ -16,7 +16,7 @@ use crate::controller::idle_window::IdleWindow;
 use crate::controller::pacer::Pacer;
 use crate::controller::pause::{Pause, PauseCounts};
 use crate::controller::posted_writes::PostedWrites;
-use crate::controller::slots::{REMOTE, Slots};
+use crate::controller::requests::slots::{REMOTE, Slots};
 use layout::Layout;
 
 use crate::controller::window::Window;
@@ -256,7 +256,7 @@ impl Controller {
         }
         self.now = now;
         self.control_up = true;
-        self.forward_link = super::forwarding::ForwardLink::Absent;
+        self.forward_link = crate::controller::requests::forwarding::ForwardLink::Absent;
         let mut source = Source {
             generation: Generation(0),
             window: Window::new(options.window_chunks),

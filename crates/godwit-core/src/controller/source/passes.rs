@@ -10,7 +10,7 @@ use super::{
 };
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::dirty::DirtyBitmap;
-use crate::controller::slots::{Slots, Stage, TagList};
+use crate::controller::requests::slots::{Slots, Stage, TagList};
 use crate::controller::window::{ChunkContent, ChunkKind, ChunkState};
 use crate::controller::{Controller, Switchover};
 use crate::event::{AbortReason, Phase};

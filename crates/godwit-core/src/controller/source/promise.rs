@@ -6,7 +6,7 @@ use core::time::Duration;
 use super::{Pass, Source};
 use crate::controller::convergence::Achievement;
 use crate::controller::governor::Governor;
-use crate::controller::slots::{Slots, TagList};
+use crate::controller::requests::slots::{Slots, TagList};
 use crate::controller::{Controller, PromiseProgress};
 use crate::event::{Obstacle, Phase};
 use crate::request::RequestTag;

@@ -5,8 +5,8 @@
 //! than a round takes would wait ever longer. All that wait are under way at once, though, so any
 //! order of them is allowed, and none but the last can be seen.
 
-use super::Controller;
-use super::slots::{TagList, Work};
+use crate::controller::Controller;
+use crate::controller::requests::slots::{TagList, Work};
 use crate::planted::PlantedBug;
 use crate::request::{Operation, RequestTag};
 
@@ -15,7 +15,7 @@ impl Controller {
     /// the newest takes its place in the order of writes, and the others, which it overwrites, are
     /// answered as it is. It is made durable if one of them asked for that. Returns the write that
     /// is to be carried out; the rest wait for it.
-    pub(super) fn combine(&mut self, first: RequestTag) -> RequestTag {
+    pub(in crate::controller) fn combine(&mut self, first: RequestTag) -> RequestTag {
         let Work::Request {
             operation: Operation::Write { extent, mut fua },
             ..

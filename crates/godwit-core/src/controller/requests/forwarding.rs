@@ -12,9 +12,9 @@
 //! before. To do it again changes nothing as long as nobody else writes; where others do, which an owner
 //! stores before it serves them, such a write fails.
 
-use super::Controller;
-use super::slots::{FORWARD, Stage, Work};
 use crate::action::{Action, Forwarder};
+use crate::controller::Controller;
+use crate::controller::requests::slots::{FORWARD, Stage, Work};
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, RequestError, RequestTag};
@@ -34,7 +34,7 @@ pub enum Admission {
 
 /// The connection on which this node forwards I/O to the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ForwardLink {
+pub(in crate::controller) enum ForwardLink {
     /// None, and none is expected.
     Absent,
     /// Lost; requests wait for it.
@@ -47,7 +47,7 @@ pub(super) enum ForwardLink {
 
 impl ForwardLink {
     /// Whether there is a connection.
-    pub(super) const fn is_there(self) -> bool {
+    pub(in crate::controller) const fn is_there(self) -> bool {
         matches!(self, Self::Opening | Self::Up)
     }
 }
@@ -99,7 +99,7 @@ enum Sharing {
 
 /// Both ends of forwarding.
 #[derive(Debug)]
-pub(super) struct Forwarding {
+pub(in crate::controller) struct Forwarding {
     /// At the owner: sessions by forwarder.
     sessions: Vec<Session>,
     sharing: Sharing,
@@ -113,7 +113,7 @@ pub(super) struct Forwarding {
 }
 
 impl Forwarding {
-    pub(super) const fn new() -> Self {
+    pub(in crate::controller) const fn new() -> Self {
         Self {
             sessions: Vec::new(),
             sharing: Sharing::Alone(None),
@@ -125,12 +125,12 @@ impl Forwarding {
     }
 
     /// Whether requests wait until it is stored that more than one party writes.
-    pub(super) fn stores(&self) -> bool {
+    pub(in crate::controller) fn stores(&self) -> bool {
         self.sharing == Sharing::Storing
     }
 
     /// Whether more than one party may have written.
-    pub(super) const fn is_shared(&self) -> bool {
+    pub(in crate::controller) const fn is_shared(&self) -> bool {
         !matches!(self.sharing, Sharing::Alone(_))
     }
 
@@ -149,7 +149,7 @@ impl Forwarding {
     }
 
     /// A request that a forwarder sent has failed.
-    pub(super) fn failed(&mut self) {
+    pub(in crate::controller) fn failed(&mut self) {
         for session in &mut self.sessions {
             session.failed = true;
         }
@@ -157,7 +157,7 @@ impl Forwarding {
 
     /// This node gave the disk away: what forwarders sent before says nothing about a later time. What
     /// still comes by their connections is told that the disk is elsewhere.
-    pub(super) fn gave_away(&mut self) {
+    pub(in crate::controller) fn gave_away(&mut self) {
         for session in &mut self.sessions {
             session.known = false;
         }
@@ -226,7 +226,7 @@ impl Controller {
     }
 
     /// Ends a request whose client is gone.
-    pub(super) fn give_up(&mut self, tag: RequestTag) {
+    pub(in crate::controller) fn give_up(&mut self, tag: RequestTag) {
         self.end_forwarded(tag, Err(RequestError::NotServing));
     }
 
@@ -248,7 +248,7 @@ impl Controller {
     }
 
     /// The disk comes to this node, which may begin to serve it soon.
-    pub(super) fn disk_comes(&mut self, shared: bool) {
+    pub(in crate::controller) fn disk_comes(&mut self, shared: bool) {
         self.forwarding.sharing = if shared {
             Sharing::Shared
         } else {
@@ -258,7 +258,7 @@ impl Controller {
     }
 
     /// This node is the owner now, also for the clients that it has had all the time.
-    pub(super) fn serves_clients(&mut self) {
+    pub(in crate::controller) fn serves_clients(&mut self) {
         if self.forwarding.clients > 0 {
             self.asks(Party::Clients);
         }
@@ -397,7 +397,7 @@ impl Controller {
     /// This node has a connection to forward on. The owner is told at once where it has to say what it
     /// did of what was sent before, and else when there is something to forward: until then this node is
     /// no party.
-    pub(super) fn may_forward(&mut self, at_once: bool) {
+    pub(in crate::controller) fn may_forward(&mut self, at_once: bool) {
         self.forwarding.begun = false;
         if at_once {
             self.begin_forwarding();
@@ -413,7 +413,7 @@ impl Controller {
 
     /// Sends a request to the owner.
     #[inline]
-    pub(super) fn forward(&mut self, tag: RequestTag) {
+    pub(in crate::controller) fn forward(&mut self, tag: RequestTag) {
         let Work::Request { operation, .. } = self.slots[tag].work else {
             return;
         };
@@ -448,7 +448,12 @@ impl Controller {
     }
 
     /// The owner has put up a fence: what it has not taken is sent again.
-    pub(super) fn fence_seen(&mut self, number: u32, taken: Taken, (shared, failed): (bool, bool)) {
+    pub(in crate::controller) fn fence_seen(
+        &mut self,
+        number: u32,
+        taken: Taken,
+        (shared, failed): (bool, bool),
+    ) {
         // On a connection that is in use what was taken is answered; on a new one what was taken is done.
         let answers = self.forward_link != ForwardLink::Opening;
         if self.forward_link.is_there() {
@@ -488,7 +493,7 @@ impl Controller {
 
     /// This node has become the owner and hears nothing more from the one before: what that had been
     /// sent is done here, unless it may have been done there and others have written since.
-    pub(super) fn take_back_forwarded(&mut self) {
+    pub(in crate::controller) fn take_back_forwarded(&mut self) {
         let shared = self.forwarding.is_shared();
         for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
             let slot = &self.slots[tag];
@@ -505,7 +510,11 @@ impl Controller {
     /// Remembers that a request of a forwarder has failed, whose answer may be lost. One that was not
     /// served because the disk is elsewhere is none of what was taken: that is forgotten with the disk.
     #[inline]
-    pub(super) fn note_failure(&mut self, origin: Origin, result: Result<(), RequestError>) {
+    pub(in crate::controller) fn note_failure(
+        &mut self,
+        origin: Origin,
+        result: Result<(), RequestError>,
+    ) {
         if origin == Origin::Peer && !matches!(result, Ok(()) | Err(RequestError::NotServing)) {
             self.forwarding.failed();
         }

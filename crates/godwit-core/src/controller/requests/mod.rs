@@ -1,12 +1,16 @@
 //! The path of a guest's request: who serves it, whom it has to wait for, where it goes.
 
+mod coalescing;
+pub(super) mod forwarding;
+pub(super) mod slots;
+
 use core::time::Duration;
 
-use super::Controller;
-use super::forwarding::ForwardLink;
-use super::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
-use super::window::ChunkState;
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
+use crate::controller::Controller;
+use crate::controller::requests::forwarding::ForwardLink;
+use crate::controller::requests::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
+use crate::controller::window::ChunkState;
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, Request, RequestError, RequestTag};
@@ -422,7 +426,7 @@ impl Controller {
     #[inline]
     pub(super) fn double_write_acknowledged(&mut self, id: u32, generation: Generation) {
         let tag = RequestTag(id & 0xFFFF);
-        let is_current = |slot: &super::slots::Slot| {
+        let is_current = |slot: &crate::controller::requests::slots::Slot| {
             slot.generation == generation && double_write_id(tag, slot.turn) == id
         };
         if self.slots.get(tag).is_some_and(is_current) {

@@ -5,17 +5,17 @@ use crate::request::{Operation, Origin, RequestError, RequestTag};
 use crate::units::{Extent, Generation, Lba, Time};
 
 /// The local disk operation has not finished.
-pub(super) const LOCAL: u8 = 1;
+pub(in crate::controller) const LOCAL: u8 = 1;
 /// The destination has not acknowledged the double write.
-pub(super) const REMOTE: u8 = 2;
+pub(in crate::controller) const REMOTE: u8 = 2;
 /// The owner has not answered the forwarded request.
-pub(super) const FORWARD: u8 = 4;
+pub(in crate::controller) const FORWARD: u8 = 4;
 
 const NONE: u32 = u32::MAX;
 
 /// What a slot holds.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Work {
+pub(in crate::controller) enum Work {
     /// Nothing: the tag is free.
     Free,
     /// A guest's request, from here or forwarded by the peer.
@@ -58,7 +58,7 @@ pub(super) enum Work {
 
 /// How far the work in a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(in crate::controller) enum Stage {
     /// Waits until it is known who serves.
     Held,
     /// Waits for an earlier overlapping write or for the locking window.
@@ -69,60 +69,60 @@ pub(super) enum Stage {
 
 /// A first-in first-out list of tags, linked through the slots.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TagList {
+pub(in crate::controller) struct TagList {
     head: u32,
     tail: u32,
 }
 
 impl TagList {
-    pub(super) const EMPTY: Self = Self {
+    pub(in crate::controller) const EMPTY: Self = Self {
         head: NONE,
         tail: NONE,
     };
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
-    pub(super) work: Work,
-    pub(super) stage: Stage,
+pub(in crate::controller) struct Slot {
+    pub(in crate::controller) work: Work,
+    pub(in crate::controller) stage: Stage,
     /// Operations that have not finished: [`LOCAL`], [`REMOTE`], [`FORWARD`].
-    pub(super) pending: u8,
+    pub(in crate::controller) pending: u8,
     /// Whether the request has passed the gate.
-    pub(super) admitted: bool,
+    pub(in crate::controller) admitted: bool,
     /// Whether the write table knows it.
-    pub(super) registered: bool,
+    pub(in crate::controller) registered: bool,
     /// Whether the destination was told of this write.
-    pub(super) doubled: bool,
+    pub(in crate::controller) doubled: bool,
     /// Whether it waits for the chunk that locks its addresses.
-    pub(super) locked: bool,
+    pub(in crate::controller) locked: bool,
     /// Whether it does not wait for chunks, or no longer: the destination hears of it later.
-    pub(super) unlocked: bool,
+    pub(in crate::controller) unlocked: bool,
     /// Whether it waited for the migration too long and nothing could be done about it.
-    pub(super) late: bool,
+    pub(in crate::controller) late: bool,
     /// Whether the write that it waits for carries it out too.
-    pub(super) combined: bool,
+    pub(in crate::controller) combined: bool,
     /// Whether it is a double write of the source that was acknowledged before it is written.
-    pub(super) acknowledged: bool,
+    pub(in crate::controller) acknowledged: bool,
     /// Whether it is a frame that is dropped instead of carried out when its turn comes.
-    pub(super) stale: bool,
+    pub(in crate::controller) stale: bool,
     /// Whether its client is gone.
-    pub(super) abandoned: bool,
+    pub(in crate::controller) abandoned: bool,
     /// Whether it was sent to the owner, which may have done it.
-    pub(super) sent: bool,
+    pub(in crate::controller) sent: bool,
     /// Which of the double writes with its tag it is.
-    pub(super) turn: u16,
+    pub(in crate::controller) turn: u16,
     /// The generation in which it was sent to the destination, or its number among those that were
     /// forwarded.
-    pub(super) generation: Generation,
+    pub(in crate::controller) generation: Generation,
     /// When a request entered.
-    pub(super) arrived: Time,
-    pub(super) extent: Option<Extent>,
-    pub(super) sequence: u64,
+    pub(in crate::controller) arrived: Time,
+    pub(in crate::controller) extent: Option<Extent>,
+    pub(in crate::controller) sequence: u64,
     /// How many clients had attached when it entered.
-    pub(super) era: u32,
-    pub(super) issued: Time,
-    pub(super) result: Result<(), RequestError>,
-    pub(super) waiters: TagList,
+    pub(in crate::controller) era: u32,
+    pub(in crate::controller) issued: Time,
+    pub(in crate::controller) result: Result<(), RequestError>,
+    pub(in crate::controller) waiters: TagList,
     /// The write in whose list of waiters it is.
     blocker: u32,
     next: u32,
@@ -157,21 +157,21 @@ impl Slot {
         next: NONE,
     };
 
-    pub(super) const fn is_free(&self) -> bool {
+    pub(in crate::controller) const fn is_free(&self) -> bool {
         matches!(self.work, Work::Free)
     }
 
-    pub(super) const fn is_request(&self) -> bool {
+    pub(in crate::controller) const fn is_request(&self) -> bool {
         matches!(self.work, Work::Request { .. })
     }
 
     /// Whether it was forwarded under this number and is not answered.
-    pub(super) fn awaits_reply(&self, number: u32) -> bool {
+    pub(in crate::controller) fn awaits_reply(&self, number: u32) -> bool {
         self.pending & FORWARD != 0 && self.sent && self.generation == Generation(number)
     }
 
     /// Of a request that writes data: whether it has to be durable.
-    pub(super) const fn plain_write(&self) -> Option<bool> {
+    pub(in crate::controller) const fn plain_write(&self) -> Option<bool> {
         match self.work {
             Work::Request {
                 operation: Operation::Write { fua, .. },
@@ -182,12 +182,12 @@ impl Slot {
     }
 
     /// Whether it waits for an earlier write.
-    pub(super) const fn waits_for_another(&self) -> bool {
+    pub(in crate::controller) const fn waits_for_another(&self) -> bool {
         self.blocker != NONE
     }
 
     /// Whether the work changes the disk's content.
-    pub(super) const fn is_write(&self) -> bool {
+    pub(in crate::controller) const fn is_write(&self) -> bool {
         match &self.work {
             Work::Request { operation, .. } => operation.is_write(),
             Work::Copy { .. } | Work::DoubleWrite { .. } | Work::DelayedWrite { .. } => true,
@@ -198,14 +198,14 @@ impl Slot {
 
 /// All slots of a controller.
 #[derive(Debug)]
-pub(super) struct Slots {
+pub(in crate::controller) struct Slots {
     slots: Box<[Slot]>,
     next_sequence: u64,
     era: u32,
 }
 
 impl Slots {
-    pub(super) fn new(count: u32) -> Self {
+    pub(in crate::controller) fn new(count: u32) -> Self {
         Self {
             slots: vec![Slot::FREE; count as usize].into_boxed_slice(),
             next_sequence: 0,
@@ -215,7 +215,12 @@ impl Slots {
 
     /// Puts work into a free slot. False when the tag is out of range or busy.
     #[inline]
-    pub(super) fn occupy(&mut self, tag: RequestTag, work: Work, extent: Option<Extent>) -> bool {
+    pub(in crate::controller) fn occupy(
+        &mut self,
+        tag: RequestTag,
+        work: Work,
+        extent: Option<Extent>,
+    ) -> bool {
         let (sequence, era) = (self.next_sequence, self.era);
         match self.slots.get_mut(tag.0 as usize) {
             Some(slot) if slot.is_free() => {
@@ -235,24 +240,24 @@ impl Slots {
 
     /// A client attaches: it may have left others' places with requests unanswered, and what it asks for
     /// comes after those.
-    pub(super) const fn begin_era(&mut self) {
+    pub(in crate::controller) const fn begin_era(&mut self) {
         self.era = self.era.wrapping_add(1);
     }
 
     #[inline]
-    pub(super) fn release(&mut self, tag: RequestTag) {
+    pub(in crate::controller) fn release(&mut self, tag: RequestTag) {
         self.slots[tag.0 as usize].work = Work::Free;
     }
 
     #[inline]
-    pub(super) fn get(&self, tag: RequestTag) -> Option<&Slot> {
+    pub(in crate::controller) fn get(&self, tag: RequestTag) -> Option<&Slot> {
         self.slots
             .get(tag.0 as usize)
             .filter(|slot| !slot.is_free())
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, tag: RequestTag) -> Option<&mut Slot> {
+    pub(in crate::controller) fn get_mut(&mut self, tag: RequestTag) -> Option<&mut Slot> {
         self.slots
             .get_mut(tag.0 as usize)
             .filter(|slot| !slot.is_free())
@@ -261,12 +266,16 @@ impl Slots {
     /// Whether the request that had this place in the order of arrival waits for the destination
     /// or for a chunk, and is not known to be late.
     #[inline]
-    pub(super) fn waits_for_migration(&self, tag: RequestTag, sequence: u64) -> bool {
+    pub(in crate::controller) fn waits_for_migration(
+        &self,
+        tag: RequestTag,
+        sequence: u64,
+    ) -> bool {
         self.waits(tag, sequence, false)
     }
 
     /// As [`Self::waits_for_migration`], for one that is known to be late.
-    pub(super) fn is_late_still(&self, tag: RequestTag, sequence: u64) -> bool {
+    pub(in crate::controller) fn is_late_still(&self, tag: RequestTag, sequence: u64) -> bool {
         self.waits(tag, sequence, true)
     }
 
@@ -280,7 +289,7 @@ impl Slots {
     }
 
     /// The occupied slots that `matches` accepts, oldest first. For rare events: it allocates.
-    pub(super) fn select(&self, matches: impl Fn(&Slot) -> bool) -> Vec<RequestTag> {
+    pub(in crate::controller) fn select(&self, matches: impl Fn(&Slot) -> bool) -> Vec<RequestTag> {
         let mut found: Vec<_> = (0u32..)
             .zip(&*self.slots)
             .filter(|(_, slot)| !slot.is_free() && matches(slot))
@@ -290,7 +299,7 @@ impl Slots {
         found.into_iter().map(|(_, tag)| tag).collect()
     }
 
-    pub(super) fn push(&mut self, list: &mut TagList, tag: RequestTag) {
+    pub(in crate::controller) fn push(&mut self, list: &mut TagList, tag: RequestTag) {
         self.slots[tag.0 as usize].next = NONE;
         if list.tail == NONE {
             list.head = tag.0;
@@ -300,7 +309,7 @@ impl Slots {
         list.tail = tag.0;
     }
 
-    pub(super) fn pop(&mut self, list: &mut TagList) -> Option<RequestTag> {
+    pub(in crate::controller) fn pop(&mut self, list: &mut TagList) -> Option<RequestTag> {
         if list.head == NONE {
             return None;
         }
@@ -314,7 +323,7 @@ impl Slots {
     }
 
     /// Makes `tag` wait until `blocker` finishes.
-    pub(super) fn wait_for(&mut self, blocker: RequestTag, tag: RequestTag) {
+    pub(in crate::controller) fn wait_for(&mut self, blocker: RequestTag, tag: RequestTag) {
         let mut list = self.slots[blocker.0 as usize].waiters;
         self.push(&mut list, tag);
         self.slots[blocker.0 as usize].waiters = list;
@@ -322,7 +331,7 @@ impl Slots {
     }
 
     /// Takes `tag` out of the list of the write that it waits for.
-    pub(super) fn stop_waiting(&mut self, tag: RequestTag) {
+    pub(in crate::controller) fn stop_waiting(&mut self, tag: RequestTag) {
         let blocker = self.slots[tag.0 as usize].blocker;
         if blocker == NONE {
             return;
@@ -337,7 +346,7 @@ impl Slots {
     }
 
     /// Two requests that are both under way change places in the order of arrival.
-    pub(super) fn change_places(&mut self, one: RequestTag, other: RequestTag) {
+    pub(in crate::controller) fn change_places(&mut self, one: RequestTag, other: RequestTag) {
         let (first, second) = (self[one], self[other]);
         for (tag, place) in [(one, second), (other, first)] {
             let slot = &mut self[tag];
