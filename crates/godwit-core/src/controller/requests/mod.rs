@@ -10,7 +10,7 @@ use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::requests::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
-use crate::controller::window::ChunkState;
+use crate::controller::transfer::window::ChunkState;
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, Request, RequestError, RequestTag};

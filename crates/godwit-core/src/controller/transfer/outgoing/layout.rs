@@ -4,10 +4,10 @@
 
 use core::time::Duration;
 
-use super::{Pass, Source};
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
 use crate::controller::idle_window::QUICK;
-use crate::controller::window::ChunkKind;
+use crate::controller::transfer::outgoing::{Pass, Source};
+use crate::controller::transfer::window::ChunkKind;
 use crate::controller::{Controller, MigrationOptions};
 use crate::planted::PlantedBug;
 use crate::request::RequestError;

@@ -4,7 +4,7 @@ use crate::units::{Extent, Lba, Sectors};
 
 /// A bitmap over the disk's blocks: with blocks of 4 KiB, 32 MiB for a disk of 1 TiB.
 #[derive(Debug)]
-pub(super) struct DirtyBitmap {
+pub(in crate::controller) struct DirtyBitmap {
     words: Box<[u64]>,
     capacity: Sectors,
     block_sectors: u64,
@@ -12,7 +12,7 @@ pub(super) struct DirtyBitmap {
 }
 
 impl DirtyBitmap {
-    pub(super) fn new(capacity: Sectors, block_sectors: u32) -> Self {
+    pub(in crate::controller) fn new(capacity: Sectors, block_sectors: u32) -> Self {
         let block_sectors = u64::from(block_sectors);
         let blocks = capacity.0.div_ceil(block_sectors);
         let words = vec![0; blocks.div_ceil(64) as usize].into_boxed_slice();
@@ -25,22 +25,22 @@ impl DirtyBitmap {
     }
 
     /// Sectors of a block.
-    pub(super) const fn block_sectors(&self) -> u32 {
+    pub(in crate::controller) const fn block_sectors(&self) -> u32 {
         self.block_sectors as u32
     }
 
     /// Blocks that are set.
-    pub(super) fn count(&self) -> u64 {
+    pub(in crate::controller) fn count(&self) -> u64 {
         self.count
     }
 
     /// Sectors of the blocks that are set; a last block that the disk cuts short counts whole.
-    pub(super) fn sectors(&self) -> u64 {
+    pub(in crate::controller) fn sectors(&self) -> u64 {
         self.count * self.block_sectors
     }
 
     /// Sets every block that the extent touches.
-    pub(super) fn set(&mut self, extent: Extent) {
+    pub(in crate::controller) fn set(&mut self, extent: Extent) {
         for block in self.blocks(extent) {
             let (word, bit) = (&mut self.words[(block / 64) as usize], 1 << (block % 64));
             self.count += u64::from(*word & bit == 0);
@@ -49,12 +49,12 @@ impl DirtyBitmap {
     }
 
     /// Clears every block that the extent touches.
-    pub(super) fn clear(&mut self, extent: Extent) {
+    pub(in crate::controller) fn clear(&mut self, extent: Extent) {
         self.clear_blocks(self.blocks(extent));
     }
 
     /// Clears the blocks that the extent covers whole.
-    pub(super) fn clear_covered(&mut self, extent: Extent) {
+    pub(in crate::controller) fn clear_covered(&mut self, extent: Extent) {
         let first = extent.start().0.div_ceil(self.block_sectors);
         let end = if extent.end().0 >= self.capacity.0 {
             self.capacity.0.div_ceil(self.block_sectors)
@@ -81,7 +81,7 @@ impl DirtyBitmap {
 
     /// The first run of set blocks at or right of `from`, at most `limit` sectors of it, which is
     /// at least a block.
-    pub(super) fn next_run(&self, from: Lba, limit: u32) -> Option<Extent> {
+    pub(in crate::controller) fn next_run(&self, from: Lba, limit: u32) -> Option<Extent> {
         let first = self.next_set(from.0.div_ceil(self.block_sectors))?;
         let most = first + u64::from(limit) / self.block_sectors;
         let mut end = first + 1;

@@ -9,11 +9,11 @@
 //! Writes to places that are hot while the disk is copied are kept back without a pause, and join what
 //! is remembered when the copy nears its end.
 
-use super::delayed_table::{DelayedTable, MAX_SECTORS};
-use super::hot_writes::{Heat, HotWrites};
-use super::{Controller, Limits};
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::requests::slots::LOCAL;
+use crate::controller::transfer::double_write::delayed_table::{DelayedTable, MAX_SECTORS};
+use crate::controller::transfer::double_write::hot_writes::{Heat, HotWrites};
+use crate::controller::{Controller, Limits};
 use crate::event::{AbortReason, Phase};
 use crate::request::RequestError;
 use crate::units::{Extent, Generation, Lba, MAX_EXTENT_SECTORS, Sectors, Time};
@@ -45,21 +45,21 @@ struct Flight {
 
 /// The table and what of it is on its way.
 #[derive(Debug)]
-pub(super) struct DelayedWrites {
+pub(in crate::controller) struct DelayedWrites {
     table: DelayedTable,
     hot: HotWrites,
     flights: Vec<Flight>,
     free: Vec<ChunkSlot>,
     /// Where the last entry ended that was sent: the disk is gone over in order.
     cursor: Lba,
-    pub(super) sent_bytes: u64,
-    pub(super) cancelled_bytes: u64,
+    pub(in crate::controller) sent_bytes: u64,
+    pub(in crate::controller) cancelled_bytes: u64,
     #[cfg(feature = "planted-bugs")]
     forgets_hot: bool,
 }
 
 impl DelayedWrites {
-    pub(super) fn new(limits: Limits, capacity: Sectors) -> Self {
+    pub(in crate::controller) fn new(limits: Limits, capacity: Sectors) -> Self {
         let slots = limits.delayed_chunks.max(1);
         let first = limits.window_chunks;
         Self {
@@ -80,19 +80,19 @@ impl DelayedWrites {
 
     /// Plants a defect: a full table drops what comes.
     #[cfg(feature = "planted-bugs")]
-    pub(super) fn drop_on_overflow(&mut self) {
+    pub(in crate::controller) fn drop_on_overflow(&mut self) {
         self.table.drop_on_overflow();
     }
 
     /// Plants a defect: what was kept back is never sent.
     #[cfg(feature = "planted-bugs")]
-    pub(super) fn forget_hot(&mut self) {
+    pub(in crate::controller) fn forget_hot(&mut self) {
         self.forgets_hot = true;
     }
 
     /// Whether the destination has everything: nothing is remembered and nothing on its way.
     #[inline]
-    pub(super) fn is_settled(&self) -> bool {
+    pub(in crate::controller) fn is_settled(&self) -> bool {
         self.table.is_empty()
             && self.hot.kept_bytes() == 0
             && self
@@ -102,12 +102,12 @@ impl DelayedWrites {
     }
 
     /// Bytes that the destination does not have, or has not confirmed.
-    pub(super) fn pending_bytes(&self) -> u64 {
+    pub(in crate::controller) fn pending_bytes(&self) -> u64 {
         self.owed_bytes() + self.hot.kept_bytes()
     }
 
     /// Those of them that are sent as soon as possible.
-    pub(super) fn owed_bytes(&self) -> u64 {
+    pub(in crate::controller) fn owed_bytes(&self) -> u64 {
         let flying: u64 = self
             .flights
             .iter()
@@ -118,7 +118,7 @@ impl DelayedWrites {
     }
 
     /// What lies between is copied again later.
-    pub(super) fn leave_to_copies(&mut self, start: Lba, end: Lba) {
+    pub(in crate::controller) fn leave_to_copies(&mut self, start: Lba, end: Lba) {
         // A block that begins there may reach further, into what has never been copied; and one that
         // two parts share must lie whole in one of them.
         let (mut start, end) = (start.0, end.0 + u64::from(MAX_SECTORS));
@@ -132,7 +132,7 @@ impl DelayedWrites {
     }
 
     /// Since when the longest on its way has been waiting for its acknowledgement.
-    pub(super) fn waiting_since(&self) -> Option<Time> {
+    pub(in crate::controller) fn waiting_since(&self) -> Option<Time> {
         self.flights
             .iter()
             .filter_map(|flight| match flight.state {
@@ -143,7 +143,7 @@ impl DelayedWrites {
     }
 
     /// The guest writes here without the destination hearing of it.
-    pub(super) fn remember(&mut self, extent: Extent) {
+    pub(in crate::controller) fn remember(&mut self, extent: Extent) {
         self.cancel_reads(extent);
         self.table.insert(extent);
     }
@@ -151,7 +151,7 @@ impl DelayedWrites {
     /// Counts a write to the extent, and keeps it back if it is hot there and `may_keep` is true. Whether
     /// it was kept back; otherwise it is like any other.
     #[inline]
-    pub(super) fn keep_back(&mut self, extent: Extent, may_keep: bool) -> bool {
+    pub(in crate::controller) fn keep_back(&mut self, extent: Extent, may_keep: bool) -> bool {
         match self.hot.write(extent, may_keep) {
             Heat::Cold => false,
             Heat::Hot => true,
@@ -167,7 +167,7 @@ impl DelayedWrites {
     }
 
     /// What was kept back is to be sent.
-    pub(super) fn release(&mut self) {
+    pub(in crate::controller) fn release(&mut self) {
         #[cfg(feature = "planted-bugs")]
         if self.forgets_hot {
             return self.hot.release(|_| {});
@@ -177,7 +177,7 @@ impl DelayedWrites {
 
     /// A double write to the extent is being sent: what is remembered of it is obsolete.
     #[inline]
-    pub(super) fn overtaken(&mut self, extent: Extent) {
+    pub(in crate::controller) fn overtaken(&mut self, extent: Extent) {
         if self.flights.is_empty() && self.table.is_empty() {
             return;
         }
@@ -195,7 +195,7 @@ impl DelayedWrites {
     }
 
     /// A pause begins: what is on its way may never arrive.
-    pub(super) fn recall(&mut self) {
+    pub(in crate::controller) fn recall(&mut self) {
         let Self {
             table,
             flights,
@@ -218,7 +218,7 @@ impl DelayedWrites {
     }
 
     /// Local reads under way.
-    pub(super) fn reads(&self) -> u32 {
+    pub(in crate::controller) fn reads(&self) -> u32 {
         self.flights
             .iter()
             .filter(|flight| !matches!(flight.state, FlightState::Sent(_)))
@@ -240,7 +240,7 @@ impl DelayedWrites {
 
 impl Controller {
     /// Sends what was kept back beside the last of the copies.
-    pub(super) fn flush_hot(&mut self) {
+    pub(in crate::controller) fn flush_hot(&mut self) {
         let Some(source) = &mut self.source else {
             return;
         };
@@ -253,7 +253,7 @@ impl Controller {
     }
 
     /// Sends delayed writes, ahead of copies, as far as their rate allows.
-    pub(super) fn flush_delayed(&mut self) {
+    pub(in crate::controller) fn flush_delayed(&mut self) {
         let mut busy = 0;
         while let Some(source) = &mut self.source {
             source.delayed_paced_until = None;
@@ -332,7 +332,11 @@ impl Controller {
     }
 
     /// The local read of a delayed write finished.
-    pub(super) fn delayed_read(&mut self, slot: ChunkSlot, result: Result<Content, RequestError>) {
+    pub(in crate::controller) fn delayed_read(
+        &mut self,
+        slot: ChunkSlot,
+        result: Result<Content, RequestError>,
+    ) {
         let now = self.now;
         let Some(source) = &mut self.source else {
             return;
@@ -377,7 +381,7 @@ impl Controller {
     }
 
     /// The destination has a delayed write, or failed to store it.
-    pub(super) fn delayed_written(
+    pub(in crate::controller) fn delayed_written(
         &mut self,
         slot: ChunkSlot,
         generation: Generation,

@@ -2,24 +2,24 @@
 //! storage-migration paper), then verification, then the freeze that leads to switchover.
 
 mod layout;
-mod passes;
 mod promise;
+mod pump;
 
 use core::time::Duration;
 use std::collections::VecDeque;
 
 use crate::controller::convergence::Convergence;
-use crate::controller::delayed_writes::DelayedWrites;
-use crate::controller::dirty::DirtyBitmap;
 use crate::controller::governor::Governor;
 use crate::controller::idle_window::IdleWindow;
 use crate::controller::pacer::Pacer;
-use crate::controller::pause::{Pause, PauseCounts};
-use crate::controller::posted_writes::PostedWrites;
 use crate::controller::requests::slots::{REMOTE, Slots};
+use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
+use crate::controller::transfer::double_write::posted_writes::PostedWrites;
+use crate::controller::transfer::pause::{Pause, PauseCounts};
 use layout::Layout;
 
-use crate::controller::window::Window;
+use crate::controller::transfer::window::Window;
 use crate::controller::{Controller, MigrationOptions, Progress, StartError, Switchover};
 use crate::event::{AbortReason, Event, PauseReason, Phase};
 #[cfg(feature = "planted-bugs")]

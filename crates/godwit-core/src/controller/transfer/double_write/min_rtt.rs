@@ -9,14 +9,14 @@ const MEMORY: Duration = Duration::from_secs(5);
 
 /// The least that an acknowledgement took within [`MEMORY`], and up to as long before.
 #[derive(Debug)]
-pub(super) struct Quickest {
+pub(in crate::controller) struct Quickest {
     since: Time,
     now: Option<Duration>,
     before: Option<Duration>,
 }
 
 impl Quickest {
-    pub(super) const fn new(now: Time) -> Self {
+    pub(in crate::controller) const fn new(now: Time) -> Self {
         Self {
             since: now,
             now: None,
@@ -26,7 +26,7 @@ impl Quickest {
 
     /// Something that was sent was acknowledged after `took`.
     #[inline]
-    pub(super) fn acknowledged(&mut self, now: Time, took: Duration) {
+    pub(in crate::controller) fn acknowledged(&mut self, now: Time, took: Duration) {
         if now.since(self.since) >= MEMORY {
             self.since = now;
             self.before = self.now.take();
@@ -36,7 +36,7 @@ impl Quickest {
 
     /// The least; zero before anything was acknowledged.
     #[inline]
-    pub(super) fn least(&self) -> Duration {
+    pub(in crate::controller) fn least(&self) -> Duration {
         let both = [self.now, self.before].into_iter().flatten();
         both.min().unwrap_or_default()
     }

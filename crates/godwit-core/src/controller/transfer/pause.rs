@@ -4,10 +4,10 @@
 
 use core::time::Duration;
 
-use super::governor::Period;
-use super::{Controller, LinkSignal};
 use crate::action::Action;
+use crate::controller::governor::Period;
 use crate::controller::requests::slots::REMOTE;
+use crate::controller::{Controller, LinkSignal};
 use crate::event::{Event, PauseReason, Phase};
 use crate::request::RequestTag;
 use crate::units::{Generation, Time};
@@ -21,26 +21,26 @@ const TELLING_QUEUE: u64 = 128 << 10;
 
 /// A pause under way.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pause {
-    pub(super) reason: PauseReason,
+pub(in crate::controller) struct Pause {
+    pub(in crate::controller) reason: PauseReason,
     since: Time,
     until: Time,
     /// The destination has received all that was sent before the pause.
     drained: bool,
     /// Delayed writes are sent one at a time to see how the link does.
-    pub(super) probing: bool,
+    pub(in crate::controller) probing: bool,
     good_probes: u32,
 }
 
 /// How often and how long a migration has paused.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PauseCounts {
-    pub(super) by_reason: [u32; PauseReason::ALL.len()],
-    pub(super) total: Duration,
+pub(in crate::controller) struct PauseCounts {
+    pub(in crate::controller) by_reason: [u32; PauseReason::ALL.len()],
+    pub(in crate::controller) total: Duration,
 }
 
 impl Pause {
-    pub(super) fn lasted(&self, now: Time) -> Duration {
+    pub(in crate::controller) fn lasted(&self, now: Time) -> Duration {
         now.since(self.since)
     }
 
@@ -50,12 +50,12 @@ impl Pause {
     }
 
     /// Whether the destination has not even said yet that it has heard of the pause.
-    pub(super) const fn is_unheard(&self) -> bool {
+    pub(in crate::controller) const fn is_unheard(&self) -> bool {
         !self.drained
     }
 
     /// When the pause may end or begin to probe; `None` while it waits for the other node.
-    pub(super) fn deadline(&self) -> Option<Time> {
+    pub(in crate::controller) fn deadline(&self) -> Option<Time> {
         (self.drained && !self.probing).then_some(self.until)
     }
 }
@@ -89,7 +89,7 @@ impl Controller {
     }
 
     /// A request that waits for the migration has become as old as the promise allows.
-    pub(super) fn watch_expired(&mut self) {
+    pub(in crate::controller) fn watch_expired(&mut self) {
         let now = self.now;
         loop {
             let Some(source) = &mut self.source else {
@@ -130,7 +130,7 @@ impl Controller {
     }
 
     /// A percentile says how many requests may be late, but none may be late without end.
-    pub(super) fn tolerance_expired(&mut self) {
+    pub(in crate::controller) fn tolerance_expired(&mut self) {
         let now = self.now;
         while let Some(source) = &mut self.source
             && source.take_intolerable(&self.slots, now)
@@ -170,7 +170,7 @@ impl Controller {
     /// Steps aside: gives up the window (`LM_head := LM_tail`), starts a new generation, and, with
     /// delayed writes, answers what waits for the destination. False when there is nothing to pause
     /// or no time for it.
-    pub(super) fn pause(&mut self, reason: PauseReason) -> bool {
+    pub(in crate::controller) fn pause(&mut self, reason: PauseReason) -> bool {
         let now = self.now;
         let Some(source) = &mut self.source else {
             return false;
@@ -236,7 +236,7 @@ impl Controller {
     }
 
     /// The destination has received everything that was sent before the generation.
-    pub(super) fn generation_reached(&mut self, generation: Generation) {
+    pub(in crate::controller) fn generation_reached(&mut self, generation: Generation) {
         let now = self.now;
         let Some(source) = &mut self.source else {
             return;
@@ -252,7 +252,7 @@ impl Controller {
     }
 
     /// Ends the pause, or begins to probe, when it is time.
-    pub(super) fn pause_timer(&mut self) {
+    pub(in crate::controller) fn pause_timer(&mut self) {
         let now = self.now;
         let Some(source) = &mut self.source else {
             return;
@@ -295,7 +295,7 @@ impl Controller {
     }
 
     /// Ends a pause for whose end the switchover waits: the guest has stopped.
-    pub(super) fn resume_if_ordered(&mut self) {
+    pub(in crate::controller) fn resume_if_ordered(&mut self) {
         if let Some(source) = &self.source
             && source.is_ordered()
             && source.pause.is_some_and(|pause| !pause.is_unheard())
@@ -305,7 +305,7 @@ impl Controller {
     }
 
     /// A delayed write was acknowledged after `took`.
-    pub(super) fn probed(&mut self, took: Duration) {
+    pub(in crate::controller) fn probed(&mut self, took: Duration) {
         let now = self.now;
         let Some(source) = &mut self.source else {
             return;
@@ -348,7 +348,7 @@ impl Controller {
     }
 
     /// Judges the last sampling period and looks for what keeps the migration from its end.
-    pub(super) fn sample(&mut self) {
+    pub(in crate::controller) fn sample(&mut self) {
         let now = self.now;
         let Some(source) = &mut self.source else {
             return;
@@ -390,7 +390,7 @@ impl Controller {
 
     /// A request begins to wait for the migration.
     #[inline]
-    pub(super) fn watch(&mut self, tag: RequestTag) {
+    pub(in crate::controller) fn watch(&mut self, tag: RequestTag) {
         if let Some(source) = &mut self.source
             && source.governor.is_some()
         {

@@ -5,7 +5,7 @@
 //! written: all of it is written before the disk is accepted, and a write that fails ends the
 //! migration.
 
-use super::Controller;
+use crate::controller::Controller;
 use crate::controller::requests::slots::Work;
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
@@ -19,15 +19,15 @@ const MOST_BYTES: u64 = 512 << 10;
 
 /// What has been acknowledged and not written.
 #[derive(Debug, Default)]
-pub(super) struct Unwritten {
-    pub(super) frames: u32,
+pub(in crate::controller) struct Unwritten {
+    pub(in crate::controller) frames: u32,
     bytes: u64,
 }
 
 impl Controller {
     /// A frame has arrived: acknowledges it if it is a double write and little else that was
     /// acknowledged is not written.
-    pub(super) fn acknowledge_early(&mut self, tag: RequestTag) {
+    pub(in crate::controller) fn acknowledge_early(&mut self, tag: RequestTag) {
         let slot = &self.slots[tag];
         let bytes = slot.extent.map_or(0, Extent::bytes);
         if let Work::DoubleWrite {
@@ -52,7 +52,11 @@ impl Controller {
 
     /// A double write that was acknowledged early is on the disk, or failed: then the images differ,
     /// and only this node knows.
-    pub(super) fn early_write_done(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
+    pub(in crate::controller) fn early_write_done(
+        &mut self,
+        tag: RequestTag,
+        result: Result<(), RequestError>,
+    ) {
         let bytes = self.slots[tag].extent.map_or(0, Extent::bytes);
         if let Some(destination) = &mut self.destination {
             destination.unwritten.frames -= 1;

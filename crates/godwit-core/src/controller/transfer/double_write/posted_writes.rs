@@ -9,9 +9,9 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use super::Controller;
-use super::quickest::Quickest;
+use crate::controller::Controller;
 use crate::controller::requests::slots::REMOTE;
+use crate::controller::transfer::double_write::min_rtt::Quickest;
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Time};
@@ -42,7 +42,7 @@ struct Posted {
 
 /// Those that the destination has not acknowledged, oldest first.
 #[derive(Debug)]
-pub(super) struct PostedWrites {
+pub(in crate::controller) struct PostedWrites {
     writes: VecDeque<Posted>,
     most: usize,
     bytes: u64,
@@ -53,7 +53,7 @@ pub(super) struct PostedWrites {
 
 impl PostedWrites {
     /// None yet; up to `most` at once.
-    pub(super) fn new(most: usize, now: Time) -> Self {
+    pub(in crate::controller) fn new(most: usize, now: Time) -> Self {
         Self {
             writes: VecDeque::with_capacity(most),
             most,
@@ -66,24 +66,24 @@ impl PostedWrites {
 
     /// Plants a defect: chunks are read without regard to what is on its way.
     #[cfg(feature = "planted-bugs")]
-    pub(super) fn hide_from_chunks(&mut self) {
+    pub(in crate::controller) fn hide_from_chunks(&mut self) {
         self.hidden = true;
     }
 
     /// Whether the destination has acknowledged all.
     #[inline]
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::controller) fn is_empty(&self) -> bool {
         self.writes.is_empty()
     }
 
     /// When the oldest was sent.
-    pub(super) fn waiting_since(&self) -> Option<Time> {
+    pub(in crate::controller) fn waiting_since(&self) -> Option<Time> {
         self.writes.front().map(|posted| posted.sent)
     }
 
     /// Whether one to the extent is on its way: a chunk's copy or comparison, which comes by another
     /// connection, must not overtake it.
-    pub(super) fn overlaps(&self, extent: Extent) -> bool {
+    pub(in crate::controller) fn overlaps(&self, extent: Extent) -> bool {
         #[cfg(feature = "planted-bugs")]
         if self.hidden {
             return false;
@@ -95,7 +95,7 @@ impl PostedWrites {
 
     /// The destination has answered what was sent for the migration after `took`.
     #[inline]
-    pub(super) fn answered(&mut self, now: Time, took: Duration) {
+    pub(in crate::controller) fn answered(&mut self, now: Time, took: Duration) {
         self.quickest.acknowledged(now, took);
     }
 
@@ -124,7 +124,7 @@ impl PostedWrites {
 
     /// The acknowledgement of the one of this name in this generation: where it wrote.
     #[inline]
-    pub(super) fn acknowledged(
+    pub(in crate::controller) fn acknowledged(
         &mut self,
         now: Time,
         id: u32,
@@ -139,7 +139,7 @@ impl PostedWrites {
     }
 
     /// The oldest, which may never arrive.
-    pub(super) fn take_back(&mut self) -> Option<Extent> {
+    pub(in crate::controller) fn take_back(&mut self) -> Option<Extent> {
         let posted = self.writes.pop_front()?;
         self.bytes -= posted.extent.bytes();
         Some(posted.extent)
@@ -150,7 +150,7 @@ impl Controller {
     /// Whether a write that is on the local disk waits for the destination no longer: its double write
     /// is posted.
     #[inline]
-    pub(super) fn post(&mut self, tag: RequestTag) -> bool {
+    pub(in crate::controller) fn post(&mut self, tag: RequestTag) -> bool {
         let now = self.now;
         let slot = &self.slots[tag];
         let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
@@ -175,7 +175,7 @@ impl Controller {
 
     /// A pause begins: what was posted may have been dropped, and reaches the destination as delayed
     /// writes.
-    pub(super) fn delay_posted_writes(&mut self) {
+    pub(in crate::controller) fn delay_posted_writes(&mut self) {
         let forgets = self.has_bug(PlantedBug::ForgetPosted);
         let Some(source) = &mut self.source else {
             return;

@@ -3,10 +3,10 @@
 
 use core::time::Duration;
 
-use super::{Pass, Source};
 use crate::controller::convergence::Achievement;
 use crate::controller::governor::Governor;
 use crate::controller::requests::slots::{Slots, TagList};
+use crate::controller::transfer::outgoing::{Pass, Source};
 use crate::controller::{Controller, PromiseProgress};
 use crate::event::{Obstacle, Phase};
 use crate::request::RequestTag;

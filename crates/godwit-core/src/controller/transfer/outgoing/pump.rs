@@ -4,14 +4,14 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use super::layout::Next;
-use super::{
+use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
+use crate::controller::requests::slots::{Slots, Stage, TagList};
+use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::outgoing::layout::Next;
+use crate::controller::transfer::outgoing::{
     CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, MAX_VERIFY_PASSES, Pass, Source,
 };
-use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
-use crate::controller::dirty::DirtyBitmap;
-use crate::controller::requests::slots::{Slots, Stage, TagList};
-use crate::controller::window::{ChunkContent, ChunkKind, ChunkState};
+use crate::controller::transfer::window::{ChunkContent, ChunkKind, ChunkState};
 use crate::controller::{Controller, Switchover};
 use crate::event::{AbortReason, Phase};
 use crate::planted::PlantedBug;

@@ -1,8 +1,8 @@
 //! The destination's side of the comparison of a hole: what is a hole here too is equal, and the rest is
 //! read, in pieces.
 
-use super::Controller;
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
+use crate::controller::Controller;
 use crate::controller::requests::slots::Work;
 use crate::request::{RequestError, RequestTag};
 use crate::units::{Extent, Lba};
@@ -49,7 +49,7 @@ fn next(extent: Extent, from: Lba, result: Result<Content, RequestError>) -> Ste
 
 impl Controller {
     /// An operation of a comparison ended. The comparison's result when that is over.
-    pub(super) fn hole_compared(
+    pub(in crate::controller) fn hole_compared(
         &mut self,
         tag: RequestTag,
         result: Result<Content, RequestError>,

@@ -9,7 +9,7 @@ use crate::units::{Extent, Lba, Time};
 
 /// How far a chunk in the window is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChunkState {
+pub(in crate::controller) enum ChunkState {
     /// Locked; guest writes that were under way before have to finish before it is read.
     Quiescing,
     /// Was a hole before it was locked; whether it still is, is being looked up.
@@ -26,7 +26,7 @@ pub(super) enum ChunkState {
 
 /// What was known of a chunk when it was locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChunkKind {
+pub(in crate::controller) enum ChunkKind {
     /// It may hold data.
     Data,
     /// It was a hole, and is looked at again before anybody relies on that.
@@ -35,42 +35,42 @@ pub(super) enum ChunkKind {
 
 /// What the local read found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChunkContent {
+pub(in crate::controller) enum ChunkContent {
     Data,
     Zeroes,
     Digest(Digest),
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Chunk {
-    pub(super) slot: ChunkSlot,
-    pub(super) extent: Extent,
-    pub(super) kind: ChunkKind,
-    pub(super) state: ChunkState,
+pub(in crate::controller) struct Chunk {
+    pub(in crate::controller) slot: ChunkSlot,
+    pub(in crate::controller) extent: Extent,
+    pub(in crate::controller) kind: ChunkKind,
+    pub(in crate::controller) state: ChunkState,
     /// When it was locked.
-    pub(super) locked: Time,
-    pub(super) waiters: TagList,
+    pub(in crate::controller) locked: Time,
+    pub(in crate::controller) waiters: TagList,
 }
 
 /// The four pointers. They split the disk into *migrated* (below `write_tail`), *in flight* (the
 /// locking window, up to `read_head`) and *to be migrated*. Within a pass they only move right, and
 /// `write_tail <= write_head <= read_tail <= read_head`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pointers {
+pub(in crate::controller) struct Pointers {
     /// Local reads were submitted up to here.
-    pub(super) read_head: Lba,
+    pub(in crate::controller) read_head: Lba,
     /// Local reads finished up to here.
-    pub(super) read_tail: Lba,
+    pub(in crate::controller) read_tail: Lba,
     /// Remote writes were submitted up to here.
-    pub(super) write_head: Lba,
+    pub(in crate::controller) write_head: Lba,
     /// Remote writes were acknowledged up to here.
-    pub(super) write_tail: Lba,
+    pub(in crate::controller) write_tail: Lba,
 }
 
 /// The chunks of the window in address order, and the slots they use.
 #[derive(Debug)]
-pub(super) struct Window {
-    pub(super) pointers: Pointers,
+pub(in crate::controller) struct Window {
+    pub(in crate::controller) pointers: Pointers,
     chunks: VecDeque<Chunk>,
     free: Vec<ChunkSlot>,
     /// Slots of chunks that were given up while they were read.
@@ -79,7 +79,7 @@ pub(super) struct Window {
 }
 
 impl Window {
-    pub(super) fn new(slots: u16) -> Self {
+    pub(in crate::controller) fn new(slots: u16) -> Self {
         Self {
             pointers: Pointers::default(),
             chunks: VecDeque::with_capacity(usize::from(slots)),
@@ -90,21 +90,26 @@ impl Window {
     }
 
     /// Starts a pass from the beginning of the disk.
-    pub(super) fn restart(&mut self) {
+    pub(in crate::controller) fn restart(&mut self) {
         debug_assert!(self.chunks.is_empty(), "a pass ends with an empty window");
         self.pointers = Pointers::default();
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::controller) fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 
-    pub(super) fn has_free_slot(&self) -> bool {
+    pub(in crate::controller) fn has_free_slot(&self) -> bool {
         !self.free.is_empty()
     }
 
     /// Locks the next chunk, at or right of the read head. `None` when the window is full.
-    pub(super) fn lock(&mut self, extent: Extent, kind: ChunkKind, now: Time) -> Option<ChunkSlot> {
+    pub(in crate::controller) fn lock(
+        &mut self,
+        extent: Extent,
+        kind: ChunkKind,
+        now: Time,
+    ) -> Option<ChunkSlot> {
         debug_assert!(
             extent.start() >= self.pointers.read_head,
             "pointers only move right"
@@ -125,17 +130,17 @@ impl Window {
     }
 
     /// Whether some chunk waits for guest writes to finish.
-    pub(super) fn has_quiescing(&self) -> bool {
+    pub(in crate::controller) fn has_quiescing(&self) -> bool {
         self.quiescing > 0
     }
 
     /// How many chunks are in the window.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::controller) fn len(&self) -> usize {
         self.chunks.len()
     }
 
     /// Sectors of the chunks in the window.
-    pub(super) fn sectors(&self) -> u64 {
+    pub(in crate::controller) fn sectors(&self) -> u64 {
         self.chunks
             .iter()
             .map(|chunk| u64::from(chunk.extent.sectors()))
@@ -143,18 +148,22 @@ impl Window {
     }
 
     /// The chunk at this place in the window, if it waits for guest writes and overlaps the extent.
-    pub(super) fn quiescing_at(&self, at: usize, extent: Extent) -> Option<(ChunkSlot, Extent)> {
+    pub(in crate::controller) fn quiescing_at(
+        &self,
+        at: usize,
+        extent: Extent,
+    ) -> Option<(ChunkSlot, Extent)> {
         let chunk = self.chunks.get(at)?;
         (chunk.state == ChunkState::Quiescing && chunk.extent.overlaps(extent))
             .then_some((chunk.slot, chunk.extent))
     }
 
-    pub(super) fn get(&mut self, slot: ChunkSlot) -> Option<&mut Chunk> {
+    pub(in crate::controller) fn get(&mut self, slot: ChunkSlot) -> Option<&mut Chunk> {
         self.chunks.iter_mut().find(|chunk| chunk.slot == slot)
     }
 
     /// The chunk, whose writes have finished, is read, or looked at if it was a hole.
-    pub(super) fn start_reading(&mut self, slot: ChunkSlot) -> Option<ChunkKind> {
+    pub(in crate::controller) fn start_reading(&mut self, slot: ChunkSlot) -> Option<ChunkKind> {
         let chunk = self.get(slot)?;
         let kind = chunk.kind;
         chunk.state = match kind {
@@ -166,7 +175,7 @@ impl Window {
     }
 
     /// Whether the last chunk may turn out to be shorter than it is, so that nothing can follow it yet.
-    pub(super) fn ends_uncertain(&self) -> bool {
+    pub(in crate::controller) fn ends_uncertain(&self) -> bool {
         self.chunks.back().is_some_and(|chunk| {
             let looked = !matches!(chunk.state, ChunkState::Quiescing | ChunkState::Looking);
             chunk.kind == ChunkKind::Hole && !looked
@@ -175,7 +184,7 @@ impl Window {
 
     /// Only so many sectors of the last chunk, which was looked at, are a hole. The read head goes back to
     /// where they end; a chunk without any leaves the window. Returns who waited for the chunk.
-    pub(super) fn looked(&mut self, slot: ChunkSlot, sectors: u32) -> TagList {
+    pub(in crate::controller) fn looked(&mut self, slot: ChunkSlot, sectors: u32) -> TagList {
         let Some(mut chunk) = self
             .chunks
             .pop_back_if(|chunk| chunk.slot == slot && chunk.state == ChunkState::Looking)
@@ -204,7 +213,7 @@ impl Window {
 
     /// The chunk whose lock keeps a write to the extent waiting.
     #[inline]
-    pub(super) fn lock_over(&mut self, extent: Extent) -> Option<&mut Chunk> {
+    pub(in crate::controller) fn lock_over(&mut self, extent: Extent) -> Option<&mut Chunk> {
         if extent.start() >= self.pointers.read_head || extent.end() <= self.pointers.write_tail {
             return None;
         }
@@ -214,7 +223,9 @@ impl Window {
     }
 
     /// The next chunk to send: chunks leave in address order, each once it is read.
-    pub(super) fn next_to_send(&mut self) -> Option<(ChunkSlot, Extent, ChunkContent)> {
+    pub(in crate::controller) fn next_to_send(
+        &mut self,
+    ) -> Option<(ChunkSlot, Extent, ChunkContent)> {
         let unsent = self
             .chunks
             .iter_mut()
@@ -232,7 +243,7 @@ impl Window {
 
     /// Marks a sent chunk as acknowledged and returns it as it was; `None` when no such chunk was
     /// sent.
-    pub(super) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<Chunk> {
+    pub(in crate::controller) fn acknowledge(&mut self, slot: ChunkSlot) -> Option<Chunk> {
         let chunk = self
             .get(slot)
             .filter(|chunk| matches!(chunk.state, ChunkState::Sent { .. }))?;
@@ -251,7 +262,7 @@ impl Window {
 
     /// Gives every chunk up that is not migrated (`LM_head := LM_tail`) and returns them. Those that
     /// are being read keep their slots until [`Self::orphan_read`].
-    pub(super) fn retreat(&mut self) -> Vec<Chunk> {
+    pub(in crate::controller) fn retreat(&mut self) -> Vec<Chunk> {
         let given_up: Vec<_> = self.chunks.drain(..).collect();
         for chunk in &given_up {
             match chunk.state {
@@ -271,7 +282,7 @@ impl Window {
     }
 
     /// The read of a chunk that was given up has ended. False when the slot is none of those.
-    pub(super) fn orphan_read(&mut self, slot: ChunkSlot) -> bool {
+    pub(in crate::controller) fn orphan_read(&mut self, slot: ChunkSlot) -> bool {
         let Some(at) = self.orphans.iter().position(|orphan| *orphan == slot) else {
             return false;
         };
@@ -281,7 +292,7 @@ impl Window {
     }
 
     /// Local reads under way, those of chunks that were given up included.
-    pub(super) fn reads(&self) -> u32 {
+    pub(in crate::controller) fn reads(&self) -> u32 {
         let reading =
             |chunk: &&Chunk| matches!(chunk.state, ChunkState::Reading | ChunkState::Looking);
         (self.orphans.len() + self.chunks.iter().filter(reading).count()) as u32

@@ -2,10 +2,10 @@
 
 use core::time::Duration;
 
-use super::early_acknowledgement::Unwritten;
-use super::{Controller, StartError};
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::requests::slots::{LOCAL, Stage, Work};
+use crate::controller::transfer::double_write::early_acknowledgement::Unwritten;
+use crate::controller::{Controller, StartError};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
@@ -14,16 +14,16 @@ use crate::wire::{Message, TrafficClass, double_write_id};
 
 /// What the destination remembers of a migration beside its authority.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub(in crate::controller) struct Destination {
     /// Highest generation seen: copies of an older one must not reach the disk.
     generation: Generation,
     timeout: Duration,
     /// When the source counts as gone unless it is heard of.
-    pub(super) deadline: Time,
+    pub(in crate::controller) deadline: Time,
     /// Frames whose disk operation has not finished.
     in_flight: u32,
     /// Double writes among them that have been acknowledged.
-    pub(super) unwritten: Unwritten,
+    pub(in crate::controller) unwritten: Unwritten,
     /// What was received is to be made durable once all of it is written.
     flush_wanted: bool,
     /// Whether the flush before acceptance is at the disk. It outlives the migration that wanted
@@ -68,7 +68,7 @@ impl Controller {
     }
 
     /// A frame of the source that has to do with this node's disk.
-    pub(super) fn replica(&mut self, message: Message, tag: RequestTag) {
+    pub(in crate::controller) fn replica(&mut self, message: Message, tag: RequestTag) {
         let (work, extent, generation) = match message {
             Message::Copy {
                 slot,
@@ -180,7 +180,7 @@ impl Controller {
     }
 
     /// Starts a frame's disk operation: nothing that overlaps it is under way.
-    pub(super) fn issue_replica(&mut self, tag: RequestTag) {
+    pub(in crate::controller) fn issue_replica(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
         let Some(extent) = slot.extent else { return };
         if slot.stale {
@@ -214,7 +214,7 @@ impl Controller {
         });
     }
 
-    pub(super) fn replica_disk_done(
+    pub(in crate::controller) fn replica_disk_done(
         &mut self,
         tag: RequestTag,
         result: Result<Content, RequestError>,
@@ -328,7 +328,7 @@ impl Controller {
 
     /// The source paused: copies and comparisons that it sent before are not wanted any more,
     /// unless they are at the disk already.
-    pub(super) fn new_generation(&mut self, generation: Generation) {
+    pub(in crate::controller) fn new_generation(&mut self, generation: Generation) {
         self.destination_heard();
         if self.authority.receiving().is_none() {
             return;
@@ -362,7 +362,7 @@ impl Controller {
     }
 
     /// Makes everything that was received durable, as soon as it is written.
-    pub(super) fn issue_barrier(&mut self) {
+    pub(in crate::controller) fn issue_barrier(&mut self) {
         if self.has_bug(PlantedBug::AcceptWithoutFlush) {
             return self.barrier_done(Ok(()));
         }
@@ -381,7 +381,7 @@ impl Controller {
     }
 
     /// Everything that was received is durable, or is not.
-    pub(super) fn barrier_done(&mut self, result: Result<(), RequestError>) {
+    pub(in crate::controller) fn barrier_done(&mut self, result: Result<(), RequestError>) {
         if let Some(destination) = &mut self.destination {
             destination.flushing = false;
         }
@@ -400,7 +400,7 @@ impl Controller {
     /// Whether a frame has not been answered. The source drains before it asks for acceptance, so
     /// one that has not breaks the protocol; but for a comparison of before a pause, which changes nothing
     /// and which the source has made again since.
-    pub(super) fn owes_answers(&self) -> bool {
+    pub(in crate::controller) fn owes_answers(&self) -> bool {
         let Some(destination) = &self.destination else {
             return false;
         };
@@ -413,13 +413,13 @@ impl Controller {
         destination.in_flight > destination.unwritten.frames + given_up.len() as u32
     }
 
-    pub(super) fn destination_heard(&mut self) {
+    pub(in crate::controller) fn destination_heard(&mut self) {
         if let Some(destination) = &mut self.destination {
             destination.deadline = self.now.after(destination.timeout);
         }
     }
 
-    pub(super) fn destination_timer(&mut self) {
+    pub(in crate::controller) fn destination_timer(&mut self) {
         let Some(destination) = &mut self.destination else {
             return;
         };

@@ -6,11 +6,11 @@
 //! them move into a bitmap over the disk. Coarser entries only cost traffic: nothing is ever
 //! dropped, and inserting never fails.
 
-use super::dirty::DirtyBitmap;
+use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, Sectors};
 
 /// Longest extent that is sent at once: 64 KiB.
-pub(super) const MAX_SECTORS: u32 = 128;
+pub(in crate::controller) const MAX_SECTORS: u32 = 128;
 
 /// Ranges with at most this many sectors between them (64 KiB) become one when the list is full.
 const MERGE_GAP: u64 = 128;
@@ -29,7 +29,7 @@ struct Range {
 
 /// The addresses of delayed writes.
 #[derive(Debug)]
-pub(super) struct DelayedTable {
+pub(in crate::controller) struct DelayedTable {
     /// Sorted, disjoint and not adjacent. Empty while the bitmap is in use.
     ranges: Vec<Range>,
     limit: usize,
@@ -41,7 +41,7 @@ pub(super) struct DelayedTable {
 
 impl DelayedTable {
     /// An empty table for a disk, with at most `limit` exact ranges (at least 1).
-    pub(super) fn new(capacity: Sectors, limit: u16) -> Self {
+    pub(in crate::controller) fn new(capacity: Sectors, limit: u16) -> Self {
         let limit = usize::from(limit).max(1);
         let block = (capacity.0 / MAX_BLOCKS)
             .next_power_of_two()
@@ -58,21 +58,21 @@ impl DelayedTable {
 
     /// Plants a defect: what does not fit is dropped.
     #[cfg(feature = "planted-bugs")]
-    pub(super) const fn drop_on_overflow(&mut self) {
+    pub(in crate::controller) const fn drop_on_overflow(&mut self) {
         self.drops = true;
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::controller) fn is_empty(&self) -> bool {
         self.sectors() == Sectors(0)
     }
 
     /// Sectors in the table, those that coarse entries add included.
-    pub(super) fn sectors(&self) -> Sectors {
+    pub(in crate::controller) fn sectors(&self) -> Sectors {
         Sectors(self.range_sectors + self.bitmap.sectors())
     }
 
     /// Remembers an extent of the disk.
-    pub(super) fn insert(&mut self, extent: Extent) {
+    pub(in crate::controller) fn insert(&mut self, extent: Extent) {
         if self.bitmap.count() > 0 {
             return self.bitmap.set(extent);
         }
@@ -133,7 +133,7 @@ impl DelayedTable {
 
     /// Forgets what a double write has made obsolete, and returns how many sectors that were. A
     /// block of the bitmap goes only when all of it is covered.
-    pub(super) fn remove(&mut self, extent: Extent) -> Sectors {
+    pub(in crate::controller) fn remove(&mut self, extent: Extent) -> Sectors {
         let before = self.sectors();
         if self.bitmap.count() > 0 {
             self.bitmap.clear_covered(extent);
@@ -145,7 +145,7 @@ impl DelayedTable {
 
     /// The least number of sectors, from `wanted` on, in which an entry may be taken: a block of the
     /// bitmap goes whole.
-    pub(super) fn least_part(&self, wanted: u32) -> u32 {
+    pub(in crate::controller) fn least_part(&self, wanted: u32) -> u32 {
         if self.bitmap.count() > 0 {
             wanted.max(self.bitmap.block_sectors())
         } else {
@@ -155,7 +155,7 @@ impl DelayedTable {
 
     /// Forgets an extent that begins where [`Self::next`] said and is about to be sent: in the
     /// bitmap, also what of its last block lies past it.
-    pub(super) fn take(&mut self, extent: Extent) {
+    pub(in crate::controller) fn take(&mut self, extent: Extent) {
         if self.bitmap.count() > 0 {
             self.bitmap.clear(extent);
         } else {
@@ -200,7 +200,7 @@ impl DelayedTable {
 
     /// The first part of an entry at or right of `from`, at most [`MAX_SECTORS`] long; when there
     /// is none, the first of the disk.
-    pub(super) fn next(&self, from: Lba) -> Option<Extent> {
+    pub(in crate::controller) fn next(&self, from: Lba) -> Option<Extent> {
         self.next_from(from).or_else(|| self.next_from(Lba(0)))
     }
 

@@ -7,7 +7,7 @@
 //! hybrid push/prefetch paper does with chunks that are written often, place by place and before the
 //! switchover instead of behind it.
 
-use super::delayed_table::MAX_SECTORS;
+use crate::controller::transfer::double_write::delayed_table::MAX_SECTORS;
 use crate::units::Extent;
 use crate::write_table::spread;
 
@@ -31,7 +31,7 @@ struct Place {
 /// in it down by one, and moves in when nothing is left: so a place keeps its room if it has more writes
 /// than all that share the room with it.
 #[derive(Debug)]
-pub(super) struct HotWrites {
+pub(in crate::controller) struct HotWrites {
     rooms: Box<[Option<Place>]>,
     most: usize,
     kept: usize,
@@ -40,7 +40,7 @@ pub(super) struct HotWrites {
 
 /// What becomes of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Heat {
+pub(in crate::controller) enum Heat {
     /// It is sent like any other.
     Cold,
     /// It is kept back, and nothing was kept back there before.
@@ -53,7 +53,7 @@ pub(super) enum Heat {
 
 impl HotWrites {
     /// None yet; at most `most` places are kept back, none with 0.
-    pub(super) fn new(most: u16) -> Self {
+    pub(in crate::controller) fn new(most: u16) -> Self {
         let most = usize::from(most);
         let rooms = match most {
             0 => 0,
@@ -69,13 +69,13 @@ impl HotWrites {
 
     /// Bytes that are kept back.
     #[inline]
-    pub(super) const fn kept_bytes(&self) -> u64 {
+    pub(in crate::controller) const fn kept_bytes(&self) -> u64 {
         self.kept_bytes
     }
 
     /// Counts a write. It is kept back, if its place is hot and `may_keep` is true.
     #[inline]
-    pub(super) fn write(&mut self, extent: Extent, may_keep: bool) -> Heat {
+    pub(in crate::controller) fn write(&mut self, extent: Extent, may_keep: bool) -> Heat {
         // Longer ones, which are no single delayed write, are made by those who write much in sequence.
         if self.rooms.is_empty() || extent.sectors() > MAX_SECTORS {
             return Heat::Cold;
@@ -117,7 +117,7 @@ impl HotWrites {
     }
 
     /// Nothing is kept back any more: hands out all places that were. All start anew.
-    pub(super) fn release(&mut self, mut each: impl FnMut(Extent)) {
+    pub(in crate::controller) fn release(&mut self, mut each: impl FnMut(Extent)) {
         if self.kept == 0 {
             return;
         }

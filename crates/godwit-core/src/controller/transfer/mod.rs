@@ -1,0 +1,9 @@
+//! What reaches the other node, and when: both ends of a disk's move.
+
+pub(super) mod dirty;
+pub(super) mod double_write;
+pub(super) mod outgoing;
+pub(super) mod pause;
+pub(super) mod receive;
+pub(super) mod verify_hole;
+pub(super) mod window;
