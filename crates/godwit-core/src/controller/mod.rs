@@ -1,27 +1,15 @@
 //! The controller of one disk on one node.
 
-mod blame;
-mod climb;
-mod convergence;
-mod crowding;
-mod ease;
-mod flight;
 mod governor;
-mod guest_load;
-mod headway;
-mod hiccups;
-mod idle_window;
 mod limits;
 mod ownership;
-mod pacer;
 mod requests;
-mod throughput;
 mod transfer;
 
 use core::time::Duration;
 use std::collections::VecDeque;
 
-pub use self::guest_load::{Arrivals, GuestLoad};
+pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::limits::Limits;
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};

@@ -1,6 +1,6 @@
 use core::ops::RangeInclusive;
 
-use super::*;
+use crate::controller::governor::*;
 use crate::units::MigrationId;
 use crate::{Arrivals, GuestLoad};
 

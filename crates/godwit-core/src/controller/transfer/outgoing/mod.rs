@@ -8,10 +8,10 @@ mod pump;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use crate::controller::convergence::Convergence;
 use crate::controller::governor::Governor;
-use crate::controller::idle_window::IdleWindow;
-use crate::controller::pacer::Pacer;
+use crate::controller::governor::in_flight::idle_window::IdleWindow;
+use crate::controller::governor::obstacles::Convergence;
+use crate::controller::governor::token_bucket::Pacer;
 use crate::controller::requests::slots::{REMOTE, Slots};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;

@@ -3,8 +3,8 @@
 
 use core::time::Duration;
 
-use crate::controller::convergence::Achievement;
 use crate::controller::governor::Governor;
+use crate::controller::governor::obstacles::Achievement;
 use crate::controller::requests::slots::{Slots, TagList};
 use crate::controller::transfer::outgoing::{Pass, Source};
 use crate::controller::{Controller, PromiseProgress};

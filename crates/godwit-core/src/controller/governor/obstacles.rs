@@ -13,19 +13,19 @@ const MOVES: u64 = 32 << 20;
 
 /// What a migration has achieved up to now.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Achievement {
+pub(in crate::controller) struct Achievement {
     /// Bytes that still have to be sent in this pass.
-    pub(super) left: u64,
+    pub(in crate::controller) left: u64,
     /// Those of them that delayed writes have to bring.
-    pub(super) delayed: u64,
+    pub(in crate::controller) delayed: u64,
     /// Bytes of the guest's writes that were sent at once.
-    pub(super) double_writes: u64,
+    pub(in crate::controller) double_writes: u64,
     /// Time spent in pauses.
-    pub(super) paused: Duration,
+    pub(in crate::controller) paused: Duration,
 }
 
 #[derive(Debug)]
-pub(super) struct Convergence {
+pub(in crate::controller) struct Convergence {
     next: Time,
     last: Achievement,
     /// Bytes per second that the migration may send, if that is limited.
@@ -34,7 +34,7 @@ pub(super) struct Convergence {
 }
 
 impl Convergence {
-    pub(super) fn new(now: Time, bandwidth: Option<u64>) -> Self {
+    pub(in crate::controller) fn new(now: Time, bandwidth: Option<u64>) -> Self {
         Self {
             next: now.after(PERIOD),
             last: Achievement {
@@ -46,12 +46,12 @@ impl Convergence {
         }
     }
 
-    pub(super) const fn obstacle(&self) -> Option<Obstacle> {
+    pub(in crate::controller) const fn obstacle(&self) -> Option<Obstacle> {
         self.obstacle
     }
 
     /// A pass begins: what was left of the last one says nothing about it.
-    pub(super) fn restart(&mut self, now: Time) {
+    pub(in crate::controller) fn restart(&mut self, now: Time) {
         *self = Self {
             obstacle: self.obstacle,
             ..Self::new(now, self.bandwidth)
@@ -59,13 +59,13 @@ impl Convergence {
     }
 
     /// Nothing is left to be sent; returns what has changed.
-    pub(super) fn arrive(&mut self, now: Time) -> Option<Option<Obstacle>> {
+    pub(in crate::controller) fn arrive(&mut self, now: Time) -> Option<Option<Obstacle>> {
         self.restart(now);
         self.obstacle.take().map(|_| None)
     }
 
     /// Judges the last period when it is over, and returns what has changed.
-    pub(super) fn judge(
+    pub(in crate::controller) fn judge(
         &mut self,
         now: Time,
         current: Achievement,

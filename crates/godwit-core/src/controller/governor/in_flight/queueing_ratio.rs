@@ -16,7 +16,7 @@ const LEAST: Duration = Duration::from_micros(1);
 
 /// What a chunk takes, in seconds.
 #[derive(Debug)]
-pub(super) struct Crowding {
+pub(in crate::controller) struct Crowding {
     /// Lately; `None` before the first.
     usual: Option<f64>,
     /// When it was least.
@@ -27,7 +27,7 @@ pub(super) struct Crowding {
 
 impl Crowding {
     /// Nothing is known.
-    pub(super) const fn new() -> Self {
+    pub(in crate::controller) const fn new() -> Self {
         Self {
             usual: None,
             least: f64::INFINITY,
@@ -36,7 +36,7 @@ impl Crowding {
     }
 
     /// A chunk of data was acknowledged this long after it was locked.
-    pub(super) fn chunk_done(&mut self, took: Duration) {
+    pub(in crate::controller) fn chunk_done(&mut self, took: Duration) {
         let took = took.max(LEAST).as_secs_f64();
         let usual = self.usual.get_or_insert(took);
         *usual += (took - *usual) * WEIGHT;
@@ -45,7 +45,7 @@ impl Crowding {
 
     /// A sampling period is over, with or without few chunks in flight. How many times what a chunk
     /// takes alone it takes lately: at least 1, or `None` when no chunk of data told of it.
-    pub(super) fn period_ends(&mut self, few: bool) -> Option<f64> {
+    pub(in crate::controller) fn period_ends(&mut self, few: bool) -> Option<f64> {
         let usual = self.usual.filter(|_| self.arrives)?;
         self.arrives = false;
         if few {

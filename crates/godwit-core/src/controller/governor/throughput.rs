@@ -10,7 +10,7 @@
 
 use core::time::Duration;
 
-use super::guest_load::{Arrivals, GuestLoad};
+use crate::controller::governor::arrivals::{Arrivals, GuestLoad};
 use crate::units::Time;
 
 /// How long answers are counted before they are judged.
@@ -50,12 +50,12 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The guest has had too little for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Shortage {
+pub(in crate::controller) struct Shortage {
     /// The part of what it is owed that it did not get since it began to lack something, or since it
     /// was last found short: more than 0, at most 1.
-    pub(super) lacked: f64,
+    pub(in crate::controller) lacked: f64,
     /// Bytes per second that copies and delayed writes took in the last window.
-    pub(super) copied: u64,
+    pub(in crate::controller) copied: u64,
 }
 
 /// How much of what it did before a guest is owed.
@@ -80,7 +80,7 @@ impl Owed {
 
 /// What the end of a window showed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Finding {
+pub(in crate::controller) enum Finding {
     /// The guest had too little.
     Short(Shortage),
     /// The guest seems to take whatever there is, and is owed less for a while.
@@ -89,7 +89,7 @@ pub(super) enum Finding {
 
 /// Compares the guest's rate of requests with what it was.
 #[derive(Debug)]
-pub(super) struct Throughput {
+pub(in crate::controller) struct Throughput {
     /// Requests per second that the guest makes if nothing else goes on.
     reference: f64,
     arrivals: Arrivals,
@@ -120,7 +120,7 @@ pub(super) struct Throughput {
 
 impl Throughput {
     /// The guest's load `before` is what it should have now.
-    pub(super) fn new(before: GuestLoad, now: Time) -> Self {
+    pub(in crate::controller) fn new(before: GuestLoad, now: Time) -> Self {
         let reference = before.per_second as f64;
         Self {
             reference,
@@ -153,12 +153,12 @@ impl Throughput {
     }
 
     /// The guest has had too little lately.
-    pub(super) const fn is_short(&self) -> bool {
+    pub(in crate::controller) const fn is_short(&self) -> bool {
         self.short_since.is_some()
     }
 
     /// The guest has missed something, and has not made up for it yet.
-    pub(super) const fn lags(&self) -> bool {
+    pub(in crate::controller) const fn lags(&self) -> bool {
         self.owing() > 0.0
     }
 
@@ -169,7 +169,7 @@ impl Throughput {
 
     /// Neither a request was answered since the last count nor a chunk: that time does not count. Both
     /// waited for the disk, or the guest asked for nothing.
-    pub(super) fn stood_still(&mut self, now: Time) {
+    pub(in crate::controller) fn stood_still(&mut self, now: Time) {
         self.window_began = self.window_began.after(now.since(self.counted_at));
         self.counted_at = now;
     }
@@ -177,7 +177,7 @@ impl Throughput {
     /// Adds answers, and bytes that copies and delayed writes took meanwhile; `crawl` is the pace in
     /// bytes per second below which they do not go, if they are held to it. What a window showed that
     /// ends with them, if there is anything to it.
-    pub(super) fn count(
+    pub(in crate::controller) fn count(
         &mut self,
         now: Time,
         answered: u32,

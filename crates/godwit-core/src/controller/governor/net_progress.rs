@@ -21,7 +21,7 @@ const MOST: f64 = 100.0;
 
 /// What a migration gains, window by window.
 #[derive(Debug)]
-pub(super) struct Headway {
+pub(in crate::controller) struct Headway {
     factor: f64,
     began: Time,
     /// Bytes that were left when the window began; `None` before the first.
@@ -34,7 +34,7 @@ pub(super) struct Headway {
 
 impl Headway {
     /// A migration that has just begun.
-    pub(super) const fn new(now: Time) -> Self {
+    pub(in crate::controller) const fn new(now: Time) -> Self {
         Self {
             factor: 1.0,
             began: now,
@@ -45,30 +45,30 @@ impl Headway {
     }
 
     /// How many times what was promised the guest's requests may take: 1 to 100.
-    pub(super) const fn factor(&self) -> f64 {
+    pub(in crate::controller) const fn factor(&self) -> f64 {
         self.factor
     }
 
     /// Whether copies have gained too little lately: up to 23 s ago where that went on for long, since what
     /// makes them gain again would at once undo itself.
-    pub(super) fn is_lost(&self) -> bool {
+    pub(in crate::controller) fn is_lost(&self) -> bool {
         self.factor > 1.0
     }
 
     /// The guest has written so many bytes.
     #[inline]
-    pub(super) const fn written(&mut self, bytes: u64) {
+    pub(in crate::controller) const fn written(&mut self, bytes: u64) {
         self.written += bytes;
     }
 
     /// What is left counts anew: what was left before says nothing.
-    pub(super) const fn restart(&mut self) {
+    pub(in crate::controller) const fn restart(&mut self) {
         self.left = None;
     }
 
     /// A sampling period is over after which so many bytes are `left`. While the migration only pauses
     /// nothing is judged: a destination that does not answer is not worth waiting for.
-    pub(super) fn period_ends(&mut self, now: Time, left: u64, paused: bool) {
+    pub(in crate::controller) fn period_ends(&mut self, now: Time, left: u64, paused: bool) {
         self.went_on |= !paused;
         let Some(before) = self.left else {
             return self.begin(now, left);

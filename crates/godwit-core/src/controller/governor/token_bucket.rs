@@ -7,7 +7,7 @@ use crate::units::Time;
 /// A token bucket that may go into debt: double writes are never held back, copies wait until the
 /// debt is paid.
 #[derive(Debug)]
-pub(super) struct Pacer {
+pub(in crate::controller) struct Pacer {
     bytes_per_second: u64,
     /// Bytes that may be sent now; negative while in debt.
     tokens: i64,
@@ -19,7 +19,7 @@ pub(super) struct Pacer {
 const BURST: Duration = Duration::from_millis(4);
 
 impl Pacer {
-    pub(super) fn new(bytes_per_second: u64, now: Time) -> Self {
+    pub(in crate::controller) fn new(bytes_per_second: u64, now: Time) -> Self {
         Self {
             bytes_per_second: bytes_per_second.max(1),
             tokens: 0,
@@ -28,17 +28,17 @@ impl Pacer {
     }
 
     /// Changes the rate from now on.
-    pub(super) fn set_rate(&mut self, bytes_per_second: u64) {
+    pub(in crate::controller) fn set_rate(&mut self, bytes_per_second: u64) {
         self.bytes_per_second = bytes_per_second.max(1);
     }
 
     /// Draws from the budget, into debt if it must.
-    pub(super) fn spend(&mut self, bytes: u64) {
+    pub(in crate::controller) fn spend(&mut self, bytes: u64) {
         self.tokens = self.tokens.saturating_sub_unsigned(bytes);
     }
 
     /// Whether a copy may be sent; otherwise when to ask again.
-    pub(super) fn ready(&mut self, now: Time) -> Result<(), Time> {
+    pub(in crate::controller) fn ready(&mut self, now: Time) -> Result<(), Time> {
         let elapsed = now.since(self.refilled).as_nanos();
         let earned = elapsed * u128::from(self.bytes_per_second) / 1_000_000_000;
         if earned > 0 {

@@ -4,10 +4,10 @@
 
 use core::time::Duration;
 
-use super::MigrationOptions;
+use crate::controller::MigrationOptions;
 
 /// A chunk that takes longer than this makes the window smaller again.
-pub(super) const QUICK: Duration = Duration::from_millis(15);
+pub(in crate::controller) const QUICK: Duration = Duration::from_millis(15);
 
 /// The same when the guest has asked for nothing for [`LONG`]: then it meets that once, and not with
 /// each of a few requests a second.
@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(1);
 
 /// The window of an idle guest's disk.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct IdleWindow {
+pub(in crate::controller) struct IdleWindow {
     least: u16,
     most: u16,
     chunks: u16,
@@ -28,7 +28,7 @@ pub(super) struct IdleWindow {
 
 impl IdleWindow {
     /// As these options begin: with less in flight when less than [`QUICK`] was promised.
-    pub(super) fn new(options: &MigrationOptions) -> Self {
+    pub(in crate::controller) fn new(options: &MigrationOptions) -> Self {
         let promised = options.wake_up_limit.unwrap_or(Duration::MAX);
         let part = promised.min(QUICK).as_secs_f64() / QUICK.as_secs_f64();
         let least = ((f64::from(options.idle_window_chunks) * part) as u16).max(1);
@@ -41,12 +41,12 @@ impl IdleWindow {
     }
 
     /// Chunks in flight at most.
-    pub(super) const fn chunks(&self) -> u16 {
+    pub(in crate::controller) const fn chunks(&self) -> u16 {
         self.chunks
     }
 
     /// A chunk was acknowledged `took` after it was locked; the guest's last request is `idle` ago.
-    pub(super) fn chunk_done(&mut self, took: Duration, idle: Duration) {
+    pub(in crate::controller) fn chunk_done(&mut self, took: Duration, idle: Duration) {
         let quick = if idle < LONG { QUICK } else { QUICK_ENOUGH };
         self.chunks = if took < quick.min(self.promised) {
             (self.chunks + 1).min(self.most)
@@ -56,7 +56,7 @@ impl IdleWindow {
     }
 
     /// The guest works: what is known of its idle time is out of date.
-    pub(super) const fn forget(&mut self) {
+    pub(in crate::controller) const fn forget(&mut self) {
         self.chunks = self.least;
     }
 }

@@ -2,17 +2,28 @@
 //! threshold, how much may be in flight, and how fast copies and delayed writes may go, and spends
 //! the room that the guest leaves on finishing sooner.
 
+pub(super) mod arrivals;
+pub(super) mod in_flight;
+mod local_answer_budget;
+mod net_progress;
+pub(super) mod obstacles;
+mod rate_search;
+mod relaxed_bound;
+mod strain_cause;
+mod throughput;
+pub(super) mod token_bucket;
+
 use core::time::Duration;
 
-use super::blame::Blame;
-use super::climb::Climb;
-use super::ease::Ease;
-use super::flight::{Flight, GuestDid, Pace};
-use super::headway::Headway;
-use super::hiccups::Hiccups;
-use super::pacer::Pacer;
-use super::throughput::{Finding, Shortage, Throughput};
-use super::{Controller, MigrationOptions, PromiseProgress};
+use crate::controller::governor::in_flight::busy_window::{Flight, GuestDid, Pace};
+use crate::controller::governor::local_answer_budget::Hiccups;
+use crate::controller::governor::net_progress::Headway;
+use crate::controller::governor::rate_search::Climb;
+use crate::controller::governor::relaxed_bound::Ease;
+use crate::controller::governor::strain_cause::Blame;
+use crate::controller::governor::throughput::{Finding, Shortage, Throughput};
+use crate::controller::governor::token_bucket::Pacer;
+use crate::controller::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
 use crate::units::{Bytes, SECTOR_SIZE, Time};
 

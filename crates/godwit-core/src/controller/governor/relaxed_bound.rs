@@ -8,20 +8,20 @@ const MOST: f64 = 100.0;
 
 /// How many times its own value a bound is taken for: 1 to 100.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ease(f64);
+pub(in crate::controller) struct Ease(f64);
 
 impl Ease {
     /// The bound as it is.
-    pub(super) const NONE: Self = Self(1.0);
+    pub(in crate::controller) const NONE: Self = Self(1.0);
 
     /// What the bound is multiplied by.
-    pub(super) const fn factor(self) -> f64 {
+    pub(in crate::controller) const fn factor(self) -> f64 {
         self.0
     }
 
     /// A period is over in which the eased bound was or was not exceeded by no fault of the
     /// migration.
-    pub(super) fn period_ends(&mut self, exceeded: bool) {
+    pub(in crate::controller) fn period_ends(&mut self, exceeded: bool) {
         let change = if exceeded { EASE } else { UNEASE };
         self.0 = (self.0 * change).clamp(1.0, MOST);
     }

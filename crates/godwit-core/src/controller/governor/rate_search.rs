@@ -22,7 +22,7 @@ const LEAST_TRIED: f64 = 0.7;
 
 /// What is known of the rates that the guest bore and did not bear.
 #[derive(Debug)]
-pub(super) struct Climb {
+pub(in crate::controller) struct Climb {
     /// The rate at which the guest last began to be strained; `None` while nothing has spoken
     /// against a higher one yet.
     strained_at: Option<u64>,
@@ -35,7 +35,7 @@ pub(super) struct Climb {
 
 impl Climb {
     /// Nothing is known.
-    pub(super) const fn new() -> Self {
+    pub(in crate::controller) const fn new() -> Self {
         Self {
             strained_at: None,
             calm: CALM,
@@ -45,7 +45,7 @@ impl Climb {
     }
 
     /// A period is over in which this rate did or did not strain the guest.
-    pub(super) const fn period_ends(&mut self, rate: u64, strained: bool) {
+    pub(in crate::controller) const fn period_ends(&mut self, rate: u64, strained: bool) {
         if !strained {
             self.calm = self.calm.saturating_add(1);
             return;
@@ -59,7 +59,7 @@ impl Climb {
     /// This rate goes down: what it was when the guest began to need that is too much. A rate far below
     /// the one that was too much before is more likely to have met a moment in which any would have
     /// been, so what is known goes down by steps.
-    pub(super) const fn yielded(&mut self, rate: u64) {
+    pub(in crate::controller) const fn yielded(&mut self, rate: u64) {
         self.period_ends(rate, true);
         self.strained_at = Some(match self.strained_at {
             Some(known) if self.onset < known / 10 * 7 => known / 10 * 7,
@@ -72,7 +72,7 @@ impl Climb {
     /// One that it bore for a while need not be looked for again: a little less will do, and still less
     /// when the guest goes on lacking something. Of any other rate the part that the guest did not lack
     /// is tried, and a tenth less.
-    pub(super) fn yielded_for_a_time(&mut self, rate: u64, lacked: f64) {
+    pub(in crate::controller) fn yielded_for_a_time(&mut self, rate: u64, lacked: f64) {
         let again = match self.again {
             Some(again) => again / 10 * 7,
             None if self.calm >= BORNE => rate / 20 * 17,
@@ -83,12 +83,12 @@ impl Climb {
     }
 
     /// The guest has made up for what it lacked: the rate to go on with, if one is known.
-    pub(super) const fn made_up(&mut self) -> Option<u64> {
+    pub(in crate::controller) const fn made_up(&mut self) -> Option<u64> {
         self.again.take()
     }
 
     /// Something else than the guest holds copies back now: no rate is taken up again.
-    pub(super) const fn held_back(&mut self) {
+    pub(in crate::controller) const fn held_back(&mut self) {
         self.again = None;
     }
 
@@ -96,7 +96,7 @@ impl Climb {
     /// quickly where the guest was not strained, and slowly near where it was: the faster, the longer
     /// ago that is. While the machine stays the same the guest is strained in about one of a hundred
     /// periods, and what strained it once does not hold copies back for long.
-    pub(super) fn rise(&self, rate: u64) -> u64 {
+    pub(in crate::controller) fn rise(&self, rate: u64) -> u64 {
         let part = match self.strained_at {
             None => FIRST,
             Some(known) if rate < known / 2 => FAR_BELOW,

@@ -9,9 +9,9 @@
 
 use core::time::Duration;
 
-use super::MigrationOptions;
-use super::crowding::Crowding;
-use super::guest_load::{Arrivals, GuestLoad};
+use crate::controller::MigrationOptions;
+use crate::controller::governor::arrivals::{Arrivals, GuestLoad};
+use crate::controller::governor::in_flight::queueing_ratio::Crowding;
 
 /// Shortest chunk: 32 KiB.
 const LEAST_CHUNK_SECTORS: u32 = 64;
@@ -36,7 +36,7 @@ const FEW: u16 = 2;
 
 /// How copies go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pace {
+pub(in crate::controller) enum Pace {
     /// Slower than they should ever be.
     Starved,
     /// Slower than they may.
@@ -47,16 +47,16 @@ pub(super) enum Pace {
 
 /// How the guest did in a sampling period.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct GuestDid {
+pub(in crate::controller) struct GuestDid {
     /// What its slowest request took.
-    pub(super) worst: Duration,
+    pub(in crate::controller) worst: Duration,
     /// Whether it has got less done than it is owed, and not made up for that yet.
-    pub(super) lags: bool,
+    pub(in crate::controller) lags: bool,
 }
 
 /// Chunks in flight, and their length.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(in crate::controller) struct Flight {
     most_window: u16,
     most_chunk_sectors: u32,
     /// How much is in flight, in chunks of the following length.
@@ -77,7 +77,7 @@ pub(super) struct Flight {
 
 impl Flight {
     /// As these options begin.
-    pub(super) const fn new(options: &MigrationOptions) -> Self {
+    pub(in crate::controller) const fn new(options: &MigrationOptions) -> Self {
         // A guest that takes all it can get crowds the path itself, and loses least when the move is
         // soon over.
         let takes_all = matches!(
@@ -104,7 +104,7 @@ impl Flight {
     /// Chunks in flight at most, and the longest, in sectors. Each chunk costs processor time at both
     /// ends whatever its length, so much in flight is few chunks: enough of them to read, send and write
     /// at the same time. Not where a write of the guest waits for the chunk that it meets.
-    pub(super) fn in_flight(&self) -> (u16, u32) {
+    pub(in crate::controller) fn in_flight(&self) -> (u16, u32) {
         if self.locks || self.window <= FEWEST || self.chunk_sectors < self.most_chunk_sectors {
             return (self.window, self.chunk_sectors);
         }
@@ -115,12 +115,12 @@ impl Flight {
     }
 
     /// Whether a chunk was acknowledged in this sampling period.
-    pub(super) const fn arrives(&self) -> bool {
+    pub(in crate::controller) const fn arrives(&self) -> bool {
         !self.slowest_chunk.is_zero()
     }
 
     /// A chunk was acknowledged this long after it was locked; `data` if it travelled as such.
-    pub(super) fn chunk_done(&mut self, took: Duration, data: bool) {
+    pub(in crate::controller) fn chunk_done(&mut self, took: Duration, data: bool) {
         self.slowest_chunk = self.slowest_chunk.max(took);
         self.quickest_chunk = self.quickest_chunk.min(took);
         // A word about zeroes, or a digest, is quicker and tells nothing of data.
@@ -133,7 +133,7 @@ impl Flight {
     /// starved more in flight may help, but not on a link or disk that has no more to give, so chunks
     /// take up to the whole limit, beside their way, and no longer; twice that while the guest is far
     /// from it.
-    pub(super) fn adjust(&mut self, limit: Duration, guest: GuestDid, pace: Pace) {
+    pub(in crate::controller) fn adjust(&mut self, limit: Duration, guest: GuestDid, pace: Pace) {
         if self.slowest_chunk.is_zero() {
             return;
         }
@@ -187,12 +187,12 @@ impl Flight {
     }
 
     /// The next period begins.
-    pub(super) const fn period_ends(&mut self) {
+    pub(in crate::controller) const fn period_ends(&mut self) {
         self.slowest_chunk = Duration::ZERO;
     }
 
     /// After a pause one chunk at a time has to show how the others will do.
-    pub(super) const fn narrow(&mut self) {
+    pub(in crate::controller) const fn narrow(&mut self) {
         self.window = 1;
     }
 }

@@ -8,7 +8,7 @@ const MOST_PART: f64 = 0.01;
 
 /// Requests that were answered without the destination.
 #[derive(Debug, Default)]
-pub(super) struct Hiccups {
+pub(in crate::controller) struct Hiccups {
     /// In this period.
     now: u32,
     /// Lately, decaying.
@@ -17,14 +17,14 @@ pub(super) struct Hiccups {
 
 impl Hiccups {
     /// One more of `requests` lately: whether that is still few.
-    pub(super) fn allow(&mut self, requests: f64) -> bool {
+    pub(in crate::controller) fn allow(&mut self, requests: f64) -> bool {
         self.now += 1;
         self.recent += 1.0;
         self.now <= MOST && self.recent <= f64::from(MOST) + requests * MOST_PART
     }
 
     /// A sampling period is over, of which this part is remembered.
-    pub(super) fn period_ends(&mut self, memory: f64) {
+    pub(in crate::controller) fn period_ends(&mut self, memory: f64) {
         self.recent *= memory;
         self.now = 0;
     }

@@ -14,7 +14,7 @@ const FORGET: f64 = 0.9995;
 
 /// What strained the guest lately.
 #[derive(Debug, Default)]
-pub(super) struct Blame {
+pub(in crate::controller) struct Blame {
     /// Strained periods lately, decaying.
     recent: f64,
     on_end: u32,
@@ -25,7 +25,7 @@ pub(super) struct Blame {
 impl Blame {
     /// A sampling period is over, strained or not, in which copies did or did not hardly move. Whether
     /// it is time for them to yield.
-    pub(super) fn lies_with_copies(&mut self, strained: bool, crept: bool) -> bool {
+    pub(in crate::controller) fn lies_with_copies(&mut self, strained: bool, crept: bool) -> bool {
         let now = f64::from(u8::from(strained));
         self.recent = self.recent * MEMORY + now;
         if crept {
