@@ -1,8 +1,8 @@
 //! The controller of one disk on one node.
 
 mod governor;
+mod handover;
 mod limits;
-mod ownership;
 mod requests;
 mod transfer;
 

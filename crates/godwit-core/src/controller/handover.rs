@@ -2,9 +2,9 @@
 
 use core::time::Duration;
 
-use super::Controller;
 use crate::action::Action;
 use crate::authority::{Effect, Ownership};
+use crate::controller::Controller;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::event::{AbortReason, Event, Phase};
 use crate::units::Time;
