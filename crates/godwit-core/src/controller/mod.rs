@@ -3,6 +3,8 @@
 mod governor;
 mod handover;
 mod limits;
+mod options;
+mod progress;
 mod requests;
 mod transfer;
 
@@ -11,6 +13,8 @@ use std::collections::VecDeque;
 
 pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::limits::Limits;
+pub use self::options::{LinkSignal, MigrationOptions, Switchover};
+pub use self::progress::{Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};
 use self::requests::slots::{Slots, TagList};
@@ -20,192 +24,12 @@ use self::transfer::receive::Destination;
 pub use self::transfer::verify_hole::HOLE_PIECE_SECTORS;
 use crate::action::{Action, Content, DiskTag};
 use crate::authority::{Authority, AuthorityRecord};
-use crate::event::{AbortReason, Event, Obstacle, PauseReason, Phase};
+use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
-use crate::sla::LatencyTarget;
-use crate::units::{Extent, MigrationId, Sectors, Time};
+use crate::units::{Extent, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
 use crate::write_table::WriteTable;
-
-/// How a disk is moved.
-#[derive(Clone, Copy, Debug)]
-pub struct MigrationOptions {
-    /// Names this attempt; never used before.
-    pub migration: MigrationId,
-    /// Longest copy in sectors: a multiple of 8, at most 16 MiB worth.
-    pub chunk_sectors: u32,
-    /// Longest copy in sectors while the guest does I/O, whose requests wait for chunks that they
-    /// meet: a multiple of 8, at most `chunk_sectors`. With a promise for which no request waits for
-    /// chunks they become longer, up to `chunk_sectors`, when many would be in flight.
-    pub busy_chunk_sectors: u32,
-    /// Chunks in flight at once, at most [`Limits::window_chunks`].
-    pub window_chunks: u16,
-    /// Chunks in flight at once while the guest is idle, from 1 to `window_chunks`. More than these
-    /// only as long as they are quick.
-    pub idle_window_chunks: u16,
-    /// Chunks in flight at once while the guest does I/O, from 1 to `window_chunks`: what is in
-    /// flight is what a double write queues behind, at the link and at the destination's disk.
-    pub busy_window_chunks: u16,
-    /// Most bytes per second that copies, double writes and delayed writes together may take;
-    /// double writes are never held back, so a guest that writes more than this gets it all and
-    /// the rest waits.
-    pub max_bandwidth: Option<u64>,
-    /// What the guest was promised: the migration pauses when it would break it (Alg. 2). Without
-    /// it nothing but the window holds the migration back.
-    pub sla: Option<LatencyTarget>,
-    /// What the guest asked for before the migration: copies leave it room for as many requests, as
-    /// long as it makes them. Only with [`Self::sla`].
-    pub guest_load: Option<GuestLoad>,
-    /// The longest that a guest waits for chunks in flight when it wakes up: a shorter one lets
-    /// fewer be in flight while it is idle. Without it they take 15 ms at most, and 30 ms when the
-    /// guest has slept for a second.
-    pub wake_up_limit: Option<Duration>,
-    /// While paused, acknowledge writes to the migrated region locally and send them later
-    /// (Alg. 3). Without it they go to both sides even then.
-    pub delayed_writes: bool,
-    /// Most bytes per second of delayed writes (`DELAYED_WRITE_RATE`); chosen by the controller
-    /// when left out.
-    pub delayed_write_rate: Option<u64>,
-    /// Most bytes per second of all traffic on the interface, the host's other traffic included:
-    /// when [`LinkSignal::interface_rate`] exceeds it the migration pauses.
-    pub interface_budget: Option<u64>,
-    /// When the first pass should be over, from the start. As it comes near, the migration takes
-    /// what it needs even where that costs the guest its promise.
-    pub deadline: Option<Duration>,
-    /// Compare both images by hash before switchover.
-    pub verify: bool,
-    /// Ask where the disk has holes, and tell the destination of them instead of reading them. Only where
-    /// it has [`Features::HOLES`](crate::wire::Features::HOLES).
-    pub find_holes: bool,
-    /// What the switchover waits for.
-    pub switchover: Switchover,
-    /// Longest wait for any answer of the other node before the migration is given up.
-    pub peer_timeout: Duration,
-}
-
-/// What the switchover waits for once the destination has everything.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Switchover {
-    /// Nothing: the guest's I/O is held for a moment and goes on at the destination.
-    WhenConverged,
-    /// [`Controller::switch_over`], or the destination's word that the guest is there: the guest runs
-    /// on behind double writes until its hypervisor has moved it.
-    WhenTold,
-}
-
-impl MigrationOptions {
-    /// The usual: 8 to 32 MiB in flight in chunks of 1 MiB, 1 MiB in chunks of 256 KiB while the
-    /// guest does I/O, no promise and no limit.
-    pub const fn new(migration: MigrationId) -> Self {
-        Self {
-            migration,
-            chunk_sectors: 2048,
-            busy_chunk_sectors: 512,
-            window_chunks: 32,
-            idle_window_chunks: 8,
-            busy_window_chunks: 4,
-            max_bandwidth: None,
-            sla: None,
-            guest_load: None,
-            wake_up_limit: None,
-            delayed_writes: true,
-            delayed_write_rate: None,
-            interface_budget: None,
-            deadline: None,
-            verify: false,
-            find_holes: false,
-            switchover: Switchover::WhenConverged,
-            peer_timeout: Duration::from_secs(10),
-        }
-    }
-}
-
-/// What the body sees of the sync connection of an outgoing migration.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkSignal {
-    /// Bytes of frames that the other node has not acknowledged: in the body's queue and in the
-    /// socket.
-    pub queued: u64,
-    /// Smoothed round trip; zero when unknown.
-    pub round_trip: Duration,
-    /// Bytes per second that the connection delivered lately; zero when unknown.
-    pub delivery_rate: u64,
-    /// Bytes per second that leave by the interface, the host's other traffic included, when it is
-    /// watched.
-    pub interface_rate: Option<u64>,
-}
-
-/// How far an outgoing migration is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Which migration.
-    pub migration: MigrationId,
-    /// What it does now.
-    pub phase: Phase,
-    /// Bytes of the disk that the current pass has finished.
-    pub bytes_done: u64,
-    /// Bytes of the disk that the current pass goes over in all.
-    pub bytes_total: u64,
-    /// Bytes of the disk that were copied in the first pass, zeroes included.
-    pub bytes_copied: u64,
-    /// Data bytes of copies that were sent: `bytes_copied` less what was all zeroes, plus what a
-    /// pause discarded.
-    pub copy_bytes_sent: u64,
-    /// Data bytes of double writes that were sent.
-    pub double_write_bytes_sent: u64,
-    /// Bytes that verification compared, over all passes.
-    pub bytes_verified: u64,
-    /// Whether every byte was compared and found equal.
-    pub verified: bool,
-    /// What was promised and how it is kept.
-    pub promise: PromiseProgress,
-}
-
-/// How an outgoing migration keeps its promise to the guest.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PromiseProgress {
-    /// The longest latency promised.
-    pub limit: Option<Duration>,
-    /// How long requests may take at the moment: the limit, or more where the guest's take longer by
-    /// themselves, or where nobody stated the limit and the migration could not end with it.
-    pub allowed: Option<Duration>,
-    /// Sampling periods so far in which the guest had requests.
-    pub periods: u64,
-    /// Those of them in which a request took longer than the limit.
-    pub breached_periods: u64,
-    /// Why the migration pauses now, if it does.
-    pub paused: Option<PauseReason>,
-    /// Pauses so far, by reason, in the order of [`PauseReason::ALL`].
-    pub pauses: [u32; 3],
-    /// Time spent in pauses.
-    pub paused_for: Duration,
-    /// Bytes of the disk that delayed writes still have to bring to the destination.
-    pub delayed_bytes: u64,
-    /// Data bytes of delayed writes that were sent.
-    pub delayed_bytes_sent: u64,
-    /// Delayed bytes that a later double write made obsolete before they were sent.
-    pub delayed_bytes_cancelled: u64,
-    /// Bytes per second that copies and delayed writes may take at the moment; `None` while nothing
-    /// holds them back.
-    pub rate_limit: Option<u64>,
-    /// What keeps the migration from coming to its end, when something does.
-    pub obstacle: Option<Obstacle>,
-}
-
-/// Why a migration cannot start.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StartError {
-    /// This node does not own the disk.
-    #[error("this node does not serve the disk")]
-    NotServing,
-    /// Another migration of the disk is under way.
-    #[error("another migration of the disk is under way")]
-    Busy,
-    /// An option is out of its range.
-    #[error("the {0} is out of range")]
-    Option(&'static str),
-}
 
 /// The controller of one disk on one node: serves guests, moves the disk away, takes it in, and
 /// forwards the I/O of clients that stayed.
