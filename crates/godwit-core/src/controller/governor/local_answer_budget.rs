@@ -8,14 +8,14 @@ const MOST_PART: f64 = 0.01;
 
 /// Requests that were answered without the destination.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct Hiccups {
+pub(in crate::controller) struct LocalAnswerBudget {
     /// In this period.
     now: u32,
     /// Lately, decaying.
     recent: f64,
 }
 
-impl Hiccups {
+impl LocalAnswerBudget {
     /// One more of `requests` lately: whether that is still few.
     pub(in crate::controller) fn allow(&mut self, requests: f64) -> bool {
         self.now += 1;

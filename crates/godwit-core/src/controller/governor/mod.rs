@@ -15,14 +15,14 @@ pub(super) mod token_bucket;
 
 use core::time::Duration;
 
-use crate::controller::governor::in_flight::busy_window::{Flight, GuestDid, Pace};
-use crate::controller::governor::local_answer_budget::Hiccups;
-use crate::controller::governor::net_progress::Headway;
-use crate::controller::governor::rate_search::Climb;
-use crate::controller::governor::relaxed_bound::Ease;
-use crate::controller::governor::strain_cause::Blame;
+use crate::controller::governor::in_flight::busy_window::{BusyWindow, GuestDid, Pace};
+use crate::controller::governor::local_answer_budget::LocalAnswerBudget;
+use crate::controller::governor::net_progress::NetProgress;
+use crate::controller::governor::rate_search::RateSearch;
+use crate::controller::governor::relaxed_bound::RelaxedBound;
+use crate::controller::governor::strain_cause::StrainCause;
 use crate::controller::governor::throughput::{Finding, Shortage, Throughput};
-use crate::controller::governor::token_bucket::Pacer;
+use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
 use crate::units::{Bytes, SECTOR_SIZE, Time};
@@ -71,25 +71,25 @@ pub(super) struct Governor {
     answered_bytes: u64,
     /// How much longer than promised the guest's requests take although the migration stands
     /// still: at least 1. To pause for less would change nothing.
-    own: Ease,
+    own: RelaxedBound,
     /// How much longer than that they take although copies hardly move: at least 1.
-    crept: Ease,
+    crept: RelaxedBound,
     throughput: Option<Throughput>,
     /// Only when nobody stated the promise.
-    blame: Option<Blame>,
+    strain_cause: Option<StrainCause>,
     /// Unless there is a bound on what the migration may take, which it would wait for in vain.
-    headway: Option<Headway>,
+    net_progress: Option<NetProgress>,
     /// Requests lately, those of them that were late, and their bytes, decaying.
     recent: f64,
     recent_late: f64,
     recent_bytes: f64,
-    hiccups: Hiccups,
+    local_answer_budget: LocalAnswerBudget,
     rate: u64,
-    climb: Climb,
+    rate_search: RateSearch,
     spent: u64,
-    budget: Pacer,
-    delayed: Pacer,
-    flight: Flight,
+    budget: TokenBucket,
+    delayed: TokenBucket,
+    busy_window: BusyWindow,
     pause: Duration,
     resumed: Option<Time>,
     interface_full: bool,
@@ -122,23 +122,23 @@ impl Governor {
             worst: Duration::ZERO,
             answered: 0,
             answered_bytes: 0,
-            own: Ease::NONE,
-            crept: Ease::NONE,
+            own: RelaxedBound::NONE,
+            crept: RelaxedBound::NONE,
             throughput: options
                 .guest_load
                 .map(|before| Throughput::new(before, now)),
-            blame: options.guest_load.map(|_| Blame::default()),
-            headway: (!is_bounded).then(|| Headway::new(now)),
+            strain_cause: options.guest_load.map(|_| StrainCause::default()),
+            net_progress: (!is_bounded).then(|| NetProgress::new(now)),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,
-            hiccups: Hiccups::default(),
+            local_answer_budget: LocalAnswerBudget::default(),
             rate,
-            climb: Climb::new(),
+            rate_search: RateSearch::new(),
             spent: 0,
-            budget: Pacer::new(rate, now),
-            delayed: Pacer::new(delayed, now),
-            flight: Flight::new(options),
+            budget: TokenBucket::new(rate, now),
+            delayed: TokenBucket::new(delayed, now),
+            busy_window: BusyWindow::new(options),
             pause: SHORTEST_PAUSE,
             resumed: None,
             interface_full: false,
@@ -159,31 +159,31 @@ impl Governor {
     fn eased(&self, promised: Duration) -> Duration {
         let own = promised.mul_f64(self.own.factor());
         // What the user stated is kept.
-        let headway = match (&self.headway, &self.throughput) {
-            (Some(headway), Some(_)) => headway.factor(),
+        let net_progress = match (&self.net_progress, &self.throughput) {
+            (Some(net_progress), Some(_)) => net_progress.factor(),
             _ => 1.0,
         };
-        own.max(own.mul_f64(headway).min(Controller::MOST_EASED))
+        own.max(own.mul_f64(net_progress).min(Controller::MOST_EASED))
     }
 
     /// The migration begins to go over the disk anew.
     pub(super) fn pass_begins(&mut self) {
-        if let Some(headway) = &mut self.headway {
-            headway.restart();
+        if let Some(net_progress) = &mut self.net_progress {
+            net_progress.restart();
         }
     }
 
     /// The guest has written something.
     #[inline]
     pub(super) fn written(&mut self, bytes: Bytes) {
-        if let Some(headway) = &mut self.headway {
-            headway.written(bytes.0);
+        if let Some(net_progress) = &mut self.net_progress {
+            net_progress.written(bytes.0);
         }
     }
 
     /// Chunks in flight at most while the guest does I/O, and the longest, in sectors.
     pub(super) fn in_flight(&self) -> (u16, u32) {
-        self.flight.in_flight()
+        self.busy_window.in_flight()
     }
 
     /// A request of the guest was answered.
@@ -207,7 +207,8 @@ impl Governor {
     /// Whether that may be done for it alone: hiccups are few, and a link that fails is not worth
     /// waiting for.
     pub(super) fn may_answer_alone(&mut self) -> bool {
-        self.hiccups.allow(self.recent + f64::from(self.answered))
+        self.local_answer_budget
+            .allow(self.recent + f64::from(self.answered))
     }
 
     /// A request has waited for the threshold. Whether the promise still allows it to be late: the
@@ -225,7 +226,7 @@ impl Governor {
 
     /// A chunk was acknowledged this long after it was locked; `data` if it travelled as such.
     pub(super) fn chunk_done(&mut self, took: Duration, data: bool) {
-        self.flight.chunk_done(took, data);
+        self.busy_window.chunk_done(took, data);
     }
 
     /// Whether copies (or delayed writes) may go on; otherwise when to ask again.
@@ -264,9 +265,9 @@ impl Governor {
         self.recent = self.recent * MEMORY + f64::from(self.answered);
         self.recent_late *= MEMORY;
         self.recent_bytes = self.recent_bytes * MEMORY + self.answered_bytes as f64;
-        self.hiccups.period_ends(MEMORY);
-        if let Some(headway) = &mut self.headway {
-            headway.period_ends(now, left, period.paused);
+        self.local_answer_budget.period_ends(MEMORY);
+        if let Some(net_progress) = &mut self.net_progress {
+            net_progress.period_ends(now, left, period.paused);
         }
         if let Some(target) = self.target
             && seen
@@ -292,7 +293,7 @@ impl Governor {
         self.worst = Duration::ZERO;
         self.answered = 0;
         self.answered_bytes = 0;
-        self.flight.period_ends();
+        self.busy_window.period_ends();
         self.spent = 0;
     }
 
@@ -314,7 +315,7 @@ impl Governor {
     /// Copies take less, unless they hardly move already.
     fn give_way(&mut self) {
         if !self.creeps() {
-            self.climb.yielded(self.rate);
+            self.rate_search.yielded(self.rate);
             self.rate = self.rate / 10 * 7;
         }
     }
@@ -326,7 +327,7 @@ impl Governor {
         if !self.creeps() && shortage.copied > 0 {
             // Far below what they might have taken, copies are not what the guest was short of.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
-            self.climb.yielded_for_a_time(took, shortage.lacked);
+            self.rate_search.yielded_for_a_time(took, shortage.lacked);
             let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT, MOST_KEPT);
             self.rate = (took as f64 * keep) as u64;
         }
@@ -335,7 +336,7 @@ impl Governor {
     /// Judges what the guest got done.
     fn judge_throughput(&mut self, now: Time) {
         let crawl = self.creeps().then(|| self.least_rate());
-        let stood_still = self.answered == 0 && !self.flight.arrives();
+        let stood_still = self.answered == 0 && !self.busy_window.arrives();
         let Some(throughput) = &mut self.throughput else {
             return;
         };
@@ -347,9 +348,9 @@ impl Governor {
         match finding {
             Some(Finding::Short(shortage)) => self.make_up_for(shortage),
             // The rates at which it had too little say nothing any more.
-            Some(Finding::Saturates) => self.climb = Climb::new(),
+            Some(Finding::Saturates) => self.rate_search = RateSearch::new(),
             None if !is_short => {
-                if let Some(again) = self.climb.made_up() {
+                if let Some(again) = self.rate_search.made_up() {
                     self.rate = self.rate.max(again);
                 }
             }
@@ -372,18 +373,18 @@ impl Governor {
         let creeps = self.creeps();
         self.crept.period_ends(strained && creeps);
         // What the user stated is kept whatever stands against it.
-        let blamed = match &mut self.blame {
-            Some(blame) => blame.lies_with_copies(strained, creeps),
+        let blamed = match &mut self.strain_cause {
+            Some(strain_cause) => strain_cause.lies_with_copies(strained, creeps),
             None => strained,
         };
-        self.climb.period_ends(self.rate, strained && !creeps);
+        self.rate_search.period_ends(self.rate, strained && !creeps);
         let used = per_second(self.spent);
         if blamed {
             self.give_way();
         } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.
             if used >= self.rate / 4 * 3 {
-                self.rate += self.climb.rise(self.rate);
+                self.rate += self.rate_search.rise(self.rate);
             }
         }
         // What the user stated comes before progress here, too.
@@ -398,7 +399,8 @@ impl Governor {
             Pace::AtRate
         };
         let lags = self.throughput.as_ref().is_some_and(Throughput::lags);
-        self.flight.adjust(limit, GuestDid { worst, lags }, pace);
+        self.busy_window
+            .adjust(limit, GuestDid { worst, lags }, pace);
     }
 
     /// Bytes per second that the deadline asks for.
@@ -425,17 +427,17 @@ impl Governor {
             .resumed
             .is_some_and(|resumed| now.since(resumed) < self.pause * 4);
         // While it loses ground, it loses more in a longer one.
-        let loses = self.headway.as_ref().is_some_and(Headway::is_lost);
+        let loses = self.net_progress.as_ref().is_some_and(NetProgress::is_lost);
         self.pause = if soon && !loses {
             (self.pause * 2).min(LONGEST_PAUSE)
         } else {
             SHORTEST_PAUSE
         };
         if !self.creeps() {
-            self.climb.yielded(self.rate);
+            self.rate_search.yielded(self.rate);
             self.rate = (self.rate / 4 * 3).max(self.least_rate());
         }
-        self.flight.narrow();
+        self.busy_window.narrow();
         now.after(self.pause)
     }
 
@@ -455,7 +457,7 @@ impl Governor {
             return false;
         };
         if rate > budget / 20 * 19 && !paused {
-            self.climb.held_back();
+            self.rate_search.held_back();
             self.rate = (self.rate / 10 * 8).max(LEAST_RATE);
         } else if rate < budget / 20 * 17 && self.target.is_none() {
             self.rate = (self.rate + self.rate / 20 + (256 << 10)).min(budget);

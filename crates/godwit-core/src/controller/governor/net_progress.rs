@@ -21,7 +21,7 @@ const MOST: f64 = 100.0;
 
 /// What a migration gains, window by window.
 #[derive(Debug)]
-pub(in crate::controller) struct Headway {
+pub(in crate::controller) struct NetProgress {
     factor: f64,
     began: Time,
     /// Bytes that were left when the window began; `None` before the first.
@@ -32,7 +32,7 @@ pub(in crate::controller) struct Headway {
     went_on: bool,
 }
 
-impl Headway {
+impl NetProgress {
     /// A migration that has just begun.
     pub(in crate::controller) const fn new(now: Time) -> Self {
         Self {
@@ -106,16 +106,16 @@ mod tests {
     /// What the promise is multiplied by after windows that begin with 1 GiB left, in which the guest
     /// wrote 20 MiB each and copies gained so much.
     fn after(windows: u32, gained: i64, paused: bool) -> f64 {
-        let mut headway = Headway::new(Time(0));
+        let mut net_progress = NetProgress::new(Time(0));
         let mut left = 1024 * MEBIBYTE;
-        headway.period_ends(Time(0), left, false);
-        headway.period_ends(Time(0).after(WINDOW), left - MEBIBYTE, false);
+        net_progress.period_ends(Time(0), left, false);
+        net_progress.period_ends(Time(0).after(WINDOW), left - MEBIBYTE, false);
         for window in 2..windows + 2 {
-            headway.written(20 * MEBIBYTE);
+            net_progress.written(20 * MEBIBYTE);
             left = left.saturating_add_signed(-gained);
-            headway.period_ends(Time(0).after(WINDOW * window), left, paused);
+            net_progress.period_ends(Time(0).after(WINDOW * window), left, paused);
         }
-        headway.factor()
+        net_progress.factor()
     }
 
     #[test]
@@ -130,33 +130,33 @@ mod tests {
 
     #[test]
     fn one_that_has_arrived_need_not_gain() {
-        let mut headway = Headway::new(Time(0));
+        let mut net_progress = NetProgress::new(Time(0));
         for window in 0..10 {
-            headway.written(20 * MEBIBYTE);
+            net_progress.written(20 * MEBIBYTE);
             let left = u64::from(window % 2) * MEBIBYTE;
-            headway.period_ends(Time(0).after(WINDOW * window), left, false);
+            net_progress.period_ends(Time(0).after(WINDOW * window), left, false);
         }
-        assert!(headway.factor() <= 1.0);
+        assert!(net_progress.factor() <= 1.0);
     }
 
     #[test]
     fn the_promise_comes_back_once_it_gains() {
-        let mut headway = Headway::new(Time(0));
-        headway.factor = MOST;
+        let mut net_progress = NetProgress::new(Time(0));
+        net_progress.factor = MOST;
         for window in 0..100 {
             let left = (200 - u64::from(window)) * MEBIBYTE;
-            headway.period_ends(Time(0).after(WINDOW * window), left, false);
+            net_progress.period_ends(Time(0).after(WINDOW * window), left, false);
         }
-        assert!(headway.factor() <= 1.0);
+        assert!(net_progress.factor() <= 1.0);
     }
 
     #[test]
     fn a_pass_that_begins_has_lost_nothing() {
-        let mut headway = Headway::new(Time(0));
-        headway.period_ends(Time(0), 10 * MEBIBYTE, false);
-        headway.restart();
-        headway.period_ends(Time(0).after(WINDOW), 1024 * MEBIBYTE, false);
-        headway.period_ends(Time(0).after(WINDOW * 2), 1000 * MEBIBYTE, false);
-        assert!(headway.factor() <= 1.0);
+        let mut net_progress = NetProgress::new(Time(0));
+        net_progress.period_ends(Time(0), 10 * MEBIBYTE, false);
+        net_progress.restart();
+        net_progress.period_ends(Time(0).after(WINDOW), 1024 * MEBIBYTE, false);
+        net_progress.period_ends(Time(0).after(WINDOW * 2), 1000 * MEBIBYTE, false);
+        assert!(net_progress.factor() <= 1.0);
     }
 }

@@ -25,7 +25,7 @@ pub(in crate::controller) struct Achievement {
 }
 
 #[derive(Debug)]
-pub(in crate::controller) struct Convergence {
+pub(in crate::controller) struct Obstacles {
     next: Time,
     last: Achievement,
     /// Bytes per second that the migration may send, if that is limited.
@@ -33,7 +33,7 @@ pub(in crate::controller) struct Convergence {
     obstacle: Option<Obstacle>,
 }
 
-impl Convergence {
+impl Obstacles {
     pub(in crate::controller) fn new(now: Time, bandwidth: Option<u64>) -> Self {
         Self {
             next: now.after(PERIOD),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     fn judge(
-        convergence: &mut Convergence,
+        obstacles: &mut Obstacles,
         seconds: u64,
         (left, delayed, paused): (u64, u64, u64),
         deadline: Option<Time>,
@@ -139,12 +139,12 @@ mod tests {
             ..Achievement::default()
         };
         let reason = Some(PauseReason::GuestLatency);
-        convergence.judge(at(seconds), current, reason, deadline)
+        obstacles.judge(at(seconds), current, reason, deadline)
     }
 
     #[test]
     fn a_migration_that_stands_still_says_why_and_when_it_no_longer_does() {
-        let mut it = Convergence::new(at(0), None);
+        let mut it = Obstacles::new(at(0), None);
         assert_eq!(judge(&mut it, 3, (PASS, 0, 0), None), None, "too early");
         assert_eq!(judge(&mut it, 5, (PASS, 0, 0), None), None);
         let stands = judge(&mut it, 10, (PASS, 0, 1), None);
@@ -163,7 +163,7 @@ mod tests {
     fn a_large_disk_takes_its_time_without_an_obstacle() {
         const LEFT: u64 = 1000 << 40;
         let judged = |bandwidth, rate: u64| {
-            let mut it = Convergence::new(at(0), bandwidth);
+            let mut it = Obstacles::new(at(0), bandwidth);
             judge(&mut it, 5, (LEFT, 0, 0), None);
             judge(&mut it, 10, (LEFT - 5 * rate, 0, 0), None);
             it.obstacle()
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn writes_that_take_all_the_bandwidth_are_an_obstacle_of_their_own() {
         let stands = |bandwidth, written: u64| {
-            let mut it = Convergence::new(at(0), bandwidth);
+            let mut it = Obstacles::new(at(0), bandwidth);
             for (second, double_writes) in [(5, 0), (10, written)] {
                 let current = Achievement {
                     left: PASS,
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_deadline_that_will_be_missed_is_an_obstacle() {
-        let mut it = Convergence::new(at(0), None);
+        let mut it = Obstacles::new(at(0), None);
         judge(&mut it, 5, (PASS, 0, 0), Some(at(30)));
         let slow = judge(&mut it, 10, (PASS / 10 * 9, 0, 0), Some(at(30)));
         assert_eq!(slow, Some(Some(Obstacle::Deadline)));

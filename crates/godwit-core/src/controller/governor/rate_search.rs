@@ -22,7 +22,7 @@ const LEAST_TRIED: f64 = 0.7;
 
 /// What is known of the rates that the guest bore and did not bear.
 #[derive(Debug)]
-pub(in crate::controller) struct Climb {
+pub(in crate::controller) struct RateSearch {
     /// The rate at which the guest last began to be strained; `None` while nothing has spoken
     /// against a higher one yet.
     strained_at: Option<u64>,
@@ -33,7 +33,7 @@ pub(in crate::controller) struct Climb {
     again: Option<u64>,
 }
 
-impl Climb {
+impl RateSearch {
     /// Nothing is known.
     pub(in crate::controller) const fn new() -> Self {
         Self {
@@ -113,39 +113,39 @@ mod tests {
 
     #[test]
     fn a_wait_of_many_periods_is_held_against_the_rate_at_which_it_began() {
-        let mut climb = Climb::new();
-        climb.period_ends(100 << 20, true);
+        let mut rate_search = RateSearch::new();
+        rate_search.period_ends(100 << 20, true);
         for rate in [70 << 20, 49 << 20, 34 << 20] {
-            climb.yielded(rate);
-            climb.period_ends(rate, true);
+            rate_search.yielded(rate);
+            rate_search.period_ends(rate, true);
         }
-        let far = climb.rise(34 << 20);
+        let far = rate_search.rise(34 << 20);
         assert!(far > (34 << 20) / 80, "{far}");
-        let near = climb.rise(90 << 20);
+        let near = rate_search.rise(90 << 20);
         assert!(near < (90 << 20) / 500, "{near}");
         for _ in 0..FORGET * 4 {
-            climb.period_ends(90 << 20, false);
+            rate_search.period_ends(90 << 20, false);
         }
-        let later = climb.rise(90 << 20);
+        let later = rate_search.rise(90 << 20);
         assert!(later > (90 << 20) / 80, "{later}: it is long ago");
     }
 
     #[test]
     fn a_guest_that_is_strained_far_below_the_rate_that_it_bore_does_not_keep_copies_there() {
-        let mut climb = Climb::new();
-        climb.yielded(400 << 20);
+        let mut rate_search = RateSearch::new();
+        rate_search.yielded(400 << 20);
         for _ in 0..CALM {
-            climb.period_ends(100 << 20, false);
+            rate_search.period_ends(100 << 20, false);
         }
-        climb.yielded(100 << 20);
-        assert!(climb.rise(100 << 20) >= (100 << 20) / FAR_BELOW);
+        rate_search.yielded(100 << 20);
+        assert!(rate_search.rise(100 << 20) >= (100 << 20) / FAR_BELOW);
         // But what goes on is believed.
         for _ in 0..3 {
             for _ in 0..CALM {
-                climb.period_ends(100 << 20, false);
+                rate_search.period_ends(100 << 20, false);
             }
-            climb.yielded(100 << 20);
+            rate_search.yielded(100 << 20);
         }
-        assert!(climb.rise(100 << 20) < (100 << 20) / 500);
+        assert!(rate_search.rise(100 << 20) < (100 << 20) / 500);
     }
 }

@@ -8,9 +8,9 @@ const MOST: f64 = 100.0;
 
 /// How many times its own value a bound is taken for: 1 to 100.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::controller) struct Ease(f64);
+pub(in crate::controller) struct RelaxedBound(f64);
 
-impl Ease {
+impl RelaxedBound {
     /// The bound as it is.
     pub(in crate::controller) const NONE: Self = Self(1.0);
 

@@ -14,7 +14,7 @@ const FORGET: f64 = 0.9995;
 
 /// What strained the guest lately.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct Blame {
+pub(in crate::controller) struct StrainCause {
     /// Strained periods lately, decaying.
     recent: f64,
     on_end: u32,
@@ -22,7 +22,7 @@ pub(in crate::controller) struct Blame {
     inherent: f64,
 }
 
-impl Blame {
+impl StrainCause {
     /// A sampling period is over, strained or not, in which copies did or did not hardly move. Whether
     /// it is time for them to yield.
     pub(in crate::controller) fn lies_with_copies(&mut self, strained: bool, crept: bool) -> bool {
@@ -51,30 +51,31 @@ mod tests {
     use super::*;
 
     /// How often copies yield in so many periods, of which one in `every` is strained.
-    fn yields(blame: &mut Blame, periods: u32, every: u32, crept: bool) -> usize {
-        let mut blamed = |number: u32| blame.lies_with_copies(number.is_multiple_of(every), crept);
+    fn yields(strain_cause: &mut StrainCause, periods: u32, every: u32, crept: bool) -> usize {
+        let mut blamed =
+            |number: u32| strain_cause.lies_with_copies(number.is_multiple_of(every), crept);
         (1..=periods).filter(|number| blamed(*number)).count()
     }
 
     #[test]
     fn a_wait_now_and_then_is_nobodys_fault() {
-        assert_eq!(yields(&mut Blame::default(), 10_000, 150, false), 0);
+        assert_eq!(yields(&mut StrainCause::default(), 10_000, 150, false), 0);
     }
 
     #[test]
     fn waits_on_end_or_too_many_of_them_are() {
-        assert_eq!(yields(&mut Blame::default(), 2, 1, false), 0);
-        assert_eq!(yields(&mut Blame::default(), 9, 1, false), 3);
-        let often = yields(&mut Blame::default(), 1000, 20, false);
+        assert_eq!(yields(&mut StrainCause::default(), 2, 1, false), 0);
+        assert_eq!(yields(&mut StrainCause::default(), 9, 1, false), 3);
+        let often = yields(&mut StrainCause::default(), 1000, 20, false);
         assert!((10..=30).contains(&often), "{often} of 50");
     }
 
     #[test]
     fn what_the_machine_does_while_copies_hardly_move_is_learnt_and_forgotten() {
-        let mut blame = Blame::default();
-        yields(&mut blame, 2000, 40, true);
-        assert_eq!(yields(&mut blame, 400, 40, false), 0);
-        yields(&mut blame, 10_000, 10_000, false);
-        assert!(yields(&mut blame, 1000, 40, false) > 5);
+        let mut strain_cause = StrainCause::default();
+        yields(&mut strain_cause, 2000, 40, true);
+        assert_eq!(yields(&mut strain_cause, 400, 40, false), 0);
+        yields(&mut strain_cause, 10_000, 10_000, false);
+        assert!(yields(&mut strain_cause, 1000, 40, false) > 5);
     }
 }

@@ -102,12 +102,12 @@ fn what_the_guest_suffers_by_itself_shows_however_far_the_promise_is_eased() {
         still: true,
         ..Period::default()
     };
-    let mut eased = Headway::new(Time(0));
+    let mut eased = NetProgress::new(Time(0));
     for number in 0..100 {
         eased.written(1 << 20);
         eased.period_ends(Time(0).after(SAMPLING * 25 * number), 1 << 40, false);
     }
-    governor.headway = Some(eased);
+    governor.net_progress = Some(eased);
     assert!(governor.threshold() > Some(LIMIT * 20));
     for number in 1..=50 {
         governor.answered(BLOCK, LIMIT * 5, false);
@@ -228,7 +228,7 @@ fn a_guest_that_gets_less_done_has_room_after_two_windows() {
 fn a_rate_that_the_guest_bore_is_taken_up_again_but_not_one_that_it_does_not_bear() {
     let mut governor = governor(|options| options.guest_load = unknown(10_000));
     governor.rate = 300 << 20;
-    governor.climb.yielded(governor.rate);
+    governor.rate_search.yielded(governor.rate);
     busy_periods(&mut governor, 1..=100, LIMIT / 10);
     let borne = governor.rate;
     short_periods(&mut governor, 101..=120, borne / 100);
@@ -248,7 +248,7 @@ fn a_rate_is_not_taken_up_again_that_the_interface_has_no_room_for() {
         options.interface_budget = Some(400 << 20);
     });
     governor.rate = 300 << 20;
-    governor.climb.yielded(governor.rate);
+    governor.rate_search.yielded(governor.rate);
     busy_periods(&mut governor, 1..=100, LIMIT / 10);
     let borne = governor.rate;
     short_periods(&mut governor, 101..=120, borne / 100);
@@ -274,7 +274,7 @@ fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
                 ..Period::default()
             };
             governor.sample(Time(0).after(SAMPLING * number), &period);
-            governor.crept = Ease::NONE;
+            governor.crept = RelaxedBound::NONE;
         }
         governor.rate
     };

@@ -7,7 +7,7 @@ use crate::units::Time;
 /// A token bucket that may go into debt: double writes are never held back, copies wait until the
 /// debt is paid.
 #[derive(Debug)]
-pub(in crate::controller) struct Pacer {
+pub(in crate::controller) struct TokenBucket {
     bytes_per_second: u64,
     /// Bytes that may be sent now; negative while in debt.
     tokens: i64,
@@ -18,7 +18,7 @@ pub(in crate::controller) struct Pacer {
 /// burst that the guest would wait for just when it catches up after a stall.
 const BURST: Duration = Duration::from_millis(4);
 
-impl Pacer {
+impl TokenBucket {
     pub(in crate::controller) fn new(bytes_per_second: u64, now: Time) -> Self {
         Self {
             bytes_per_second: bytes_per_second.max(1),
@@ -66,17 +66,17 @@ mod tests {
     #[test]
     fn copies_keep_the_rate_and_pay_for_double_writes() {
         let mut now = Time(0);
-        let mut pacer = Pacer::new(10_000_000, now);
+        let mut token_bucket = TokenBucket::new(10_000_000, now);
         let mut copied = 0;
         while now < Time(1_000_000_000) {
-            match pacer.ready(now) {
+            match token_bucket.ready(now) {
                 Ok(()) => {
-                    pacer.spend(100_000);
+                    token_bucket.spend(100_000);
                     copied += 100_000;
                 }
                 Err(next) => {
                     assert!(next > now);
-                    pacer.spend(next.since(now).as_nanos() as u64 / 250);
+                    token_bucket.spend(next.since(now).as_nanos() as u64 / 250);
                     now = next;
                 }
             }

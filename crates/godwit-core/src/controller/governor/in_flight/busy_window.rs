@@ -11,7 +11,7 @@ use core::time::Duration;
 
 use crate::controller::MigrationOptions;
 use crate::controller::governor::arrivals::{Arrivals, GuestLoad};
-use crate::controller::governor::in_flight::queueing_ratio::Crowding;
+use crate::controller::governor::in_flight::queueing_ratio::QueueingRatio;
 
 /// Shortest chunk: 32 KiB.
 const LEAST_CHUNK_SECTORS: u32 = 64;
@@ -56,7 +56,7 @@ pub(in crate::controller) struct GuestDid {
 
 /// Chunks in flight, and their length.
 #[derive(Debug)]
-pub(in crate::controller) struct Flight {
+pub(in crate::controller) struct BusyWindow {
     most_window: u16,
     most_chunk_sectors: u32,
     /// How much is in flight, in chunks of the following length.
@@ -70,12 +70,12 @@ pub(in crate::controller) struct Flight {
     slowest_chunk: Duration,
     /// What the quickest of all took.
     quickest_chunk: Duration,
-    crowding: Crowding,
+    queueing_ratio: QueueingRatio,
     /// How many times what one takes alone chunks may take.
     crowded: f64,
 }
 
-impl Flight {
+impl BusyWindow {
     /// As these options begin.
     pub(in crate::controller) const fn new(options: &MigrationOptions) -> Self {
         // A guest that takes all it can get crowds the path itself, and loses least when the move is
@@ -96,7 +96,7 @@ impl Flight {
             locks: !options.delayed_writes,
             slowest_chunk: Duration::ZERO,
             quickest_chunk: Duration::MAX,
-            crowding: Crowding::new(),
+            queueing_ratio: QueueingRatio::new(),
             crowded: if takes_all { f64::INFINITY } else { CROWDED },
         }
     }
@@ -125,7 +125,7 @@ impl Flight {
         self.quickest_chunk = self.quickest_chunk.min(took);
         // A word about zeroes, or a digest, is quicker and tells nothing of data.
         if data {
-            self.crowding.chunk_done(took);
+            self.queueing_ratio.chunk_done(took);
         }
     }
 
@@ -137,7 +137,7 @@ impl Flight {
         if self.slowest_chunk.is_zero() {
             return;
         }
-        let crowding = self.crowding.period_ends(self.window <= FEW);
+        let queueing_ratio = self.queueing_ratio.period_ends(self.window <= FEW);
         let starved = pace == Pace::Starved;
         let (bearable, short) = if self.locks {
             (if starved { limit } else { limit / 2 }, limit / 4)
@@ -149,9 +149,10 @@ impl Flight {
             (way + queue, way + queue * 2 / 3)
         };
         let well = self.slowest_chunk < short && guest.worst < limit * 2 / 3;
-        let crowding = crowding.filter(|_| self.slowest_chunk > limit / NOTICEABLE);
+        let queueing_ratio = queueing_ratio.filter(|_| self.slowest_chunk > limit / NOTICEABLE);
         let helps = self.chunk_sectors < self.most_chunk_sectors
-            || crowding.is_none_or(|crowd| crowd < self.crowded * ROOMY) && pace == Pace::BelowRate;
+            || queueing_ratio.is_none_or(|crowd| crowd < self.crowded * ROOMY)
+                && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
             // One that was a little late, while the guest was not, says that there is one too many.
             let slightly = !self.locks && self.slowest_chunk <= bearable * 2;
@@ -162,7 +163,7 @@ impl Flight {
             }
         } else if starved || well && helps {
             self.widen();
-        } else if crowding.is_some_and(|crowd| crowd > self.crowded) {
+        } else if queueing_ratio.is_some_and(|crowd| crowd > self.crowded) {
             let fewer = self.window - self.window.div_ceil(8);
             self.window = fewer.max(self.window.min(FEW));
         }
@@ -213,14 +214,14 @@ mod tests {
     fn chunks_in_flight_follow_how_long_they_lock_their_addresses() {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
         options.delayed_writes = false;
-        let mut flight = Flight::new(&options);
+        let mut busy_window = BusyWindow::new(&options);
         let mut periods = |count, took, pace| {
             for _ in 0..count {
-                flight.chunk_done(took, true);
-                flight.adjust(LIMIT, slowest(LIMIT / 8), pace);
-                flight.period_ends();
+                busy_window.chunk_done(took, true);
+                busy_window.adjust(LIMIT, slowest(LIMIT / 8), pace);
+                busy_window.period_ends();
             }
-            (flight.window, flight.chunk_sectors)
+            (busy_window.window, busy_window.chunk_sectors)
         };
         assert_eq!(
             periods(20, LIMIT, Pace::BelowRate),
@@ -238,15 +239,15 @@ mod tests {
     fn window_after(periods: u32, delayed_writes: bool, took: Duration, guest: GuestDid) -> u16 {
         let mut options = MigrationOptions::new(MigrationId([1; 16]));
         options.delayed_writes = delayed_writes;
-        let mut flight = Flight::new(&options);
-        flight.chunk_done(WAY, false);
-        flight.period_ends();
+        let mut busy_window = BusyWindow::new(&options);
+        busy_window.chunk_done(WAY, false);
+        busy_window.period_ends();
         for _ in 0..periods {
-            flight.chunk_done(took, true);
-            flight.adjust(LIMIT, guest, Pace::BelowRate);
-            flight.period_ends();
+            busy_window.chunk_done(took, true);
+            busy_window.adjust(LIMIT, guest, Pace::BelowRate);
+            busy_window.period_ends();
         }
-        flight.window
+        busy_window.window
     }
 
     #[test]
@@ -258,9 +259,9 @@ mod tests {
                 (options.busy_chunk_sectors, options.chunk_sectors),
                 (512, 2048)
             );
-            let mut flight = Flight::new(&options);
-            flight.window = window;
-            flight.in_flight()
+            let mut busy_window = BusyWindow::new(&options);
+            busy_window.window = window;
+            busy_window.in_flight()
         };
         assert_eq!(in_flight(1, true), (1, 512));
         assert_eq!(in_flight(4, true), (4, 512));
@@ -269,9 +270,9 @@ mod tests {
         assert_eq!(in_flight(19, true), (5, 1944));
         assert_eq!(in_flight(32, true), (8, 2048));
         assert_eq!(in_flight(16, false), (16, 512));
-        let mut flight = with_window(8);
-        flight.chunk_sectors = 256;
-        assert_eq!(flight.in_flight(), (8, 256), "short for a reason");
+        let mut busy_window = with_window(8);
+        busy_window.chunk_sectors = 256;
+        assert_eq!(busy_window.in_flight(), (8, 256), "short for a reason");
     }
 
     #[test]
@@ -321,19 +322,21 @@ mod tests {
             (well, 4, Pace::Starved),
             (well, 4, Pace::BelowRate),
         ] {
-            let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
-            let queued = |flight: &Flight| u32::from(flight.window) * flight.chunk_sectors * 512;
+            let mut busy_window = BusyWindow::new(&MigrationOptions::new(MigrationId([1; 16])));
+            let queued = |busy_window: &BusyWindow| {
+                u32::from(busy_window.window) * busy_window.chunk_sectors * 512
+            };
             for _ in 0..1000 {
-                let tenths = queued(&flight) * 10 / BYTES_PER_MILLISECOND;
-                flight.chunk_done(Duration::from_micros(u64::from(tenths) * 100), true);
-                flight.adjust(LIMIT, guest, pace);
-                flight.period_ends();
+                let tenths = queued(&busy_window) * 10 / BYTES_PER_MILLISECOND;
+                busy_window.chunk_done(Duration::from_micros(u64::from(tenths) * 100), true);
+                busy_window.adjust(LIMIT, guest, pace);
+                busy_window.period_ends();
             }
             let most = LIMIT.as_millis() as u32 * BYTES_PER_MILLISECOND * promises;
             assert!(
-                queued(&flight) <= most,
+                queued(&busy_window) <= most,
                 "{} bytes in flight",
-                queued(&flight)
+                queued(&busy_window)
             );
         }
     }
@@ -344,25 +347,26 @@ mod tests {
 
     /// A path on which a chunk takes so many microseconds at least, and half a millisecond for each
     /// that is in flight.
-    fn go_on(flight: &mut Flight, limit: Duration, alone: u32, pace: Pace) -> u16 {
+    fn go_on(busy_window: &mut BusyWindow, limit: Duration, alone: u32, pace: Pace) -> u16 {
         for _ in 0..400 {
-            let took = Duration::from_micros((500 * u64::from(flight.window)).max(alone.into()));
-            for _ in 0..flight.window {
-                flight.chunk_done(took, true);
+            let took =
+                Duration::from_micros((500 * u64::from(busy_window.window)).max(alone.into()));
+            for _ in 0..busy_window.window {
+                busy_window.chunk_done(took, true);
             }
-            flight.adjust(limit, slowest(limit / 100), pace);
-            flight.period_ends();
+            busy_window.adjust(limit, slowest(limit / 100), pace);
+            busy_window.period_ends();
         }
-        flight.window
+        busy_window.window
     }
 
     /// That found out what a chunk takes alone, and has so many in flight since.
-    fn with_window(chunks: u16) -> Flight {
-        let mut flight = Flight::new(&MigrationOptions::new(MigrationId([1; 16])));
-        flight.narrow();
-        go_on(&mut flight, LAX, 1000, Pace::AtRate);
-        flight.window = chunks;
-        flight
+    fn with_window(chunks: u16) -> BusyWindow {
+        let mut busy_window = BusyWindow::new(&MigrationOptions::new(MigrationId([1; 16])));
+        busy_window.narrow();
+        go_on(&mut busy_window, LAX, 1000, Pace::AtRate);
+        busy_window.window = chunks;
+        busy_window
     }
 
     #[test]
@@ -387,9 +391,9 @@ mod tests {
                 per_second: 20_000,
                 arrivals,
             });
-            let mut flight = Flight::new(&options);
-            flight.narrow();
-            let window = go_on(&mut flight, TIGHT, 1000, Pace::BelowRate);
+            let mut busy_window = BusyWindow::new(&options);
+            busy_window.narrow();
+            let window = go_on(&mut busy_window, TIGHT, 1000, Pace::BelowRate);
             assert_eq!(window > 12, crowds, "{window} with {arrivals:?}");
         }
     }
@@ -409,32 +413,32 @@ mod tests {
     /// Words about zeroes are quicker than data, and tell nothing of it.
     #[test]
     fn zeroes_do_not_make_a_crowd_of_data() {
-        let mut flight = with_window(4);
+        let mut busy_window = with_window(4);
         for _ in 0..100 {
-            flight.chunk_done(Duration::from_micros(100), false);
-            flight.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
-            flight.period_ends();
+            busy_window.chunk_done(Duration::from_micros(100), false);
+            busy_window.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
+            busy_window.period_ends();
         }
-        let window = go_on(&mut flight, TIGHT, 1000, Pace::BelowRate);
+        let window = go_on(&mut busy_window, TIGHT, 1000, Pace::BelowRate);
         assert!((9..=12).contains(&window), "{window}");
     }
 
     /// A crowd of data is none of the zeroes that come after it.
     #[test]
     fn zeroes_do_not_close_the_window_that_data_crowded() {
-        let mut flight = with_window(4);
-        for _ in 0..flight.window {
-            flight.chunk_done(LIMIT * 6, true);
+        let mut busy_window = with_window(4);
+        for _ in 0..busy_window.window {
+            busy_window.chunk_done(LIMIT * 6, true);
         }
-        flight.adjust(LIMIT * 8, slowest(LIMIT), Pace::AtRate);
-        flight.period_ends();
-        let crowded = flight.window;
+        busy_window.adjust(LIMIT * 8, slowest(LIMIT), Pace::AtRate);
+        busy_window.period_ends();
+        let crowded = busy_window.window;
         assert!(crowded < 4);
         for _ in 0..100 {
-            flight.chunk_done(Duration::from_micros(100), false);
-            flight.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
-            flight.period_ends();
+            busy_window.chunk_done(Duration::from_micros(100), false);
+            busy_window.adjust(LIMIT, slowest(LIMIT / 8), Pace::AtRate);
+            busy_window.period_ends();
         }
-        assert_eq!(flight.window, crowded);
+        assert_eq!(busy_window.window, crowded);
     }
 }

@@ -16,7 +16,7 @@ const LEAST: Duration = Duration::from_micros(1);
 
 /// What a chunk takes, in seconds.
 #[derive(Debug)]
-pub(in crate::controller) struct Crowding {
+pub(in crate::controller) struct QueueingRatio {
     /// Lately; `None` before the first.
     usual: Option<f64>,
     /// When it was least.
@@ -25,7 +25,7 @@ pub(in crate::controller) struct Crowding {
     arrives: bool,
 }
 
-impl Crowding {
+impl QueueingRatio {
     /// Nothing is known.
     pub(in crate::controller) const fn new() -> Self {
         Self {
@@ -61,38 +61,38 @@ mod tests {
     use super::*;
 
     /// After so many sampling periods in each of which one chunk took so many microseconds.
-    fn after(crowding: &mut Crowding, periods: u32, micros: u64, few: bool) -> f64 {
+    fn after(queueing_ratio: &mut QueueingRatio, periods: u32, micros: u64, few: bool) -> f64 {
         let mut crowd = None;
         for _ in 0..periods {
-            crowding.chunk_done(Duration::from_micros(micros));
-            crowd = crowding.period_ends(few);
+            queueing_ratio.chunk_done(Duration::from_micros(micros));
+            crowd = queueing_ratio.period_ends(few);
         }
         crowd.expect("chunks told of it")
     }
 
     #[test]
     fn what_a_chunk_takes_is_compared_with_when_it_was_least() {
-        let mut crowding = Crowding::new();
-        assert_eq!(crowding.period_ends(false), None);
-        assert!(after(&mut crowding, 100, 1000, false) < 1.01);
-        let crowd = after(&mut crowding, 1000, 3000, false);
+        let mut queueing_ratio = QueueingRatio::new();
+        assert_eq!(queueing_ratio.period_ends(false), None);
+        assert!(after(&mut queueing_ratio, 100, 1000, false) < 1.01);
+        let crowd = after(&mut queueing_ratio, 1000, 3000, false);
         assert!((2.9..3.1).contains(&crowd), "{crowd}");
-        assert_eq!(crowding.period_ends(false), None, "nothing arrived");
-        assert!(after(&mut crowding, 100, 1000, false) < 1.01);
+        assert_eq!(queueing_ratio.period_ends(false), None, "nothing arrived");
+        assert!(after(&mut queueing_ratio, 100, 1000, false) < 1.01);
     }
 
     #[test]
     fn what_takes_long_with_few_in_flight_is_no_crowd() {
-        let mut crowding = Crowding::new();
-        after(&mut crowding, 100, 1000, true);
-        assert!(after(&mut crowding, 50, 5000, true) > 2.5);
-        assert!(after(&mut crowding, 200, 5000, true) < 1.01);
+        let mut queueing_ratio = QueueingRatio::new();
+        after(&mut queueing_ratio, 100, 1000, true);
+        assert!(after(&mut queueing_ratio, 50, 5000, true) > 2.5);
+        assert!(after(&mut queueing_ratio, 200, 5000, true) < 1.01);
     }
 
     #[test]
     fn a_chunk_that_takes_no_time_tells_of_no_crowd_for_ever() {
-        let mut crowding = Crowding::new();
-        after(&mut crowding, 1, 0, true);
-        assert!(after(&mut crowding, 1000, 1000, true) < 1.1);
+        let mut queueing_ratio = QueueingRatio::new();
+        after(&mut queueing_ratio, 1, 0, true);
+        assert!(after(&mut queueing_ratio, 1000, 1000, true) < 1.1);
     }
 }

@@ -9,13 +9,13 @@ const MEMORY: Duration = Duration::from_secs(5);
 
 /// The least that an acknowledgement took within [`MEMORY`], and up to as long before.
 #[derive(Debug)]
-pub(in crate::controller) struct Quickest {
+pub(in crate::controller) struct MinRtt {
     since: Time,
     now: Option<Duration>,
     before: Option<Duration>,
 }
 
-impl Quickest {
+impl MinRtt {
     pub(in crate::controller) const fn new(now: Time) -> Self {
         Self {
             since: now,
@@ -50,18 +50,18 @@ mod tests {
 
     #[test]
     fn the_least_counts_until_the_path_has_long_been_another() {
-        let mut quickest = Quickest::new(Time(0));
-        assert_eq!(quickest.least(), Duration::ZERO, "nothing is known");
+        let mut min_rtt = MinRtt::new(Time(0));
+        assert_eq!(min_rtt.least(), Duration::ZERO, "nothing is known");
         let mut now = Time(0);
-        quickest.acknowledged(now, 7 * MILLISECOND);
-        quickest.acknowledged(now, 3 * MILLISECOND);
-        quickest.acknowledged(now, 9 * MILLISECOND);
-        assert_eq!(quickest.least(), 3 * MILLISECOND);
+        min_rtt.acknowledged(now, 7 * MILLISECOND);
+        min_rtt.acknowledged(now, 3 * MILLISECOND);
+        min_rtt.acknowledged(now, 9 * MILLISECOND);
+        assert_eq!(min_rtt.least(), 3 * MILLISECOND);
         now = now.after(MEMORY);
-        quickest.acknowledged(now, 40 * MILLISECOND);
-        assert_eq!(quickest.least(), 3 * MILLISECOND, "it may be a queue");
+        min_rtt.acknowledged(now, 40 * MILLISECOND);
+        assert_eq!(min_rtt.least(), 3 * MILLISECOND, "it may be a queue");
         now = now.after(MEMORY);
-        quickest.acknowledged(now, 40 * MILLISECOND);
-        assert_eq!(quickest.least(), 40 * MILLISECOND, "it is the path");
+        min_rtt.acknowledged(now, 40 * MILLISECOND);
+        assert_eq!(min_rtt.least(), 40 * MILLISECOND, "it is the path");
     }
 }

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use crate::controller::Controller;
 use crate::controller::requests::slots::REMOTE;
-use crate::controller::transfer::double_write::min_rtt::Quickest;
+use crate::controller::transfer::double_write::min_rtt::MinRtt;
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
 use crate::units::{Extent, Generation, Time};
@@ -46,7 +46,7 @@ pub(in crate::controller) struct PostedWrites {
     writes: VecDeque<Posted>,
     most: usize,
     bytes: u64,
-    quickest: Quickest,
+    min_rtt: MinRtt,
     #[cfg(feature = "planted-bugs")]
     hidden: bool,
 }
@@ -58,7 +58,7 @@ impl PostedWrites {
             writes: VecDeque::with_capacity(most),
             most,
             bytes: 0,
-            quickest: Quickest::new(now),
+            min_rtt: MinRtt::new(now),
             #[cfg(feature = "planted-bugs")]
             hidden: false,
         }
@@ -96,14 +96,14 @@ impl PostedWrites {
     /// The destination has answered what was sent for the migration after `took`.
     #[inline]
     pub(in crate::controller) fn answered(&mut self, now: Time, took: Duration) {
-        self.quickest.acknowledged(now, took);
+        self.min_rtt.acknowledged(now, took);
     }
 
     /// Whether one more of `bytes` may be posted, when one that waits for the migration may wait for
     /// `threshold`.
     #[inline]
     fn has_room(&self, bytes: u64, now: Time, threshold: Option<Duration>) -> bool {
-        let path = self.quickest.least();
+        let path = self.min_rtt.least();
         let patience = threshold.map_or(Duration::MAX, |threshold| {
             YOUNG.max(threshold / 2).max((path * 2).min(OLD))
         });

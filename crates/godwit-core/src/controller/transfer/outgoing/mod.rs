@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 
 use crate::controller::governor::Governor;
 use crate::controller::governor::in_flight::idle_window::IdleWindow;
-use crate::controller::governor::obstacles::Convergence;
-use crate::controller::governor::token_bucket::Pacer;
+use crate::controller::governor::obstacles::Obstacles;
+use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::requests::slots::{REMOTE, Slots};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
@@ -83,7 +83,7 @@ pub(in crate::controller) struct Source {
     capacity: Sectors,
     /// Blocks written since they were compared; only with verification.
     dirty: Option<DirtyBitmap>,
-    pacer: Option<Pacer>,
+    token_bucket: Option<TokenBucket>,
     paced_until: Option<Time>,
     pub(in crate::controller) delayed_paced_until: Option<Time>,
     /// What keeps the promise to the guest, if there is one to keep.
@@ -99,7 +99,7 @@ pub(in crate::controller) struct Source {
     tolerated: VecDeque<(RequestTag, u64)>,
     /// By tag: the turn of the last double write.
     turns: Box<[u16]>,
-    convergence: Convergence,
+    obstacles: Obstacles,
     freeze_allowance: Duration,
     pass_done: u64,
     pass_total: u64,
@@ -162,8 +162,8 @@ impl Source {
         }
         if !zeroes {
             self.counters.double_write_sent += extent.bytes();
-            if let Some(pacer) = &mut self.pacer {
-                pacer.spend(extent.bytes());
+            if let Some(token_bucket) = &mut self.token_bucket {
+                token_bucket.spend(extent.bytes());
             }
         }
     }
@@ -268,7 +268,9 @@ impl Controller {
             dirty: options
                 .verify
                 .then(|| DirtyBitmap::new(self.capacity, VERIFY_BLOCK_SECTORS)),
-            pacer: options.max_bandwidth.map(|limit| Pacer::new(limit, now)),
+            token_bucket: options
+                .max_bandwidth
+                .map(|limit| TokenBucket::new(limit, now)),
             paced_until: None,
             delayed_paced_until: None,
             governor: Governor::new(&options, now),
@@ -279,7 +281,7 @@ impl Controller {
             watched: VecDeque::with_capacity(self.limits.requests as usize * 4),
             tolerated: VecDeque::with_capacity(self.limits.requests as usize),
             turns: vec![0; self.limits.requests as usize].into_boxed_slice(),
-            convergence: Convergence::new(now, options.max_bandwidth),
+            obstacles: Obstacles::new(now, options.max_bandwidth),
             freeze_allowance: options
                 .sla
                 .map_or(FIRST_FREEZE, |target| target.limit.max(FIRST_FREEZE)),

@@ -157,7 +157,7 @@ impl Source {
         now: Time,
     ) -> Option<Option<Obstacle>> {
         if self.phase == Phase::Converged && self.bytes_left() == 0 {
-            return self.convergence.arrive(now);
+            return self.obstacles.arrive(now);
         }
         let current = Achievement {
             left: self.bytes_left(),
@@ -167,7 +167,7 @@ impl Source {
         };
         let reason = self.pause.as_ref().map(|pause| pause.reason);
         let deadline = self.governor.as_ref().and_then(Governor::deadline);
-        self.convergence.judge(now, current, reason, deadline)
+        self.obstacles.judge(now, current, reason, deadline)
     }
 
     pub(super) fn paused_for(&self, now: Time) -> Duration {
@@ -183,7 +183,7 @@ impl Source {
             delayed_bytes: self.delayed.pending_bytes(),
             delayed_bytes_sent: self.delayed.sent_bytes,
             delayed_bytes_cancelled: self.delayed.cancelled_bytes,
-            obstacle: self.convergence.obstacle(),
+            obstacle: self.obstacles.obstacle(),
             ..PromiseProgress::default()
         };
         if let Some(governor) = &self.governor {

@@ -52,7 +52,7 @@ impl Source {
 
     pub(super) fn start_pass(&mut self, pass: Pass, now: Time) {
         debug_assert!(self.window.is_empty(), "a pass begins behind the last one");
-        self.convergence.restart(now);
+        self.obstacles.restart(now);
         if let Some(governor) = &mut self.governor {
             governor.pass_begins();
         }
@@ -73,9 +73,9 @@ impl Source {
     /// nothing back while the guest is idle.
     pub(super) fn may_start_chunk(&mut self, now: Time, guest_is_idle: bool) -> Result<(), Time> {
         if self.pass == Pass::Copy
-            && let Some(pacer) = &mut self.pacer
+            && let Some(token_bucket) = &mut self.token_bucket
         {
-            pacer.ready(now)?;
+            token_bucket.ready(now)?;
         }
         match &mut self.governor {
             Some(governor) if !guest_is_idle => governor.ready(now, false),
@@ -87,9 +87,9 @@ impl Source {
     /// not held back by that, and whatever follows would have to wait for a debt without a limit.
     pub(super) fn chunk_started(&mut self, bytes: u64, guest_is_idle: bool) {
         if self.pass == Pass::Copy
-            && let Some(pacer) = &mut self.pacer
+            && let Some(token_bucket) = &mut self.token_bucket
         {
-            pacer.spend(bytes);
+            token_bucket.spend(bytes);
         }
         if let Some(governor) = &mut self.governor
             && !guest_is_idle
@@ -145,8 +145,8 @@ impl Source {
         if self.is_ordered() {
             return Ok(());
         }
-        if let Some(pacer) = &mut self.pacer {
-            pacer.ready(now)?;
+        if let Some(token_bucket) = &mut self.token_bucket {
+            token_bucket.ready(now)?;
         }
         match &mut self.governor {
             Some(governor) => governor.ready(now, delayed),
@@ -155,8 +155,8 @@ impl Source {
     }
 
     pub(in crate::controller) fn spend(&mut self, bytes: u64, delayed: bool) {
-        if let Some(pacer) = &mut self.pacer {
-            pacer.spend(bytes);
+        if let Some(token_bucket) = &mut self.token_bucket {
+            token_bucket.spend(bytes);
         }
         if let Some(governor) = &mut self.governor {
             governor.spend(bytes, delayed);
