@@ -115,6 +115,17 @@ pub(crate) struct MigrateArguments {
     /// How it is moved
     #[arg(long, value_enum, default_value_t)]
     pub policy: PolicyArgument,
+    /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4K up
+    /// to 1G; 64K when left out
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub round_block: Option<u64>,
+    /// With pre-copy: rounds, the first over the whole disk, after which writes go to both nodes; 8 when left
+    /// out
+    #[arg(long, value_name = "NUMBER")]
+    pub max_rounds: Option<u32>,
+    /// With pre-copy: most bytes that are copied while the guest stands still; 4M when left out
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub round_left: Option<u64>,
     /// Most bytes in flight between the two disks, up to 64 chunks and 32M; chosen by the node when left
     /// out
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -186,6 +197,10 @@ pub(crate) enum PolicyArgument {
     /// A single pass; writes to what was copied already go to both nodes
     #[default]
     DoubleWrite,
+    /// Passes over what was written since the last one, until little is left
+    PreCopy,
+    /// A single pass; all writes go to both nodes from the start
+    Mirror,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -156,6 +156,7 @@ mod tests {
         Migration {
             options: Some(MigrationSettings {
                 policy: Policy::DoubleWrite,
+                rounds: None,
                 window_bytes: 32 << 20,
                 idle_window_bytes: 8 << 20,
                 busy_window_bytes: 1 << 20,

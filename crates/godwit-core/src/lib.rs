@@ -21,7 +21,8 @@ mod write_table;
 
 pub use controller::{
     Admission, Arrivals, Controller, GuestLoad, HOLE_PIECE_SECTORS, Limits, LinkSignal, MAX_MOVED,
-    MAX_VERIFIED, MigrationOptions, Progress, PromiseProgress, StartError, Switchover,
+    MAX_VERIFIED, MigrationOptions, PolicyOptions, Progress, PromiseProgress, RoundOptions,
+    StartError, Switchover,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

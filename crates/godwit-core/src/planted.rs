@@ -47,11 +47,15 @@ pub enum PlantedBug {
     RepeatForwarded,
     /// What was a hole before it was locked is not looked at again.
     TrustHoles,
+    /// A write that goes to both nodes anyway does not wait for the chunk that is copied over it.
+    MirrorUnlocked,
+    /// Pre-copy forgets what is written to a block while that is copied.
+    ForgetRoundWrites,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 19] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -69,6 +73,8 @@ impl PlantedBug {
         Self::ForgetFence,
         Self::RepeatForwarded,
         Self::TrustHoles,
+        Self::MirrorUnlocked,
+        Self::ForgetRoundWrites,
     ];
 
     /// The defect's name.
@@ -91,6 +97,8 @@ impl PlantedBug {
             Self::ForgetFence => "forget-fence",
             Self::RepeatForwarded => "repeat-forwarded",
             Self::TrustHoles => "trust-holes",
+            Self::MirrorUnlocked => "mirror-unlocked",
+            Self::ForgetRoundWrites => "forget-round-writes",
         }
     }
 }

@@ -90,6 +90,7 @@ impl NodeConfig {
             .with(wanted(Features::COMPRESSION, self.compression))
             .with(Features::PLACES)
             .with(Features::HOLES)
+            .with(Features::POLICIES)
     }
 
     /// The unix socket of the API.

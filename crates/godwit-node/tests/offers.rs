@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_core::units::{Epoch, MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, HEADER_SIZE, Header, Hello, Offer, PROTOCOL_VERSION, Purpose, Reply,
-    TrafficClass,
+    TrafficClass, TransferPolicy,
 };
 use godwit_node::certificates::{self, Validity};
 use godwit_node::{IncomingLimits, Role};
@@ -65,6 +65,7 @@ fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
         window_chunks: 8,
         copy_connections: 2,
         place: None,
+        policy: TransferPolicy::default(),
     };
     send(stream, &Greeting::Offer(offer));
     match receive(stream) {

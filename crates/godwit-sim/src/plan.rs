@@ -6,8 +6,8 @@ use std::time::Duration;
 use godwit_core::event::Phase;
 use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
-use godwit_core::units::MigrationId;
-use godwit_core::{Arrivals, GuestLoad, MigrationOptions, Switchover};
+use godwit_core::units::{Bytes, MigrationId};
+use godwit_core::{Arrivals, GuestLoad, MigrationOptions, PolicyOptions, RoundOptions, Switchover};
 
 use crate::random::Random;
 use crate::world::LIMITS;
@@ -284,6 +284,18 @@ fn guest(random: &mut Random, load: u64, requests: u32) -> GuestPlan {
     }
 }
 
+fn policy(random: &mut Random) -> PolicyOptions {
+    match random.below(10) {
+        0..=1 => PolicyOptions::Mirror,
+        2..=4 => PolicyOptions::PreCopy(RoundOptions {
+            block_sectors: random.pick(&[8, 8, 32, 128, 1024]),
+            most_rounds: random.between(1, 6) as u32,
+            most_left: Bytes(random.magnitude(4096, 1 << 20)),
+        }),
+        _ => PolicyOptions::DoubleWrite,
+    }
+}
+
 fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
     let window_chunks = random.between(1, u64::from(LIMITS.window_chunks) + 1) as u16;
     let chunk = random.pick(&[8_u32, 16, 32, 64, 64, 128, 256]);
@@ -316,6 +328,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         deadline: random
             .permille(150)
             .then(|| Duration::from_millis(random.between(10, 300))),
+        policy: policy(random),
         verify: random.permille(400),
         find_holes: random.permille(700),
         switchover: random.pick(&[Switchover::WhenConverged, Switchover::WhenTold]),

@@ -10,9 +10,9 @@ use std::time::Duration;
 use godwit_block::engine::{EngineConfig, EngineEvent, InterfaceCounter, PeerStreams, Snapshot};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::{AbortReason, Event, Phase};
-use godwit_core::units::MigrationId;
+use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::wire::Message;
-use godwit_core::{MigrationOptions, StartError, Switchover};
+use godwit_core::{MigrationOptions, PolicyOptions, RoundOptions, StartError, Switchover};
 
 use crate::puppet::{ID, Puppet, frame, receive};
 use crate::support::*;
@@ -206,6 +206,13 @@ fn a_disk_moves_there_and_back_under_load() {
 }
 
 pub(crate) fn load_and_move(links: impl Fn(usize) -> (PeerStreams, PeerStreams)) {
+    load_and_move_with(links, options);
+}
+
+fn load_and_move_with(
+    links: impl Fn(usize) -> (PeerStreams, PeerStreams),
+    options: impl Fn(u8) -> MigrationOptions,
+) {
     let pair = Pair::new(64 * MIB);
     let stop = Arc::new(AtomicBool::new(false));
     let workers: Vec<_> = (0..2)
@@ -240,6 +247,24 @@ pub(crate) fn load_and_move(links: impl Fn(usize) -> (PeerStreams, PeerStreams))
         pair.a.finish() == expected,
         "the image differs from what was acknowledged"
     );
+}
+
+#[test]
+fn a_disk_moves_by_every_policy_under_load() {
+    let rounds = RoundOptions {
+        block_sectors: 8,
+        most_rounds: 3,
+        most_left: Bytes(256 << 10),
+    };
+    for policy in [PolicyOptions::Mirror, PolicyOptions::PreCopy(rounds)] {
+        for verify in [false, true] {
+            load_and_move_with(links, |id| MigrationOptions {
+                policy,
+                verify,
+                ..options(id)
+            });
+        }
+    }
 }
 
 #[test]

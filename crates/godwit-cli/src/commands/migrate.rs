@@ -79,7 +79,12 @@ pub(super) fn choices(arguments: MigrateArguments) -> MigrateVm {
         },
         policy: match arguments.policy {
             PolicyArgument::DoubleWrite => Policy::DoubleWrite,
+            PolicyArgument::PreCopy => Policy::PreCopy,
+            PolicyArgument::Mirror => Policy::Mirror,
         },
+        round_block_bytes: arguments.round_block,
+        max_rounds: arguments.max_rounds,
+        round_left_bytes: arguments.round_left,
         window_bytes: arguments.window,
         chunk_bytes: arguments.chunk,
         max_bandwidth: arguments.max_bandwidth,

@@ -294,6 +294,14 @@ fn options(options: &MigrationSettings) -> String {
         format!("chunk {}", format_bytes(options.chunk_bytes)),
     ];
     let rate = |bytes: u64| format_rate(bytes as f64);
+    if let Some(rounds) = &options.rounds {
+        parts.push(format!(
+            "{} rounds at most over blocks of {} until {} are left",
+            rounds.max_rounds,
+            format_bytes(rounds.block_bytes),
+            format_bytes(rounds.left_bytes)
+        ));
+    }
     if let Some(limit) = options.max_bandwidth {
         parts.push(format!("at most {}", rate(limit)));
     }

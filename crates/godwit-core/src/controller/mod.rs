@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::limits::Limits;
-pub use self::options::{LinkSignal, MigrationOptions, Switchover};
+pub use self::options::{LinkSignal, MigrationOptions, PolicyOptions, RoundOptions, Switchover};
 pub use self::progress::{Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};

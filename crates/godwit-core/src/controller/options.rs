@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::governor::arrivals::GuestLoad;
 use crate::sla::LatencyTarget;
-use crate::units::MigrationId;
+use crate::units::{Bytes, MigrationId};
 
 /// How a disk is moved.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +51,8 @@ pub struct MigrationOptions {
     /// When the first pass should be over, from the start. As it comes near, the migration takes
     /// what it needs even where that costs the guest its promise.
     pub deadline: Option<Duration>,
+    /// How the destination comes to have the disk.
+    pub policy: PolicyOptions,
     /// Compare both images by hash before switchover.
     pub verify: bool,
     /// Ask where the disk has holes, and tell the destination of them instead of reading them. Only where
@@ -60,6 +62,42 @@ pub struct MigrationOptions {
     pub switchover: Switchover,
     /// Longest wait for any answer of the other node before the migration is given up.
     pub peer_timeout: Duration,
+}
+
+/// How the destination comes to have the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PolicyOptions {
+    /// The disk is copied once; what the guest writes where it has been copied goes to both nodes (Alg. 1 of the
+    /// SmartNIC storage-migration paper).
+    DoubleWrite,
+    /// The disk is copied once; whatever the guest writes goes to both nodes from the start.
+    Mirror,
+    /// The guest writes to its own disk; what it wrote is copied again until little is left.
+    PreCopy(RoundOptions),
+}
+
+/// How pre-copy goes over the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RoundOptions {
+    /// Sectors of a block of which it is remembered whether it was written: a multiple of 8, from 4 KiB to 1
+    /// GiB.
+    pub block_sectors: u32,
+    /// Rounds, the first over all of the disk included, after which the guest's writes go to both nodes if too
+    /// much is left; at least 1.
+    pub most_rounds: u32,
+    /// What may be left to be copied while the guest is held.
+    pub most_left: Bytes,
+}
+
+impl Default for RoundOptions {
+    /// Blocks of 64 KiB, 8 rounds, 4 MiB.
+    fn default() -> Self {
+        Self {
+            block_sectors: 128,
+            most_rounds: 8,
+            most_left: Bytes(4 << 20),
+        }
+    }
 }
 
 /// What the switchover waits for once the destination has everything.
@@ -91,6 +129,7 @@ impl MigrationOptions {
             delayed_write_rate: None,
             interface_budget: None,
             deadline: None,
+            policy: PolicyOptions::DoubleWrite,
             verify: false,
             find_holes: false,
             switchover: Switchover::WhenConverged,

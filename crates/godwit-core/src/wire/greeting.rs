@@ -42,6 +42,9 @@ impl Features {
     /// A verification may say that an extent is a hole.
     pub const HOLES: Self = Self(8);
 
+    /// An offer may name a policy. A node without it knows double writes only.
+    pub const POLICIES: Self = Self(16);
+
     /// These and the others.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {
@@ -105,6 +108,37 @@ pub enum Place {
     Path(String),
 }
 
+/// How the destination comes to have a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TransferPolicy {
+    /// One pass; writes behind its head go to both nodes.
+    #[default]
+    DoubleWrite,
+    /// Rounds over what was written meanwhile.
+    PreCopy,
+    /// One pass; all writes go to both nodes.
+    Mirror,
+}
+
+impl TransferPolicy {
+    const fn code(self) -> u8 {
+        match self {
+            Self::DoubleWrite => 1,
+            Self::PreCopy => 2,
+            Self::Mirror => 3,
+        }
+    }
+
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::DoubleWrite,
+            2 => Self::PreCopy,
+            3 => Self::Mirror,
+            _ => return None,
+        })
+    }
+}
+
 /// What the source wants to move; follows the hello on a migration's control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -124,6 +158,9 @@ pub struct Offer {
     /// Where the disk is to be put; the destination chooses when left out. Only for nodes with
     /// [`Features::PLACES`].
     pub place: Option<Place>,
+    /// How it is moved. Others than [`TransferPolicy::DoubleWrite`] only for nodes with
+    /// [`Features::POLICIES`].
+    pub policy: TransferPolicy,
 }
 
 /// Why a node said no, for programs.
@@ -253,7 +290,10 @@ impl Greeting {
                 put(&mut body, &offer.chunk_sectors.to_le_bytes());
                 put(&mut body, &offer.window_chunks.to_le_bytes());
                 body.push(offer.copy_connections);
+                let names_policy = offer.policy != TransferPolicy::default();
                 match &offer.place {
+                    // Older nodes know nothing of what would follow.
+                    None if names_policy => body.push(0),
                     None => {}
                     Some(Place::Pool(name)) => {
                         body.push(1);
@@ -263,6 +303,9 @@ impl Greeting {
                         body.push(2);
                         put_text(&mut body, path, MAX_PLACE);
                     }
+                }
+                if names_policy {
+                    body.push(offer.policy.code());
                 }
                 Kind::Offer
             }
@@ -331,11 +374,17 @@ impl Greeting {
                 chunk_sectors: u32::from_le_bytes(take(&mut from)?),
                 window_chunks: u16::from_le_bytes(take(&mut from)?),
                 copy_connections: u8::from_le_bytes(take(&mut from)?),
-                place: match from.split_first() {
-                    None => None,
-                    Some((1, mut rest)) => Some(Place::Pool(take_text(&mut rest, MAX_NAME)?)),
-                    Some((2, mut rest)) => Some(Place::Path(take_text(&mut rest, MAX_PLACE)?)),
-                    Some(_) => return Err(DecodeError::Field("place")),
+                place: match take::<1>(&mut from) {
+                    Err(_) | Ok([0]) => None,
+                    Ok([1]) => Some(Place::Pool(take_text(&mut from, MAX_NAME)?)),
+                    Ok([2]) => Some(Place::Path(take_text(&mut from, MAX_PLACE)?)),
+                    Ok(_) => return Err(DecodeError::Field("place")),
+                },
+                policy: match take(&mut from) {
+                    Err(_) => TransferPolicy::default(),
+                    Ok([code]) => {
+                        TransferPolicy::from_code(code).ok_or(DecodeError::Field("policy"))?
+                    }
                 },
             }),
             Kind::Welcome => Self::Reply(Reply::Welcome {
@@ -406,7 +455,7 @@ fn take_text(from: &mut &[u8], limit: usize) -> Result<String, DecodeError> {
 mod tests {
     use super::*;
 
-    fn offer(place: Option<Place>) -> Greeting {
+    fn offer(place: Option<Place>, policy: TransferPolicy) -> Greeting {
         Greeting::Offer(Offer {
             epoch: Epoch(2),
             capacity: Sectors(2048),
@@ -415,6 +464,7 @@ mod tests {
             window_chunks: 8,
             copy_connections: 2,
             place,
+            policy,
         })
     }
 
@@ -428,25 +478,44 @@ mod tests {
 
     #[test]
     fn an_offer_says_where_the_disk_is_to_be_put_or_nothing_of_it() {
-        let plain = offer(None).encode();
+        let usual = TransferPolicy::default();
+        let plain = offer(None, usual).encode();
         for place in [
             Place::Pool(String::from("fast")),
             Place::Path(String::from("/dev/vg0/d")),
         ] {
-            let placed = offer(Some(place));
+            let placed = offer(Some(place), usual);
             let frame = placed.encode();
             let body = &frame[HEADER_SIZE..];
             assert_eq!(decoded(body), Ok(placed));
             // Up to there it is what an older node reads.
             let before = plain.len() - HEADER_SIZE;
             assert_eq!(body[..before], plain[HEADER_SIZE..]);
-            assert_eq!(decoded(&body[..before]), Ok(offer(None)));
+            assert_eq!(decoded(&body[..before]), Ok(offer(None, usual)));
             for cut in before + 1..body.len() {
                 assert!(decoded(&body[..cut]).is_err(), "{cut}");
             }
             let mut unknown = body.to_vec();
             unknown[before] = 3;
             assert_eq!(decoded(&unknown), Err(DecodeError::Field("place")));
+        }
+    }
+
+    #[test]
+    fn an_offer_names_its_policy_unless_that_is_the_only_one_that_older_nodes_know() {
+        let usual = TransferPolicy::default();
+        for place in [None, Some(Place::Pool(String::from("fast")))] {
+            let plain = offer(place.clone(), usual).encode();
+            for policy in [TransferPolicy::PreCopy, TransferPolicy::Mirror] {
+                let named = offer(place.clone(), policy);
+                let frame = named.encode();
+                let body = &frame[HEADER_SIZE..];
+                assert_eq!(decoded(body), Ok(named));
+                assert!(frame.len() > plain.len());
+                let mut unknown = body.to_vec();
+                *unknown.last_mut().expect("a policy") = 9;
+                assert_eq!(decoded(&unknown), Err(DecodeError::Field("policy")));
+            }
         }
     }
 }

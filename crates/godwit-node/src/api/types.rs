@@ -227,6 +227,10 @@ pub enum Policy {
     /// A single pass; writes to what was copied already go to both nodes.
     #[default]
     DoubleWrite,
+    /// Passes over what was written since the last one, until little is left.
+    PreCopy,
+    /// A single pass; all writes go to both nodes from the start.
+    Mirror,
 }
 
 impl Policy {
@@ -234,8 +238,21 @@ impl Policy {
     pub const fn name(self) -> &'static str {
         match self {
             Self::DoubleWrite => "double-write",
+            Self::PreCopy => "pre-copy",
+            Self::Mirror => "mirror",
         }
     }
+}
+
+/// How pre-copy goes over a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RoundSettings {
+    /// Bytes of a block of which it is remembered whether it was written.
+    pub block_bytes: u64,
+    /// Rounds after which the guest's writes go to both nodes if too much is left.
+    pub max_rounds: u32,
+    /// Most bytes that are copied while the guest is held.
+    pub left_bytes: u64,
 }
 
 /// The options that a migration runs with.
@@ -243,6 +260,9 @@ impl Policy {
 pub struct MigrationSettings {
     /// How the disk is moved.
     pub policy: Policy,
+    /// How pre-copy goes over it; nothing with another policy.
+    #[serde(default)]
+    pub rounds: Option<RoundSettings>,
     /// Most bytes in flight from the source's disk to the destination's.
     pub window_bytes: u64,
     /// Bytes in flight while the guest is idle; up to `window_bytes` while copies are quick.
@@ -458,6 +478,17 @@ pub struct MigrateRequest {
     /// How it is moved.
     #[serde(default)]
     pub policy: Policy,
+    /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4096.
+    #[serde(default)]
+    #[schema(minimum = 4096, maximum = 1_073_741_824, multiple_of = 4096)]
+    pub round_block_bytes: Option<u64>,
+    /// With pre-copy: rounds, the first over the whole disk, after which writes go to both nodes.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub max_rounds: Option<u32>,
+    /// With pre-copy: most bytes that are copied while the guest is held.
+    #[serde(default)]
+    pub round_left_bytes: Option<u64>,
     /// Most bytes in flight, at least one chunk.
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 33_554_432)]

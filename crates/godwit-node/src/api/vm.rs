@@ -199,6 +199,17 @@ pub struct MigrateVm {
     /// How the disks are moved.
     #[serde(default)]
     pub policy: Policy,
+    /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4096.
+    #[serde(default)]
+    #[schema(minimum = 4096, maximum = 1_073_741_824, multiple_of = 4096)]
+    pub round_block_bytes: Option<u64>,
+    /// With pre-copy: rounds, the first over each whole disk, after which writes go to both nodes.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub max_rounds: Option<u32>,
+    /// With pre-copy: most bytes of each disk that are copied while the guest is held.
+    #[serde(default)]
+    pub round_left_bytes: Option<u64>,
     /// Most bytes in flight per disk, at least one chunk.
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 33_554_432)]
@@ -250,6 +261,9 @@ impl MigrateVm {
             pool: self.pool.clone(),
             into: None,
             policy: self.policy,
+            round_block_bytes: self.round_block_bytes,
+            max_rounds: self.max_rounds,
+            round_left_bytes: self.round_left_bytes,
             window_bytes: self.window_bytes,
             chunk_bytes: self.chunk_bytes,
             max_bandwidth: self.max_bandwidth,

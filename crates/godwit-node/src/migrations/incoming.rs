@@ -83,7 +83,7 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
             return;
         }
     };
-    tracing::info!(peer = hello.node, disk = hello.disk, migration = %hello.migration, "offered");
+    tracing::info!(peer = hello.node, disk = hello.disk, migration = %hello.migration, policy = ?offer.policy, "offered");
     let admitted = async {
         let bytes = offer.capacity.0.saturating_mul(Sectors(1).bytes().0);
         let place = node.arrivals.admit(

@@ -3,11 +3,11 @@
 use godwit_block::engine::InterfaceCounter;
 use godwit_core::units::{Bytes, MigrationId, SECTOR_SIZE};
 use godwit_core::wire::{MAX_PLACE, Place};
-use godwit_core::{MAX_MOVED, MAX_VERIFIED};
+use godwit_core::{MAX_MOVED, MAX_VERIFIED, RoundOptions};
 use rustls::crypto::aws_lc_rs;
 
 use super::promise::Asked;
-use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
+use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy, RoundSettings};
 use crate::names;
 use crate::text::format_seconds;
 
@@ -27,6 +27,8 @@ const MAX_WINDOW_CHUNKS: u64 = 64;
 const MAX_CHUNK: u64 = 16 << 20;
 /// Most bytes in flight: what an engine has memory for.
 const MAX_WINDOW: u64 = 32 << 20;
+/// Longest block of which pre-copy remembers whether it was written.
+const MAX_ROUND_BLOCK: u64 = 1 << 30;
 
 /// Where the destination is to put the disk.
 ///
@@ -151,6 +153,7 @@ pub(crate) fn settings(
     };
     Ok(MigrationSettings {
         policy: request.policy,
+        rounds: rounds(request)?,
         window_bytes,
         idle_window_bytes: chosen_or(IDLE_WINDOW),
         busy_window_bytes: chosen_or(BUSY_WINDOW),
@@ -170,6 +173,50 @@ pub(crate) fn settings(
         interface: request.interface.clone(),
         interface_budget: request.interface_budget,
     })
+}
+
+/// How pre-copy is to go over the disk; nothing with another policy.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] for what is out of range, or is asked for with another policy.
+fn rounds(request: &MigrateRequest) -> Result<Option<RoundSettings>, ErrorBody> {
+    let invalid = |text: String, hint: &str| {
+        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
+    };
+    let (block, most, left) = (
+        request.round_block_bytes,
+        request.max_rounds,
+        request.round_left_bytes,
+    );
+    if request.policy != Policy::PreCopy {
+        if block.is_some() || most.is_some() || left.is_some() {
+            return invalid(
+                format!("the policy {} has no rounds", request.policy.name()),
+                "leave out what is said of rounds, or choose the policy pre-copy",
+            );
+        }
+        return Ok(None);
+    }
+    let usual = RoundOptions::default();
+    let rounds = RoundSettings {
+        block_bytes: block.unwrap_or(u64::from(usual.block_sectors) * SECTOR_SIZE),
+        max_rounds: most.unwrap_or(usual.most_rounds),
+        left_bytes: left.unwrap_or(usual.most_left.0),
+    };
+    let possible = 4096..=MAX_ROUND_BLOCK;
+    if !possible.contains(&rounds.block_bytes) || !rounds.block_bytes.is_multiple_of(4096) {
+        return invalid(
+            format!("blocks of {} are not possible", Bytes(rounds.block_bytes)),
+            "choose a multiple of 4 KiB up to 1 GiB",
+        );
+    }
+    if rounds.max_rounds == 0 {
+        return invalid(
+            String::from("without a round nothing is copied"),
+            "allow at least 1",
+        );
+    }
+    Ok(Some(rounds))
 }
 
 /// Sees whether a disk of this size can be moved, and both copies compared if that is asked for.
@@ -298,7 +345,6 @@ pub(crate) fn new_id() -> Result<MigrationId, ErrorBody> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::Policy;
 
     fn request(chunk: Option<u64>, window: Option<u64>) -> MigrateRequest {
         MigrateRequest {
@@ -307,6 +353,9 @@ mod tests {
             pool: None,
             into: None,
             policy: Policy::DoubleWrite,
+            round_block_bytes: None,
+            max_rounds: None,
+            round_left_bytes: None,
             window_bytes: window,
             chunk_bytes: chunk,
             max_bandwidth: None,

@@ -6,9 +6,11 @@ use std::time::Duration;
 use godwit_block::engine::{ChunkMemory, InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
-use godwit_core::units::{MigrationId, Sectors};
-use godwit_core::wire::{Features, Greeting, Offer, Place, Purpose, Reply, TrafficClass};
-use godwit_core::{MigrationOptions, Switchover};
+use godwit_core::units::{Bytes, MigrationId, SECTOR_SIZE, Sectors};
+use godwit_core::wire::{
+    Features, Greeting, Offer, Place, Purpose, Reply, TrafficClass, TransferPolicy,
+};
+use godwit_core::{MigrationOptions, PolicyOptions, RoundOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
 use super::options::{self, InFlight};
@@ -16,7 +18,7 @@ use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
 use crate::api::{
     Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
-    MigrationSettings,
+    MigrationSettings, Policy,
 };
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
@@ -254,6 +256,16 @@ impl Attempt {
             return Err(ErrorBody::new(ErrorCode::Conflict, text)
                 .hint("update that node, or leave out where the disk is to be put"));
         }
+        let policy = transfer(self.settings.policy);
+        if policy != TransferPolicy::default() && !knows.features.contain(Features::POLICIES) {
+            let text = format!(
+                "cannot {attempted}: node '{}' is older and takes disks by the policy {} only",
+                self.peer.name,
+                Policy::DoubleWrite.name()
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("update that node, or leave out --policy"));
+        }
         let flight = InFlight::of(&self.settings);
         let offer = Greeting::Offer(Offer {
             epoch: record.epoch.next(),
@@ -263,6 +275,7 @@ impl Attempt {
             window_chunks: flight.window_chunks,
             copy_connections: COPY_CONNECTIONS,
             place: self.place.clone(),
+            policy,
         });
         let lost = |why: &dyn std::fmt::Display| {
             ErrorBody::new(
@@ -326,6 +339,7 @@ impl Attempt {
             delayed_write_rate: self.settings.delayed_write_rate,
             interface_budget: self.settings.interface_budget,
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
+            policy: policy(&self.settings),
             verify: self.settings.verify,
             find_holes: agreed.contain(Features::HOLES),
             switchover: match self.settings.with_guest {
@@ -391,6 +405,30 @@ impl Attempt {
             Ok(Err(error)) => Err(self.failed(&error)),
             Err(_) => Err(self.engine_ended()),
         }
+    }
+}
+
+/// The policy's name on the wire.
+const fn transfer(policy: Policy) -> TransferPolicy {
+    match policy {
+        Policy::DoubleWrite => TransferPolicy::DoubleWrite,
+        Policy::PreCopy => TransferPolicy::PreCopy,
+        Policy::Mirror => TransferPolicy::Mirror,
+    }
+}
+
+/// The policy that the engine follows.
+fn policy(settings: &MigrationSettings) -> PolicyOptions {
+    match (settings.policy, settings.rounds) {
+        (Policy::DoubleWrite, _) => PolicyOptions::DoubleWrite,
+        (Policy::Mirror, _) => PolicyOptions::Mirror,
+        (Policy::PreCopy, None) => PolicyOptions::PreCopy(RoundOptions::default()),
+        (Policy::PreCopy, Some(rounds)) => PolicyOptions::PreCopy(RoundOptions {
+            // At most 1 GiB.
+            block_sectors: (rounds.block_bytes / SECTOR_SIZE) as u32,
+            most_rounds: rounds.max_rounds,
+            most_left: Bytes(rounds.left_bytes),
+        }),
     }
 }
 

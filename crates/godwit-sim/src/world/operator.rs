@@ -2,7 +2,7 @@
 
 use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Phase};
-use godwit_core::{LinkSignal, MigrationOptions};
+use godwit_core::{LinkSignal, MigrationOptions, PolicyOptions};
 use std::time::Duration;
 
 use super::promise::Promise;
@@ -107,6 +107,11 @@ impl World {
     }
 
     fn count_policy(&mut self, options: &MigrationOptions) {
+        self.reached(match options.policy {
+            PolicyOptions::DoubleWrite => Reached::DoubleWritePolicy,
+            PolicyOptions::Mirror => Reached::MirrorPolicy,
+            PolicyOptions::PreCopy(_) => Reached::PreCopyPolicy,
+        });
         self.reached(match (options.sla, options.delayed_writes) {
             (None, _) => Reached::WindowOnly,
             (Some(_), false) => Reached::Backpressure,

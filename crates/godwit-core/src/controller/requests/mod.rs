@@ -10,6 +10,7 @@ use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::requests::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
+use crate::controller::transfer::policy::Route;
 use crate::controller::transfer::window::ChunkState;
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
@@ -276,7 +277,9 @@ impl Controller {
             }
             if waits_for_chunks
                 && !self.has_bug(PlantedBug::SkipWindowLock)
+                && let ignores_locks = self.has_bug(PlantedBug::MirrorUnlocked)
                 && let Some(source) = &mut self.source
+                && !(ignores_locks && source.mirrors())
             {
                 let passes = is_request && source.lets_writes_through();
                 match source.window.lock_over(extent) {
@@ -370,13 +373,10 @@ impl Controller {
         if let Some((extent, zeroes, unmap)) = remote
             && let Some(source) = &mut self.source
         {
-            let delays = source.delays() || self.slots[tag].unlocked;
-            let hot = !zeroes && source.keeps_back(extent, delays);
-            if hot || !source.has_copied(extent) {
-                return;
-            }
-            if delays {
-                return source.delay(extent);
+            match source.route(extent, zeroes, self.slots[tag].unlocked) {
+                Route::Local => return,
+                Route::Later => return self.copy_again(),
+                Route::Both => {}
             }
             let generation = source.generation;
             source.double_written(extent, zeroes);

@@ -93,6 +93,24 @@ impl DirtyBitmap {
         Extent::new(start, u32::try_from(end - start.0).ok()?)
     }
 
+    /// The first run of set blocks at or right of `from`, from its start to its end; not many more sectors of it
+    /// than `enough`, and at least a block.
+    pub(super) fn next_blocks(&self, from: Lba, enough: u32) -> Option<(Lba, Lba)> {
+        let first = self.next_set(from.0.div_ceil(self.block_sectors))?;
+        let most = first + u64::from(enough).div_ceil(self.block_sectors);
+        let end = (first + 1..most)
+            .find(|&block| !self.is_set(block))
+            .unwrap_or(most.max(first + 1));
+        let end = (end * self.block_sectors).min(self.capacity.0);
+        Some((Lba(first * self.block_sectors), Lba(end)))
+    }
+
+    /// Where the last block ends that the extent touches.
+    pub(super) fn end_of_block(&self, extent: Extent) -> Lba {
+        let end = extent.end().0.next_multiple_of(self.block_sectors);
+        Lba(end.min(self.capacity.0))
+    }
+
     fn next_set(&self, from: u64) -> Option<u64> {
         let mut index = (from / 64) as usize;
         let mut word = self.words.get(index)? & (u64::MAX << (from % 64));

@@ -4,6 +4,8 @@ pub(super) mod dirty;
 pub(super) mod double_write;
 pub(super) mod outgoing;
 pub(super) mod pause;
+pub(super) mod policy;
+pub(super) mod pre_copy;
 pub(super) mod receive;
 pub(super) mod verify_hole;
 pub(super) mod window;

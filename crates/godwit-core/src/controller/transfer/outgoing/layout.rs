@@ -6,7 +6,8 @@ use core::time::Duration;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
 use crate::controller::governor::in_flight::idle_window::QUICK;
-use crate::controller::transfer::outgoing::{Pass, Source};
+use crate::controller::transfer::outgoing::Source;
+use crate::controller::transfer::policy::{Pass, Policy};
 use crate::controller::transfer::window::ChunkKind;
 use crate::controller::{Controller, MigrationOptions};
 use crate::planted::PlantedBug;
@@ -110,15 +111,15 @@ impl Source {
             let left = self.capacity.0.saturating_sub(head.0);
             Extent::new(head, left.min(u64::from(sectors)) as u32)
         };
-        let chunk = match (self.pass, &self.dirty) {
-            (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.next_run(head, chunk_sectors),
+        let chunk = match (self.pass, &self.dirty, &self.policy) {
+            (Pass::VerifyDirty { .. }, Some(dirty), _) => dirty.next_run(head, chunk_sectors),
+            (Pass::Resend { .. }, _, Policy::PreCopy(rounds)) => rounds.next(head, chunk_sectors),
             _ => up_to(chunk_sectors),
         };
         let Some(chunk) = chunk else {
             return Next::End;
         };
-        let compares_parts = matches!(self.pass, Pass::VerifyDirty { .. });
-        if compares_parts || !self.options.find_holes {
+        if self.pass.is_scattered() || !self.options.find_holes {
             return Next::Lock(chunk, ChunkKind::Data);
         }
         let hole = up_to(self.layout.length.sectors).unwrap_or(chunk);

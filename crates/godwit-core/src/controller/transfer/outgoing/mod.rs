@@ -17,10 +17,13 @@ use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
 use crate::controller::transfer::pause::{Pause, PauseCounts};
+use crate::controller::transfer::policy::{Pass, Policy, Route};
 use layout::Layout;
 
 use crate::controller::transfer::window::Window;
-use crate::controller::{Controller, MigrationOptions, Progress, StartError, Switchover};
+use crate::controller::{
+    Controller, MigrationOptions, PolicyOptions, Progress, StartError, Switchover,
+};
 use crate::event::{AbortReason, Event, PauseReason, Phase};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
@@ -30,6 +33,9 @@ use crate::wire::{Message, TrafficClass};
 
 /// Longest chunk: 16 MiB.
 const MAX_CHUNK_SECTORS: u32 = (16 << 20) / SECTOR_SIZE as u32;
+
+/// Longest block of which pre-copy remembers whether it was written: 1 GiB.
+const MAX_BLOCK_SECTORS: u32 = (1 << 30) / SECTOR_SIZE as u32;
 
 /// Verification remembers writes by blocks of 4 KiB.
 const VERIFY_BLOCK_SECTORS: u32 = 8;
@@ -60,17 +66,6 @@ const FIRST_FREEZE: Duration = Duration::from_millis(20);
 /// After this many passes the guest is held however many blocks are left.
 const MAX_VERIFY_PASSES: u32 = 10;
 
-/// The pass that the window makes over the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
-    /// Every chunk goes to the destination.
-    Copy,
-    /// Both sides read every chunk and compare hashes.
-    VerifyAll,
-    /// As before, but only blocks that were written since they were compared.
-    VerifyDirty { number: u32 },
-}
-
 #[derive(Debug)]
 pub(in crate::controller) struct Source {
     pub(in crate::controller) options: MigrationOptions,
@@ -79,6 +74,7 @@ pub(in crate::controller) struct Source {
     idle_window: IdleWindow,
     layout: Layout,
     phase: Phase,
+    policy: Policy,
     pass: Pass,
     capacity: Sectors,
     /// Blocks written since they were compared; only with verification.
@@ -146,12 +142,29 @@ impl Source {
         self.may_switch_over && self.options.switchover == Switchover::WhenTold
     }
 
-    /// Whether a write to the extent, which no chunk locks, has to reach the destination too. One
-    /// that begins in the migrated region goes there whole: what it writes past the read head is
-    /// copied again later.
+    /// What becomes of a guest's write that no chunk keeps waiting, or that was let through one that is being
+    /// copied. One that begins in the migrated region goes to the destination whole: what it writes past the
+    /// read head is copied again later.
     #[inline]
-    pub(in crate::controller) fn has_copied(&self, extent: Extent) -> bool {
-        self.pass != Pass::Copy || extent.start() < self.window.pointers.read_head
+    pub(in crate::controller) fn route(
+        &mut self,
+        extent: Extent,
+        zeroes: bool,
+        let_through: bool,
+    ) -> Route {
+        let delays = self.delays() || let_through;
+        if !zeroes && self.keeps_back(extent, delays) {
+            return Route::Later;
+        }
+        let behind = extent.start() < self.window.pointers.read_head;
+        if !self.policy.reaches(self.pass, behind) {
+            return Route::Local;
+        }
+        if delays {
+            self.delay(extent);
+            return Route::Later;
+        }
+        Route::Both
     }
 
     #[inline]
@@ -242,6 +255,11 @@ impl Controller {
         if options.peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
         }
+        if let PolicyOptions::PreCopy(rounds) = options.policy
+            && (!is_chunk(rounds.block_sectors, MAX_BLOCK_SECTORS) || rounds.most_rounds == 0)
+        {
+            return Err(StartError::Option("block or number of rounds of pre-copy"));
+        }
         if self.capacity.bytes() > MAX_MOVED {
             return Err(StartError::Option("size of the disk"));
         }
@@ -263,6 +281,7 @@ impl Controller {
             idle_window: IdleWindow::new(&options),
             layout: Layout::new(&options),
             phase: Phase::Copying,
+            policy: Policy::new(&options, self.capacity),
             pass: Pass::Copy,
             capacity: self.capacity,
             dirty: options
@@ -305,6 +324,13 @@ impl Controller {
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::ForgetHot) {
             source.delayed.forget_hot();
+        }
+        #[cfg(feature = "planted-bugs")]
+        if let (true, Policy::PreCopy(rounds)) = (
+            self.has_bug(PlantedBug::ForgetRoundWrites),
+            &mut source.policy,
+        ) {
+            rounds.forget_writes();
         }
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::ReadOverPosted) {

@@ -6,7 +6,8 @@ use core::time::Duration;
 use crate::controller::governor::Governor;
 use crate::controller::governor::obstacles::Achievement;
 use crate::controller::requests::slots::{Slots, TagList};
-use crate::controller::transfer::outgoing::{Pass, Source};
+use crate::controller::transfer::outgoing::Source;
+use crate::controller::transfer::policy::{Pass, Policy};
 use crate::controller::{Controller, PromiseProgress};
 use crate::event::{Obstacle, Phase};
 use crate::request::RequestTag;
@@ -107,13 +108,20 @@ impl Source {
     /// Whether writes are acknowledged without the destination for now.
     #[inline]
     pub(in crate::controller) const fn delays(&self) -> bool {
-        self.pause.is_some() && self.options.delayed_writes
+        let only_marks = match self.policy.rounds(self.pass) {
+            Some(rounds) => !rounds.writes_through(),
+            None => false,
+        };
+        only_marks || self.pause.is_some() && self.options.delayed_writes
     }
 
     /// Remembers that the destination does not hear of a write to the migrated region.
     pub(in crate::controller) fn delay(&mut self, extent: Extent) {
         if let Some(dirty) = &mut self.dirty {
             dirty.set(extent);
+        }
+        if let Some(rounds) = self.policy.rounds_mut(self.pass) {
+            return rounds.mark(extent);
         }
         let reach = match self.pass {
             Pass::Copy => self.window.pointers.read_head,
@@ -130,7 +138,7 @@ impl Source {
     /// the migrated region and hot: the destination hears of it when the copy nears its end.
     #[inline]
     pub(in crate::controller) fn keeps_back(&mut self, extent: Extent, delays: bool) -> bool {
-        if !self.lets_writes_through() || self.nears_end() {
+        if !self.policy.doubles() || !self.lets_writes_through() || self.nears_end() {
             return false;
         }
         let copied = extent.end() <= self.window.pointers.read_head;
@@ -196,7 +204,9 @@ impl Source {
     pub(in crate::controller) fn migrated(&self) -> Lba {
         match self.pass {
             Pass::Copy => self.window.pointers.write_tail,
-            _ => Lba(self.capacity.0),
+            // A copy may overtake what is on its way to any place.
+            Pass::Resend { .. } => Lba(0),
+            Pass::VerifyAll | Pass::VerifyDirty { .. } => Lba(self.capacity.0),
         }
     }
 
@@ -218,19 +228,26 @@ impl Source {
     /// delayed writes.
     #[inline]
     pub(in crate::controller) fn lets_writes_through(&self) -> bool {
-        self.options.delayed_writes && self.governor.is_some() && self.is_copying_pass()
+        let marks = self.policy.rounds(self.pass).is_some();
+        marks || self.options.delayed_writes && self.governor.is_some() && self.is_copying_pass()
+    }
+
+    /// Whether every write goes to both nodes.
+    #[inline]
+    pub(in crate::controller) const fn mirrors(&self) -> bool {
+        matches!(self.policy, Policy::Mirror)
     }
 
     /// Whether chunks are copied, not compared.
     #[inline]
     pub(in crate::controller) fn is_copying_pass(&self) -> bool {
-        self.pass == Pass::Copy
+        self.pass.copies()
     }
 
     /// Lets go of those who wait for a chunk that is being copied to the extent. Their writes reach
     /// the destination after it, as delayed writes. Nobody is let go while chunks are compared.
     pub(in crate::controller) fn unlock(&mut self, extent: Extent) -> Option<TagList> {
-        if self.pass != Pass::Copy {
+        if !self.pass.copies() {
             return None;
         }
         let chunk = self.window.lock_over(extent)?;

@@ -9,8 +9,10 @@ use crate::controller::requests::slots::{Slots, Stage, TagList};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::outgoing::layout::Next;
 use crate::controller::transfer::outgoing::{
-    CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, MAX_VERIFY_PASSES, Pass, Source,
+    CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, MAX_VERIFY_PASSES, Source,
 };
+use crate::controller::transfer::policy::{Pass, Policy};
+use crate::controller::transfer::pre_copy::{AfterRound, PreCopy};
 use crate::controller::transfer::window::{ChunkContent, ChunkKind, ChunkState};
 use crate::controller::{Controller, Switchover};
 use crate::event::{AbortReason, Phase};
@@ -40,9 +42,9 @@ impl Source {
     /// `chunk_sectors`.
     fn has_room(&self, most: u16, chunk_sectors: u32) -> bool {
         let room = match self.pass {
-            // What a guest wrote at random is compared block by block. With as few blocks in flight as
-            // chunks, comparing waits for the way to the destination, and the guest writes on meanwhile.
-            Pass::VerifyDirty { .. } => {
+            // What a guest wrote at random is compared, or copied again, block by block. With as few blocks in
+            // flight as chunks that waits for the way to the destination, and the guest writes on meanwhile.
+            Pass::VerifyDirty { .. } | Pass::Resend { .. } => {
                 self.window.sectors() < u64::from(most) * u64::from(chunk_sectors)
             }
             Pass::Copy | Pass::VerifyAll => self.window.len() < usize::from(most),
@@ -58,11 +60,30 @@ impl Source {
         }
         self.pass = pass;
         self.pass_done = 0;
+        if let Some(rounds) = self.policy.rounds_mut(pass) {
+            rounds.begin_round();
+        }
         self.pass_total = match (pass, &self.dirty) {
             (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.sectors() * SECTOR_SIZE,
+            (Pass::Resend { .. }, _) => self.policy.rest(),
             _ => self.capacity.bytes().0,
         };
         self.window.restart();
+    }
+
+    /// The number of the round that copies, or copied last.
+    fn round(&self) -> u32 {
+        match self.pass {
+            Pass::Resend { round } => round,
+            Pass::Copy | Pass::VerifyAll | Pass::VerifyDirty { .. } => 1,
+        }
+    }
+
+    /// The round that follows the one which has just come to its end, if one does.
+    fn next_round(&mut self) -> Option<u32> {
+        let (round, compares) = (self.round(), self.options.verify);
+        let rounds = self.policy.rounds_mut(self.pass)?;
+        (rounds.after(round, compares) == AfterRound::Again).then_some(round + 1)
     }
 
     pub(super) fn dirty_blocks(&self) -> u64 {
@@ -72,7 +93,7 @@ impl Source {
     /// Whether another chunk may be locked; otherwise when to ask again. The guest's promise holds
     /// nothing back while the guest is idle.
     pub(super) fn may_start_chunk(&mut self, now: Time, guest_is_idle: bool) -> Result<(), Time> {
-        if self.pass == Pass::Copy
+        if self.pass.copies()
             && let Some(token_bucket) = &mut self.token_bucket
         {
             token_bucket.ready(now)?;
@@ -86,7 +107,7 @@ impl Source {
     /// Counts a chunk of so many bytes against the rates. Not against the promise's while the guest is idle: it was
     /// not held back by that, and whatever follows would have to wait for a debt without a limit.
     pub(super) fn chunk_started(&mut self, bytes: u64, guest_is_idle: bool) {
-        if self.pass == Pass::Copy
+        if self.pass.copies()
             && let Some(token_bucket) = &mut self.token_bucket
         {
             token_bucket.spend(bytes);
@@ -108,6 +129,9 @@ impl Source {
             let tail = self.window.pointers.write_tail;
             self.delayed.leave_to_copies(tail, reach);
         }
+        if let (Pass::Resend { .. }, Policy::PreCopy(rounds)) = (self.pass, &mut self.policy) {
+            rounds.give_up(given_up.iter().map(|chunk| chunk.extent), reach);
+        }
         if let (Pass::VerifyAll | Pass::VerifyDirty { .. }, Some(dirty)) =
             (self.pass, &mut self.dirty)
         {
@@ -121,7 +145,7 @@ impl Source {
                 let bytes = chunk.extent.bytes();
                 self.pass_done -= bytes;
                 match self.pass {
-                    Pass::Copy => self.counters.copied -= bytes,
+                    Pass::Copy | Pass::Resend { .. } => self.counters.copied -= bytes,
                     _ => self.counters.verified -= bytes,
                 }
             }
@@ -173,7 +197,7 @@ impl Controller {
                 return;
             };
             source.paced_until = None;
-            let comparing = source.pass != Pass::Copy;
+            let comparing = !source.pass.copies();
             if source.pause.is_some() || (comparing && !source.delayed.is_settled()) {
                 return;
             }
@@ -203,6 +227,11 @@ impl Controller {
                     ChunkKind::Hole => HEADER_SIZE as u64,
                 };
                 source.chunk_started(bytes, guest_is_idle);
+                if let (Pass::Resend { .. }, Policy::PreCopy(rounds)) =
+                    (source.pass, &mut source.policy)
+                {
+                    rounds.locked(extent);
+                }
                 read_when_quiet(
                     source,
                     &self.table,
@@ -281,9 +310,9 @@ impl Controller {
             _ => return,
         }
         chunk.state = ChunkState::Read(match result {
-            Ok(Content::Digest(digest)) if pass != Pass::Copy => ChunkContent::Digest(digest),
-            Ok(Content::Data) if pass == Pass::Copy => ChunkContent::Data,
-            Ok(Content::Zeroes) if pass == Pass::Copy => ChunkContent::Zeroes,
+            Ok(Content::Digest(digest)) if !pass.copies() => ChunkContent::Digest(digest),
+            Ok(Content::Data) if pass.copies() => ChunkContent::Data,
+            Ok(Content::Zeroes) if pass.copies() => ChunkContent::Zeroes,
             _ => {
                 // The slot is idle again: it must not be counted as a read under way.
                 chunk.state = ChunkState::Sent { data: false };
@@ -307,7 +336,7 @@ impl Controller {
                     extent,
                     digest,
                 },
-                ChunkContent::Zeroes if source.pass != Pass::Copy => Message::VerifyHole {
+                ChunkContent::Zeroes if !source.pass.copies() => Message::VerifyHole {
                     slot,
                     generation,
                     extent,
@@ -353,7 +382,7 @@ impl Controller {
             self.double_write_acknowledged(tag, generation);
             self.compare_again();
         } else if source.generation == generation
-            && source.pass == Pass::Copy
+            && source.pass.copies()
             && result.is_ok()
             && let Ok(slot) = u16::try_from(tag)
         {
@@ -375,7 +404,7 @@ impl Controller {
             return;
         };
         source.last_heard = self.now;
-        if source.generation != generation || source.pass == Pass::Copy {
+        if source.generation != generation || source.pass.copies() {
             return;
         }
         match result {
@@ -400,7 +429,7 @@ impl Controller {
         let bytes = chunk.extent.bytes();
         source.pass_done += bytes;
         match source.pass {
-            Pass::Copy => source.counters.copied += bytes,
+            Pass::Copy | Pass::Resend { .. } => source.counters.copied += bytes,
             _ => source.counters.verified += bytes,
         }
         let took = self.now.since(chunk.locked);
@@ -434,8 +463,14 @@ impl Controller {
         };
         if !source.runs() {
             if source.phase == Phase::Draining && source.freeze_pass {
-                source.counters.all_verified = true;
-                self.prepare();
+                source.freeze_pass = false;
+                if source.pass.copies() {
+                    // What was copied again is compared as well, if anything is.
+                    self.check_drained();
+                } else {
+                    source.counters.all_verified = true;
+                    self.prepare();
+                }
             }
             return false;
         }
@@ -446,15 +481,20 @@ impl Controller {
         if source.phase == Phase::Converged && !source.may_switch_over {
             return false;
         }
+        let converged = source.phase == Phase::Converged;
+        if !converged && let Some(round) = source.next_round() {
+            source.start_pass(Pass::Resend { round }, self.now);
+            return true;
+        }
         let next = match source.pass {
-            _ if source.phase == Phase::Converged || !source.options.verify => None,
-            Pass::Copy => Some(Pass::VerifyAll),
+            _ if converged || !source.options.verify => None,
+            Pass::Copy | Pass::Resend { .. } => Some(Pass::VerifyAll),
             Pass::VerifyAll => Some(Pass::VerifyDirty { number: 2 }),
             Pass::VerifyDirty { number } => {
                 (number < MAX_VERIFY_PASSES).then_some(Pass::VerifyDirty { number: number + 1 })
             }
         };
-        let small = source.pass != Pass::Copy && source.dirty_blocks() <= FREEZE_BLOCKS;
+        let small = !source.pass.copies() && source.dirty_blocks() <= FREEZE_BLOCKS;
         match next {
             Some(pass) if !small => {
                 source.start_pass(pass, self.now);
@@ -472,6 +512,24 @@ impl Controller {
                 self.enter_phase(phase);
                 false
             }
+        }
+    }
+
+    /// While the guest runs on and its writes are only remembered, they are copied before that becomes more than
+    /// it can stand still for.
+    pub(in crate::controller) fn copy_again(&mut self) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let too_much = source
+            .policy
+            .rounds(source.pass)
+            .is_some_and(PreCopy::is_too_much);
+        if source.phase == Phase::Converged && source.pause.is_none() && too_much {
+            let round = source.round() + 1;
+            source.start_pass(Pass::Resend { round }, self.now);
+            self.enter_phase(Phase::Copying);
+            self.pump();
         }
     }
 
@@ -533,7 +591,12 @@ impl Controller {
         if !forgets_delayed && !source.delayed.is_settled() {
             return self.flush_delayed();
         }
-        if source.options.verify && source.dirty_blocks() > 0 {
+        if source.policy.rest() > 0 {
+            source.freeze_pass = true;
+            let round = source.round() + 1;
+            source.start_pass(Pass::Resend { round }, self.now);
+            self.pump();
+        } else if source.options.verify && source.dirty_blocks() > 0 {
             source.freeze_pass = true;
             let number = MAX_VERIFY_PASSES;
             source.start_pass(Pass::VerifyDirty { number }, self.now);
@@ -551,7 +614,7 @@ impl Controller {
         };
         source.freeze_allowance *= 2;
         source.freeze_pass = false;
-        let phase = if source.pass == Pass::Copy {
+        let phase = if source.pass.copies() {
             Phase::Copying
         } else {
             source.start_pass(Pass::VerifyDirty { number: 2 }, self.now);
@@ -598,7 +661,7 @@ fn read_when_quiet(
     }
     let kind = source.window.start_reading(slot);
     let inspect = match source.pass {
-        Pass::Copy => Inspect::Zeroes,
+        Pass::Copy | Pass::Resend { .. } => Inspect::Zeroes,
         Pass::VerifyAll | Pass::VerifyDirty { .. } => Inspect::Digest,
     };
     if let (Inspect::Digest, Some(dirty)) = (inspect, &mut source.dirty) {

@@ -1,0 +1,133 @@
+//! What a policy sends of a guest's writes, and when.
+
+#[path = "support/acknowledge.rs"]
+mod acknowledge;
+mod support;
+
+use std::time::Duration;
+
+use acknowledge::acknowledge;
+use godwit_core::request::Operation;
+use godwit_core::units::{Bytes, Extent, Lba, MigrationId};
+use godwit_core::{MigrationOptions, PolicyOptions, RoundOptions, Switchover};
+use support::{Sent, Source};
+
+/// 1 GiB.
+const CAPACITY: u32 = 2 << 20;
+/// 64 KiB.
+const BLOCK: u32 = 128;
+/// Long enough for a quarter of the disk.
+const QUARTER: Duration = Duration::from_millis(2500);
+/// Long enough for all of it.
+const ALL: Duration = Duration::from_secs(60);
+
+/// A disk that leaves at 100 MB/s.
+fn leaving(policy: PolicyOptions) -> Source {
+    Source::leaving(MigrationOptions {
+        policy,
+        max_bandwidth: Some(100 << 20),
+        switchover: Switchover::WhenTold,
+        peer_timeout: Duration::from_secs(600),
+        ..MigrationOptions::new(MigrationId([1; 16]))
+    })
+}
+
+fn pre_copy(most_rounds: u32, most_left: u64) -> PolicyOptions {
+    PolicyOptions::PreCopy(RoundOptions {
+        block_sectors: BLOCK,
+        most_rounds,
+        most_left: Bytes(most_left),
+    })
+}
+
+fn write(source: &mut Source, tag: u32, start: u64) {
+    let extent = Extent::new(Lba(start), 8).expect("an extent");
+    source.ask(tag, Operation::Write { extent, fua: false });
+    source.pass(Duration::ZERO);
+}
+
+fn double_writes(source: &Source) -> usize {
+    let doubled = |sent: &&Sent| **sent == Sent::DoubleWrite;
+    source.sent.iter().filter(doubled).count()
+}
+
+fn copied(source: &Source) -> u32 {
+    source.copies.iter().sum()
+}
+
+#[test]
+fn a_write_ahead_of_the_copy_goes_to_both_nodes_only_in_a_mirror() {
+    let doubled = |policy| {
+        let mut source = leaving(policy);
+        source.pass(QUARTER);
+        write(&mut source, 0, u64::from(CAPACITY) - 8);
+        let ahead = double_writes(&source);
+        write(&mut source, 1, 0);
+        (ahead, double_writes(&source) - ahead)
+    };
+    assert_eq!(doubled(PolicyOptions::DoubleWrite), (0, 1));
+    assert_eq!(doubled(PolicyOptions::Mirror), (1, 1));
+    assert_eq!(doubled(pre_copy(8, 0)), (0, 0));
+}
+
+#[test]
+fn pre_copy_copies_again_what_was_written_behind_it() {
+    let mut source = leaving(pre_copy(8, 0));
+    source.pass(QUARTER);
+    write(&mut source, 0, 0);
+    write(&mut source, 1, 8);
+    write(&mut source, 2, 4096);
+    write(&mut source, 3, u64::from(CAPACITY) - 8);
+    assert_eq!(source.answered, 4, "no write waits for the destination");
+    source.pass(ALL);
+    assert!(source.converged);
+    assert_eq!(copied(&source), CAPACITY + 2 * BLOCK);
+    assert_eq!(double_writes(&source), 0);
+}
+
+#[test]
+fn what_pre_copy_left_is_copied_while_the_guest_stands_still() {
+    let left = 4 * u64::from(BLOCK) * 512;
+    let mut source = leaving(pre_copy(8, left));
+    source.pass(ALL);
+    assert!(source.converged);
+    for tag in 0..4 {
+        write(&mut source, tag, u64::from(tag * BLOCK));
+    }
+    source.pass(QUARTER);
+    assert_eq!(copied(&source), CAPACITY, "it is little enough");
+    write(&mut source, 4, u64::from(9 * BLOCK));
+    source.pass(QUARTER);
+    assert_eq!(copied(&source), CAPACITY + 5 * BLOCK, "now it is not");
+    write(&mut source, 5, 0);
+    assert!(!source.asked_to_accept);
+    assert!(source.core.switch_over(source.now));
+    source.pass(QUARTER);
+    assert_eq!(copied(&source), CAPACITY + 6 * BLOCK);
+    assert!(source.asked_to_accept);
+    assert_eq!(double_writes(&source), 0);
+}
+
+#[test]
+fn after_the_last_round_pre_copy_writes_through() {
+    let mut source = leaving(pre_copy(1, 0));
+    source.pass(QUARTER);
+    // A second for the next round.
+    for tag in 0..32 {
+        write(&mut source, tag % 8, u64::from(tag * 2048));
+        source.pass(Duration::from_millis(1));
+    }
+    while copied(&source) < CAPACITY {
+        source.pass(Duration::from_millis(1));
+    }
+    assert!(!source.converged);
+    write(&mut source, 40, 0);
+    assert_eq!(double_writes(&source), 1);
+    acknowledge(&mut source, 40);
+    source.pass(ALL);
+    assert!(source.converged);
+    assert_eq!(copied(&source), CAPACITY + 32 * BLOCK);
+    // Behind that round writes are copied as before.
+    write(&mut source, 41, 0);
+    assert_eq!(double_writes(&source), 2);
+}
