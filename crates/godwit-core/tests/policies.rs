@@ -7,6 +7,7 @@ mod support;
 use std::time::Duration;
 
 use acknowledge::acknowledge;
+use godwit_core::action::Content;
 use godwit_core::request::Operation;
 use godwit_core::units::{Bytes, Extent, Lba, MigrationId};
 use godwit_core::{MigrationOptions, PolicyOptions, RoundOptions, Switchover};
@@ -106,6 +107,32 @@ fn what_pre_copy_left_is_copied_while_the_guest_stands_still() {
     assert_eq!(copied(&source), CAPACITY + 6 * BLOCK);
     assert!(source.asked_to_accept);
     assert_eq!(double_writes(&source), 0);
+}
+
+#[test]
+fn a_place_that_is_written_without_end_is_not_copied_without_end() {
+    let mut source = leaving(pre_copy(1, 0));
+    source.pass(QUARTER);
+    write(&mut source, 0, 0);
+    // The guest writes there whenever a chunk is being read.
+    source.hold_reads = true;
+    let mut written = 0;
+    while !source.converged && written < 20_000 {
+        source.pass(Duration::from_millis(1));
+        if source.core.requests_in_flight() == 0 {
+            written += 1;
+            write(&mut source, 1 + written % 8, 0);
+        }
+        for tag in std::mem::take(&mut source.held) {
+            let read = Ok(Content::Data);
+            source.core.handle_disk_done(source.now, tag, read);
+        }
+        source.pass(Duration::ZERO);
+        while let Some(&(tag, ..)) = source.doubled.first() {
+            acknowledge(&mut source, tag.0);
+        }
+    }
+    assert!(source.converged, "{:?}", source.core.progress());
 }
 
 #[test]

@@ -228,8 +228,14 @@ impl Source {
     /// delayed writes.
     #[inline]
     pub(in crate::controller) fn lets_writes_through(&self) -> bool {
-        let marks = self.policy.rounds(self.pass).is_some();
-        marks || self.options.delayed_writes && self.governor.is_some() && self.is_copying_pass()
+        match self.policy.rounds(self.pass) {
+            // What a write that was let through marks is copied again; a place that is written without end
+            // would be copied without end.
+            Some(rounds) => !rounds.writes_through(),
+            None => {
+                self.options.delayed_writes && self.governor.is_some() && self.is_copying_pass()
+            }
+        }
     }
 
     /// Whether every write goes to both nodes.
