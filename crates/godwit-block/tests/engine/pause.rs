@@ -149,8 +149,9 @@ fn a_pause_takes_back_double_writes_and_answers_the_guest() {
         );
     }
     let_it_fill();
-    // Each of them in pieces of 1 MiB.
-    assert_eq!(engine.handle.snapshot().requests_in_flight, 24);
+    // Each of them in pieces of 1 MiB, of which up to four may be posted where acknowledging the copies took long.
+    let in_flight = engine.handle.snapshot().requests_in_flight;
+    assert!((20..=24).contains(&in_flight), "{in_flight}");
     interface.crowd(&engine);
     for _ in 0..4 {
         assert_eq!(client.receive(|_| 0).error, 0);
