@@ -82,25 +82,18 @@ impl DirtyBitmap {
     /// The first run of set blocks at or right of `from`, at most `limit` sectors of it, which is
     /// at least a block.
     pub(in crate::controller) fn next_run(&self, from: Lba, limit: u32) -> Option<Extent> {
+        let (start, end) = self.next_blocks(from, limit)?;
+        Extent::new(start, u32::try_from(end.0 - start.0).ok()?)
+    }
+
+    /// The same from its start to its end: a block may be longer than an extent.
+    pub(super) fn next_blocks(&self, from: Lba, limit: u32) -> Option<(Lba, Lba)> {
         let first = self.next_set(from.0.div_ceil(self.block_sectors))?;
         let most = first + u64::from(limit) / self.block_sectors;
         let mut end = first + 1;
         while end < most && self.is_set(end) {
             end += 1;
         }
-        let start = Lba(first * self.block_sectors);
-        let end = (end * self.block_sectors).min(self.capacity.0);
-        Extent::new(start, u32::try_from(end - start.0).ok()?)
-    }
-
-    /// The first run of set blocks at or right of `from`, from its start to its end; not many more sectors of it
-    /// than `enough`, and at least a block.
-    pub(super) fn next_blocks(&self, from: Lba, enough: u32) -> Option<(Lba, Lba)> {
-        let first = self.next_set(from.0.div_ceil(self.block_sectors))?;
-        let most = first + u64::from(enough).div_ceil(self.block_sectors);
-        let end = (first + 1..most)
-            .find(|&block| !self.is_set(block))
-            .unwrap_or(most.max(first + 1));
         let end = (end * self.block_sectors).min(self.capacity.0);
         Some((Lba(first * self.block_sectors), Lba(end)))
     }
