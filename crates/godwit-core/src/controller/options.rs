@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use super::governor::arrivals::GuestLoad;
 use crate::sla::LatencyTarget;
-use crate::units::{Bytes, MigrationId};
+use crate::units::{Bytes, MigrationId, SECTOR_SIZE};
 
 /// How a disk is moved.
 #[derive(Clone, Copy, Debug)]
@@ -87,6 +87,14 @@ pub struct RoundOptions {
     pub most_rounds: u32,
     /// What may be left to be copied while the guest is held.
     pub most_left: Bytes,
+}
+
+impl RoundOptions {
+    /// The largest disk that can be moved with blocks of this length: what remembers the writes of a larger one,
+    /// more than 2 GiB, may be more than there is.
+    pub const fn largest_disk(&self) -> Bytes {
+        Bytes((self.block_sectors as u64 * SECTOR_SIZE).saturating_mul(1 << 34))
+    }
 }
 
 impl Default for RoundOptions {

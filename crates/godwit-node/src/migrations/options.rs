@@ -219,6 +219,16 @@ fn rounds(request: &MigrateRequest) -> Result<Option<RoundSettings>, ErrorBody> 
     Ok(Some(rounds))
 }
 
+/// Rounds as the engine takes them.
+pub(crate) fn round_options(rounds: &RoundSettings) -> RoundOptions {
+    RoundOptions {
+        // At most 1 GiB.
+        block_sectors: (rounds.block_bytes / SECTOR_SIZE) as u32,
+        most_rounds: rounds.max_rounds,
+        most_left: Bytes(rounds.left_bytes),
+    }
+}
+
 /// Sees whether a disk of this size can be moved, and both copies compared if that is asked for.
 ///
 /// # Errors
@@ -231,6 +241,17 @@ pub(crate) fn check_size(
     if size > MAX_MOVED {
         let text = format!("disk {disk} has {size}: only disks of up to {MAX_MOVED} can be moved");
         return Err(ErrorBody::new(ErrorCode::Invalid, text));
+    }
+    if let Some(rounds) = &settings.rounds {
+        let largest = round_options(rounds).largest_disk();
+        if size > largest {
+            let block = Bytes(rounds.block_bytes);
+            let text = format!(
+                "disk {disk} has {size}: with blocks of {block} only disks of up to {largest} can be moved"
+            );
+            let hint = "choose longer ones with --round-block, or another policy";
+            return Err(ErrorBody::new(ErrorCode::Invalid, text).hint(hint));
+        }
     }
     if !settings.verify || size <= MAX_VERIFIED {
         return Ok(());
@@ -615,6 +636,22 @@ mod tests {
     fn what_is_too_large_to_be_moved_is_refused() {
         let settings = settings(&plain(), Asked::Auto).expect("valid");
         check_size("root", &settings, MAX_MOVED).expect("just fits");
+        let rounds = |block_bytes| {
+            let rounds = RoundSettings {
+                block_bytes,
+                max_rounds: 1,
+                left_bytes: 0,
+            };
+            let settings = MigrationSettings {
+                rounds: Some(rounds),
+                ..settings.clone()
+            };
+            check_size("root", &settings, MAX_MOVED)
+        };
+        rounds(65536).expect("a bitmap of 2 GiB");
+        rounds(1 << 30).expect("a short bitmap");
+        let error = rounds(4096).expect_err("a bitmap of 32 GiB");
+        assert!(error.message.contains("64 TiB"), "{error:?}");
         let error = check_size("root", &settings, Bytes(1 << 56)).expect_err("too large");
         for part in ["disk root has 64 PiB", "up to 1 PiB"] {
             assert!(error.message.contains(part), "{part}: {}", error.message);

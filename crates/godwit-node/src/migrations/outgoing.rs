@@ -6,7 +6,7 @@ use std::time::Duration;
 use godwit_block::engine::{ChunkMemory, InterfaceCounter, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
-use godwit_core::units::{Bytes, MigrationId, SECTOR_SIZE, Sectors};
+use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, Offer, Place, Purpose, Reply, TrafficClass, TransferPolicy,
 };
@@ -423,12 +423,7 @@ fn policy(settings: &MigrationSettings) -> PolicyOptions {
         (Policy::DoubleWrite, _) => PolicyOptions::DoubleWrite,
         (Policy::Mirror, _) => PolicyOptions::Mirror,
         (Policy::PreCopy, None) => PolicyOptions::PreCopy(RoundOptions::default()),
-        (Policy::PreCopy, Some(rounds)) => PolicyOptions::PreCopy(RoundOptions {
-            // At most 1 GiB.
-            block_sectors: (rounds.block_bytes / SECTOR_SIZE) as u32,
-            most_rounds: rounds.max_rounds,
-            most_left: Bytes(rounds.left_bytes),
-        }),
+        (Policy::PreCopy, Some(rounds)) => PolicyOptions::PreCopy(options::round_options(&rounds)),
     }
 }
 

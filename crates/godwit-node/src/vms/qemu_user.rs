@@ -32,8 +32,8 @@ impl QemuUser {
                 "it is root, from whom nothing on this host is kept",
             ));
         }
-        let group_name = CString::new(name).map_err(|_| "it has a zero byte in it")?;
-        let groups = getgrouplist(&group_name, found.gid)
+        let terminated = CString::new(name).map_err(|_| "it has a zero byte in it")?;
+        let groups = getgrouplist(&terminated, found.gid)
             .map_err(|error| format!("cannot look up its groups: {error}"))?;
         Ok(Self {
             name: found.name,

@@ -1,6 +1,5 @@
 //! The seam between a transfer and its policy: what a guest's write has to reach, and what the window goes over.
 
-use super::dirty::DirtyBitmap;
 use super::pre_copy::PreCopy;
 use crate::controller::{MigrationOptions, PolicyOptions};
 use crate::units::Sectors;
@@ -103,9 +102,4 @@ impl Policy {
             Self::DoubleWrite | Self::Mirror => 0,
         }
     }
-}
-
-/// Bytes of the blocks that are set.
-pub(super) fn bytes_of(dirty: &DirtyBitmap) -> u64 {
-    dirty.sectors() * crate::units::SECTOR_SIZE
 }

@@ -6,9 +6,8 @@
 //! in which the guest's writes go to both nodes. Behind that round nothing is left.
 
 use super::dirty::DirtyBitmap;
-use super::policy::bytes_of;
 use crate::controller::RoundOptions;
-use crate::units::{Extent, Lba, Sectors};
+use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
 
 /// What pre-copy remembers.
 #[derive(Debug)]
@@ -69,7 +68,7 @@ impl PreCopy {
 
     /// Bytes that are to be copied again.
     pub(in crate::controller) fn rest(&self) -> u64 {
-        bytes_of(&self.dirty)
+        self.dirty.sectors() * SECTOR_SIZE
     }
 
     /// Whether so much is left that the guest would stand still for long.
@@ -113,6 +112,17 @@ impl PreCopy {
         self.block_end = Lba(0);
     }
 
+    /// Hands over what is left, which others remember from now on: nothing is being copied.
+    pub(in crate::controller) fn take_rest(&mut self, mut remember: impl FnMut(Extent)) {
+        self.begin_round();
+        let mut head = Lba(0);
+        while let Some(extent) = self.next(head, MAX_EXTENT_SECTORS) {
+            self.locked(extent);
+            head = extent.end();
+            remember(extent);
+        }
+    }
+
     /// A round begins at the start of the disk.
     pub(in crate::controller) fn begin_round(&mut self) {
         self.block_end = Lba(0);
@@ -121,13 +131,15 @@ impl PreCopy {
     /// The round of this number has come to its end. What follows, if the disks are to be compared next or
     /// not.
     pub(in crate::controller) fn after(&mut self, round: u32, compares: bool) -> AfterRound {
+        let fits = !self.is_too_much();
         if self.writes_through {
-            return match self.rest() {
-                0 => AfterRound::Fits,
-                _ => AfterRound::Again,
+            // What a pause has marked in this round is no reason for another one before a comparison: see
+            // [`Self::take_rest`].
+            return match fits || compares {
+                true => AfterRound::Fits,
+                false => AfterRound::Again,
             };
         }
-        let fits = !self.is_too_much();
         if fits && !compares {
             return AfterRound::Fits;
         }
@@ -231,6 +243,12 @@ mod tests {
         let mut compares = pre_copy(8);
         assert_eq!(compares.after(1, true), AfterRound::Again);
         assert!(compares.writes_through());
+        // Whatever a pause marked: it is remembered elsewhere while the disks are compared.
+        (0..2).for_each(|block| compares.mark(extent(block * 2048, 8)));
         assert_eq!(compares.after(2, true), AfterRound::Fits);
+        let mut taken = Vec::new();
+        compares.take_rest(|extent| taken.push(extent));
+        assert_eq!(taken, [extent(0, 8), extent(2048, 8)]);
+        assert_eq!(compares.rest(), 0);
     }
 }

@@ -260,6 +260,11 @@ impl Controller {
         {
             return Err(StartError::Option("block or number of rounds of pre-copy"));
         }
+        if let PolicyOptions::PreCopy(rounds) = options.policy
+            && self.capacity.bytes() > rounds.largest_disk()
+        {
+            return Err(StartError::Option("size of the disk for blocks as short"));
+        }
         if self.capacity.bytes() > MAX_MOVED {
             return Err(StartError::Option("size of the disk"));
         }

@@ -497,6 +497,10 @@ impl Controller {
         let small = !source.pass.copies() && source.dirty_blocks() <= FREEZE_BLOCKS;
         match next {
             Some(pass) if !small => {
+                // Copies are all there, so that nothing can overtake what follows them as delayed writes.
+                if let Some(rounds) = source.policy.rounds_mut(source.pass) {
+                    rounds.take_rest(|extent| source.delayed.remember(extent));
+                }
                 source.start_pass(pass, self.now);
                 if source.phase == Phase::Copying {
                     self.enter_phase(Phase::Verifying);
