@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use crate::tls::{TlsSettings, node_name};
-use godwit_block::tls::{Handshake, Session};
+use godwit_io::tls::{Handshake, Session};
 use libfuzzer_sys::fuzz_target;
 
 // By its path: the rest of that crate needs far more than a fuzzer has.

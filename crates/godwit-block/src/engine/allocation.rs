@@ -4,7 +4,7 @@ use super::connections::ConnectionKey;
 use super::run::Engine;
 use crate::image::extents::extent_at;
 use crate::nbd::{Allocation, RequestHeader, block_status};
-use crate::stream::{Frame, Keep, Payload};
+use godwit_io::stream::{Frame, Keep, Payload};
 
 /// Most ranges in one answer: each costs two system calls, for which the disk's other clients wait.
 const MOST_RANGES: usize = 64;

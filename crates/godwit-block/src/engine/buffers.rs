@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 
-use crate::memory::{Arena, Block, SMALLEST};
+use godwit_io::page_buffers::{Arena, Block, SMALLEST};
 
 /// Blocks of an arena. One that was freed rests before it is used again: what a disk has just read of it
 /// may still lie in the caches of the processor that did so, often a hypervisor's, and to overwrite it
@@ -88,7 +88,7 @@ impl Buffers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::LARGEST;
+    use godwit_io::page_buffers::LARGEST;
 
     const REST: usize = 1 << 20;
 

@@ -7,8 +7,8 @@ use godwit_core::action::{ChunkSlot, DiskOperation};
 use godwit_core::units::Bytes;
 use godwit_core::{Limits, MigrationOptions};
 
-use crate::memory::Mapping;
-use crate::stream::{Keep, Payload};
+use godwit_io::page_buffers::Mapping;
+use godwit_io::stream::{Keep, Payload};
 
 /// What the first chunks need is committed before a migration starts, up to so much.
 const COMMITTED_FIRST: usize = 4 << 20;

@@ -12,7 +12,7 @@ use super::slots::{Class, Owner, Rest};
 use super::streams::ClientStream;
 use crate::nbd::Errno;
 use crate::nbd::{Command, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader};
-use crate::stream::{Frame, Stream};
+use godwit_io::stream::{Frame, Stream};
 
 /// How long a client that leaves may take to read its last answers.
 const FAREWELL: std::time::Duration = std::time::Duration::from_secs(30);

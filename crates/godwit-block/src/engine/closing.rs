@@ -11,8 +11,8 @@ use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
 use super::run::Engine;
 use super::slots::Slots;
-use crate::ring::Token;
-use crate::stream::{Keep, Payload, StreamError};
+use godwit_io::ring::Token;
+use godwit_io::stream::{Keep, Payload, StreamError};
 
 /// How long a request may be half received, or, while others wait for its memory, an answer half
 /// sent.

@@ -11,7 +11,7 @@ use super::closing::release;
 use super::link_signal::{Sent, sent};
 use super::run::Engine;
 use super::stats::thread_cpu_time;
-use crate::stream::{Packed, Packer, PackingEnd, What};
+use godwit_io::stream::{Packed, Packer, PackingEnd, What};
 
 /// To compress a byte takes at most this part of the time that the link takes for it: the thread has
 /// more to do, and what the link gains must not be lost before it.

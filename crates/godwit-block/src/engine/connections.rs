@@ -11,7 +11,7 @@ use super::parts::Part;
 use super::shares::Account;
 use super::slots::{Class, Rest};
 use crate::nbd::RequestHeader;
-use crate::stream::{SentBy, Stream, Unpacker};
+use godwit_io::stream::{SentBy, Stream, Unpacker};
 
 /// Names a connection for good: an index that is used again has another generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

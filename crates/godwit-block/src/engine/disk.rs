@@ -17,10 +17,10 @@ use super::faults;
 use super::sparse;
 use crate::image::extents::hole_end;
 use crate::image::{Image, ImageKind};
-use crate::memory::Mapping;
-use crate::ring::{Ring, Token};
 use crate::vhost_user::memory::GuestRam;
-use crate::zeroes::{BLOCK, is_zero};
+use godwit_io::page_buffers::Mapping;
+use godwit_io::ring::{Ring, Token};
+use godwit_io::zeroes::{BLOCK, is_zero};
 
 /// Longest write of zeroes where the file system cannot make them itself.
 const ZERO_PIECE: u64 = 1 << 20;
@@ -571,7 +571,7 @@ mod tests {
     use godwit_core::units::{Bytes, Lba};
 
     use super::*;
-    use crate::ring::Completion;
+    use godwit_io::ring::Completion;
 
     /// Hands the completion of the one operation to the disk: the ring's result, and whether it succeeded.
     fn wait(disk: &mut Disk, ring: &mut Ring) -> (i32, bool) {

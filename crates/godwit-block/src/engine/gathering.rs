@@ -10,7 +10,7 @@ use godwit_core::wire::Message;
 
 use super::connections::{Connection, ConnectionKey, Life};
 use super::run::Engine;
-use crate::stream::Frame;
+use godwit_io::stream::Frame;
 
 /// How long the first waits for others: far less than what a migration's end may take, and time for
 /// five writes of a guest that makes 10,000 a second.

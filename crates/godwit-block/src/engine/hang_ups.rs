@@ -14,7 +14,7 @@ use super::connections::{ConnectionKey, Life};
 use super::receive::Lost;
 use super::run::Engine;
 use super::slots::Owner;
-use crate::stream::StreamError;
+use godwit_io::stream::StreamError;
 
 impl Engine {
     /// A client attaches to this node.

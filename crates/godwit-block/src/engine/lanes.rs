@@ -5,7 +5,7 @@ use std::io;
 use godwit_core::request::RequestTag;
 
 use super::shares::{Account, Shares};
-use crate::memory::{LARGEST, Mapping};
+use godwit_io::page_buffers::{LARGEST, Mapping};
 
 /// The longest data in a lane, in bytes. A client's longer requests are carried out in pieces of that.
 pub(super) const LANE: usize = 1 << 20;

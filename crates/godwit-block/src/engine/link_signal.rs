@@ -11,7 +11,7 @@ use godwit_core::units::Time;
 use godwit_core::{Controller, LinkSignal};
 
 use super::run::Engine;
-use crate::stream::Stream;
+use godwit_io::stream::Stream;
 
 impl Engine {
     /// Tells the controller how the sync connection does.
@@ -235,7 +235,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::stream::Frame;
+    use godwit_io::stream::Frame;
 
     const MS: u64 = 1_000_000;
 

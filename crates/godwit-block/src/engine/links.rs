@@ -12,7 +12,7 @@ use super::config::EngineEvent;
 use super::connections::{ConnectionKey, Party, Uses, descriptor};
 use super::run::Engine;
 use super::streams::{PeerStream, PeerStreams};
-use crate::stream::Stream;
+use godwit_io::stream::Stream;
 
 /// How long the connections of a migration stay open after its end, so that both sides hear it.
 const GRACE: Duration = Duration::from_secs(2);

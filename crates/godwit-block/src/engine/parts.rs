@@ -10,7 +10,7 @@ use super::receive::Lost;
 use super::run::Engine;
 use super::slots::{Class, Owner, Waiter};
 use crate::nbd::{ReplyHeader, RequestHeader};
-use crate::stream::Frame;
+use godwit_io::stream::Frame;
 
 /// Which part of what a client asked for a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,8 +10,8 @@ use super::connections::{ConnectionKey, Head, Life, Parse, Party};
 use super::receive::Lost;
 use super::run::Engine;
 use super::slots::{Class, Owner};
-use crate::stream::{Frame, What};
-use crate::zeroes::is_sparse;
+use godwit_io::stream::{Frame, What};
+use godwit_io::zeroes::is_sparse;
 
 impl Engine {
     /// A peer's frame starts; `payload` bytes for a buffer follow it, as they are or compressed.

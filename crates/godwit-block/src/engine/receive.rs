@@ -8,8 +8,8 @@ use super::connections::{ConnectionKey, Head, Life, Parse};
 use super::run::Engine;
 use super::slots::{Class, Owner, Waiter};
 use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
-use crate::ring::Token;
-use crate::stream::{StreamError, Unpacker};
+use godwit_io::ring::Token;
+use godwit_io::stream::{StreamError, Unpacker};
 
 /// The longest data that is read together with the requests around it and then copied to its place:
 /// that takes less time than a receive operation for each.

@@ -30,8 +30,8 @@ use super::stats::{Stats, thread_cpu_time};
 use super::streams::ClientStream;
 use super::vhost::Vhost;
 use crate::image::Image;
-use crate::memory::Staging;
-use crate::ring::{Completion, Ring, Token};
+use godwit_io::page_buffers::Staging;
+use godwit_io::ring::{Completion, Ring, Token};
 
 /// How often an engine that has something to do publishes its state and looks for what is late.
 const TICK: Duration = Duration::from_millis(100);

@@ -11,9 +11,9 @@ use super::connections::ConnectionKey;
 use super::lanes::Lanes;
 use super::parts::Part;
 use super::shares::{Account, Shares};
-use crate::memory::{Block, LARGEST};
 use crate::nbd::{Extents, RequestHeader};
-use crate::stream::{Keep, Payload};
+use godwit_io::page_buffers::{Block, LARGEST};
+use godwit_io::stream::{Keep, Payload};
 
 /// Kinds of requests that must not starve each other: each has tags and memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

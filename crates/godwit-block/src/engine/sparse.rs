@@ -4,7 +4,7 @@
 use std::os::fd::BorrowedFd;
 
 use crate::image::extents::hole_end;
-use crate::zeroes::{BLOCK, is_zero};
+use godwit_io::zeroes::{BLOCK, is_zero};
 
 /// What of a write comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 
-use crate::tls::Session;
+use godwit_io::tls::Session;
 
 /// A connection to another node, after the TLS handshake and the greetings.
 #[derive(Debug)]

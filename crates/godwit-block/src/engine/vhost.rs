@@ -16,7 +16,6 @@ use super::run::Engine;
 use super::snapshot::FrontEndState;
 use super::vhost_events::{BellId, EventCounters};
 use super::vhost_io::RingRequest;
-use crate::ring::Ring;
 use crate::vhost_user::config_space::{LOG_ALL, MOST_RINGS};
 use crate::vhost_user::dirty_log::DirtyLog;
 use crate::vhost_user::inflight::InflightRing;
@@ -24,6 +23,7 @@ use crate::vhost_user::memory::{GuestRam, Segment};
 use crate::vhost_user::request::{Chain, SERIAL};
 use crate::vhost_user::ring::SplitRing;
 use crate::vhost_user::session::{FrontEndCommand, FrontEndError, RingSetup};
+use godwit_io::ring::Ring;
 
 /// A ring being served.
 pub(super) struct GuestRing {

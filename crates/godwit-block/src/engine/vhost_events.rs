@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use io_uring::{opcode, types};
 
 use super::run::Engine;
-use crate::ring::{Completion, Ring, Token};
+use godwit_io::ring::{Completion, Ring, Token};
 
 /// What is written to an event counter to signal it.
 static ONE: u64 = 1;

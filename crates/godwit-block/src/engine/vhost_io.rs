@@ -12,12 +12,12 @@ use super::run::Engine;
 use super::shares::Account;
 use super::slots::{Class, Owner, Waiter};
 use super::vhost::{FrontEnd, table_of};
-use crate::ring::GROUP;
 use crate::vhost_user::config_space::{FLUSH, LARGEST_RING, LOG_ALL};
 use crate::vhost_user::dirty_log::OutsideLog;
 use crate::vhost_user::memory::{GuestRam, Segment};
 use crate::vhost_user::request::{Asked, ChainError, SERIAL, STATUS_ERROR, STATUS_OK, parse};
 use crate::vhost_user::ring::RingError;
+use godwit_io::ring::GROUP;
 
 /// Disk operations that are handed to the kernel at once for requests that came by a ring: they are
 /// all there already, so that more of them share a call.

@@ -6,9 +6,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use godwit_block::engine::{ClientStream, PeerStream, PeerStreams};
-use godwit_block::tls::{Handshake, Session};
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::{AbortReason, Event};
+use godwit_io::tls::{Handshake, Session};
 use godwit_testkit::tls::{TlsSettings, node_name};
 use rustls::{ClientConnection, ServerConnection};
 

@@ -4,8 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use godwit_block::tls::Handshake;
 use godwit_core::wire::{Features, Greeting, Hello, Refusal, RefusalCode, Reply};
+use godwit_io::tls::Handshake;
 use rustls::pki_types::ServerName;
 use rustls::{AlertDescription, CertificateError};
 use tokio::net::TcpStream;

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_block::tls::Handshake;
 use godwit_core::wire::{Greeting, Hello, Purpose, Refusal, RefusalCode, TrafficClass};
+use godwit_io::tls::Handshake;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

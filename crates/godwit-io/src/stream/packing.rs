@@ -24,10 +24,14 @@ const STORED: u32 = 1 << 31;
 const LEVEL: i32 = 1;
 
 /// Compresses what waits.
-pub(crate) struct Packer(Compressor<'static>);
+pub struct Packer(Compressor<'static>);
 
 impl Packer {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A compressor with its working memory.
+    ///
+    /// # Errors
+    /// The library has no memory for it.
+    pub fn new() -> io::Result<Self> {
         Compressor::new(LEVEL).map(Self)
     }
 
@@ -60,7 +64,7 @@ fn append_stored(data: &[u8], into: &mut Vec<u8>) {
 
 /// What of a frame is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum What {
+pub enum What {
     /// All of it, because the link is slow; if it does not become shorter soon it leaves as it is.
     Everything,
     /// Only blocks with zeroes in them, which are known to be many: that takes next to no time.
@@ -133,7 +137,7 @@ pub(super) fn announce(frame: &mut [u8], length: usize) -> bool {
 }
 
 /// Decompresses what arrives.
-pub(crate) struct Unpacker {
+pub struct Unpacker {
     context: Decompressor<'static>,
     /// Room for one block and its length.
     block: Box<[u8]>,
@@ -142,7 +146,11 @@ pub(crate) struct Unpacker {
 }
 
 impl Unpacker {
-    pub(crate) fn new() -> io::Result<Self> {
+    /// A decompressor with its working memory.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new() -> io::Result<Self> {
         Ok(Self {
             context: Decompressor::new()?,
             block: vec![0; LENGTH + BLOCK].into_boxed_slice(),
@@ -154,7 +162,7 @@ impl Unpacker {
     ///
     /// # Errors
     /// The frame ends within a block, or no block is that long.
-    pub(crate) fn room(&mut self, missing: u32) -> Result<&mut [u8], DecodeError> {
+    pub fn room(&mut self, missing: u32) -> Result<&mut [u8], DecodeError> {
         let end = self.end()?;
         let room = &mut self.block[self.filled..end];
         if room.len() > missing as usize {
@@ -167,13 +175,13 @@ impl Unpacker {
     ///
     /// # Errors
     /// No block is that long.
-    pub(crate) fn received(&mut self, count: usize) -> Result<bool, DecodeError> {
+    pub fn received(&mut self, count: usize) -> Result<bool, DecodeError> {
         self.filled += count;
         Ok(self.filled > LENGTH && self.filled == self.end()?)
     }
 
     /// The part of a frame's `length` bytes of data that begins at `done` and that one block stands for.
-    pub(crate) fn place(done: u32, length: u32) -> std::ops::Range<usize> {
+    pub fn place(done: u32, length: u32) -> std::ops::Range<usize> {
         done as usize..length.min(done.saturating_add(BLOCK as u32)) as usize
     }
 
@@ -181,7 +189,7 @@ impl Unpacker {
     ///
     /// # Errors
     /// It stands for less or more.
-    pub(crate) fn unpack(&mut self, into: &mut [u8]) -> Result<(), DecodeError> {
+    pub fn unpack(&mut self, into: &mut [u8]) -> Result<(), DecodeError> {
         let (_, stored) = self.length();
         let body = &self.block[LENGTH..self.filled];
         let length = if stored {

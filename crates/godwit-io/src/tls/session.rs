@@ -6,10 +6,10 @@ use rustls::Connection;
 
 use super::TlsError;
 use super::records::Records;
-use crate::memory::Staging;
+use crate::page_buffers::Staging;
 
 /// Bytes of ciphertext received at a time.
-pub(crate) const INCOMING: usize = 512 << 10;
+pub const INCOMING: usize = 512 << 10;
 
 /// Bytes of ciphertext that wait to be sent at most: a turn's, and what the kernel left of the last.
 const OUTGOING: usize = 640 << 10;
@@ -63,7 +63,7 @@ impl Session {
     }
 
     /// Where the kernel puts ciphertext, while nothing else uses the session.
-    pub(crate) fn room(&mut self) -> (*mut u8, usize) {
+    pub fn room(&mut self) -> (*mut u8, usize) {
         self.incoming.compact();
         self.incoming.room()
     }
@@ -76,7 +76,7 @@ impl Session {
 
     /// Bytes that have to come at least before so much more plaintext can be read. Zero where rustls
     /// does not tell how much of it has come.
-    pub(crate) fn to_come(&self, plaintext: usize) -> usize {
+    pub fn to_come(&self, plaintext: usize) -> usize {
         match &self.codec {
             Codec::Records(_) => plaintext.saturating_sub(self.incoming.data().len()),
             Codec::Library(_) => 0,
@@ -176,12 +176,12 @@ impl Session {
     }
 
     /// Bytes of ciphertext that the kernel has not taken yet.
-    pub(crate) fn unsent(&self) -> usize {
+    pub fn unsent(&self) -> usize {
         self.outgoing.pending().1
     }
 
     /// Address and length of ciphertext for the kernel to send. Not to be called while it does.
-    pub(crate) fn pending(&mut self) -> Result<(*const u8, usize), TlsError> {
+    pub fn pending(&mut self) -> Result<(*const u8, usize), TlsError> {
         self.collect()?;
         Ok(self.outgoing.pending())
     }

@@ -12,7 +12,7 @@ mod session;
 mod tests;
 
 pub use self::handshake::Handshake;
-pub(crate) use self::session::INCOMING;
+pub use self::session::INCOMING;
 pub use self::session::Session;
 
 /// Why a session ended.

@@ -11,7 +11,7 @@ const WORKER: usize = 64 << 10;
 
 /// Who copies into the socket, and does what the network does meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SentBy {
+pub enum SentBy {
     /// The thread that submits the operation, which does nothing else meanwhile.
     Caller,
     /// A thread that the kernel keeps for this ring, if it is much.

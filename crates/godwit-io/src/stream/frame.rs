@@ -6,19 +6,21 @@ use godwit_core::action::ChunkSlot;
 use godwit_core::request::RequestTag;
 
 use super::packing::{Packing, What};
-use crate::memory::Mapping;
+use crate::page_buffers::Mapping;
 
 /// Longest header, with what follows it inside a frame.
 const HEADER: usize = 64;
 
 /// What keeps a payload's memory in place until it has been sent.
 #[derive(Debug)]
-pub(crate) enum Keep {
+pub enum Keep {
     /// The buffer of a request's slot, on which a hold was taken.
     Slot(RequestTag),
     /// The buffer of a chunk's slot, on which a hold was taken, and the mapping it lies in.
     Chunk {
+        /// The chunk's slot.
         slot: ChunkSlot,
+        /// The memory that its buffer is part of.
         memory: Rc<Mapping>,
     },
     /// What the data was compressed to.
@@ -27,17 +29,18 @@ pub(crate) enum Keep {
 
 /// Bytes that follow a frame's header.
 #[derive(Debug)]
-pub(crate) struct Payload {
+pub struct Payload {
     pointer: *const u8,
     pub(super) length: usize,
-    pub(crate) keep: Keep,
+    /// What has to stay until the payload has left.
+    pub keep: Keep,
 }
 
 impl Payload {
     /// # Safety
     /// What `keep` names holds the `length` bytes at `pointer` in place, initialised and unchanged,
     /// until the payload is released.
-    pub(crate) const unsafe fn new(pointer: *const u8, length: usize, keep: Keep) -> Self {
+    pub const unsafe fn new(pointer: *const u8, length: usize, keep: Keep) -> Self {
         Self {
             pointer,
             length,
@@ -45,7 +48,8 @@ impl Payload {
         }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// The data.
+    pub fn bytes(&self) -> &[u8] {
         // SAFETY: as `new` was promised.
         unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
     }
@@ -53,7 +57,7 @@ impl Payload {
 
 /// A header and what follows it.
 #[derive(Debug)]
-pub(crate) struct Frame {
+pub struct Frame {
     header: [u8; HEADER],
     header_length: usize,
     pub(super) payload: Option<Payload>,
@@ -63,7 +67,7 @@ pub(crate) struct Frame {
 
 impl Frame {
     /// A frame that starts with the concatenation of `parts`, at most 64 bytes in all.
-    pub(crate) fn new(parts: &[&[u8]], payload: Option<Payload>) -> Self {
+    pub fn new(parts: &[&[u8]], payload: Option<Payload>) -> Self {
         let mut header = [0; HEADER];
         let mut header_length = 0;
         for part in parts {
@@ -80,7 +84,7 @@ impl Frame {
 
     /// The frame, which begins with a [`Header`](godwit_core::wire::Header), waits until its payload is
     /// compressed: see [`Outbox::pack`](super::Outbox::pack). Without one it waits for nothing.
-    pub(crate) fn packed_first(mut self, what: What) -> Self {
+    pub fn packed_first(mut self, what: What) -> Self {
         self.packing = self.payload.is_some().then(|| Packing::new(what));
         self
     }

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use io_uring::{opcode, types};
 
-pub(crate) use self::frame::{Frame, Keep, Payload};
-pub(crate) use self::outbox::{Outbox, Packed, PackingEnd};
-pub(crate) use self::packing::{Packer, Unpacker, What};
-pub(crate) use self::sent_by::SentBy;
-use crate::memory::Staging;
+pub use self::frame::{Frame, Keep, Payload};
+pub use self::outbox::{Outbox, Packed, PackingEnd};
+pub use self::packing::{Packer, Unpacker, What};
+pub use self::sent_by::SentBy;
+use crate::page_buffers::Staging;
 use crate::ring::{Ring, Token};
 use crate::tls::{self, Session, TlsError};
 
@@ -43,7 +43,7 @@ const LONG: usize = 64 << 10;
 
 /// Why a stream ended.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum StreamError {
+pub enum StreamError {
     /// The other side closed it.
     #[error("the connection was closed by the other side")]
     Closed,
@@ -84,7 +84,7 @@ struct Gather {
 
 /// One connection's bytes in both directions. While [`Stream::is_idle`] is false the kernel uses
 /// its memory, and it must not be dropped.
-pub(crate) struct Stream {
+pub struct Stream {
     socket: OwnedFd,
     session: Option<Box<Session>>,
     /// Plaintext that was read ahead: headers and short data.
@@ -100,7 +100,7 @@ pub(crate) struct Stream {
 
 impl Stream {
     /// A stream over a connected socket; `received` is plaintext that was read from it already.
-    pub(crate) fn new(socket: OwnedFd, tls: Option<Session>, received: &[u8]) -> io::Result<Self> {
+    pub fn new(socket: OwnedFd, tls: Option<Session>, received: &[u8]) -> io::Result<Self> {
         // With O_NONBLOCK the ring would report EAGAIN instead of waiting.
         let flags = rustix::fs::fcntl_getfl(&socket)?;
         rustix::fs::fcntl_setfl(&socket, flags - rustix::fs::OFlags::NONBLOCK)?;
@@ -129,38 +129,38 @@ impl Stream {
     }
 
     /// Whether the kernel uses none of the stream's memory.
-    pub(crate) const fn is_idle(&self) -> bool {
+    pub const fn is_idle(&self) -> bool {
         !self.receiving && !self.outbox.is_sending()
     }
 
     /// Whether a receive operation is in flight.
-    pub(crate) const fn is_receiving(&self) -> bool {
+    pub const fn is_receiving(&self) -> bool {
         self.receiving
     }
 
     /// Whether a send operation is in flight.
-    pub(crate) const fn is_sending(&self) -> bool {
+    pub const fn is_sending(&self) -> bool {
         self.outbox.is_sending()
     }
 
     /// Bytes of plaintext that wait to be taken, those inside a TLS session not counted.
-    pub(crate) fn staged(&self) -> usize {
+    pub fn staged(&self) -> usize {
         self.staging.data().len()
     }
 
     /// What waits to be sent.
-    pub(crate) const fn outbox(&self) -> &Outbox {
+    pub const fn outbox(&self) -> &Outbox {
         &self.outbox
     }
 
     /// Queues a frame.
-    pub(crate) fn queue(&mut self, frame: Frame) {
+    pub fn queue(&mut self, frame: Frame) {
         self.outbox.push(frame);
     }
 
     /// Fills `into` from the plaintext, or takes nothing and returns false when too little of it
     /// has arrived. At most a page.
-    pub(crate) fn take_exactly(&mut self, into: &mut [u8]) -> Result<bool, StreamError> {
+    pub fn take_exactly(&mut self, into: &mut [u8]) -> Result<bool, StreamError> {
         if self.receiving {
             return Ok(false);
         }
@@ -186,7 +186,7 @@ impl Stream {
     }
 
     /// Fills `into` as far as plaintext has arrived and returns the number of bytes.
-    pub(crate) fn take_payload(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
+    pub fn take_payload(&mut self, into: &mut [u8]) -> Result<usize, StreamError> {
         if self.receiving {
             return Ok(0);
         }
@@ -206,7 +206,7 @@ impl Stream {
     }
 
     /// Drops up to `count` bytes of plaintext that have arrived and returns the number.
-    pub(crate) fn discard(&mut self, count: usize) -> Result<usize, StreamError> {
+    pub fn discard(&mut self, count: usize) -> Result<usize, StreamError> {
         let mut scratch = [0; 4096];
         let mut dropped = 0;
         while dropped < count {
@@ -226,7 +226,7 @@ impl Stream {
     ///
     /// # Safety
     /// The payload's memory stays valid and unused until [`Stream::received`].
-    pub(crate) unsafe fn receive(
+    pub unsafe fn receive(
         &mut self,
         ring: &mut Ring,
         token: Token,
@@ -305,7 +305,7 @@ impl Stream {
     }
 
     /// The receive operation ended. Returns the bytes that went to the payload's buffer.
-    pub(crate) fn received(&mut self, result: i32) -> Result<usize, StreamError> {
+    pub fn received(&mut self, result: i32) -> Result<usize, StreamError> {
         self.receiving = false;
         if result <= 0 {
             if matches!(-result, libc::EINTR | libc::EAGAIN) {
@@ -324,7 +324,7 @@ impl Stream {
     }
 
     /// Whether something waits to be sent and no send operation is in flight.
-    pub(crate) fn wants_send(&self) -> bool {
+    pub fn wants_send(&self) -> bool {
         let session = self
             .session
             .as_ref()
@@ -334,7 +334,7 @@ impl Stream {
 
     /// Starts a send operation if there is something to send. `release` gets the payloads that are
     /// not needed any more.
-    pub(crate) fn send(
+    pub fn send(
         &mut self,
         ring: &mut Ring,
         token: Token,
@@ -357,7 +357,7 @@ impl Stream {
     }
 
     /// The send operation ended.
-    pub(crate) fn sent(
+    pub fn sent(
         &mut self,
         result: i32,
         release: &mut dyn FnMut(Payload),
@@ -371,12 +371,12 @@ impl Stream {
     }
 
     /// Whether something waits to be compressed.
-    pub(crate) const fn has_to_pack(&self) -> bool {
+    pub const fn has_to_pack(&self) -> bool {
         self.outbox.has_to_pack()
     }
 
     /// Compresses a little of what waits for that; `None` when nothing does.
-    pub(crate) fn pack(
+    pub fn pack(
         &mut self,
         packer: &mut Packer,
         release: &mut dyn FnMut(Payload),
@@ -385,29 +385,29 @@ impl Stream {
     }
 
     /// What waits to be compressed leaves as it is.
-    pub(crate) fn stop_packing(&mut self) {
+    pub fn stop_packing(&mut self) {
         self.outbox.stop_packing();
     }
 
     /// Drops the frames of which no byte has been encrypted or handed to the kernel.
-    pub(crate) fn discard_unsent(&mut self, release: &mut dyn FnMut(Payload)) {
+    pub fn discard_unsent(&mut self, release: &mut dyn FnMut(Payload)) {
         self.outbox.discard(release);
     }
 
     /// Bytes that the kernel has not taken yet.
-    pub(crate) fn unsent(&self) -> usize {
+    pub fn unsent(&self) -> usize {
         let ciphertext = self.session.as_ref().map_or(0, |session| session.unsent());
         self.outbox.bytes() + ciphertext
     }
 
     /// The socket, to look at its state.
-    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+    pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
     /// Makes the kernel take only so many bytes ahead of what it can send: the rest stays here,
     /// where it can be discarded, and buries nothing on the way.
-    pub(crate) fn limit_unsent(&self, bytes: u32) {
+    pub fn limit_unsent(&self, bytes: u32) {
         // Where it fails (not a TCP socket, an old kernel) the limit is left out.
         let _ = set_option(
             &self.socket,
@@ -418,25 +418,25 @@ impl Stream {
     }
 
     /// Drops what waits to be sent, as far as the kernel does not send it at the moment.
-    pub(crate) fn clear(&mut self, release: &mut dyn FnMut(Payload)) {
+    pub fn clear(&mut self, release: &mut dyn FnMut(Payload)) {
         self.outbox.clear(release);
     }
 
     /// Queues the end of the TLS session, behind everything queued before it was encrypted.
-    pub(crate) fn close_session(&mut self) {
+    pub fn close_session(&mut self) {
         if let Some(session) = &mut self.session {
             session.close();
         }
     }
 
     /// Tells the other side that nothing more comes, once everything queued has left.
-    pub(crate) fn shut_down_sending(&self) {
+    pub fn shut_down_sending(&self) {
         // It fails when the connection is gone, which is as good.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Write);
     }
 
     /// Makes operations in flight end soon.
-    pub(crate) fn abort(&self, ring: &mut Ring, receive: Token, send: Token) {
+    pub fn abort(&self, ring: &mut Ring, receive: Token, send: Token) {
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         if self.receiving {
             ring.cancel(receive);

@@ -12,7 +12,7 @@ use rustls::{
 
 use super::TlsError;
 use super::keys::{Keys, TAG};
-use crate::memory::Staging;
+use crate::page_buffers::Staging;
 
 /// Bytes of a record before its ciphertext: type, version, length.
 const HEADER: usize = 5;

@@ -10,10 +10,10 @@ use std::time::Duration;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 /// Smallest block: what direct I/O needs in length and alignment on any disk.
-pub(crate) const SMALLEST: usize = 4096;
+pub const SMALLEST: usize = 4096;
 
 /// Longest block: one request's data.
-pub(crate) const LARGEST: usize = 32 << 20;
+pub const LARGEST: usize = 32 << 20;
 
 /// A mapping of this many bytes or more asks for huge pages. Direct I/O describes each page to the
 /// disk and pins it, so pages of 4 KiB cost a request of 1 MiB 256 descriptors.
@@ -29,7 +29,7 @@ const ORDERS: usize = (LARGEST / SMALLEST).trailing_zeros() as usize + 1;
 /// is only reached through raw pointers; whoever makes a slice of it sees to it that no operation of
 /// the kernel uses the same bytes meanwhile.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub struct Mapping {
     base: NonNull<u8>,
     length: usize,
     /// Ends before the memory does.
@@ -38,7 +38,7 @@ pub(crate) struct Mapping {
 
 impl Mapping {
     /// Maps `length` bytes, rounded up to a page.
-    pub(crate) fn new(length: usize) -> io::Result<Self> {
+    pub fn new(length: usize) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(SMALLEST);
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
@@ -64,7 +64,7 @@ impl Mapping {
 
     /// Commits a part now, so that nobody waits for that who uses it: with huge pages, each 2 MiB can
     /// take milliseconds.
-    pub(crate) fn commit(&self, offset: usize, length: usize) {
+    pub fn commit(&self, offset: usize, length: usize) {
         assert!(
             length <= self.length.saturating_sub(offset),
             "a part outside of its mapping"
@@ -75,7 +75,7 @@ impl Mapping {
     }
 
     /// Commits the first `length` bytes on a thread of their own, while the memory may be in use.
-    pub(crate) fn commit_in_background(&mut self, length: usize) {
+    pub fn commit_in_background(&mut self, length: usize) {
         if self.committing.is_some() {
             return;
         }
@@ -120,7 +120,7 @@ impl Mapping {
     }
 
     /// The address of the byte at `offset`, which must lie within.
-    pub(crate) fn at(&self, offset: usize) -> *mut u8 {
+    pub fn at(&self, offset: usize) -> *mut u8 {
         assert!(offset <= self.length, "an address outside of its mapping");
         // SAFETY: the assertion keeps the address within the mapping or one past its end.
         unsafe { self.base.as_ptr().add(offset) }
@@ -128,7 +128,7 @@ impl Mapping {
 
     /// How many bytes are committed.
     #[cfg(test)]
-    pub(crate) fn committed(&self) -> usize {
+    pub fn committed(&self) -> usize {
         let mut pages = vec![0_u8; self.length / SMALLEST];
         // SAFETY: the mapping is alive, and there is a byte for each of its pages.
         let answer = unsafe { libc::mincore(self.at(0).cast(), self.length, pages.as_mut_ptr()) };
@@ -137,7 +137,7 @@ impl Mapping {
     }
 
     /// Bytes mapped.
-    pub(crate) const fn length(&self) -> usize {
+    pub const fn length(&self) -> usize {
         self.length
     }
 }
@@ -189,14 +189,18 @@ impl Drop for Committing {
 /// A byte buffer that the kernel fills or empties in the background: [`Mapping`] with the part
 /// that holds data.
 #[derive(Debug)]
-pub(crate) struct Staging {
+pub struct Staging {
     memory: Mapping,
     start: usize,
     end: usize,
 }
 
 impl Staging {
-    pub(crate) fn new(length: usize) -> io::Result<Self> {
+    /// A buffer of `length` bytes, which is empty.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it.
+    pub fn new(length: usize) -> io::Result<Self> {
         Ok(Self {
             memory: Mapping::new(length)?,
             start: 0,
@@ -206,7 +210,7 @@ impl Staging {
 
     /// The bytes that hold data. Not to be called while the kernel fills or empties the buffer,
     /// except that it may be filling what follows them.
-    pub(crate) fn data(&self) -> &[u8] {
+    pub fn data(&self) -> &[u8] {
         // SAFETY: `start..end` lies within the mapping, was initialised, and only the kernel's
         // operations write elsewhere than through `&mut self`; those write past `end`.
         unsafe { std::slice::from_raw_parts(self.memory.at(self.start), self.end - self.start) }
@@ -214,18 +218,18 @@ impl Staging {
 
     /// The bytes that hold data, to work on them in place. Not to be called while the kernel uses
     /// the buffer.
-    pub(crate) fn data_mut(&mut self) -> &mut [u8] {
+    pub fn data_mut(&mut self) -> &mut [u8] {
         // SAFETY: as for `data`; `&mut self` keeps other slices of it away.
         unsafe { std::slice::from_raw_parts_mut(self.memory.at(self.start), self.end - self.start) }
     }
 
     /// Address and length of the data, for the kernel to read.
-    pub(crate) fn pending(&self) -> (*const u8, usize) {
+    pub fn pending(&self) -> (*const u8, usize) {
         (self.memory.at(self.start), self.end - self.start)
     }
 
     /// Drops `count` bytes from the front of the data.
-    pub(crate) fn consume(&mut self, count: usize) {
+    pub fn consume(&mut self, count: usize) {
         self.start = (self.start + count).min(self.end);
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -234,7 +238,7 @@ impl Staging {
 
     /// Moves the data to the front, so that [`Staging::room`] is as long as it can be. Not to be
     /// called while the kernel uses the buffer.
-    pub(crate) fn compact(&mut self) {
+    pub fn compact(&mut self) {
         let length = self.end - self.start;
         if self.start > 0 {
             // SAFETY: both ranges lie within the mapping; `copy` allows them to overlap.
@@ -244,17 +248,17 @@ impl Staging {
     }
 
     /// Address and length of the free space behind the data, for the kernel to fill.
-    pub(crate) fn room(&self) -> (*mut u8, usize) {
+    pub fn room(&self) -> (*mut u8, usize) {
         (self.memory.at(self.end), self.memory.length() - self.end)
     }
 
     /// Counts `count` bytes of the free space as data: the kernel has filled them.
-    pub(crate) fn filled(&mut self, count: usize) {
+    pub fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.memory.length());
     }
 
     /// The free space, for this thread to fill. Not to be called while the kernel fills it.
-    pub(crate) fn room_mut(&mut self) -> &mut [u8] {
+    pub fn room_mut(&mut self) -> &mut [u8] {
         let (pointer, length) = self.room();
         // SAFETY: the range lies within the mapping, which is initialised (zeroed by the kernel),
         // and `&mut self` keeps other slices of it away.
@@ -278,14 +282,14 @@ impl io::Write for Staging {
 
 /// A block of an [`Arena`]. It is not freed when dropped: give it back with [`Arena::free`].
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Block {
+pub struct Block {
     page: u32,
     order: u8,
 }
 
 impl Block {
     /// Bytes in the block.
-    pub(crate) const fn length(&self) -> usize {
+    pub const fn length(&self) -> usize {
         SMALLEST << self.order
     }
 }
@@ -303,7 +307,7 @@ struct Link {
 
 /// A buddy allocator over one mapping: blocks of 4 KiB to 32 MiB, each a power of two and aligned
 /// to its length. Allocating and freeing take a bounded number of steps and no memory.
-pub(crate) struct Arena {
+pub struct Arena {
     memory: Mapping,
     links: Box<[Link]>,
     heads: [u32; ORDERS],
@@ -311,7 +315,7 @@ pub(crate) struct Arena {
 
 impl Arena {
     /// An arena of `length` bytes, rounded up to a multiple of 32 MiB.
-    pub(crate) fn new(length: usize) -> io::Result<Self> {
+    pub fn new(length: usize) -> io::Result<Self> {
         let length = length.max(1).next_multiple_of(LARGEST);
         let memory = Mapping::new(length)?;
         let link = Link {
@@ -333,17 +337,17 @@ impl Arena {
     }
 
     /// Bytes in all.
-    pub(crate) const fn length(&self) -> usize {
+    pub const fn length(&self) -> usize {
         self.memory.length()
     }
 
     /// Commits the `length` bytes that blocks are taken from first, on a thread of their own.
-    pub(crate) fn commit_in_background(&mut self, length: usize) {
+    pub fn commit_in_background(&mut self, length: usize) {
         self.memory.commit_in_background(length);
     }
 
     /// Gives the memory back to the system if no block is in use; it is committed anew as it is used.
-    pub(crate) fn decommit(&mut self) {
+    pub fn decommit(&mut self) {
         let whole = (ORDERS - 1) as u8;
         let unused = |page: &Link| page.free == whole;
         if self.links.iter().step_by(LARGEST / SMALLEST).all(unused) {
@@ -352,7 +356,7 @@ impl Arena {
     }
 
     /// A block of at least `length` bytes; `None` when none is free or it is longer than 32 MiB.
-    pub(crate) fn allocate(&mut self, length: usize) -> Option<Block> {
+    pub fn allocate(&mut self, length: usize) -> Option<Block> {
         let wanted = length
             .max(1)
             .div_ceil(SMALLEST)
@@ -370,7 +374,7 @@ impl Arena {
     }
 
     /// Gives a block back.
-    pub(crate) fn free(&mut self, block: Block) {
+    pub fn free(&mut self, block: Block) {
         let Block {
             mut page,
             mut order,
@@ -388,7 +392,7 @@ impl Arena {
     }
 
     /// The block's address.
-    pub(crate) fn address(&self, block: &Block) -> *mut u8 {
+    pub fn address(&self, block: &Block) -> *mut u8 {
         self.memory.at(block.page as usize * SMALLEST)
     }
 

@@ -29,18 +29,18 @@ const LONGEST: usize = 1 << 16;
 
 /// What was done for a frame that waits.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Packed {
+pub struct Packed {
     /// What of it is to be compressed.
-    pub(crate) what: What,
+    pub what: What,
     /// Bytes of its data that were gone over.
-    pub(crate) data: usize,
+    pub data: usize,
     /// What has become of the frame, once that is certain.
-    pub(crate) end: Option<PackingEnd>,
+    pub end: Option<PackingEnd>,
 }
 
 /// What the attempt to compress a frame came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PackingEnd {
+pub enum PackingEnd {
     /// It leaves as it is.
     Useless,
     /// Its data has become shorter.
@@ -59,7 +59,7 @@ struct Scatter {
 }
 
 /// The frames that wait to be sent on one connection, in order, and those that are being sent.
-pub(crate) struct Outbox {
+pub struct Outbox {
     waiting: VecDeque<Frame>,
     /// Frames that the operation in flight sends. Never grows beyond its capacity, so that their
     /// headers stay in place.
@@ -135,22 +135,22 @@ impl Outbox {
     }
 
     /// Bytes that have not left.
-    pub(crate) const fn bytes(&self) -> usize {
+    pub const fn bytes(&self) -> usize {
         self.bytes
     }
 
     /// Frames that have not left.
-    pub(crate) fn frames(&self) -> usize {
+    pub fn frames(&self) -> usize {
         self.waiting.len() + self.flying.len()
     }
 
     /// Whether nothing is queued.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.flying.is_empty()
     }
 
     /// Whether more is queued than any honest other side can cause.
-    pub(crate) fn overflows(&self) -> bool {
+    pub fn overflows(&self) -> bool {
         self.frames() > LONGEST
     }
 

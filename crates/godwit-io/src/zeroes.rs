@@ -1,7 +1,7 @@
 //! Zeroes in data.
 
 /// What file systems allocate at least.
-pub(crate) const BLOCK: usize = 4096;
+pub const BLOCK: usize = 4096;
 
 /// One block of so many shows whether it is worth to look at all of them.
 const SAMPLED: usize = 16;
@@ -11,7 +11,7 @@ const PART: usize = 4;
 
 /// Whether data has enough blocks of zeroes to be sent without them. Of data that has none it touches
 /// little.
-pub(crate) fn is_sparse(data: &[u8]) -> bool {
+pub fn is_sparse(data: &[u8]) -> bool {
     let (blocks, _) = data.as_chunks::<BLOCK>();
     let zero = |block: &&[u8; BLOCK]| is_zero(*block);
     // The last one of each group, because what begins a larger extent is more often data.
@@ -24,13 +24,13 @@ pub(crate) fn is_sparse(data: &[u8]) -> bool {
 }
 
 /// Whether data has a block of zeroes.
-pub(crate) fn has_zero_block(data: &[u8]) -> bool {
+pub fn has_zero_block(data: &[u8]) -> bool {
     let (blocks, _) = data.as_chunks::<BLOCK>();
     blocks.iter().any(|block| is_zero(block))
 }
 
 /// Whether all bytes are zero. Data that is not mostly shows it in its first bytes.
-pub(crate) fn is_zero(data: &[u8]) -> bool {
+pub fn is_zero(data: &[u8]) -> bool {
     let (blocks, rest) = data.as_chunks::<64>();
     rest.iter().all(|&byte| byte == 0) && blocks.iter().all(is_zero_block)
 }

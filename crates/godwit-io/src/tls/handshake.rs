@@ -14,7 +14,7 @@ use rustls::{
 use super::TlsError;
 use super::records::{Records, Secrets};
 use super::session::{Session, buffers};
-use crate::memory::Staging;
+use crate::page_buffers::Staging;
 
 /// One side of a handshake that is going on.
 pub struct Handshake {

@@ -9,7 +9,7 @@ use io_uring::{IoUring, cqueue, opcode, squeue};
 
 /// Which operation a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Token {
+pub enum Token {
     /// The read of the command queue's event counter.
     Wake,
     /// An operation on the image: the index of its entry.
@@ -58,15 +58,17 @@ impl Token {
 
 /// A finished operation: a non-negative result, or a negated error number.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Completion {
-    pub(crate) token: Token,
-    pub(crate) result: i32,
+pub struct Completion {
+    /// Which operation it was.
+    pub token: Token,
+    /// What the kernel returned: not negative, or a negated error number.
+    pub result: i32,
     /// The operation goes on and will complete again.
-    pub(crate) more: bool,
+    pub more: bool,
 }
 
 /// Submission and completion queues of one thread.
-pub(crate) struct Ring {
+pub struct Ring {
     ring: IoUring,
     /// Entries that found the submission queue full while the kernel would take no more.
     backlog: VecDeque<squeue::Entry>,
@@ -82,7 +84,7 @@ pub(crate) struct Ring {
 /// Disk operations that are handed over at once unless [`Ring::set_group`] says otherwise. Few, because
 /// a client that writes its requests to a socket one by one still writes the next while the disk works
 /// on the first.
-pub(crate) const GROUP: u32 = 2;
+pub const GROUP: u32 = 2;
 
 const SUBMISSIONS: u32 = 512;
 const COMPLETIONS: u32 = 8192;
@@ -90,7 +92,7 @@ const COMPLETIONS: u32 = 8192;
 impl Ring {
     /// A ring for the calling thread only. Waits up to two seconds for the kernel to find memory:
     /// it takes back that of rings which were closed only after a while.
-    pub(crate) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         let mut attempts = 20;
         loop {
             match Self::open() {
@@ -141,7 +143,7 @@ impl Ring {
     /// # Safety
     /// The memory that the operation reads or writes stays valid, and is used by nobody in a way
     /// that conflicts, until its completion was returned by [`Ring::completions`].
-    pub(crate) unsafe fn push(&mut self, entry: squeue::Entry, token: Token) {
+    pub unsafe fn push(&mut self, entry: squeue::Entry, token: Token) {
         let entry = entry.user_data(token.encode());
         self.in_flight += 1;
         if matches!(token, Token::Disk(_)) {
@@ -162,13 +164,13 @@ impl Ring {
     /// How many disk operations make a group from now on. The kernel keeps what it gets together
     /// until it has prepared the last of it, and the disk waits meanwhile: one at a time costs a
     /// call each, many leave the disk idle and its answers bunched.
-    pub(crate) const fn set_group(&mut self, operations: u32) {
+    pub const fn set_group(&mut self, operations: u32) {
         self.group = operations;
     }
 
     /// What tells a receive operation to wait until the socket calls itself readable before it looks
     /// what is there; nothing where the kernel may not know it.
-    pub(crate) const fn wait_before_receiving(&self) -> u16 {
+    pub const fn wait_before_receiving(&self) -> u16 {
         const IORING_RECVSEND_POLL_FIRST: u16 = 1;
         if self.newest {
             IORING_RECVSEND_POLL_FIRST
@@ -178,19 +180,19 @@ impl Ring {
     }
 
     /// Asks the kernel to end every operation on the file descriptor early.
-    pub(crate) fn cancel(&mut self, token: Token) {
+    pub fn cancel(&mut self, token: Token) {
         let entry = opcode::AsyncCancel::new(token.encode()).build();
         // SAFETY: cancelling uses no memory.
         unsafe { self.push(entry, Token::Cancel) };
     }
 
     /// Operations queued whose completion has not been returned.
-    pub(crate) const fn in_flight(&self) -> u32 {
+    pub const fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
     /// Submits what is queued and waits for a completion, at most `timeout` long.
-    pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+    pub fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
         self.drain_backlog();
         self.unsubmitted_disk = 0;
         let waiting = self.ring.completion().is_empty();
@@ -214,7 +216,7 @@ impl Ring {
     }
 
     /// Moves completions into `into` and returns their number.
-    pub(crate) fn completions(&mut self, into: &mut [Completion]) -> usize {
+    pub fn completions(&mut self, into: &mut [Completion]) -> usize {
         let (mut count, mut ended) = (0, 0);
         for (place, entry) in into.iter_mut().zip(&mut self.ring.completion()) {
             *place = Completion {
@@ -231,7 +233,7 @@ impl Ring {
 
     /// Waits for one completion.
     #[cfg(test)]
-    pub(crate) fn next_completion(&mut self) -> Completion {
+    pub fn next_completion(&mut self) -> Completion {
         let mut one = [Completion {
             token: Token::Wake,
             result: 0,
