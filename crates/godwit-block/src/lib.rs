@@ -3,4 +3,4 @@
 pub mod engine;
 pub mod image;
 pub mod nbd;
-pub mod vhost_user;
+pub mod virtio_block;

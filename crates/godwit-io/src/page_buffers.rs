@@ -126,8 +126,7 @@ impl Mapping {
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// How many bytes are committed.
-    #[cfg(test)]
+    /// How many bytes the kernel has given pages to, as it says now.
     pub fn committed(&self) -> usize {
         let mut pages = vec![0_u8; self.length / SMALLEST];
         // SAFETY: the mapping is alive, and there is a byte for each of its pages.

@@ -231,18 +231,20 @@ impl Ring {
         count
     }
 
-    /// Waits for one completion.
-    #[cfg(test)]
-    pub fn next_completion(&mut self) -> Completion {
+    /// Waits for one completion and takes it.
+    ///
+    /// # Errors
+    /// Those of [`Ring::wait`].
+    pub fn next_completion(&mut self) -> io::Result<Completion> {
         let mut one = [Completion {
             token: Token::Wake,
             result: 0,
             more: false,
         }];
         while self.completions(&mut one) == 0 {
-            self.wait(None).expect("a wait");
+            self.wait(None)?;
         }
-        one[0]
+        Ok(one[0])
     }
 
     /// Hands the kernel what is queued. A failure shows again when the engine waits, and is dealt

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use godwit_block::engine::{ClientStream, EngineConfig, EngineHandle, spawn};
 use godwit_block::image::Image;
 use godwit_block::nbd::RequestHeader;
-use godwit_block::vhost_user::{VhostUserServer, serve};
+use godwit_block::virtio_block::BlockDevice;
+use godwit_vhost::{VhostUserServer, serve};
 use godwit_core::authority::AuthorityRecord;
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -60,7 +61,7 @@ impl Disk {
         let name = format!("godwit-fuzz-{}", std::process::id());
         let address = SocketAddr::from_abstract_name(name).expect("an address");
         let listener = UnixListener::bind_addr(&address).expect("a socket");
-        let server = serve(listener, "disk".into(), "serial".into(), engine.clone());
+        let server = serve(listener, BlockDevice::new(engine.clone()));
         let (client, theirs) = UnixStream::pair().expect("sockets");
         engine.attach(ClientStream {
             socket: theirs.into(),

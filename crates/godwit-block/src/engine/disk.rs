@@ -17,10 +17,10 @@ use super::faults;
 use super::sparse;
 use crate::image::extents::hole_end;
 use crate::image::{Image, ImageKind};
-use crate::vhost_user::memory::GuestRam;
 use godwit_io::page_buffers::Mapping;
 use godwit_io::ring::{Ring, Token};
 use godwit_io::zeroes::{BLOCK, is_zero};
+use godwit_vhost::guest_memory::GuestRam;
 
 /// Longest write of zeroes where the file system cannot make them itself.
 const ZERO_PIECE: u64 = 1 << 20;
@@ -575,7 +575,7 @@ mod tests {
 
     /// Hands the completion of the one operation to the disk: the ring's result, and whether it succeeded.
     fn wait(disk: &mut Disk, ring: &mut Ring) -> (i32, bool) {
-        let Completion { token, result, .. } = ring.next_completion();
+        let Completion { token, result, .. } = ring.next_completion().expect("a wait");
         let Token::Disk(index) = token else {
             panic!("a foreign token")
         };

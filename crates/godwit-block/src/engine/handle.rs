@@ -17,14 +17,11 @@ use super::config::EngineError;
 use super::link_signal::InterfaceCounter;
 use super::snapshot::Snapshot;
 use super::streams::{ClientStream, PeerStream, PeerStreams};
-use crate::vhost_user::session::{FrontEndCommand, FrontEndError};
+use godwit_vhost::device::FrontEndReply;
+use godwit_vhost::session::{FrontEndCommand, FrontEndError};
 
 /// Called once with a command's result, on the engine's thread.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
-
-/// Gets the result of a step of the vhost-user protocol: a ring's index when the step was to stop
-/// it, otherwise nothing of interest.
-pub(crate) type FrontEndReply = Reply<Result<u16, FrontEndError>>;
 
 /// What a handle asks of its engine.
 pub(super) enum Command {
@@ -266,6 +263,11 @@ impl EngineHandle {
     /// nothing when the engine has ended.
     pub fn latency_baseline(&self, reply: Reply<Option<LatencyBaseline>>) {
         self.inner.send(Command::LatencyBaseline { reply });
+    }
+
+    /// The disk's name.
+    pub fn disk(&self) -> &str {
+        &self.inner.disk
     }
 
     /// The disk's size.

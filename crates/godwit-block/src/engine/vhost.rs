@@ -10,20 +10,20 @@ use godwit_core::units::Time;
 use vm_memory::GuestAddress;
 
 use super::config::EngineEvent;
-use super::handle::FrontEndReply;
 use super::no_space::{RETRY, Room};
 use super::run::Engine;
 use super::snapshot::FrontEndState;
 use super::vhost_events::{BellId, EventCounters};
 use super::vhost_io::RingRequest;
-use crate::vhost_user::config_space::{LOG_ALL, MOST_RINGS};
-use crate::vhost_user::dirty_log::DirtyLog;
-use crate::vhost_user::inflight::InflightRing;
-use crate::vhost_user::memory::{GuestRam, Segment};
-use crate::vhost_user::request::{Chain, SERIAL};
-use crate::vhost_user::ring::SplitRing;
-use crate::vhost_user::session::{FrontEndCommand, FrontEndError, RingSetup};
 use godwit_io::ring::Ring;
+use godwit_vhost::chain::Chain;
+use godwit_vhost::device::FrontEndReply;
+use godwit_vhost::dirty_log::DirtyLog;
+use godwit_vhost::features::{LOG_ALL, MOST_RINGS};
+use godwit_vhost::guest_memory::{GuestRam, Segment};
+use godwit_vhost::inflight::InflightRing;
+use godwit_vhost::ring::SplitRing;
+use godwit_vhost::session::{FrontEndCommand, FrontEndError, RingSetup};
 
 /// A ring being served.
 pub(super) struct GuestRing {
@@ -54,7 +54,6 @@ pub(super) struct GuestRing {
 /// A virtual machine.
 pub(super) struct FrontEnd {
     pub(super) socket: UnixStream,
-    pub(super) serial: [u8; SERIAL],
     pub(super) ram: Option<Arc<GuestRam>>,
     pub(super) log: Option<Arc<DirtyLog>>,
     pub(super) features: u64,
@@ -84,7 +83,7 @@ impl FrontEnd {
 pub(super) struct Vhost {
     pub(super) front_end: Option<FrontEnd>,
     /// One that comes when this one has gone.
-    next: Option<(UnixStream, [u8; SERIAL], FrontEndReply)>,
+    next: Option<(UnixStream, FrontEndReply)>,
     /// What is known of each slot's request, when it came from a ring.
     pub(super) requests: Box<[RingRequest]>,
     /// Space for the chain that is looked at.
@@ -189,8 +188,8 @@ impl Engine {
     /// Carries out a step of the vhost-user protocol.
     pub(super) fn front_end_command(&mut self, command: FrontEndCommand, reply: FrontEndReply) {
         let result = match command {
-            FrontEndCommand::Attach { socket, serial } => {
-                return self.attach_front_end(socket, serial, reply);
+            FrontEndCommand::Attach { socket } => {
+                return self.attach_front_end(socket, reply);
             }
             FrontEndCommand::Detach => return self.detach_front_end(reply),
             FrontEndCommand::Stop { ring } => return self.stop_ring(ring, reply),
@@ -201,20 +200,19 @@ impl Engine {
         reply(result.map(|()| 0));
     }
 
-    fn attach_front_end(&mut self, socket: UnixStream, serial: [u8; SERIAL], reply: FrontEndReply) {
+    fn attach_front_end(&mut self, socket: UnixStream, reply: FrontEndReply) {
         if self.shutdown.is_some() {
             return reply(Err(FrontEndError::Ended));
         }
         if self.vhost.front_end.is_some() {
             match self.vhost.next {
                 Some(_) => reply(Err(FrontEndError::Taken)),
-                None => self.vhost.next = Some((socket, serial, reply)),
+                None => self.vhost.next = Some((socket, reply)),
             }
             return;
         }
         self.vhost.front_end = Some(FrontEnd {
             socket,
-            serial,
             ram: None,
             log: None,
             features: 0,
@@ -472,8 +470,8 @@ impl Engine {
             if let Some(reply) = gone {
                 reply(Ok(0));
             }
-            if let Some((socket, serial, reply)) = self.vhost.next.take() {
-                self.attach_front_end(socket, serial, reply);
+            if let Some((socket, reply)) = self.vhost.next.take() {
+                self.attach_front_end(socket, reply);
             }
             return;
         }

@@ -12,12 +12,14 @@ use super::run::Engine;
 use super::shares::Account;
 use super::slots::{Class, Owner, Waiter};
 use super::vhost::{FrontEnd, table_of};
-use crate::vhost_user::config_space::{FLUSH, LARGEST_RING, LOG_ALL};
-use crate::vhost_user::dirty_log::OutsideLog;
-use crate::vhost_user::memory::{GuestRam, Segment};
-use crate::vhost_user::request::{Asked, ChainError, SERIAL, STATUS_ERROR, STATUS_OK, parse};
-use crate::vhost_user::ring::RingError;
+use crate::virtio_block::config_space::FLUSH;
+use crate::virtio_block::request::{Asked, SERIAL, STATUS_ERROR, STATUS_OK, parse, serial_number};
 use godwit_io::ring::GROUP;
+use godwit_vhost::chain::ChainError;
+use godwit_vhost::dirty_log::OutsideLog;
+use godwit_vhost::features::{LARGEST_RING, LOG_ALL};
+use godwit_vhost::guest_memory::{GuestRam, Segment};
+use godwit_vhost::ring::RingError;
 
 /// Disk operations that are handed to the kernel at once for requests that came by a ring: they are
 /// all there already, so that more of them share a call.
@@ -224,7 +226,9 @@ impl Engine {
         ring.split.begin(head);
         let (Some(operation), Some(tag)) = (operation, slot) else {
             let (status, written) = match parsed.asked {
-                Asked::Identify if ram.scatter(&front_end.serial, data) => (STATUS_OK, SERIAL),
+                Asked::Identify if ram.scatter(&serial_number(&self.config.disk), data) => {
+                    (STATUS_OK, SERIAL)
+                }
                 Asked::Refused(status) => (status, 0),
                 _ => (STATUS_ERROR, 0),
             };

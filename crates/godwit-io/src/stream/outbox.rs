@@ -482,7 +482,7 @@ mod tests {
             if !outbox.is_sending() {
                 outbox.send(&mut ring, fd, Token::Send(0), by);
             }
-            let result = ring.next_completion().result;
+            let result = ring.next_completion().expect("a wait").result;
             let sent = outbox.finish(result).expect("sent");
             outbox.advance(sent, &mut note(&mut released));
         }

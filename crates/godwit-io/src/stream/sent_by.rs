@@ -88,7 +88,7 @@ mod tests {
             let entry = entry.build().flags(by.flags(bytes));
             // SAFETY: the data is there forever and never changes.
             unsafe { ring.push(entry, Token::Send(0)) };
-            sent += usize::try_from(ring.next_completion().result).expect("sent");
+            sent += usize::try_from(ring.next_completion().expect("a wait").result).expect("sent");
         }
         reader.join().expect("a reader");
         let worker = format!("iou-wrk-{}", rustix::thread::gettid().as_raw_nonzero());

@@ -4,9 +4,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_block::engine::EngineHandle;
-use godwit_block::vhost_user::VhostUserServer;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
+use godwit_vhost::VhostUserServer;
 use tokio::task::{AbortHandle, JoinHandle};
 
 use super::group::SwitchGroup;

@@ -8,7 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use godwit_block::engine::EngineHandle;
-use godwit_block::vhost_user::{self, VhostUserServer};
+use godwit_block::virtio_block::BlockDevice;
+use godwit_vhost::VhostUserServer;
 
 use super::disk::Disk;
 use crate::config::NodeConfig;
@@ -24,10 +25,8 @@ pub(super) fn serve(
     engine: &EngineHandle,
 ) -> Option<VhostUserServer> {
     let path = config.vhost_socket(disk);
-    let served = listen(&path, config.qemu_user.as_ref()).and_then(|listener| {
-        let name = disk.to_owned();
-        vhost_user::serve(listener, name.clone(), name, engine.clone())
-    });
+    let served = listen(&path, config.qemu_user.as_ref())
+        .and_then(|listener| godwit_vhost::serve(listener, BlockDevice::new(engine.clone())));
     served
         .inspect_err(|error| {
             tracing::warn!(disk, socket = %path.display(), %error, "virtual machines cannot use the disk");

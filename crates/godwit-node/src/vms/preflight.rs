@@ -159,7 +159,7 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
     }
     if offer.memory.pulls()
         && !offer.disks.is_empty()
-        && let Err(error) = godwit_block::vhost_user::may_wait_for_pages()
+        && let Err(error) = godwit_vhost::may_wait_for_pages()
     {
         blockers.push(format!(
             "node '{here}' may not wait for memory that follows a VM ({error}): give it \

@@ -41,7 +41,10 @@ fn the_guest_learns_what_the_disk_is() {
     assert_eq!(space[..8], (SIZE / 512).to_le_bytes());
     assert_eq!(space[36..40], MAX_EXTENT_SECTORS.to_le_bytes());
     let serial = client.identify(0).expect("a serial number");
-    assert_eq!(serial, b"serial-of-disk\0\0\0\0\0\0");
+    assert_eq!(
+        serial, *b"config\0\0\0\0\0\0\0\0\0\0\0\0\0\0",
+        "the disk's name"
+    );
 }
 
 #[test]

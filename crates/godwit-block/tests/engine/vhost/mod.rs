@@ -11,9 +11,10 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_block::vhost_user::{VhostUserServer, serve};
+use godwit_block::virtio_block::BlockDevice;
 use godwit_core::authority::AuthorityRecord;
 use godwit_testkit::vhost_client::{Client, Options};
+use godwit_vhost::{VhostUserServer, serve};
 
 use crate::support::TestEngine;
 
@@ -51,7 +52,7 @@ impl Served {
         let _ = std::fs::remove_file(&self.path);
         let listener = UnixListener::bind(&self.path).expect("a socket");
         let handle = self.engine.handle.clone();
-        let server = serve(listener, "disk".into(), "serial-of-disk".into(), handle);
+        let server = serve(listener, BlockDevice::new(handle));
         self.server = Some(server.expect("a server"));
     }
 

@@ -1,23 +1,22 @@
-//! What the protocol's thread asks of the engine, which serves the rings.
+//! What the protocol's thread asks of the device, which serves the rings.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use super::dirty_log::DirtyLog;
-use super::inflight::{InflightArea, InflightError};
-use super::memory::{GuestRam, MemoryError};
-use super::request::SERIAL;
-use super::ring::{RingError, RingLayout};
+use crate::dirty_log::DirtyLog;
+use crate::guest_memory::{GuestRam, MemoryError};
+use crate::inflight::{InflightArea, InflightError};
+use crate::ring::{RingError, RingLayout};
 
 /// Why the front end cannot have what it asked for.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum FrontEndError {
-    /// The engine has ended, or is ending.
-    #[error("the disk is not served any more")]
+pub enum FrontEndError {
+    /// The device has ended, or is ending.
+    #[error("the device is not served any more")]
     Ended,
     /// Another front end is attached, and another waits.
-    #[error("another virtual machine is attached to the disk, and one more waits for its turn")]
+    #[error("another virtual machine is attached, and one more waits for its turn")]
     Taken,
     /// No front end is attached.
     #[error("the virtual machine has left")]
@@ -43,7 +42,7 @@ pub(crate) enum FrontEndError {
     /// A kick or call descriptor is something else.
     #[error("a ring's kick, call or error descriptor is not an eventfd")]
     NotEventfd,
-    /// The engine did not answer in time.
+    /// The device did not answer in time.
     #[error(
         "the ring's requests did not end in time; they stay recorded as in flight, and the front \
          end may reconnect"
@@ -61,31 +60,34 @@ pub(crate) enum FrontEndError {
 }
 
 /// Everything that a ring is started with.
-pub(crate) struct RingSetup {
-    pub(crate) layout: RingLayout,
+pub struct RingSetup {
+    /// Where it is.
+    pub layout: RingLayout,
     /// Requests taken before, modulo 65536.
-    pub(crate) base: u16,
-    pub(crate) event_index: bool,
-    pub(crate) enabled: bool,
+    pub base: u16,
+    /// Events are suppressed by index.
+    pub event_index: bool,
+    /// Requests are taken from the start.
+    pub enabled: bool,
     /// Guest-physical address that the used ring has in the log, when its pages are logged.
-    pub(crate) log: Option<u64>,
-    pub(crate) inflight: Option<Arc<InflightArea>>,
+    pub log: Option<u64>,
+    /// Where requests in flight are recorded.
+    pub inflight: Option<Arc<InflightArea>>,
     /// The guest signals new requests here.
-    pub(crate) kick: OwnedFd,
+    pub kick: OwnedFd,
     /// The guest is signalled here.
-    pub(crate) call: Option<OwnedFd>,
+    pub call: Option<OwnedFd>,
     /// The front end is told here that the ring is broken.
-    pub(crate) error: Option<OwnedFd>,
+    pub error: Option<OwnedFd>,
 }
 
-/// A step of the protocol that concerns the engine. It is answered when it has taken effect.
-pub(crate) enum FrontEndCommand {
-    /// A front end is here, for a disk of this serial number. It waits until the one before it has
-    /// left. The engine shuts the socket down
-    /// when it ends.
+/// A step of the protocol that concerns the device. It is answered when it has taken effect.
+pub enum FrontEndCommand {
+    /// A front end is here. It waits until the one before it has left. The device shuts the socket
+    /// down when it ends.
     Attach {
+        /// Its connection.
         socket: UnixStream,
-        serial: [u8; SERIAL],
     },
     /// It left: nothing of its memory is touched any more except by transfers under way, and the
     /// answer comes when those have ended.
@@ -94,22 +96,59 @@ pub(crate) enum FrontEndCommand {
     /// taken is left.
     Still,
     /// The guest's memory is this from now on.
-    Memory { ram: Arc<GuestRam> },
+    Memory {
+        /// All of it.
+        ram: Arc<GuestRam>,
+    },
     /// The log is this from now on.
-    Log { log: Arc<DirtyLog> },
+    Log {
+        /// Where pages that the device writes are marked.
+        log: Arc<DirtyLog>,
+    },
     /// The features are these from now on.
-    Features { features: u64 },
+    Features {
+        /// What was offered and taken, one bit each.
+        features: u64,
+    },
     /// Serve a ring.
-    Start { ring: u16, setup: Box<RingSetup> },
+    Start {
+        /// Its index.
+        ring: u16,
+        /// What it is started with.
+        setup: Box<RingSetup>,
+    },
     /// Take no more requests of a ring. The answer comes when all that were taken are answered, and
     /// is the index of the next.
-    Stop { ring: u16 },
+    Stop {
+        /// Its index.
+        ring: u16,
+    },
     /// Take requests, or take none for now.
-    Enable { ring: u16, enabled: bool },
+    Enable {
+        /// Its index.
+        ring: u16,
+        /// Requests are taken.
+        enabled: bool,
+    },
     /// Signal the guest here.
-    Call { ring: u16, call: Option<OwnedFd> },
+    Call {
+        /// Its index.
+        ring: u16,
+        /// An event counter, or nothing.
+        call: Option<OwnedFd>,
+    },
     /// Signal errors here.
-    Error { ring: u16, error: Option<OwnedFd> },
+    Error {
+        /// Its index.
+        ring: u16,
+        /// An event counter, or nothing.
+        error: Option<OwnedFd>,
+    },
     /// The used ring's address in the log.
-    RingLog { ring: u16, log: Option<u64> },
+    RingLog {
+        /// Its index.
+        ring: u16,
+        /// Guest-physical; nothing when its pages are not logged.
+        log: Option<u64>,
+    },
 }

@@ -7,13 +7,13 @@ use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
 
-use super::config_space::LARGEST_RING;
-use super::dirty_log::{DirtyLog, OutsideLog};
-use super::inflight::InflightRing;
+use crate::dirty_log::{DirtyLog, OutsideLog};
+use crate::features::LARGEST_RING;
+use crate::inflight::InflightRing;
 
 /// Why a ring cannot be served any further.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum RingError {
+pub enum RingError {
     /// A part of the ring is not memory.
     #[error("a part of the ring is not guest memory")]
     Memory(#[from] GuestMemoryError),
@@ -33,19 +33,19 @@ pub(crate) enum RingError {
 
 /// Where a ring is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RingLayout {
+pub struct RingLayout {
     /// Descriptors: a power of two.
-    pub(crate) size: u16,
+    pub size: u16,
     /// Guest-physical address of the descriptors.
-    pub(crate) descriptors: GuestAddress,
+    pub descriptors: GuestAddress,
     /// Guest-physical address of what the guest makes available.
-    pub(crate) available: GuestAddress,
+    pub available: GuestAddress,
     /// Guest-physical address of what the device has used.
-    pub(crate) used: GuestAddress,
+    pub used: GuestAddress,
 }
 
 /// A ring being served.
-pub(crate) struct SplitRing {
+pub struct SplitRing {
     queue: Queue,
     layout: RingLayout,
     /// The used index as the guest sees it.
@@ -58,7 +58,7 @@ pub(crate) struct SplitRing {
     /// The guest tells of new requests.
     listens: bool,
     /// Guest-physical address that the used ring has in the log, when its pages are logged.
-    pub(crate) log: Option<u64>,
+    pub log: Option<u64>,
 }
 
 /// Bytes of a used ring before its elements, and of each.
@@ -67,7 +67,7 @@ const USED_ELEMENT: u64 = 8;
 
 impl SplitRing {
     /// The ring at `layout`, of which requests up to `base` have been taken.
-    pub(crate) fn new(
+    pub fn new(
         memory: &impl GuestMemory,
         layout: RingLayout,
         base: u16,
@@ -102,7 +102,7 @@ impl SplitRing {
     }
 
     /// Whether the ring lies in memory, all of it.
-    pub(crate) fn check(&self, memory: &impl GuestMemory) -> Result<(), RingError> {
+    pub fn check(&self, memory: &impl GuestMemory) -> Result<(), RingError> {
         if self.queue.is_valid(memory) {
             Ok(())
         } else {
@@ -110,32 +110,34 @@ impl SplitRing {
         }
     }
 
-    pub(crate) const fn layout(&self) -> RingLayout {
+    /// Where it is.
+    pub const fn layout(&self) -> RingLayout {
         self.layout
     }
 
     /// Requests that have been answered, modulo 65536.
-    pub(crate) const fn used(&self) -> u16 {
+    pub const fn used(&self) -> u16 {
         self.used.0
     }
 
     /// Requests that have been taken, modulo 65536.
-    pub(crate) fn base(&self) -> u16 {
+    pub fn base(&self) -> u16 {
         self.queue.next_avail()
     }
 
-    pub(crate) fn set_base(&mut self, base: u16) {
+    /// Goes on behind this many requests, modulo 65536.
+    pub fn set_base(&mut self, base: u16) {
         self.queue.set_next_avail(base);
     }
 
     /// Requests that the guest says it has made available, modulo 65536.
-    pub(crate) fn available(&self, memory: &impl GuestMemory) -> Result<u16, RingError> {
+    pub fn available(&self, memory: &impl GuestMemory) -> Result<u16, RingError> {
         let index = self.queue.avail_idx(memory, Ordering::Acquire);
         index.map(|index| index.0).map_err(RingError::Queue)
     }
 
     /// The descriptor at which the next request starts, which stays available.
-    pub(crate) fn peek(&self, memory: &impl GuestMemory) -> Result<Option<u16>, RingError> {
+    pub fn peek(&self, memory: &impl GuestMemory) -> Result<Option<u16>, RingError> {
         let next = Wrapping(self.queue.next_avail());
         match (Wrapping(self.available(memory)?) - next).0 {
             0 => return Ok(None),
@@ -151,28 +153,28 @@ impl SplitRing {
 
     /// Whether a request may start at `head`: it is a descriptor, and no request that was taken
     /// before and is not answered starts there.
-    pub(crate) const fn may_start_at(&self, head: u16) -> bool {
+    pub const fn may_start_at(&self, head: u16) -> bool {
         head < self.layout.size && self.taken[head as usize / 64] & (1 << (head % 64)) == 0
     }
 
     /// The request that starts at `head` is being worked on.
-    pub(crate) const fn begin(&mut self, head: u16) {
+    pub const fn begin(&mut self, head: u16) {
         self.taken[head as usize / 64] |= 1 << (head % 64);
     }
 
     /// The request at `head` is not being worked on any more, and not answered either.
-    pub(crate) const fn put_back(&mut self, head: u16) {
+    pub const fn put_back(&mut self, head: u16) {
         self.taken[head as usize / 64] &= !(1 << (head % 64));
     }
 
     /// Counts the request that [`Self::peek`] found as taken.
-    pub(crate) fn take(&mut self) {
+    pub fn take(&mut self) {
         let next = Wrapping(self.queue.next_avail()) + Wrapping(1);
         self.queue.set_next_avail(next.0);
     }
 
     /// Asks the guest to tell of new requests. True when some came meanwhile.
-    pub(crate) fn listen(
+    pub fn listen(
         &mut self,
         memory: &impl GuestMemory,
         log: Option<&DirtyLog>,
@@ -192,7 +194,7 @@ impl SplitRing {
     }
 
     /// Asks the guest not to tell of new requests for now.
-    pub(crate) fn ignore(
+    pub fn ignore(
         &mut self,
         memory: &impl GuestMemory,
         log: Option<&DirtyLog>,
@@ -209,17 +211,17 @@ impl SplitRing {
 
     /// The request at `head` was answered, with `written` bytes in its memory. The guest sees it
     /// after the next [`Self::publish`].
-    pub(crate) fn answer(&mut self, head: u16, written: u32) {
+    pub fn answer(&mut self, head: u16, written: u32) {
         self.answers.push((head, written));
     }
 
     /// Whether answers wait to be seen.
-    pub(crate) const fn has_answers(&self) -> bool {
+    pub const fn has_answers(&self) -> bool {
         !self.answers.is_empty()
     }
 
     /// Shows the guest all answers at once. True when it wants to be told.
-    pub(crate) fn publish(
+    pub fn publish(
         &mut self,
         memory: &impl GuestMemory,
         log: Option<&DirtyLog>,

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use vm_memory::MmapRegion;
 
-use super::memory::{MemoryError, map_file};
+use crate::guest_memory::{MemoryError, map_file};
 
 const VERSION: u16 = 1;
 const HEADER: usize = 16;
@@ -26,7 +26,7 @@ const fn stride(size: u16) -> usize {
 
 /// Why the memory cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum InflightError {
+pub enum InflightError {
     /// It is shorter than the rings need.
     #[error("the memory for requests in flight has {0} bytes, too few for its rings")]
     Short(u64),
@@ -42,7 +42,7 @@ pub(crate) enum InflightError {
 }
 
 /// The memory of all rings.
-pub(crate) struct InflightArea {
+pub struct InflightArea {
     memory: MmapRegion,
     rings: u16,
     size: u16,
@@ -51,7 +51,7 @@ pub(crate) struct InflightArea {
 impl InflightArea {
     /// A new file for `rings` rings of `size` descriptors each, and its length in bytes. It cannot
     /// be made shorter.
-    pub(crate) fn create(rings: u16, size: u16) -> std::io::Result<(File, u64)> {
+    pub fn create(rings: u16, size: u16) -> std::io::Result<(File, u64)> {
         let length = (stride(size) * usize::from(rings)) as u64;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(rustix::fs::memfd_create(c"vhost-inflight", flags)?);
@@ -62,7 +62,7 @@ impl InflightArea {
     }
 
     /// Maps what the front end kept.
-    pub(crate) fn open(
+    pub fn open(
         file: File,
         offset: u64,
         length: u64,
@@ -81,7 +81,7 @@ impl InflightArea {
 }
 
 /// One ring's part of the memory.
-pub(crate) struct InflightRing {
+pub struct InflightRing {
     area: Arc<InflightArea>,
     start: usize,
     size: u16,
@@ -91,7 +91,7 @@ pub(crate) struct InflightRing {
 impl InflightRing {
     /// The part of ring `index`, which has `size` descriptors and has answered `used` requests; and
     /// the requests that are not answered, in the order in which they were taken.
-    pub(crate) fn open(
+    pub fn open(
         area: Arc<InflightArea>,
         index: u16,
         size: u16,
@@ -154,21 +154,21 @@ impl InflightRing {
     }
 
     /// The request at `head` was taken from the ring.
-    pub(crate) fn taken(&mut self, head: u16) {
+    pub fn taken(&mut self, head: u16) {
         self.order(head).store(self.counter, Ordering::Relaxed);
         self.counter = self.counter.wrapping_add(1);
         self.flag(head).store(1, Ordering::Release);
     }
 
     /// The request at `head` will be answered with the next update of the used index.
-    pub(crate) fn link(&self, head: u16) {
+    pub fn link(&self, head: u16) {
         let last = self.last().load(Ordering::Relaxed);
         self.next(head).store(last, Ordering::Relaxed);
         self.last().store(head, Ordering::Release);
     }
 
     /// The used index is `used` now, and the requests were answered.
-    pub(crate) fn answered(&self, heads: impl Iterator<Item = u16>, used: u16) {
+    pub fn answered(&self, heads: impl Iterator<Item = u16>, used: u16) {
         for head in heads {
             self.flag(head).store(0, Ordering::Release);
         }

@@ -1,4 +1,4 @@
-//! The thread that accepts front ends of a disk, one after the other.
+//! The thread that accepts front ends of a device, one after the other.
 
 use std::io;
 use std::net::Shutdown;
@@ -7,18 +7,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use godwit_core::units::Sectors;
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use super::post_copy;
-use super::protocol::{Handler, ask};
-use super::session::{FrontEndCommand, FrontEndError};
-use crate::engine::EngineHandle;
+use crate::device::Device;
+use crate::post_copy;
+use crate::protocol::{Handler, ask};
+use crate::session::{FrontEndCommand, FrontEndError};
 
 /// How long to wait after a connection could not be accepted.
 const BREATHER: Duration = Duration::from_millis(100);
 
-/// Serves a disk's socket until it is dropped. Then the socket takes no more connections, the front
+/// Serves a device's socket until it is dropped. Then the socket takes no more connections, the front
 /// end that is attached is disconnected, and the thread ends when the front end's requests have.
 #[derive(Debug)]
 pub struct VhostUserServer {
@@ -55,32 +54,30 @@ impl Drop for VhostUserServer {
     }
 }
 
-/// Serves the disk called `disk` to the front ends that connect to `listener`, one at a time; the
-/// next waits until all requests of the one before have ended. Guests read `serial` (its first 20
-/// bytes) as the disk's serial number.
+/// Serves `device` to the front ends that connect to `listener`, one at a time; the next waits until
+/// all requests of the one before have ended.
 ///
 /// # Errors
 /// When the kernel refuses a thread.
-pub fn serve(
-    listener: UnixListener,
-    disk: String,
-    serial: String,
-    engine: EngineHandle,
-) -> io::Result<VhostUserServer> {
+pub fn serve(listener: UnixListener, device: impl Device) -> io::Result<VhostUserServer> {
     listener.set_nonblocking(false)?;
     let shared = Arc::new(Shared {
         listener,
         state: Mutex::default(),
     });
-    let name = format!("vhost {disk}").chars().take(15).collect();
+    // Thread names hold 15 bytes.
+    let name = format!("vhost {}", device.name())
+        .chars()
+        .take(15)
+        .collect();
     let serving = Arc::clone(&shared);
     thread::Builder::new()
         .name(name)
-        .spawn(move || accept_all(&serving, &disk, &serial, &engine))?;
+        .spawn(move || accept_all(&serving, &device))?;
     Ok(VhostUserServer { shared })
 }
 
-fn accept_all(shared: &Shared, disk: &str, serial: &str, engine: &EngineHandle) {
+fn accept_all(shared: &Shared, device: &impl Device) {
     loop {
         let accepted = shared.listener.accept();
         let mut state = shared.state();
@@ -91,25 +88,31 @@ fn accept_all(shared: &Shared, disk: &str, serial: &str, engine: &EngineHandle) 
             Ok((socket, _)) => socket,
             Err(error) => {
                 drop(state);
-                tracing::warn!(disk, "cannot take a virtual machine: {error}");
+                tracing::warn!(
+                    device = device.name(),
+                    "cannot take a virtual machine: {error}"
+                );
                 thread::sleep(BREATHER);
                 continue;
             }
         };
         state.current = socket.try_clone().ok();
         drop(state);
-        let ended = match attend(socket, disk, serial, engine) {
+        let ended = match attend(socket, device) {
             Ok(()) => {
-                tracing::info!(disk, "virtual machine left");
+                tracing::info!(device = device.name(), "virtual machine left");
                 false
             }
             Err(problem) => {
-                tracing::warn!(disk, "virtual machine disconnected: {problem}");
-                matches!(problem, Problem::Engine(FrontEndError::Ended))
+                tracing::warn!(
+                    device = device.name(),
+                    "virtual machine disconnected: {problem}"
+                );
+                matches!(problem, Problem::Refused(FrontEndError::Ended))
             }
         };
         // Nothing of this front end may still be under way when the next one comes.
-        let _ = ask(engine, FrontEndCommand::Detach);
+        let _ = ask(device, FrontEndCommand::Detach);
         let mut state = shared.state();
         state.current = None;
         if ended || state.ended {
@@ -121,9 +124,9 @@ fn accept_all(shared: &Shared, disk: &str, serial: &str, engine: &EngineHandle) 
 /// Why a front end was disconnected.
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    /// Something that the engine or the front end's memory did not allow.
+    /// Something that the device or the front end's memory did not allow.
     #[error(transparent)]
-    Engine(#[from] FrontEndError),
+    Refused(#[from] FrontEndError),
     /// A message that makes no sense, or one that cannot be received.
     #[error("{0}")]
     Protocol(Error),
@@ -132,20 +135,13 @@ enum Problem {
     Socket(#[from] io::Error),
 }
 
-fn attend(
-    socket: UnixStream,
-    disk: &str,
-    serial: &str,
-    engine: &EngineHandle,
-) -> Result<(), Problem> {
+fn attend<D: Device>(socket: UnixStream, device: &D) -> Result<(), Problem> {
     let attach = FrontEndCommand::Attach {
         socket: socket.try_clone()?,
-        serial: serial_number(serial),
     };
-    ask(engine, attach)?;
-    tracing::info!(disk, "virtual machine attached");
-    let capacity: Sectors = engine.capacity();
-    let handler = Handler::new(engine.clone(), socket.try_clone()?, capacity);
+    ask(device, attach)?;
+    tracing::info!(device = device.name(), "virtual machine attached");
+    let handler = Handler::new(device.clone(), socket.try_clone()?);
     let handler = Arc::new(Mutex::new(handler));
     let watched = socket.try_clone()?;
     let mut protocol = BackendReqHandler::from_stream(socket, Arc::clone(&handler));
@@ -173,14 +169,6 @@ fn attend(
     }
 }
 
-fn lock(handler: &Mutex<Handler>) -> MutexGuard<'_, Handler> {
+fn lock<D>(handler: &Mutex<Handler<D>>) -> MutexGuard<'_, Handler<D>> {
     handler.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The first 20 bytes, and zeroes after its end.
-fn serial_number(serial: &str) -> [u8; super::request::SERIAL] {
-    let mut number = [0; super::request::SERIAL];
-    let length = serial.len().min(number.len());
-    number[..length].copy_from_slice(&serial.as_bytes()[..length]);
-    number
 }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use godwit_core::units::Sectors;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -16,23 +15,23 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
-use super::config_space::{self, EVENT_INDEX, FEATURES, LARGEST_RING, MOST_RINGS, PROTOCOL};
-use super::dirty_log::DirtyLog;
-use super::inflight::InflightArea;
-use super::memory::GuestRam;
-use super::peer_memory;
-use super::post_copy::{self, Arrival, PostCopy};
-use super::ring::RingLayout;
-use super::session::{FrontEndCommand, FrontEndError, RingSetup};
-use crate::engine::EngineHandle;
+use crate::device::Device;
+use crate::dirty_log::DirtyLog;
+use crate::features::{EVENT_INDEX, LARGEST_RING, MOST_RINGS, PROTOCOL, TRANSPORT};
+use crate::guest_memory::GuestRam;
+use crate::inflight::InflightArea;
+use crate::peer_memory;
+use crate::post_copy::{self, Arrival, PostCopy};
+use crate::ring::RingLayout;
+use crate::session::{FrontEndCommand, FrontEndError, RingSetup};
 
-/// How long the engine may take for a step that waits for nothing.
+/// How long the device may take for a step that waits for nothing.
 const PROMPT: Duration = Duration::from_secs(10);
 
 /// How long the requests of a ring that stops may take. The front end stands still meanwhile.
 const DRAIN: Duration = Duration::from_secs(30);
 
-/// How often to look whether a front end that waits for the engine is still there.
+/// How often to look whether a front end that waits for the device is still there.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// A ring as far as the front end has described it.
@@ -50,11 +49,10 @@ struct RingState {
 }
 
 /// One front end's side of the protocol.
-pub(super) struct Handler {
-    engine: EngineHandle,
+pub(crate) struct Handler<D> {
+    device: D,
     /// The front end's socket.
     socket: UnixStream,
-    capacity: Sectors,
     /// The guest's memory may arrive while it is used.
     may_post_copy: bool,
     /// It does, or is about to.
@@ -67,12 +65,11 @@ pub(super) struct Handler {
     problem: Option<FrontEndError>,
 }
 
-impl Handler {
-    pub(super) fn new(engine: EngineHandle, socket: UnixStream, capacity: Sectors) -> Self {
+impl<D: Device> Handler<D> {
+    pub(crate) fn new(device: D, socket: UnixStream) -> Self {
         Self {
-            engine,
+            device,
             socket,
-            capacity,
             may_post_copy: post_copy::may_wait_for_pages().is_ok(),
             post_copy: None,
             ram: None,
@@ -84,7 +81,7 @@ impl Handler {
     }
 
     /// Why the last message failed, when the crate's error does not say.
-    pub(super) fn take_problem(&mut self) -> Option<FrontEndError> {
+    pub(crate) fn take_problem(&mut self) -> Option<FrontEndError> {
         self.problem.take()
     }
 
@@ -99,12 +96,12 @@ impl Handler {
         Error::InvalidParam
     }
 
-    /// Asks the engine and waits for its answer, as long as the front end lives: the engine may wait
+    /// Asks the device and waits for its answer, as long as the front end lives: the device may wait
     /// for a page, or for the guest to take a signal. Where no page can be missing, the wait has a
     /// limit.
     fn ask(&mut self, command: FrontEndCommand, within: Duration) -> Result<u16> {
         let begun = Instant::now();
-        let answer = send(&self.engine, command);
+        let answer = send(&self.device, command);
         loop {
             let problem = match answer.recv_timeout(LOOK) {
                 Ok(Ok(base)) => return Ok(base),
@@ -127,18 +124,18 @@ impl Handler {
 
     /// Until when the front end has to stay for its guest's memory to count as complete, when that
     /// is what is waited for.
-    pub(super) fn memory_ends(&self) -> Option<Instant> {
+    pub(crate) fn memory_ends(&self) -> Option<Instant> {
         self.post_copy.as_ref().and_then(PostCopy::ends)
     }
 
     /// All of the guest's memory is there.
-    pub(super) fn complete_memory(&mut self) {
+    pub(crate) fn complete_memory(&mut self) {
         if let Some(post_copy) = self.post_copy.take() {
             post_copy.complete();
         }
     }
 
-    /// Maps memory that arrives, and tells where it is here. The engine gets it when the front end
+    /// Maps memory that arrives, and tells where it is here. The device gets it when the front end
     /// knows that, too: then it can serve what is missing.
     fn prepare_memory(
         &mut self,
@@ -164,7 +161,7 @@ impl Handler {
     }
 
     /// The descriptor, when it is an eventfd: reading and writing anything else could block the
-    /// engine.
+    /// device.
     fn eventfd(&mut self, file: Option<File>) -> Result<Option<OwnedFd>> {
         match file {
             Some(file) if is_eventfd(&file) => Ok(Some(file.into())),
@@ -194,25 +191,25 @@ impl Handler {
     }
 }
 
-/// Asks the engine and waits for its answer, until the engine ends.
-pub(super) fn ask(
-    engine: &EngineHandle,
+/// Asks the device and waits for its answer, until the device ends.
+pub(crate) fn ask(
+    device: &impl Device,
     command: FrontEndCommand,
 ) -> std::result::Result<u16, FrontEndError> {
-    let answer = send(engine, command);
+    let answer = send(device, command);
     answer.recv().unwrap_or(Err(FrontEndError::Ended))
 }
 
-/// Asks the engine.
+/// Asks the device.
 fn send(
-    engine: &EngineHandle,
+    device: &impl Device,
     command: FrontEndCommand,
 ) -> mpsc::Receiver<std::result::Result<u16, FrontEndError>> {
     let (sender, answer) = mpsc::sync_channel(1);
     let reply = Box::new(move |result| {
         let _ = sender.send(result);
     });
-    engine.front_end(command, reply);
+    device.front_end(command, reply);
     answer
 }
 
@@ -224,7 +221,7 @@ fn is_eventfd(file: &impl AsFd) -> bool {
     std::fs::read_link(path).is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
 }
 
-impl VhostUserBackendReqHandlerMut for Handler {
+impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
     fn set_owner(&mut self) -> Result<()> {
         Ok(())
     }
@@ -239,11 +236,11 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(FEATURES)
+        Ok(TRANSPORT | self.device.features())
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        if features & !FEATURES != 0 {
+        if features & !(TRANSPORT | self.device.features()) != 0 {
             return Err(Error::FeatureMismatch);
         }
         if features & PROTOCOL == 0 {
@@ -460,7 +457,9 @@ impl VhostUserBackendReqHandlerMut for Handler {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        config_space::read(self.capacity, offset, size).ok_or(Error::InvalidParam)
+        self.device
+            .configuration(offset, size)
+            .ok_or(Error::InvalidParam)
     }
 
     fn set_config(&mut self, _: u32, _: &[u8], _: VhostUserConfigFlags) -> Result<()> {
@@ -507,11 +506,11 @@ impl VhostUserBackendReqHandlerMut for Handler {
     }
 
     fn set_gpu_socket(&mut self, _: GpuBackend) -> Result<()> {
-        Err(Error::InvalidOperation("this is a disk"))
+        Err(Error::InvalidOperation("the device has none"))
     }
 
     fn get_shared_object(&mut self, _: VhostUserSharedMsg) -> Result<File> {
-        Err(Error::InvalidOperation("this is a disk"))
+        Err(Error::InvalidOperation("the device has none"))
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {

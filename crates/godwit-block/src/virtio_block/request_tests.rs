@@ -1,4 +1,6 @@
-use vm_memory::GuestMemoryMmap;
+use godwit_vhost::guest_memory::DESCRIPTOR;
+use virtio_queue::desc::split::Descriptor;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use super::*;
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use vm_memory::MmapRegion;
 
-use super::memory::{MemoryError, Segment, map_file};
+use crate::guest_memory::{MemoryError, Segment, map_file};
 
 /// Bytes of guest memory that one bit stands for.
 const PAGE: u64 = 4096;
@@ -13,16 +13,16 @@ const PAGE: u64 = 4096;
 /// A page that the device wrote lies past the end of the log.
 #[derive(Debug, thiserror::Error)]
 #[error("the log of written pages ends before address {0:#x}")]
-pub(crate) struct OutsideLog(u64);
+pub struct OutsideLog(u64);
 
 /// One bit per page, shared with the front end, which clears what it has read.
-pub(crate) struct DirtyLog {
+pub struct DirtyLog {
     bits: MmapRegion,
 }
 
 impl DirtyLog {
     /// Maps the log.
-    pub(crate) fn new(file: File, offset: u64, length: u64) -> Result<Self, MemoryError> {
+    pub fn new(file: File, offset: u64, length: u64) -> Result<Self, MemoryError> {
         Ok(Self {
             bits: map_file(file, offset, length)?,
         })
@@ -30,7 +30,7 @@ impl DirtyLog {
 
     /// Marks the pages of `length` bytes from `address`. To be called after they were written: a
     /// bit that the front end sees says that the page as it is now must be sent.
-    pub(crate) fn mark(&self, address: u64, length: u64) -> Result<(), OutsideLog> {
+    pub fn mark(&self, address: u64, length: u64) -> Result<(), OutsideLog> {
         if length == 0 {
             return Ok(());
         }
@@ -54,7 +54,7 @@ impl DirtyLog {
     }
 
     /// Marks the pages of all segments.
-    pub(crate) fn mark_all(&self, segments: &[Segment]) -> Result<(), OutsideLog> {
+    pub fn mark_all(&self, segments: &[Segment]) -> Result<(), OutsideLog> {
         segments
             .iter()
             .try_for_each(|segment| self.mark(segment.address, u64::from(segment.length)))

@@ -1,17 +1,14 @@
-//! Requests as the guest lays them out: a chain of descriptors, in it a header, data and a status.
+//! Requests of virtio-blk: in a chain of descriptors a header, data and a status.
 //!
 //! Everything in a chain is the guest's to get wrong. What can be answered is answered with an
 //! error; a chain without a place for the answer stops its ring.
 
 use godwit_core::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 use virtio_bindings::bindings::virtio_blk as blk;
-use virtio_queue::desc::split::Descriptor;
-use vm_memory::{Bytes, GuestAddress, GuestMemory};
+use vm_memory::GuestMemory;
 
-use super::memory::{DESCRIPTOR, Segment};
-
-/// Descriptors followed in one chain, and so pieces of data in a request.
-pub const MOST_SEGMENTS: usize = 256;
+use godwit_vhost::chain::{Chain, ChainError, are_memory, copy, is_memory};
+use godwit_vhost::guest_memory::Segment;
 
 /// Bytes of the header: type, reserved, sector.
 const HEADER: u32 = 16;
@@ -22,6 +19,14 @@ const RANGE: u32 = 16;
 /// Bytes of the disk's serial number.
 pub const SERIAL: usize = 20;
 
+/// The serial number of a disk of this name: its first 20 bytes, and zeroes after its end.
+pub(crate) fn serial_number(name: &str) -> [u8; SERIAL] {
+    let mut number = [0; SERIAL];
+    let length = name.len().min(SERIAL);
+    number[..length].copy_from_slice(&name.as_bytes()[..length]);
+    number
+}
+
 /// The range's space may be released.
 const UNMAP: u32 = 1;
 
@@ -31,113 +36,6 @@ pub const STATUS_OK: u8 = blk::VIRTIO_BLK_S_OK as u8;
 pub const STATUS_ERROR: u8 = blk::VIRTIO_BLK_S_IOERR as u8;
 /// Not something that this device does.
 pub const STATUS_UNSUPPORTED: u8 = blk::VIRTIO_BLK_S_UNSUPP as u8;
-
-/// Why a ring cannot be served any further.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ChainError {
-    /// A descriptor names one that does not exist, or lies outside of memory.
-    #[error("descriptor {0} of a chain does not exist")]
-    Missing(u16),
-    /// More descriptors than a request can have, or a loop.
-    #[error("a chain has more than {MOST_SEGMENTS} descriptors, or is a loop")]
-    Endless,
-    /// A table within a table, or one whose length is wrong.
-    #[error("a chain has an invalid table of descriptors")]
-    Table,
-    /// There is no byte to answer in.
-    #[error("a request has no place for its status")]
-    NoStatus,
-}
-
-/// The descriptors of a chain, to be used again for the next.
-#[derive(Debug, Default)]
-pub struct Chain {
-    /// What the device may read.
-    pub readable: Vec<Segment>,
-    /// What the device may write.
-    pub writable: Vec<Segment>,
-    /// An empty descriptor, or one in the wrong order: the request must fail.
-    pub malformed: bool,
-}
-
-impl Chain {
-    /// Follows the chain that starts at `head` of the table at `table`, which has `size`
-    /// descriptors.
-    ///
-    /// # Errors
-    /// When its end cannot be found.
-    pub fn follow(
-        &mut self,
-        memory: &impl GuestMemory,
-        table: GuestAddress,
-        size: u16,
-        head: u16,
-    ) -> Result<(), ChainError> {
-        self.readable.clear();
-        self.writable.clear();
-        self.malformed = false;
-        let (mut table, mut size, mut next) = (table, size, head);
-        let mut indirect = false;
-        for _ in 0..=MOST_SEGMENTS {
-            let missing = ChainError::Missing(next);
-            if next >= size {
-                return Err(missing);
-            }
-            let Some(address) = table.0.checked_add(u64::from(next) * DESCRIPTOR) else {
-                return Err(missing);
-            };
-            let Ok(descriptor) = memory.read_obj::<Descriptor>(GuestAddress(address)) else {
-                return Err(missing);
-            };
-            if descriptor.refers_to_indirect_table() {
-                let length = u64::from(descriptor.len());
-                let entries = length / DESCRIPTOR;
-                // The last of a chain, and the only table in it.
-                let fits = length.is_multiple_of(DESCRIPTOR)
-                    && (1..=u64::from(u16::MAX)).contains(&entries);
-                if indirect || descriptor.has_next() || !fits {
-                    return Err(ChainError::Table);
-                }
-                indirect = true;
-                (table, size, next) = (descriptor.addr(), entries as u16, 0);
-                continue;
-            }
-            let segment = Segment {
-                address: descriptor.addr().0,
-                length: descriptor.len(),
-            };
-            if descriptor.is_write_only() {
-                self.writable.push(segment);
-            } else {
-                self.malformed |= !self.writable.is_empty();
-                self.readable.push(segment);
-            }
-            self.malformed |= segment.length == 0;
-            if !descriptor.has_next() {
-                return Ok(());
-            }
-            next = descriptor.next();
-        }
-        Err(ChainError::Endless)
-    }
-
-    /// Takes the first `length` bytes off the readable part. False when there are fewer.
-    fn skip(&mut self, mut length: u32) -> bool {
-        let mut used = 0;
-        for segment in &mut self.readable {
-            if segment.length > length {
-                segment.address = segment.address.wrapping_add(u64::from(length));
-                segment.length -= length;
-                length = 0;
-                break;
-            }
-            length -= segment.length;
-            used += 1;
-        }
-        self.readable.drain(..used);
-        length == 0
-    }
-}
 
 /// What a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +111,7 @@ fn understand(
     if chain.malformed {
         return Err(STATUS_ERROR);
     }
-    let header: [u8; HEADER as usize] = copy(memory, &chain.readable)?;
+    let header: [u8; HEADER as usize] = copy(memory, &chain.readable).ok_or(STATUS_ERROR)?;
     let [k0, k1, k2, k3, _, _, _, _, sector @ ..] = header;
     let sector = u64::from_le_bytes(sector);
     if !chain.skip(HEADER) {
@@ -272,7 +170,7 @@ fn range_of(
             STATUS_ERROR
         });
     }
-    let range: [u8; RANGE as usize] = copy(memory, &chain.readable)?;
+    let range: [u8; RANGE as usize] = copy(memory, &chain.readable).ok_or(STATUS_ERROR)?;
     let [s0, s1, s2, s3, s4, s5, s6, s7, c0, c1, c2, c3, flags @ ..] = range;
     let flags = u32::from_le_bytes(flags);
     let allowed = if may_unmap { UNMAP } else { 0 };
@@ -294,38 +192,6 @@ fn checked(sector: u64, count: u64, capacity: Sectors) -> Result<Extent, u8> {
         .and_then(|count| Extent::new(Lba(sector), count))
         .filter(|extent| extent.within(capacity))
         .ok_or(STATUS_ERROR)
-}
-
-/// The first bytes of the segments, each read once: the guest may change them at any time.
-fn copy<const N: usize>(memory: &impl GuestMemory, segments: &[Segment]) -> Result<[u8; N], u8> {
-    let mut bytes = [0; N];
-    let mut filled = 0;
-    for segment in segments {
-        let length = (segment.length as usize).min(N - filled);
-        memory
-            .read_slice(
-                &mut bytes[filled..filled + length],
-                GuestAddress(segment.address),
-            )
-            .map_err(|_| STATUS_ERROR)?;
-        filled += length;
-    }
-    if filled < N {
-        Err(STATUS_ERROR)
-    } else {
-        Ok(bytes)
-    }
-}
-
-fn are_memory(memory: &impl GuestMemory, segments: &[Segment]) -> bool {
-    segments
-        .iter()
-        .all(|segment| is_memory(memory, segment.address, segment.length))
-}
-
-fn is_memory(memory: &impl GuestMemory, address: u64, length: u32) -> bool {
-    let access = vm_memory::Permissions::ReadWrite;
-    memory.check_range(GuestAddress(address), length as usize, access)
 }
 
 #[cfg(test)]

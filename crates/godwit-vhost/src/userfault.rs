@@ -47,7 +47,7 @@ struct Registration {
 
 /// Where this process's page faults are reported and served.
 #[derive(Debug)]
-pub(super) struct Userfault(OwnedFd);
+pub(crate) struct Userfault(OwnedFd);
 
 impl Userfault {
     /// A new one that reports faults in the kernel, too: guest memory is mostly touched there.
@@ -55,7 +55,7 @@ impl Userfault {
     /// # Errors
     /// When this process may not have one (it needs `CAP_SYS_PTRACE`, access to
     /// `/dev/userfaultfd`, or `vm.unprivileged_userfaultfd`), or the kernel is too old.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = UserfaultfdFlags::CLOEXEC | UserfaultfdFlags::NONBLOCK;
         // SAFETY: nobody sees or changes this process's memory through it before it is registered.
         let made = unsafe { rustix::mm::userfaultfd(flags) };
@@ -92,7 +92,7 @@ impl Userfault {
     ///
     /// # Errors
     /// When this process may not have another descriptor.
-    pub(super) fn share(&self) -> io::Result<File> {
+    pub(crate) fn share(&self) -> io::Result<File> {
         Ok(self.0.try_clone()?.into())
     }
 
@@ -100,7 +100,7 @@ impl Userfault {
     ///
     /// # Errors
     /// When the mapping is not one of shared memory, or not of whole pages.
-    pub(super) fn register(&self, start: u64, length: u64) -> io::Result<()> {
+    pub(crate) fn register(&self, start: u64, length: u64) -> io::Result<()> {
         let mut registration = Registration {
             range: Range { start, length },
             mode: MISSING,
@@ -115,7 +115,7 @@ impl Userfault {
     ///
     /// # Errors
     /// When it is not a mapping that was registered.
-    pub(super) fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
+    pub(crate) fn unregister(&self, start: u64, length: u64) -> io::Result<()> {
         // SAFETY: the structure is the one that the operation reads.
         unsafe { control(&self.0, UNREGISTER, &mut Range { start, length }) }
     }

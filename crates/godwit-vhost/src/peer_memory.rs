@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 /// A QEMU that connects again while its memory arrives does not say so, and would have it filled
 /// with zeroes here. But what arrives is memory whose missing pages QEMU waits for itself, and that
 /// can be seen. When it cannot, because the front end belongs to another user, the answer is no.
-pub(super) fn is_arriving(socket: &UnixStream, addresses: &[u64]) -> bool {
+pub(crate) fn is_arriving(socket: &UnixStream, addresses: &[u64]) -> bool {
     let Ok(peer) = rustix::net::sockopt::socket_peercred(socket) else {
         return false;
     };

@@ -1,17 +1,8 @@
 //! The device's configuration as the guest reads it, and the features that go with it.
 
 use godwit_core::units::{MAX_EXTENT_SECTORS, Sectors};
+use godwit_vhost::features::MOST_RINGS;
 use virtio_bindings::bindings::virtio_blk as blk;
-use virtio_bindings::bindings::virtio_config::VIRTIO_F_VERSION_1;
-use virtio_bindings::bindings::virtio_ring::{
-    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC,
-};
-
-/// Rings that a disk can have.
-pub(crate) const MOST_RINGS: u16 = 16;
-
-/// Descriptors that a ring can have.
-pub(crate) const LARGEST_RING: u16 = 1024;
 
 /// Pieces of data that a request of the guest should have at most: what fits into the smallest
 /// usual ring, of 128 descriptors, with a header and a status.
@@ -20,30 +11,16 @@ const SEGMENTS: u32 = 126;
 /// Longest configuration that a front end can ask for, in bytes.
 const LONGEST: usize = 256;
 
-/// Log the pages that the device writes.
-pub(crate) const LOG_ALL: u64 = 1 << 26;
-
-/// Events are suppressed by index.
-pub(crate) const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
-
 /// The guest flushes; without this each write is durable before it is answered.
 pub(crate) const FLUSH: u64 = 1 << blk::VIRTIO_BLK_F_FLUSH;
 
-/// Protocol features are negotiated, and rings start disabled.
-pub(crate) const PROTOCOL: u64 = 1 << 30;
-
-/// All features of the device.
-pub(crate) const FEATURES: u64 = 1 << VIRTIO_F_VERSION_1
-    | 1 << VIRTIO_RING_F_INDIRECT_DESC
-    | EVENT_INDEX
-    | 1 << blk::VIRTIO_BLK_F_SEG_MAX
+/// What the device offers beside what every device does.
+pub(crate) const FEATURES: u64 = 1 << blk::VIRTIO_BLK_F_SEG_MAX
     | 1 << blk::VIRTIO_BLK_F_BLK_SIZE
     | FLUSH
     | 1 << blk::VIRTIO_BLK_F_MQ
     | 1 << blk::VIRTIO_BLK_F_DISCARD
-    | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES
-    | LOG_ALL
-    | PROTOCOL;
+    | 1 << blk::VIRTIO_BLK_F_WRITE_ZEROES;
 
 /// The `size` bytes from `offset` of the configuration of a disk; `None` when they end past the
 /// longest there can be. What this device does not know reads as zero.

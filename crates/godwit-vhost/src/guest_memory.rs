@@ -15,11 +15,11 @@ use vm_memory::{
     GuestRegionMmap, MmapRegion, Permissions,
 };
 
-use super::post_copy::Arrival;
+use crate::post_copy::Arrival;
 
 /// Why the guest's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum MemoryError {
+pub enum MemoryError {
     /// The file's size or type could not be found out.
     #[error("cannot inspect a file of guest memory")]
     Inspect(#[source] io::Error),
@@ -63,7 +63,7 @@ struct Translation {
 }
 
 /// The guest's memory, mapped.
-pub(crate) struct GuestRam {
+pub struct GuestRam {
     memory: GuestMemoryMmap,
     /// In the front end's order.
     translations: Vec<Translation>,
@@ -72,7 +72,7 @@ pub(crate) struct GuestRam {
 
 impl GuestRam {
     /// Maps the regions, each from its file, and touches nothing.
-    pub(crate) fn new(
+    pub fn new(
         regions: &[VhostUserMemoryRegion],
         files: Vec<File>,
         arrival: Arc<Arrival>,
@@ -103,24 +103,24 @@ impl GuestRam {
     }
 
     /// How much of it is there.
-    pub(crate) fn arrival(&self) -> &Arrival {
+    pub fn arrival(&self) -> &Arrival {
         &self.arrival
     }
 
     /// Address in this process and bytes of each region, in the front end's order.
-    pub(super) fn places(&self) -> impl Iterator<Item = (u64, u64)> {
+    pub(crate) fn places(&self) -> impl Iterator<Item = (u64, u64)> {
         self.translations
             .iter()
             .map(|region| (region.here, region.length))
     }
 
     /// The memory itself.
-    pub(crate) const fn memory(&self) -> &GuestMemoryMmap {
+    pub const fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
     }
 
     /// The guest-physical address of an address of the front end's.
-    pub(crate) fn guest_address(&self, user: u64) -> Option<GuestAddress> {
+    pub fn guest_address(&self, user: u64) -> Option<GuestAddress> {
         self.translations.iter().find_map(|region| {
             let offset = user.checked_sub(region.user)?;
             (offset < region.length).then(|| GuestAddress(region.guest + offset))
@@ -129,7 +129,7 @@ impl GuestRam {
 
     /// Where the segments are in this process, appended to `places`. False when a part of them is
     /// not memory.
-    pub(crate) fn locate(&self, segments: &[Segment], places: &mut Vec<libc::iovec>) -> bool {
+    pub fn locate(&self, segments: &[Segment], places: &mut Vec<libc::iovec>) -> bool {
         for segment in segments {
             let slices = self.memory.get_slices(
                 GuestAddress(segment.address),
@@ -149,7 +149,7 @@ impl GuestRam {
     }
 
     /// Copies the segments' bytes to `into`, as many as fit. False when a part is not memory.
-    pub(crate) fn gather(&self, segments: &[Segment], mut into: &mut [u8]) -> bool {
+    pub fn gather(&self, segments: &[Segment], mut into: &mut [u8]) -> bool {
         for segment in segments {
             let length = (segment.length as usize).min(into.len());
             let (here, rest) = into.split_at_mut(length);
@@ -166,7 +166,7 @@ impl GuestRam {
     }
 
     /// Copies `from` to the segments. False when a part is not memory.
-    pub(crate) fn scatter(&self, mut from: &[u8], segments: &[Segment]) -> bool {
+    pub fn scatter(&self, mut from: &[u8], segments: &[Segment]) -> bool {
         for segment in segments {
             let length = (segment.length as usize).min(from.len());
             let (here, rest) = from.split_at(length);
@@ -184,7 +184,7 @@ impl GuestRam {
 }
 
 /// Maps `length` bytes of a file from `offset`, shared, after checking that it is that long.
-pub(super) fn map_file(file: File, offset: u64, length: u64) -> Result<MmapRegion, MemoryError> {
+pub(crate) fn map_file(file: File, offset: u64, length: u64) -> Result<MmapRegion, MemoryError> {
     let metadata = file.metadata().map_err(MemoryError::Inspect)?;
     if !metadata.is_file() {
         return Err(MemoryError::Kind);
@@ -202,4 +202,4 @@ pub(super) fn map_file(file: File, offset: u64, length: u64) -> Result<MmapRegio
 }
 
 /// Bytes of a descriptor.
-pub(super) const DESCRIPTOR: u64 = size_of::<RawDescriptor>() as u64;
+pub const DESCRIPTOR: u64 = size_of::<RawDescriptor>() as u64;

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::memory::{GuestRam, MemoryError};
-use super::userfault::Userfault;
+use crate::guest_memory::{GuestRam, MemoryError};
+use crate::userfault::Userfault;
 
 /// How long a front end that says that all pages are there has to prove that it lives on. QEMU says
 /// so, too, when it has failed to receive them, and then exits.
@@ -28,17 +28,17 @@ const LOST: u8 = 2;
 
 /// How much of the guest's memory is there.
 #[derive(Debug, Default)]
-pub(crate) struct Arrival(AtomicU8);
+pub struct Arrival(AtomicU8);
 
 impl Arrival {
     /// Pages may be missing: touching them may take a while, and end with [`Arrival::is_lost`].
-    pub(crate) fn is_under_way(&self) -> bool {
+    pub fn is_under_way(&self) -> bool {
         self.0.load(Ordering::Acquire) != WHOLE
     }
 
     /// Pages are missing and will not come. What was read from the memory before this was asked for
     /// may be zeroes that the guest never wrote.
-    pub(crate) fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         self.0.load(Ordering::Acquire) == LOST
     }
 }
@@ -54,7 +54,7 @@ pub fn may_wait_for_pages() -> io::Result<()> {
 
 /// Memory on its way. When it is dropped before the front end has said that all is there, what is
 /// missing is lost, and nobody waits for it any more.
-pub(super) struct PostCopy {
+pub(crate) struct PostCopy {
     faults: Userfault,
     arrival: Arc<Arrival>,
     /// What the engine uses.
@@ -70,7 +70,7 @@ impl PostCopy {
     ///
     /// # Errors
     /// When the kernel refuses.
-    pub(super) fn new() -> io::Result<(Self, File)> {
+    pub(crate) fn new() -> io::Result<(Self, File)> {
         let faults = Userfault::new()?;
         let shared = faults.share()?;
         let post_copy = Self {
@@ -84,7 +84,7 @@ impl PostCopy {
     }
 
     /// What is known of the memory, for whoever uses it.
-    pub(super) fn arrival(&self) -> Arc<Arrival> {
+    pub(crate) fn arrival(&self) -> Arc<Arrival> {
         Arc::clone(&self.arrival)
     }
 
@@ -92,7 +92,7 @@ impl PostCopy {
     ///
     /// # Errors
     /// When the memory is of a kind whose pages cannot be waited for.
-    pub(super) fn prepare(&mut self, ram: GuestRam) -> Result<(), MemoryError> {
+    pub(crate) fn prepare(&mut self, ram: GuestRam) -> Result<(), MemoryError> {
         for (start, length) in ram.places() {
             self.faults
                 .register(start, length)
@@ -104,24 +104,24 @@ impl PostCopy {
 
     /// The memory that was prepared, which the front end serves now. Nobody uses the one before any
     /// more.
-    pub(super) fn take_up(&mut self) -> Option<Arc<GuestRam>> {
+    pub(crate) fn take_up(&mut self) -> Option<Arc<GuestRam>> {
         let ram = self.next.take()?;
         self.current = Some(Arc::clone(&ram));
         Some(ram)
     }
 
     /// The front end says that all pages are there.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         self.ends = Some(Instant::now() + GRACE);
     }
 
     /// When to call [`PostCopy::complete`] unless the front end has left by then.
-    pub(super) const fn ends(&self) -> Option<Instant> {
+    pub(crate) const fn ends(&self) -> Option<Instant> {
         self.ends
     }
 
     /// All pages are there.
-    pub(super) fn complete(self) {
+    pub(crate) fn complete(self) {
         self.arrival.0.store(WHOLE, Ordering::Release);
     }
 }
@@ -145,12 +145,12 @@ impl Drop for PostCopy {
 }
 
 /// Whether the front end has hung up.
-pub(super) fn has_left(socket: &UnixStream) -> bool {
+pub(crate) fn has_left(socket: &UnixStream) -> bool {
     look(socket, PollFlags::RDHUP, Duration::ZERO).is_some_and(|seen| !seen.is_empty())
 }
 
 /// Waits for a message or the front end's end, at most until then. True when there is neither.
-pub(super) fn is_silent_until(socket: &UnixStream, deadline: Instant) -> bool {
+pub(crate) fn is_silent_until(socket: &UnixStream, deadline: Instant) -> bool {
     let left = deadline.saturating_duration_since(Instant::now());
     look(socket, PollFlags::IN | PollFlags::RDHUP, left).is_some_and(|seen| seen.is_empty())
 }

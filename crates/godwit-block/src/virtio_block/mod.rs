@@ -1,0 +1,9 @@
+//! virtio-blk: what a guest's driver of a disk asks for, and what it is told of the disk.
+//!
+//! Nothing that the guest says is believed: see [`request`] for what it can send.
+
+pub(crate) mod config_space;
+mod device;
+pub mod request;
+
+pub use device::BlockDevice;

@@ -1,0 +1,24 @@
+//! What the protocol asks of a device.
+
+use crate::session::{FrontEndCommand, FrontEndError};
+
+/// Gets the result of a step of the protocol: a ring's index when the step was to stop it, otherwise
+/// nothing of interest.
+pub type FrontEndReply = Box<dyn FnOnce(Result<u16, FrontEndError>) + Send>;
+
+/// A device whose rings somebody serves: a disk, a NIC. The protocol's thread calls it; the rings are
+/// served elsewhere.
+pub trait Device: Clone + Send + 'static {
+    /// What logs and threads call it.
+    fn name(&self) -> &str;
+
+    /// What it offers beside [`TRANSPORT`](super::features::TRANSPORT).
+    fn features(&self) -> u64;
+
+    /// The `size` bytes from `offset` of its configuration; `None` when they end past the longest there
+    /// can be.
+    fn configuration(&self, offset: u32, size: u32) -> Option<Vec<u8>>;
+
+    /// Carries out a step of the protocol, and answers it when it has taken effect. Must not block.
+    fn front_end(&self, command: FrontEndCommand, reply: FrontEndReply);
+}
