@@ -5,10 +5,10 @@ use godwit_core::event::Event;
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::Extent;
 
-use super::config::EngineEvent;
-use super::disk::Keep;
-use super::run::Engine;
-use super::slots::Owner;
+use crate::engine::config::EngineEvent;
+use crate::engine::disk::Keep;
+use crate::engine::run::Engine;
+use crate::engine::slots::Owner;
 
 impl Engine {
     /// Carries out everything that the controller wants done.

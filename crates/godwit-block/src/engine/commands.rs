@@ -7,12 +7,12 @@ use godwit_core::event::AbortReason;
 use godwit_core::units::MigrationId;
 use godwit_core::{MigrationOptions, StartError};
 
-use super::chunks::{ChunkMemory, Chunks};
-use super::deferred::MOST_DEFERRED;
-use super::handle::{Command, Reply};
-use super::link_signal::{InterfaceCounter, LinkWatch};
-use super::run::Engine;
-use super::streams::{ClientStream, PeerStreams};
+use crate::engine::connections::streams::{ClientStream, PeerStreams};
+use crate::engine::deferred::MOST_DEFERRED;
+use crate::engine::handle::{Command, Reply};
+use crate::engine::peers::link_signal::{InterfaceCounter, LinkWatch};
+use crate::engine::run::Engine;
+use crate::engine::slots::chunks::{ChunkMemory, Chunks};
 
 /// How long the engine waits for what is in flight when it ends.
 const SHUTDOWN: Duration = Duration::from_secs(5);

@@ -53,18 +53,18 @@ pub enum EngineEvent {
     /// The controller's events.
     Core(Event),
     /// Store this durably for the disk, then call
-    /// [`EngineHandle::persisted`](super::EngineHandle::persisted).
+    /// [`EngineHandle::persisted`](crate::engine::EngineHandle::persisted).
     Persist(AuthorityRecord),
     /// Clients of this node need the disk's owner and no connection to it is up: dial it and call
-    /// [`EngineHandle::forward`](super::EngineHandle::forward), or
-    /// [`EngineHandle::fail_forwarded`](super::EngineHandle::fail_forwarded) when that is hopeless.
+    /// [`EngineHandle::forward`](crate::engine::EngineHandle::forward), or
+    /// [`EngineHandle::fail_forwarded`](crate::engine::EngineHandle::fail_forwarded) when that is hopeless.
     /// Not repeated until one of them was called.
     ForwardDown,
     /// A client attached or left; the number attached now.
     Clients(u32),
     /// Requests of the virtual machine wait because the image has no room for them, or none does any
     /// more. The first is repeated about every second as long as it is so and the machine's rings are
-    /// served. [`EngineHandle::machine_stands_still`](super::EngineHandle::machine_stands_still) lets
+    /// served. [`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still) lets
     /// the machine be stopped meanwhile.
     OutOfSpace(bool),
     /// The engine has ended because of a failure that it cannot go on from.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use godwit_core::event::Phase;
 use godwit_core::units::Time;
 
-use super::handle::Command;
-use super::run::Engine;
+use crate::engine::handle::Command;
+use crate::engine::run::Engine;
 
 /// Commands that may wait at once.
 pub(super) const MOST_DEFERRED: usize = 4;

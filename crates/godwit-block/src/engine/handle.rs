@@ -11,12 +11,12 @@ use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::{Limits, MigrationOptions, StartError};
 
-use super::baseline::LatencyBaseline;
-use super::chunks::ChunkMemory;
-use super::config::EngineError;
-use super::link_signal::InterfaceCounter;
-use super::snapshot::Snapshot;
-use super::streams::{ClientStream, PeerStream, PeerStreams};
+use crate::engine::config::EngineError;
+use crate::engine::connections::streams::{ClientStream, PeerStream, PeerStreams};
+use crate::engine::peers::link_signal::InterfaceCounter;
+use crate::engine::slots::chunks::ChunkMemory;
+use crate::engine::stats::baseline::LatencyBaseline;
+use crate::engine::stats::snapshot::Snapshot;
 use godwit_vhost::device::FrontEndReply;
 use godwit_vhost::session::{FrontEndCommand, FrontEndError};
 
@@ -171,7 +171,7 @@ impl EngineHandle {
         }
     }
 
-    /// Serves an NBD client. Beyond [`EngineConfig::max_clients`](super::EngineConfig::max_clients)
+    /// Serves an NBD client. Beyond [`EngineConfig::max_clients`](crate::engine::EngineConfig::max_clients)
     /// it is disconnected.
     pub fn attach(&self, client: ClientStream) {
         self.inner.send(Command::Attach(client));
@@ -281,7 +281,7 @@ impl EngineHandle {
     }
 
     /// The virtual machine is about to be stopped because of
-    /// [`EngineEvent::OutOfSpace`](super::EngineEvent::OutOfSpace), and will not move while it stands
+    /// [`EngineEvent::OutOfSpace`](crate::engine::EngineEvent::OutOfSpace), and will not move while it stands
     /// still: its rings may stop while requests wait for room. They are taken up when the machine goes
     /// on.
     pub fn machine_stands_still(&self) {
@@ -293,7 +293,7 @@ impl EngineHandle {
         self.inner.send(Command::FailForwarded);
     }
 
-    /// The record of the last [`EngineEvent::Persist`](super::EngineEvent::Persist) is durable.
+    /// The record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist) is durable.
     pub fn persisted(&self) {
         self.inner.send(Command::Persisted);
     }
@@ -303,7 +303,7 @@ impl EngineHandle {
         self.inner.send(Command::SharingStored);
     }
 
-    /// The record of the last [`EngineEvent::Persist`](super::EngineEvent::Persist), which gives the
+    /// The record of the last [`EngineEvent::Persist`](crate::engine::EngineEvent::Persist), which gives the
     /// disk away, was not stored and never will be: the migration ends and this node serves on.
     pub fn not_persisted(&self, reason: AbortReason) {
         self.inner.send(Command::NotPersisted { reason });

@@ -18,41 +18,18 @@
 //! need: each has a lane of its own, and no more of the rest than it leaves to others.
 
 mod actions;
-mod allocation;
-mod baseline;
-mod buffers;
-mod chunks;
-mod clients;
-mod closing;
 mod commands;
-mod compression;
 mod config;
 mod connections;
 mod deferred;
 mod disk;
-mod disk_step;
-mod faults;
-mod gathering;
+mod front_ends;
 mod handle;
-mod hang_ups;
-mod lanes;
-mod link_signal;
-mod links;
-mod no_space;
-mod parts;
 mod peers;
 mod priority;
-mod receive;
 mod run;
-mod shares;
 mod slots;
-mod snapshot;
-mod sparse;
 mod stats;
-mod streams;
-mod vhost;
-mod vhost_events;
-mod vhost_io;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -62,15 +39,15 @@ use std::thread;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use rustix::event::{EventfdFlags, eventfd};
 
-pub use self::baseline::LatencyBaseline;
-pub use self::chunks::ChunkMemory;
 pub use self::config::{EngineConfig, EngineError, EngineEvent};
+pub use self::connections::streams::{ClientStream, PeerStream, PeerStreams};
 pub use self::handle::{EngineHandle, Reply};
-pub use self::link_signal::InterfaceCounter;
-pub use self::snapshot::{
+pub use self::peers::link_signal::InterfaceCounter;
+pub use self::slots::chunks::ChunkMemory;
+pub use self::stats::baseline::LatencyBaseline;
+pub use self::stats::snapshot::{
     Counters, FrontEndState, LATENCY_BOUNDS_US, Latencies, LatencySummary, Snapshot,
 };
-pub use self::streams::{ClientStream, PeerStream, PeerStreams};
 
 use self::handle::Waker;
 use self::run::{Engine, Parts};

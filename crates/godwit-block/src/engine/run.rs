@@ -12,23 +12,23 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{MigrationId, Time};
 use io_uring::{opcode, types};
 
-use super::chunks::Chunks;
-use super::compression::Compression;
-use super::config::{EngineConfig, EngineError, EngineEvent};
-use super::connections::{ConnectionKey, Connections, Life};
-use super::deferred::Deferred;
-use super::disk::Disk;
-use super::handle::{Command, Published};
-use super::link_signal::LinkWatch;
-use super::links::{Links, MOST_SERVED};
-use super::no_space::Room;
-use super::parts::Wholes;
-use super::priority::Priority;
-use super::slots::Slots;
-use super::snapshot::Snapshot;
-use super::stats::{Stats, thread_cpu_time};
-use super::streams::ClientStream;
-use super::vhost::Vhost;
+use crate::engine::config::{EngineConfig, EngineError, EngineEvent};
+use crate::engine::connections::streams::ClientStream;
+use crate::engine::connections::{ConnectionKey, Connections, Life};
+use crate::engine::deferred::Deferred;
+use crate::engine::disk::Disk;
+use crate::engine::front_ends::nbd::parts::Wholes;
+use crate::engine::front_ends::vhost::Vhost;
+use crate::engine::front_ends::vhost::no_space::Room;
+use crate::engine::handle::{Command, Published};
+use crate::engine::peers::compression::Compression;
+use crate::engine::peers::link_signal::LinkWatch;
+use crate::engine::peers::links::{Links, MOST_SERVED};
+use crate::engine::priority::Priority;
+use crate::engine::slots::Slots;
+use crate::engine::slots::chunks::Chunks;
+use crate::engine::stats::snapshot::Snapshot;
+use crate::engine::stats::{Stats, thread_cpu_time};
 use crate::image::Image;
 use godwit_io::page_buffers::Staging;
 use godwit_io::ring::{Completion, Ring, Token};
@@ -366,7 +366,7 @@ impl Engine {
         let Some(deadline) = self.shutdown else {
             return false;
         };
-        let sending = |c: &super::connections::Connection| {
+        let sending = |c: &crate::engine::connections::Connection| {
             c.life == Life::Open && (c.stream.is_sending() || c.stream.wants_send())
         };
         let idle = self.clients == 0

@@ -7,10 +7,10 @@ use std::time::Duration;
 use godwit_core::units::Time;
 use godwit_core::wire::{Message, TrafficClass};
 
-use super::closing::release;
-use super::link_signal::{Sent, sent};
-use super::run::Engine;
-use super::stats::thread_cpu_time;
+use crate::engine::connections::closing::release;
+use crate::engine::peers::link_signal::{Sent, sent};
+use crate::engine::run::Engine;
+use crate::engine::stats::thread_cpu_time;
 use godwit_io::stream::{Packed, Packer, PackingEnd, What};
 
 /// To compress a byte takes at most this part of the time that the link takes for it: the thread has
@@ -62,7 +62,7 @@ impl Pace {
 }
 
 /// What is known of a migration's link and data.
-pub(super) struct Compression {
+pub(in crate::engine) struct Compression {
     packer: Packer,
     /// Of the link. At first none that anything is compressed for.
     link: Pace,
@@ -121,7 +121,7 @@ impl Compression {
     }
 
     /// Whether the frame of this message is to be compressed.
-    pub(super) fn wants(&mut self, message: &Message) -> bool {
+    pub(in crate::engine) fn wants(&mut self, message: &Message) -> bool {
         let attempts = match message {
             Message::Copy { zeroes: false, .. } => &mut self.copies,
             Message::DoubleWrite { zeroes: false, .. }
@@ -175,7 +175,7 @@ impl Compression {
 
 impl Engine {
     /// What compresses the data of a migration, if the other node takes it so.
-    pub(super) fn new_compression(&self, taken: bool) -> Option<Compression> {
+    pub(in crate::engine) fn new_compression(&self, taken: bool) -> Option<Compression> {
         if !taken {
             return None;
         }
@@ -192,7 +192,7 @@ impl Engine {
     /// Looks at how fast the link takes copies. Congestion control that sends no faster than the receiver
     /// takes it, like bbr's, makes a slow receiver look like a slow link: there the data is compressed
     /// too, which spares the link and costs processor time.
-    pub(super) fn watch_copies(&mut self) {
+    pub(in crate::engine) fn watch_copies(&mut self) {
         let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
             return;
         };
@@ -209,7 +209,7 @@ impl Engine {
     }
 
     /// Compresses a little of what waits for that. True when there was something.
-    pub(super) fn compress_waiting(&mut self) -> bool {
+    pub(in crate::engine) fn compress_waiting(&mut self) -> bool {
         let (Some(compression), Some(links)) = (&mut self.compression, &self.links) else {
             return false;
         };

@@ -4,17 +4,17 @@
 use godwit_core::request::{Operation, RequestError, RequestTag};
 use godwit_core::units::{Bytes, Extent, Lba, Sectors};
 
-use super::connections::{ConnectionKey, Head, Life, Parse, Party};
-use super::lanes::LANE;
-use super::receive::Lost;
-use super::run::Engine;
-use super::slots::{Class, Owner, Waiter};
+use crate::engine::connections::lanes::LANE;
+use crate::engine::connections::receive::Lost;
+use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
+use crate::engine::run::Engine;
+use crate::engine::slots::{Class, Owner, Waiter};
 use crate::nbd::{ReplyHeader, RequestHeader};
 use godwit_io::stream::Frame;
 
 /// Which part of what a client asked for a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(in crate::engine) enum Part {
     /// All of it.
     All,
     /// A piece of a write, or of a read whose pieces may be answered in any order.
@@ -30,7 +30,7 @@ pub(super) enum Part {
 
 /// Names a request of several pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct WholeKey(u32);
+pub(in crate::engine) struct WholeKey(u32);
 
 /// A request of several pieces.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ struct Whole {
 /// The requests of several pieces under way: for each connection the one that is being received, and those
 /// of which pieces are in slots.
 #[derive(Default)]
-pub(super) struct Wholes {
+pub(in crate::engine) struct Wholes {
     entries: Vec<Whole>,
     free: Vec<u32>,
 }
@@ -151,7 +151,7 @@ fn following(head: Head) -> Option<Head> {
 
 impl Engine {
     /// A client asks for a read, a write or a flush: takes it, or the first piece of it.
-    pub(super) fn begin_parts(
+    pub(in crate::engine) fn begin_parts(
         &mut self,
         key: ConnectionKey,
         request: RequestHeader,
@@ -195,7 +195,12 @@ impl Engine {
     }
 
     /// A client's request, or a piece of it, is here with its data. Goes on with the next piece.
-    pub(super) fn part_received(&mut self, key: ConnectionKey, head: Head, tag: RequestTag) {
+    pub(in crate::engine) fn part_received(
+        &mut self,
+        key: ConnectionKey,
+        head: Head,
+        tag: RequestTag,
+    ) {
         let Head::Client {
             operation, part, ..
         } = head
@@ -223,7 +228,7 @@ impl Engine {
     }
 
     /// What is left of a request will not be received.
-    pub(super) fn cut_off(&mut self, head: Head) {
+    pub(in crate::engine) fn cut_off(&mut self, head: Head) {
         if let Head::Client {
             part: Part::Piece { whole, .. },
             ..
@@ -235,7 +240,7 @@ impl Engine {
 
     /// A connection that waits until all that it asked for is answered goes on, if that is so, at the end of
     /// the turn.
-    pub(super) fn go_on_alone(&mut self, key: ConnectionKey) {
+    pub(in crate::engine) fn go_on_alone(&mut self, key: ConnectionKey) {
         if let Some(connection) = self.connections.get(key)
             && let Parse::Alone(_) = connection.parse
             && connection.unanswered == 0
@@ -245,7 +250,7 @@ impl Engine {
     }
 
     /// The controller answered a piece of a client's request.
-    pub(super) fn answer_part(
+    pub(in crate::engine) fn answer_part(
         &mut self,
         tag: RequestTag,
         owner: Owner,

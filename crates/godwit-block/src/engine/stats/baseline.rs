@@ -38,14 +38,14 @@ pub struct LatencyBaseline {
 
 /// What clients did in a second that is over.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Second {
+pub(in crate::engine) struct Second {
     /// Requests that were answered.
-    pub(super) requests: f64,
+    pub(in crate::engine) requests: f64,
     /// Seconds that they waited, all together: as many as there were requests under way at a time, on
     /// average.
-    pub(super) under_way: f64,
+    pub(in crate::engine) under_way: f64,
     /// The most requests that were under way at a time.
-    pub(super) most_under_way: f64,
+    pub(in crate::engine) most_under_way: f64,
 }
 
 /// What is typical of some values, and how far they are from it.
@@ -106,7 +106,7 @@ fn load(seconds: &[Second]) -> Option<GuestLoad> {
 }
 
 impl LatencyBaseline {
-    pub(super) fn new(latencies: Histogram<u32>, seconds: &[Second]) -> Self {
+    pub(in crate::engine) fn new(latencies: Histogram<u32>, seconds: &[Second]) -> Self {
         Self {
             latencies,
             load: load(seconds),

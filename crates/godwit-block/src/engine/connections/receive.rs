@@ -4,9 +4,9 @@ use godwit_core::request::RequestTag;
 use godwit_core::units::Bytes;
 use godwit_core::wire::{DecodeError, HEADER_SIZE, Header, Message};
 
-use super::connections::{ConnectionKey, Head, Life, Parse};
-use super::run::Engine;
-use super::slots::{Class, Owner, Waiter};
+use crate::engine::connections::{ConnectionKey, Head, Life, Parse};
+use crate::engine::run::Engine;
+use crate::engine::slots::{Class, Owner, Waiter};
 use crate::nbd::{InvalidRequest, REQUEST_HEADER_SIZE};
 use godwit_io::ring::Token;
 use godwit_io::stream::{StreamError, Unpacker};
@@ -20,7 +20,7 @@ const MOST_ANSWERS: usize = 256;
 
 /// Why a connection is of no use any more.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Lost {
+pub(in crate::engine) enum Lost {
     /// It ended, or the other side reads nothing.
     #[error(transparent)]
     Stream(#[from] StreamError),
@@ -46,7 +46,7 @@ pub(super) enum Lost {
 
 impl Engine {
     /// A receive operation ended.
-    pub(super) fn received(&mut self, index: u32, result: i32) {
+    pub(in crate::engine) fn received(&mut self, index: u32, result: i32) {
         let now = self.now;
         let Some(connection) = self.connections.at(index) else {
             return;
@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// Handles everything that has arrived on the connection, then asks for more.
-    pub(super) fn advance(&mut self, key: ConnectionKey) {
+    pub(in crate::engine) fn advance(&mut self, key: ConnectionKey) {
         match self.parse(key) {
             Ok(()) => self.ask_for_more(key),
             Err(error) => self.lost(key, &error),
@@ -245,7 +245,7 @@ impl Engine {
     }
 
     /// Tries again for those that waited for a tag or memory, in order.
-    pub(super) fn retry_waiting(&mut self) {
+    pub(in crate::engine) fn retry_waiting(&mut self) {
         for class in [Class::Sync, Class::Client, Class::Copy] {
             for _ in 0..self.slots.waiting(class) {
                 let Some(waiter) = self.slots.next_waiting(class) else {
@@ -285,7 +285,12 @@ impl Engine {
     }
 
     /// Gives a request its slot and goes on to receive its data, or lets the connection wait.
-    pub(super) fn admit(&mut self, key: ConnectionKey, head: Head, waited: bool) -> bool {
+    pub(in crate::engine) fn admit(
+        &mut self,
+        key: ConnectionKey,
+        head: Head,
+        waited: bool,
+    ) -> bool {
         let (class, owner, buffer, length) = match head {
             Head::Client {
                 request,

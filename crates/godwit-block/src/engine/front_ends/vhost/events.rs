@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use io_uring::{opcode, types};
 
-use super::run::Engine;
+use crate::engine::run::Engine;
 use godwit_io::ring::{Completion, Ring, Token};
 
 /// What is written to an event counter to signal it.
@@ -31,18 +31,18 @@ struct Bell {
 
 /// Names a [`Bell`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BellId(u32);
+pub(in crate::engine) struct BellId(u32);
 
 /// The event counters in use.
 #[derive(Default)]
-pub(super) struct EventCounters {
+pub(in crate::engine) struct EventCounters {
     watches: Vec<Option<Watch>>,
     bells: Vec<Option<Bell>>,
 }
 
 impl EventCounters {
     /// Where to signal from now on.
-    pub(super) fn install(&mut self, counter: OwnedFd) -> BellId {
+    pub(in crate::engine) fn install(&mut self, counter: OwnedFd) -> BellId {
         let index = match self.bells.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -60,13 +60,13 @@ impl EventCounters {
     }
 
     /// Whether all signals of a bell were sent.
-    pub(super) fn are_sent(&self, bell: Option<BellId>) -> bool {
+    pub(in crate::engine) fn are_sent(&self, bell: Option<BellId>) -> bool {
         let bell = bell.and_then(|id| self.bells[id.0 as usize].as_ref());
         bell.is_none_or(|bell| !bell.sending)
     }
 
     /// Signals when this turn's operations are submitted.
-    pub(super) fn signal(&mut self, uring: &mut Ring, id: BellId) {
+    pub(in crate::engine) fn signal(&mut self, uring: &mut Ring, id: BellId) {
         if let Some(bell) = &mut self.bells[id.0 as usize] {
             if std::mem::replace(&mut bell.sending, true) {
                 bell.again = true;
@@ -81,7 +81,7 @@ impl EventCounters {
     }
 
     /// Signals there no more. What is on its way may not arrive.
-    pub(super) fn retire(&mut self, uring: &mut Ring, id: Option<BellId>) {
+    pub(in crate::engine) fn retire(&mut self, uring: &mut Ring, id: Option<BellId>) {
         let Some(id) = id else { return };
         let place = &mut self.bells[id.0 as usize];
         match place {
@@ -94,7 +94,7 @@ impl EventCounters {
     }
 
     /// Waits for a ring's kicks.
-    pub(super) fn watch(&mut self, uring: &mut Ring, kick: OwnedFd, ring: u16) -> u32 {
+    pub(in crate::engine) fn watch(&mut self, uring: &mut Ring, kick: OwnedFd, ring: u16) -> u32 {
         let index = match self.watches.iter().position(Option::is_none) {
             Some(index) => index,
             None => {
@@ -120,7 +120,7 @@ impl EventCounters {
     }
 
     /// Ends all watches.
-    pub(super) fn stop_watching(&mut self, uring: &mut Ring) {
+    pub(in crate::engine) fn stop_watching(&mut self, uring: &mut Ring) {
         for index in 0..self.watches.len() {
             if self.watches[index].is_some() {
                 uring.cancel(Token::Kick(index as u32));
@@ -134,7 +134,7 @@ impl EventCounters {
     }
 
     /// Waits for the ring's kicks no more.
-    pub(super) fn unwatch(&mut self, uring: &mut Ring, watch: u32, ring: u16) {
+    pub(in crate::engine) fn unwatch(&mut self, uring: &mut Ring, watch: u32, ring: u16) {
         let state = self.watches[watch as usize].as_mut();
         // A watch that failed may be another ring's by now.
         let Some(state) = state.filter(|state| state.ring == Some(ring)) else {
@@ -159,7 +159,7 @@ fn drain(counter: &OwnedFd) {
 
 impl Engine {
     /// A signal was sent, or cancelled.
-    pub(super) fn signalled(&mut self, index: u32) {
+    pub(in crate::engine) fn signalled(&mut self, index: u32) {
         let place = &mut self.vhost.events.bells[index as usize];
         let Some(bell) = place else { return };
         bell.sending = false;
@@ -173,7 +173,7 @@ impl Engine {
     }
 
     /// A guest told of new requests, or a watch ended.
-    pub(super) fn kicked(&mut self, index: u32, completion: Completion) {
+    pub(in crate::engine) fn kicked(&mut self, index: u32, completion: Completion) {
         let Some(watch) = &self.vhost.events.watches[index as usize] else {
             return;
         };

@@ -10,14 +10,14 @@ use std::os::fd::RawFd;
 use io_uring::{opcode, squeue, types};
 
 /// One step of an operation: what one call of the kernel's could do.
-pub(super) struct Step {
-    pub(super) file: RawFd,
-    pub(super) offset: u64,
-    pub(super) call: Call,
+pub(in crate::engine) struct Step {
+    pub(in crate::engine) file: RawFd,
+    pub(in crate::engine) offset: u64,
+    pub(in crate::engine) call: Call,
 }
 
 /// The call.
-pub(super) enum Call {
+pub(in crate::engine) enum Call {
     Read(Target),
     /// With flags of `pwritev2`.
     Write(Target, i32),
@@ -31,7 +31,7 @@ pub(super) enum Call {
 
 /// The memory of a transfer.
 #[derive(Clone, Copy)]
-pub(super) enum Target {
+pub(in crate::engine) enum Target {
     Whole {
         memory: *mut u8,
         length: u32,
@@ -60,7 +60,7 @@ impl Target {
 
 impl Step {
     /// The ring's operation for it.
-    pub(super) fn entry(&self) -> squeue::Entry {
+    pub(in crate::engine) fn entry(&self) -> squeue::Entry {
         let file = types::Fd(self.file);
         let offset = self.offset;
         match self.call {
@@ -97,7 +97,7 @@ impl Step {
     /// # Safety
     /// As for the ring's operation: the file is open, and the memory, and the list of its pieces, is valid
     /// and used by nobody in a way that conflicts.
-    pub(super) unsafe fn carry_out(&self) -> i32 {
+    pub(in crate::engine) unsafe fn carry_out(&self) -> i32 {
         let Ok(offset) = libc::off_t::try_from(self.offset) else {
             return -libc::EINVAL;
         };

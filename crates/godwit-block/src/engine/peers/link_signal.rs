@@ -10,12 +10,12 @@ use std::time::Duration;
 use godwit_core::units::Time;
 use godwit_core::{Controller, LinkSignal};
 
-use super::run::Engine;
+use crate::engine::run::Engine;
 use godwit_io::stream::Stream;
 
 impl Engine {
     /// Tells the controller how the sync connection does.
-    pub(super) fn sample_link(&mut self) {
+    pub(in crate::engine) fn sample_link(&mut self) {
         let sync = self.links.as_ref().and_then(|links| links.sync);
         let connection = sync.and_then(|key| self.connections.get(key));
         let (Some(watch), Some(connection)) = (&mut self.link_watch, connection) else {
@@ -69,7 +69,7 @@ impl From<File> for InterfaceCounter {
 }
 
 /// Looks at the connection that double writes take, every [`Controller::LINK_SAMPLING`].
-pub(super) struct LinkWatch {
+pub(in crate::engine) struct LinkWatch {
     next: Time,
     /// Bytes that the other node had acknowledged at the last look.
     acknowledged: Option<u64>,
@@ -77,7 +77,7 @@ pub(super) struct LinkWatch {
 }
 
 impl LinkWatch {
-    pub(super) fn new(now: Time, interface: Option<InterfaceCounter>) -> Self {
+    pub(in crate::engine) fn new(now: Time, interface: Option<InterfaceCounter>) -> Self {
         let interface = interface.map(|counter| InterfaceRate {
             counter,
             last: None,
@@ -92,7 +92,7 @@ impl LinkWatch {
     }
 
     /// When to look again.
-    pub(super) const fn next(&self) -> Time {
+    pub(in crate::engine) const fn next(&self) -> Time {
         self.next
     }
 
@@ -196,15 +196,15 @@ struct TcpInfo {
 
 /// What has been sent on a connection so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sent {
+pub(in crate::engine) struct Sent {
     /// Bytes that the other side has acknowledged.
-    pub(super) bytes: u64,
+    pub(in crate::engine) bytes: u64,
     /// How long there was something to send, but for the time in which the other side took no more.
-    pub(super) time: Duration,
+    pub(in crate::engine) time: Duration,
 }
 
 /// What has been sent on this connection; `None`: it is not a TCP connection.
-pub(super) fn sent(socket: BorrowedFd<'_>) -> Option<Sent> {
+pub(in crate::engine) fn sent(socket: BorrowedFd<'_>) -> Option<Sent> {
     let info = tcp_info(socket)?;
     Some(Sent {
         bytes: info.bytes_acked,

@@ -1,15 +1,20 @@
 //! Frames of other nodes, in both directions.
 
+pub(super) mod compression;
+pub(super) mod gathering;
+pub(super) mod link_signal;
+pub(super) mod links;
+
 use godwit_core::action::Forwarder;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::SECTOR_SIZE;
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
 use godwit_core::{Admission, HOLE_PIECE_SECTORS};
 
-use super::connections::{ConnectionKey, Head, Life, Parse, Party};
-use super::receive::Lost;
-use super::run::Engine;
-use super::slots::{Class, Owner};
+use crate::engine::connections::receive::Lost;
+use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
+use crate::engine::run::Engine;
+use crate::engine::slots::{Class, Owner};
 use godwit_io::stream::{Frame, What};
 use godwit_io::zeroes::is_sparse;
 

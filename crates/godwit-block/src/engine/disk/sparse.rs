@@ -8,15 +8,20 @@ use godwit_io::zeroes::{BLOCK, is_zero};
 
 /// What of a write comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(in crate::engine) struct Run {
     /// Bytes that are zeroes there already.
-    pub(super) skipped: u64,
+    pub(in crate::engine) skipped: u64,
     /// Where what has to be written after them ends, from the start of the data.
-    pub(super) until: u64,
+    pub(in crate::engine) until: u64,
 }
 
 /// The next run of `data`, which is to be at `offset` of the file, after its first `done` bytes.
-pub(super) fn next_run(file: BorrowedFd<'_>, offset: u64, data: &[u8], done: usize) -> Run {
+pub(in crate::engine) fn next_run(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    data: &[u8],
+    done: usize,
+) -> Run {
     let leaves_out = |at: usize| {
         let zeroes = zeroes_at(offset, data, at);
         let (start, end) = (offset + at as u64, offset + (at + zeroes) as u64);

@@ -7,7 +7,7 @@ use godwit_core::action::DiskTag;
 
 /// What the kernel's result of an operation is taken for.
 #[cfg(feature = "failpoints")]
-pub(super) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
+pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
     let who = match tag {
         DiskTag::Request(_) => "request",
         DiskTag::Chunk(_) => "chunk",
@@ -23,6 +23,6 @@ pub(super) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
 
 /// The result itself: the feature `failpoints` is off.
 #[cfg(not(feature = "failpoints"))]
-pub(super) const fn result(_tag: DiskTag, _operation: &str, result: i32) -> i32 {
+pub(in crate::engine) const fn result(_tag: DiskTag, _operation: &str, result: i32) -> i32 {
     result
 }

@@ -8,10 +8,10 @@ use godwit_core::units::Extent;
 use godwit_core::wire::Message;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::run::Engine;
-use super::shares::Account;
-use super::slots::{Class, Owner, Waiter};
-use super::vhost::{FrontEnd, table_of};
+use crate::engine::connections::shares::Account;
+use crate::engine::front_ends::vhost::{FrontEnd, table_of};
+use crate::engine::run::Engine;
+use crate::engine::slots::{Class, Owner, Waiter};
 use crate::virtio_block::config_space::FLUSH;
 use crate::virtio_block::request::{Asked, SERIAL, STATUS_ERROR, STATUS_OK, parse, serial_number};
 use godwit_io::ring::GROUP;
@@ -27,7 +27,7 @@ const RING_GROUP: u32 = 4;
 
 /// A request that came by a ring.
 #[derive(Default)]
-pub(super) struct RingRequest {
+pub(in crate::engine) struct RingRequest {
     ring: u16,
     head: u16,
     /// Guest-physical address of the status byte.
@@ -70,7 +70,7 @@ enum Broken {
 
 impl Engine {
     /// Takes the requests of all rings that may have some.
-    pub(super) fn pump_rings(&mut self) {
+    pub(in crate::engine) fn pump_rings(&mut self) {
         self.vhost.eager = false;
         if self.vhost.ready == 0 || !self.rings_may_go() {
             return;
@@ -132,7 +132,7 @@ impl Engine {
     }
 
     /// Takes the request for which the ring waited. False when there is still no slot for it.
-    pub(super) fn admit_waiting_ring(&mut self, index: u16) -> bool {
+    pub(in crate::engine) fn admit_waiting_ring(&mut self, index: u16) -> bool {
         let waits = self.vhost.ring(index).is_some_and(|ring| ring.waiting);
         if waits && !self.core.holds_requests() {
             match self.take_one(index, true) {
@@ -277,7 +277,7 @@ impl Engine {
     ///
     /// What is also sent to another node must be the same in both places: the guest may change
     /// its memory at any time.
-    pub(super) fn guest_memory_for(
+    pub(in crate::engine) fn guest_memory_for(
         &mut self,
         tag: RequestTag,
         operation: DiskOperation,
@@ -316,7 +316,7 @@ impl Engine {
 
     /// A frame about a request is to be sent: its data must be in the slot's buffer, or is to arrive
     /// there.
-    pub(super) fn leave_guest_memory(&mut self, message: &Message) {
+    pub(in crate::engine) fn leave_guest_memory(&mut self, message: &Message) {
         if let Message::Forward { tag, .. } | Message::DoubleWrite { tag, .. } = *message
             && let Owner::Ring { operation } = self.slots.owner(tag)
         {
@@ -341,7 +341,7 @@ impl Engine {
     }
 
     /// The controller answered a ring's request.
-    pub(super) fn answer_ring(
+    pub(in crate::engine) fn answer_ring(
         &mut self,
         tag: RequestTag,
         operation: Operation,
@@ -437,7 +437,7 @@ impl Engine {
     }
 
     /// Shows the guest the answers of this turn, and tells it where it wants to know.
-    pub(super) fn publish_rings(&mut self) {
+    pub(in crate::engine) fn publish_rings(&mut self) {
         let mut answered = std::mem::take(&mut self.vhost.answered);
         if answered == 0 {
             return;

@@ -4,15 +4,15 @@ use std::io;
 
 use godwit_core::request::RequestTag;
 
-use super::shares::{Account, Shares};
+use crate::engine::connections::shares::{Account, Shares};
 use godwit_io::page_buffers::{LARGEST, Mapping};
 
 /// The longest data in a lane, in bytes. A client's longer requests are carried out in pieces of that.
-pub(super) const LANE: usize = 1 << 20;
+pub(in crate::engine) const LANE: usize = 1 << 20;
 
 /// The lanes of one class: tags, each with memory of its own. An account uses one of them at most, so that
 /// there is one for every account while there are as many as accounts.
-pub(super) struct Lanes {
+pub(in crate::engine) struct Lanes {
     /// Address space, committed as it is used.
     memory: Mapping,
     /// The lane of the guest's rings, whose requests may be as long as any.
@@ -24,7 +24,7 @@ pub(super) struct Lanes {
 
 impl Lanes {
     /// Lanes with these tags, which follow one another downwards; the last is the rings' if they have one.
-    pub(super) fn new(mut tags: Vec<RequestTag>, for_rings: bool) -> io::Result<Self> {
+    pub(in crate::engine) fn new(mut tags: Vec<RequestTag>, for_rings: bool) -> io::Result<Self> {
         let first = tags.last().map_or(0, |tag| tag.0);
         let count = tags.len();
         let rings = if for_rings { LARGEST - LANE } else { 0 };
@@ -38,7 +38,7 @@ impl Lanes {
 
     /// The lane of the account for a request with so much data, unless it is in use. What has no account is
     /// a migration's, which may use all of them.
-    pub(super) fn take(
+    pub(in crate::engine) fn take(
         &mut self,
         length: u32,
         account: Option<Account>,
@@ -60,12 +60,12 @@ impl Lanes {
     }
 
     /// Whether the account's lane is too short for so much data.
-    pub(super) fn never_take(length: u32, account: Account) -> bool {
+    pub(in crate::engine) fn never_take(length: u32, account: Account) -> bool {
         length as usize > LANE && account != Account::RINGS
     }
 
     /// A slot is free again. False when it is none of these.
-    pub(super) fn free(
+    pub(in crate::engine) fn free(
         &mut self,
         tag: RequestTag,
         account: Option<Account>,
@@ -84,7 +84,7 @@ impl Lanes {
     }
 
     /// Address and length of the lane's memory; `None` when it is none of these.
-    pub(super) fn buffer(&self, tag: RequestTag) -> Option<(*mut u8, usize)> {
+    pub(in crate::engine) fn buffer(&self, tag: RequestTag) -> Option<(*mut u8, usize)> {
         let number = self
             .tags
             .contains(&tag.0)

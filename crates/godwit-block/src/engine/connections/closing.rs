@@ -5,12 +5,12 @@ use std::time::Duration;
 use godwit_core::units::Time;
 use godwit_core::wire::TrafficClass;
 
-use super::chunks::Chunks;
-use super::config::EngineEvent;
-use super::connections::{ConnectionKey, Head, Life, Parse, Party};
-use super::receive::Lost;
-use super::run::Engine;
-use super::slots::Slots;
+use crate::engine::config::EngineEvent;
+use crate::engine::connections::receive::Lost;
+use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
+use crate::engine::run::Engine;
+use crate::engine::slots::Slots;
+use crate::engine::slots::chunks::Chunks;
 use godwit_io::ring::Token;
 use godwit_io::stream::{Keep, Payload, StreamError};
 
@@ -19,7 +19,7 @@ use godwit_io::stream::{Keep, Payload, StreamError};
 const STALL: Duration = Duration::from_secs(30);
 
 /// Ends the use of a payload that has been sent.
-pub(super) fn release<'a>(
+pub(in crate::engine) fn release<'a>(
     slots: &'a mut Slots,
     chunks: &'a mut Chunks,
 ) -> impl FnMut(Payload) + 'a {
@@ -33,7 +33,7 @@ pub(super) fn release<'a>(
 
 impl Engine {
     /// A send operation ended.
-    pub(super) fn sent(&mut self, index: u32, result: i32) {
+    pub(in crate::engine) fn sent(&mut self, index: u32, result: i32) {
         let now = self.now;
         let Some(connection) = self.connections.at(index) else {
             return;
@@ -56,7 +56,7 @@ impl Engine {
 
     /// Drops the frames of the migration under way that wait on this class's connections and of
     /// which no byte has left.
-    pub(super) fn discard_unsent(&mut self, class: TrafficClass) {
+    pub(in crate::engine) fn discard_unsent(&mut self, class: TrafficClass) {
         let Some(links) = self.links.as_ref().filter(|links| links.active) else {
             return;
         };
@@ -81,7 +81,7 @@ impl Engine {
     }
 
     /// Sends what the turn has queued, and closes what has nothing left to do.
-    pub(super) fn flush_marked(&mut self) {
+    pub(in crate::engine) fn flush_marked(&mut self) {
         let guest_is_idle = self.core.guest_is_idle();
         while let Some(key) = self.connections.next_marked() {
             let now = self.now;
@@ -143,7 +143,7 @@ impl Engine {
     }
 
     /// Lets a connection finish what it has, then closes it.
-    pub(super) fn leave(&mut self, key: ConnectionKey, within: Duration) {
+    pub(in crate::engine) fn leave(&mut self, key: ConnectionKey, within: Duration) {
         let deadline = self.now.after(within);
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -155,14 +155,14 @@ impl Engine {
             };
             connection.stream.stop_packing();
             if let Some(uses) = connection.uses_mut() {
-                *uses = super::connections::Uses::default();
+                *uses = crate::engine::connections::Uses::default();
             }
             self.connections.mark(key);
         }
     }
 
     /// The connection is of no use any more: closes it and tells whoever relied on it.
-    pub(super) fn lost(&mut self, key: ConnectionKey, why: &Lost) {
+    pub(in crate::engine) fn lost(&mut self, key: ConnectionKey, why: &Lost) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
@@ -211,7 +211,7 @@ impl Engine {
 
     /// Closes a connection: nothing of it is handled from now on. Its memory goes when the kernel
     /// has let go of it.
-    pub(super) fn close(&mut self, key: ConnectionKey) {
+    pub(in crate::engine) fn close(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
@@ -227,7 +227,7 @@ impl Engine {
     }
 
     /// Frees a closed connection as soon as the kernel uses nothing of it.
-    pub(super) fn reap(&mut self, key: ConnectionKey) {
+    pub(in crate::engine) fn reap(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
@@ -254,7 +254,7 @@ impl Engine {
     }
 
     /// Drops connections that take too long. True while one must be watched.
-    pub(super) fn drop_stalled(&mut self) -> bool {
+    pub(in crate::engine) fn drop_stalled(&mut self) -> bool {
         let now = self.now;
         let mut watch = false;
         let mut stalled: Vec<(ConnectionKey, bool)> = Vec::new();

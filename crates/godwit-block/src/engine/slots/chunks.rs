@@ -32,7 +32,7 @@ impl ChunkMemory {
     /// first chunks and delayed writes need is committed when this returns. The rest follows in
     /// [`Chunks::new`], on a thread of its own: now the connections would wait for it, and then fewer
     /// chunks are in flight than may be.
-    pub(super) fn new(limits: &Limits, options: &MigrationOptions) -> io::Result<Self> {
+    pub(in crate::engine) fn new(limits: &Limits, options: &MigrationOptions) -> io::Result<Self> {
         let window = usize::from(options.window_chunks);
         let chunk_bytes = (options.chunk_sectors as usize * 512).next_multiple_of(4096);
         let delayed = usize::from(limits.delayed_chunks.max(1));
@@ -48,7 +48,7 @@ impl ChunkMemory {
     }
 
     /// Whether it is enough for a migration with these options.
-    pub(super) fn suffices(&self, options: &MigrationOptions) -> bool {
+    pub(in crate::engine) fn suffices(&self, options: &MigrationOptions) -> bool {
         self.window >= usize::from(options.window_chunks)
             && self.chunk_bytes / 512 >= options.chunk_sectors as usize
     }
@@ -61,7 +61,7 @@ impl ChunkMemory {
 /// A pause may hand a slot out again while a frame of it waits to be sent. Frames take holds on
 /// their slot, and a read into a slot with holds waits until they have ended.
 #[derive(Default)]
-pub(super) struct Chunks {
+pub(in crate::engine) struct Chunks {
     memory: Option<Rc<Mapping>>,
     /// Slots of the locking window that this migration uses.
     window: usize,
@@ -86,7 +86,7 @@ struct Slot {
 impl Chunks {
     /// Buffers in this memory for a disk of `capacity` bytes. What of it is not committed yet is from now
     /// on.
-    pub(super) fn new(limits: &Limits, memory: ChunkMemory, capacity: Bytes) -> Self {
+    pub(in crate::engine) fn new(limits: &Limits, memory: ChunkMemory, capacity: Bytes) -> Self {
         let ChunkMemory {
             mut memory,
             window,
@@ -110,7 +110,7 @@ impl Chunks {
 
     /// Lets go of the memory, unless something is still being read into it. What frames still send of
     /// it goes when they do.
-    pub(super) fn let_go(&mut self) {
+    pub(in crate::engine) fn let_go(&mut self) {
         if !self.is_reading() {
             *self = Self::default();
         }
@@ -118,7 +118,11 @@ impl Chunks {
 
     /// The address of a slot's buffer and what keeps it mapped; `None` when there is none of at
     /// least `length` bytes.
-    pub(super) fn buffer(&self, slot: ChunkSlot, length: usize) -> Option<(*mut u8, Rc<Mapping>)> {
+    pub(in crate::engine) fn buffer(
+        &self,
+        slot: ChunkSlot,
+        length: usize,
+    ) -> Option<(*mut u8, Rc<Mapping>)> {
         let memory = self.memory.as_ref()?;
         let slot = usize::from(slot.0);
         let (start, room) = if slot < self.window {
@@ -133,7 +137,7 @@ impl Chunks {
     }
 
     /// The first `length` bytes of a slot's buffer as the payload of a frame; takes a hold.
-    pub(super) fn payload(&mut self, slot: ChunkSlot, length: usize) -> Option<Payload> {
+    pub(in crate::engine) fn payload(&mut self, slot: ChunkSlot, length: usize) -> Option<Payload> {
         let (pointer, memory) = self.buffer(slot, length)?;
         self.slots.get_mut(usize::from(slot.0))?.holds += 1;
         // SAFETY: the reference keeps the memory mapped until the payload is released, and it was
@@ -143,7 +147,7 @@ impl Chunks {
     }
 
     /// Ends the hold of a payload of this or an earlier migration.
-    pub(super) fn release(&mut self, slot: ChunkSlot, memory: &Rc<Mapping>) {
+    pub(in crate::engine) fn release(&mut self, slot: ChunkSlot, memory: &Rc<Mapping>) {
         let current = self
             .memory
             .as_ref()
@@ -159,7 +163,7 @@ impl Chunks {
     }
 
     /// Keeps a read for later if frames of the slot wait to be sent. False when it may start now.
-    pub(super) fn defer(&mut self, slot: ChunkSlot, read: DiskOperation) -> bool {
+    pub(in crate::engine) fn defer(&mut self, slot: ChunkSlot, read: DiskOperation) -> bool {
         match self.slots.get_mut(usize::from(slot.0)) {
             Some(state) if state.holds > 0 => {
                 state.deferred = Some(read);
@@ -170,7 +174,7 @@ impl Chunks {
     }
 
     /// A deferred read that may start.
-    pub(super) fn next_ready(&mut self) -> Option<(ChunkSlot, DiskOperation)> {
+    pub(in crate::engine) fn next_ready(&mut self) -> Option<(ChunkSlot, DiskOperation)> {
         while let Some(slot) = self.ready.pop() {
             if let Some(read) = self.slots[usize::from(slot.0)].deferred.take() {
                 return Some((slot, read));
@@ -180,24 +184,24 @@ impl Chunks {
     }
 
     /// Takes back a read that waits.
-    pub(super) fn cancel_deferred(&mut self) -> Option<ChunkSlot> {
+    pub(in crate::engine) fn cancel_deferred(&mut self) -> Option<ChunkSlot> {
         let at = self.slots.iter().position(|slot| slot.deferred.is_some())?;
         self.slots[at].deferred = None;
         Some(ChunkSlot(at as u16))
     }
 
     /// A read was asked for.
-    pub(super) const fn begin(&mut self) {
+    pub(in crate::engine) const fn begin(&mut self) {
         self.reading += 1;
     }
 
     /// A read is over.
-    pub(super) const fn end(&mut self) {
+    pub(in crate::engine) const fn end(&mut self) {
         self.reading -= 1;
     }
 
     /// Whether a read that was asked for is not over.
-    pub(super) const fn is_reading(&self) -> bool {
+    pub(in crate::engine) const fn is_reading(&self) -> bool {
         self.reading > 0
     }
 }

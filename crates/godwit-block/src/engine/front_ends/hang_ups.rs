@@ -10,15 +10,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use godwit_core::request::RequestTag;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::connections::{ConnectionKey, Life};
-use super::receive::Lost;
-use super::run::Engine;
-use super::slots::Owner;
+use crate::engine::connections::receive::Lost;
+use crate::engine::connections::{ConnectionKey, Life};
+use crate::engine::run::Engine;
+use crate::engine::slots::Owner;
 use godwit_io::stream::StreamError;
 
 impl Engine {
     /// A client attaches to this node.
-    pub(super) fn client_attaches(&mut self) {
+    pub(in crate::engine) fn client_attaches(&mut self) {
         self.look_for_hang_ups();
         self.core.handle_client_attached(self.now);
         self.drain();
@@ -26,7 +26,7 @@ impl Engine {
 
     /// Closes the connections of clients that have hung up, with what they sent and was not read, and
     /// gives up the requests of a virtual machine whose QEMU has.
-    pub(super) fn look_for_hang_ups(&mut self) {
+    pub(in crate::engine) fn look_for_hang_ups(&mut self) {
         let clients = self
             .connections
             .iter()
@@ -44,7 +44,7 @@ impl Engine {
     }
 
     /// A client's connection is gone.
-    pub(super) fn client_left(&mut self, key: ConnectionKey) {
+    pub(in crate::engine) fn client_left(&mut self, key: ConnectionKey) {
         let is_its =
             |owner: Owner| matches!(owner, Owner::Client { connection, .. } if connection == key);
         let tags = self.slots.owned_by(is_its);
@@ -53,7 +53,7 @@ impl Engine {
     }
 
     /// The virtual machine's QEMU is gone. Who serves the machine next does its requests again.
-    pub(super) fn front_end_left(&mut self) {
+    pub(in crate::engine) fn front_end_left(&mut self) {
         let tags = self
             .slots
             .owned_by(|owner| matches!(owner, Owner::Ring { .. }));

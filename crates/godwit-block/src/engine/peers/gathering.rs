@@ -8,8 +8,8 @@ use std::time::Duration;
 use godwit_core::units::Time;
 use godwit_core::wire::Message;
 
-use super::connections::{Connection, ConnectionKey, Life};
-use super::run::Engine;
+use crate::engine::connections::{Connection, ConnectionKey, Life};
+use crate::engine::run::Engine;
 use godwit_io::stream::Frame;
 
 /// How long the first waits for others: far less than what a migration's end may take, and time for
@@ -21,7 +21,7 @@ const ENOUGH: usize = 64 << 10;
 
 impl Connection {
     /// Queues the frame of a message, which a double write's may gather with others like it.
-    pub(super) fn queue(&mut self, message: &Message, frame: Frame, now: Time) {
+    pub(in crate::engine) fn queue(&mut self, message: &Message, frame: Frame, now: Time) {
         if !matches!(message, Message::DoubleWrite { .. }) {
             self.gathers_until = None;
         } else if self.stream.outbox().is_empty() {
@@ -31,7 +31,7 @@ impl Connection {
     }
 
     /// Until when nothing need be sent.
-    pub(super) fn gathers_until(&self) -> Option<Time> {
+    pub(in crate::engine) fn gathers_until(&self) -> Option<Time> {
         let outbox = self.stream.outbox();
         let gathers = self.life == Life::Open && !outbox.is_empty() && outbox.bytes() < ENOUGH;
         self.gathers_until.filter(|_| gathers)
@@ -40,7 +40,7 @@ impl Connection {
 
 impl Engine {
     /// The connection on which double writes gather, and until when.
-    pub(super) fn gathering(&self) -> Option<(ConnectionKey, Time)> {
+    pub(in crate::engine) fn gathering(&self) -> Option<(ConnectionKey, Time)> {
         let sync = self.links.as_ref()?.sync?;
         let connection = self.connections.get(sync)?;
         let waits = !connection.stream.is_sending();
@@ -49,7 +49,7 @@ impl Engine {
     }
 
     /// Sends what has gathered, once it is time.
-    pub(super) fn send_gathered(&mut self) {
+    pub(in crate::engine) fn send_gathered(&mut self) {
         if let Some((key, until)) = self.gathering()
             && until <= self.now
         {

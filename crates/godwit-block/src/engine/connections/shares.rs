@@ -2,11 +2,11 @@
 
 /// Whose requests are counted together: a connection's, or all rings'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Account(u32);
+pub(in crate::engine) struct Account(u32);
 
 impl Account {
     /// That of the guest's rings.
-    pub(super) const RINGS: Self = Self(0);
+    pub(in crate::engine) const RINGS: Self = Self(0);
 }
 
 /// What one account holds.
@@ -25,13 +25,13 @@ struct Held {
 /// A connection whose client stalls keeps what it holds. It gets no more than it leaves to all others, so
 /// that a few of them do not have everything; for when many stall, each connection has a lane of its own.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(in crate::engine) struct Shares {
     held: Vec<Held>,
     free: Vec<u32>,
 }
 
 impl Shares {
-    pub(super) fn new() -> Self {
+    pub(in crate::engine) fn new() -> Self {
         Self {
             held: vec![Held::default()],
             free: Vec::new(),
@@ -39,7 +39,7 @@ impl Shares {
     }
 
     /// A new account.
-    pub(super) fn open(&mut self) -> Account {
+    pub(in crate::engine) fn open(&mut self) -> Account {
         match self.free.pop() {
             Some(index) => {
                 self.held[index as usize] = Held::default();
@@ -53,18 +53,18 @@ impl Shares {
     }
 
     /// The connection is gone; what it holds stays counted until it is given back.
-    pub(super) fn close(&mut self, account: Account) {
+    pub(in crate::engine) fn close(&mut self, account: Account) {
         self.of(account).closed = true;
         self.forget_if_empty(account);
     }
 
     /// Whether the account holds nothing of what is common.
-    pub(super) fn is_empty(&self, account: Account) -> bool {
+    pub(in crate::engine) fn is_empty(&self, account: Account) -> bool {
         self.held[account.0 as usize].requests == 0
     }
 
     /// Whether the account may take a request of so many bytes, when as much as this is left after that.
-    pub(super) fn allows(
+    pub(in crate::engine) fn allows(
         &self,
         account: Account,
         bytes: usize,
@@ -75,14 +75,14 @@ impl Shares {
     }
 
     /// Counts a request with so many bytes.
-    pub(super) fn take(&mut self, account: Account, bytes: usize) {
+    pub(in crate::engine) fn take(&mut self, account: Account, bytes: usize) {
         let held = self.of(account);
         held.requests += 1;
         held.bytes += bytes;
     }
 
     /// Such a request is done.
-    pub(super) fn give_back(&mut self, account: Account, bytes: usize) {
+    pub(in crate::engine) fn give_back(&mut self, account: Account, bytes: usize) {
         let held = self.of(account);
         held.requests -= 1;
         held.bytes -= bytes;
@@ -90,12 +90,12 @@ impl Shares {
     }
 
     /// Whether the account's lane is free.
-    pub(super) fn lane_is_free(&self, account: Account) -> bool {
+    pub(in crate::engine) fn lane_is_free(&self, account: Account) -> bool {
         !self.held[account.0 as usize].lane
     }
 
     /// The account's lane is in use now, or no more.
-    pub(super) fn use_lane(&mut self, account: Account, used: bool) {
+    pub(in crate::engine) fn use_lane(&mut self, account: Account, used: bool) {
         self.of(account).lane = used;
         if !used {
             self.forget_if_empty(account);

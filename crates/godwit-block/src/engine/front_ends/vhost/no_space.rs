@@ -11,16 +11,16 @@ use std::time::Duration;
 use godwit_core::request::{Operation, RequestError};
 use godwit_core::units::Time;
 
-use super::config::EngineEvent;
-use super::run::Engine;
-use super::vhost::GuestRing;
+use crate::engine::config::EngineEvent;
+use crate::engine::front_ends::vhost::GuestRing;
+use crate::engine::run::Engine;
 
 /// How long requests wait before they are tried again.
-pub(super) const RETRY: Duration = Duration::from_secs(1);
+pub(in crate::engine) const RETRY: Duration = Duration::from_secs(1);
 
 /// Whether requests wait for room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Room {
+pub(in crate::engine) enum Room {
     /// None does, as far as is known.
     #[default]
     Enough,
@@ -32,7 +32,7 @@ pub(super) enum Room {
 
 impl GuestRing {
     /// Whether the ring may stop as far as requests that wait for room are concerned.
-    pub(super) fn lacks_no_room(&self, still: bool) -> bool {
+    pub(in crate::engine) fn lacks_no_room(&self, still: bool) -> bool {
         self.lacking.is_empty() || still && self.inflight.is_some()
     }
 }
@@ -40,7 +40,7 @@ impl GuestRing {
 impl Engine {
     /// Lets the request at `head` wait if its answer would be that the image has no room. False when
     /// it is to be answered.
-    pub(super) fn waits_for_room(
+    pub(in crate::engine) fn waits_for_room(
         &mut self,
         index: u16,
         head: u16,
@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// Tries again what waits, when its time has come.
-    pub(super) fn retry_for_room(&mut self) {
+    pub(in crate::engine) fn retry_for_room(&mut self) {
         match self.vhost.room {
             Room::Until(at) if at <= self.now => {}
             _ => return,
@@ -93,7 +93,7 @@ impl Engine {
     }
 
     /// Nothing waits for room any more.
-    pub(super) fn room_again(&mut self) {
+    pub(in crate::engine) fn room_again(&mut self) {
         if std::mem::take(&mut self.vhost.room) != Room::Enough {
             self.publish();
             self.tell(EngineEvent::OutOfSpace(false));

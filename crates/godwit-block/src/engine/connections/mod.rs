@@ -1,5 +1,11 @@
 //! The engine's connections, and what each is in the middle of receiving.
 
+pub(super) mod closing;
+pub(super) mod lanes;
+pub(super) mod receive;
+pub(super) mod shares;
+pub(super) mod streams;
+
 use std::any::Any;
 use std::net::TcpStream;
 
@@ -7,9 +13,9 @@ use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::Time;
 use godwit_core::wire::{Header, Message, TrafficClass};
 
-use super::parts::Part;
-use super::shares::Account;
-use super::slots::{Class, Rest};
+use crate::engine::connections::shares::Account;
+use crate::engine::front_ends::nbd::parts::Part;
+use crate::engine::slots::{Class, Rest};
 use crate::nbd::RequestHeader;
 use godwit_io::stream::{SentBy, Stream, Unpacker};
 

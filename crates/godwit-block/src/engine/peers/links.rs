@@ -8,10 +8,10 @@ use godwit_core::event::{Event, Phase};
 use godwit_core::units::{MigrationId, Time};
 use godwit_core::wire::TrafficClass;
 
-use super::config::EngineEvent;
-use super::connections::{ConnectionKey, Party, Uses, descriptor};
-use super::run::Engine;
-use super::streams::{PeerStream, PeerStreams};
+use crate::engine::config::EngineEvent;
+use crate::engine::connections::streams::{PeerStream, PeerStreams};
+use crate::engine::connections::{ConnectionKey, Party, Uses, descriptor};
+use crate::engine::run::Engine;
 use godwit_io::stream::Stream;
 
 /// How long the connections of a migration stay open after its end, so that both sides hear it.
@@ -24,21 +24,21 @@ const FAREWELL: Duration = Duration::from_secs(5);
 const MOST_RESOLVING: usize = 4;
 
 /// Forwarding nodes served at once.
-pub(super) const MOST_SERVED: usize = 64;
+pub(in crate::engine) const MOST_SERVED: usize = 64;
 
 /// Bytes that the kernel takes from a migration's connection ahead of what the link carries: a
 /// millisecond's worth at 1 Gbit/s, so that it stays full and a double write waits for little.
 const MOST_UNSENT: u32 = 128 << 10;
 
 /// The connections of the current or last migration.
-pub(super) struct Links {
-    pub(super) migration: MigrationId,
+pub(in crate::engine) struct Links {
+    pub(in crate::engine) migration: MigrationId,
     peer: String,
-    pub(super) control: Option<ConnectionKey>,
-    pub(super) sync: Option<ConnectionKey>,
-    pub(super) copies: Vec<ConnectionKey>,
+    pub(in crate::engine) control: Option<ConnectionKey>,
+    pub(in crate::engine) sync: Option<ConnectionKey>,
+    pub(in crate::engine) copies: Vec<ConnectionKey>,
     /// The migration has not ended.
-    pub(super) active: bool,
+    pub(in crate::engine) active: bool,
     /// When to close the connections of a migration that has ended.
     retire_at: Option<Time>,
 }
@@ -75,7 +75,7 @@ impl Engine {
     }
 
     /// Replaces the connections of the last migration with those of a new one.
-    pub(super) fn link(&mut self, migration: MigrationId, streams: PeerStreams) {
+    pub(in crate::engine) fn link(&mut self, migration: MigrationId, streams: PeerStreams) {
         self.retire();
         let PeerStreams {
             peer,
@@ -108,7 +108,7 @@ impl Engine {
     }
 
     /// Starts to read from the migration's connections, after the controller knows of it.
-    pub(super) fn open_links(&mut self) {
+    pub(in crate::engine) fn open_links(&mut self) {
         let Some(links) = &self.links else { return };
         let complete = links.control.is_some() && links.sync.is_some() && !links.copies.is_empty();
         let keys: Vec<_> = links
@@ -128,7 +128,7 @@ impl Engine {
     }
 
     /// Closes the connections of a migration that has ended, except one that found other uses.
-    pub(super) fn retire(&mut self) {
+    pub(in crate::engine) fn retire(&mut self) {
         let Some(links) = self.links.take() else {
             return;
         };
@@ -150,7 +150,7 @@ impl Engine {
     }
 
     /// A control connection for a migration that a crash or a lost connection left undecided.
-    pub(super) fn control_up(&mut self, migration: MigrationId, control: PeerStream) {
+    pub(in crate::engine) fn control_up(&mut self, migration: MigrationId, control: PeerStream) {
         let uses = Uses {
             migration: true,
             ..Uses::default()
@@ -179,7 +179,7 @@ impl Engine {
     }
 
     /// This node's clients are forwarded on this connection from now on.
-    pub(super) fn forward(&mut self, sync: PeerStream) {
+    pub(in crate::engine) fn forward(&mut self, sync: PeerStream) {
         self.forward_asked = false;
         let uses = Uses {
             forwarding: true,
@@ -197,7 +197,7 @@ impl Engine {
     }
 
     /// Gives up the connection on which this node forwards: nothing more is read from it.
-    pub(super) fn stop_forwarding(&mut self) {
+    pub(in crate::engine) fn stop_forwarding(&mut self) {
         if let Some(old) = self.forwarding.take() {
             self.close(old);
             self.core.handle_forward_lost(self.now);
@@ -206,7 +206,7 @@ impl Engine {
     }
 
     /// Serves what `peer` forwards on this connection, after all that it forwarded before.
-    pub(super) fn serve_forwarded(&mut self, peer: String, sync: PeerStream) {
+    pub(in crate::engine) fn serve_forwarded(&mut self, peer: String, sync: PeerStream) {
         let uses = Uses {
             served: true,
             ..Uses::default()
@@ -246,7 +246,7 @@ impl Engine {
     }
 
     /// The node that forwards by this connection.
-    pub(super) fn forwarder(&self, key: ConnectionKey) -> Option<Forwarder> {
+    pub(in crate::engine) fn forwarder(&self, key: ConnectionKey) -> Option<Forwarder> {
         let served = self.served.iter().find(|served| served.1 == key)?;
         Some(served.0)
     }
@@ -260,7 +260,7 @@ impl Engine {
     }
 
     /// Reads from served connections again once what came by their predecessors is done.
-    pub(super) fn resume_served(&mut self) {
+    pub(in crate::engine) fn resume_served(&mut self) {
         let paused = |(_, key): &(Forwarder, ConnectionKey)| {
             self.connections
                 .get(*key)
@@ -284,7 +284,7 @@ impl Engine {
     }
 
     /// Asks the owner of this engine for a connection to the disk's owner, if one is needed.
-    pub(super) fn ask_forward(&mut self) {
+    pub(in crate::engine) fn ask_forward(&mut self) {
         let clients = self.clients > 0 || !self.waiting_clients.is_empty();
         let needed = match self.core.record().ownership {
             Ownership::Departed { .. } => clients || self.core.requests_in_flight() > 0,
@@ -301,14 +301,14 @@ impl Engine {
     }
 
     /// Attaches the clients that waited for a connection to the disk's owner.
-    pub(super) fn attach_waiting(&mut self) {
+    pub(in crate::engine) fn attach_waiting(&mut self) {
         for client in std::mem::take(&mut self.waiting_clients) {
             self.attach(client);
         }
     }
 
     /// What an event of the controller means for the connections.
-    pub(super) fn relink(&mut self, event: &Event) {
+    pub(in crate::engine) fn relink(&mut self, event: &Event) {
         match *event {
             // What was given away is the destination's to serve: it hears of requests at once.
             Event::PhaseEntered {
@@ -414,7 +414,7 @@ impl Engine {
 
     /// Closes what a migration's end left open, and gives its memory back. True while something is
     /// left.
-    pub(super) fn retire_old(&mut self) -> bool {
+    pub(in crate::engine) fn retire_old(&mut self) -> bool {
         let now = self.now;
         if self
             .links
@@ -437,7 +437,12 @@ impl Engine {
     }
 
     /// A peer's connection is gone: tells the controller, once for each thing that it did.
-    pub(super) fn unlink(&mut self, key: ConnectionKey, class: TrafficClass, uses: Uses) {
+    pub(in crate::engine) fn unlink(
+        &mut self,
+        key: ConnectionKey,
+        class: TrafficClass,
+        uses: Uses,
+    ) {
         let mut report = false;
         if let Some(links) = &mut self.links {
             let linked = links.control == Some(key)

@@ -1,15 +1,18 @@
 //! NBD clients: their requests and the answers.
 
+pub(in crate::engine) mod allocation;
+pub(in crate::engine) mod parts;
+
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::Time;
 
-use super::config::EngineEvent;
-use super::connections::{ConnectionKey, Head, Life, Parse, Party};
-use super::parts::Part;
-use super::receive::Lost;
-use super::run::Engine;
-use super::slots::{Class, Owner, Rest};
-use super::streams::ClientStream;
+use crate::engine::config::EngineEvent;
+use crate::engine::connections::receive::Lost;
+use crate::engine::connections::streams::ClientStream;
+use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
+use crate::engine::front_ends::nbd::parts::Part;
+use crate::engine::run::Engine;
+use crate::engine::slots::{Class, Owner, Rest};
 use crate::nbd::Errno;
 use crate::nbd::{Command, REQUEST_HEADER_SIZE, ReplyHeader, RequestHeader};
 use godwit_io::stream::{Frame, Stream};
@@ -19,7 +22,7 @@ const FAREWELL: std::time::Duration = std::time::Duration::from_secs(30);
 
 impl Engine {
     /// Serves a client, or sends it away when there are too many.
-    pub(super) fn attach(&mut self, client: ClientStream) {
+    pub(in crate::engine) fn attach(&mut self, client: ClientStream) {
         let ClientStream {
             socket,
             tls,
@@ -69,7 +72,7 @@ impl Engine {
     }
 
     /// A client's request starts.
-    pub(super) fn client_header(
+    pub(in crate::engine) fn client_header(
         &mut self,
         key: ConnectionKey,
         bytes: &[u8; REQUEST_HEADER_SIZE],
@@ -163,7 +166,7 @@ impl Engine {
     }
 
     /// What a client's request needs: its class, owner, buffer, and data to receive.
-    pub(super) fn client_needs(
+    pub(in crate::engine) fn client_needs(
         &self,
         connection: ConnectionKey,
         request: RequestHeader,
@@ -191,7 +194,7 @@ impl Engine {
     }
 
     /// A client's request is here, with its data.
-    pub(super) fn client_request(
+    pub(in crate::engine) fn client_request(
         &mut self,
         key: ConnectionKey,
         tag: RequestTag,
@@ -211,13 +214,13 @@ impl Engine {
     }
 
     /// The controller gets a request of a client or of a peer's client.
-    pub(super) fn hand_over(&mut self, request: Request) {
+    pub(in crate::engine) fn hand_over(&mut self, request: Request) {
         self.core.handle_request(self.now, request);
         self.stats.under_way(self.core.requests_in_flight());
     }
 
     /// The controller answered a client's request.
-    pub(super) fn answer_client(
+    pub(in crate::engine) fn answer_client(
         &mut self,
         tag: RequestTag,
         owner: (ConnectionKey, RequestHeader, Operation, Option<Rest>, Part),

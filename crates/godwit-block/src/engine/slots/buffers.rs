@@ -8,7 +8,7 @@ use godwit_io::page_buffers::{Arena, Block, SMALLEST};
 /// Blocks of an arena. One that was freed rests before it is used again: what a disk has just read of it
 /// may still lie in the caches of the processor that did so, often a hypervisor's, and to overwrite it
 /// then takes several times as long.
-pub(super) struct Buffers {
+pub(in crate::engine) struct Buffers {
     arena: Arena,
     /// Freed blocks, the one that has rested longest first.
     resting: VecDeque<Block>,
@@ -22,7 +22,7 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// As much memory as [`Arena::new`] makes of `length`, of which up to `rest` bytes rest.
-    pub(super) fn new(length: usize, rest: usize) -> io::Result<Self> {
+    pub(in crate::engine) fn new(length: usize, rest: usize) -> io::Result<Self> {
         let arena = Arena::new(length)?;
         Ok(Self {
             unused: arena.length(),
@@ -34,7 +34,7 @@ impl Buffers {
     }
 
     /// A block of at least `length` bytes; `None` when there is none.
-    pub(super) fn allocate(&mut self, length: usize) -> Option<Block> {
+    pub(in crate::engine) fn allocate(&mut self, length: usize) -> Option<Block> {
         loop {
             if let Some(block) = self.arena.allocate(length) {
                 self.unused -= block.length();
@@ -45,7 +45,7 @@ impl Buffers {
     }
 
     /// Gives a block back.
-    pub(super) fn free(&mut self, block: Block) {
+    pub(in crate::engine) fn free(&mut self, block: Block) {
         self.unused += block.length();
         if block.length() > self.most {
             return self.arena.free(block);
@@ -56,7 +56,7 @@ impl Buffers {
     }
 
     /// Bytes that are not in use. They need not lie together.
-    pub(super) const fn unused(&self) -> usize {
+    pub(in crate::engine) const fn unused(&self) -> usize {
         self.unused
     }
 
@@ -69,17 +69,17 @@ impl Buffers {
     }
 
     /// The block's address.
-    pub(super) fn address(&self, block: &Block) -> *mut u8 {
+    pub(in crate::engine) fn address(&self, block: &Block) -> *mut u8 {
         self.arena.address(block)
     }
 
     /// Commits the `length` bytes that blocks are taken from first, on a thread of their own.
-    pub(super) fn commit_in_background(&mut self, length: usize) {
+    pub(in crate::engine) fn commit_in_background(&mut self, length: usize) {
         self.arena.commit_in_background(length);
     }
 
     /// Gives the memory back to the system if no block is in use; it is committed anew as it is used.
-    pub(super) fn decommit(&mut self) {
+    pub(in crate::engine) fn decommit(&mut self) {
         while self.wake().is_some() {}
         self.arena.decommit();
     }

@@ -1,13 +1,16 @@
 //! What the engine counts.
 
+pub(super) mod baseline;
+pub(super) mod snapshot;
+
 use std::time::Duration;
 
 use godwit_core::request::Operation;
 use godwit_core::units::Time;
 use hdrhistogram::Histogram;
 
-use super::baseline::{LatencyBaseline, Second};
-use super::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary};
+use crate::engine::stats::baseline::{LatencyBaseline, Second};
+use crate::engine::stats::snapshot::{Counters, LATENCY_BOUNDS_US, Latencies, LatencySummary};
 
 /// Latencies above this, in microseconds, are counted as this.
 const LONGEST_US: u64 = 120_000_000;

@@ -1,16 +1,19 @@
 //! Request slots: what each tag of the controller stands for, and the buffer of its data.
 
+pub(super) mod buffers;
+pub(super) mod chunks;
+
 use std::collections::VecDeque;
 use std::io;
 
 use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::{Bytes, Time};
 
-use super::buffers::Buffers;
-use super::connections::ConnectionKey;
-use super::lanes::Lanes;
-use super::parts::Part;
-use super::shares::{Account, Shares};
+use crate::engine::connections::ConnectionKey;
+use crate::engine::connections::lanes::Lanes;
+use crate::engine::connections::shares::{Account, Shares};
+use crate::engine::front_ends::nbd::parts::Part;
+use crate::engine::slots::buffers::Buffers;
 use crate::nbd::{Extents, RequestHeader};
 use godwit_io::page_buffers::{Block, LARGEST};
 use godwit_io::stream::{Keep, Payload};

@@ -1,5 +1,9 @@
-//! The virtual machine that uses the disk: its rings' lives. `vhost_io.rs` is what goes through
-//! them, `vhost_events.rs` how both sides wake each other.
+//! The virtual machine that uses the disk: its rings' lives. `requests.rs` is what goes through
+//! them, `events.rs` how both sides wake each other.
+
+pub(in crate::engine) mod events;
+pub(in crate::engine) mod no_space;
+pub(in crate::engine) mod requests;
 
 use std::collections::VecDeque;
 use std::net::Shutdown;
@@ -9,12 +13,12 @@ use std::sync::Arc;
 use godwit_core::units::Time;
 use vm_memory::GuestAddress;
 
-use super::config::EngineEvent;
-use super::no_space::{RETRY, Room};
-use super::run::Engine;
-use super::snapshot::FrontEndState;
-use super::vhost_events::{BellId, EventCounters};
-use super::vhost_io::RingRequest;
+use crate::engine::config::EngineEvent;
+use crate::engine::front_ends::vhost::events::{BellId, EventCounters};
+use crate::engine::front_ends::vhost::no_space::{RETRY, Room};
+use crate::engine::front_ends::vhost::requests::RingRequest;
+use crate::engine::run::Engine;
+use crate::engine::stats::snapshot::FrontEndState;
 use godwit_io::ring::Ring;
 use godwit_vhost::chain::Chain;
 use godwit_vhost::device::FrontEndReply;
@@ -26,42 +30,42 @@ use godwit_vhost::ring::SplitRing;
 use godwit_vhost::session::{FrontEndCommand, FrontEndError, RingSetup};
 
 /// A ring being served.
-pub(super) struct GuestRing {
-    pub(super) split: SplitRing,
+pub(in crate::engine) struct GuestRing {
+    pub(in crate::engine) split: SplitRing,
     /// Which of its requests are being worked on, where the next engine finds it.
-    pub(super) inflight: Option<InflightRing>,
+    pub(in crate::engine) inflight: Option<InflightRing>,
     /// Requests that an earlier engine took and did not answer.
-    pub(super) again: VecDeque<u16>,
+    pub(in crate::engine) again: VecDeque<u16>,
     /// Requests for which the image had no room.
-    pub(super) lacking: VecDeque<u16>,
+    pub(in crate::engine) lacking: VecDeque<u16>,
     /// Requests may be taken.
-    pub(super) enabled: bool,
+    pub(in crate::engine) enabled: bool,
     /// What the guest put there cannot be served.
-    pub(super) broken: bool,
+    pub(in crate::engine) broken: bool,
     /// It waits for a slot.
-    pub(super) waiting: bool,
+    pub(in crate::engine) waiting: bool,
     /// Since when requests wait that could not be taken, and the index after the last of them.
-    pub(super) since: Option<(Time, u16)>,
+    pub(in crate::engine) since: Option<(Time, u16)>,
     /// Requests that the controller has.
-    pub(super) in_flight: u32,
+    pub(in crate::engine) in_flight: u32,
     /// The front end waits for the ring to stop.
-    pub(super) stopping: Option<FrontEndReply>,
+    pub(in crate::engine) stopping: Option<FrontEndReply>,
     watch: u32,
-    pub(super) call: Option<BellId>,
-    pub(super) error: Option<BellId>,
+    pub(in crate::engine) call: Option<BellId>,
+    pub(in crate::engine) error: Option<BellId>,
 }
 
 /// A virtual machine.
-pub(super) struct FrontEnd {
-    pub(super) socket: UnixStream,
-    pub(super) ram: Option<Arc<GuestRam>>,
-    pub(super) log: Option<Arc<DirtyLog>>,
-    pub(super) features: u64,
-    pub(super) rings: [Option<Box<GuestRing>>; MOST_RINGS as usize],
+pub(in crate::engine) struct FrontEnd {
+    pub(in crate::engine) socket: UnixStream,
+    pub(in crate::engine) ram: Option<Arc<GuestRam>>,
+    pub(in crate::engine) log: Option<Arc<DirtyLog>>,
+    pub(in crate::engine) features: u64,
+    pub(in crate::engine) rings: [Option<Box<GuestRing>>; MOST_RINGS as usize],
     /// Requests that the controller has.
-    pub(super) in_flight: u32,
+    pub(in crate::engine) in_flight: u32,
     /// Nothing is taken from its rings until its memory changes.
-    pub(super) still: bool,
+    pub(in crate::engine) still: bool,
     /// The machine is known to stand still, so that a ring may stop while requests wait for room.
     machine_still: bool,
     /// Who waits until nothing that was taken is left.
@@ -74,41 +78,41 @@ pub(super) struct FrontEnd {
 
 impl FrontEnd {
     /// The log of written pages, while it is to be kept.
-    pub(super) fn log(&self) -> Option<&DirtyLog> {
+    pub(in crate::engine) fn log(&self) -> Option<&DirtyLog> {
         self.log.as_deref().filter(|_| self.features & LOG_ALL != 0)
     }
 }
 
 /// The front end, and what its requests use.
-pub(super) struct Vhost {
-    pub(super) front_end: Option<FrontEnd>,
+pub(in crate::engine) struct Vhost {
+    pub(in crate::engine) front_end: Option<FrontEnd>,
     /// One that comes when this one has gone.
     next: Option<(UnixStream, FrontEndReply)>,
     /// What is known of each slot's request, when it came from a ring.
-    pub(super) requests: Box<[RingRequest]>,
+    pub(in crate::engine) requests: Box<[RingRequest]>,
     /// Space for the chain that is looked at.
-    pub(super) chain: Chain,
+    pub(in crate::engine) chain: Chain,
     /// Space for its data.
-    pub(super) data: Vec<Segment>,
+    pub(in crate::engine) data: Vec<Segment>,
     /// Space for where it is in this process; empty between operations.
-    pub(super) places: Vec<libc::iovec>,
+    pub(in crate::engine) places: Vec<libc::iovec>,
     /// Rings that may have requests, one bit each.
-    pub(super) ready: u16,
+    pub(in crate::engine) ready: u16,
     /// Rings that have answers for the guest, or broke, one bit each.
-    pub(super) answered: u16,
+    pub(in crate::engine) answered: u16,
     /// A ring has more requests than a turn may take.
-    pub(super) eager: bool,
+    pub(in crate::engine) eager: bool,
     /// The disk is elsewhere, and finding its owner has failed since it was last asked for.
-    pub(super) hopeless: bool,
+    pub(in crate::engine) hopeless: bool,
     /// Whether requests wait for room in the image.
-    pub(super) room: Room,
+    pub(in crate::engine) room: Room,
     /// How the guest and this engine wake each other.
-    pub(super) events: EventCounters,
+    pub(in crate::engine) events: EventCounters,
 }
 
 impl Vhost {
     /// Room for this many slots.
-    pub(super) fn new(slots: usize) -> Self {
+    pub(in crate::engine) fn new(slots: usize) -> Self {
         Self {
             front_end: None,
             next: None,
@@ -126,7 +130,7 @@ impl Vhost {
     }
 
     /// As others see it.
-    pub(super) fn state(&self) -> FrontEndState {
+    pub(in crate::engine) fn state(&self) -> FrontEndState {
         match &self.front_end {
             None => FrontEndState::Absent,
             Some(front_end) if front_end.rings.iter().flatten().any(|ring| ring.broken) => {
@@ -137,29 +141,29 @@ impl Vhost {
     }
 
     /// Whether requests are there that this turn left.
-    pub(super) const fn is_eager(&self) -> bool {
+    pub(in crate::engine) const fn is_eager(&self) -> bool {
         self.eager
     }
 
     /// Requests that wait for the disk's owner are to fail.
-    pub(super) const fn owner_unreachable(&mut self) {
+    pub(in crate::engine) const fn owner_unreachable(&mut self) {
         self.hopeless = self.ready != 0;
     }
 
     /// The front end left before all of its memory had arrived.
-    pub(super) fn has_lost_memory(&self) -> bool {
+    pub(in crate::engine) fn has_lost_memory(&self) -> bool {
         let front_end = self.front_end.as_ref();
         let ram = front_end.and_then(|front_end| front_end.ram.as_ref());
         ram.is_some_and(|ram| ram.arrival().is_lost())
     }
 
-    pub(super) fn ring(&mut self, index: u16) -> Option<&mut GuestRing> {
+    pub(in crate::engine) fn ring(&mut self, index: u16) -> Option<&mut GuestRing> {
         let rings = &mut self.front_end.as_mut()?.rings;
         rings.get_mut(usize::from(index))?.as_deref_mut()
     }
 
     /// Requests of the ring cannot be taken now.
-    pub(super) fn stall(&mut self, index: u16, now: Time) {
+    pub(in crate::engine) fn stall(&mut self, index: u16, now: Time) {
         let Some(front_end) = &mut self.front_end else {
             return;
         };
@@ -186,7 +190,11 @@ impl Vhost {
 
 impl Engine {
     /// Carries out a step of the vhost-user protocol.
-    pub(super) fn front_end_command(&mut self, command: FrontEndCommand, reply: FrontEndReply) {
+    pub(in crate::engine) fn front_end_command(
+        &mut self,
+        command: FrontEndCommand,
+        reply: FrontEndReply,
+    ) {
         let result = match command {
             FrontEndCommand::Attach { socket } => {
                 return self.attach_front_end(socket, reply);
@@ -381,7 +389,7 @@ impl Engine {
     }
 
     /// The machine is about to stand still for want of room: its rings may stop at once.
-    pub(super) fn machine_stands_still(&mut self) {
+    pub(in crate::engine) fn machine_stands_still(&mut self) {
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.machine_still = true;
             self.settle_front_end();
@@ -414,7 +422,7 @@ impl Engine {
     }
 
     /// The engine ends: the front end is disconnected.
-    pub(super) fn hang_up(&mut self) {
+    pub(in crate::engine) fn hang_up(&mut self) {
         if let Some(front_end) = &self.vhost.front_end {
             let _ = front_end.socket.shutdown(Shutdown::Both);
             self.drop_rings();
@@ -440,7 +448,7 @@ impl Engine {
     }
 
     /// Reports rings that have stopped, and a front end whose last request is done.
-    pub(super) fn settle_front_end(&mut self) {
+    pub(in crate::engine) fn settle_front_end(&mut self) {
         let Some(front_end) = &mut self.vhost.front_end else {
             return;
         };
@@ -499,7 +507,7 @@ impl Engine {
     }
 
     /// Serves a ring no more, until the guest resets the device.
-    pub(super) fn break_ring(&mut self, index: u16, why: &dyn std::fmt::Display) {
+    pub(in crate::engine) fn break_ring(&mut self, index: u16, why: &dyn std::fmt::Display) {
         let disk = &self.config.disk;
         if self.vhost.has_lost_memory() {
             // Nothing in it makes sense, and whoever had it is gone.
@@ -527,6 +535,6 @@ impl Engine {
 }
 
 /// A descriptor table's address, for chains.
-pub(super) const fn table_of(ring: &SplitRing) -> GuestAddress {
+pub(in crate::engine) const fn table_of(ring: &SplitRing) -> GuestAddress {
     ring.layout().descriptors
 }

@@ -1,7 +1,7 @@
 //! What clients are told of which ranges of the disk are allocated, and where zeroes are cheap.
 
-use super::connections::ConnectionKey;
-use super::run::Engine;
+use crate::engine::connections::ConnectionKey;
+use crate::engine::run::Engine;
 use crate::image::extents::extent_at;
 use crate::nbd::{Allocation, RequestHeader, block_status};
 use godwit_io::stream::{Frame, Keep, Payload};
@@ -17,13 +17,13 @@ impl Engine {
     }
 
     /// Whether zeroes are made faster here than by writing them.
-    pub(super) fn zeroes_fast(&mut self) -> bool {
+    pub(in crate::engine) fn zeroes_fast(&mut self) -> bool {
         self.image_is_the_disk() && self.disk.zeroes_fast()
     }
 
     /// Answers a client that asks which parts of a range, in bytes, are allocated. What is not known to be a
     /// hole is told to be data, which is always true enough: a client reads it.
-    pub(super) fn tell_allocation(
+    pub(in crate::engine) fn tell_allocation(
         &mut self,
         key: ConnectionKey,
         request: &RequestHeader,

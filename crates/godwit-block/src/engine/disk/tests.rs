@@ -1,0 +1,61 @@
+use std::os::unix::fs::FileExt;
+
+use godwit_core::units::{Bytes, Lba};
+
+use super::*;
+use godwit_io::ring::Completion;
+
+/// Hands the completion of the one operation to the disk: the ring's result, and whether it succeeded.
+fn wait(disk: &mut Disk, ring: &mut Ring) -> (i32, bool) {
+    let Completion { token, result, .. } = ring.next_completion().expect("a wait");
+    let Token::Disk(index) = token else {
+        panic!("a foreign token")
+    };
+    let finished = disk.completed(ring, index, result);
+    let done = finished.is_some_and(|finished| finished.result == Ok(Content::Data));
+    (result, done)
+}
+
+#[test]
+fn where_the_kernel_can_start_no_thread_the_disk_works_all_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let image = Image::create(&folder.path().join("disk"), Bytes(1 << 20)).expect("an image");
+    let path = image.path.clone();
+    let mut disk = Disk::new(image, String::from("full"), 4).expect("a disk");
+    let mut ring = Ring::new().expect("a ring");
+    let memory = Mapping::new(4096).expect("memory");
+    // SAFETY: the mapping is as long, and nobody else uses it.
+    unsafe { memory.at(0).write_bytes(7, 4096) };
+    let extent = Extent::new(Lba(8), 8).expect("an extent");
+    let write = DiskOperation::Write { extent, fua: true };
+    let start = |disk: &mut Disk, ring: &mut Ring| {
+        let tag = DiskTag::Barrier;
+        // SAFETY: the memory lives longer than the ring is used.
+        unsafe { disk.start(ring, tag, write, memory.at(0), &mut Vec::new(), None) };
+    };
+
+    let file = std::fs::File::open(path).expect("the image");
+    let holds = |byte| {
+        let mut found = [0; 4096];
+        file.read_exact_at(&mut found, 4096).expect("a read");
+        found == [byte; 4096]
+    };
+    // As the ring reports it: this one never gets to do it.
+    start(&mut disk, &mut ring);
+    let finished = disk.completed(&mut ring, 0, -libc::ECANCELED);
+    drop(ring);
+    assert!(finished.is_some_and(|finished| finished.result == Ok(Content::Data)));
+    assert!(holds(7));
+
+    let mut ring = Ring::new().expect("a ring");
+    // SAFETY: as above; no operation is in flight.
+    unsafe { memory.at(0).write_bytes(9, 4096) };
+    for _ in 0..IN_PLACE {
+        start(&mut disk, &mut ring);
+        assert_eq!(wait(&mut disk, &mut ring), (0, true), "the ring wrote");
+        assert!(holds(9));
+    }
+    start(&mut disk, &mut ring);
+    let again = wait(&mut disk, &mut ring);
+    assert_eq!(again, (4096, true), "the ring was not asked again");
+}
