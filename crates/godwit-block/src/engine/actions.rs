@@ -1,8 +1,8 @@
-//! Carries out what the controller decides.
+//! Gives the controller requests, and carries out what it decides.
 
 use godwit_core::action::{Action, Content, DiskOperation, DiskTag};
 use godwit_core::event::Event;
-use godwit_core::request::{RequestError, RequestTag};
+use godwit_core::request::{Request, RequestError, RequestTag};
 use godwit_core::units::Extent;
 
 use crate::engine::config::EngineEvent;
@@ -11,6 +11,12 @@ use crate::engine::run::Engine;
 use crate::engine::slots::Owner;
 
 impl Engine {
+    /// The controller gets a request of a front end or of a node that forwards here.
+    pub(super) fn take_request(&mut self, request: Request) {
+        self.core.handle_request(self.now, request);
+        self.stats.under_way(self.core.requests_in_flight());
+    }
+
     /// Carries out everything that the controller wants done.
     pub(super) fn drain(&mut self) {
         // Before anything is submitted: the kernel's workers keep the priority of when they start.
@@ -100,6 +106,7 @@ impl Engine {
         if let DiskTag::Request(request) | DiskTag::Replica(request) = tag {
             self.slots.hold(request);
             if bytes > 0
+                && let Owner::Ring { .. } = self.slots.owner(request)
                 && let Some(ram) = self.guest_memory_for(request, operation)
             {
                 keep = Some(Keep::Guest(ram));
@@ -114,7 +121,7 @@ impl Engine {
                 tag,
                 operation,
                 memory,
-                &mut self.vhost.places,
+                &mut self.pieces,
                 keep,
             )
         };

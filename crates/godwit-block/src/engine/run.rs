@@ -79,6 +79,8 @@ pub(super) struct Engine {
     pub(super) clients: u32,
     /// The virtual machine that uses the disk.
     pub(super) vhost: Vhost,
+    /// Where the data of the operation that starts lies, when that is guest memory; empty between operations.
+    pub(super) pieces: Vec<libc::iovec>,
     /// Clients that came while the disk's owner could not be reached.
     pub(super) waiting_clients: Vec<ClientStream>,
     /// Commands that wait for what the last migration still reads or writes.
@@ -175,6 +177,7 @@ impl Engine {
             served: Vec::new(),
             clients: 0,
             vhost: Vhost::new(requests),
+            pieces: Vec::new(),
             waiting_clients: Vec::new(),
             deferred: Vec::new(),
             commands,

@@ -1,119 +1,24 @@
-//! How connections send what they have, and how they end.
+//! How connections end.
 
 use std::time::Duration;
 
 use godwit_core::units::Time;
-use godwit_core::wire::TrafficClass;
 
 use crate::engine::config::EngineEvent;
 use crate::engine::connections::receive::Lost;
+use crate::engine::connections::sending::release;
 use crate::engine::connections::{ConnectionKey, Head, Life, Parse, Party};
 use crate::engine::run::Engine;
-use crate::engine::slots::Slots;
-use crate::engine::slots::chunks::Chunks;
 use godwit_io::ring::Token;
-use godwit_io::stream::{Keep, Payload, StreamError};
+use godwit_io::stream::StreamError;
 
 /// How long a request may be half received, or, while others wait for its memory, an answer half
 /// sent.
 const STALL: Duration = Duration::from_secs(30);
 
-/// Ends the use of a payload that has been sent.
-pub(in crate::engine) fn release<'a>(
-    slots: &'a mut Slots,
-    chunks: &'a mut Chunks,
-) -> impl FnMut(Payload) + 'a {
-    |payload| match payload.keep {
-        Keep::Slot(tag) => slots.release(tag),
-        Keep::Chunk { slot, memory } => chunks.release(slot, &memory),
-        // The outbox keeps it.
-        Keep::Packed(_) => {}
-    }
-}
-
 impl Engine {
-    /// A send operation ended.
-    pub(in crate::engine) fn sent(&mut self, index: u32, result: i32) {
-        let now = self.now;
-        let Some(connection) = self.connections.at(index) else {
-            return;
-        };
-        let key = connection.key;
-        connection.moved = now;
-        let outcome = connection
-            .stream
-            .sent(result, &mut release(&mut self.slots, &mut self.chunks));
-        let throttled = connection.throttled;
-        if connection.life == Life::Closing {
-            return self.reap(key);
-        }
-        match outcome {
-            Ok(()) if throttled => self.advance(key),
-            Ok(()) => self.connections.mark(key),
-            Err(error) => self.lost(key, &error.into()),
-        }
-    }
-
-    /// Drops the frames of the migration under way that wait on this class's connections and of
-    /// which no byte has left.
-    pub(in crate::engine) fn discard_unsent(&mut self, class: TrafficClass) {
-        let Some(links) = self.links.as_ref().filter(|links| links.active) else {
-            return;
-        };
-        let keys = match class {
-            TrafficClass::Control => &[],
-            TrafficClass::Sync => links.sync.as_slice(),
-            TrafficClass::Copy => &links.copies[..],
-        };
-        for &key in keys {
-            let Some(connection) = self.connections.get_mut(key) else {
-                continue;
-            };
-            // Answers to forwarded requests and requests of this node's clients are not the
-            // migration's to drop.
-            let uses = connection.uses();
-            if uses.migration && !uses.forwarding && !uses.served {
-                connection
-                    .stream
-                    .discard_unsent(&mut release(&mut self.slots, &mut self.chunks));
-            }
-        }
-    }
-
-    /// Sends what the turn has queued, and closes what has nothing left to do.
-    pub(in crate::engine) fn flush_marked(&mut self) {
-        let guest_is_idle = self.core.guest_is_idle();
-        while let Some(key) = self.connections.next_marked() {
-            let now = self.now;
-            let Some(connection) = self.connections.get_mut(key) else {
-                continue;
-            };
-            if connection.life == Life::Closing {
-                continue;
-            }
-            if connection.stream.outbox().overflows() {
-                self.lost(key, &StreamError::Backlog.into());
-                continue;
-            }
-            let gathers = connection.gathers_until().is_some_and(|until| now < until);
-            if connection.stream.wants_send() && !gathers {
-                connection.moved = now;
-                let token = Token::Send(key.index);
-                let (slots, chunks) = (&mut self.slots, &mut self.chunks);
-                let stream = &mut connection.stream;
-                let by = connection.party.sent_by(guest_is_idle);
-                let sent = stream.send(&mut self.ring, token, by, &mut release(slots, chunks));
-                if let Err(error) = sent {
-                    self.lost(key, &error.into());
-                    continue;
-                }
-            }
-            self.say_goodbye(key);
-        }
-    }
-
     /// Ends a leaving connection that has nothing left to send.
-    fn say_goodbye(&mut self, key: ConnectionKey) {
+    pub(super) fn say_goodbye(&mut self, key: ConnectionKey) {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };

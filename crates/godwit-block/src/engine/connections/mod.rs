@@ -3,6 +3,7 @@
 pub(super) mod closing;
 pub(super) mod lanes;
 pub(super) mod receive;
+pub(super) mod sending;
 pub(super) mod shares;
 pub(super) mod streams;
 

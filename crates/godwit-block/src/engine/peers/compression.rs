@@ -7,7 +7,7 @@ use std::time::Duration;
 use godwit_core::units::Time;
 use godwit_core::wire::{Message, TrafficClass};
 
-use crate::engine::connections::closing::release;
+use crate::engine::connections::sending::release;
 use crate::engine::peers::link_signal::{Sent, sent};
 use crate::engine::run::Engine;
 use crate::engine::stats::thread_cpu_time;

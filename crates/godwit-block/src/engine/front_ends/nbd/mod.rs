@@ -209,14 +209,8 @@ impl Engine {
             origin: Origin::Client,
             operation,
         };
-        self.hand_over(request);
+        self.take_request(request);
         self.drain();
-    }
-
-    /// The controller gets a request of a client or of a peer's client.
-    pub(in crate::engine) fn hand_over(&mut self, request: Request) {
-        self.core.handle_request(self.now, request);
-        self.stats.under_way(self.core.requests_in_flight());
     }
 
     /// The controller answered a client's request.
@@ -250,7 +244,7 @@ impl Engine {
                 origin: Origin::Client,
                 operation: next,
             };
-            return self.hand_over(request);
+            return self.take_request(request);
         }
         let arrived: Time = self.slots.arrived(tag);
         self.stats

@@ -94,8 +94,6 @@ pub(in crate::engine) struct Vhost {
     pub(in crate::engine) chain: Chain,
     /// Space for its data.
     pub(in crate::engine) data: Vec<Segment>,
-    /// Space for where it is in this process; empty between operations.
-    pub(in crate::engine) places: Vec<libc::iovec>,
     /// Rings that may have requests, one bit each.
     pub(in crate::engine) ready: u16,
     /// Rings that have answers for the guest, or broke, one bit each.
@@ -119,7 +117,6 @@ impl Vhost {
             requests: (0..slots).map(|_| RingRequest::default()).collect(),
             chain: Chain::default(),
             data: Vec::new(),
-            places: Vec::new(),
             ready: 0,
             answered: 0,
             eager: false,

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use godwit_core::action::{DiskOperation, Inspect};
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::Extent;
-use godwit_core::wire::Message;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::engine::connections::shares::Account;
@@ -267,12 +266,12 @@ impl Engine {
             origin: Origin::Client,
             operation,
         };
-        self.hand_over(request);
+        self.take_request(request);
         self.drain();
         Ok(Step::Taken)
     }
 
-    /// Prepares the disk to transfer a request's data from or to guest memory itself, which is
+    /// Prepares the disk to transfer the data of a ring's request from or to guest memory itself, which is
     /// returned. `None` when the slot's buffer is to be used; then it holds what is to be written.
     ///
     /// What is also sent to another node must be the same in both places: the guest may change
@@ -282,9 +281,6 @@ impl Engine {
         tag: RequestTag,
         operation: DiskOperation,
     ) -> Option<Arc<GuestRam>> {
-        let Owner::Ring { .. } = self.slots.owner(tag) else {
-            return None;
-        };
         let request = &mut self.vhost.requests[tag.0 as usize];
         let (extent, reads, may) = match operation {
             DiskOperation::Read {
@@ -297,7 +293,7 @@ impl Engine {
             }
             _ => return None,
         };
-        let places = &mut self.vhost.places;
+        let places = &mut self.pieces;
         if may
             && let Some(ram) = &request.ram
             && ram.locate(&request.data, places)
@@ -306,7 +302,7 @@ impl Engine {
             request.direct = reads;
             return Some(Arc::clone(ram));
         }
-        self.vhost.places.clear();
+        self.pieces.clear();
         request.direct = false;
         if !reads {
             self.gather(tag);
@@ -314,16 +310,12 @@ impl Engine {
         None
     }
 
-    /// A frame about a request is to be sent: its data must be in the slot's buffer, or is to arrive
-    /// there.
-    pub(in crate::engine) fn leave_guest_memory(&mut self, message: &Message) {
-        if let Message::Forward { tag, .. } | Message::DoubleWrite { tag, .. } = *message
-            && let Owner::Ring { operation } = self.slots.owner(tag)
-        {
-            self.vhost.requests[tag.0 as usize].direct = false;
-            if let Operation::Write { .. } = operation {
-                self.gather(tag);
-            }
+    /// A frame about a ring's request is to be sent: its data must be in the slot's buffer, or is to
+    /// arrive there.
+    pub(in crate::engine) fn leave_guest_memory(&mut self, tag: RequestTag, operation: Operation) {
+        self.vhost.requests[tag.0 as usize].direct = false;
+        if let Operation::Write { .. } = operation {
+            self.gather(tag);
         }
     }
 
