@@ -6,6 +6,7 @@ use crate::action::Action;
 use crate::authority::{Effect, Ownership};
 use crate::controller::Controller;
 use crate::controller::requests::forwarding::ForwardLink;
+use crate::controller::transfer::outgoing::stage::Stage;
 use crate::event::{AbortReason, Event, Phase};
 use crate::units::Time;
 use crate::wire::{Message, TrafficClass};
@@ -90,7 +91,7 @@ impl Controller {
                 Effect::Flush => self.issue_barrier(),
                 Effect::Persist(record) => {
                     if matches!(record.ownership, Ownership::Relinquished { .. }) {
-                        self.enter_phase(Phase::Relinquishing);
+                        self.enter_stage(Stage::Decided(Phase::Relinquishing));
                     }
                     self.act(Action::Persist { record });
                     #[cfg(feature = "planted-bugs")]
@@ -101,14 +102,14 @@ impl Controller {
                     }
                 }
                 Effect::Relinquished(_) => {
-                    self.enter_phase(Phase::Committing);
+                    self.enter_stage(Stage::Decided(Phase::Committing));
                     self.remind_at = Some(self.now.after(REMIND_EVERY));
                     self.forwarding.gave_away();
                     committing = true;
                 }
                 Effect::Departed(migration) => {
                     let sync_up = self.follow_the_disk();
-                    self.enter_phase(Phase::Completed);
+                    self.enter_stage(Stage::Decided(Phase::Completed));
                     self.complete_source();
                     self.notify(Event::MigrationCompleted { migration });
                     if !sync_up {

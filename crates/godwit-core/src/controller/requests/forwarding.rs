@@ -14,7 +14,7 @@
 
 use crate::action::{Action, Forwarder};
 use crate::controller::Controller;
-use crate::controller::requests::slots::{FORWARD, Stage, Work};
+use crate::controller::requests::slots::{FORWARD, Work, WorkStage};
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, RequestError, RequestTag};
@@ -214,7 +214,7 @@ impl Controller {
                 continue;
             };
             slot.abandoned = true;
-            holds |= slot.stage == Stage::Held;
+            holds |= slot.stage == WorkStage::Held;
             if slot.pending & FORWARD != 0 && self.forward_link != ForwardLink::Up {
                 self.give_up(tag);
             }

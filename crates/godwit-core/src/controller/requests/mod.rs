@@ -9,7 +9,7 @@ use core::time::Duration;
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
 use crate::controller::requests::forwarding::ForwardLink;
-use crate::controller::requests::slots::{FORWARD, LOCAL, REMOTE, Stage, TagList, Work};
+use crate::controller::requests::slots::{FORWARD, LOCAL, REMOTE, TagList, Work, WorkStage};
 use crate::controller::transfer::policy::Route;
 use crate::controller::transfer::window::ChunkState;
 use crate::event::{AbortReason, Event};
@@ -189,7 +189,7 @@ impl Controller {
     }
 
     fn hold(&mut self, tag: RequestTag) {
-        self.slots[tag].stage = Stage::Held;
+        self.slots[tag].stage = WorkStage::Held;
         let mut held = self.held;
         self.slots.push(&mut held, tag);
         self.held = held;
@@ -253,7 +253,7 @@ impl Controller {
             return self.give_up(tag);
         }
         slot.locked = false;
-        let has_waited = slot.stage == Stage::Waiting;
+        let has_waited = slot.stage == WorkStage::Waiting;
         let (sequence, is_write) = (slot.sequence, slot.is_write());
         let is_request = slot.is_request();
         // A chunk that is compared must not change: who was let through while it was copied, and has
@@ -271,7 +271,7 @@ impl Controller {
                 entry.sequence < sequence && slots[entry.tag].is_request() == is_request
             });
             if let Some(blocker) = earlier {
-                self.slots[tag].stage = Stage::Waiting;
+                self.slots[tag].stage = WorkStage::Waiting;
                 self.slots.wait_for(blocker, tag);
                 return;
             }
@@ -296,7 +296,7 @@ impl Controller {
                         self.slots[tag].unlocked = true;
                     }
                     Some(chunk) => {
-                        self.slots[tag].stage = Stage::Waiting;
+                        self.slots[tag].stage = WorkStage::Waiting;
                         self.slots[tag].locked = true;
                         self.slots.push(&mut chunk.waiters, tag);
                         return self.watch(tag);
@@ -324,7 +324,7 @@ impl Controller {
             return self.hold(tag);
         }
         let slot = &mut self.slots[tag];
-        slot.stage = Stage::InFlight;
+        slot.stage = WorkStage::InFlight;
         slot.pending = FORWARD;
         slot.issued = self.now;
         match self.forward_link {
@@ -343,7 +343,7 @@ impl Controller {
     #[inline]
     fn issue_here(&mut self, tag: RequestTag, operation: Operation) {
         let slot = &mut self.slots[tag];
-        slot.stage = Stage::InFlight;
+        slot.stage = WorkStage::InFlight;
         slot.pending = LOCAL;
         slot.issued = self.now;
         let (local, remote) = match operation {
@@ -492,7 +492,7 @@ impl Controller {
         let slot = &mut self.slots[tag];
         slot.pending = 0;
         slot.sent = false;
-        slot.stage = Stage::Waiting;
+        slot.stage = WorkStage::Waiting;
         if let Some(extent) = slot.extent {
             self.writes_left(extent);
         }

@@ -58,7 +58,7 @@ pub(in crate::controller) enum Work {
 
 /// How far the work in a slot is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::controller) enum Stage {
+pub(in crate::controller) enum WorkStage {
     /// Waits until it is known who serves.
     Held,
     /// Waits for an earlier overlapping write or for the locking window.
@@ -84,7 +84,7 @@ impl TagList {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::controller) struct Slot {
     pub(in crate::controller) work: Work,
-    pub(in crate::controller) stage: Stage,
+    pub(in crate::controller) stage: WorkStage,
     /// Operations that have not finished: [`LOCAL`], [`REMOTE`], [`FORWARD`].
     pub(in crate::controller) pending: u8,
     /// Whether the request has passed the gate.
@@ -131,7 +131,7 @@ pub(in crate::controller) struct Slot {
 impl Slot {
     const FREE: Self = Self {
         work: Work::Free,
-        stage: Stage::Held,
+        stage: WorkStage::Held,
         pending: 0,
         admitted: false,
         registered: false,

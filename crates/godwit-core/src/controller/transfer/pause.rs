@@ -8,7 +8,7 @@ use crate::action::Action;
 use crate::controller::governor::Period;
 use crate::controller::requests::slots::REMOTE;
 use crate::controller::{Controller, LinkSignal};
-use crate::event::{Event, PauseReason, Phase};
+use crate::event::{Event, PauseReason};
 use crate::request::RequestTag;
 use crate::units::{Generation, Time};
 use crate::wire::{Message, TrafficClass};
@@ -198,7 +198,7 @@ impl Controller {
         source.generation = Generation(source.generation.0.wrapping_add(1));
         let generation = source.generation;
         let (migration, delays) = (source.options.migration, source.options.delayed_writes);
-        let unfreezes = source.phase() == Phase::Draining;
+        let unfreezes = source.stage.is_freezing();
         let waiters = source.retreat();
         self.act(Action::DiscardUnsent {
             class: TrafficClass::Copy,
@@ -216,7 +216,7 @@ impl Controller {
             self.wake(list);
         }
         if unfreezes {
-            self.enter_running_phase();
+            self.end_freeze();
             self.release_held();
         }
         true

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
-use crate::controller::requests::slots::{LOCAL, Stage, Work};
+use crate::controller::requests::slots::{LOCAL, Work, WorkStage};
 use crate::controller::transfer::double_write::early_acknowledgement::Unwritten;
 use crate::controller::{Controller, StartError};
 use crate::event::AbortReason;
@@ -186,7 +186,7 @@ impl Controller {
         if slot.stale {
             return self.drop_stale(tag);
         }
-        slot.stage = Stage::InFlight;
+        slot.stage = WorkStage::InFlight;
         slot.pending = LOCAL;
         let zero = |unmap| DiskOperation::WriteZeroes {
             extent,
@@ -344,7 +344,7 @@ impl Controller {
                 | Work::VerifyHole { generation, .. } => generation,
                 _ => return false,
             };
-            sent_in < generation && slot.stage == Stage::Waiting
+            sent_in < generation && slot.stage == WorkStage::Waiting
         });
         for tag in stale {
             self.slots[tag].stale = !self.has_bug(PlantedBug::IgnoreGeneration);

@@ -14,7 +14,7 @@ use crate::controller::requests::slots::LOCAL;
 use crate::controller::transfer::double_write::delayed_table::{DelayedTable, MAX_SECTORS};
 use crate::controller::transfer::double_write::hot_writes::{Heat, HotWrites};
 use crate::controller::{Controller, Limits};
-use crate::event::{AbortReason, Phase};
+use crate::event::AbortReason;
 use crate::request::RequestError;
 use crate::units::{Extent, Generation, Lba, MAX_EXTENT_SECTORS, Sectors, Time};
 use crate::wire::{Message, TrafficClass};
@@ -258,7 +258,7 @@ impl Controller {
         while let Some(source) = &mut self.source {
             source.delayed_paced_until = None;
             let limit = source.migrated();
-            let freezing = source.phase() == Phase::Draining;
+            let freezing = source.stage.is_freezing();
             if !(freezing || source.runs()) {
                 return;
             }

@@ -1,9 +1,12 @@
 //! The outgoing migration: passes over the disk behind the locking window (Alg. 1 of the SmartNIC
 //! storage-migration paper), then verification, then the freeze that leads to switchover.
 
+pub(in crate::controller) mod freeze;
 mod layout;
 mod promise;
 mod pump;
+pub(in crate::controller) mod stage;
+mod verify;
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -16,10 +19,11 @@ use crate::controller::requests::slots::{REMOTE, Slots};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
+use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
+use crate::controller::transfer::outgoing::layout::Layout;
+use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::pause::{Pause, PauseCounts};
 use crate::controller::transfer::policy::{Pass, Policy, Route};
-use layout::Layout;
-
 use crate::controller::transfer::window::Window;
 use crate::controller::{
     Controller, MigrationOptions, PolicyOptions, Progress, StartError, Switchover,
@@ -48,24 +52,6 @@ pub const MAX_MOVED: Bytes = Bytes(1 << 50);
 /// be more than there is, and the guest would wait while it is looked through.
 pub const MAX_VERIFIED: Bytes = Bytes(64 << 40);
 
-/// Verification passes are repeated over what was written meanwhile until no more than this many
-/// 4 KiB blocks are left; those are compared while the guest is held.
-const FREEZE_BLOCKS: u64 = 64;
-
-/// While the switchover waits for the guest's hypervisor, blocks are compared again when more than
-/// this many were written.
-const CONVERGED_BLOCKS: u64 = 16;
-
-/// Delayed writes that may be left when the guest is held; they are sent then.
-const FREEZE_DELAYED_BYTES: u64 = 64 << 10;
-
-/// How long the guest may be held before the destination is asked to accept, unless its promise
-/// allows more. Doubled whenever that was not enough.
-const FIRST_FREEZE: Duration = Duration::from_millis(20);
-
-/// After this many passes the guest is held however many blocks are left.
-const MAX_VERIFY_PASSES: u32 = 10;
-
 #[derive(Debug)]
 pub(in crate::controller) struct Source {
     pub(in crate::controller) options: MigrationOptions,
@@ -73,7 +59,7 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) window: Window,
     idle_window: IdleWindow,
     layout: Layout,
-    phase: Phase,
+    pub(in crate::controller) stage: Stage,
     policy: Policy,
     pass: Pass,
     capacity: Sectors,
@@ -101,15 +87,12 @@ pub(in crate::controller) struct Source {
     pass_total: u64,
     counters: Counters,
     mismatch: Option<Extent>,
-    /// The pass under way compares what was left when the guest was held.
-    freeze_pass: bool,
     /// Nothing but the guest's last writes holds the switchover back.
     pub(in crate::controller) may_switch_over: bool,
     /// Whether the connection that will carry forwarded I/O is still there.
     pub(in crate::controller) sync_up: bool,
     next_tick: Time,
     pub(in crate::controller) last_heard: Time,
-    phase_since: Time,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -122,21 +105,6 @@ struct Counters {
 }
 
 impl Source {
-    /// Whether new guest I/O has to wait.
-    #[inline]
-    pub(in crate::controller) const fn is_frozen(&self) -> bool {
-        !self.runs()
-    }
-
-    /// Whether the guest's I/O goes on beside the migration.
-    #[inline]
-    pub(in crate::controller) const fn runs(&self) -> bool {
-        matches!(
-            self.phase,
-            Phase::Copying | Phase::Verifying | Phase::Converged
-        )
-    }
-
     /// Whether the guest was stopped for the switchover.
     pub(in crate::controller) fn is_ordered(&self) -> bool {
         self.may_switch_over && self.options.switchover == Switchover::WhenTold
@@ -199,10 +167,6 @@ impl Source {
         .fold(self.next_tick, Time::min)
     }
 
-    pub(in crate::controller) const fn phase(&self) -> Phase {
-        self.phase
-    }
-
     /// Bytes that the current pass and delayed writes still have to send.
     pub(in crate::controller) fn bytes_left(&self) -> u64 {
         self.pass_total.saturating_sub(self.pass_done) + self.delayed.pending_bytes()
@@ -211,7 +175,7 @@ impl Source {
     pub(in crate::controller) fn progress(&self, now: Time) -> Progress {
         Progress {
             migration: self.options.migration,
-            phase: self.phase,
+            phase: self.phase(),
             bytes_done: self.pass_done,
             bytes_total: self.pass_total,
             bytes_copied: self.counters.copied,
@@ -285,7 +249,7 @@ impl Controller {
             window: Window::new(options.window_chunks),
             idle_window: IdleWindow::new(&options),
             layout: Layout::new(&options),
-            phase: Phase::Copying,
+            stage: Stage::Moving,
             policy: Policy::new(&options, self.capacity),
             pass: Pass::Copy,
             capacity: self.capacity,
@@ -313,12 +277,10 @@ impl Controller {
             pass_total: 0,
             counters: Counters::default(),
             mismatch: None,
-            freeze_pass: false,
             may_switch_over: options.switchover == Switchover::WhenConverged,
             sync_up: true,
             next_tick: now,
             last_heard: now,
-            phase_since: now,
             options,
         };
         source.start_pass(Pass::Copy, now);
@@ -341,20 +303,14 @@ impl Controller {
         if self.has_bug(PlantedBug::ReadOverPosted) {
             source.posted.hide_from_chunks();
         }
+        let migration = source.options.migration;
         self.source = Some(Box::new(source));
-        self.enter_phase(Phase::Copying);
+        self.notify(Event::PhaseEntered {
+            migration,
+            phase: Phase::Copying,
+        });
         self.pump();
         Ok(())
-    }
-
-    pub(in crate::controller) fn enter_phase(&mut self, phase: Phase) {
-        let Some(source) = &mut self.source else {
-            return;
-        };
-        source.phase = phase;
-        source.phase_since = self.now;
-        let migration = source.options.migration;
-        self.notify(Event::PhaseEntered { migration, phase });
     }
 
     /// Gives the migration up: the guest goes on here, and nothing that was under way with the
@@ -367,7 +323,7 @@ impl Controller {
             return false;
         };
         let migration = source.options.migration;
-        source.phase = Phase::Aborted;
+        source.stage = Stage::Decided(Phase::Aborted);
         self.last_progress = Some(source.progress(self.now));
         self.orphaned_reads += source.window.reads() + source.delayed.reads();
         let given_up = source.window.retreat();
@@ -392,7 +348,7 @@ impl Controller {
     /// The destination serves: nothing is left to do but to forward.
     pub(in crate::controller) fn complete_source(&mut self) {
         if let Some(mut source) = self.source.take() {
-            source.phase = Phase::Completed;
+            source.stage = Stage::Decided(Phase::Completed);
             // A pause or a later write may have given up reads that the disk has not finished.
             self.orphaned_reads += source.window.reads() + source.delayed.reads();
             self.last_progress = Some(source.progress(self.now));
@@ -443,9 +399,11 @@ impl Controller {
         }
         let timeout = source.options.peer_timeout;
         source.next_tick = now.after(source.tick());
-        let deciding = matches!(source.phase, Phase::Draining | Phase::Preparing);
         let late = now.since(source.last_heard) > timeout
-            || (deciding && now.since(source.phase_since) > timeout)
+            || source
+                .stage
+                .held_since()
+                .is_some_and(|since| now.since(since) > timeout)
             || source.is_kept_waiting(now)
             || !self
                 .slots

@@ -7,9 +7,10 @@ use crate::controller::governor::Governor;
 use crate::controller::governor::obstacles::Achievement;
 use crate::controller::requests::slots::{Slots, TagList};
 use crate::controller::transfer::outgoing::Source;
+use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::policy::{Pass, Policy};
 use crate::controller::{Controller, PromiseProgress};
-use crate::event::{Obstacle, Phase};
+use crate::event::Obstacle;
 use crate::request::RequestTag;
 use crate::units::{Extent, Lba, SECTOR_SIZE, Time};
 
@@ -19,11 +20,6 @@ const HOT_WRITES_SECTORS: u64 = (64 << 20) / SECTOR_SIZE;
 const HOT_WRITES_SHARE: u64 = 16;
 
 impl Source {
-    pub(super) fn freeze_deadline(&self) -> Option<Time> {
-        (self.phase == Phase::Draining && self.governor.is_some())
-            .then(|| self.phase_since.after(self.freeze_allowance))
-    }
-
     /// Remembers that a request waits for the migration.
     #[inline]
     pub(in crate::controller) fn watch(&mut self, tag: RequestTag, slots: &Slots) {
@@ -102,7 +98,7 @@ impl Source {
     }
 
     pub(in crate::controller) const fn may_pause(&self) -> bool {
-        self.runs() || matches!(self.phase, Phase::Draining)
+        self.runs() || self.stage.is_freezing()
     }
 
     /// Whether writes are acknowledged without the destination for now.
@@ -164,7 +160,7 @@ impl Source {
         &mut self,
         now: Time,
     ) -> Option<Option<Obstacle>> {
-        if self.phase == Phase::Converged && self.bytes_left() == 0 {
+        if self.stage == Stage::Converged && self.bytes_left() == 0 {
             return self.obstacles.arrive(now);
         }
         let current = Achievement {

@@ -5,20 +5,19 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
-use crate::controller::requests::slots::{Slots, Stage, TagList};
-use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::Controller;
+use crate::controller::requests::slots::{Slots, TagList, WorkStage};
+use crate::controller::transfer::outgoing::Source;
+use crate::controller::transfer::outgoing::freeze::FREEZE_DELAYED_BYTES;
 use crate::controller::transfer::outgoing::layout::Next;
-use crate::controller::transfer::outgoing::{
-    CONVERGED_BLOCKS, FREEZE_BLOCKS, FREEZE_DELAYED_BYTES, MAX_VERIFY_PASSES, Source,
-};
+use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::policy::{Pass, Policy};
 use crate::controller::transfer::pre_copy::{AfterRound, PreCopy};
 use crate::controller::transfer::window::{ChunkContent, ChunkKind, ChunkState};
-use crate::controller::{Controller, Switchover};
-use crate::event::{AbortReason, Phase};
+use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::request::RequestError;
-use crate::units::{Extent, Generation, MigrationId, SECTOR_SIZE, Time};
+use crate::units::{Extent, Generation, SECTOR_SIZE, Time};
 use crate::wire::{HEADER_SIZE, Message, TrafficClass};
 use crate::write_table::WriteTable;
 
@@ -72,7 +71,7 @@ impl Source {
     }
 
     /// The number of the round that copies, or copied last.
-    fn round(&self) -> u32 {
+    pub(super) fn round(&self) -> u32 {
         match self.pass {
             Pass::Resend { round } => round,
             Pass::Copy | Pass::VerifyAll | Pass::VerifyDirty { .. } => 1,
@@ -84,10 +83,6 @@ impl Source {
         let (round, compares) = (self.round(), self.options.verify);
         let rounds = self.policy.rounds_mut(self.pass)?;
         (rounds.after(round, compares) == AfterRound::Again).then_some(round + 1)
-    }
-
-    pub(super) fn dirty_blocks(&self) -> u64 {
-        self.dirty.as_ref().map_or(0, DirtyBitmap::count)
     }
 
     /// Whether another chunk may be locked; otherwise when to ask again. The guest's promise holds
@@ -203,7 +198,7 @@ impl Controller {
             }
             let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
             // What is written while the switchover waits belongs to the next pass.
-            let rests = source.phase == Phase::Converged;
+            let rests = source.stage == Stage::Converged;
             while !rests && source.has_room(most, chunk_sectors) {
                 let (extent, kind) = match source.next_chunk(chunk_sectors) {
                     Next::End => break,
@@ -213,7 +208,7 @@ impl Controller {
                     }
                     Next::Lock(extent, kind) => (extent, kind),
                 };
-                let frozen = source.phase == Phase::Draining;
+                let frozen = source.stage.is_freezing();
                 if !frozen && let Err(next) = source.may_start_chunk(self.now, guest_is_idle) {
                     source.paced_until = Some(next);
                     break;
@@ -393,33 +388,7 @@ impl Controller {
         }
     }
 
-    /// The destination compared a chunk.
-    pub(in crate::controller) fn chunk_compared(
-        &mut self,
-        slot: ChunkSlot,
-        generation: Generation,
-        result: Result<bool, RequestError>,
-    ) {
-        let Some(source) = &mut self.source else {
-            return;
-        };
-        source.last_heard = self.now;
-        if source.generation != generation || source.pass.copies() {
-            return;
-        }
-        match result {
-            Ok(true) => self.chunk_done(slot),
-            Ok(false) => {
-                source.mismatch = source.window.get(slot).map(|chunk| chunk.extent);
-                self.abort_source(AbortReason::VerifyMismatch);
-            }
-            Err(_) => {
-                self.abort_source(AbortReason::DestinationDisk);
-            }
-        }
-    }
-
-    fn chunk_done(&mut self, slot: ChunkSlot) {
+    pub(super) fn chunk_done(&mut self, slot: ChunkSlot) {
         let Some(source) = &mut self.source else {
             return;
         };
@@ -462,8 +431,9 @@ impl Controller {
             return false;
         };
         if !source.runs() {
-            if source.phase == Phase::Draining && source.freeze_pass {
-                source.freeze_pass = false;
+            if let Stage::Freezing { last_pass, .. } = &mut source.stage
+                && core::mem::take(last_pass)
+            {
                 if source.pass.copies() {
                     // What was copied again is compared as well, if anything is.
                     self.check_drained();
@@ -478,42 +448,36 @@ impl Controller {
             // They are being sent; the pass goes on when they are.
             return false;
         }
-        if source.phase == Phase::Converged && !source.may_switch_over {
+        let converged = source.stage == Stage::Converged;
+        if converged && !source.may_switch_over {
             return false;
         }
-        let converged = source.phase == Phase::Converged;
         if !converged && let Some(round) = source.next_round() {
             source.start_pass(Pass::Resend { round }, self.now);
             return true;
         }
-        let next = match source.pass {
-            _ if converged || !source.options.verify => None,
-            Pass::Copy | Pass::Resend { .. } => Some(Pass::VerifyAll),
-            Pass::VerifyAll => Some(Pass::VerifyDirty { number: 2 }),
-            Pass::VerifyDirty { number } => {
-                (number < MAX_VERIFY_PASSES).then_some(Pass::VerifyDirty { number: number + 1 })
-            }
+        let next = match converged {
+            true => None,
+            false => source.next_comparison(),
         };
-        let small = !source.pass.copies() && source.dirty_blocks() <= FREEZE_BLOCKS;
         match next {
-            Some(pass) if !small => {
+            Some(pass) => {
                 // Copies are all there, so that nothing can overtake what follows them as delayed writes.
                 if let Some(rounds) = source.policy.rounds_mut(source.pass) {
                     rounds.take_rest(|extent| source.delayed.remember(extent));
                 }
-                source.start_pass(pass, self.now);
-                if source.phase == Phase::Copying {
-                    self.enter_phase(Phase::Verifying);
-                }
+                self.begin_pass(pass);
                 true
             }
             _ => {
-                let phase = if source.may_switch_over {
-                    Phase::Draining
-                } else {
-                    Phase::Converged
+                let stage = match source.may_switch_over {
+                    true => Stage::Freezing {
+                        since: self.now,
+                        last_pass: false,
+                    },
+                    false => Stage::Converged,
                 };
-                self.enter_phase(phase);
+                self.enter_stage(stage);
                 false
             }
         }
@@ -529,118 +493,11 @@ impl Controller {
             .policy
             .rounds(source.pass)
             .is_some_and(PreCopy::is_too_much);
-        if source.phase == Phase::Converged && source.pause.is_none() && too_much {
+        if source.stage == Stage::Converged && source.pause.is_none() && too_much {
             let round = source.round() + 1;
-            source.start_pass(Pass::Resend { round }, self.now);
-            self.enter_phase(Phase::Copying);
+            self.begin_pass(Pass::Resend { round });
             self.pump();
         }
-    }
-
-    /// While the guest runs on behind double writes, what it wrote is compared before that becomes
-    /// more than can be compared in the moment in which it stands still.
-    fn compare_again(&mut self) {
-        let Some(source) = &mut self.source else {
-            return;
-        };
-        let again = source.phase == Phase::Converged
-            && source.options.verify
-            && source.pause.is_none()
-            && source.dirty_blocks() > CONVERGED_BLOCKS;
-        if again {
-            source.start_pass(Pass::VerifyDirty { number: 2 }, self.now);
-            self.enter_phase(Phase::Verifying);
-            self.pump();
-        }
-    }
-
-    /// The guest has been moved to the destination, and waits there for its disk.
-    pub(in crate::controller) fn guest_arrived(&mut self, migration: MigrationId) {
-        self.heard();
-        let waits = self.source.as_ref().is_some_and(|source| {
-            source.options.migration == migration
-                && source.options.switchover == Switchover::WhenTold
-        });
-        if waits {
-            self.order_switchover();
-        }
-    }
-
-    /// Nothing holds the switchover back from now on but what the destination lacks.
-    pub(in crate::controller) fn order_switchover(&mut self) -> bool {
-        let Some(source) = &mut self.source else {
-            return false;
-        };
-        source.may_switch_over = true;
-        self.resume_if_ordered();
-        self.flush_delayed();
-        self.pump();
-        true
-    }
-
-    /// When the guest is held and everything it had in flight is done: compares what was written
-    /// since the last pass, then asks the destination to accept.
-    pub(in crate::controller) fn check_drained(&mut self) {
-        let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
-        let forgets_posted = self.has_bug(PlantedBug::SwitchoverWithPosted);
-        let Some(source) = &mut self.source else {
-            return;
-        };
-        if source.phase != Phase::Draining || self.admitted > 0 || !source.window.is_empty() {
-            return;
-        }
-        if !forgets_posted && !source.posted.is_empty() {
-            return;
-        }
-        if !forgets_delayed && !source.delayed.is_settled() {
-            return self.flush_delayed();
-        }
-        if source.policy.rest() > 0 {
-            source.freeze_pass = true;
-            let round = source.round() + 1;
-            source.start_pass(Pass::Resend { round }, self.now);
-            self.pump();
-        } else if source.options.verify && source.dirty_blocks() > 0 {
-            source.freeze_pass = true;
-            let number = MAX_VERIFY_PASSES;
-            source.start_pass(Pass::VerifyDirty { number }, self.now);
-            self.pump();
-        } else {
-            source.counters.all_verified = source.options.verify;
-            self.prepare();
-        }
-    }
-
-    /// A freeze that took too long is over: the migration goes on as before it.
-    pub(in crate::controller) fn enter_running_phase(&mut self) {
-        let Some(source) = &mut self.source else {
-            return;
-        };
-        source.freeze_allowance *= 2;
-        source.freeze_pass = false;
-        let phase = if source.pass.copies() {
-            Phase::Copying
-        } else {
-            source.start_pass(Pass::VerifyDirty { number: 2 }, self.now);
-            Phase::Verifying
-        };
-        self.enter_phase(phase);
-    }
-
-    fn prepare(&mut self) {
-        let Some(source) = &self.source else { return };
-        debug_assert!(
-            source.delayed.is_settled() || self.has_bug(PlantedBug::SwitchoverWithDelayed),
-            "the destination lacks delayed writes"
-        );
-        debug_assert!(
-            source.posted.is_empty() || self.has_bug(PlantedBug::SwitchoverWithPosted),
-            "the destination has not acknowledged all double writes"
-        );
-        let migration = source.options.migration;
-        self.enter_phase(Phase::Preparing);
-        let effects = self.authority.prepare(migration);
-        self.apply(effects);
     }
 }
 
@@ -658,7 +515,7 @@ fn read_when_quiet(
     let busy = table.find(extent, |entry| {
         slots
             .get(entry.tag)
-            .is_some_and(|slot| slot.stage == Stage::InFlight)
+            .is_some_and(|slot| slot.stage == WorkStage::InFlight)
     });
     if busy.is_some() || source.posted.overlaps(extent) {
         return false;

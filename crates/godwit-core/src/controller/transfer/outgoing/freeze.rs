@@ -1,0 +1,126 @@
+//! The last moments before authority is asked: the guest is held, and the destination gets what it lacks.
+
+use core::time::Duration;
+
+use crate::controller::transfer::outgoing::Source;
+use crate::controller::transfer::outgoing::stage::Stage;
+use crate::controller::transfer::outgoing::verify::MAX_VERIFY_PASSES;
+use crate::controller::transfer::policy::Pass;
+use crate::controller::{Controller, Switchover};
+use crate::planted::PlantedBug;
+use crate::units::{MigrationId, Time};
+
+/// Delayed writes that may be left when the guest is held; they are sent then.
+pub(super) const FREEZE_DELAYED_BYTES: u64 = 64 << 10;
+
+/// How long the guest may be held before the destination is asked to accept, unless its promise
+/// allows more. Doubled whenever that was not enough.
+pub(super) const FIRST_FREEZE: Duration = Duration::from_millis(20);
+
+impl Source {
+    /// When the guest will have been held for longer than its promise allows.
+    pub(super) fn freeze_deadline(&self) -> Option<Time> {
+        let Stage::Freezing { since, .. } = self.stage else {
+            return None;
+        };
+        self.governor.as_ref()?;
+        Some(since.after(self.freeze_allowance))
+    }
+}
+
+impl Controller {
+    /// The guest has been moved to the destination, and waits there for its disk.
+    pub(in crate::controller) fn guest_arrived(&mut self, migration: MigrationId) {
+        self.heard();
+        let waits = self.source.as_ref().is_some_and(|source| {
+            source.options.migration == migration
+                && source.options.switchover == Switchover::WhenTold
+        });
+        if waits {
+            self.order_switchover();
+        }
+    }
+
+    /// Nothing holds the switchover back from now on but what the destination lacks.
+    pub(in crate::controller) fn order_switchover(&mut self) -> bool {
+        let Some(source) = &mut self.source else {
+            return false;
+        };
+        source.may_switch_over = true;
+        self.resume_if_ordered();
+        self.flush_delayed();
+        self.pump();
+        true
+    }
+
+    /// When the guest is held and everything it had in flight is done: compares what was written
+    /// since the last pass, then asks the destination to accept.
+    pub(in crate::controller) fn check_drained(&mut self) {
+        let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
+        let forgets_posted = self.has_bug(PlantedBug::SwitchoverWithPosted);
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let Stage::Freezing { since, .. } = source.stage else {
+            return;
+        };
+        if self.admitted > 0 || !source.window.is_empty() {
+            return;
+        }
+        if !forgets_posted && !source.posted.is_empty() {
+            return;
+        }
+        if !forgets_delayed && !source.delayed.is_settled() {
+            return self.flush_delayed();
+        }
+        let last_pass = Stage::Freezing {
+            since,
+            last_pass: true,
+        };
+        if source.policy.rest() > 0 {
+            source.stage = last_pass;
+            let round = source.round() + 1;
+            source.start_pass(Pass::Resend { round }, self.now);
+            self.pump();
+        } else if source.options.verify && source.dirty_blocks() > 0 {
+            source.stage = last_pass;
+            let number = MAX_VERIFY_PASSES;
+            source.start_pass(Pass::VerifyDirty { number }, self.now);
+            self.pump();
+        } else {
+            source.counters.all_verified = source.options.verify;
+            self.prepare();
+        }
+    }
+
+    /// A freeze that took too long is over: the migration goes on as before it.
+    pub(in crate::controller) fn end_freeze(&mut self) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        source.freeze_allowance *= 2;
+        if source.pass.copies() {
+            self.enter_stage(Stage::Moving);
+        } else {
+            self.begin_pass(Pass::VerifyDirty { number: 2 });
+        }
+    }
+
+    /// Asks the destination to accept the disk.
+    pub(super) fn prepare(&mut self) {
+        let Some(source) = &self.source else { return };
+        debug_assert!(
+            source.delayed.is_settled() || self.has_bug(PlantedBug::SwitchoverWithDelayed),
+            "the destination lacks delayed writes"
+        );
+        debug_assert!(
+            source.posted.is_empty() || self.has_bug(PlantedBug::SwitchoverWithPosted),
+            "the destination has not acknowledged all double writes"
+        );
+        let migration = source.options.migration;
+        let since = self.now;
+        self.enter_stage(Stage::Preparing { since });
+        let effects = self.authority.prepare(migration);
+        self.apply(effects);
+    }
+}

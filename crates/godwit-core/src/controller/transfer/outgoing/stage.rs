@@ -1,0 +1,94 @@
+//! How far a departure is.
+
+use crate::controller::Controller;
+use crate::controller::transfer::outgoing::Source;
+use crate::controller::transfer::policy::Pass;
+use crate::event::{Event, Phase};
+use crate::units::Time;
+
+/// How far a departure is. [`Phase`] is what others see of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::controller) enum Stage {
+    /// The guest works, and the window goes over the disk.
+    Moving,
+    /// The guest works, and the switchover waits to be ordered.
+    Converged,
+    /// The guest is held until the destination has the rest.
+    Freezing {
+        since: Time,
+        /// What was left when the guest was held is being copied or compared.
+        last_pass: bool,
+    },
+    /// The destination was asked to accept the disk.
+    Preparing { since: Time },
+    /// Authority has decided, which is being carried out.
+    Decided(Phase),
+}
+
+impl Stage {
+    /// Since when the guest has been held, while that can still be ended.
+    pub(super) const fn held_since(self) -> Option<Time> {
+        match self {
+            Self::Freezing { since, .. } | Self::Preparing { since } => Some(since),
+            Self::Moving | Self::Converged | Self::Decided(_) => None,
+        }
+    }
+
+    pub(in crate::controller) const fn is_freezing(self) -> bool {
+        matches!(self, Self::Freezing { .. })
+    }
+}
+
+impl Source {
+    /// Whether new guest I/O has to wait.
+    #[inline]
+    pub(in crate::controller) const fn is_frozen(&self) -> bool {
+        !self.runs()
+    }
+
+    /// Whether the guest's I/O goes on beside the migration.
+    #[inline]
+    pub(in crate::controller) const fn runs(&self) -> bool {
+        matches!(self.stage, Stage::Moving | Stage::Converged)
+    }
+
+    /// What others see of the stage.
+    pub(in crate::controller) const fn phase(&self) -> Phase {
+        match self.stage {
+            Stage::Moving if self.pass.copies() => Phase::Copying,
+            Stage::Moving => Phase::Verifying,
+            Stage::Converged => Phase::Converged,
+            Stage::Freezing { .. } => Phase::Draining,
+            Stage::Preparing { .. } => Phase::Preparing,
+            Stage::Decided(phase) => phase,
+        }
+    }
+}
+
+impl Controller {
+    /// Goes on to a stage.
+    pub(in crate::controller) fn enter_stage(&mut self, stage: Stage) {
+        self.change_stage(|source| source.stage = stage);
+    }
+
+    /// Starts a pass beside which the guest works.
+    pub(super) fn begin_pass(&mut self, pass: Pass) {
+        let now = self.now;
+        self.change_stage(|source| {
+            source.stage = Stage::Moving;
+            source.start_pass(pass, now);
+        });
+    }
+
+    fn change_stage(&mut self, change: impl FnOnce(&mut Source)) {
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let before = source.phase();
+        change(source);
+        let (migration, phase) = (source.options.migration, source.phase());
+        if phase != before {
+            self.notify(Event::PhaseEntered { migration, phase });
+        }
+    }
+}
