@@ -6,20 +6,35 @@ use crate::request::{RequestError, RequestTag};
 use crate::units::Extent;
 use crate::wire::{Message, TrafficClass};
 
-/// One slot of the locking window: the handle of a chunk and of its buffer at the source.
-/// From [`Limits::window_chunks`](crate::Limits::window_chunks) on: the handle of a delayed write. A
-/// pause may hand a slot out again while a frame of it is still being sent: then the body starts the
-/// new read only when that frame has left.
+/// One slot of the locking window: the handle of a chunk and of its buffer at the source, below
+/// [`Limits::window_chunks`](crate::Limits::window_chunks).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChunkSlot(pub u16);
+
+/// The handle of a delayed write that is on its way, and of its buffer at the source, below
+/// [`Limits::delayed_chunks`](crate::Limits::delayed_chunks).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DelayedSlot(pub u16);
+
+/// A buffer into which the source reads its own disk. A pause may hand one out again while a frame of it
+/// is still being sent: then the body starts the new read only when that frame has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SourceSlot {
+    /// A chunk's.
+    Chunk(ChunkSlot),
+    /// A delayed write's.
+    Delayed(DelayedSlot),
+}
 
 /// Names the disk operation that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DiskTag {
     /// A request's operation; its data is in the request's buffer.
     Request(RequestTag),
-    /// A chunk or delayed write that the source reads into the slot's buffer.
+    /// A chunk that the source reads into the slot's buffer.
     Chunk(ChunkSlot),
+    /// A delayed write that the source reads into the slot's buffer.
+    Delayed(DelayedSlot),
     /// A frame from the source that the destination applies; the tag was given to
     /// [`Controller::handle_message`](crate::Controller::handle_message) with the frame, and its
     /// payload (or, for a verification, the data read) is in that tag's buffer.
@@ -28,6 +43,26 @@ pub enum DiskTag {
     Barrier,
     /// What the source asks about the disk ahead of the locking window.
     Layout,
+}
+
+impl DiskTag {
+    /// The buffer, when the operation is the source's own read.
+    pub const fn source_slot(self) -> Option<SourceSlot> {
+        match self {
+            Self::Chunk(slot) => Some(SourceSlot::Chunk(slot)),
+            Self::Delayed(slot) => Some(SourceSlot::Delayed(slot)),
+            Self::Request(_) | Self::Replica(_) | Self::Barrier | Self::Layout => None,
+        }
+    }
+}
+
+impl From<SourceSlot> for DiskTag {
+    fn from(slot: SourceSlot) -> Self {
+        match slot {
+            SourceSlot::Chunk(slot) => Self::Chunk(slot),
+            SourceSlot::Delayed(slot) => Self::Delayed(slot),
+        }
+    }
 }
 
 /// Names a node that forwards its clients' requests here: the body's number for it, the same on every

@@ -224,9 +224,9 @@ impl Body {
                 match tag {
                     DiskTag::Request(tag) => self.expect(tag, Use::Request),
                     DiskTag::Replica(tag) => self.expect(tag, Use::Replica),
-                    DiskTag::Chunk(slot) => {
-                        let delayed = self.limits.delayed_chunks.max(1);
-                        assert!(slot.0 < self.limits.window_chunks + delayed);
+                    DiskTag::Chunk(slot) => assert!(slot.0 < self.limits.window_chunks),
+                    DiskTag::Delayed(slot) => {
+                        assert!(slot.0 < self.limits.delayed_chunks.max(1));
                     }
                     DiskTag::Barrier => assert_eq!(operation, DiskOperation::Flush),
                     DiskTag::Layout => {
@@ -241,9 +241,9 @@ impl Body {
                 assert_eq!(Message::decode(&header, &inline[..length]), Ok(message));
                 match message.payload() {
                     Some(PayloadBuffer::Request(tag)) => self.expect(tag, Use::Request),
-                    Some(PayloadBuffer::Chunk(slot)) => {
+                    Some(PayloadBuffer::Source(slot)) => {
                         assert!(
-                            !self.at_disk(DiskTag::Chunk(slot)),
+                            !self.at_disk(slot.into()),
                             "{slot:?} is being read"
                         );
                     }

@@ -11,7 +11,7 @@ mod input;
 use std::time::Duration;
 
 use body::Body;
-use godwit_core::action::{ChunkSlot, Content, Forwarder};
+use godwit_core::action::{ChunkSlot, Content, DelayedSlot, Forwarder};
 use godwit_core::event::AbortReason;
 use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
 use godwit_core::sla::LatencyTarget;
@@ -230,7 +230,7 @@ fn migration(input: &mut Input<'_>) -> MigrationId {
 /// A frame that has to do with pauses.
 fn pause_message(kind: u8, input: &mut Input<'_>) -> Message {
     let generation = Generation(u32::from(input.byte() % 4));
-    let slot = ChunkSlot(u16::from(input.byte() % 10));
+    let slot = DelayedSlot(u16::from(input.byte() % 10));
     match kind {
         0 => Message::DelayedWrite {
             slot,

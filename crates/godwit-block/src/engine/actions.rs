@@ -43,7 +43,7 @@ impl Engine {
             let found = Content::Hole(self.disk.hole(extent));
             return self.core.handle_disk_done(self.now, tag, Ok(found));
         }
-        if let DiskTag::Chunk(slot) = tag {
+        if let Some(slot) = tag.source_slot() {
             self.chunks.begin();
             if self.chunks.defer(slot, operation) {
                 return;
@@ -55,7 +55,7 @@ impl Engine {
     /// Starts the reads of chunks that waited until an older frame of the same buffer was sent.
     pub(super) fn run_deferred_reads(&mut self) {
         while let Some((slot, operation)) = self.chunks.next_ready() {
-            self.run_disk(DiskTag::Chunk(slot), operation);
+            self.run_disk(slot.into(), operation);
         }
     }
 
@@ -64,7 +64,7 @@ impl Engine {
         while let Some(slot) = self.chunks.cancel_deferred() {
             self.chunks.end();
             self.core
-                .handle_disk_done(self.now, DiskTag::Chunk(slot), Err(RequestError::Io));
+                .handle_disk_done(self.now, slot.into(), Err(RequestError::Io));
         }
     }
 
@@ -78,24 +78,25 @@ impl Engine {
             | DiskOperation::FindHole { .. } => None,
         };
         let bytes = needed.map_or(0, Extent::bytes) as usize;
-        let (memory, keep) = match tag {
-            DiskTag::Request(request) | DiskTag::Replica(request) if bytes > 0 => {
+        let (memory, keep) = match (tag, tag.source_slot()) {
+            _ if bytes == 0 => (Some(std::ptr::null_mut()), None),
+            (DiskTag::Request(request) | DiskTag::Replica(request), _) => {
                 let place = self
                     .slots
                     .address(request, 0)
                     .filter(|&(_, room)| room >= bytes);
                 (place.map(|(pointer, _)| pointer), None)
             }
-            DiskTag::Chunk(slot) if bytes > 0 => {
+            (_, Some(slot)) => {
                 let (pointer, keep) = self.chunks.buffer(slot, bytes).unzip();
                 (pointer, keep.map(Keep::Chunks))
             }
-            _ => (Some(std::ptr::null_mut()), None),
+            (_, None) => (Some(std::ptr::null_mut()), None),
         };
         let Some(memory) = memory else {
             // The controller asked for more than the request has: only a defect can do that.
             debug_assert!(false, "{tag:?} has no buffer for {operation:?}");
-            if let DiskTag::Chunk(_) = tag {
+            if tag.source_slot().is_some() {
                 self.chunks.end();
             }
             self.core
@@ -132,7 +133,7 @@ impl Engine {
         let Some(finished) = self.disk.completed(&mut self.ring, index, result) else {
             return;
         };
-        if let DiskTag::Chunk(_) = finished.tag {
+        if finished.tag.source_slot().is_some() {
             self.chunks.end();
         }
         self.core

@@ -9,7 +9,7 @@ pub struct Limits {
     /// Slots of the locking window: chunks in flight at the source.
     pub window_chunks: u16,
     /// Slots for delayed writes in flight at the source. They are the
-    /// [`ChunkSlot`](crate::action::ChunkSlot)s that follow those of the window, from `window_chunks` on.
+    /// [`DelayedSlot`](crate::action::DelayedSlot)s.
     /// Each holds 64 KiB. At least one: zero counts as one.
     pub delayed_chunks: u16,
     /// Ranges of delayed writes that are remembered exactly; beyond that the table coarsens.

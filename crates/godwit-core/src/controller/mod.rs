@@ -187,14 +187,12 @@ impl Controller {
         self.now = now;
         match tag {
             DiskTag::Request(tag) => self.request_disk_done(tag, result.map(|_| ())),
-            DiskTag::Chunk(_) if self.orphaned_reads > 0 => {
+            DiskTag::Chunk(_) | DiskTag::Delayed(_) if self.orphaned_reads > 0 => {
                 // No migration starts while reads of an abandoned one are under way.
                 self.orphaned_reads -= 1;
             }
-            DiskTag::Chunk(slot) if slot.0 >= self.limits.window_chunks => {
-                self.delayed_read(slot, result);
-            }
             DiskTag::Chunk(slot) => self.chunk_read(slot, result),
+            DiskTag::Delayed(slot) => self.delayed_read(slot, result),
             DiskTag::Replica(tag) => self.replica_disk_done(tag, result),
             DiskTag::Barrier => self.barrier_done(result.map(|_| ())),
             DiskTag::Layout => self.layout_found(result),

@@ -3,7 +3,7 @@
 use super::DecodeError;
 use super::header::{FLAG_FAILED, FLAG_FUA, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, Header, Kind};
 use super::message::{INLINE_LIMIT, Message, Taken, double_write_id};
-use crate::action::ChunkSlot;
+use crate::action::{ChunkSlot, DelayedSlot};
 use crate::event::AbortReason;
 use crate::request::{Operation, RequestError, RequestTag};
 use crate::units::{Epoch, Extent, Generation, Lba, MigrationId};
@@ -236,7 +236,7 @@ impl Message {
             Kind::Copy => {
                 let extent = data_extent(header, zeroes)?;
                 Self::Copy {
-                    slot: slot_in(header)?,
+                    slot: ChunkSlot(slot_in(header)?),
                     generation,
                     extent,
                     zeroes,
@@ -260,29 +260,29 @@ impl Message {
                 result: RequestError::from_code(header.status),
             },
             Kind::Verify => Self::Verify {
-                slot: slot_in(header)?,
+                slot: ChunkSlot(slot_in(header)?),
                 generation,
                 extent: header.extent()?,
                 digest: array(body)?,
             },
             Kind::VerifyHole => Self::VerifyHole {
-                slot: slot_in(header)?,
+                slot: ChunkSlot(slot_in(header)?),
                 generation,
                 extent: header.extent()?,
             },
             Kind::Verified => Self::Verified {
-                slot: slot_in(header)?,
+                slot: ChunkSlot(slot_in(header)?),
                 generation,
                 result: RequestError::from_code(header.status).map(|()| header.sectors == 1),
             },
             Kind::DelayedWrite => Self::DelayedWrite {
-                slot: slot_in(header)?,
+                slot: DelayedSlot(slot_in(header)?),
                 generation,
                 extent: data_extent(header, zeroes)?,
                 zeroes,
             },
             Kind::DelayedWritten => Self::DelayedWritten {
-                slot: slot_in(header)?,
+                slot: DelayedSlot(slot_in(header)?),
                 generation,
                 result: RequestError::from_code(header.status),
             },
@@ -419,10 +419,8 @@ fn data_extent(header: &Header, zeroes: bool) -> Result<Extent, DecodeError> {
     }
 }
 
-fn slot_in(header: &Header) -> Result<ChunkSlot, DecodeError> {
-    u16::try_from(header.tag)
-        .map(ChunkSlot)
-        .map_err(|_| DecodeError::Field("slot"))
+fn slot_in(header: &Header) -> Result<u16, DecodeError> {
+    u16::try_from(header.tag).map_err(|_| DecodeError::Field("slot"))
 }
 
 fn migration_in(body: &[u8]) -> Result<MigrationId, DecodeError> {

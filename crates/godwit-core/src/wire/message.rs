@@ -2,7 +2,7 @@
 
 use super::TrafficClass;
 use super::header::{Header, Kind};
-use crate::action::{ChunkSlot, Digest};
+use crate::action::{ChunkSlot, DelayedSlot, Digest, SourceSlot};
 use crate::event::AbortReason;
 use crate::request::{Operation, RequestError, RequestTag};
 use crate::units::{Epoch, Extent, Generation, MigrationId};
@@ -15,8 +15,8 @@ pub(super) const INLINE_LIMIT: usize = 32;
 pub enum PayloadBuffer {
     /// The buffer of a guest's request.
     Request(RequestTag),
-    /// The buffer of a slot of the locking window.
-    Chunk(ChunkSlot),
+    /// A buffer of what the source read of its own disk.
+    Source(SourceSlot),
 }
 
 /// What an owner has taken of what a session forwarded, all connections before included.
@@ -151,7 +151,7 @@ pub enum Message {
     /// write a pause gave up. Without `zeroes` it follows.
     DelayedWrite {
         /// The source's slot, returned in the answer.
-        slot: ChunkSlot,
+        slot: DelayedSlot,
         /// The generation it was read in.
         generation: Generation,
         /// Where it belongs.
@@ -162,7 +162,7 @@ pub enum Message {
     /// A delayed write is on the destination's disk, or failed.
     DelayedWritten {
         /// The slot of the frame.
-        slot: ChunkSlot,
+        slot: DelayedSlot,
         /// The generation of the frame.
         generation: Generation,
         /// Whether it worked.
@@ -238,12 +238,12 @@ impl Message {
                 slot,
                 zeroes: false,
                 ..
-            }
-            | Self::DelayedWrite {
+            } => Some(PayloadBuffer::Source(SourceSlot::Chunk(slot))),
+            Self::DelayedWrite {
                 slot,
                 zeroes: false,
                 ..
-            } => Some(PayloadBuffer::Chunk(slot)),
+            } => Some(PayloadBuffer::Source(SourceSlot::Delayed(slot))),
             Self::DoubleWrite {
                 tag, zeroes: false, ..
             }

@@ -95,7 +95,7 @@ impl Source {
         while let Some(action) = self.core.poll_action() {
             match action {
                 Action::Disk {
-                    tag: tag @ DiskTag::Chunk(_),
+                    tag: tag @ (DiskTag::Chunk(_) | DiskTag::Delayed(_)),
                     ..
                 } if self.hold_reads => self.held.push(tag),
                 Action::Disk { tag, operation } => {

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use godwit_core::action::ChunkSlot;
+use godwit_core::action::SourceSlot;
 use godwit_core::request::RequestTag;
 
 use super::packing::{Packing, What};
@@ -19,7 +19,7 @@ pub enum Keep {
     /// The buffer of a chunk's slot, on which a hold was taken, and the mapping it lies in.
     Chunk {
         /// The chunk's slot.
-        slot: ChunkSlot,
+        slot: SourceSlot,
         /// The memory that its buffer is part of.
         memory: Rc<Mapping>,
     },

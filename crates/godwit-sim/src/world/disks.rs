@@ -114,12 +114,10 @@ impl World {
             DiskOperation::Read { extent, inspect } => {
                 let read = data.unwrap_or_else(|| it.disk.read(extent));
                 content = look(&read, inspect);
-                match tag {
-                    DiskTag::Request(tag) | DiskTag::Replica(tag) => {
-                        it.buffers[tag.0 as usize] = Some(read);
-                    }
-                    DiskTag::Chunk(slot) => it.chunk_buffers[usize::from(slot.0)] = Some(read),
-                    DiskTag::Barrier | DiskTag::Layout => {}
+                if let DiskTag::Request(tag) | DiskTag::Replica(tag) = tag {
+                    it.buffers[tag.0 as usize] = Some(read);
+                } else if let Some(slot) = tag.source_slot() {
+                    it.source_buffers.insert(slot, Some(read));
                 }
             }
             DiskOperation::FindHole { extent } => {

@@ -44,7 +44,7 @@ impl World {
         }
         let data = match message.payload() {
             Some(PayloadBuffer::Request(tag)) => it.buffers[tag.0 as usize].clone(),
-            Some(PayloadBuffer::Chunk(slot)) => it.chunk_buffers[usize::from(slot.0)].clone(),
+            Some(PayloadBuffer::Source(slot)) => it.source_buffers.get(&slot).cloned().flatten(),
             None => None,
         };
         if let Some(session) = session {

@@ -1,14 +1,13 @@
 //! What a node keeps for its controller.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use godwit_core::Controller;
-use godwit_core::action::{DiskOperation, DiskTag};
+use godwit_core::action::{DiskOperation, DiskTag, SourceSlot};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Generation, Time};
 
-use super::LIMITS;
 use crate::disk::{Data, Disk};
 use crate::history::WriteNumber;
 use crate::plan::{ClockPlan, Plan};
@@ -98,7 +97,7 @@ pub(super) struct Node {
     pub(super) free_tags: Vec<RequestTag>,
     pub(super) holders: Vec<Holder>,
     pub(super) buffers: Vec<Data>,
-    pub(super) chunk_buffers: Vec<Data>,
+    pub(super) source_buffers: HashMap<SourceSlot, Data>,
     pub(super) pending: Vec<Option<Pending>>,
     pub(super) free_pending: Vec<usize>,
     /// Double writes that the destination has not acknowledged, by tag: the names in their frames.
@@ -148,7 +147,7 @@ impl Node {
             free_tags: Vec::new(),
             holders: Vec::new(),
             buffers: Vec::new(),
-            chunk_buffers: Vec::new(),
+            source_buffers: HashMap::new(),
             pending: Vec::new(),
             free_pending: Vec::new(),
             doubled: Vec::new(),
@@ -171,7 +170,6 @@ impl Node {
     /// Forgets everything that a process keeps in memory.
     pub(super) fn clear(&mut self) {
         let tags = self.tags as usize;
-        let slots = usize::from(LIMITS.window_chunks + LIMITS.delayed_chunks);
         self.controller = None;
         self.deadline = None;
         self.storing = None;
@@ -179,7 +177,7 @@ impl Node {
         self.free_tags = (0..self.tags).rev().map(RequestTag).collect();
         self.holders = vec![Holder::Nobody; tags];
         self.buffers = vec![None; tags];
-        self.chunk_buffers = vec![None; slots];
+        self.source_buffers.clear();
         self.pending.clear();
         self.free_pending.clear();
         self.doubled = vec![None; tags];

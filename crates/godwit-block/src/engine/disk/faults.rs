@@ -10,7 +10,7 @@ use godwit_core::action::DiskTag;
 pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i32 {
     let who = match tag {
         DiskTag::Request(_) => "request",
-        DiskTag::Chunk(_) => "chunk",
+        DiskTag::Chunk(_) | DiskTag::Delayed(_) => "chunk",
         DiskTag::Replica(_) => "replica",
         DiskTag::Barrier => "barrier",
         DiskTag::Layout => "layout",

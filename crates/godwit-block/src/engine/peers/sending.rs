@@ -42,7 +42,7 @@ impl Engine {
             Some(PayloadBuffer::Request(tag)) => {
                 self.slots.payload(tag, header.payload_length as usize)
             }
-            Some(PayloadBuffer::Chunk(slot)) => {
+            Some(PayloadBuffer::Source(slot)) => {
                 self.chunks.payload(slot, header.payload_length as usize)
             }
         };

@@ -3,7 +3,7 @@
 use std::io;
 use std::rc::Rc;
 
-use godwit_core::action::{ChunkSlot, DiskOperation};
+use godwit_core::action::{ChunkSlot, DelayedSlot, DiskOperation, SourceSlot};
 use godwit_core::units::Bytes;
 use godwit_core::{Limits, MigrationOptions};
 
@@ -70,7 +70,7 @@ pub(in crate::engine) struct Chunks {
     first_delayed: usize,
     slots: Box<[Slot]>,
     /// Slots whose deferred read may start.
-    ready: Vec<ChunkSlot>,
+    ready: Vec<SourceSlot>,
     /// Reads that the disk has not finished, deferred ones included.
     reading: u32,
 }
@@ -116,30 +116,44 @@ impl Chunks {
         }
     }
 
+    /// Where what is known of a slot stands: those of the locking window come first.
+    fn index(&self, slot: SourceSlot) -> usize {
+        match slot {
+            SourceSlot::Chunk(slot) => usize::from(slot.0),
+            SourceSlot::Delayed(slot) => self.first_delayed + usize::from(slot.0),
+        }
+    }
+
     /// The address of a slot's buffer and what keeps it mapped; `None` when there is none of at
     /// least `length` bytes.
     pub(in crate::engine) fn buffer(
         &self,
-        slot: ChunkSlot,
+        slot: SourceSlot,
         length: usize,
     ) -> Option<(*mut u8, Rc<Mapping>)> {
         let memory = self.memory.as_ref()?;
-        let slot = usize::from(slot.0);
-        let (start, room) = if slot < self.window {
-            (slot * self.chunk_bytes, self.chunk_bytes)
-        } else if (self.first_delayed..self.slots.len()).contains(&slot) {
-            let before = (slot - self.first_delayed) * DELAYED_BYTES;
-            (self.window * self.chunk_bytes + before, DELAYED_BYTES)
-        } else {
-            return None;
+        let (start, room) = match slot {
+            SourceSlot::Chunk(ChunkSlot(chunk)) if usize::from(chunk) < self.window => {
+                (usize::from(chunk) * self.chunk_bytes, self.chunk_bytes)
+            }
+            SourceSlot::Delayed(DelayedSlot(delayed)) if self.index(slot) < self.slots.len() => {
+                let before = usize::from(delayed) * DELAYED_BYTES;
+                (self.window * self.chunk_bytes + before, DELAYED_BYTES)
+            }
+            _ => return None,
         };
         (length <= room).then(|| (memory.at(start), Rc::clone(memory)))
     }
 
     /// The first `length` bytes of a slot's buffer as the payload of a frame; takes a hold.
-    pub(in crate::engine) fn payload(&mut self, slot: ChunkSlot, length: usize) -> Option<Payload> {
+    pub(in crate::engine) fn payload(
+        &mut self,
+        slot: SourceSlot,
+        length: usize,
+    ) -> Option<Payload> {
         let (pointer, memory) = self.buffer(slot, length)?;
-        self.slots.get_mut(usize::from(slot.0))?.holds += 1;
+        let index = self.index(slot);
+        self.slots.get_mut(index)?.holds += 1;
         // SAFETY: the reference keeps the memory mapped until the payload is released, and it was
         // read from the disk before the controller had it sent. The hold keeps later reads of the
         // slot away meanwhile.
@@ -147,12 +161,13 @@ impl Chunks {
     }
 
     /// Ends the hold of a payload of this or an earlier migration.
-    pub(in crate::engine) fn release(&mut self, slot: ChunkSlot, memory: &Rc<Mapping>) {
+    pub(in crate::engine) fn release(&mut self, slot: SourceSlot, memory: &Rc<Mapping>) {
         let current = self
             .memory
             .as_ref()
             .is_some_and(|current| Rc::ptr_eq(current, memory));
-        if let Some(state) = self.slots.get_mut(usize::from(slot.0))
+        let index = self.index(slot);
+        if let Some(state) = self.slots.get_mut(index)
             && current
         {
             state.holds -= 1;
@@ -163,8 +178,9 @@ impl Chunks {
     }
 
     /// Keeps a read for later if frames of the slot wait to be sent. False when it may start now.
-    pub(in crate::engine) fn defer(&mut self, slot: ChunkSlot, read: DiskOperation) -> bool {
-        match self.slots.get_mut(usize::from(slot.0)) {
+    pub(in crate::engine) fn defer(&mut self, slot: SourceSlot, read: DiskOperation) -> bool {
+        let index = self.index(slot);
+        match self.slots.get_mut(index) {
             Some(state) if state.holds > 0 => {
                 state.deferred = Some(read);
                 true
@@ -174,9 +190,10 @@ impl Chunks {
     }
 
     /// A deferred read that may start.
-    pub(in crate::engine) fn next_ready(&mut self) -> Option<(ChunkSlot, DiskOperation)> {
+    pub(in crate::engine) fn next_ready(&mut self) -> Option<(SourceSlot, DiskOperation)> {
         while let Some(slot) = self.ready.pop() {
-            if let Some(read) = self.slots[usize::from(slot.0)].deferred.take() {
+            let index = self.index(slot);
+            if let Some(read) = self.slots[index].deferred.take() {
                 return Some((slot, read));
             }
         }
@@ -184,10 +201,14 @@ impl Chunks {
     }
 
     /// Takes back a read that waits.
-    pub(in crate::engine) fn cancel_deferred(&mut self) -> Option<ChunkSlot> {
+    pub(in crate::engine) fn cancel_deferred(&mut self) -> Option<SourceSlot> {
         let at = self.slots.iter().position(|slot| slot.deferred.is_some())?;
         self.slots[at].deferred = None;
-        Some(ChunkSlot(at as u16))
+        let number = |at: usize| at as u16;
+        Some(match at.checked_sub(self.first_delayed) {
+            None => SourceSlot::Chunk(ChunkSlot(number(at))),
+            Some(delayed) => SourceSlot::Delayed(DelayedSlot(number(delayed))),
+        })
     }
 
     /// A read was asked for.
@@ -235,6 +256,14 @@ mod tests {
         Chunks::new(&LIMITS, memory, Bytes(64 << 20))
     }
 
+    fn chunk(slot: u16) -> SourceSlot {
+        SourceSlot::Chunk(ChunkSlot(slot))
+    }
+
+    fn delayed(slot: u16) -> SourceSlot {
+        SourceSlot::Delayed(DelayedSlot(slot))
+    }
+
     fn read(start: u64) -> DiskOperation {
         let extent = Extent::new(Lba(start), 8).expect("an extent");
         let inspect = Inspect::Zeroes;
@@ -251,20 +280,23 @@ mod tests {
     #[test]
     fn no_two_slots_share_memory_and_delayed_writes_follow_the_whole_window() {
         let buffers = chunks(12);
-        let mut places: Vec<_> = [(0, 8192), (1, 8192), (2, 8192), (8, 65_536), (9, 65_536)]
-            .into_iter()
+        let slots = (0..3)
+            .map(|slot| (chunk(slot), 8192))
+            .chain((0..2).map(|slot| (delayed(slot), 65_536)));
+        let mut places: Vec<_> = slots
             .map(|(slot, length)| {
-                let (start, memory) = buffers.buffer(ChunkSlot(slot), length).expect("a buffer");
-                assert!(buffers.buffer(ChunkSlot(slot), length + 1).is_none());
+                let (start, memory) = buffers.buffer(slot, length).expect("a buffer");
+                assert!(buffers.buffer(slot, length + 1).is_none());
                 let offset = start.addr() - memory.at(0).addr();
-                assert!(offset + length <= memory.length(), "slot {slot}");
+                assert!(offset + length <= memory.length(), "{slot:?}");
                 offset..offset + length
             })
             .collect();
         places.sort_by_key(|place| place.start);
         assert!(places.is_sorted_by(|one, other| one.end <= other.start));
-        for slot in [3, 7, 10, u16::MAX] {
-            assert!(buffers.buffer(ChunkSlot(slot), 1).is_none(), "slot {slot}");
+        let window = [3, 7, 8, u16::MAX].map(chunk);
+        for slot in window.into_iter().chain([2, u16::MAX].map(delayed)) {
+            assert!(buffers.buffer(slot, 1).is_none(), "{slot:?}");
         }
     }
 
@@ -289,12 +321,12 @@ mod tests {
     #[test]
     fn a_read_waits_until_every_frame_of_its_buffer_has_left() {
         let mut buffers = chunks(8);
-        for slot in [ChunkSlot(1), ChunkSlot(9)] {
+        for slot in [chunk(1), delayed(1)] {
             assert!(!buffers.defer(slot, read(0)), "nothing is sent yet");
             let first = buffers.payload(slot, 4096).expect("a payload");
             let second = buffers.payload(slot, 4096).expect("a payload");
             assert!(buffers.defer(slot, read(8)));
-            assert!(!buffers.defer(ChunkSlot(2), read(8)), "another slot");
+            assert!(!buffers.defer(chunk(2), read(8)), "another slot");
             released(&mut buffers, first);
             assert!(buffers.next_ready().is_none());
             released(&mut buffers, second);
@@ -307,10 +339,10 @@ mod tests {
     #[test]
     fn a_read_that_was_taken_back_does_not_start() {
         let mut buffers = chunks(8);
-        let frame = buffers.payload(ChunkSlot(0), 4096).expect("a payload");
-        assert!(buffers.defer(ChunkSlot(0), read(0)));
+        let frame = buffers.payload(chunk(0), 4096).expect("a payload");
+        assert!(buffers.defer(chunk(0), read(0)));
         released(&mut buffers, frame);
-        assert_eq!(buffers.cancel_deferred(), Some(ChunkSlot(0)));
+        assert_eq!(buffers.cancel_deferred(), Some(chunk(0)));
         assert_eq!(buffers.cancel_deferred(), None);
         assert!(buffers.next_ready().is_none());
     }
@@ -318,11 +350,11 @@ mod tests {
     #[test]
     fn frames_of_an_earlier_migration_hold_nothing_of_the_next() {
         let mut buffers = chunks(8);
-        let old = buffers.payload(ChunkSlot(0), 4096).expect("a payload");
+        let old = buffers.payload(chunk(0), 4096).expect("a payload");
         buffers = chunks(8);
-        assert!(!buffers.defer(ChunkSlot(0), read(0)));
-        let new = buffers.payload(ChunkSlot(0), 4096).expect("a payload");
-        assert!(buffers.defer(ChunkSlot(0), read(0)));
+        assert!(!buffers.defer(chunk(0), read(0)));
+        let new = buffers.payload(chunk(0), 4096).expect("a payload");
+        assert!(buffers.defer(chunk(0), read(0)));
         released(&mut buffers, old);
         assert!(
             buffers.next_ready().is_none(),

@@ -1,6 +1,6 @@
 //! One slot a tag: the requests and received frames that have not finished, and who waits for whom.
 
-use crate::action::{ChunkSlot, Digest};
+use crate::action::{ChunkSlot, DelayedSlot, Digest};
 use crate::request::{Operation, Origin, RequestError, RequestTag};
 use crate::units::{Extent, Generation, Lba, Time};
 
@@ -38,7 +38,7 @@ pub(in crate::controller) enum Work {
     },
     /// A delayed write that the source sent.
     DelayedWrite {
-        slot: ChunkSlot,
+        slot: DelayedSlot,
         generation: Generation,
         zeroes: bool,
     },

@@ -9,7 +9,7 @@
 //! Writes to places that are hot while the disk is copied are kept back without a pause, and join what
 //! is remembered when the copy nears its end.
 
-use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
+use crate::action::{Action, Content, DelayedSlot, DiskOperation, DiskTag, Inspect};
 use crate::controller::requests::slots::LOCAL;
 use crate::controller::transfer::double_write::delayed_table::{DelayedTable, MAX_SECTORS};
 use crate::controller::transfer::double_write::hot_writes::{Heat, HotWrites};
@@ -27,7 +27,7 @@ const MOST_BUSY: u32 = 8;
 const PROBE_SECTORS: u32 = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FlightState {
+enum TransferState {
     /// The local read is under way.
     Reading,
     /// The local read is under way, and what it brings is of no use.
@@ -37,10 +37,10 @@ enum FlightState {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Flight {
-    slot: ChunkSlot,
+struct Transfer {
+    slot: DelayedSlot,
     extent: Extent,
-    state: FlightState,
+    state: TransferState,
 }
 
 /// The table and what of it is on its way.
@@ -48,8 +48,8 @@ struct Flight {
 pub(in crate::controller) struct DelayedWrites {
     table: DelayedTable,
     hot: HotWrites,
-    flights: Vec<Flight>,
-    free: Vec<ChunkSlot>,
+    transfers: Vec<Transfer>,
+    free: Vec<DelayedSlot>,
     /// Where the last entry ended that was sent: the disk is gone over in order.
     cursor: Lba,
     pub(in crate::controller) sent_bytes: u64,
@@ -61,15 +61,11 @@ pub(in crate::controller) struct DelayedWrites {
 impl DelayedWrites {
     pub(in crate::controller) fn new(limits: Limits, capacity: Sectors) -> Self {
         let slots = limits.delayed_chunks.max(1);
-        let first = limits.window_chunks;
         Self {
             table: DelayedTable::new(capacity, limits.delayed_ranges),
             hot: HotWrites::new(limits.hot_places),
-            flights: Vec::with_capacity(usize::from(slots)),
-            free: (first..first.saturating_add(slots))
-                .rev()
-                .map(ChunkSlot)
-                .collect(),
+            transfers: Vec::with_capacity(usize::from(slots)),
+            free: (0..slots).rev().map(DelayedSlot).collect(),
             cursor: Lba(0),
             sent_bytes: 0,
             cancelled_bytes: 0,
@@ -96,9 +92,9 @@ impl DelayedWrites {
         self.table.is_empty()
             && self.hot.kept_bytes() == 0
             && self
-                .flights
+                .transfers
                 .iter()
-                .all(|flight| flight.state == FlightState::Cancelled)
+                .all(|transfer| transfer.state == TransferState::Cancelled)
     }
 
     /// Bytes that the destination does not have, or has not confirmed.
@@ -108,13 +104,13 @@ impl DelayedWrites {
 
     /// Those of them that are sent as soon as possible.
     pub(in crate::controller) fn owed_bytes(&self) -> u64 {
-        let flying: u64 = self
-            .flights
+        let under_way: u64 = self
+            .transfers
             .iter()
-            .filter(|flight| flight.state != FlightState::Cancelled)
-            .map(|flight| flight.extent.bytes())
+            .filter(|transfer| transfer.state != TransferState::Cancelled)
+            .map(|transfer| transfer.extent.bytes())
             .sum();
-        self.table.sectors().bytes().0 + flying
+        self.table.sectors().bytes().0 + under_way
     }
 
     /// What lies between is copied again later.
@@ -133,10 +129,10 @@ impl DelayedWrites {
 
     /// Since when the longest on its way has been waiting for its acknowledgement.
     pub(in crate::controller) fn waiting_since(&self) -> Option<Time> {
-        self.flights
+        self.transfers
             .iter()
-            .filter_map(|flight| match flight.state {
-                FlightState::Sent(at) => Some(at),
+            .filter_map(|transfer| match transfer.state {
+                TransferState::Sent(at) => Some(at),
                 _ => None,
             })
             .min()
@@ -178,7 +174,7 @@ impl DelayedWrites {
     /// A double write to the extent is being sent: what is remembered of it is obsolete.
     #[inline]
     pub(in crate::controller) fn overtaken(&mut self, extent: Extent) {
-        if self.flights.is_empty() && self.table.is_empty() {
+        if self.transfers.is_empty() && self.table.is_empty() {
             return;
         }
         self.cancel_reads(extent);
@@ -186,10 +182,10 @@ impl DelayedWrites {
     }
 
     fn cancel_reads(&mut self, extent: Extent) {
-        for flight in &mut self.flights {
-            if flight.state == FlightState::Reading && flight.extent.overlaps(extent) {
-                flight.state = FlightState::Cancelled;
-                self.table.insert(flight.extent);
+        for transfer in &mut self.transfers {
+            if transfer.state == TransferState::Reading && transfer.extent.overlaps(extent) {
+                transfer.state = TransferState::Cancelled;
+                self.table.insert(transfer.extent);
             }
         }
     }
@@ -198,20 +194,20 @@ impl DelayedWrites {
     pub(in crate::controller) fn recall(&mut self) {
         let Self {
             table,
-            flights,
+            transfers,
             free,
             ..
         } = self;
-        flights.retain_mut(|flight| match flight.state {
-            FlightState::Cancelled => true,
-            FlightState::Reading => {
-                flight.state = FlightState::Cancelled;
-                table.insert(flight.extent);
+        transfers.retain_mut(|transfer| match transfer.state {
+            TransferState::Cancelled => true,
+            TransferState::Reading => {
+                transfer.state = TransferState::Cancelled;
+                table.insert(transfer.extent);
                 true
             }
-            FlightState::Sent(_) => {
-                table.insert(flight.extent);
-                free.push(flight.slot);
+            TransferState::Sent(_) => {
+                table.insert(transfer.extent);
+                free.push(transfer.slot);
                 false
             }
         });
@@ -219,22 +215,25 @@ impl DelayedWrites {
 
     /// Local reads under way.
     pub(in crate::controller) fn reads(&self) -> u32 {
-        self.flights
+        self.transfers
             .iter()
-            .filter(|flight| !matches!(flight.state, FlightState::Sent(_)))
+            .filter(|transfer| !matches!(transfer.state, TransferState::Sent(_)))
             .count() as u32
     }
 
-    fn has_flights(&self) -> bool {
-        self.flights
+    fn has_transfers(&self) -> bool {
+        self.transfers
             .iter()
-            .any(|flight| flight.state != FlightState::Cancelled)
+            .any(|transfer| transfer.state != TransferState::Cancelled)
     }
 
-    fn land(&mut self, slot: ChunkSlot) -> Option<Flight> {
-        let at = self.flights.iter().position(|flight| flight.slot == slot)?;
+    fn land(&mut self, slot: DelayedSlot) -> Option<Transfer> {
+        let at = self
+            .transfers
+            .iter()
+            .position(|transfer| transfer.slot == slot)?;
         self.free.push(slot);
-        Some(self.flights.swap_remove(at))
+        Some(self.transfers.swap_remove(at))
     }
 }
 
@@ -264,7 +263,7 @@ impl Controller {
             }
             let sends = match &source.pause {
                 None => true,
-                Some(pause) => pause.probing && !source.delayed.has_flights(),
+                Some(pause) => pause.probing && !source.delayed.has_transfers(),
             };
             let copying = source.has_window();
             let delayed = &mut source.delayed;
@@ -315,14 +314,14 @@ impl Controller {
                 return;
             };
             delayed.table.take(extent);
-            delayed.flights.push(Flight {
+            delayed.transfers.push(Transfer {
                 slot,
                 extent,
-                state: FlightState::Reading,
+                state: TransferState::Reading,
             });
             source.spend(extent.bytes(), true);
             self.act(Action::Disk {
-                tag: DiskTag::Chunk(slot),
+                tag: DiskTag::Delayed(slot),
                 operation: DiskOperation::Read {
                     extent,
                     inspect: Inspect::Zeroes,
@@ -334,7 +333,7 @@ impl Controller {
     /// The local read of a delayed write finished.
     pub(in crate::controller) fn delayed_read(
         &mut self,
-        slot: ChunkSlot,
+        slot: DelayedSlot,
         result: Result<Content, RequestError>,
     ) {
         let now = self.now;
@@ -343,22 +342,22 @@ impl Controller {
         };
         let generation = source.generation;
         let delayed = &mut source.delayed;
-        let Some(flight) = delayed
-            .flights
+        let Some(transfer) = delayed
+            .transfers
             .iter_mut()
-            .find(|flight| flight.slot == slot)
+            .find(|transfer| transfer.slot == slot)
         else {
             return;
         };
-        match (flight.state, result) {
-            (FlightState::Sent(_), _) => {}
-            (FlightState::Cancelled, _) => {
+        match (transfer.state, result) {
+            (TransferState::Sent(_), _) => {}
+            (TransferState::Cancelled, _) => {
                 delayed.land(slot);
                 self.flush_delayed();
             }
-            (FlightState::Reading, Ok(content)) => {
-                flight.state = FlightState::Sent(now);
-                let extent = flight.extent;
+            (TransferState::Reading, Ok(content)) => {
+                transfer.state = TransferState::Sent(now);
+                let extent = transfer.extent;
                 let zeroes = content == Content::Zeroes;
                 if !zeroes {
                     delayed.sent_bytes += extent.bytes();
@@ -373,7 +372,7 @@ impl Controller {
                     },
                 );
             }
-            (FlightState::Reading, Err(_)) => {
+            (TransferState::Reading, Err(_)) => {
                 delayed.land(slot);
                 self.abort_source(AbortReason::SourceDisk);
             }
@@ -383,7 +382,7 @@ impl Controller {
     /// The destination has a delayed write, or failed to store it.
     pub(in crate::controller) fn delayed_written(
         &mut self,
-        slot: ChunkSlot,
+        slot: DelayedSlot,
         generation: Generation,
         result: Result<(), RequestError>,
     ) {
@@ -394,10 +393,10 @@ impl Controller {
         source.last_heard = now;
         let sent = source
             .delayed
-            .flights
+            .transfers
             .iter()
-            .find_map(|flight| match flight.state {
-                FlightState::Sent(at) if flight.slot == slot => Some(at),
+            .find_map(|transfer| match transfer.state {
+                TransferState::Sent(at) if transfer.slot == slot => Some(at),
                 _ => None,
             });
         let Some(sent) = sent.filter(|_| source.generation == generation) else {
