@@ -17,8 +17,8 @@ use crate::engine::peers::link_signal::InterfaceCounter;
 use crate::engine::slots::chunks::ChunkMemory;
 use crate::engine::stats::baseline::LatencyBaseline;
 use crate::engine::stats::snapshot::Snapshot;
-use godwit_vhost::device::FrontEndReply;
-use godwit_vhost::session::{FrontEndCommand, FrontEndError};
+use godwit_vhost::protocol::device::FrontEndReply;
+use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 
 /// Called once with a command's result, on the engine's thread.
 pub type Reply<T> = Box<dyn FnOnce(T) + Send>;

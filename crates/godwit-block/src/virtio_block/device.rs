@@ -1,7 +1,7 @@
 //! A disk as a device of vhost-user: the engine serves its rings.
 
-use godwit_vhost::device::{Device, FrontEndReply};
-use godwit_vhost::session::FrontEndCommand;
+use godwit_vhost::protocol::device::{Device, FrontEndReply};
+use godwit_vhost::protocol::session::FrontEndCommand;
 
 use super::config_space;
 use crate::engine::EngineHandle;

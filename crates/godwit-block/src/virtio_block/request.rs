@@ -7,8 +7,8 @@ use godwit_core::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 use virtio_bindings::bindings::virtio_blk as blk;
 use vm_memory::GuestMemory;
 
-use godwit_vhost::chain::{Chain, ChainError, are_memory, copy, is_memory};
-use godwit_vhost::guest_memory::Segment;
+use godwit_vhost::memory::Segment;
+use godwit_vhost::rings::chain::{Chain, ChainError, are_memory, copy, is_memory};
 
 /// Bytes of the header: type, reserved, sector.
 const HEADER: u32 = 16;

@@ -1,4 +1,4 @@
-use godwit_vhost::guest_memory::DESCRIPTOR;
+use godwit_vhost::memory::DESCRIPTOR;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 

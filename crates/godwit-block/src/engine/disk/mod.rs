@@ -24,7 +24,7 @@ use crate::image::{Image, ImageKind};
 use godwit_io::page_buffers::Mapping;
 use godwit_io::ring::{Ring, Token};
 use godwit_io::zeroes::{BLOCK, is_zero};
-use godwit_vhost::guest_memory::GuestRam;
+use godwit_vhost::memory::GuestRam;
 
 /// Longest write of zeroes where the file system cannot make them itself.
 const ZERO_PIECE: u64 = 1 << 20;

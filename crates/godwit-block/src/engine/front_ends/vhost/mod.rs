@@ -20,14 +20,14 @@ use crate::engine::front_ends::vhost::requests::RingRequest;
 use crate::engine::run::Engine;
 use crate::engine::stats::snapshot::FrontEndState;
 use godwit_io::ring::Ring;
-use godwit_vhost::chain::Chain;
-use godwit_vhost::device::FrontEndReply;
-use godwit_vhost::dirty_log::DirtyLog;
 use godwit_vhost::features::{LOG_ALL, MOST_RINGS};
-use godwit_vhost::guest_memory::{GuestRam, Segment};
-use godwit_vhost::inflight::InflightRing;
-use godwit_vhost::ring::SplitRing;
-use godwit_vhost::session::{FrontEndCommand, FrontEndError, RingSetup};
+use godwit_vhost::memory::dirty_log::DirtyLog;
+use godwit_vhost::memory::{GuestRam, Segment};
+use godwit_vhost::protocol::device::FrontEndReply;
+use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
+use godwit_vhost::rings::chain::Chain;
+use godwit_vhost::rings::inflight::InflightRing;
+use godwit_vhost::rings::split::SplitRing;
 
 /// A ring being served.
 pub(in crate::engine) struct GuestRing {

@@ -14,11 +14,11 @@ use crate::engine::slots::{Class, Owner, Waiter};
 use crate::virtio_block::config_space::FLUSH;
 use crate::virtio_block::request::{Asked, SERIAL, STATUS_ERROR, STATUS_OK, parse, serial_number};
 use godwit_io::ring::GROUP;
-use godwit_vhost::chain::ChainError;
-use godwit_vhost::dirty_log::OutsideLog;
 use godwit_vhost::features::{LARGEST_RING, LOG_ALL};
-use godwit_vhost::guest_memory::{GuestRam, Segment};
-use godwit_vhost::ring::RingError;
+use godwit_vhost::memory::dirty_log::OutsideLog;
+use godwit_vhost::memory::{GuestRam, Segment};
+use godwit_vhost::rings::chain::ChainError;
+use godwit_vhost::rings::split::RingError;
 
 /// Disk operations that are handed to the kernel at once for requests that came by a ring: they are
 /// all there already, so that more of them share a call.

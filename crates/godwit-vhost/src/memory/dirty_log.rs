@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use vm_memory::MmapRegion;
 
-use crate::guest_memory::{MemoryError, Segment, map_file};
+use crate::memory::{MemoryError, Segment, map_file};
 
 /// Bytes of guest memory that one bit stands for.
 const PAGE: u64 = 4096;

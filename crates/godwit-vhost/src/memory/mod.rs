@@ -4,6 +4,11 @@
 //! part ends this process with SIGBUS. QEMU never does; a front end that is not trusted that far
 //! must share memory whose size is sealed (`F_SEAL_SHRINK` on a memfd).
 
+pub mod dirty_log;
+pub(crate) mod peer_memory;
+pub(crate) mod post_copy;
+mod userfault;
+
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
@@ -15,7 +20,7 @@ use vm_memory::{
     GuestRegionMmap, MmapRegion, Permissions,
 };
 
-use crate::post_copy::Arrival;
+use crate::memory::post_copy::Arrival;
 
 /// Why the guest's memory cannot be used.
 #[derive(Debug, thiserror::Error)]

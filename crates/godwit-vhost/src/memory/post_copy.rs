@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use crate::guest_memory::{GuestRam, MemoryError};
-use crate::userfault::Userfault;
+use crate::memory::userfault::Userfault;
+use crate::memory::{GuestRam, MemoryError};
 
 /// How long a front end that says that all pages are there has to prove that it lives on. QEMU says
 /// so, too, when it has failed to receive them, and then exits.

@@ -5,7 +5,7 @@
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
-use crate::guest_memory::{DESCRIPTOR, Segment};
+use crate::memory::{DESCRIPTOR, Segment};
 
 /// Descriptors followed in one chain, and so pieces of data in a request.
 pub const MOST_SEGMENTS: usize = 256;

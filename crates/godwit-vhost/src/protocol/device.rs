@@ -1,6 +1,6 @@
 //! What the protocol asks of a device.
 
-use crate::session::{FrontEndCommand, FrontEndError};
+use crate::protocol::session::{FrontEndCommand, FrontEndError};
 
 /// Gets the result of a step of the protocol: a ring's index when the step was to stop it, otherwise
 /// nothing of interest.

@@ -4,10 +4,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use crate::dirty_log::DirtyLog;
-use crate::guest_memory::{GuestRam, MemoryError};
-use crate::inflight::{InflightArea, InflightError};
-use crate::ring::{RingError, RingLayout};
+use crate::memory::dirty_log::DirtyLog;
+use crate::memory::{GuestRam, MemoryError};
+use crate::rings::inflight::{InflightArea, InflightError};
+use crate::rings::split::{RingError, RingLayout};
 
 /// Why the front end cannot have what it asked for.
 #[derive(Debug, thiserror::Error)]

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use vhost::vhost_user::{BackendReqHandler, Error};
 
-use crate::device::Device;
-use crate::post_copy;
-use crate::protocol::{Handler, ask};
-use crate::session::{FrontEndCommand, FrontEndError};
+use crate::memory::post_copy;
+use crate::protocol::device::Device;
+use crate::protocol::handler::{Handler, ask};
+use crate::protocol::session::{FrontEndCommand, FrontEndError};
 
 /// How long to wait after a connection could not be accepted.
 const BREATHER: Duration = Duration::from_millis(100);

@@ -15,15 +15,15 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
-use crate::device::Device;
-use crate::dirty_log::DirtyLog;
 use crate::features::{EVENT_INDEX, LARGEST_RING, MOST_RINGS, PROTOCOL, TRANSPORT};
-use crate::guest_memory::GuestRam;
-use crate::inflight::InflightArea;
-use crate::peer_memory;
-use crate::post_copy::{self, Arrival, PostCopy};
-use crate::ring::RingLayout;
-use crate::session::{FrontEndCommand, FrontEndError, RingSetup};
+use crate::memory::GuestRam;
+use crate::memory::dirty_log::DirtyLog;
+use crate::memory::peer_memory;
+use crate::memory::post_copy::{self, Arrival, PostCopy};
+use crate::protocol::device::Device;
+use crate::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
+use crate::rings::inflight::InflightArea;
+use crate::rings::split::RingLayout;
 
 /// How long the device may take for a step that waits for nothing.
 const PROMPT: Duration = Duration::from_secs(10);
@@ -187,7 +187,7 @@ impl<D: Device> Handler<D> {
         });
         found
             .filter(|_| size > 0)
-            .ok_or_else(|| self.refuse(super::ring::RingError::Layout))
+            .ok_or_else(|| self.refuse(crate::rings::split::RingError::Layout))
     }
 }
 

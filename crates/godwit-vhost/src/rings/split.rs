@@ -7,9 +7,9 @@ use virtio_bindings::bindings::virtio_ring::VRING_AVAIL_F_NO_INTERRUPT;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
 
-use crate::dirty_log::{DirtyLog, OutsideLog};
 use crate::features::LARGEST_RING;
-use crate::inflight::InflightRing;
+use crate::memory::dirty_log::{DirtyLog, OutsideLog};
+use crate::rings::inflight::InflightRing;
 
 /// Why a ring cannot be served any further.
 #[derive(Debug, thiserror::Error)]

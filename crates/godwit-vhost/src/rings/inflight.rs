@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use vm_memory::MmapRegion;
 
-use crate::guest_memory::{MemoryError, map_file};
+use crate::memory::{MemoryError, map_file};
 
 const VERSION: u16 = 1;
 const HEADER: usize = 16;

@@ -1,0 +1,6 @@
+//! The messages of a front end, and what they ask of a device.
+
+pub mod device;
+mod handler;
+pub(crate) mod server;
+pub mod session;
