@@ -9,7 +9,7 @@ use godwit_core::wire::Features;
 use crate::migrations::admission::IncomingLimits;
 use crate::names;
 use crate::run::NodeError;
-use crate::vms::QemuUser;
+use godwit_qemu::QemuUser;
 
 /// Everything that a node needs to know to run.
 #[derive(Clone, Debug)]

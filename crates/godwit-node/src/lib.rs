@@ -26,8 +26,8 @@ mod transport;
 mod vms;
 
 pub use config::{NodeConfig, PeerConfig, PoolConfig, TlsFiles};
+pub use godwit_qemu::QemuUser;
 pub use logging::{LogFormat, init_logging};
 pub use migrations::admission::IncomingLimits;
 pub use roles::Role;
 pub use run::{NodeError, run};
-pub use vms::QemuUser;

@@ -15,7 +15,7 @@ use super::disk::Disk;
 use crate::config::NodeConfig;
 use crate::data_dir::MAX_SOCKET_PATH;
 use crate::node::Node;
-use crate::vms::QemuUser;
+use godwit_qemu::QemuUser;
 
 /// Opens a disk's socket. A disk without one is served to everybody but virtual machines, and `vm
 /// run` says what is wrong.

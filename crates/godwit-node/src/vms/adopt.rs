@@ -3,16 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::inspect::Facts;
-use super::machine::Machine;
-use super::process::{self, Process};
-use super::qmp::Qmp;
 use super::run::{self, stored_badly, usable};
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmOrigin};
 use super::watch;
 use crate::api::{AdoptVm, ErrorBody, ErrorCode};
 use crate::names;
 use crate::node::Node;
+use godwit_qemu::inspect::Facts;
+use godwit_qemu::machine::Machine;
+use godwit_qemu::monitor::qmp::Qmp;
+use godwit_qemu::process::{self, Process};
 
 /// Takes over a VM whose QEMU answers at a socket.
 ///

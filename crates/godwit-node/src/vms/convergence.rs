@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::memory::Seen;
+use godwit_qemu::migration::Seen;
 
 /// How long what is left may stay as it is before somebody should know.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ impl Convergence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::MemoryProgress;
+    use godwit_qemu::migration::Progress;
 
     const MIB: u64 = 1 << 20;
 
@@ -79,11 +79,11 @@ mod tests {
                 let passed = seconds * (index as f64 + f64::from(part) / 10.0);
                 let seen = Seen {
                     status: String::from("active"),
-                    progress: MemoryProgress {
+                    progress: Progress {
                         bytes_total: 4096 * MIB,
                         bytes_left: left * MIB / 10 * u64::from(10 - part),
                         passes: index as u64 + 1,
-                        ..MemoryProgress::default()
+                        ..Progress::default()
                     },
                     dirtied: 210 * MIB,
                     sent: 100 * MIB,

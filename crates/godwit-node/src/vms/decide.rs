@@ -15,11 +15,9 @@ use godwit_core::units::MigrationId;
 use tokio::task::AbortHandle;
 
 use super::incoming::{let_run, pour, start};
-use super::inspect;
 use super::link::Link;
 use super::orders::{Answer, MachineOffer, Order};
 use super::pulling::Pulling;
-use super::qmp::QmpError;
 use super::run::forget;
 use super::tunnel::OpenDoor;
 use super::vm::{Qemu, Vm, VmGuard, VmMark, VmOrigin};
@@ -29,6 +27,8 @@ use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
 use crate::node::Node;
 use crate::peers::PeerConnection;
+use godwit_qemu::inspect;
+use godwit_qemu::monitor::qmp::QmpError;
 
 /// How often the facts are looked at when nothing tells that they changed.
 const POLL: Duration = Duration::from_millis(100);
@@ -174,7 +174,7 @@ impl<'a> Incoming<'a> {
                 Happened::Memory(None) => self.door = None,
                 Happened::QemuEnded => {
                     self.qemu = None;
-                    let said = super::process::log_tail(&self.vm.places.log());
+                    let said = godwit_qemu::process::log_tail(&self.vm.places.log());
                     self.fail(format!("its QEMU has ended: {said}")).await;
                 }
                 Happened::Closing => return,

@@ -12,14 +12,15 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{Purpose, TrafficClass};
 use tokio::task::AbortHandle;
 
-use super::memory::{self, Monitor, PULL_BROKEN, PULLING};
 use super::orders::{Answer, Order};
 use super::outgoing::{SourceLink, quit, store};
 use super::tunnel;
+use super::view::memory_progress;
 use super::vm::{Qemu, Vm, VmGuard, VmMark};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::peers::greeting;
+use godwit_qemu::migration::{self, PULL_BROKEN, PULLING};
 
 /// How often QEMU is asked how far it is.
 const POLL: Duration = Duration::from_millis(100);
@@ -201,7 +202,7 @@ impl Giving {
     }
 
     fn qemu_ended(&self) -> End {
-        let said = super::process::log_tail(&self.vm.places.log());
+        let said = godwit_qemu::process::log_tail(&self.vm.places.log());
         End::LostHere(if said.is_empty() {
             String::from("QEMU at the source has ended")
         } else {
@@ -212,10 +213,10 @@ impl Giving {
     /// What QEMU calls the migration; how far it is goes into the history.
     async fn look(&self) -> Option<String> {
         let qmp = self.vm.lock().qemu.as_ref().map(|qemu| qemu.qmp.clone());
-        let seen = memory::look(&qmp?).await.ok()?;
+        let seen = migration::look(&qmp?).await.ok()?;
         self.node.vm_migrations.change(self.id, |view| {
             if seen.progress.bytes_total > 0 {
-                view.memory = seen.progress;
+                view.memory = memory_progress(seen.progress);
             }
         });
         Some(seen.status)
@@ -227,9 +228,9 @@ impl Giving {
             tunnel.abort();
             return;
         }
-        if let Some(monitor) = Monitor::of(&self.vm) {
+        if let Some(monitor) = self.vm.monitor() {
             // It may have noticed by itself.
-            let _ = memory::break_off(&monitor).await;
+            let _ = migration::break_off(&monitor).await;
         }
     }
 
@@ -276,7 +277,7 @@ impl Giving {
         self.link = Some(link);
         self.tunnel = Some(tunnel);
         let qmp = self.vm.qemu()?.qmp;
-        memory::resume(&qmp, &socket)
+        migration::resume(&qmp, &socket)
             .await
             .map_err(|error| ErrorBody::new(ErrorCode::Internal, error.to_string()))?;
         Ok(None)

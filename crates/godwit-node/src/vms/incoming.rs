@@ -10,14 +10,18 @@ use tokio::task::AbortHandle;
 use super::decide::{DestinationLink, Incoming};
 use super::link::Link;
 use super::orders::{self, Answer, MachineOffer, Order, SILENCE};
-use super::process;
-use super::qmp::QmpError;
-use super::spare::Spare;
+use super::view::pull;
 use super::vm::{Qemu, Vm, VmActivity, VmMark, VmOrigin};
-use super::{memory, preflight, run, sandbox, spare, tunnel, watch};
+use super::{preflight, run, tunnel, watch};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::peers::PeerConnection;
+use godwit_qemu::migration;
+use godwit_qemu::monitor::qmp::QmpError;
+use godwit_qemu::monitor::spare;
+use godwit_qemu::monitor::spare::Spare;
+use godwit_qemu::process;
+use godwit_qemu::process::sandbox;
 
 /// Takes a control connection whose hello was welcomed: the offer of a VM follows.
 pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection, hello: Hello) {
@@ -167,8 +171,9 @@ pub(crate) async fn start(
         line.extend(spare::arguments(&vm.places));
     }
     let user = node.config.qemu_user.as_ref();
-    let (process, qmp) =
-        process::start(&vm.name, &machine.program, &line, &vm.places, user).await?;
+    let (process, qmp) = process::start(&machine.program, &line, &vm.places, user)
+        .await
+        .map_err(|error| run::not_started(&vm.name, &error))?;
     let qemu = Qemu {
         qmp,
         process: Arc::new(process),
@@ -177,8 +182,8 @@ pub(crate) async fn start(
         if pulls {
             begin_spare(vm).await?;
         }
-        memory::set_capabilities(&qemu.qmp, offer.memory, false).await?;
-        memory::listen(&qemu.qmp, &vm.places.incoming()).await
+        migration::set_capabilities(&qemu.qmp, pull(offer.memory), false).await?;
+        migration::listen(&qemu.qmp, &vm.places.incoming()).await
     };
     if let Err(error) = ready.await {
         qemu.process.kill().await;

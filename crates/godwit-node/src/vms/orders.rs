@@ -34,8 +34,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use super::machine::Machine;
 use crate::api::MemoryMode;
+use godwit_qemu::machine::Machine;
 
 /// Longest message in bytes: a command line is the longest part.
 const MAX_MESSAGE: u32 = 1 << 20;

@@ -13,7 +13,6 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 
 use super::giving::{Giving, unmark};
-use super::inspect::Facts;
 use super::link::Link;
 use super::orders::{Answer, MachineOffer, Order};
 use super::preflight;
@@ -30,6 +29,7 @@ use crate::failpoint;
 use crate::migrations::{options, outgoing};
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
+use godwit_qemu::inspect::Facts;
 
 /// Longest wait for the destination to look for blockers.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(45);

@@ -6,9 +6,6 @@ use std::time::Duration;
 
 use godwit_core::units::Bytes;
 
-use super::QemuUser;
-use super::inspect::Facts;
-use super::machine::{Machine, Places};
 use super::orders::MachineOffer;
 use super::run::kvm_usable;
 use super::take_back::BOUND;
@@ -18,6 +15,9 @@ use crate::disks::disk::Activity;
 use crate::disks::image;
 use crate::names;
 use crate::node::{Node, blocking};
+use godwit_qemu::QemuUser;
+use godwit_qemu::inspect::Facts;
+use godwit_qemu::machine::{Machine, Places};
 
 /// Longest wait for QEMU to list what it knows.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);

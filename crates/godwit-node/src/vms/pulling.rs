@@ -15,14 +15,14 @@ use tokio::task::AbortHandle;
 
 use super::decide::{DestinationLink, hear};
 use super::incoming::pour;
-use super::memory::{self, Monitor, PULL_BROKEN, PULLING};
 use super::orders::{Answer, Order};
-use super::process::{Process, cut_log};
-use super::qmp::Qmp;
 use super::tunnel::OpenDoor;
 use super::vm::{Vm, VmActivity};
 use crate::disks::vhost::Held;
 use crate::node::Node;
+use godwit_qemu::migration::{self, PULL_BROKEN, PULLING};
+use godwit_qemu::monitor::qmp::Qmp;
+use godwit_qemu::process::{Process, cut_log};
 
 /// How often QEMU is asked how far it is.
 const POLL: Duration = Duration::from_millis(100);
@@ -140,7 +140,7 @@ impl<'a> Pulling<'a> {
     }
 
     async fn status(&self) -> Option<String> {
-        let seen = memory::look(&self.qmp()?).await;
+        let seen = migration::look(&self.qmp()?).await;
         seen.ok().map(|seen| seen.status)
     }
 
@@ -160,10 +160,10 @@ impl<'a> Pulling<'a> {
         let began = Instant::now();
         let mut told = false;
         while began.elapsed() < LISTEN_TIMEOUT {
-            let Some(monitor) = Monitor::of(self.vm) else {
+            let Some(monitor) = self.vm.monitor() else {
                 break;
             };
-            let Err(error) = memory::listen_again(&monitor, &socket).await else {
+            let Err(error) = migration::listen_again(&monitor, &socket).await else {
                 tracing::info!(vm = self.vm.name, "waits for the rest of its memory");
                 self.listens = true;
                 return self.say(Answer::Ready).await;
@@ -175,7 +175,7 @@ impl<'a> Pulling<'a> {
             if !told && began.elapsed() >= NOTICE {
                 told = true;
                 // That there is nothing to break is what the next attempt shows.
-                let _ = memory::break_off(&monitor).await;
+                let _ = migration::break_off(&monitor).await;
             }
             tokio::time::sleep(POLL).await;
         }

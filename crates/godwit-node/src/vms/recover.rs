@@ -10,14 +10,15 @@ use godwit_core::units::MigrationId;
 use tokio::net::UnixStream;
 
 use super::decide::Incoming;
-use super::process::Process;
 use super::pulling::Pulling;
-use super::qmp::{Qmp, QmpError};
-use super::spare::Spare;
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{giving, inspect, room, run, watch};
+use super::{giving, room, run, watch};
 use crate::disks::vhost::Held;
 use crate::node::Node;
+use godwit_qemu::inspect;
+use godwit_qemu::monitor::qmp::{Qmp, QmpError};
+use godwit_qemu::monitor::spare::Spare;
+use godwit_qemu::process::Process;
 
 /// How long to wait before a QEMU that does not answer is asked again.
 const RETRY: Duration = Duration::from_secs(1);

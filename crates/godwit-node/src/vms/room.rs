@@ -12,12 +12,12 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde_json::json;
 
-use super::inspect;
-use super::qmp::{Qmp, QmpError};
 use super::vm::{Inner, Qemu, Vm, VmActivity};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::disks::disk::Disk;
 use crate::node::{Node, blocking};
+use godwit_qemu::inspect;
+use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 
 /// How often the file systems are asked for room.
 const ASK_EVERY: Duration = Duration::from_secs(1);

@@ -6,14 +6,16 @@ use std::sync::Arc;
 
 use godwit_core::units::Bytes;
 
-use super::inspect::Facts;
-use super::machine::{Machine, Parts, Places};
 use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{QemuUser, mac, process, sandbox, watch};
+use super::watch;
 use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use crate::data_dir::MAX_SOCKET_PATH;
 use crate::names;
 use crate::node::{Node, blocking};
+use godwit_qemu::inspect::Facts;
+use godwit_qemu::machine::{Machine, Parts, Places};
+use godwit_qemu::process::{self, StartError, sandbox};
+use godwit_qemu::{QemuUser, mac};
 
 const DEFAULT_QEMU: &str = "qemu-system-x86_64";
 const DEFAULT_MACHINE: &str = "q35";
@@ -281,7 +283,9 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let places = vm.places.clone();
     make_folder(node, &vm.name, places).await?;
     let user = node.config.qemu_user.as_ref();
-    let (process, qmp) = process::start(&vm.name, &program, &line, &vm.places, user).await?;
+    let (process, qmp) = process::start(&program, &line, &vm.places, user)
+        .await
+        .map_err(|error| not_started(&vm.name, &error))?;
     let qemu = Qemu {
         qmp,
         process: Arc::new(process),
@@ -361,6 +365,22 @@ pub(crate) fn stored_badly(vm: &str, error: &crate::store::StoreError) -> ErrorB
         format!("VM {vm} cannot be stored: {error}"),
     )
     .hint("see the node's log, and whether its data directory has space")
+}
+
+/// What somebody is told whose VM's QEMU does not run.
+pub(super) fn not_started(name: &str, error: &StartError) -> ErrorBody {
+    let code = match error.is_askers() {
+        true => ErrorCode::Invalid,
+        false => ErrorCode::Internal,
+    };
+    let hint = match error {
+        StartError::Program { .. } => "install QEMU, or name it with --qemu PATH",
+        StartError::Ended { said, .. } if said.is_empty() => {
+            "QEMU said nothing: start it by hand with the same arguments to see why"
+        }
+        StartError::Ended { .. } => "change what QEMU complains of, and start the VM again",
+    };
+    ErrorBody::new(code, format!("cannot start VM {name}: {error}")).hint(hint)
 }
 
 #[cfg(test)]

@@ -10,12 +10,14 @@ use tokio::task::AbortHandle;
 use super::convergence::Convergence;
 use super::orders::{Answer, Order};
 use super::outgoing::{Move, POLL, Working};
-use super::qmp::QmpEvent;
-use super::{inspect, memory, tunnel};
+use super::tunnel;
+use super::view::{memory_progress, pull};
 use crate::api::{ErrorBody, ErrorCode, MemoryMode, MigrationPhase, VmMigrationPhase as Phase};
 use crate::disks::group::GroupState;
 use crate::failpoint;
 use crate::migrations::outgoing;
+use godwit_qemu::monitor::qmp::QmpEvent;
+use godwit_qemu::{inspect, migration};
 
 /// Longest time that the destination's QEMU may take to start.
 const START_TIMEOUT: Duration = Duration::from_secs(40);
@@ -174,8 +176,8 @@ impl Move {
     async fn start_memory(&self) -> Result<AbortHandle, ErrorBody> {
         let (socket, carrying) = tunnel::lead(&self.node, &self.vm, &self.peer, self.id).await?;
         let start = async {
-            memory::set_capabilities(&self.qemu.qmp, self.request.memory, true).await?;
-            memory::start(&self.qemu.qmp, &socket, self.request.max_bandwidth).await
+            migration::set_capabilities(&self.qemu.qmp, pull(self.request.memory), true).await?;
+            migration::start(&self.qemu.qmp, &socket, self.request.max_bandwidth).await
         };
         if let Err(error) = start.await {
             carrying.abort();
@@ -195,16 +197,16 @@ impl Move {
         let mut stops = self.qemu.qmp.events();
         let (node, id) = (Arc::clone(&self.node), self.id);
         let mut convergence = Convergence::default();
-        let tell = |seen: &memory::Seen| {
+        let tell = |seen: &migration::Seen| {
             // What is pulled need not have been sent before.
             let asked = (!mode.pulls()).then(|| convergence.look(seen, Instant::now()));
             node.vm_migrations.change(id, |view| {
-                view.memory = seen.progress;
+                view.memory = memory_progress(seen.progress);
                 view.warnings.extend(asked.flatten());
             });
         };
         let qmp = self.qemu.qmp.clone();
-        let mut copying = pin!(memory::until_paused(&qmp, events, mode, tell));
+        let mut copying = pin!(migration::until_paused(&qmp, events, pull(mode), tell));
         loop {
             tokio::select! {
                 copied = &mut copying => {
@@ -248,16 +250,18 @@ impl Move {
     ) -> Result<(), ErrorBody> {
         let failed = |error: &dyn std::fmt::Display| self.error(ErrorCode::Conflict, error);
         let qmp = &self.qemu.qmp;
-        let seen = memory::look(qmp).await.map_err(|error| failed(&error))?;
+        let seen = migration::look(qmp).await.map_err(|error| failed(&error))?;
         failpoint::reach(String::from("vm::pre-switchover")).await;
         if seen.status == "pre-switchover" {
-            memory::go_on(qmp).await.map_err(|error| failed(&error))?;
+            migration::go_on(qmp)
+                .await
+                .map_err(|error| failed(&error))?;
         }
         let (node, id) = (Arc::clone(&self.node), self.id);
-        let tell = |seen: &memory::Seen| {
+        let tell = |seen: &migration::Seen| {
             if seen.progress.bytes_total > 0 {
                 node.vm_migrations
-                    .change(id, |view| view.memory = seen.progress);
+                    .change(id, |view| view.memory = memory_progress(seen.progress));
             }
         };
         let did_not = "did not take the memory";
@@ -268,11 +272,11 @@ impl Move {
             // Until this QEMU says so it may still fail, and then it lets the guest run by itself,
             // whatever the destination has.
             let sent = if self.request.memory.pulls() {
-                ["completed", memory::PULLING].as_slice()
+                ["completed", migration::PULLING].as_slice()
             } else {
                 &["completed"]
             };
-            let mut sending = pin!(memory::wait_for(qmp, events, sent, tell));
+            let mut sending = pin!(migration::wait_for(qmp, events, sent, tell));
             loop {
                 tokio::select! {
                     sent = &mut sending => {
@@ -290,7 +294,7 @@ impl Move {
             return Ok(());
         }
         let broken = async {
-            match memory::wait_for(qmp, events, &["completed"], tell).await {
+            match migration::wait_for(qmp, events, &["completed"], tell).await {
                 Ok(()) => std::future::pending().await,
                 Err(error) => error,
             }

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::memory::{self, Monitor, PULL_BROKEN};
-use super::qmp::{Qmp, QmpError};
 use super::vm::Vm;
-use super::{debugger, inspect};
+use godwit_qemu::migration::{self, PULL_BROKEN};
+use godwit_qemu::monitor::Monitor;
+use godwit_qemu::monitor::qmp::{Qmp, QmpError};
+use godwit_qemu::{debugger, inspect};
 
 /// How often QEMU is asked how far it is.
 const POLL: Duration = Duration::from_millis(20);
@@ -42,7 +43,7 @@ pub(super) enum TakenBack {
 pub(super) async fn take_back(vm: &Vm, qmp: &Qmp, ran: bool) -> Result<TakenBack, QmpError> {
     let began = Instant::now();
     loop {
-        let status = memory::look(qmp).await?.status;
+        let status = migration::look(qmp).await?.status;
         match status.as_str() {
             "" | "none" | "failed" | "cancelled" | "completed" => break,
             PULL_BROKEN => return let_go(vm, qmp, ran).await,
@@ -56,7 +57,7 @@ pub(super) async fn take_back(vm: &Vm, qmp: &Qmp, ran: bool) -> Result<TakenBack
             // It refuses to cancel what the destination could go on with, but the connection can be
             // broken, after which nothing moves by itself. It may have broken already.
             _ if status.starts_with("postcopy") => {
-                let _ = memory::break_off(&Monitor::Main(qmp.clone())).await;
+                let _ = migration::break_off(&Monitor::Main(qmp.clone())).await;
             }
             _ => {
                 // It may end by itself in the meantime.

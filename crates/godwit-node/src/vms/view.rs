@@ -1,7 +1,8 @@
 //! VMs as the API shows them.
 
 use super::vm::{Inner, Vm, VmMark, VmOrigin};
-use crate::api::{self, VmState};
+use crate::api::{self, MemoryMode, MemoryProgress, VmState};
+use godwit_qemu::migration::{self, Pull};
 
 /// The VM as the API shows it.
 pub(crate) fn vm(vm: &Vm) -> api::Vm {
@@ -72,5 +73,30 @@ fn status(inner: &Inner, state: VmState) -> String {
             Some(node) => format!("moved to node '{node}'"),
             None => String::from("moved to another node"),
         },
+    }
+}
+
+/// How far the memory is, as the API shows it.
+pub(super) const fn memory_progress(seen: migration::Progress) -> MemoryProgress {
+    let migration::Progress {
+        bytes_total,
+        bytes_left,
+        bytes_sent,
+        passes,
+    } = seen;
+    MemoryProgress {
+        bytes_total,
+        bytes_left,
+        bytes_sent,
+        passes,
+    }
+}
+
+/// What QEMU has to do for memory that moves like this.
+pub(super) const fn pull(mode: MemoryMode) -> Pull {
+    match mode {
+        MemoryMode::PreCopy => Pull::Never,
+        MemoryMode::PostCopy => Pull::AtOnce,
+        MemoryMode::Hybrid => Pull::AfterFirstPass,
     }
 }

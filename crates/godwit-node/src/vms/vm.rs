@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_core::units::MigrationId;
 use serde::{Deserialize, Serialize};
 
-use super::machine::{Machine, Places};
 use super::migrations::Moves;
-use super::process::Process;
-use super::qmp::Qmp;
-use super::spare::Spare;
 use crate::api::{ErrorBody, ErrorCode, VmState};
 use crate::config::NodeConfig;
+use godwit_qemu::machine::{Machine, Places};
+use godwit_qemu::monitor::Monitor;
+use godwit_qemu::monitor::qmp::Qmp;
+use godwit_qemu::monitor::spare::Spare;
+use godwit_qemu::process::Process;
 
 /// Most VMs on one node.
 const MAX_VMS: usize = 1024;
@@ -228,6 +229,16 @@ impl Vm {
     /// The part that changes.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The better one of QEMU's monitors, if there is one.
+    pub(super) fn monitor(&self) -> Option<Monitor> {
+        let inner = self.lock();
+        let main = || {
+            let qemu = inner.qemu.as_ref();
+            qemu.map(|qemu| Monitor::Main(qemu.qmp.clone()))
+        };
+        inner.spare.clone().map(Monitor::Spare).or_else(main)
     }
 
     /// Whether the VM is this node's, rather than that of the node that it moved to.

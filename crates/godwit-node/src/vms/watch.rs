@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 
-use super::inspect;
-use super::process;
-use super::qmp::Qmp;
 use super::vm::{Qemu, Vm, VmActivity};
 use crate::node::Node;
+use godwit_qemu::inspect;
+use godwit_qemu::monitor::qmp::Qmp;
+use godwit_qemu::process;
 
 /// How often a lost monitor is tried again.
 const RECONNECT_EVERY: Duration = Duration::from_secs(1);

@@ -40,13 +40,13 @@ impl fmt::Display for Mac {
 
 /// Whose cards they are.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Owner<'a> {
+pub struct Owner<'a> {
     /// Tells hosts apart on which nodes and VMs are called the same.
-    pub(super) host: &'a str,
+    pub host: &'a str,
     /// The node on which the VM is run.
-    pub(super) node: &'a str,
+    pub node: &'a str,
     /// The VM.
-    pub(super) vm: &'a str,
+    pub vm: &'a str,
 }
 
 impl Owner<'_> {
@@ -66,13 +66,13 @@ impl Owner<'_> {
 }
 
 /// What tells this host apart, if anything does.
-pub(super) fn host() -> String {
+pub fn host() -> String {
     std::fs::read_to_string("/etc/machine-id").unwrap_or_default()
 }
 
 /// QEMU's arguments with an address for each network card that has none. `usual` is whether QEMU
 /// adds a card where none is asked for.
-pub(super) fn with_addresses(arguments: Vec<String>, owner: Owner<'_>, usual: bool) -> Vec<String> {
+pub fn with_addresses(arguments: Vec<String>, owner: Owner<'_>, usual: bool) -> Vec<String> {
     let mut cards = 0;
     let mut next = || {
         cards += 1;

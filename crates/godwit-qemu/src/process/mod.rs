@@ -1,5 +1,8 @@
 //! Starts QEMU so that it outlives the node, and ends it.
 
+pub mod sandbox;
+pub mod user;
+
 use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
@@ -12,10 +15,9 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 
-use super::QemuUser;
-use super::machine::Places;
-use super::qmp::Qmp;
-use crate::api::{ErrorBody, ErrorCode};
+use self::user::QemuUser;
+use crate::machine::Places;
+use crate::monitor::qmp::Qmp;
 
 /// Longest wait for a new QEMU to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -31,9 +33,9 @@ const LOG_TAIL: u64 = 2048;
 
 /// A QEMU process, which may not be a child of this one.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     /// Its process id.
-    pub(crate) pid: u32,
+    pub pid: u32,
     handle: AsyncFd<OwnedFd>,
 }
 
@@ -42,7 +44,7 @@ impl Process {
     ///
     /// # Errors
     /// There is none, or the system is out of descriptors.
-    pub(crate) fn open(pid: u32) -> io::Result<Self> {
+    pub fn open(pid: u32) -> io::Result<Self> {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let raw = raw.ok_or(io::ErrorKind::NotFound)?;
         let handle = pidfd_open(raw, PidfdFlags::NONBLOCK)?;
@@ -54,13 +56,13 @@ impl Process {
     }
 
     /// Ready once the process has ended.
-    pub(crate) async fn ended(&self) {
+    pub async fn ended(&self) {
         // The descriptor becomes readable at the end and stays so; it cannot fail otherwise.
         let _ = self.handle.readable().await;
     }
 
     /// Kills the process and waits for its end.
-    pub(crate) async fn kill(&self) {
+    pub async fn kill(&self) {
         // It may have ended by itself.
         let _ = pidfd_send_signal(self.handle.get_ref(), Signal::KILL);
         self.ended().await;
@@ -71,7 +73,7 @@ impl Process {
 ///
 /// # Errors
 /// What the system says.
-pub(crate) fn make_folder(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
+pub fn make_folder(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -79,32 +81,67 @@ pub(crate) fn make_folder(places: &Places, user: Option<&QemuUser>) -> io::Resul
     user.map_or(Ok(()), |user| user.own(&places.folder))
 }
 
+/// Why QEMU does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The program cannot be started.
+    #[error("{program}: {cause}")]
+    Program {
+        /// What was to be started.
+        program: String,
+        /// What the system says.
+        cause: io::Error,
+    },
+    /// It ended by itself, or did not answer.
+    #[error("{why}{}{said}", if said.is_empty() { "" } else { ": " })]
+    Ended {
+        /// Whether it does not like its arguments.
+        arguments: bool,
+        /// What became of it.
+        why: String,
+        /// The end of its log; empty when it said nothing.
+        said: String,
+    },
+}
+
+impl StartError {
+    /// Whether whoever asked for the machine can mend it.
+    pub fn is_askers(&self) -> bool {
+        match self {
+            Self::Program { cause, .. } => matches!(
+                cause.kind(),
+                io::ErrorKind::NotFound
+                    | io::ErrorKind::PermissionDenied
+                    | io::ErrorKind::InvalidInput
+                    | io::ErrorKind::ArgumentListTooLong
+            ),
+            Self::Ended { arguments, .. } => *arguments,
+        }
+    }
+}
+
 /// Starts QEMU in a session of its own, with its messages in the VM's log, and waits until its
 /// monitor answers.
 ///
 /// # Errors
-/// [`ErrorBody`] with the end of QEMU's log when it does not start.
-pub(crate) async fn start(
-    name: &str,
+/// [`StartError`] with the end of QEMU's log when it does not start.
+pub async fn start(
     program: &str,
     line: &[String],
     places: &Places,
     user: Option<&QemuUser>,
-) -> Result<(Process, Qmp), ErrorBody> {
-    let error = |code, why: String| ErrorBody::new(code, format!("cannot start VM {name}: {why}"));
-    let failed = |why| error(ErrorCode::Internal, why);
-    let mut child = spawn(program, line, places, user).map_err(|cause| {
-        let code = match cause.kind() {
-            io::ErrorKind::NotFound
-            | io::ErrorKind::PermissionDenied
-            | io::ErrorKind::InvalidInput
-            | io::ErrorKind::ArgumentListTooLong => ErrorCode::Invalid,
-            _ => ErrorCode::Internal,
-        };
-        error(code, format!("{program}: {cause}")).hint("install QEMU, or name it with --qemu PATH")
-    })?;
+) -> Result<(Process, Qmp), StartError> {
+    let cannot = |cause| StartError::Program {
+        program: program.to_owned(),
+        cause,
+    };
+    let mut child = spawn(program, line, places, user).map_err(cannot)?;
     let pid = child.id().unwrap_or_default();
-    let process = Process::open(pid).map_err(|error| failed(error.to_string()))?;
+    let process = Process::open(pid).map_err(|error| StartError::Ended {
+        arguments: false,
+        why: error.to_string(),
+        said: String::new(),
+    })?;
     // Reaps it whenever it ends, also long after the VM was handed over.
     let mut child = tokio::spawn(async move { child.wait().await });
     let answers = async {
@@ -116,31 +153,28 @@ pub(crate) async fn start(
         }
     };
     // QEMU that ends by itself does not like its arguments; that is no fault of the node's.
-    let (code, why) = tokio::select! {
+    let (arguments, why) = tokio::select! {
         qmp = answers => return Ok((process, qmp)),
         ended = &mut child => match ended {
-            // Some of what it does not like it only notices by an assertion.
-            Ok(Ok(status)) if status.signal().is_none_or(|signal| signal == libc::SIGABRT) => {
-                (ErrorCode::Invalid, format!("QEMU ended with {status}"))
+            Ok(Ok(status)) => {
+                // Some of what it does not like it only notices by an assertion.
+                let arguments = status.signal().is_none_or(|signal| signal == libc::SIGABRT);
+                (arguments, format!("QEMU ended with {status}"))
             }
-            Ok(Ok(status)) => (ErrorCode::Internal, format!("QEMU ended with {status}")),
-            _ => (ErrorCode::Internal, String::from("QEMU ended")),
+            _ => (false, String::from("QEMU ended")),
         },
         () = tokio::time::sleep(START_TIMEOUT) => {
             process.kill().await;
             let limit = START_TIMEOUT.as_secs();
-            let why = format!("QEMU's monitor did not answer within {limit} seconds");
-            (ErrorCode::Internal, why)
+            (false, format!("QEMU's monitor did not answer within {limit} seconds"))
         }
     };
     // The log is removed with what else was made for the VM, so that the error names all that it says.
     let said = log_tail(&places.log());
-    Err(if said.is_empty() {
-        error(code, why)
-            .hint("QEMU said nothing: start it by hand with the same arguments to see why")
-    } else {
-        error(code, format!("{why}: {said}"))
-            .hint("change what QEMU complains of, and start the VM again")
+    Err(StartError::Ended {
+        arguments,
+        why,
+        said,
     })
 }
 
@@ -186,7 +220,7 @@ fn spawn(
 }
 
 /// Empties a log that has become longer than anybody reads.
-pub(crate) fn cut_log(path: &Path) {
+pub fn cut_log(path: &Path) {
     const LONGEST: u64 = 4 << 20;
     if std::fs::symlink_metadata(path).is_ok_and(|log| log.len() > LONGEST) {
         // The next attempt may have more luck.
@@ -199,7 +233,7 @@ pub(crate) fn cut_log(path: &Path) {
 }
 
 /// The end of a log, on one line.
-pub(crate) fn log_tail(path: &Path) -> String {
+pub fn log_tail(path: &Path) -> String {
     let read = || -> io::Result<String> {
         let mut file = OpenOptions::new()
             .read(true)
@@ -224,7 +258,7 @@ pub(crate) fn log_tail(path: &Path) -> String {
 ///
 /// # Errors
 /// The process is gone, belongs to somebody else, or its command line is odd.
-pub(crate) fn command_line(pid: u32) -> io::Result<Vec<String>> {
+pub fn command_line(pid: u32) -> io::Result<Vec<String>> {
     const LONGEST: u64 = 1 << 20;
     let mut bytes = Vec::new();
     std::fs::File::open(format!("/proc/{pid}/cmdline"))?

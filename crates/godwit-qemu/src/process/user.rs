@@ -49,12 +49,12 @@ impl QemuUser {
     }
 
     /// Whether this process may start programs as other users.
-    pub(crate) fn may_be_used() -> bool {
+    pub fn may_be_used() -> bool {
         Uid::effective().is_root()
     }
 
     /// Lets a program run as the user.
-    pub(crate) fn run_as(&self, command: &mut Command) {
+    pub fn run_as(&self, command: &mut Command) {
         let (user, group, groups) = (self.user, self.group, self.groups.clone());
         // SAFETY: between fork and exec only system calls are made, which allocate nothing and take no lock.
         unsafe {
@@ -68,13 +68,13 @@ impl QemuUser {
     }
 
     /// Gives the user a file or folder.
-    pub(crate) fn own(&self, path: &Path) -> io::Result<()> {
+    pub fn own(&self, path: &Path) -> io::Result<()> {
         // Not what a link leads to: the user may have put it there.
         std::os::unix::fs::lchown(path, Some(self.user.as_raw()), Some(self.group.as_raw()))
     }
 
     /// Whether the mode of a file lets the user read and write it.
-    pub(crate) fn may_write(&self, path: &Path) -> bool {
+    pub fn may_write(&self, path: &Path) -> bool {
         let Ok(file) = std::fs::metadata(path) else {
             return false;
         };

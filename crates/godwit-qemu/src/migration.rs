@@ -7,10 +7,8 @@ use serde_json::{Value, json};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
-use super::qmp::{Qmp, QmpError, QmpEvent, text};
-use super::spare::Spare;
-use super::vm::Vm;
-use crate::api::{MemoryMode, MemoryProgress};
+use crate::monitor::Monitor;
+use crate::monitor::qmp::{Qmp, QmpError, QmpEvent, text};
 
 /// How often QEMU is asked how far it is.
 const POLL: Duration = Duration::from_millis(50);
@@ -25,14 +23,14 @@ const NO_LIMIT: u64 = 1 << 40;
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What QEMU calls a migration that pulls.
-pub(super) const PULLING: &str = "postcopy-active";
+pub const PULLING: &str = "postcopy-active";
 
 /// What it calls one whose connection broke while the guest ran without all its memory.
-pub(super) const PULL_BROKEN: &str = "postcopy-paused";
+pub const PULL_BROKEN: &str = "postcopy-paused";
 
 /// Why the memory does not move.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum MemoryError {
+pub enum MemoryError {
     /// The monitor failed.
     #[error(transparent)]
     Qmp(#[from] QmpError),
@@ -50,16 +48,12 @@ pub(crate) enum MemoryError {
 ///
 /// # Errors
 /// [`QmpError::Refused`] with what QEMU cannot do.
-pub(crate) async fn set_capabilities(
-    qmp: &Qmp,
-    mode: MemoryMode,
-    leaves: bool,
-) -> Result<(), QmpError> {
+pub async fn set_capabilities(qmp: &Qmp, pull: Pull, leaves: bool) -> Result<(), QmpError> {
     let capability = |name: &str, on: bool| json!({ "capability": name, "state": on });
     let capabilities = [
         capability("events", true),
         capability("pause-before-switchover", leaves),
-        capability("postcopy-ram", mode.pulls()),
+        capability("postcopy-ram", pull != Pull::Never),
     ];
     qmp.execute(
         "migrate-set-capabilities",
@@ -73,7 +67,7 @@ pub(crate) async fn set_capabilities(
 ///
 /// # Errors
 /// [`QmpError`].
-pub(crate) async fn listen(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
+pub async fn listen(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
     let uri = format!("unix:{}", socket.display());
     qmp.execute("migrate-incoming", json!({ "uri": uri }))
         .await
@@ -84,11 +78,7 @@ pub(crate) async fn listen(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
 ///
 /// # Errors
 /// [`QmpError`].
-pub(crate) async fn start(
-    qmp: &Qmp,
-    socket: &Path,
-    max_bandwidth: Option<u64>,
-) -> Result<(), QmpError> {
+pub async fn start(qmp: &Qmp, socket: &Path, max_bandwidth: Option<u64>) -> Result<(), QmpError> {
     let limits = json!({
         "downtime-limit": DOWNTIME_LIMIT,
         "max-bandwidth": max_bandwidth.unwrap_or(NO_LIMIT),
@@ -107,7 +97,7 @@ pub(crate) async fn start(
 ///
 /// # Errors
 /// [`QmpError`].
-pub(crate) async fn listen_again(monitor: &Monitor, socket: &Path) -> Result<(), QmpError> {
+pub async fn listen_again(monitor: &Monitor, socket: &Path) -> Result<(), QmpError> {
     let uri = format!("unix:{}", socket.display());
     monitor
         .execute_past_main_loop("migrate-recover", json!({ "uri": uri }))
@@ -118,7 +108,7 @@ pub(crate) async fn listen_again(monitor: &Monitor, socket: &Path) -> Result<(),
 ///
 /// # Errors
 /// [`QmpError`].
-pub(crate) async fn resume(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
+pub async fn resume(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
     let uri = format!("unix:{}", socket.display());
     qmp.execute("migrate", json!({ "uri": uri, "resume": true }))
         .await
@@ -129,63 +119,57 @@ pub(crate) async fn resume(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
 ///
 /// # Errors
 /// [`QmpError`], also when there is no connection to break.
-pub(crate) async fn break_off(monitor: &Monitor) -> Result<(), QmpError> {
+pub async fn break_off(monitor: &Monitor) -> Result<(), QmpError> {
     monitor
         .execute_past_main_loop("migrate-pause", json!({}))
         .await
 }
 
-/// A monitor for what must work while QEMU's main loop waits for a page: a page that comes only once
-/// this is done.
-#[derive(Clone, Debug)]
-pub(crate) enum Monitor {
-    /// The one that is there for that.
-    Spare(Spare),
-    /// The one for everything.
-    Main(Qmp),
+/// How far the memory is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of memory in all.
+    pub bytes_total: u64,
+    /// Bytes that are left in the current pass.
+    pub bytes_left: u64,
+    /// Bytes that were sent.
+    pub bytes_sent: u64,
+    /// Passes over what was written meanwhile.
+    pub passes: u64,
 }
 
-impl Monitor {
-    /// The better one of a VM's monitors, if there is one.
-    pub(crate) fn of(vm: &Vm) -> Option<Self> {
-        let inner = vm.lock();
-        let main = || inner.qemu.as_ref().map(|qemu| Self::Main(qemu.qmp.clone()));
-        inner.spare.clone().map(Self::Spare).or_else(main)
-    }
-
-    async fn execute_past_main_loop(
-        &self,
-        command: &'static str,
-        arguments: Value,
-    ) -> Result<(), QmpError> {
-        match self {
-            Self::Spare(spare) => spare.execute(command, arguments).await,
-            Self::Main(qmp) => qmp.execute_out_of_band(command, arguments).await.map(drop),
-        }
-    }
+/// Whether the guest runs at the destination before all its memory is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pull {
+    /// It does not (pre-copy).
+    Never,
+    /// From the start (post-copy).
+    AtOnce,
+    /// After one pass over all of it (hybrid).
+    AfterFirstPass,
 }
 
 /// How far QEMU's migration is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Seen {
+pub struct Seen {
     /// What QEMU calls it, such as `active`.
-    pub(crate) status: String,
+    pub status: String,
     /// What it says about a failure.
-    pub(crate) why: String,
+    pub why: String,
     /// How far the memory is.
-    pub(crate) progress: MemoryProgress,
+    pub progress: Progress,
     /// Bytes per second that the guest writes, counting what is written often as once a pass; zero
     /// when that is not known.
-    pub(crate) dirtied: u64,
+    pub dirtied: u64,
     /// Bytes of memory per second that are sent; zero when that is not known.
-    pub(crate) sent: u64,
+    pub sent: u64,
 }
 
 /// Asks QEMU.
 ///
 /// # Errors
 /// [`QmpError`].
-pub(crate) async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
+pub async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
     let info = qmp
         .execute_within("query-migrate", json!({}), LOOK_TIMEOUT)
         .await?;
@@ -197,7 +181,7 @@ pub(crate) async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
     Ok(Seen {
         status: text(&info, "status"),
         why: text(&info, "error-desc"),
-        progress: MemoryProgress {
+        progress: Progress {
             bytes_total: memory("total"),
             bytes_left: memory("remaining"),
             bytes_sent: memory("transferred"),
@@ -212,7 +196,7 @@ pub(crate) async fn look(qmp: &Qmp) -> Result<Seen, QmpError> {
 ///
 /// # Errors
 /// [`MemoryError::Ended`] when it fails or is cancelled.
-pub(crate) async fn wait_for(
+pub async fn wait_for(
     qmp: &Qmp,
     events: &mut Receiver<QmpEvent>,
     wanted: &[&str],
@@ -264,15 +248,15 @@ pub(crate) async fn wait_for(
 ///
 /// # Errors
 /// [`MemoryError`].
-pub(crate) async fn until_paused(
+pub async fn until_paused(
     qmp: &Qmp,
     events: &mut Receiver<QmpEvent>,
-    mode: MemoryMode,
+    pull: Pull,
     mut tell: impl FnMut(&Seen),
 ) -> Result<(), MemoryError> {
-    if mode.pulls() {
+    if pull != Pull::Never {
         let first = |seen: &Seen| {
-            seen.status == "active" && (mode == MemoryMode::PostCopy || seen.progress.passes >= 2)
+            seen.status == "active" && (pull == Pull::AtOnce || seen.progress.passes >= 2)
         };
         let mut due = false;
         loop {
@@ -300,7 +284,7 @@ pub(crate) async fn until_paused(
 ///
 /// # Errors
 /// [`QmpError`].
-pub(crate) async fn go_on(qmp: &Qmp) -> Result<(), QmpError> {
+pub async fn go_on(qmp: &Qmp) -> Result<(), QmpError> {
     qmp.execute("migrate-continue", json!({ "state": "pre-switchover" }))
         .await
         .map(drop)

@@ -2,34 +2,34 @@
 
 use serde_json::{Value, json};
 
-use super::memory::PULL_BROKEN;
-use super::plugged::Devices;
-use super::qmp::{Qmp, QmpError, text};
+use crate::migration::PULL_BROKEN;
+use crate::monitor::qmp::{Qmp, QmpError, text};
+use crate::plugged::Devices;
 
 /// What QEMU calls the run state of a guest whose memory has not arrived.
-pub(crate) const AWAITS_MEMORY: &str = "inmigrate";
+pub const AWAITS_MEMORY: &str = "inmigrate";
 
 /// What matters for the node's disks and for a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Facts {
+pub struct Facts {
     /// The machine type with its version, such as `pc-q35-10.0`.
-    pub(crate) machine_type: Option<String>,
+    pub machine_type: Option<String>,
     /// Whether the guest runs.
-    pub(crate) runs: bool,
+    pub runs: bool,
     /// Whether all memory is shared, so that another process can do I/O in it.
-    pub(crate) memory_shared: bool,
+    pub memory_shared: bool,
     /// Bytes of memory.
-    pub(crate) memory_bytes: u64,
+    pub memory_bytes: u64,
     /// What QEMU's character devices are connected to.
-    pub(crate) backends: Vec<String>,
+    pub backends: Vec<String>,
     /// Drives that QEMU opened by itself, with their files.
-    pub(crate) drives: Vec<String>,
+    pub drives: Vec<String>,
     /// Devices that were added to its machine type.
-    pub(crate) devices: Devices,
+    pub devices: Devices,
     /// Why QEMU itself refuses to migrate.
-    pub(crate) blocked: Vec<String>,
+    pub blocked: Vec<String>,
     /// Whether QEMU still has a migration that broke off, and begins no other.
-    pub(crate) bound: bool,
+    pub bound: bool,
 }
 
 impl Facts {
@@ -37,7 +37,7 @@ impl Facts {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(crate) async fn read(qmp: &Qmp) -> Result<Self, QmpError> {
+    pub async fn read(qmp: &Qmp) -> Result<Self, QmpError> {
         let machine = json!({ "path": "/machine", "property": "type" });
         let machine = qmp.execute("qom-get", machine).await?;
         let memory = qmp.execute("query-memdev", json!({})).await?;
@@ -79,7 +79,7 @@ impl Facts {
     }
 
     /// Whether one of the character devices is connected to this socket.
-    pub(crate) fn uses_socket(&self, path: &std::path::Path) -> bool {
+    pub fn uses_socket(&self, path: &std::path::Path) -> bool {
         // `unix:/path` or `disconnected:unix:/path,server=off` and the like.
         let socket = format!("unix:{}", path.display());
         self.backends.iter().any(|backend| {
@@ -94,14 +94,14 @@ impl Facts {
 ///
 /// # Errors
 /// [`QmpError`].
-pub(crate) async fn run_state(qmp: &Qmp) -> Result<String, QmpError> {
+pub async fn run_state(qmp: &Qmp) -> Result<String, QmpError> {
     let status = qmp.execute("query-status", json!({})).await?;
     Ok(text(&status, "status"))
 }
 
 /// Whether a guest in this run state runs, and goes on by itself after a move. One that sleeps does:
 /// it wakes up when something happens to it.
-pub(crate) fn is_live(run_state: &str) -> bool {
+pub fn is_live(run_state: &str) -> bool {
     matches!(run_state, "running" | "suspended")
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-use super::qmp::{Qmp, QmpError};
+use crate::monitor::qmp::{Qmp, QmpError};
 
 /// How long QEMU may take to let the guest run.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -26,7 +26,7 @@ const DETACHED: &[u8] = b"+$OK#9a";
 ///
 /// # Errors
 /// [`QmpError`] when QEMU has no such stub or does not do it.
-pub(super) async fn run(qmp: &Qmp, path: &Path) -> Result<(), QmpError> {
+pub async fn run(qmp: &Qmp, path: &Path) -> Result<(), QmpError> {
     // One that a node left which died here is in the way.
     let _ = std::fs::remove_file(path);
     let device = format!("unix:{},server=on,wait=off", escaped(path));

@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 
-use super::machine::{Machine, field};
-use super::qmp::{Qmp, QmpError, text};
+use crate::machine::{Machine, field};
+use crate::monitor::qmp::{Qmp, QmpError, text};
 
 /// Most devices of one kind that a message names.
 const SHOWN: usize = 8;
@@ -21,7 +21,7 @@ struct Device {
 /// The devices of a machine that were added one by one, whether by its command line or later: what a
 /// machine type brings along is not among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Devices {
+pub struct Devices {
     with_id: Vec<Device>,
     without_id: Vec<Device>,
 }
@@ -31,7 +31,7 @@ impl Devices {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(crate) async fn read(qmp: &Qmp) -> Result<Self, QmpError> {
+    pub async fn read(qmp: &Qmp) -> Result<Self, QmpError> {
         let below = |path: &str| qmp.execute("qom-list", json!({ "path": path }));
         Ok(Self {
             with_id: children(&below("/machine/peripheral").await?),
@@ -41,7 +41,7 @@ impl Devices {
 
     /// What was plugged in or out since the machine was started, as reasons why it cannot be started
     /// like that elsewhere.
-    pub(crate) fn changes(&self, machine: &Machine) -> Vec<String> {
+    pub fn changes(&self, machine: &Machine) -> Vec<String> {
         if machine.values("readconfig").next().is_some() {
             // Its devices stand in a file that may have changed.
             return Vec::new();

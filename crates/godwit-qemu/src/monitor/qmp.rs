@@ -25,11 +25,11 @@ const MAX_PENDING: usize = 64;
 const EVENT_BACKLOG: usize = 256;
 
 /// Longest wait for the greeting and for each ordinary command.
-pub(crate) const QMP_TIMEOUT: Duration = Duration::from_secs(10);
+pub const QMP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why QEMU did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum QmpError {
+pub enum QmpError {
     /// The connection cannot be made or has ended.
     #[error("QEMU's monitor is gone: {0}")]
     Closed(String),
@@ -56,18 +56,18 @@ pub(crate) enum QmpError {
 
 /// Something that QEMU reports by itself.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct QmpEvent {
+pub struct QmpEvent {
     /// Its name, such as `STOP`.
-    pub(crate) name: String,
+    pub name: String,
     /// What belongs to it.
-    pub(crate) data: Value,
+    pub data: Value,
     /// When QEMU says that it happened, in microseconds of its host's clock.
-    pub(crate) at_us: u64,
+    pub at_us: u64,
 }
 
 /// A connection to one QEMU. Clones share it; it ends with the last one.
 #[derive(Clone, Debug)]
-pub(crate) struct Qmp {
+pub struct Qmp {
     calls: mpsc::Sender<Call>,
     events: broadcast::Sender<QmpEvent>,
     closed: watch::Receiver<Option<String>>,
@@ -79,13 +79,13 @@ pub(crate) struct Qmp {
 
 /// Which QEMU it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct QemuVersion {
+pub struct QemuVersion {
     /// The first number.
-    pub(crate) major: u64,
+    pub major: u64,
     /// The second.
-    pub(crate) minor: u64,
+    pub minor: u64,
     /// The third.
-    pub(crate) micro: u64,
+    pub micro: u64,
 }
 
 impl std::fmt::Display for QemuVersion {
@@ -107,7 +107,7 @@ impl Qmp {
     ///
     /// # Errors
     /// [`QmpError`]; a monitor that is in use by somebody else shows as a timeout.
-    pub(crate) async fn connect(path: &Path) -> Result<Self, QmpError> {
+    pub async fn connect(path: &Path) -> Result<Self, QmpError> {
         let socket = UnixStream::connect(path)
             .await
             .map_err(|error| closed(&error))?;
@@ -118,7 +118,7 @@ impl Qmp {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(crate) async fn negotiate(socket: UnixStream) -> Result<Self, QmpError> {
+    pub async fn negotiate(socket: UnixStream) -> Result<Self, QmpError> {
         let pid = socket.peer_cred().ok().and_then(|peer| peer.pid());
         let (reader, writer) = socket.into_split();
         let mut reader = BufReader::new(reader);
@@ -164,12 +164,12 @@ impl Qmp {
     }
 
     /// Which QEMU it is.
-    pub(crate) fn version(&self) -> &QemuVersion {
+    pub fn version(&self) -> &QemuVersion {
         &self.version
     }
 
     /// The process that listens at the socket.
-    pub(crate) fn pid(&self) -> Option<u32> {
+    pub fn pid(&self) -> Option<u32> {
         self.pid
     }
 
@@ -177,7 +177,7 @@ impl Qmp {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(crate) async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
+    pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         self.execute_within(command, arguments, QMP_TIMEOUT).await
     }
 
@@ -185,7 +185,7 @@ impl Qmp {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(crate) async fn execute_within(
+    pub async fn execute_within(
         &self,
         command: &str,
         arguments: Value,
@@ -199,7 +199,7 @@ impl Qmp {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(crate) async fn execute_out_of_band(
+    pub async fn execute_out_of_band(
         &self,
         command: &str,
         arguments: Value,
@@ -239,19 +239,19 @@ impl Qmp {
     }
 
     /// Events from now on. A subscriber that falls behind misses the oldest.
-    pub(crate) fn events(&self) -> broadcast::Receiver<QmpEvent> {
+    pub fn events(&self) -> broadcast::Receiver<QmpEvent> {
         self.events.subscribe()
     }
 
     /// Ready once the connection has ended.
-    pub(crate) async fn closed(&self) {
+    pub async fn closed(&self) {
         // The sender is dropped only after it said so, or with its task.
         let _ = self.closed.clone().wait_for(Option::is_some).await;
     }
 
     #[cfg(test)]
     /// Whether the connection has ended.
-    pub(crate) fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.calls.is_closed()
     }
 
@@ -431,7 +431,7 @@ fn timestamp(value: Option<&Value>) -> u64 {
 }
 
 /// A field of an object that should be text.
-pub(crate) fn text(object: &Value, field: &str) -> String {
+pub fn text(object: &Value, field: &str) -> String {
     let text = object.get(field).and_then(Value::as_str);
     text.unwrap_or_default().to_owned()
 }

@@ -2,7 +2,7 @@
 
 /// The words that put a QEMU with this command line into its sandbox; none when the line speaks of one itself.
 /// What the line needs stays allowed: helpers of its networks, another user, threads bound to processors.
-pub(crate) fn words(line: &[String]) -> Vec<String> {
+pub fn words(line: &[String]) -> Vec<String> {
     let has = |option: &str| {
         line.iter().any(|word| {
             word.strip_prefix('-')

@@ -14,7 +14,7 @@ const RECONNECT_MS: u32 = 100;
 /// One word of a command line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Word {
+pub enum Word {
     /// The same on every node.
     Plain(String),
     /// The socket of a disk stands between two parts.
@@ -30,94 +30,94 @@ pub(crate) enum Word {
 
 /// A VM as every node would start it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Machine {
+pub struct Machine {
     /// The QEMU program: a name to be looked for, or a path.
-    pub(crate) program: String,
+    pub program: String,
     /// Its command line, without what the node adds.
-    pub(crate) words: Vec<Word>,
+    pub words: Vec<Word>,
     /// The disks in the order of the command line.
-    pub(crate) disks: Vec<String>,
+    pub disks: Vec<String>,
     /// Whether the first serial port is the node's console socket.
-    pub(crate) console: bool,
+    pub console: bool,
     /// What cannot be repeated on another node.
     #[serde(default)]
-    pub(crate) bound_here: Vec<String>,
+    pub bound_here: Vec<String>,
 }
 
 /// What a new VM is made of.
 #[derive(Clone, Debug)]
-pub(crate) struct Parts<'a> {
+pub struct Parts<'a> {
     /// The VM's name.
-    pub(crate) name: &'a str,
+    pub name: &'a str,
     /// Its disks.
-    pub(crate) disks: &'a [String],
+    pub disks: &'a [String],
     /// Bytes of memory.
-    pub(crate) memory: u64,
+    pub memory: u64,
     /// Virtual processors.
-    pub(crate) cpus: u32,
+    pub cpus: u32,
     /// The machine type; QEMU's own arguments may name it instead.
-    pub(crate) machine: Option<&'a str>,
+    pub machine: Option<&'a str>,
     /// `kvm` or `tcg`.
-    pub(crate) accelerator: &'a str,
+    pub accelerator: &'a str,
     /// Further arguments for QEMU.
-    pub(crate) arguments: &'a [String],
+    pub arguments: &'a [String],
 }
 
 /// Where a VM's files are on a node.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub struct Places {
     /// The VM's folder.
-    pub(crate) folder: PathBuf,
+    pub folder: PathBuf,
 }
 
 impl Places {
     /// The socket of QEMU's monitor.
-    pub(crate) fn qmp(&self) -> PathBuf {
+    pub fn qmp(&self) -> PathBuf {
         self.folder.join("qmp.sock")
     }
 
     /// The socket of the first serial port.
-    pub(crate) fn console(&self) -> PathBuf {
+    pub fn console(&self) -> PathBuf {
         self.folder.join("console.sock")
     }
 
     /// Where QEMU's messages go.
-    pub(crate) fn log(&self) -> PathBuf {
+    pub fn log(&self) -> PathBuf {
         self.folder.join("qemu.log")
     }
 
     /// Where the memory of an incoming VM arrives.
-    pub(crate) fn incoming(&self) -> PathBuf {
+    pub fn incoming(&self) -> PathBuf {
         self.folder.join("incoming.sock")
     }
 
     /// Where it goes on arriving after its connection broke.
-    pub(crate) fn recovering(&self) -> PathBuf {
+    pub fn recovering(&self) -> PathBuf {
         self.folder.join("recovering.sock")
     }
 
     /// The pipes of QEMU's spare monitor, without what tells them apart.
-    pub(crate) fn spare(&self) -> PathBuf {
+    pub fn spare(&self) -> PathBuf {
         self.folder.join("spare")
     }
 
     /// What QEMU reads there.
-    pub(crate) fn spare_input(&self) -> PathBuf {
+    pub fn spare_input(&self) -> PathBuf {
         self.folder.join("spare.in")
     }
 
     /// What QEMU says there.
-    pub(crate) fn spare_output(&self) -> PathBuf {
+    pub fn spare_output(&self) -> PathBuf {
         self.folder.join("spare.out")
     }
 
     /// Where QEMU sends the memory of a VM that leaves.
-    pub(crate) fn outgoing(&self) -> PathBuf {
+    pub fn outgoing(&self) -> PathBuf {
         self.folder.join("outgoing.sock")
     }
 
     /// Where QEMU's debugger stub is while it is used.
-    pub(crate) fn debugger(&self) -> PathBuf {
+    pub fn debugger(&self) -> PathBuf {
         self.folder.join("gdb.sock")
     }
 }
@@ -137,7 +137,7 @@ fn has(arguments: &[String], names: &[&str]) -> bool {
 
 impl Machine {
     /// The command line of a new VM. What QEMU's own arguments say already is not said again.
-    pub(crate) fn build(program: &str, parts: &Parts<'_>) -> Self {
+    pub fn build(program: &str, parts: &Parts<'_>) -> Self {
         let given = parts.arguments;
         let mut words = Vec::new();
         let mut push = |pair: [&str; 2]| words.extend(pair.map(|w| Word::Plain(w.to_owned())));
@@ -189,10 +189,7 @@ impl Machine {
 
     /// The machine behind the command line of a QEMU that runs. `disk_of` names the disk whose
     /// socket a path is.
-    pub(crate) fn adopt(
-        command: &[String],
-        disk_of: impl Fn(&Path) -> Option<String>,
-    ) -> Option<Self> {
+    pub fn adopt(command: &[String], disk_of: impl Fn(&Path) -> Option<String>) -> Option<Self> {
         let (program, given) = command.split_first()?;
         let mut machine = Self {
             program: program.clone(),
@@ -282,7 +279,7 @@ impl Machine {
 
     /// The words with which this node starts the VM, the program aside. `machine_type` is what an
     /// alias such as `q35` meant where the VM was started first.
-    pub(crate) fn command_line(
+    pub fn command_line(
         &self,
         places: &Places,
         disk_socket: impl Fn(&str) -> PathBuf,
@@ -319,7 +316,7 @@ impl Machine {
     }
 
     /// What runs the guest's instructions; nothing when it is neither KVM nor TCG.
-    pub(crate) fn accelerator(&self) -> Option<&'static str> {
+    pub fn accelerator(&self) -> Option<&'static str> {
         let plain = |name: &str| {
             self.words
                 .iter()
@@ -342,14 +339,14 @@ impl Machine {
     }
 
     /// The value of the last option of one of these names.
-    pub(crate) fn last_value(&self, names: &[&str]) -> Option<&str> {
+    pub fn last_value(&self, names: &[&str]) -> Option<&str> {
         self.pairs()
             .filter_map(|(name, value)| names.contains(&name).then_some(value))
             .last()
     }
 
     /// The values of all options of this name.
-    pub(super) fn values(&self, wanted: &str) -> impl Iterator<Item = &str> {
+    pub fn values(&self, wanted: &str) -> impl Iterator<Item = &str> {
         self.pairs()
             .filter_map(move |(name, value)| (name == wanted).then_some(value))
     }
@@ -381,7 +378,7 @@ fn escaped(path: &Path) -> String {
 }
 
 /// Where the value of a key stands in an option such as `socket,id=a,path=/x,,y`, and the value.
-pub(super) fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
+pub fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
     let bytes = option.as_bytes();
     let mut start = 0;
     while start < bytes.len() {

@@ -17,9 +17,9 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::unix::pipe::{OpenOptions, Receiver, Sender};
 use tokio::sync::{mpsc, oneshot};
 
-use super::QemuUser;
-use super::machine::Places;
-use super::qmp::{QMP_TIMEOUT, QmpError, text};
+use crate::machine::Places;
+use crate::monitor::qmp::{QMP_TIMEOUT, QmpError, text};
+use crate::process::user::QemuUser;
 
 /// Longest line from QEMU in bytes that is understood: answers and events are shorter.
 const MAX_LINE: u64 = 64 << 10;
@@ -32,7 +32,7 @@ const MAX_COMMAND: usize = 4096;
 const MAX_PENDING: usize = 8;
 
 /// QEMU's arguments for it.
-pub(super) fn arguments(places: &Places) -> [String; 4] {
+pub fn arguments(places: &Places) -> [String; 4] {
     let path = places.spare().display().to_string().replace(',', ",,");
     [
         String::from("-chardev"),
@@ -46,7 +46,7 @@ pub(super) fn arguments(places: &Places) -> [String; 4] {
 ///
 /// # Errors
 /// What the system says.
-pub(super) fn make_pipes(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
+pub fn make_pipes(places: &Places, user: Option<&QemuUser>) -> io::Result<()> {
     for path in [places.spare_input(), places.spare_output()] {
         match std::fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -62,7 +62,7 @@ pub(super) fn make_pipes(places: &Places, user: Option<&QemuUser>) -> io::Result
 
 /// The monitor. Clones share it. As long as there is one, what QEMU says there is read.
 #[derive(Clone, Debug)]
-pub(crate) struct Spare {
+pub struct Spare {
     calls: mpsc::Sender<Call>,
 }
 
@@ -79,7 +79,7 @@ impl Spare {
     ///
     /// # Errors
     /// There are none, or the system refuses.
-    pub(super) fn open(places: &Places) -> io::Result<Self> {
+    pub fn open(places: &Places) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         // So a pipe always has a reader and a writer, and nothing ends with QEMU's process or another.
         options.read_write(true);
@@ -94,7 +94,7 @@ impl Spare {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(super) async fn begin(&self) -> Result<(), QmpError> {
+    pub async fn begin(&self) -> Result<(), QmpError> {
         let wanted = json!({ "enable": ["oob"] });
         self.call("execute", "qmp_capabilities", wanted).await
     }
@@ -103,11 +103,7 @@ impl Spare {
     ///
     /// # Errors
     /// [`QmpError`].
-    pub(super) async fn execute(
-        &self,
-        command: &'static str,
-        arguments: Value,
-    ) -> Result<(), QmpError> {
+    pub async fn execute(&self, command: &'static str, arguments: Value) -> Result<(), QmpError> {
         self.call("exec-oob", command, arguments).await
     }
 
