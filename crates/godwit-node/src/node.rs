@@ -16,7 +16,7 @@ use crate::peers::dial::Dialer;
 use crate::peers::probe::PeerHealth;
 use crate::store::Store;
 use crate::vms::Vms;
-use crate::vms::migrations::VmMigrations;
+use crate::vms::outgoing::table::VmMigrations;
 use crate::vms::tunnel::MemoryDoors;
 
 /// Longest wait for any answer of the other node during a migration.

@@ -11,7 +11,7 @@ use crate::disks::{image, run, vhost};
 use crate::node::{Node, blocking};
 use crate::run::NodeError;
 use crate::store::{DiskEntry, Mark};
-use crate::vms::migrations::Moves;
+use crate::vms::outgoing::table::Moves;
 
 /// What is to be done with a disk that the store knows.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,11 +59,11 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
             .await
             .map_err(|error| NodeError::Store(error.to_string()))?;
     }
-    let held = crate::vms::recover::hold_disks(node, &contents.vms);
+    let held = crate::vms::lifecycle::recover::hold_disks(node, &contents.vms);
     for disk in node.disks.all() {
         run::open_and_start(node, &disk).await;
     }
-    crate::vms::recover::recover(node, contents.vms, held).await;
+    crate::vms::lifecycle::recover::recover(node, contents.vms, held).await;
     Ok(())
 }
 

@@ -144,7 +144,7 @@ async fn run_events(
             }
             EngineEvent::Core(event) => migrations::handle_event(&node, &disk, event).await,
             EngineEvent::ForwardDown => migrations::forward::start(&node, &disk),
-            EngineEvent::OutOfSpace(true) => vms::room::ran_out(&node, &disk),
+            EngineEvent::OutOfSpace(true) => vms::lifecycle::room::ran_out(&node, &disk),
             EngineEvent::OutOfSpace(false) => {
                 tracing::info!(disk = disk.name, "there is room for the disk again");
             }

@@ -14,14 +14,14 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::decide::DestinationLink;
-use super::orders::Order;
-use super::run;
-use super::vm::Vm;
 use crate::api::{ErrorBody, ErrorCode};
 use crate::config::PeerConfig;
 use crate::node::Node;
 use crate::peers::{PeerConnection, greeting};
+use crate::vms::incoming::arrival::DestinationLink;
+use crate::vms::lifecycle::run;
+use crate::vms::messages::Order;
+use crate::vms::vm::Vm;
 
 /// Bytes that are on their way in each direction inside this process.
 const BUFFER: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! VMs as the API shows them.
 
-use super::vm::{Inner, Vm, VmMark, VmOrigin};
 use crate::api::{self, MemoryMode, MemoryProgress, VmState};
+use crate::vms::vm::{Inner, Vm, VmMark, VmOrigin};
 use godwit_qemu::migration::{self, Pull};
 
 /// The VM as the API shows it.

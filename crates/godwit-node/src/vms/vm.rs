@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_core::units::MigrationId;
 use serde::{Deserialize, Serialize};
 
-use super::migrations::Moves;
 use crate::api::{ErrorBody, ErrorCode, VmState};
 use crate::config::NodeConfig;
+use crate::vms::outgoing::table::Moves;
 use godwit_qemu::machine::{Machine, Places};
 use godwit_qemu::monitor::Monitor;
 use godwit_qemu::monitor::qmp::Qmp;

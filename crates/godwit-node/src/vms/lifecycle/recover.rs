@@ -9,12 +9,15 @@ use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
 use tokio::net::UnixStream;
 
-use super::decide::Incoming;
-use super::pulling::Pulling;
-use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::{giving, room, run, watch};
 use crate::disks::vhost::Held;
 use crate::node::Node;
+use crate::vms::incoming::arrival::Incoming;
+use crate::vms::incoming::post_copy_destination::Pulling;
+use crate::vms::lifecycle::room;
+use crate::vms::lifecycle::run;
+use crate::vms::lifecycle::watch;
+use crate::vms::outgoing::post_copy_source;
+use crate::vms::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 use godwit_qemu::monitor::spare::Spare;
@@ -162,7 +165,7 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
                 Some(process) => attach_patiently(&node, &vm, &path, process).await,
                 None => None,
             };
-            giving::take_up(node, vm, (to, id), qemu, guard).await;
+            post_copy_source::take_up(node, vm, (to, id), qemu, guard).await;
         }
         (Some(VmMark::Pulling { migration, from }), _, Some(process)) => {
             vm.lock().silent = Some(Arc::clone(&process));
@@ -247,7 +250,9 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
         inspect::is_live(&state) || matches!(state.as_str(), "finish-migrate" | "postmigrate")
     };
     let ran = ran && state.is_ok_and(moved);
-    let problem = super::take_back::take_back(vm, &qemu.qmp, ran).await.err();
+    let problem = crate::vms::outgoing::rollback::take_back(vm, &qemu.qmp, ran)
+        .await
+        .err();
     watch::attach(node, vm, qemu).await;
     let entry = {
         let mut inner = vm.lock();

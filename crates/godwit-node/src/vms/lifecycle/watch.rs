@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 
-use super::vm::{Qemu, Vm, VmActivity};
 use crate::node::Node;
+use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::process;

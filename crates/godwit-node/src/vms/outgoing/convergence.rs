@@ -16,7 +16,7 @@ const PASSES: u64 = 2;
 
 /// Watches what is left at the start of each pass: as long as it becomes less, there is an end.
 #[derive(Debug, Default)]
-pub(super) struct Convergence {
+pub(in crate::vms) struct Convergence {
     /// Bytes that were left when a pass began, the fewest so far; that pass, and when it was.
     least: Option<(u64, u64, Instant)>,
     pass: u64,
@@ -26,7 +26,7 @@ pub(super) struct Convergence {
 impl Convergence {
     /// Takes what QEMU says now. Returns, once, what the user should know when there is no end in
     /// sight.
-    pub(super) fn look(&mut self, seen: &Seen, now: Instant) -> Option<String> {
+    pub(in crate::vms) fn look(&mut self, seen: &Seen, now: Instant) -> Option<String> {
         let progress = seen.progress;
         if seen.status != "active" || progress.passes < FIRST_PASS {
             return None;

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::run;
-use super::vm::{VmActivity, VmMark};
 use crate::api::{ErrorBody, ErrorCode, StopVm};
 use crate::node::Node;
+use crate::vms::lifecycle::run;
+use crate::vms::vm::{VmActivity, VmMark};
 
 /// How long the guest may take to shut down when nothing else is asked for.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::vm::Vm;
+use crate::vms::vm::Vm;
 use godwit_qemu::migration::{self, PULL_BROKEN};
 use godwit_qemu::monitor::Monitor;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
@@ -23,12 +23,12 @@ const CANCEL_USUALLY: Duration = Duration::from_secs(1);
 const STOPPED: &str = "finish-migrate";
 
 /// What is the matter with a machine that is [`TakenBack::Bound`].
-pub(super) const BOUND: &str = "its QEMU keeps a migration that broke off and begins no other: to \
+pub(in crate::vms) const BOUND: &str = "its QEMU keeps a migration that broke off and begins no other: to \
      move the machine, stop it first and run it anew";
 
 /// What a guest that goes on here can do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TakenBack {
+pub(in crate::vms) enum TakenBack {
     /// Everything, as before.
     AsBefore,
     /// Everything but move: see [`BOUND`].
@@ -40,7 +40,11 @@ pub(super) enum TakenBack {
 ///
 /// # Errors
 /// [`QmpError`] when QEMU does not let it run.
-pub(super) async fn take_back(vm: &Vm, qmp: &Qmp, ran: bool) -> Result<TakenBack, QmpError> {
+pub(in crate::vms) async fn take_back(
+    vm: &Vm,
+    qmp: &Qmp,
+    ran: bool,
+) -> Result<TakenBack, QmpError> {
     let began = Instant::now();
     loop {
         let status = migration::look(qmp).await?.status;

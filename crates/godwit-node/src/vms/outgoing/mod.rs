@@ -1,5 +1,12 @@
-//! Moves VMs away. The order of the steps is that of `orders.rs`; nothing but the disks' records
+//! Moves VMs away. The order of the steps is that of `messages.rs`; nothing but the disks' records
 //! (`disks/group.rs`) decides where the VM is.
+
+pub(crate) mod convergence;
+pub(crate) mod post_copy_source;
+pub(crate) mod preflight;
+pub(crate) mod rollback;
+pub(crate) mod steps;
+pub(crate) mod table;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +19,6 @@ use serde_json::json;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 
-use super::giving::{Giving, unmark};
-use super::link::Link;
-use super::orders::{Answer, MachineOffer, Order};
-use super::preflight;
-use super::run::stored_badly;
-use super::take_back::{self, TakenBack};
-use super::vm::{Inner, Qemu, Vm, VmActivity, VmGuard, VmMark};
 use crate::api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use crate::clock;
 use crate::config::PeerConfig;
@@ -29,6 +29,12 @@ use crate::failpoint;
 use crate::migrations::{options, outgoing};
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
+use crate::vms::control::Link;
+use crate::vms::lifecycle::run::stored_badly;
+use crate::vms::messages::{Answer, MachineOffer, Order};
+use crate::vms::outgoing::post_copy_source::{Giving, unmark};
+use crate::vms::outgoing::rollback::TakenBack;
+use crate::vms::vm::{Inner, Qemu, Vm, VmActivity, VmGuard, VmMark};
 use godwit_qemu::inspect::Facts;
 
 /// Longest wait for the destination to look for blockers.
@@ -346,7 +352,7 @@ impl Move {
         self.store(&entry).await
     }
 
-    async fn store(&self, entry: &super::vm::VmEntry) -> Result<(), ErrorBody> {
+    async fn store(&self, entry: &crate::vms::vm::VmEntry) -> Result<(), ErrorBody> {
         self.node
             .store
             .put_vm(&self.vm.name, entry)
@@ -403,10 +409,10 @@ impl Move {
             }
         }
         if let Some(ran) = working.ran {
-            match take_back::take_back(&self.vm, &self.qemu.qmp, ran).await {
+            match rollback::take_back(&self.vm, &self.qemu.qmp, ran).await {
                 Ok(TakenBack::AsBefore) => {}
                 Ok(TakenBack::Bound) => {
-                    let text = format!("the guest goes on, but {}", take_back::BOUND);
+                    let text = format!("the guest goes on, but {}", rollback::BOUND);
                     self.node
                         .vm_migrations
                         .change(self.id, |view| view.warnings.push(text));

@@ -1,5 +1,8 @@
 //! Takes VMs in.
 
+pub(crate) mod arrival;
+pub(crate) mod post_copy_destination;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,15 +10,18 @@ use godwit_core::wire::Hello;
 use serde_json::json;
 use tokio::task::AbortHandle;
 
-use super::decide::{DestinationLink, Incoming};
-use super::link::Link;
-use super::orders::{self, Answer, MachineOffer, Order, SILENCE};
-use super::view::pull;
-use super::vm::{Qemu, Vm, VmActivity, VmMark, VmOrigin};
-use super::{preflight, run, tunnel, watch};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::peers::PeerConnection;
+use crate::vms::control::Link;
+use crate::vms::incoming::arrival::{DestinationLink, Incoming};
+use crate::vms::lifecycle::run;
+use crate::vms::lifecycle::watch;
+use crate::vms::messages::{self, Answer, MachineOffer, Order, SILENCE};
+use crate::vms::outgoing::preflight;
+use crate::vms::tunnel;
+use crate::vms::view::pull;
+use crate::vms::vm::{Qemu, Vm, VmActivity, VmMark, VmOrigin};
 use godwit_qemu::migration;
 use godwit_qemu::monitor::qmp::QmpError;
 use godwit_qemu::monitor::spare;
@@ -25,7 +31,7 @@ use godwit_qemu::process::sandbox;
 
 /// Takes a control connection whose hello was welcomed: the offer of a VM follows.
 pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection, hello: Hello) {
-    let order = tokio::time::timeout(SILENCE, orders::read(&mut connection)).await;
+    let order = tokio::time::timeout(SILENCE, messages::read(&mut connection)).await;
     let link = || {
         Link::open(
             connection,

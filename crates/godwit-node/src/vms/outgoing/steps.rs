@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::AbortHandle;
 
-use super::convergence::Convergence;
-use super::orders::{Answer, Order};
-use super::outgoing::{Move, POLL, Working};
-use super::tunnel;
-use super::view::{memory_progress, pull};
 use crate::api::{ErrorBody, ErrorCode, MemoryMode, MigrationPhase, VmMigrationPhase as Phase};
 use crate::disks::group::GroupState;
 use crate::failpoint;
 use crate::migrations::outgoing;
+use crate::vms::messages::{Answer, Order};
+use crate::vms::outgoing::convergence::Convergence;
+use crate::vms::outgoing::{Move, POLL, Working};
+use crate::vms::tunnel;
+use crate::vms::view::{memory_progress, pull};
 use godwit_qemu::monitor::qmp::QmpEvent;
 use godwit_qemu::{inspect, migration};
 
@@ -46,7 +46,10 @@ impl StartingQemu {
 
 impl Move {
     /// Everything up to the moment at which the disks are given away.
-    pub(super) async fn until_given(&mut self, working: &mut Working) -> Result<(), ErrorBody> {
+    pub(in crate::vms) async fn until_given(
+        &mut self,
+        working: &mut Working,
+    ) -> Result<(), ErrorBody> {
         self.enter(Phase::CopyingDisks);
         for disk in self.vm_disks() {
             let request = self.request.for_disk(&disk);
@@ -92,7 +95,7 @@ impl Move {
         self.give(working).await
     }
 
-    pub(super) fn vm_disks(&self) -> Vec<String> {
+    pub(in crate::vms) fn vm_disks(&self) -> Vec<String> {
         self.vm.lock().entry.machine.disks.clone()
     }
 

@@ -12,14 +12,14 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{Purpose, TrafficClass};
 use tokio::task::AbortHandle;
 
-use super::orders::{Answer, Order};
-use super::outgoing::{SourceLink, quit, store};
-use super::tunnel;
-use super::view::memory_progress;
-use super::vm::{Qemu, Vm, VmGuard, VmMark};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::peers::greeting;
+use crate::vms::messages::{Answer, Order};
+use crate::vms::outgoing::{SourceLink, quit, store};
+use crate::vms::tunnel;
+use crate::vms::view::memory_progress;
+use crate::vms::vm::{Qemu, Vm, VmGuard, VmMark};
 use godwit_qemu::migration::{self, PULL_BROKEN, PULLING};
 
 /// How often QEMU is asked how far it is.
@@ -49,7 +49,7 @@ enum End {
 }
 
 /// A guest's memory on its way.
-pub(super) struct Giving {
+pub(in crate::vms) struct Giving {
     node: Arc<Node>,
     vm: Arc<Vm>,
     /// The destination.
@@ -65,7 +65,7 @@ pub(super) struct Giving {
 
 impl Giving {
     /// Serves a guest's memory through the connections of its move, which may have ended.
-    pub(super) fn new(
+    pub(in crate::vms) fn new(
         node: Arc<Node>,
         vm: Arc<Vm>,
         (to, id): (String, MigrationId),
@@ -89,7 +89,7 @@ impl Giving {
     ///
     /// # Errors
     /// The memory or the guest is lost; or the node ends, and nothing has been decided.
-    pub(super) async fn see_through(mut self) -> Result<(), ErrorBody> {
+    pub(in crate::vms) async fn see_through(mut self) -> Result<(), ErrorBody> {
         let name = self.vm.name.clone();
         let ended = self.until_over().await;
         let there = matches!(ended, End::GoneThere(_));
@@ -373,7 +373,7 @@ async fn tell_until_heard(
 }
 
 /// Stores that nothing of the VM is needed here any more.
-pub(super) async fn unmark(node: &Node, vm: &Arc<Vm>) {
+pub(in crate::vms) async fn unmark(node: &Node, vm: &Arc<Vm>) {
     let entry = {
         let mut inner = vm.lock();
         inner.entry.mark = None;
@@ -389,7 +389,7 @@ pub(super) async fn unmark(node: &Node, vm: &Arc<Vm>) {
 }
 
 /// Takes up again what the node was doing when it ended; without a QEMU there is nothing to give.
-pub(super) async fn take_up(
+pub(in crate::vms) async fn take_up(
     node: Arc<Node>,
     vm: Arc<Vm>,
     (to, id): (String, MigrationId),

@@ -14,19 +14,19 @@ use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
 use tokio::task::AbortHandle;
 
-use super::incoming::{let_run, pour, start};
-use super::link::Link;
-use super::orders::{Answer, MachineOffer, Order};
-use super::pulling::Pulling;
-use super::run::forget;
-use super::tunnel::OpenDoor;
-use super::vm::{Qemu, Vm, VmGuard, VmMark, VmOrigin};
 use crate::disks::disk::Activity;
 use crate::disks::vhost::Held;
 use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
 use crate::node::Node;
 use crate::peers::PeerConnection;
+use crate::vms::control::Link;
+use crate::vms::incoming::post_copy_destination::Pulling;
+use crate::vms::incoming::{let_run, pour, start};
+use crate::vms::lifecycle::run::forget;
+use crate::vms::messages::{Answer, MachineOffer, Order};
+use crate::vms::tunnel::OpenDoor;
+use crate::vms::vm::{Qemu, Vm, VmGuard, VmMark, VmOrigin};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::QmpError;
 
@@ -405,7 +405,7 @@ impl<'a> Incoming<'a> {
     }
 }
 
-pub(super) async fn hear(link: &mut Option<DestinationLink>) -> Option<Order> {
+pub(in crate::vms) async fn hear(link: &mut Option<DestinationLink>) -> Option<Order> {
     match link {
         Some(link) => link.hear().await,
         None => std::future::pending().await,

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use godwit_core::units::Bytes;
 
-use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
-use super::watch;
 use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use crate::data_dir::MAX_SOCKET_PATH;
 use crate::names;
 use crate::node::{Node, blocking};
+use crate::vms::lifecycle::watch;
+use crate::vms::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, Parts, Places};
 use godwit_qemu::process::{self, StartError, sandbox};
@@ -368,7 +368,7 @@ pub(crate) fn stored_badly(vm: &str, error: &crate::store::StoreError) -> ErrorB
 }
 
 /// What somebody is told whose VM's QEMU does not run.
-pub(super) fn not_started(name: &str, error: &StartError) -> ErrorBody {
+pub(in crate::vms) fn not_started(name: &str, error: &StartError) -> ErrorBody {
     let code = match error.is_askers() {
         true => ErrorCode::Invalid,
         false => ErrorCode::Internal,

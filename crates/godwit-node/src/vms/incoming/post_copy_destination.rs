@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use godwit_core::units::MigrationId;
 use tokio::task::AbortHandle;
 
-use super::decide::{DestinationLink, hear};
-use super::incoming::pour;
-use super::orders::{Answer, Order};
-use super::tunnel::OpenDoor;
-use super::vm::{Vm, VmActivity};
 use crate::disks::vhost::Held;
 use crate::node::Node;
+use crate::vms::incoming::arrival::{DestinationLink, hear};
+use crate::vms::incoming::pour;
+use crate::vms::messages::{Answer, Order};
+use crate::vms::tunnel::OpenDoor;
+use crate::vms::vm::{Vm, VmActivity};
 use godwit_qemu::migration::{self, PULL_BROKEN, PULLING};
 use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::process::{Process, cut_log};

@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use godwit_core::units::Bytes;
 
-use super::orders::MachineOffer;
-use super::run::kvm_usable;
-use super::take_back::BOUND;
-use super::vm::Vm;
 use crate::api::{DiskState, ErrorBody, MemoryMode};
 use crate::disks::disk::Activity;
 use crate::disks::image;
 use crate::names;
 use crate::node::{Node, blocking};
+use crate::vms::lifecycle::run::kvm_usable;
+use crate::vms::messages::MachineOffer;
+use crate::vms::outgoing::rollback::BOUND;
+use crate::vms::vm::Vm;
 use godwit_qemu::QemuUser;
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, Places};
@@ -119,7 +119,7 @@ fn paths(node: &Node, vm: &str, machine: &Machine, places: &Places) -> Vec<Strin
         .map(|disk| node.config.vhost_socket(disk));
     sockets
         .chain([places.qmp(), places.console(), places.incoming()])
-        .filter_map(|path| super::run::check_socket_path(vm, &path).err())
+        .filter_map(|path| crate::vms::lifecycle::run::check_socket_path(vm, &path).err())
         .map(|error| format!("on node '{}': {}", node.config.name, error.message))
         .collect()
 }

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::run::{self, stored_badly, usable};
-use super::vm::{Qemu, Vm, VmActivity, VmEntry, VmOrigin};
-use super::watch;
 use crate::api::{AdoptVm, ErrorBody, ErrorCode};
 use crate::names;
 use crate::node::Node;
+use crate::vms::lifecycle::run::{self, stored_badly, usable};
+use crate::vms::lifecycle::watch;
+use crate::vms::vm::{Qemu, Vm, VmActivity, VmEntry, VmOrigin};
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::Machine;
 use godwit_qemu::monitor::qmp::Qmp;

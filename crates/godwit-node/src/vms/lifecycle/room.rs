@@ -12,10 +12,10 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde_json::json;
 
-use super::vm::{Inner, Qemu, Vm, VmActivity};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::disks::disk::Disk;
 use crate::node::{Node, blocking};
+use crate::vms::vm::{Inner, Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 
@@ -49,7 +49,7 @@ pub(crate) fn ran_out(node: &Arc<Node>, disk: &Arc<Disk>) {
 }
 
 /// Takes up again what the node was waiting for when it ended.
-pub(super) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
+pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
     let Ok(Qemu { qmp, .. }) = vm.qemu() else {
         return;
     };

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use super::orders::{self, PING_EVERY, SILENCE};
 use crate::peers::PeerConnection;
+use crate::vms::messages::{self, PING_EVERY, SILENCE};
 
 /// Messages that wait to be sent or read.
 const BACKLOG: usize = 8;
@@ -43,7 +43,7 @@ where
                     Ok(None) => break,
                     Err(_) => beat(),
                 };
-                if orders::write(&mut writer, &message).await.is_err() {
+                if messages::write(&mut writer, &message).await.is_err() {
                     break;
                 }
             }
@@ -52,7 +52,7 @@ where
         });
         let reading = tokio::spawn(async move {
             while let Ok(Ok(message)) =
-                tokio::time::timeout(SILENCE, orders::read(&mut reader)).await
+                tokio::time::timeout(SILENCE, messages::read(&mut reader)).await
             {
                 if !is_beat(&message) && arrivals.send(message).await.is_err() {
                     return;

@@ -1,0 +1,13 @@
+//! A machine on this node: started or taken over, watched, stopped, found again after a restart.
+
+mod adopt;
+pub(crate) mod recover;
+pub(crate) mod room;
+pub(super) mod run;
+pub(super) mod stop;
+pub(super) mod watch;
+
+pub(crate) use adopt::adopt;
+pub(crate) use room::resume;
+pub(crate) use run::run;
+pub(crate) use stop::{forget, stop};
