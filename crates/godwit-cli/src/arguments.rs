@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use godwit_node::api::ImageFormat;
+use godwit_api::ImageFormat;
 
 pub(crate) use self::node::{LogFormatArgument, NodeArguments};
 use crate::failure::EXIT_CODES;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use godwit_node::api::{ErrorBody, ErrorCode};
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Exit code when what was asked for was refused, or failed.
 pub(crate) const EXIT_FAILED: u8 = 1;

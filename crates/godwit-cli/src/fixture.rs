@@ -1,6 +1,6 @@
 //! What tests of several commands show.
 
-use godwit_node::api::{
+use godwit_api::{
     Direction, MemoryMode, MemoryProgress, Migration, MigrationPhase, MigrationProgress,
     VmMigration, VmMigrationPhase,
 };

@@ -3,7 +3,7 @@
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-use godwit_node::api::{Direction, GuestLatency, Job, JobKind, Migration, MigrationPhase};
+use godwit_api::{Direction, GuestLatency, Job, JobKind, Migration, MigrationPhase};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::line::{Line, Matters};
@@ -284,7 +284,7 @@ pub(crate) fn job_status(job: &Job, elapsed: Duration) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{
+    use godwit_api::{
         JobState, MigrationProgress, MigrationPromise, Obstacle, PauseReason, Pauses,
     };
 

@@ -1,6 +1,6 @@
 //! What people read about a migration's promise to the guest.
 
-use godwit_node::api::{Migration, MigrationPromise, Obstacle, PauseReason};
+use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason};
 
 use crate::units::{format_bytes, format_micros, format_rate, format_seconds};
 
@@ -94,7 +94,7 @@ pub(crate) fn delayed(promise: &MigrationPromise) -> Option<String> {
 pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
     let obstacle = migration.promise.as_ref()?.obstacle?;
     let options = migration.options.as_ref();
-    let given = |rate: fn(&godwit_node::api::MigrationSettings) -> Option<u64>, name: &str| {
+    let given = |rate: fn(&godwit_api::MigrationSettings) -> Option<u64>, name: &str| {
         let rate = options.and_then(rate)?;
         Some(format!("raise {name} (now {})", format_rate(rate as f64)))
     };
@@ -147,7 +147,7 @@ pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{MigrationSettings, Pauses, Policy};
+    use godwit_api::{MigrationSettings, Pauses, Policy};
 
     use super::*;
     use crate::fixture;

@@ -1,6 +1,6 @@
 //! Sizes, rates and times as people write and read them.
 
-pub(crate) use godwit_node::text::format_seconds;
+pub(crate) use godwit_api::text::format_seconds;
 
 /// Why a text is not a size or a time.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,6 @@ mod roles;
 mod run;
 mod slots;
 mod store;
-pub mod text;
 mod transport;
 mod vms;
 

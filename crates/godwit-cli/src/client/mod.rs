@@ -4,7 +4,7 @@ mod connect;
 
 use std::time::Duration;
 
-use godwit_node::api::ErrorBody;
+use godwit_api::ErrorBody;
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::client::conn::http1::SendRequest;

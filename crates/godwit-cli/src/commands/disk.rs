@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use godwit_node::api::{ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job};
+use godwit_api::{ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk, Job};
 use serde_json::json;
 
 use super::job;
@@ -234,7 +234,7 @@ fn show(disk: &Disk) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{GuestLatency, IoCounters};
+    use godwit_api::{GuestLatency, IoCounters};
 
     use super::*;
 

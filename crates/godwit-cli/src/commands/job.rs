@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use godwit_node::api::{Job, JobKind, JobState};
+use godwit_api::{Job, JobKind, JobState};
 
 use super::follow::interrupts;
 use crate::client::Client;

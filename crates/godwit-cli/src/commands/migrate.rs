@@ -1,6 +1,6 @@
 //! `godwit migrate`
 
-use godwit_node::api::{
+use godwit_api::{
     ErrorCode, MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy, Vm,
 };
 
@@ -213,7 +213,7 @@ fn summary(migration: &Migration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{ErrorBody, MigrationProgress, MigrationPromise, Pauses};
+    use godwit_api::{ErrorBody, MigrationProgress, MigrationPromise, Pauses};
 
     use super::*;
     use crate::fixture;

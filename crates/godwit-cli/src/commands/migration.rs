@@ -1,6 +1,6 @@
 //! `godwit migration`
 
-use godwit_node::api::{ErrorCode, Migration, MigrationPhase, MigrationSettings, VmMigration};
+use godwit_api::{ErrorCode, Migration, MigrationPhase, MigrationSettings, VmMigration};
 use serde::Serialize;
 use tokio::signal::unix::Signal;
 
@@ -324,7 +324,7 @@ fn options(options: &MigrationSettings) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::MigrationProgress;
+    use godwit_api::MigrationProgress;
 
     use super::*;
     use crate::fixture;

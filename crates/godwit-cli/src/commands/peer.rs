@@ -1,6 +1,6 @@
 //! `godwit peer`
 
-use godwit_node::api::Peer;
+use godwit_api::Peer;
 
 use crate::arguments::PeerCommand;
 use crate::client::Client;

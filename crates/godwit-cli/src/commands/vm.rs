@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use godwit_node::api::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};
+use godwit_api::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};
 use serde_json::json;
 
 use super::console;

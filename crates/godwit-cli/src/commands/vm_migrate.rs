@@ -1,6 +1,6 @@
 //! `godwit migrate vm/NAME`
 
-use godwit_node::api::{MigrationPhase, VmMigration, VmMigrationPhase};
+use godwit_api::{MigrationPhase, VmMigration, VmMigrationPhase};
 
 use super::follow::{Moving, begin, interrupts, see_off};
 use super::migrate::choices;
@@ -175,7 +175,7 @@ fn summary(seen: &VmMigration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use godwit_node::api::{ErrorBody, ErrorCode};
+    use godwit_api::{ErrorBody, ErrorCode};
 
     use super::*;
     use crate::fixture;

@@ -5,7 +5,7 @@ use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::error::{ErrorBody, ErrorCode};
+use super::{ErrorBody, ErrorCode};
 use crate::roles::{Access, Holder, Role};
 
 /// Routes that tell nothing about disks and machines.

@@ -4,8 +4,7 @@ use utoipa::openapi::path::{Operation, ParameterIn};
 use utoipa::openapi::{self, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use super::error::ErrorCode;
-use super::{access, error, routes, types, vm, vm_routes};
+use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -44,7 +43,7 @@ use super::{access, error, routes, types, vm, vm_routes};
         vm_routes::show_vm_migration,
         vm_routes::cancel_vm_migration,
     ),
-    components(schemas(error::ErrorBody, types::Disk, types::Migration, vm::Vm)),
+    components(schemas(ErrorBody, Disk, Migration, Vm)),
     modifiers(&Namesakes, &Refusals)
 )]
 struct Document;

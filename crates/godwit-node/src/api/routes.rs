@@ -13,12 +13,13 @@ use axum::{Json, Router};
 use godwit_core::wire::PROTOCOL_VERSION;
 use serde::{Deserialize, Serialize};
 
-use super::error::{ErrorBody, ErrorCode};
-use super::types::{
+use super::refusal::Refusal;
+use super::vm_routes;
+use super::{
     ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest, Migration,
     Node as NodeView, Peer,
 };
-use super::vm_routes;
+use super::{ErrorBody, ErrorCode};
 use crate::disks::{claim, create, jobs, promised, remove, view};
 use crate::migrations::{live, outgoing};
 use crate::node::{Node, blocking};
@@ -85,7 +86,7 @@ where
     Json<T>: FromRequest<S, Rejection = JsonRejection>,
     S: Send + Sync,
 {
-    type Rejection = ErrorBody;
+    type Rejection = Refusal;
 
     async fn from_request(
         request: axum::extract::Request,
@@ -93,11 +94,13 @@ where
     ) -> Result<Self, Self::Rejection> {
         match Json::<T>::from_request(request, state).await {
             Ok(Json(body)) => Ok(Self(body)),
-            Err(rejection) => Err(ErrorBody::new(
-                ErrorCode::Invalid,
-                format!("the request's body is not valid: {}", rejection.body_text()),
-            )
-            .hint("see /openapi.json for what each route takes")),
+            Err(rejection) => {
+                let why = format!("the request's body is not valid: {}", rejection.body_text());
+                let error = ErrorBody::new(ErrorCode::Invalid, why);
+                Err(Refusal(
+                    error.hint("see /openapi.json for what each route takes"),
+                ))
+            }
         }
     }
 }
@@ -110,7 +113,7 @@ where
     Query<T>: FromRequestParts<S, Rejection = QueryRejection>,
     S: Send + Sync,
 {
-    type Rejection = ErrorBody;
+    type Rejection = Refusal;
 
     async fn from_request_parts(
         parts: &mut axum::http::request::Parts,
@@ -118,16 +121,17 @@ where
     ) -> Result<Self, Self::Rejection> {
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(parameters)) => Ok(Self(parameters)),
-            Err(rejection) => Err(ErrorBody::new(
-                ErrorCode::Invalid,
-                format!("the query is not valid: {}", rejection.body_text()),
-            )),
+            Err(rejection) => {
+                let why = format!("the query is not valid: {}", rejection.body_text());
+                Err(Refusal(ErrorBody::new(ErrorCode::Invalid, why)))
+            }
         }
     }
 }
 
-async fn no_route() -> ErrorBody {
-    ErrorBody::new(ErrorCode::NotFound, "there is no such route").hint("see /openapi.json")
+async fn no_route() -> Refusal {
+    let error = ErrorBody::new(ErrorCode::NotFound, "there is no such route");
+    Refusal(error.hint("see /openapi.json"))
 }
 
 async fn wrong_method() -> Response {
@@ -140,7 +144,7 @@ async fn wrong_method() -> Response {
 #[utoipa::path(get, path = "/health", responses(
     (status = 200, description = "It does"),
     (status = 503, description = "It is shutting down", body = ErrorBody)))]
-pub(super) async fn health(State(node): Shared) -> Result<Json<Health>, ErrorBody> {
+pub(super) async fn health(State(node): Shared) -> Result<Json<Health>, Refusal> {
     node.check_open()?;
     Ok(Json(Health { status: "ok" }))
 }
@@ -158,7 +162,7 @@ pub(super) struct Health {
 pub(super) async fn show_metrics(
     State(node): Shared,
     headers: HeaderMap,
-) -> Result<Response, ErrorBody> {
+) -> Result<Response, Refusal> {
     let accepted = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
     let format = metrics::Format::of(accepted.unwrap_or_default());
     let text = blocking(move || metrics::encode(&node, format))
@@ -196,7 +200,7 @@ pub(super) async fn show_node(State(node): Shared) -> Json<NodeView> {
 
 /// All disks that this node knows.
 #[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
-pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, ErrorBody> {
+pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, Refusal> {
     let disks = blocking(move || {
         node.disks
             .all()
@@ -213,9 +217,9 @@ pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, E
 pub(super) async fn show_disk(
     State(node): Shared,
     Path(name): Path<String>,
-) -> Result<Json<Disk>, ErrorBody> {
+) -> Result<Json<Disk>, Refusal> {
     let disk = node.disks.get(&name)?;
-    shown(node, disk).await.map(Json)
+    Ok(Json(shown(node, disk).await?))
 }
 
 async fn shown(node: Arc<Node>, disk: Arc<crate::disks::disk::Disk>) -> Result<Disk, ErrorBody> {
@@ -231,7 +235,7 @@ async fn shown(node: Arc<Node>, disk: Arc<crate::disks::disk::Disk>) -> Result<D
 pub(super) async fn create_disk(
     State(node): Shared,
     Body(request): Body<CreateDisk>,
-) -> Result<(StatusCode, Json<Disk>), ErrorBody> {
+) -> Result<(StatusCode, Json<Disk>), Refusal> {
     node.check_open()?;
     let made = detached(Arc::clone(&node), move |node| async move {
         create::create(&node, request).await
@@ -252,7 +256,7 @@ pub(super) async fn create_disk(
 pub(super) async fn import_disk(
     State(node): Shared,
     Body(request): Body<ImportDisk>,
-) -> Result<(StatusCode, Json<Job>), ErrorBody> {
+) -> Result<(StatusCode, Json<Job>), Refusal> {
     node.check_open()?;
     let job = detached(node, move |node| async move {
         jobs::start_import(&node, request.name, request.path, request.format).await
@@ -268,7 +272,7 @@ pub(super) async fn export_disk(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<ExportDisk>,
-) -> Result<(StatusCode, Json<Job>), ErrorBody> {
+) -> Result<(StatusCode, Json<Job>), Refusal> {
     node.check_open()?;
     Ok((
         StatusCode::ACCEPTED,
@@ -294,7 +298,7 @@ pub(super) async fn remove_disk(
     State(node): Shared,
     Path(name): Path<String>,
     Parameters(parameters): Parameters<RemoveParameters>,
-) -> Result<StatusCode, ErrorBody> {
+) -> Result<StatusCode, Refusal> {
     node.check_open()?;
     let removed = detached(node, move |node| async move {
         remove::remove(&node, &name, parameters.force).await
@@ -312,13 +316,13 @@ pub(super) async fn claim_disk(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<ClaimDisk>,
-) -> Result<Json<Disk>, ErrorBody> {
+) -> Result<Json<Disk>, Refusal> {
     node.check_open()?;
     let claimed = detached(Arc::clone(&node), move |node| async move {
         claim::claim(&node, &name, request.force).await
     });
     let disk = claimed.await?;
-    shown(node, disk).await.map(Json)
+    Ok(Json(shown(node, disk).await?))
 }
 
 /// Imports and exports of this run of the node.
@@ -333,8 +337,8 @@ pub(super) async fn list_jobs(State(node): Shared) -> Json<Vec<Job>> {
 pub(super) async fn show_job(
     State(node): Shared,
     Path(id): Path<String>,
-) -> Result<Json<Job>, ErrorBody> {
-    node.jobs.get(&id).map(Json)
+) -> Result<Json<Job>, Refusal> {
+    Ok(Json(node.jobs.get(&id)?))
 }
 
 /// Migrations under way and the last that ended, oldest first.
@@ -371,7 +375,7 @@ pub(super) async fn show_migration(
     State(node): Shared,
     Path(id): Path<String>,
     Parameters(parameters): Parameters<ShowParameters>,
-) -> Result<Json<Migration>, ErrorBody> {
+) -> Result<Json<Migration>, Refusal> {
     let wait = Duration::from_millis(parameters.wait_ms).min(LONGEST_WAIT);
     let (id, view) = node.migrations.get_within(&id, wait).await?;
     Ok(Json(live(&node, id, view)))
@@ -387,7 +391,7 @@ pub(super) async fn show_migration(
 pub(super) async fn migrate(
     State(node): Shared,
     Body(request): Body<MigrateRequest>,
-) -> Result<(StatusCode, Json<Migration>), ErrorBody> {
+) -> Result<(StatusCode, Json<Migration>), Refusal> {
     let started = detached(node, move |node| async move {
         outgoing::start(&node, request).await
     });
@@ -401,8 +405,8 @@ pub(super) async fn migrate(
 pub(super) async fn cancel_migration(
     State(node): Shared,
     Path(id): Path<String>,
-) -> Result<Json<Migration>, ErrorBody> {
-    outgoing::cancel(&node, &id).await.map(Json)
+) -> Result<Json<Migration>, Refusal> {
+    Ok(Json(outgoing::cancel(&node, &id).await?))
 }
 
 /// The other nodes, and whether they answer now.

@@ -13,8 +13,9 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 
 use super::access;
-use super::error::{ErrorBody, ErrorCode};
+use super::refusal::Refusal;
 use super::routes;
+use super::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::open_files::cannot_take;
 use crate::peers::tls::NodeTls;
@@ -111,14 +112,9 @@ fn app(node: &Arc<Node>) -> Router {
             tokio::time::timeout(REQUEST_TIMEOUT, next.run(request))
                 .await
                 .map_err(|_| {
-                    ErrorBody::new(
-                        ErrorCode::Busy,
-                        format!(
-                            "the request took longer than {} seconds",
-                            REQUEST_TIMEOUT.as_secs()
-                        ),
-                    )
-                    .hint("see the node's log")
+                    let limit = REQUEST_TIMEOUT.as_secs();
+                    let why = format!("the request took longer than {limit} seconds");
+                    Refusal(ErrorBody::new(ErrorCode::Busy, why).hint("see the node's log"))
                 })
         },
     ))

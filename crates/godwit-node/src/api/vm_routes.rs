@@ -8,9 +8,10 @@ use axum::http::StatusCode;
 use axum::routing::{MethodRouter, get, post};
 use serde::Deserialize;
 
-use super::error::ErrorBody;
+use super::ErrorBody;
+use super::refusal::Refusal;
 use super::routes::{Body, Parameters, Shared, detached};
-use super::vm::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
+use super::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
 use crate::node::Node;
 use crate::vms::{self, view};
 
@@ -54,7 +55,7 @@ pub(super) async fn list_vms(State(node): Shared) -> Json<Vec<Vm>> {
 pub(super) async fn show_vm(
     State(node): Shared,
     Path(name): Path<String>,
-) -> Result<Json<Vm>, ErrorBody> {
+) -> Result<Json<Vm>, Refusal> {
     Ok(Json(view::vm(node.vms.get(&name)?.as_ref())))
 }
 
@@ -65,7 +66,7 @@ pub(super) async fn show_vm(
 pub(super) async fn run_vm(
     State(node): Shared,
     Body(request): Body<RunVm>,
-) -> Result<(StatusCode, Json<Vm>), ErrorBody> {
+) -> Result<(StatusCode, Json<Vm>), Refusal> {
     node.check_open()?;
     let started = detached(
         node,
@@ -80,7 +81,7 @@ pub(super) async fn run_vm(
 pub(super) async fn adopt_vm(
     State(node): Shared,
     Body(request): Body<AdoptVm>,
-) -> Result<(StatusCode, Json<Vm>), ErrorBody> {
+) -> Result<(StatusCode, Json<Vm>), Refusal> {
     node.check_open()?;
     let adopted = detached(
         node,
@@ -97,7 +98,7 @@ pub(super) async fn stop_vm(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<StopVm>,
-) -> Result<StatusCode, ErrorBody> {
+) -> Result<StatusCode, Refusal> {
     node.check_open()?;
     let stopped = detached(node, move |node| async move {
         vms::stop(&node, &name, request).await
@@ -113,7 +114,7 @@ pub(super) async fn stop_vm(
 pub(super) async fn resume_vm(
     State(node): Shared,
     Path(name): Path<String>,
-) -> Result<StatusCode, ErrorBody> {
+) -> Result<StatusCode, Refusal> {
     node.check_open()?;
     let resumed = detached(
         node,
@@ -142,7 +143,7 @@ pub(super) async fn forget_vm(
     State(node): Shared,
     Path(name): Path<String>,
     Parameters(parameters): Parameters<ForgetParameters>,
-) -> Result<StatusCode, ErrorBody> {
+) -> Result<StatusCode, Refusal> {
     node.check_open()?;
     let forgotten = detached(node, move |node| async move {
         vms::forget(&node, &name, parameters.force).await
@@ -162,7 +163,7 @@ pub(super) async fn migrate_vm(
     State(node): Shared,
     Path(name): Path<String>,
     Body(request): Body<MigrateVm>,
-) -> Result<(StatusCode, Json<VmMigration>), ErrorBody> {
+) -> Result<(StatusCode, Json<VmMigration>), Refusal> {
     let started = detached(node, move |node| async move {
         vms::migrate(&node, &name, request).await
     });
@@ -182,8 +183,8 @@ pub(super) async fn list_vm_migrations(State(node): Shared) -> Json<Vec<VmMigrat
 pub(super) async fn show_vm_migration(
     State(node): Shared,
     Path(id): Path<String>,
-) -> Result<Json<VmMigration>, ErrorBody> {
-    node.vm_migrations.get(&node, &id).map(Json)
+) -> Result<Json<VmMigration>, Refusal> {
+    Ok(Json(node.vm_migrations.get(&node, &id)?))
 }
 
 /// Ends the move of a VM; it goes on at the source.
@@ -193,6 +194,6 @@ pub(super) async fn show_vm_migration(
 pub(super) async fn cancel_vm_migration(
     State(node): Shared,
     Path(id): Path<String>,
-) -> Result<Json<VmMigration>, ErrorBody> {
-    vms::cancel(&node, &id).await.map(Json)
+) -> Result<Json<VmMigration>, Refusal> {
+    Ok(Json(vms::cancel(&node, &id).await?))
 }

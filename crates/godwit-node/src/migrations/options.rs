@@ -9,7 +9,7 @@ use rustls::crypto::aws_lc_rs;
 use super::promise::Asked;
 use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy, RoundSettings};
 use crate::names;
-use crate::text::format_seconds;
+use godwit_api::text::format_seconds;
 
 /// Bytes per copy when nothing else is asked for.
 const DEFAULT_CHUNK: u64 = 1 << 20;

@@ -3,7 +3,7 @@
 //! Nothing decides any more where the guest runs: it is here, and the source's QEMU is nothing but
 //! the rest of its memory. Both QEMUs keep what they have when their connection breaks, and the guest
 //! stands still where it needs a page that is missing. So a connection is as good as the next: the
-//! source makes new ones until this QEMU has everything (see `giving.rs`), and this node, also after a
+//! source makes new ones until this QEMU has everything (see `post_copy_source.rs`), and this node, also after a
 //! restart, lets it in whenever QEMU has noticed that the last one is broken. Only the source's word
 //! that the rest is gone ends the guest.
 

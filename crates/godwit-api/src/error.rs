@@ -1,9 +1,7 @@
-//! Errors as a client of the API sees them.
+//! What is refused, and why: of which kind, what was tried, and what to do next.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-
-use crate::open_files;
 
 /// What kind of error it is, for programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -77,7 +75,7 @@ impl ErrorBody {
         let message = message.into();
         Self {
             code,
-            hint: open_files::advice(&message).map(str::to_owned),
+            hint: advice(&message).map(str::to_owned),
             message,
         }
     }
@@ -85,21 +83,43 @@ impl ErrorBody {
     /// The same error with a hint. One for want of open files keeps its own, since nothing else helps.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        if open_files::advice(&self.message).is_none() {
+        if advice(&self.message).is_none() {
             self.hint = Some(hint.into());
         }
         self
     }
 }
 
-impl axum::response::IntoResponse for ErrorBody {
-    fn into_response(self) -> axum::response::Response {
-        if self.code == ErrorCode::Internal {
-            // Whoever looks for more looks there.
-            tracing::error!(error = self.message, "a request failed");
-        }
-        let status = axum::http::StatusCode::from_u16(self.code.status())
-            .unwrap_or(axum::http::StatusCode::INTERNAL_SERVER_ERROR);
-        (status, axum::Json(self)).into_response()
+/// What helps when a message says that too many files are open, here or at another node.
+pub fn advice(message: &str) -> Option<&'static str> {
+    if message.contains("(os error 24)") {
+        Some(
+            "the node may open no more files: raise LimitNOFILE of its unit, or the hard limit \
+             (ulimit -Hn) where it is started",
+        )
+    } else if message.contains("(os error 23)") {
+        Some("the host may open no more files: raise its fs.file-max (sysctl)")
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn errors_for_want_of_files_say_which_limit_to_raise() {
+        let told = |errno| {
+            let cause = io::Error::from_raw_os_error(errno);
+            let error = ErrorBody::new(ErrorCode::Internal, format!("disk d: {cause}"));
+            error.hint("see the node's log").hint.expect("a hint")
+        };
+        let (too_many_here, too_many_on_the_host, input_output) = (24, 23, 5);
+        assert!(told(too_many_here).contains("LimitNOFILE"));
+        assert!(told(too_many_on_the_host).contains("fs.file-max"));
+        assert_eq!(told(input_output), "see the node's log");
     }
 }

@@ -3,8 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use super::error::ErrorBody;
-use super::types::{MigrateRequest, Migration, Policy};
+use crate::error::ErrorBody;
+use crate::migration::{MigrateRequest, Migration, Policy};
+use crate::yes;
 
 /// What a VM does, as its node knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -246,10 +247,6 @@ pub struct MigrateVm {
     #[serde(default)]
     #[schema(minimum = 1)]
     pub interface_budget: Option<u64>,
-}
-
-const fn yes() -> bool {
-    true
 }
 
 impl MigrateVm {

@@ -1,0 +1,23 @@
+//! What a node's JSON API speaks: requests, answers and errors, as nodes, the command line and other clients
+//! share them.
+
+mod disk;
+mod error;
+mod job;
+mod migration;
+mod node;
+mod promise;
+pub mod text;
+mod vm;
+
+pub use disk::*;
+pub use error::{ErrorBody, ErrorCode, advice};
+pub use job::*;
+pub use migration::*;
+pub use node::*;
+pub use promise::*;
+pub use vm::*;
+
+const fn yes() -> bool {
+    true
+}
