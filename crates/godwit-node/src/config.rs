@@ -6,9 +6,9 @@ use std::path::PathBuf;
 
 use godwit_core::wire::Features;
 
+use crate::daemon::run::NodeError;
 use crate::migrations::admission::IncomingLimits;
 use crate::names;
-use crate::run::NodeError;
 use godwit_qemu::QemuUser;
 
 /// Everything that a node needs to know to run.

@@ -20,10 +20,14 @@ use super::{
     Node as NodeView, Peer,
 };
 use super::{ErrorBody, ErrorCode};
-use crate::disks::{claim, create, jobs, promised, remove, view};
+use crate::clock;
+use crate::disks::lifecycle::{claim, create, remove};
+use crate::disks::storage::promised;
+use crate::disks::{jobs, view};
+use crate::metrics;
 use crate::migrations::{live, outgoing};
 use crate::node::{Node, blocking};
-use crate::{clock, metrics, peers};
+use crate::peers;
 
 /// Where imports begin.
 pub(super) const IMPORT: &str = "/v1/disks/import";

@@ -16,10 +16,10 @@ use super::access;
 use super::refusal::Refusal;
 use super::routes;
 use super::{ErrorBody, ErrorCode};
+use crate::daemon::open_files::cannot_take;
+use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
-use crate::open_files::cannot_take;
 use crate::peers::tls::NodeTls;
-use crate::slots::HandshakeSlots;
 
 /// Connections served at once, per listener.
 const MAX_CONNECTIONS: usize = 256;

@@ -9,9 +9,9 @@ use godwit_core::units::MigrationId;
 use godwit_vhost::VhostUserServer;
 use tokio::task::{AbortHandle, JoinHandle};
 
-use super::group::SwitchGroup;
-use super::places::Places;
 use crate::api::{DiskState, ErrorBody, ErrorCode};
+use crate::disks::client_places::Places;
+use crate::disks::group::SwitchGroup;
 use crate::store::{DiskEntry, Mark};
 
 /// A disk. Its lock is held for moments only, never across an await.
@@ -47,7 +47,7 @@ pub(crate) struct Inner {
     pub(crate) forwarding: bool,
     /// The disks together with which it is about to leave.
     pub(crate) group: Option<Arc<SwitchGroup>>,
-    /// Whether virtual machines must wait: see [`super::vhost::Held`].
+    /// Whether virtual machines must wait: see [`crate::disks::vhost::Held`].
     pub(crate) vhost_held: bool,
 }
 

@@ -25,7 +25,7 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use tokio::sync::watch;
 
-use super::disk::Disk;
+use crate::disks::disk::Disk;
 use crate::failpoint;
 use crate::node::Node;
 use crate::store::DiskEntry;

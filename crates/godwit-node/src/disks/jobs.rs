@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_block::image::{CopyProgress, Image, export, import};
 
-use super::disk::{Activity, Disk};
-use super::{create, image, run};
 use crate::api::{DiskState, ErrorBody, ErrorCode, ImageFormat, Job, JobKind, JobState};
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::lifecycle::create;
+use crate::disks::lifecycle::run;
+use crate::disks::storage::image;
 use crate::names;
 use crate::node::{Node, blocking};
 

@@ -1,17 +1,11 @@
 //! The disks of this node.
 
-pub(crate) mod claim;
-pub(crate) mod create;
+pub(crate) mod client_places;
 pub(crate) mod disk;
 pub(crate) mod group;
-pub(crate) mod image;
 pub(crate) mod jobs;
-pub(crate) mod placement;
-pub(crate) mod places;
-pub(crate) mod promised;
-pub(crate) mod remove;
-pub(crate) mod retire;
-pub(crate) mod run;
+pub(crate) mod lifecycle;
+pub(crate) mod storage;
 pub(crate) mod vhost;
 pub(crate) mod view;
 

@@ -11,9 +11,9 @@ use godwit_block::engine::EngineHandle;
 use godwit_block::virtio_block::BlockDevice;
 use godwit_vhost::VhostUserServer;
 
-use super::disk::Disk;
 use crate::config::NodeConfig;
-use crate::data_dir::MAX_SOCKET_PATH;
+use crate::daemon::data_dir::MAX_SOCKET_PATH;
+use crate::disks::disk::Disk;
 use crate::node::Node;
 use godwit_qemu::QemuUser;
 

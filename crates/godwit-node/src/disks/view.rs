@@ -4,12 +4,12 @@ use godwit_block::engine::{LatencySummary, Snapshot};
 use godwit_core::units::Sectors;
 use godwit_core::{Progress, event};
 
-use super::disk::{Disk, Inner};
-use super::image;
 use crate::api::{
     self, DiskState, GuestLatency, IoCounters, MigrationPromise, Obstacle, PauseReason, Pauses,
 };
 use crate::config::NodeConfig;
+use crate::disks::disk::{Disk, Inner};
+use crate::disks::storage::image;
 
 /// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
 pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> api::Disk {

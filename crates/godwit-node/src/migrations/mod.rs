@@ -5,8 +5,8 @@ pub(crate) mod forward;
 pub(crate) mod incoming;
 pub(crate) mod options;
 pub(crate) mod outgoing;
-mod pace;
 mod promise;
+mod recent_rate;
 pub(crate) mod resolve;
 mod table;
 

@@ -23,7 +23,7 @@ use crate::api::{
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
 use crate::disks::group::SwitchGroup;
-use crate::disks::image;
+use crate::disks::storage::image;
 use crate::failpoint;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::dial::{Agreed, DialError, refused};

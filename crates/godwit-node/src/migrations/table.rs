@@ -8,7 +8,7 @@ use godwit_core::Progress;
 use godwit_core::units::MigrationId;
 use tokio::sync::Notify;
 
-use super::pace::{Pace, Sample};
+use super::recent_rate::{RecentRate, Sample};
 use crate::api::{
     Direction, ErrorBody, ErrorCode, Migration, MigrationPhase, MigrationProgress,
     MigrationSettings,
@@ -51,7 +51,7 @@ struct Tracked {
     accepted: Option<Instant>,
     /// Tells the task that makes the offer to give up.
     cancelled: Arc<Notify>,
-    pace: Pace,
+    recent_rate: RecentRate,
 }
 
 /// What is known of a migration when it begins.
@@ -109,7 +109,7 @@ impl Migrations {
                 view,
                 accepted: None,
                 cancelled: Arc::default(),
-                pace: Pace::default(),
+                recent_rate: RecentRate::default(),
             });
         }
         changed
@@ -151,7 +151,7 @@ impl Migrations {
             view: view.clone(),
             accepted: None,
             cancelled: Arc::clone(&cancelled),
-            pace: Pace::default(),
+            recent_rate: RecentRate::default(),
         });
         while table.all.len() > MAX_ENDED
             && let Some(oldest) = table
@@ -289,16 +289,16 @@ impl Migrations {
             }
             adopt(&mut tracked.view, progress);
             let (promise, left) = (&progress.promise, progress.bytes_total);
-            tracked.pace.add(Sample {
+            tracked.recent_rate.add(Sample {
                 at: Instant::now(),
                 phase: tracked.view.phase,
                 done: progress.bytes_done,
                 left: left.saturating_sub(progress.bytes_done) + promise.delayed_bytes,
             });
-            tracked.view.rate_bytes_per_second = tracked.pace.rate();
+            tracked.view.rate_bytes_per_second = tracked.recent_rate.rate();
             tracked.view.eta_seconds = match promise.obstacle {
                 Some(_) => None,
-                None => tracked.pace.seconds_left(),
+                None => tracked.recent_rate.seconds_left(),
             };
         });
     }

@@ -11,11 +11,11 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::tls::{NodeTls, belongs_to};
 use super::{GREETING_TIMEOUT, PeerConnection, greeting};
+use crate::daemon::open_files::cannot_take;
+use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::migrations::{forward, incoming, resolve};
 use crate::names;
 use crate::node::Node;
-use crate::open_files::cannot_take;
-use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
 use crate::vms;

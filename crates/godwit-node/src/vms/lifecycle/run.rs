@@ -7,7 +7,7 @@ use std::sync::Arc;
 use godwit_core::units::Bytes;
 
 use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
-use crate::data_dir::MAX_SOCKET_PATH;
+use crate::daemon::data_dir::MAX_SOCKET_PATH;
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::vms::lifecycle::watch;

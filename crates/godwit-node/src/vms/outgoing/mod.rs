@@ -24,7 +24,7 @@ use crate::clock;
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::group::{GroupState, SwitchGroup};
-use crate::disks::image;
+use crate::disks::storage::image;
 use crate::failpoint;
 use crate::migrations::{options, outgoing};
 use crate::node::{Node, blocking};

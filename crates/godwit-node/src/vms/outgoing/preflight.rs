@@ -8,7 +8,7 @@ use godwit_core::units::Bytes;
 
 use crate::api::{DiskState, ErrorBody, MemoryMode};
 use crate::disks::disk::Activity;
-use crate::disks::image;
+use crate::disks::storage::image;
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::vms::lifecycle::run::kvm_usable;

@@ -9,17 +9,24 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::api;
+use crate::clock;
 use crate::config::NodeConfig;
-use crate::data_dir::{self, DataDirLock};
+use crate::daemon::data_dir::{self, DataDirLock};
+use crate::daemon::notify;
+use crate::daemon::open_files;
+use crate::daemon::recover;
 use crate::disks::Disks;
-use crate::disks::{retire, run};
+use crate::disks::lifecycle::{retire, run};
+use crate::failpoint;
+use crate::listeners::nbd;
+use crate::logging;
+use crate::migrations;
 use crate::node::{Node, keep_blocking_thread};
+use crate::peers;
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
 use crate::store::Store;
-use crate::{
-    api, clock, failpoint, logging, migrations, nbd_listener, notify, open_files, peers, recover,
-};
 
 /// How long listeners may take to end once they are told to.
 const LISTENERS_END: Duration = Duration::from_secs(8);
@@ -209,13 +216,13 @@ impl Listeners {
         let shared = || Arc::clone(node);
         tasks.spawn(peers::listen::listen(shared(), self.peers, tls.cloned()));
         tasks.spawn(api::listen_unix(shared(), self.api));
-        tasks.spawn(nbd_listener::listen_unix(shared(), self.nbd));
+        tasks.spawn(nbd::listen_unix(shared(), self.nbd));
         if let (Some(listener), Some(tls)) = (self.api_tls, tls) {
             tasks.spawn(api::listen_tls(shared(), listener, tls.clone()));
         }
         if let Some(listener) = self.nbd_tcp {
             let tls = tls.filter(|_| !node.config.nbd_plain).cloned();
-            tasks.spawn(nbd_listener::listen_tcp(shared(), listener, tls));
+            tasks.spawn(nbd::listen_tcp(shared(), listener, tls));
         }
     }
 }

@@ -6,10 +6,12 @@ use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
 
 use crate::api::VmMigration;
+use crate::daemon::run::NodeError;
 use crate::disks::disk::{Activity, Disk};
-use crate::disks::{image, run, vhost};
+use crate::disks::lifecycle::run;
+use crate::disks::storage::image;
+use crate::disks::vhost;
 use crate::node::{Node, blocking};
-use crate::run::NodeError;
 use crate::store::{DiskEntry, Mark};
 use crate::vms::outgoing::table::Moves;
 

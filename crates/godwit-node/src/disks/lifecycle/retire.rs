@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use godwit_block::engine::FrontEndState;
 use godwit_core::authority::Ownership;
 
-use super::disk::{Activity, Disk, Inner};
-use super::{run, vhost};
+use crate::disks::disk::{Activity, Disk, Inner};
+use crate::disks::lifecycle::run;
+use crate::disks::vhost;
 use crate::node::Node;
 
 /// How often disks are looked at.

@@ -8,10 +8,11 @@ use std::sync::Arc;
 
 use godwit_core::wire::Place;
 
-use super::disk::Disk;
-use super::{create, image};
 use crate::api::{ErrorBody, ErrorCode};
 use crate::config::NodeConfig;
+use crate::disks::disk::Disk;
+use crate::disks::lifecycle::create;
+use crate::disks::storage::image;
 use crate::node::Node;
 
 /// The path of the image of a disk that is to be put at `place`. Blocks.

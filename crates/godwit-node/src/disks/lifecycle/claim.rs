@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use godwit_core::authority::{AuthorityRecord, Ownership};
 
-use super::disk::{Activity, Disk};
-use super::{create, run};
 use crate::api::{ErrorBody, ErrorCode};
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::lifecycle::create;
+use crate::disks::lifecycle::run;
 use crate::node::Node;
 
 /// Makes this node the owner of a disk that is in doubt.

@@ -16,13 +16,13 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 
 use crate::api::DiskState;
+use crate::daemon::open_files::cannot_take;
+use crate::disks::client_places::Place;
 use crate::disks::disk::Activity;
-use crate::disks::places::Place;
+use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
-use crate::open_files::cannot_take;
 use crate::peers::tls::NodeTls;
 use crate::roles::Holder;
-use crate::slots::HandshakeSlots;
 use crate::transport::Transport;
 use crate::transport::secure::SecureStream;
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use godwit_block::image::free_space;
 use godwit_core::units::{Bytes, Sectors};
 
-use super::disk::Disk;
+use crate::disks::disk::Disk;
 use crate::node::{Node, blocking};
 
 /// An image file: where it is, the disk's size, and what it occupies.

@@ -9,7 +9,7 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 
 use crate::config::NodeConfig;
-use crate::run::NodeError;
+use crate::daemon::run::NodeError;
 
 /// Longest path of a unix socket in bytes: what the kernel's address holds.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;

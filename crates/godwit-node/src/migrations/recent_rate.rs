@@ -24,11 +24,11 @@ pub(super) struct Sample {
 
 /// The samples of the last ten seconds of one pass.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(super) struct RecentRate {
     samples: VecDeque<Sample>,
 }
 
-impl Pace {
+impl RecentRate {
     pub(super) fn add(&mut self, sample: Sample) {
         let same_pass = |last: &Sample| last.phase == sample.phase && last.done <= sample.done;
         if !self.samples.back().is_some_and(same_pass) {
@@ -72,55 +72,55 @@ mod tests {
     use super::*;
 
     /// One sample a second: bytes done, bytes left.
-    fn pace(samples: &[(u64, u64)]) -> Pace {
+    fn rate_of(samples: &[(u64, u64)]) -> RecentRate {
         let start = Instant::now();
-        let mut pace = Pace::default();
+        let mut recent_rate = RecentRate::default();
         for (second, &(done, left)) in (0..).zip(samples) {
-            pace.add(Sample {
+            recent_rate.add(Sample {
                 at: start + Duration::from_secs(second),
                 phase: MigrationPhase::Copying,
                 done,
                 left,
             });
         }
-        pace
+        recent_rate
     }
 
     #[test]
     fn pauses_count() {
-        let pace = pace(&[(0, 900), (100, 800), (100, 800), (100, 800), (200, 700)]);
-        assert_eq!(pace.rate(), Some(50.0));
-        assert_eq!(pace.seconds_left(), Some(14.0));
+        let recent_rate = rate_of(&[(0, 900), (100, 800), (100, 800), (100, 800), (200, 700)]);
+        assert_eq!(recent_rate.rate(), Some(50.0));
+        assert_eq!(recent_rate.seconds_left(), Some(14.0));
     }
 
     #[test]
     fn only_the_last_ten_seconds_count() {
         let mut samples = vec![(0, 10_000), (5_000, 5_000)];
         samples.extend((1..=11).map(|n| (5_000 + n * 10, 5_000 - n * 10)));
-        let pace = pace(&samples);
-        assert_eq!(pace.rate(), Some(10.0));
-        assert_eq!(pace.seconds_left(), Some(489.0));
+        let recent_rate = rate_of(&samples);
+        assert_eq!(recent_rate.rate(), Some(10.0));
+        assert_eq!(recent_rate.seconds_left(), Some(489.0));
     }
 
     #[test]
     fn delayed_writes_that_grow_as_fast_as_copies_go_leave_no_end_in_sight() {
-        let pace = pace(&[(0, 1000), (100, 1000), (200, 1001)]);
-        assert_eq!(pace.rate(), Some(100.0));
-        assert_eq!(pace.seconds_left(), None);
+        let recent_rate = rate_of(&[(0, 1000), (100, 1000), (200, 1001)]);
+        assert_eq!(recent_rate.rate(), Some(100.0));
+        assert_eq!(recent_rate.seconds_left(), None);
     }
 
     #[test]
     fn one_sample_is_no_rate_and_a_new_pass_starts_afresh() {
-        assert_eq!(pace(&[(0, 1000)]).rate(), None);
-        let mut pace = pace(&[(0, 1000), (500, 500)]);
+        assert_eq!(rate_of(&[(0, 1000)]).rate(), None);
+        let mut recent_rate = rate_of(&[(0, 1000), (500, 500)]);
         let sample = Sample {
             at: Instant::now() + Duration::from_secs(9),
             phase: MigrationPhase::Verifying,
             done: 500,
             left: 500,
         };
-        pace.add(sample);
-        assert_eq!(pace.rate(), None);
-        assert_eq!(pace.seconds_left(), None);
+        recent_rate.add(sample);
+        assert_eq!(recent_rate.rate(), None);
+        assert_eq!(recent_rate.seconds_left(), None);
     }
 }

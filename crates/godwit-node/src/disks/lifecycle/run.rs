@@ -11,9 +11,9 @@ use godwit_core::event::Event;
 use godwit_core::units::Sectors;
 use tokio::sync::mpsc;
 
-use super::disk::{Disk, Engine};
-use super::vhost;
 use crate::api::{ErrorBody, ErrorCode};
+use crate::disks::disk::{Disk, Engine};
+use crate::disks::vhost;
 use crate::failpoint;
 use crate::migrations;
 use crate::node::{Node, blocking};
@@ -89,7 +89,7 @@ pub(crate) async fn stop(disk: &Arc<Disk>) {
 }
 
 /// Ends an engine that the disk has no more.
-pub(super) async fn end(disk: &Disk, engine: Engine) {
+pub(in crate::disks) async fn end(disk: &Disk, engine: Engine) {
     // Virtual machines connect again when the disk is served again.
     drop(engine.vhost);
     engine.handle.shutdown();
@@ -240,7 +240,7 @@ pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
     let path = disk.lock().entry.path.clone();
     let name = disk.name.clone();
     let _ending = disk.ending.lock().await;
-    let opened = blocking(move || super::image::open(&name, &path))
+    let opened = blocking(move || crate::disks::storage::image::open(&name, &path))
         .await
         .flatten();
     if let Err(error) = opened.and_then(|image| start(node, disk, image)) {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{Bytes, Sectors};
 
-use super::disk::{Activity, Disk};
-use super::image;
 use crate::api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
+use crate::disks::disk::{Activity, Disk};
+use crate::disks::storage::image;
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
@@ -148,7 +148,7 @@ pub(crate) async fn finish(
         return Err(undo(node, disk, stored_badly(disk, &error)).await);
     }
     disk.lock().entry = entry;
-    let started = super::run::start(node, disk, made);
+    let started = crate::disks::lifecycle::run::start(node, disk, made);
     if let Err(error) = &started {
         disk.lock().problem = Some(error.message.clone());
     }
@@ -232,7 +232,7 @@ async fn attach(
     let disk = Disk::new(name, entry.clone(), record, Activity::Creating);
     node.disks.insert(&disk)?;
     let started = match node.store.put_disk(&disk.name, &entry, record).await {
-        Ok(()) => super::run::start(node, &disk, opened),
+        Ok(()) => crate::disks::lifecycle::run::start(node, &disk, opened),
         Err(error) => Err(stored_badly(&disk, &error)),
     };
     if let Err(error) = started {
@@ -248,7 +248,7 @@ async fn attach(
 }
 
 /// The disk that uses this image.
-pub(super) fn user_of(node: &Arc<Node>, path: &Path) -> Option<String> {
+pub(in crate::disks) fn user_of(node: &Arc<Node>, path: &Path) -> Option<String> {
     let identity = |path: &Path| {
         use std::os::unix::fs::MetadataExt;
         std::fs::metadata(path)

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
-use super::disk::{Activity, Disk, Inner};
-use super::{create, image, run};
 use crate::api::{ErrorBody, ErrorCode};
+use crate::disks::disk::{Activity, Disk, Inner};
+use crate::disks::lifecycle::create;
+use crate::disks::lifecycle::run;
+use crate::disks::storage::image;
 use crate::node::{Node, blocking};
 use crate::store::Mark;
 
@@ -103,7 +105,7 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
             })?;
     }
     // The next disk of this name replaces one that stays.
-    let _ = super::vhost::remove(&node.config.vhost_socket(&disk.name));
+    let _ = crate::disks::vhost::remove(&node.config.vhost_socket(&disk.name));
     node.store.remove_disk(&disk.name).await.map_err(stored)?;
     node.disks.remove(&disk.name);
     Ok(())

@@ -1,0 +1,7 @@
+//! A disk on this node: made or claimed, served, retired when it has left, removed.
+
+pub(crate) mod claim;
+pub(crate) mod create;
+pub(crate) mod remove;
+pub(crate) mod retire;
+pub(crate) mod run;

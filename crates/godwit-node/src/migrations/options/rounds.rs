@@ -1,0 +1,63 @@
+//! The options of pre-copy.
+
+use godwit_core::RoundOptions;
+use godwit_core::units::{Bytes, SECTOR_SIZE};
+
+use crate::api::{ErrorBody, ErrorCode, MigrateRequest, Policy, RoundSettings};
+
+/// Longest block of which pre-copy remembers whether it was written.
+const MAX_ROUND_BLOCK: u64 = 1 << 30;
+
+/// How pre-copy is to go over the disk; nothing with another policy.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] for what is out of range, or is asked for with another policy.
+pub(super) fn rounds(request: &MigrateRequest) -> Result<Option<RoundSettings>, ErrorBody> {
+    let invalid = |text: String, hint: &str| {
+        Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
+    };
+    let (block, most, left) = (
+        request.round_block_bytes,
+        request.max_rounds,
+        request.round_left_bytes,
+    );
+    if request.policy != Policy::PreCopy {
+        if block.is_some() || most.is_some() || left.is_some() {
+            return invalid(
+                format!("the policy {} has no rounds", request.policy.name()),
+                "leave out what is said of rounds, or choose the policy pre-copy",
+            );
+        }
+        return Ok(None);
+    }
+    let usual = RoundOptions::default();
+    let rounds = RoundSettings {
+        block_bytes: block.unwrap_or(u64::from(usual.block_sectors) * SECTOR_SIZE),
+        max_rounds: most.unwrap_or(usual.most_rounds),
+        left_bytes: left.unwrap_or(usual.most_left.0),
+    };
+    let possible = 4096..=MAX_ROUND_BLOCK;
+    if !possible.contains(&rounds.block_bytes) || !rounds.block_bytes.is_multiple_of(4096) {
+        return invalid(
+            format!("blocks of {} are not possible", Bytes(rounds.block_bytes)),
+            "choose a multiple of 4 KiB up to 1 GiB",
+        );
+    }
+    if rounds.max_rounds == 0 {
+        return invalid(
+            String::from("without a round nothing is copied"),
+            "allow at least 1",
+        );
+    }
+    Ok(Some(rounds))
+}
+
+/// Rounds as the engine takes them.
+pub(crate) fn round_options(rounds: &RoundSettings) -> RoundOptions {
+    RoundOptions {
+        // At most 1 GiB.
+        block_sectors: (rounds.block_bytes / SECTOR_SIZE) as u32,
+        most_rounds: rounds.max_rounds,
+        most_left: Bytes(rounds.left_bytes),
+    }
+}
