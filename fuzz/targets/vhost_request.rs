@@ -4,8 +4,8 @@
 #![no_main]
 
 use godwit_block::virtio_block::request::{Asked, parse};
-use godwit_vhost::rings::chain::{Chain, MOST_SEGMENTS};
 use godwit_core::units::{Extent, Sectors};
+use godwit_vhost::rings::chain::{Chain, MOST_SEGMENTS};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 

@@ -6,10 +6,30 @@ use std::path::PathBuf;
 
 use godwit_core::wire::Features;
 
-use crate::daemon::run::NodeError;
-use crate::migrations::admission::IncomingLimits;
 use crate::names;
+use crate::node_error::NodeError;
 use godwit_qemu::QemuUser;
+
+/// Longest path of a unix socket in bytes: what the kernel's address holds.
+pub(crate) const MAX_SOCKET_PATH: usize = 107;
+
+/// What a peer may bring at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct IncomingLimits {
+    /// Disks that are received from it, and, counted for themselves, virtual machines.
+    pub count: u32,
+    /// The sizes of these disks together, in bytes; `None`: as much as fits.
+    pub bytes: Option<u64>,
+}
+
+impl Default for IncomingLimits {
+    fn default() -> Self {
+        Self {
+            count: 64,
+            bytes: None,
+        }
+    }
+}
 
 /// Everything that a node needs to know to run.
 #[derive(Clone, Debug)]

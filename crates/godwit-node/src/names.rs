@@ -1,6 +1,6 @@
 //! Which names disks and nodes may have.
 
-use crate::api::{ErrorBody, ErrorCode};
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Longest name in bytes.
 const MAX_NAME: usize = godwit_core::wire::MAX_NAME;

@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 
-use crate::api::{ErrorBody, ErrorCode};
 use crate::config::{NodeConfig, PeerConfig};
-use crate::disks::Disks;
 use crate::disks::jobs::Jobs;
+use crate::disks::{DiskUsers, Disks};
 use crate::migrations::Migrations;
 use crate::migrations::admission::Arrivals;
 use crate::migrations::incoming::Gatherings;
@@ -18,6 +17,7 @@ use crate::store::Store;
 use crate::vms::Vms;
 use crate::vms::outgoing::table::VmMigrations;
 use crate::vms::tunnel::MemoryDoors;
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Longest wait for any answer of the other node during a migration.
 pub(crate) const PEER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -36,6 +36,8 @@ pub(crate) struct Node {
     pub(crate) store: Store,
     /// Its disks.
     pub(crate) disks: Disks,
+    /// Who hears what the disks' engines say.
+    pub(crate) disk_users: DiskUsers,
     /// Migrations under way and ended.
     pub(crate) migrations: Migrations,
     /// Incoming migrations whose connections are not complete.

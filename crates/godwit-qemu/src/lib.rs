@@ -9,5 +9,6 @@ pub mod migration;
 pub mod monitor;
 pub mod plugged;
 pub mod process;
+mod user;
 
-pub use process::user::QemuUser;
+pub use user::QemuUser;

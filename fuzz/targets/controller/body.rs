@@ -242,10 +242,7 @@ impl Body {
                 match message.payload() {
                     Some(PayloadBuffer::Request(tag)) => self.expect(tag, Use::Request),
                     Some(PayloadBuffer::Source(slot)) => {
-                        assert!(
-                            !self.at_disk(slot.into()),
-                            "{slot:?} is being read"
-                        );
+                        assert!(!self.at_disk(slot.into()), "{slot:?} is being read");
                     }
                     None => {}
                 }

@@ -8,12 +8,12 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use godwit_block::engine::BlockDevice;
 use godwit_block::engine::{ClientStream, EngineConfig, EngineHandle, spawn};
 use godwit_block::image::Image;
 use godwit_block::nbd::RequestHeader;
-use godwit_block::virtio_block::BlockDevice;
-use godwit_vhost::{VhostUserServer, serve};
 use godwit_core::authority::AuthorityRecord;
+use godwit_vhost::{VhostUserServer, serve};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::next::Next;

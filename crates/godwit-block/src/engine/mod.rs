@@ -41,6 +41,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 pub use self::config::{EngineConfig, EngineError, EngineEvent};
 pub use self::connections::streams::{ClientStream, PeerStream, PeerStreams};
+pub use self::front_ends::vhost::device::BlockDevice;
 pub use self::handle::{EngineHandle, Reply};
 pub use self::peers::link_signal::InterfaceCounter;
 pub use self::slots::chunks::ChunkMemory;

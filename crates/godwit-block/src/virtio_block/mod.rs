@@ -3,7 +3,4 @@
 //! Nothing that the guest says is believed: see [`request`] for what it can send.
 
 pub(crate) mod config_space;
-mod device;
 pub mod request;
-
-pub use device::BlockDevice;

@@ -16,7 +16,7 @@ use super::access;
 use super::refusal::Refusal;
 use super::routes;
 use super::{ErrorBody, ErrorCode};
-use crate::daemon::open_files::cannot_take;
+use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
 use crate::peers::tls::NodeTls;

@@ -8,11 +8,8 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use tokio::net::UnixListener;
 
-use crate::config::NodeConfig;
-use crate::daemon::run::NodeError;
-
-/// Longest path of a unix socket in bytes: what the kernel's address holds.
-pub(crate) const MAX_SOCKET_PATH: usize = 107;
+use crate::config::{MAX_SOCKET_PATH, NodeConfig};
+use crate::node_error::NodeError;
 
 /// Keeps other nodes off the data directory until it is dropped, or the process ends.
 #[derive(Debug)]

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::MigrationId;
 
-use crate::api::VmMigration;
-use crate::daemon::run::NodeError;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::run;
 use crate::disks::storage::image;
 use crate::disks::vhost;
 use crate::node::{Node, blocking};
+use crate::node_error::NodeError;
 use crate::store::{DiskEntry, Mark};
 use crate::vms::outgoing::table::Moves;
+use godwit_api::VmMigration;
 
 /// What is to be done with a disk that the store knows.
 #[derive(Debug, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
     }
     let moves = |view: &VmMigration| {
         let found = contents.vms.iter().find(|(name, _)| *name == view.vm);
-        found.map_or(Moves::Here, |(_, entry)| entry.moves(&view.id))
+        found.map_or(Moves::Here, |(_, entry)| Moves::of(entry, &view.id))
     };
     for (number, view) in node.vm_migrations.restore(contents.vm_migrations, moves) {
         node.store

@@ -13,16 +13,18 @@ use crate::api;
 use crate::clock;
 use crate::config::NodeConfig;
 use crate::daemon::data_dir::{self, DataDirLock};
+use crate::daemon::disk_events;
 use crate::daemon::notify;
 use crate::daemon::open_files;
 use crate::daemon::recover;
 use crate::disks::Disks;
 use crate::disks::lifecycle::{retire, run};
 use crate::failpoint;
-use crate::listeners::nbd;
+use crate::listeners::{self, nbd};
 use crate::logging;
 use crate::migrations;
 use crate::node::{Node, keep_blocking_thread};
+use crate::node_error::NodeError;
 use crate::peers;
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
@@ -30,43 +32,6 @@ use crate::store::Store;
 
 /// How long listeners may take to end once they are told to.
 const LISTENERS_END: Duration = Duration::from_secs(8);
-
-/// Why a node could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeError {
-    /// The configuration contradicts itself or cannot be used.
-    #[error("{0}")]
-    Config(String),
-    /// Another node runs on the data directory.
-    #[error("another node runs on {path}: stop it first, or give this one its own --data-dir")]
-    InUse {
-        /// The data directory.
-        path: String,
-    },
-    /// The data directory cannot be used.
-    #[error("cannot {action} {path}")]
-    DataDir {
-        /// What was tried.
-        action: &'static str,
-        /// On which file or folder.
-        path: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// A listener cannot be opened.
-    #[error("cannot listen for {what} on {address}")]
-    Listen {
-        /// Who would connect there.
-        what: &'static str,
-        /// The address or path.
-        address: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The store cannot be opened or read.
-    #[error("{0}")]
-    Store(String),
-}
 
 /// Runs a node until `shutdown` is ready, then ends it in order: listeners first, then the disks,
 /// then the store. Must be called on a tokio runtime of several threads.
@@ -132,6 +97,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         config,
         started_at: clock::now_text(),
         store,
+        disk_users: disk_events::hear,
         disks: Disks::default(),
         migrations: migrations::Migrations::default(),
         gatherings: migrations::incoming::Gatherings::default(),
@@ -214,7 +180,7 @@ impl Listeners {
     /// Serves all of them until the node is about to end.
     fn serve(self, node: &Arc<Node>, tls: Option<&NodeTls>, tasks: &mut JoinSet<()>) {
         let shared = || Arc::clone(node);
-        tasks.spawn(peers::listen::listen(shared(), self.peers, tls.cloned()));
+        tasks.spawn(listeners::peers::listen(shared(), self.peers, tls.cloned()));
         tasks.spawn(api::listen_unix(shared(), self.api));
         tasks.spawn(nbd::listen_unix(shared(), self.nbd));
         if let (Some(listener), Some(tls)) = (self.api_tls, tls) {

@@ -9,10 +9,10 @@ use godwit_core::units::MigrationId;
 use godwit_vhost::VhostUserServer;
 use tokio::task::{AbortHandle, JoinHandle};
 
-use crate::api::{DiskState, ErrorBody, ErrorCode};
 use crate::disks::client_places::Places;
 use crate::disks::group::SwitchGroup;
 use crate::store::{DiskEntry, Mark};
+use godwit_api::{DiskState, ErrorBody, ErrorCode};
 
 /// A disk. Its lock is held for moments only, never across an await.
 #[derive(Debug)]

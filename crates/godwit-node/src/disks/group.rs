@@ -29,7 +29,7 @@ use crate::disks::disk::Disk;
 use crate::failpoint;
 use crate::node::Node;
 use crate::store::DiskEntry;
-use crate::vms::VmEntry;
+use crate::store::machine::VmEntry;
 
 /// How long to wait before a failed store is tried again.
 const STORE_RETRY: Duration = Duration::from_secs(1);

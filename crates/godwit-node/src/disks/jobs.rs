@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use godwit_block::image::{CopyProgress, Image, export, import};
 
-use crate::api::{DiskState, ErrorBody, ErrorCode, ImageFormat, Job, JobKind, JobState};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::create;
 use crate::disks::lifecycle::run;
 use crate::disks::storage::image;
 use crate::names;
 use crate::node::{Node, blocking};
+use godwit_api::{DiskState, ErrorBody, ErrorCode, ImageFormat, Job, JobKind, JobState};
 
 /// Jobs that are remembered; the oldest ended ones are forgotten.
 const MAX_JOBS: usize = 256;

@@ -10,11 +10,39 @@ pub(crate) mod vhost;
 pub(crate) mod view;
 
 use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use disk::Disk;
+use godwit_core::event::Event;
+use godwit_core::units::MigrationId;
 
-use crate::api::{ErrorBody, ErrorCode};
+use crate::node::Node;
+
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// What a disk's engine says to those who use disks: moves and machines.
+#[derive(Debug)]
+pub(crate) enum Said {
+    /// Something happened to a migration, or to what is forwarded.
+    Core(Event),
+    /// The disk is elsewhere, and nothing leads to its owner.
+    ForwardDown,
+    /// The image has no room for what a guest writes.
+    OutOfSpace,
+    /// The engine ended by itself, and a migration with it that nobody else has to decide.
+    EngineFailed {
+        /// Which migration.
+        migration: MigrationId,
+        /// Why it ended.
+        problem: String,
+    },
+}
+
+/// Hears what engines say. The engine's next word waits until the future is ready.
+pub(crate) type DiskUsers =
+    fn(Arc<Node>, Arc<Disk>, Said) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Most disks on one node.
 const MAX_DISKS: usize = 4096;

@@ -7,12 +7,12 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 
+use godwit_block::engine::BlockDevice;
 use godwit_block::engine::EngineHandle;
-use godwit_block::virtio_block::BlockDevice;
 use godwit_vhost::VhostUserServer;
 
+use crate::config::MAX_SOCKET_PATH;
 use crate::config::NodeConfig;
-use crate::daemon::data_dir::MAX_SOCKET_PATH;
 use crate::disks::disk::Disk;
 use crate::node::Node;
 use godwit_qemu::QemuUser;

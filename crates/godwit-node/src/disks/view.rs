@@ -4,21 +4,21 @@ use godwit_block::engine::{LatencySummary, Snapshot};
 use godwit_core::units::Sectors;
 use godwit_core::{Progress, event};
 
-use crate::api::{
-    self, DiskState, GuestLatency, IoCounters, MigrationPromise, Obstacle, PauseReason, Pauses,
-};
 use crate::config::NodeConfig;
 use crate::disks::disk::{Disk, Inner};
 use crate::disks::storage::image;
+use godwit_api::{
+    self, DiskState, GuestLatency, IoCounters, MigrationPromise, Obstacle, PauseReason, Pauses,
+};
 
 /// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
-pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> api::Disk {
+pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> godwit_api::Disk {
     let path = disk.lock().entry.path.clone();
     let allocated_bytes = image::allocated(&path);
     let inner = disk.lock();
     let snapshot = inner.engine.as_ref().map(|engine| engine.handle.snapshot());
     let state = inner.state();
-    api::Disk {
+    godwit_api::Disk {
         name: disk.name.clone(),
         size_bytes: Sectors(inner.entry.sectors).bytes().0,
         allocated_bytes,

@@ -15,16 +15,16 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio_rustls::TlsAcceptor;
 
-use crate::api::DiskState;
-use crate::daemon::open_files::cannot_take;
 use crate::disks::client_places::Place;
 use crate::disks::disk::Activity;
+use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::node::Node;
 use crate::peers::tls::NodeTls;
 use crate::roles::Holder;
 use crate::transport::Transport;
 use crate::transport::secure::SecureStream;
+use godwit_api::DiskState;
 
 /// Clients whose handshake is not finished, per listener.
 const MAX_HANDSHAKES: usize = 128;

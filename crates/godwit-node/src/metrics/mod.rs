@@ -13,14 +13,14 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::api;
-use crate::api::{
-    Direction, Migration, MigrationPromise, PauseReason, VmMigration, VmMigrationPhase, VmState,
-};
 use crate::clock;
 use crate::disks::view;
 use crate::migrations::live;
 use crate::node::Node;
+use godwit_api as api;
+use godwit_api::{
+    Direction, Migration, MigrationPromise, PauseReason, VmMigration, VmMigrationPhase, VmState,
+};
 
 /// Microseconds in a second.
 const MICROS: f64 = 1e6;

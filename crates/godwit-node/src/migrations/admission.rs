@@ -6,23 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::wire::{Refusal, RefusalCode};
 
-/// What a peer may bring at a time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct IncomingLimits {
-    /// Disks that are received from it, and, counted for themselves, virtual machines.
-    pub count: u32,
-    /// The sizes of these disks together, in bytes; `None`: as much as fits.
-    pub bytes: Option<u64>,
-}
-
-impl Default for IncomingLimits {
-    fn default() -> Self {
-        Self {
-            count: 64,
-            bytes: None,
-        }
-    }
-}
+use crate::config::IncomingLimits;
 
 /// The disks that are being received.
 #[derive(Debug, Default)]

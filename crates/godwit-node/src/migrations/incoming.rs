@@ -13,7 +13,6 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::table::{self, Begin};
-use crate::api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::{remove, run};
 use crate::disks::storage::{image, placement};
@@ -22,6 +21,7 @@ use crate::names;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::{PeerConnection, greeting, into_stream};
 use crate::store::{DiskEntry, Mark};
+use godwit_api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
 
 /// Longest wait for the connections that follow an accepted offer.
 const GATHER_TIMEOUT: Duration = Duration::from_secs(10);

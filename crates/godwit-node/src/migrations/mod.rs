@@ -16,10 +16,10 @@ use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::units::{Bytes, Extent, MigrationId};
 pub(crate) use table::{Migrations, live, sample_rates};
 
-use crate::api::{ErrorBody, ErrorCode, MigrationPhase};
 use crate::disks::disk::{Activity, Disk};
 use crate::failpoint;
 use crate::node::Node;
+use godwit_api::{ErrorBody, ErrorCode, MigrationPhase};
 
 /// Takes a controller's event about a disk.
 pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Event) {

@@ -16,10 +16,6 @@ use tokio::sync::{Notify, oneshot};
 use super::options::{self, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
-use crate::api::{
-    Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
-    MigrationSettings, Policy,
-};
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
 use crate::disks::group::SwitchGroup;
@@ -28,6 +24,10 @@ use crate::failpoint;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::dial::{Agreed, DialError, refused};
 use crate::peers::{PeerConnection, greeting, into_stream};
+use godwit_api::{
+    Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
+    MigrationSettings, Policy,
+};
 
 /// Connections for bulk copies.
 const COPY_CONNECTIONS: u8 = 2;

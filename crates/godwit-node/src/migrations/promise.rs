@@ -7,7 +7,7 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::{Arrivals, GuestLoad};
 use tokio::sync::oneshot;
 
-use crate::api::{ErrorBody, ErrorCode};
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Fewer requests than this say nothing about the guest's latency.
 const FEWEST_REQUESTS: u64 = 100;

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::api::MigrationPhase;
+use godwit_api::MigrationPhase;
 
 /// How far back the rate looks: over several pauses, so that it includes them.
 const PERIOD: Duration = Duration::from_secs(10);

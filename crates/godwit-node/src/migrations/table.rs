@@ -9,14 +9,14 @@ use godwit_core::units::MigrationId;
 use tokio::sync::Notify;
 
 use super::recent_rate::{RecentRate, Sample};
-use crate::api::{
-    Direction, ErrorBody, ErrorCode, Migration, MigrationPhase, MigrationProgress,
-    MigrationSettings,
-};
 use crate::clock;
 use crate::disks::disk::Disk;
 use crate::disks::view;
 use crate::node::Node;
+use godwit_api::{
+    Direction, ErrorBody, ErrorCode, Migration, MigrationPhase, MigrationProgress,
+    MigrationSettings,
+};
 
 /// Ended migrations that are remembered.
 const MAX_ENDED: usize = 1000;

@@ -13,10 +13,10 @@ use tokio::net::TcpStream;
 use super::greeting::{self, GreetingError};
 use super::tls::NodeTls;
 use super::{GREETING_TIMEOUT, PeerConnection, after_welcome};
-use crate::api::{ErrorBody, ErrorCode};
 use crate::config::PeerConfig;
 use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Why a peer could not be dialled.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,6 @@
 
 pub(crate) mod dial;
 pub(crate) mod greeting;
-pub(crate) mod listen;
 pub(crate) mod probe;
 pub(crate) mod renewal;
 pub(crate) mod tls;

@@ -9,9 +9,9 @@ use godwit_core::wire::{Features, Purpose, TrafficClass};
 use tokio::task::JoinSet;
 
 use super::greeting;
-use crate::api::Peer;
 use crate::config::PeerConfig;
 use crate::node::Node;
+use godwit_api::Peer;
 
 /// How often peers are asked for the metrics.
 const PROBE_EVERY: Duration = Duration::from_secs(15);

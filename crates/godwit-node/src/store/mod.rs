@@ -1,6 +1,7 @@
 //! What survives a restart: disks, who owns them, past migrations, and VMs.
 
 mod database;
+pub(crate) mod machine;
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +10,8 @@ use redb::{Database, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use self::database::SharedDatabase;
-use crate::api::{Migration, VmMigration};
-use crate::vms::VmEntry;
+use crate::store::machine::VmEntry;
+use godwit_api::{Migration, VmMigration};
 
 /// The format that this build writes. A later one is refused rather than misread.
 const FORMAT: u64 = 1;
@@ -365,7 +366,7 @@ fn json(key: &str, value: &impl Serialize) -> Result<Vec<u8>, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::{Direction, MigrationPhase, MigrationProgress};
+    use godwit_api::{Direction, MigrationPhase, MigrationProgress};
     use godwit_core::authority::Ownership;
     use godwit_core::units::{Epoch, MigrationId};
 

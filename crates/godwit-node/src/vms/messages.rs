@@ -34,7 +34,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-use crate::api::MemoryMode;
+use godwit_api::MemoryMode;
 use godwit_qemu::machine::Machine;
 
 /// Longest message in bytes: a command line is the longest part.

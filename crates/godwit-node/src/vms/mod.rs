@@ -12,4 +12,4 @@ pub(crate) mod vm;
 pub(crate) use incoming::take_machine;
 pub(crate) use lifecycle::{adopt, forget, resume, run, stop};
 pub(crate) use outgoing::{cancel, migrate};
-pub(crate) use vm::{VmEntry, Vms};
+pub(crate) use vm::Vms;

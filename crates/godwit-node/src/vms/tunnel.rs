@@ -14,7 +14,6 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
-use crate::api::{ErrorBody, ErrorCode};
 use crate::config::PeerConfig;
 use crate::node::Node;
 use crate::peers::{PeerConnection, greeting};
@@ -22,6 +21,7 @@ use crate::vms::incoming::arrival::DestinationLink;
 use crate::vms::lifecycle::run;
 use crate::vms::messages::Order;
 use crate::vms::vm::Vm;
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Bytes that are on their way in each direction inside this process.
 const BUFFER: usize = 1 << 20;

@@ -1,16 +1,17 @@
 //! VMs as the API shows them.
 
-use crate::api::{self, MemoryMode, MemoryProgress, VmState};
-use crate::vms::vm::{Inner, Vm, VmMark, VmOrigin};
+use crate::store::machine::{VmMark, VmOrigin};
+use crate::vms::vm::{Inner, Vm};
+use godwit_api::{MemoryMode, MemoryProgress, VmState};
 use godwit_qemu::migration::{self, Pull};
 
 /// The VM as the API shows it.
-pub(crate) fn vm(vm: &Vm) -> api::Vm {
+pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
     let inner = vm.lock();
     let state = inner.state();
     let own = !matches!(inner.entry.origin, VmOrigin::Adopted);
     let console = inner.entry.machine.console && own && inner.qemu.is_some();
-    api::Vm {
+    godwit_api::Vm {
         name: vm.name.clone(),
         state,
         status: status(&inner, state),

@@ -19,7 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::machine::Places;
 use crate::monitor::qmp::{QMP_TIMEOUT, QmpError, text};
-use crate::process::user::QemuUser;
+use crate::user::QemuUser;
 
 /// Longest line from QEMU in bytes that is understood: answers and events are shorter.
 const MAX_LINE: u64 = 64 << 10;

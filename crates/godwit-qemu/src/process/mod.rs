@@ -1,7 +1,6 @@
 //! Starts QEMU so that it outlives the node, and ends it.
 
 pub mod sandbox;
-pub mod user;
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,9 +14,9 @@ use std::time::Duration;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 
-use self::user::QemuUser;
 use crate::machine::Places;
 use crate::monitor::qmp::Qmp;
+use crate::user::QemuUser;
 
 /// Longest wait for a new QEMU to answer.
 const START_TIMEOUT: Duration = Duration::from_secs(20);

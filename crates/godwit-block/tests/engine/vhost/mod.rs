@@ -11,7 +11,7 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use godwit_block::virtio_block::BlockDevice;
+use godwit_block::engine::BlockDevice;
 use godwit_core::authority::AuthorityRecord;
 use godwit_testkit::vhost_client::{Client, Options};
 use godwit_vhost::{VhostUserServer, serve};

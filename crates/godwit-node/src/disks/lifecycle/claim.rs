@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use godwit_core::authority::{AuthorityRecord, Ownership};
 
-use crate::api::{ErrorBody, ErrorCode};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::create;
 use crate::disks::lifecycle::run;
 use crate::node::Node;
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Makes this node the owner of a disk that is in doubt.
 ///

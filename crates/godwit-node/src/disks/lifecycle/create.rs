@@ -6,12 +6,12 @@ use std::sync::Arc;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{Bytes, Sectors};
 
-use crate::api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::storage::image;
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
+use godwit_api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
 
 /// Creates a disk and serves it.
 ///

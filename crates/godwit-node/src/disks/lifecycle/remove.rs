@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::api::{ErrorBody, ErrorCode};
 use crate::disks::disk::{Activity, Disk, Inner};
 use crate::disks::lifecycle::create;
 use crate::disks::lifecycle::run;
 use crate::disks::storage::image;
 use crate::node::{Node, blocking};
 use crate::store::Mark;
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// Removes a disk: of its own images the node deletes the file, others it leaves alone.
 ///

@@ -11,13 +11,12 @@ use godwit_core::event::Event;
 use godwit_core::units::Sectors;
 use tokio::sync::mpsc;
 
-use crate::api::{ErrorBody, ErrorCode};
+use crate::disks::Said;
 use crate::disks::disk::{Disk, Engine};
 use crate::disks::vhost;
 use crate::failpoint;
-use crate::migrations;
 use crate::node::{Node, blocking};
-use crate::vms;
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// How long to wait before a failed store is tried again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -120,6 +119,11 @@ pub(crate) fn abandon(disk: &Arc<Disk>) {
     std::mem::forget(engine);
 }
 
+/// Tells those who use disks, and waits until they have done what they do about it.
+async fn tell(node: &Arc<Node>, disk: &Arc<Disk>, said: Said) {
+    (node.disk_users)(Arc::clone(node), Arc::clone(disk), said).await;
+}
+
 async fn run_events(
     node: Arc<Node>,
     disk: Arc<Disk>,
@@ -142,9 +146,9 @@ async fn run_events(
                     handle.sharing_stored();
                 }
             }
-            EngineEvent::Core(event) => migrations::handle_event(&node, &disk, event).await,
-            EngineEvent::ForwardDown => migrations::forward::start(&node, &disk),
-            EngineEvent::OutOfSpace(true) => vms::lifecycle::room::ran_out(&node, &disk),
+            EngineEvent::Core(event) => tell(&node, &disk, Said::Core(event)).await,
+            EngineEvent::ForwardDown => tell(&node, &disk, Said::ForwardDown).await,
+            EngineEvent::OutOfSpace(true) => tell(&node, &disk, Said::OutOfSpace).await,
             EngineEvent::OutOfSpace(false) => {
                 tracing::info!(disk = disk.name, "there is room for the disk again");
             }
@@ -172,7 +176,7 @@ async fn failed(node: &Arc<Node>, disk: &Arc<Disk>, problem: String) {
     };
     disk.clients.store(0, Ordering::Relaxed);
     if let Some(migration) = migration {
-        migrations::engine_failed(node, disk, migration, &problem).await;
+        tell(node, disk, Said::EngineFailed { migration, problem }).await;
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use godwit_block::image::{Image, ImageError, free_space, refuse_formats};
 use godwit_core::units::Bytes;
 
-use crate::api::{ErrorBody, ErrorCode, ImageFormat};
+use godwit_api::{ErrorBody, ErrorCode, ImageFormat};
 
 /// Space that is left free on the file system of the images, in bytes.
 const SPACE_MARGIN: u64 = 8 << 20;

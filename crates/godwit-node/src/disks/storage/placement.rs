@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use godwit_core::wire::Place;
 
-use crate::api::{ErrorBody, ErrorCode};
 use crate::config::NodeConfig;
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::create;
 use crate::disks::storage::image;
 use crate::node::Node;
+use godwit_api::{ErrorBody, ErrorCode};
 
 /// The path of the image of a disk that is to be put at `place`. Blocks.
 ///

@@ -2,7 +2,7 @@
 
 use godwit_core::units::SECTOR_SIZE;
 
-use crate::api::MigrationSettings;
+use godwit_api::MigrationSettings;
 
 /// How much may be in flight, as the controller counts it.
 pub(crate) struct InFlight {

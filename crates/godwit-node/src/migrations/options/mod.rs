@@ -15,9 +15,9 @@ pub(crate) use self::in_flight::InFlight;
 pub(crate) use self::rounds::round_options;
 use self::rounds::rounds;
 use super::promise::Asked;
-use crate::api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
 use crate::names;
 use godwit_api::text::format_seconds;
+use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings};
 
 /// Bytes per copy when nothing else is asked for.
 const DEFAULT_CHUNK: u64 = 1 << 20;

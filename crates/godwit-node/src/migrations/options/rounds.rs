@@ -3,7 +3,7 @@
 use godwit_core::RoundOptions;
 use godwit_core::units::{Bytes, SECTOR_SIZE};
 
-use crate::api::{ErrorBody, ErrorCode, MigrateRequest, Policy, RoundSettings};
+use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, Policy, RoundSettings};
 
 /// Longest block of which pre-copy remembers whether it was written.
 const MAX_ROUND_BLOCK: u64 = 1 << 30;

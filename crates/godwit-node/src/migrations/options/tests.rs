@@ -1,5 +1,5 @@
 use super::*;
-use crate::api::{Policy, RoundSettings};
+use godwit_api::{Policy, RoundSettings};
 
 fn request(chunk: Option<u64>, window: Option<u64>) -> MigrateRequest {
     MigrateRequest {

@@ -20,13 +20,14 @@ use crate::failpoint;
 use crate::migrations::outgoing::cancel_in_engine;
 use crate::node::Node;
 use crate::peers::PeerConnection;
+use crate::store::machine::{VmMark, VmOrigin};
 use crate::vms::control::Link;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::incoming::{let_run, pour, start};
 use crate::vms::lifecycle::run::forget;
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::tunnel::OpenDoor;
-use crate::vms::vm::{Qemu, Vm, VmGuard, VmMark, VmOrigin};
+use crate::vms::vm::{Qemu, Vm, VmGuard};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::QmpError;
 

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::api::{AdoptVm, ErrorBody, ErrorCode};
 use crate::names;
 use crate::node::Node;
+use crate::store::machine::{VmEntry, VmOrigin};
 use crate::vms::lifecycle::run::{self, stored_badly, usable};
 use crate::vms::lifecycle::watch;
-use crate::vms::vm::{Qemu, Vm, VmActivity, VmEntry, VmOrigin};
+use crate::vms::vm::{Qemu, Vm, VmActivity};
+use godwit_api::{AdoptVm, ErrorBody, ErrorCode};
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::Machine;
 use godwit_qemu::monitor::qmp::Qmp;

@@ -11,13 +11,14 @@ use tokio::net::UnixStream;
 
 use crate::disks::vhost::Held;
 use crate::node::Node;
+use crate::store::machine::{VmEntry, VmMark, VmOrigin};
 use crate::vms::incoming::arrival::Incoming;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::lifecycle::room;
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
 use crate::vms::outgoing::post_copy_source;
-use crate::vms::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
+use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 use godwit_qemu::monitor::spare::Spare;

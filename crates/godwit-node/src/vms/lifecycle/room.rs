@@ -12,10 +12,10 @@ use std::time::Duration;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde_json::json;
 
-use crate::api::{ErrorBody, ErrorCode};
 use crate::disks::disk::Disk;
 use crate::node::{Node, blocking};
 use crate::vms::vm::{Inner, Qemu, Vm, VmActivity};
+use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 

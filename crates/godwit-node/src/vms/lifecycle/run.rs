@@ -6,12 +6,13 @@ use std::sync::Arc;
 
 use godwit_core::units::Bytes;
 
-use crate::api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
-use crate::daemon::data_dir::MAX_SOCKET_PATH;
+use crate::config::MAX_SOCKET_PATH;
 use crate::names;
 use crate::node::{Node, blocking};
+use crate::store::machine::{VmEntry, VmMark, VmOrigin};
 use crate::vms::lifecycle::watch;
-use crate::vms::vm::{Qemu, Vm, VmActivity, VmEntry, VmMark, VmOrigin};
+use crate::vms::vm::{Qemu, Vm, VmActivity};
+use godwit_api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, Parts, Places};
 use godwit_qemu::process::{self, StartError, sandbox};

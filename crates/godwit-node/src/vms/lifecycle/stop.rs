@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::api::{ErrorBody, ErrorCode, StopVm};
 use crate::node::Node;
+use crate::store::machine::VmMark;
 use crate::vms::lifecycle::run;
-use crate::vms::vm::{VmActivity, VmMark};
+use crate::vms::vm::VmActivity;
+use godwit_api::{ErrorBody, ErrorCode, StopVm};
 
 /// How long the guest may take to shut down when nothing else is asked for.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(60);

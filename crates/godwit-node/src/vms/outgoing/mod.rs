@@ -19,7 +19,6 @@ use serde_json::json;
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 
-use crate::api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use crate::clock;
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, Disk};
@@ -29,12 +28,14 @@ use crate::failpoint;
 use crate::migrations::{options, outgoing};
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
+use crate::store::machine::VmMark;
 use crate::vms::control::Link;
 use crate::vms::lifecycle::run::stored_badly;
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::post_copy_source::{Giving, unmark};
 use crate::vms::outgoing::rollback::TakenBack;
-use crate::vms::vm::{Inner, Qemu, Vm, VmActivity, VmGuard, VmMark};
+use crate::vms::vm::{Inner, Qemu, Vm, VmActivity, VmGuard};
+use godwit_api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use godwit_qemu::inspect::Facts;
 
 /// Longest wait for the destination to look for blockers.
@@ -352,7 +353,7 @@ impl Move {
         self.store(&entry).await
     }
 
-    async fn store(&self, entry: &crate::vms::vm::VmEntry) -> Result<(), ErrorBody> {
+    async fn store(&self, entry: &crate::store::machine::VmEntry) -> Result<(), ErrorBody> {
         self.node
             .store
             .put_vm(&self.vm.name, entry)

@@ -12,14 +12,15 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{Purpose, TrafficClass};
 use tokio::task::AbortHandle;
 
-use crate::api::{ErrorBody, ErrorCode};
 use crate::node::Node;
 use crate::peers::greeting;
+use crate::store::machine::VmMark;
 use crate::vms::messages::{Answer, Order};
 use crate::vms::outgoing::{SourceLink, quit, store};
 use crate::vms::tunnel;
 use crate::vms::view::memory_progress;
-use crate::vms::vm::{Qemu, Vm, VmGuard, VmMark};
+use crate::vms::vm::{Qemu, Vm, VmGuard};
+use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::migration::{self, PULL_BROKEN, PULLING};
 
 /// How often QEMU is asked how far it is.

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use godwit_core::units::Bytes;
 
-use crate::api::{DiskState, ErrorBody, MemoryMode};
 use crate::disks::disk::Activity;
 use crate::disks::storage::image;
 use crate::names;
@@ -15,6 +14,7 @@ use crate::vms::lifecycle::run::kvm_usable;
 use crate::vms::messages::MachineOffer;
 use crate::vms::outgoing::rollback::BOUND;
 use crate::vms::vm::Vm;
+use godwit_api::{DiskState, ErrorBody, MemoryMode};
 use godwit_qemu::QemuUser;
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, Places};

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use tokio::sync::{broadcast, oneshot};
 use tokio::task::AbortHandle;
 
-use crate::api::{ErrorBody, ErrorCode, MemoryMode, MigrationPhase, VmMigrationPhase as Phase};
 use crate::disks::group::GroupState;
 use crate::failpoint;
 use crate::migrations::outgoing;
@@ -16,6 +15,7 @@ use crate::vms::outgoing::convergence::Convergence;
 use crate::vms::outgoing::{Move, POLL, Working};
 use crate::vms::tunnel;
 use crate::vms::view::{memory_progress, pull};
+use godwit_api::{ErrorBody, ErrorCode, MemoryMode, MigrationPhase, VmMigrationPhase as Phase};
 use godwit_qemu::monitor::qmp::QmpEvent;
 use godwit_qemu::{inspect, migration};
 

@@ -7,10 +7,11 @@ use std::time::Instant;
 use godwit_core::units::MigrationId;
 use tokio::sync::Notify;
 
-use crate::api::{ErrorBody, ErrorCode, Migration, VmMigration, VmMigrationPhase};
 use crate::clock;
 use crate::migrations::live;
 use crate::node::Node;
+use crate::store::machine::{VmEntry, VmMark};
+use godwit_api::{ErrorBody, ErrorCode, Migration, VmMigration, VmMigrationPhase};
 
 /// Ended moves that are remembered.
 const MAX_ENDED: usize = 1000;
@@ -30,6 +31,17 @@ pub(crate) enum Moves {
     There,
     /// It is at the destination, and the rest of its memory is here.
     MemoryFollows,
+}
+
+impl Moves {
+    /// What has become of the VM's move of this id.
+    pub(crate) fn of(entry: &VmEntry, id: &str) -> Self {
+        match (&entry.mark, &entry.moved_to) {
+            (_, None) => Self::Here,
+            (Some(VmMark::Giving { migration }), _) if migration == id => Self::MemoryFollows,
+            _ => Self::There,
+        }
+    }
 }
 
 #[derive(Debug, Default)]

@@ -1,6 +1,7 @@
 //! The virtual machine that uses the disk: its rings' lives. `requests.rs` is what goes through
 //! them, `events.rs` how both sides wake each other.
 
+pub(in crate::engine) mod device;
 pub(in crate::engine) mod events;
 pub(in crate::engine) mod no_space;
 pub(in crate::engine) mod requests;

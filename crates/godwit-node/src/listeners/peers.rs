@@ -9,13 +9,13 @@ use godwit_io::tls::Handshake;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::tls::{NodeTls, belongs_to};
-use super::{GREETING_TIMEOUT, PeerConnection, greeting};
-use crate::daemon::open_files::cannot_take;
+use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::migrations::{forward, incoming, resolve};
 use crate::names;
 use crate::node::Node;
+use crate::peers::tls::{NodeTls, belongs_to};
+use crate::peers::{GREETING_TIMEOUT, PeerConnection, greeting};
 use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
 use crate::vms;
@@ -199,7 +199,7 @@ impl Action {
         }
         let agreed = reply.features();
         greeting::write(&mut connection, &Greeting::Reply(reply)).await?;
-        let connection = super::after_welcome(connection, hello.class, agreed)?;
+        let connection = crate::peers::after_welcome(connection, hello.class, agreed)?;
         match self {
             Self::Probe | Self::Resolve(_) => {}
             Self::Offer => {

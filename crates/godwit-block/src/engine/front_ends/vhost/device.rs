@@ -3,8 +3,8 @@
 use godwit_vhost::protocol::device::{Device, FrontEndReply};
 use godwit_vhost::protocol::session::FrontEndCommand;
 
-use super::config_space;
 use crate::engine::EngineHandle;
+use crate::virtio_block::config_space;
 
 /// A disk that virtual machines attach to. Guests read the first 20 bytes of its name as its serial
 /// number.

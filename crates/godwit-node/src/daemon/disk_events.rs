@@ -1,0 +1,29 @@
+//! Brings what a disk's engine says to those who use the disk.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::disks::Said;
+use crate::disks::disk::Disk;
+use crate::migrations;
+use crate::node::Node;
+use crate::vms::lifecycle::room;
+
+/// Lets migrations and machines do what they do about it.
+pub(crate) fn hear(
+    node: Arc<Node>,
+    disk: Arc<Disk>,
+    said: Said,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(async move {
+        match said {
+            Said::Core(event) => migrations::handle_event(&node, &disk, event).await,
+            Said::ForwardDown => migrations::forward::start(&node, &disk),
+            Said::OutOfSpace => room::ran_out(&node, &disk),
+            Said::EngineFailed { migration, problem } => {
+                migrations::engine_failed(&node, &disk, migration, &problem).await;
+            }
+        }
+    })
+}
