@@ -8,12 +8,8 @@ mod documented;
 mod failure;
 #[cfg(test)]
 mod fixture;
-mod line;
-mod output;
-mod progress;
-mod promise;
 mod routes;
-mod units;
+mod show;
 
 use std::process::ExitCode;
 
@@ -22,7 +18,7 @@ use clap::Parser as _;
 use crate::arguments::{Arguments, Command, Connection};
 use crate::client::{Client, Endpoint};
 use crate::failure::Failure;
-use crate::output::Output;
+use crate::show::output::Output;
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -72,13 +68,13 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     match command {
         Command::Node(node) => commands::node::run(*node, connection),
         Command::Certs(command) => commands::certs::run(command, output),
-        Command::Completions { shell } => commands::completions::run(shell),
-        Command::Manual { directory } => commands::manual::run(&directory),
+        Command::Completions { shell } => commands::shell::completions::run(shell),
+        Command::Manual { directory } => commands::shell::manual::run(&directory),
         Command::Migrate(arguments) => with_client(&connection, async |client| {
-            commands::migrate::run(arguments, client, output).await
+            commands::moves::migrate::run(arguments, client, output).await
         }),
         Command::Migration(command) => with_client(&connection, async |client| {
-            commands::migration::run(command, client, output).await
+            commands::moves::migration::run(command, client, output).await
         }),
         Command::Disk(command) => with_client(&connection, async |client| {
             commands::disk::run(command, client, output).await

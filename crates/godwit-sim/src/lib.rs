@@ -9,17 +9,14 @@
 #![forbid(unsafe_code)]
 
 mod bug;
-mod coverage;
 mod disk;
 mod history;
 mod plan;
 mod random;
-mod report;
-mod shrink;
-mod soak;
+mod run;
 mod world;
 
 pub use bug::Bug;
-pub use report::Report;
-pub use shrink::{Reproduction, reproduce};
-pub use soak::{Failure, Soak, soak};
+pub use run::report::Report;
+pub use run::shrink::{Reproduction, reproduce};
+pub use run::soak::{Failure, Soak, soak};

@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use godwit_node::{IncomingLimits, QemuUser};
 
 use super::DEFAULT_DATA_DIR;
-use crate::units::parse_size;
+use crate::show::units::parse_size;
 
 #[derive(Debug, Args)]
 pub(crate) struct NodeArguments {

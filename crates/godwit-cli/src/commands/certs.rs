@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::arguments::{CertsCommand, RoleArgument};
 use crate::failure::Failure;
-use crate::output::{Output, facts};
+use crate::show::output::{Output, facts};
 
 /// What was written, for `--json`.
 #[derive(Serialize)]

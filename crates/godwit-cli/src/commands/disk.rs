@@ -9,9 +9,9 @@ use super::job;
 use crate::arguments::DiskCommand;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::output::{Output, facts, table};
 use crate::routes;
-use crate::units::{format_bytes, format_micros};
+use crate::show::output::{Output, facts, table};
+use crate::show::units::{format_bytes, format_micros};
 
 pub(crate) async fn run(
     command: DiskCommand,

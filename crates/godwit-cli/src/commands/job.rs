@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use godwit_api::{Job, JobKind, JobState};
 
-use super::follow::interrupts;
 use crate::client::Client;
+use crate::commands::moves::follow::interrupts;
 use crate::failure::{EXIT_INTERRUPTED, Failure};
-use crate::output::Output;
-use crate::progress::{ProgressLine, job_status};
 use crate::routes;
+use crate::show::output::Output;
+use crate::show::progress::{ProgressLine, job_status};
 
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 

@@ -5,8 +5,8 @@ use godwit_api::Peer;
 use crate::arguments::PeerCommand;
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::output::{Output, table};
 use crate::routes;
+use crate::show::output::{Output, table};
 
 pub(crate) async fn run(
     command: PeerCommand,

@@ -10,8 +10,8 @@ use super::disk::node_path;
 use crate::arguments::{AcceleratorArgument, VmCommand, VmRunArguments};
 use crate::client::Client;
 use crate::failure::Failure;
-use crate::output::{Output, facts, table};
 use crate::routes;
+use crate::show::output::{Output, facts, table};
 
 /// How long a command waits before it tells what for.
 const NOTE_AFTER: Duration = Duration::from_millis(500);

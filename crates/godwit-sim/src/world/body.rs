@@ -8,10 +8,13 @@ use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 
+use super::LIMITS;
+use super::Occurrence;
+use super::World;
+use super::name;
 use super::node::Holder;
-use super::{LIMITS, Occurrence, World, name};
-use crate::coverage::Reached;
 use crate::plan::Moment;
+use crate::run::coverage::Reached;
 
 impl World {
     /// Starts a node's process from what is stored.

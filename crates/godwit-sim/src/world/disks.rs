@@ -5,11 +5,14 @@ use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::AbortReason;
 use godwit_core::units::Extent;
 
+use super::MICROSECOND;
+use super::Occurrence;
+use super::World;
+use super::name;
 use super::node::{Holder, Pending};
-use super::{MICROSECOND, Occurrence, World, name};
-use crate::coverage::Reached;
 use crate::disk::Remains;
 use crate::history::Value;
+use crate::run::coverage::Reached;
 
 impl World {
     pub(super) fn start_disk(&mut self, node: usize, tag: DiskTag, operation: DiskOperation) {

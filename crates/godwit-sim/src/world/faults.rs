@@ -4,10 +4,13 @@ use godwit_core::authority::Ownership;
 use godwit_core::event::{AbortReason, Phase};
 use godwit_core::request::RequestError;
 
-use super::{MILLISECOND, Occurrence, World, name};
-use crate::coverage::Reached;
+use super::MILLISECOND;
+use super::Occurrence;
+use super::World;
+use super::name;
 use crate::disk::Failing;
 use crate::plan::{FaultKind, Moment, Target, Trigger};
+use crate::run::coverage::Reached;
 
 /// A power loss this soon after switchover shows what the destination did not make durable.
 const SOON: u64 = 20 * MILLISECOND;

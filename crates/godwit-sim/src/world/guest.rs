@@ -5,13 +5,17 @@ use std::rc::Rc;
 use godwit_core::request::{Operation, Origin, Request, RequestError};
 use godwit_core::units::{Extent, Lba};
 
+use super::MICROSECOND;
+use super::MILLISECOND;
+use super::Occurrence;
+use super::World;
+use super::name;
 use super::node::Holder;
-use super::{MICROSECOND, MILLISECOND, Occurrence, World, name};
-use crate::coverage::Reached;
 use crate::disk::Data;
 use crate::history::WriteNumber;
 use crate::plan::Workload;
 use crate::random::Random;
+use crate::run::coverage::Reached;
 
 /// Tags that are left to the frames and requests of the other node.
 const RESERVED: usize = 3;

@@ -1,17 +1,13 @@
 //! Two hosts in virtual time around the real controllers.
 
-mod authority;
 mod body;
+mod checks;
 mod disks;
 mod faults;
-mod forwarding;
-mod frames;
 mod guest;
-mod network;
 mod node;
 mod operator;
-mod promise;
-mod settle;
+mod wires;
 
 use std::cell::RefCell;
 use std::cmp::Reverse;
@@ -22,15 +18,15 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Phase;
 use godwit_core::{Controller, Limits};
 
-use self::authority::Epochs;
+use self::checks::authority::Epochs;
+use self::checks::promise::Promise;
 use self::guest::Guest;
-use self::network::Network;
 use self::node::Node;
-use self::promise::Promise;
-use crate::coverage::{Coverage, Reached};
+use self::wires::network::Network;
 use crate::history::History;
 use crate::plan::Plan;
 use crate::random::Random;
+use crate::run::coverage::{Coverage, Reached};
 
 pub(crate) const LIMITS: Limits = Limits {
     requests: 32,

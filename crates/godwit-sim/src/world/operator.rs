@@ -5,9 +5,12 @@ use godwit_core::event::{AbortReason, Phase};
 use godwit_core::{LinkSignal, MigrationOptions, PolicyOptions};
 use std::time::Duration;
 
-use super::promise::Promise;
-use super::{MICROSECOND, MILLISECOND, Occurrence, World};
-use crate::coverage::Reached;
+use super::MICROSECOND;
+use super::MILLISECOND;
+use super::Occurrence;
+use super::World;
+use crate::run::coverage::Reached;
+use crate::world::checks::promise::Promise;
 
 /// The period of link signals.
 const SAMPLING: u64 = godwit_core::Controller::LINK_SAMPLING.as_nanos() as u64;

@@ -5,7 +5,7 @@ use clap_complete::Shell;
 
 use crate::arguments::Arguments;
 use crate::failure::Failure;
-use crate::output::print_text;
+use crate::show::output::print_text;
 
 pub(crate) fn run(shell: Shell) -> Result<(), Failure> {
     let mut script = Vec::new();

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use crate::client::{CallError, Client};
 use crate::failure::{EXIT_INTERRUPTED, Failure};
-use crate::line::Line;
-use crate::output::Output;
-use crate::progress::{ProgressLine, Status};
+use crate::show::line::Line;
+use crate::show::output::Output;
+use crate::show::progress::{ProgressLine, Status};
 
 /// How often the node is asked, unless the migration ends before.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(100);

@@ -11,17 +11,17 @@ use crate::plan::LinkPlan;
 const TURN: u64 = 16 << 10;
 
 #[derive(Debug)]
-pub(super) struct Frame {
-    pub(super) message: Message,
-    pub(super) data: Data,
-    pub(super) bytes: u64,
+pub(in crate::world) struct Frame {
+    pub(in crate::world) message: Message,
+    pub(in crate::world) data: Data,
+    pub(in crate::world) bytes: u64,
     /// The order in which copies were sent, to see them overtake each other.
-    pub(super) number: u64,
+    pub(in crate::world) number: u64,
 }
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
-pub(super) struct Pipe {
+pub(in crate::world) struct Pipe {
     /// Frames of which no byte has left the sender.
     queued: VecDeque<Frame>,
     /// Frames that the socket has taken.
@@ -37,13 +37,13 @@ pub(super) struct Pipe {
     /// Nothing is taken before.
     stalled_until: u64,
     /// Bytes that were sent and have not arrived.
-    pub(super) unacknowledged: u64,
+    pub(in crate::world) unacknowledged: u64,
     /// Bytes that have arrived since the last sample.
-    pub(super) delivered: u64,
+    pub(in crate::world) delivered: u64,
 }
 
 impl Pipe {
-    pub(super) fn frames(&self) -> usize {
+    pub(in crate::world) fn frames(&self) -> usize {
         self.queued.len() + self.socket.len() + self.flying.len()
     }
 
@@ -74,12 +74,12 @@ impl Pipe {
 
 /// The connections that two nodes opened for one purpose: control, sync, then copy.
 #[derive(Debug)]
-pub(super) struct Session {
-    pub(super) alive: bool,
+pub(in crate::world) struct Session {
+    pub(in crate::world) alive: bool,
     /// Which node knows that it ended.
-    pub(super) noticed: [bool; 2],
+    pub(in crate::world) noticed: [bool; 2],
     /// Per connection, per sending node.
-    pub(super) connections: Vec<[Pipe; 2]>,
+    pub(in crate::world) connections: Vec<[Pipe; 2]>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,35 +91,35 @@ struct Turn {
 
 /// One direction of the link.
 #[derive(Debug, Default)]
-pub(super) struct Direction {
+pub(in crate::world) struct Direction {
     turn: Option<Turn>,
     /// Where to look first for the next turn.
     next: usize,
     /// Bytes since the last sample.
-    pub(super) carried: u64,
+    pub(in crate::world) carried: u64,
     /// This many times less bandwidth, until then.
-    pub(super) slow: (u64, u64),
+    pub(in crate::world) slow: (u64, u64),
     /// Hundredths of the bandwidth that others take, until then.
-    pub(super) traffic: (u64, u64),
+    pub(in crate::world) traffic: (u64, u64),
 }
 
 #[derive(Debug)]
-pub(super) struct Network {
-    pub(super) plan: LinkPlan,
-    pub(super) sessions: Vec<Session>,
+pub(in crate::world) struct Network {
+    pub(in crate::world) plan: LinkPlan,
+    pub(in crate::world) sessions: Vec<Session>,
     /// Sessions that are alive.
     live: Vec<usize>,
-    pub(super) directions: [Direction; 2],
+    pub(in crate::world) directions: [Direction; 2],
 }
 
 /// What has left the sender.
-pub(super) struct Departure {
-    pub(super) session: usize,
-    pub(super) connection: usize,
+pub(in crate::world) struct Departure {
+    pub(in crate::world) session: usize,
+    pub(in crate::world) connection: usize,
 }
 
 impl Network {
-    pub(super) fn new(plan: LinkPlan) -> Self {
+    pub(in crate::world) fn new(plan: LinkPlan) -> Self {
         Self {
             plan,
             sessions: Vec::new(),
@@ -128,7 +128,7 @@ impl Network {
         }
     }
 
-    pub(super) fn open(&mut self) -> usize {
+    pub(in crate::world) fn open(&mut self) -> usize {
         let connections = 2 + self.plan.copy_connections;
         self.sessions.push(Session {
             alive: true,
@@ -140,20 +140,25 @@ impl Network {
     }
 
     /// The youngest session that is alive.
-    pub(super) fn youngest(&self) -> Option<usize> {
+    pub(in crate::world) fn youngest(&self) -> Option<usize> {
         self.live.last().copied()
     }
 
-    pub(super) fn live(&self) -> Vec<usize> {
+    pub(in crate::world) fn live(&self) -> Vec<usize> {
         self.live.clone()
     }
 
-    pub(super) fn pipe(&mut self, session: usize, connection: usize, from: usize) -> &mut Pipe {
+    pub(in crate::world) fn pipe(
+        &mut self,
+        session: usize,
+        connection: usize,
+        from: usize,
+    ) -> &mut Pipe {
         &mut self.sessions[session].connections[connection][from]
     }
 
     /// Bytes per second that the migration gets from this node.
-    pub(super) fn bandwidth(&self, from: usize, now: u64) -> u64 {
+    pub(in crate::world) fn bandwidth(&self, from: usize, now: u64) -> u64 {
         let direction = &self.directions[from];
         let mut bandwidth = self.plan.bandwidth;
         if now < direction.traffic.1 {
@@ -165,7 +170,13 @@ impl Network {
         bandwidth.max(1)
     }
 
-    pub(super) fn enqueue(&mut self, session: usize, connection: usize, from: usize, frame: Frame) {
+    pub(in crate::world) fn enqueue(
+        &mut self,
+        session: usize,
+        connection: usize,
+        from: usize,
+        frame: Frame,
+    ) {
         let limit = self.plan.socket;
         let pipe = self.pipe(session, connection, from);
         pipe.unacknowledged += frame.bytes;
@@ -175,7 +186,7 @@ impl Network {
 
     /// Starts the link's next turn from this node, if it is idle and something waits. Returns how
     /// long the turn takes.
-    pub(super) fn take_turn(&mut self, from: usize, now: u64) -> Option<u64> {
+    pub(in crate::world) fn take_turn(&mut self, from: usize, now: u64) -> Option<u64> {
         if self.directions[from].turn.is_some() {
             return None;
         }
@@ -203,7 +214,7 @@ impl Network {
     }
 
     /// The link's turn from this node is over. Returns the connection of which a frame has left.
-    pub(super) fn end_turn(&mut self, from: usize) -> Option<Departure> {
+    pub(in crate::world) fn end_turn(&mut self, from: usize) -> Option<Departure> {
         let limit = self.plan.socket;
         let turn = self.directions[from].turn.take()?;
         self.directions[from].carried += turn.bytes;
@@ -227,14 +238,14 @@ impl Network {
 
     /// When the youngest frame on its way arrives that would by itself take `delay`: frames of one
     /// connection stay in order.
-    pub(super) fn arrival(&mut self, departure: &Departure, from: usize, at: u64) -> u64 {
+    pub(in crate::world) fn arrival(&mut self, departure: &Departure, from: usize, at: u64) -> u64 {
         let pipe = self.pipe(departure.session, departure.connection, from);
         pipe.last_arrival = at.max(pipe.last_arrival + 1);
         pipe.last_arrival
     }
 
     /// The next frame on its way has arrived.
-    pub(super) fn arrived(&mut self, session: usize, connection: usize, from: usize) {
+    pub(in crate::world) fn arrived(&mut self, session: usize, connection: usize, from: usize) {
         let pipe = self.pipe(session, connection, from);
         if pipe.arrived < pipe.flying.len() {
             let bytes = pipe.flying[pipe.arrived].bytes;
@@ -245,7 +256,7 @@ impl Network {
     }
 
     /// The next frame that has arrived.
-    pub(super) fn peek(
+    pub(in crate::world) fn peek(
         &mut self,
         session: usize,
         connection: usize,
@@ -255,24 +266,40 @@ impl Network {
         (pipe.arrived > 0).then(|| pipe.flying.front().map(|frame| frame.message))?
     }
 
-    pub(super) fn take(&mut self, session: usize, connection: usize, from: usize) -> Option<Frame> {
+    pub(in crate::world) fn take(
+        &mut self,
+        session: usize,
+        connection: usize,
+        from: usize,
+    ) -> Option<Frame> {
         let pipe = self.pipe(session, connection, from);
         pipe.arrived -= 1;
         pipe.flying.pop_front()
     }
 
     /// Nothing from this node is taken from the connection before `until`.
-    pub(super) fn stall(&mut self, session: usize, connection: usize, from: usize, until: u64) {
+    pub(in crate::world) fn stall(
+        &mut self,
+        session: usize,
+        connection: usize,
+        from: usize,
+        until: u64,
+    ) {
         let pipe = self.pipe(session, connection, from);
         pipe.stalled_until = pipe.stalled_until.max(until);
     }
 
-    pub(super) fn stalled_until(&mut self, session: usize, connection: usize, from: usize) -> u64 {
+    pub(in crate::world) fn stalled_until(
+        &mut self,
+        session: usize,
+        connection: usize,
+        from: usize,
+    ) -> u64 {
         self.pipe(session, connection, from).stalled_until
     }
 
     /// Drops what waits to be sent on a class's connections; returns how many frames.
-    pub(super) fn discard_unsent(
+    pub(in crate::world) fn discard_unsent(
         &mut self,
         session: usize,
         from: usize,
@@ -291,7 +318,7 @@ impl Network {
 
     /// Ends a session: nothing more leaves a sender. Frames on their way arrive if `deliver` says
     /// so, until the receiver notices. Returns how many were lost.
-    pub(super) fn end(&mut self, session: usize, deliver: bool) -> u64 {
+    pub(in crate::world) fn end(&mut self, session: usize, deliver: bool) -> u64 {
         self.live.retain(|live| *live != session);
         let ended = &mut self.sessions[session];
         ended.alive = false;
@@ -313,7 +340,7 @@ impl Network {
 
     /// A node closes a session in order: what it has sent for the control connection still goes out.
     /// Returns how many frames.
-    pub(super) fn flush_control(&mut self, session: usize, from: usize) -> u64 {
+    pub(in crate::world) fn flush_control(&mut self, session: usize, from: usize) -> u64 {
         let pipe = self.pipe(session, 0, from);
         let mut moved = 0;
         while let Some(frame) = pipe.socket.pop_front().or_else(|| pipe.queued.pop_front()) {
@@ -324,7 +351,7 @@ impl Network {
     }
 
     /// A node has noticed that the session ended: nothing reaches it any more.
-    pub(super) fn forget(&mut self, session: usize, node: usize) {
+    pub(in crate::world) fn forget(&mut self, session: usize, node: usize) {
         let session = &mut self.sessions[session];
         session.noticed[node] = true;
         for connection in &mut session.connections {
@@ -334,7 +361,10 @@ impl Network {
 }
 
 /// The connections of a class.
-pub(super) fn connections(class: TrafficClass, copy_connections: usize) -> std::ops::Range<usize> {
+pub(in crate::world) fn connections(
+    class: TrafficClass,
+    copy_connections: usize,
+) -> std::ops::Range<usize> {
     match class {
         TrafficClass::Control => 0..1,
         TrafficClass::Sync => 1..2,
@@ -343,7 +373,7 @@ pub(super) fn connections(class: TrafficClass, copy_connections: usize) -> std::
 }
 
 /// The class of a connection.
-pub(super) fn class(connection: usize) -> TrafficClass {
+pub(in crate::world) fn class(connection: usize) -> TrafficClass {
     match connection {
         0 => TrafficClass::Control,
         1 => TrafficClass::Sync,

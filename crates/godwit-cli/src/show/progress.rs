@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use godwit_api::{Direction, GuestLatency, Job, JobKind, Migration, MigrationPhase};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::line::{Line, Matters};
-use crate::output::Output;
-use crate::promise::{counted, obstacle, reason_text};
-use crate::units::{format_bytes, format_micros, format_rate, format_seconds};
+use crate::show::line::{Line, Matters};
+use crate::show::output::Output;
+use crate::show::promise::{counted, obstacle, reason_text};
+use crate::show::units::{format_bytes, format_micros, format_rate, format_seconds};
 
 /// Lines per second where no terminal can redraw one.
 const PLAIN_INTERVAL: Duration = Duration::from_secs(1);

@@ -2,7 +2,7 @@
 
 use crate::bug::Bug;
 use crate::plan::{Moment, Plan, Trigger};
-use crate::soak::{run, trace};
+use crate::run::soak::{run, trace};
 use crate::world::Violation;
 
 /// So many runs are spent at most.

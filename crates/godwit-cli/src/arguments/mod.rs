@@ -10,7 +10,7 @@ use godwit_api::ImageFormat;
 
 pub(crate) use self::node::{LogFormatArgument, NodeArguments};
 use crate::failure::EXIT_CODES;
-use crate::units::{parse_duration, parse_rate, parse_size};
+use crate::show::units::{parse_duration, parse_rate, parse_size};
 
 /// Where a node keeps its data unless it is told otherwise.
 pub(crate) const DEFAULT_DATA_DIR: &str = "/var/lib/godwit";

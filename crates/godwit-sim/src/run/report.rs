@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::coverage::{Coverage, Reached};
-use crate::soak::Failure;
+use crate::run::coverage::{Coverage, Reached};
+use crate::run::soak::Failure;
 
 /// Fewer runs than this need not reach everything.
 const RUNS_FOR_COVERAGE: u64 = 3_000;

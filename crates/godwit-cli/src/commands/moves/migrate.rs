@@ -4,15 +4,15 @@ use godwit_api::{
     ErrorCode, MemoryMode, MigrateRequest, MigrateVm, Migration, MigrationPhase, Policy, Vm,
 };
 
-use super::follow::{Moving, POLL_INTERVAL, begin, interrupts, see_off};
 use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
+use crate::commands::moves::follow::{Moving, POLL_INTERVAL, begin, interrupts, see_off};
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
-use crate::output::Output;
-use crate::progress::{Status, migration_status};
-use crate::promise::counted;
 use crate::routes;
-use crate::units::{format_bytes, format_rate, format_seconds};
+use crate::show::output::Output;
+use crate::show::progress::{Status, migration_status};
+use crate::show::promise::counted;
+use crate::show::units::{format_bytes, format_rate, format_seconds};
 
 pub(crate) async fn run(
     arguments: MigrateArguments,
@@ -21,7 +21,7 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     if let Some(vm) = arguments.disk.strip_prefix("vm/") {
         let vm = vm.to_owned();
-        return super::vm_migrate::run(&vm, arguments, client, output).await;
+        return crate::commands::moves::vm_migrate::run(&vm, arguments, client, output).await;
     }
     if arguments.memory.is_some() {
         return Err(Failure::usage(format!(
@@ -68,7 +68,7 @@ async fn is_a_machine(client: &mut Client, name: &str, failure: Failure) -> Fail
 }
 
 /// What was asked for, whatever is moved.
-pub(super) fn choices(arguments: MigrateArguments) -> MigrateVm {
+pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
     MigrateVm {
         to: arguments.to,
         pool: arguments.pool,

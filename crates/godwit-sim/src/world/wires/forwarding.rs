@@ -6,16 +6,20 @@ use godwit_core::action::Forwarder;
 use godwit_core::request::{Operation, Origin, Request};
 use godwit_core::wire::{Message, TrafficClass};
 
-use super::network::Frame;
-use super::node::Holder;
-use super::{MICROSECOND, MILLISECOND, Occurrence, World, name};
-use crate::coverage::Reached;
+use crate::run::coverage::Reached;
+use crate::world::MICROSECOND;
+use crate::world::MILLISECOND;
+use crate::world::Occurrence;
+use crate::world::World;
+use crate::world::name;
+use crate::world::node::Holder;
+use crate::world::wires::network::Frame;
 
 /// There are two nodes, so each has one that forwards to it.
 const PEER: Forwarder = Forwarder(0);
 
 /// Whether a frame comes from a node that forwards.
-pub(super) fn is_forwarders(message: &Message) -> bool {
+pub(in crate::world) fn is_forwarders(message: &Message) -> bool {
     matches!(
         message,
         Message::Forward { .. }
@@ -28,7 +32,7 @@ pub(super) fn is_forwarders(message: &Message) -> bool {
 impl World {
     /// Whether a forwarder's next frame on this session may be taken from its connection: what came by
     /// an older one has to be done first.
-    pub(super) fn follows(&mut self, node: usize, session: usize) -> bool {
+    pub(in crate::world) fn follows(&mut self, node: usize, session: usize) -> bool {
         if self.nodes[node]
             .served
             .is_some_and(|served| served >= session)
@@ -44,7 +48,7 @@ impl World {
     }
 
     /// The other node forwards on this session from here on.
-    pub(super) fn serve_session(&mut self, node: usize, session: usize, fresh: bool) {
+    pub(in crate::world) fn serve_session(&mut self, node: usize, session: usize, fresh: bool) {
         let it = &mut self.nodes[node];
         it.served = Some(session);
         let now = it.clock.local(self.now);
@@ -55,7 +59,7 @@ impl World {
     }
 
     /// The session on which the other node forwards is lost, or is not used for that.
-    pub(super) fn stop_serving_session(&mut self, node: usize, session: usize) {
+    pub(in crate::world) fn stop_serving_session(&mut self, node: usize, session: usize) {
         let it = &mut self.nodes[node];
         if it.served.take_if(|served| *served == session).is_some() {
             let now = it.clock.local(self.now);
@@ -66,7 +70,7 @@ impl World {
     }
 
     /// A frame of the other node, which forwards, has arrived.
-    pub(super) fn deliver_forwarded(&mut self, session: usize, to: usize, frame: Frame) {
+    pub(in crate::world) fn deliver_forwarded(&mut self, session: usize, to: usize, frame: Frame) {
         if self.nodes[to].served != Some(session) {
             return;
         }
@@ -129,7 +133,7 @@ impl World {
     }
 
     /// What the owner says to a node that forwards.
-    pub(super) fn send_forwarder(&mut self, node: usize, message: Message) {
+    pub(in crate::world) fn send_forwarder(&mut self, node: usize, message: Message) {
         if matches!(message, Message::Fence { .. }) {
             self.reached(Reached::Fence);
         }
@@ -139,7 +143,7 @@ impl World {
     }
 
     /// The guest connects to a node.
-    pub(super) fn attach(&mut self, node: usize) {
+    pub(in crate::world) fn attach(&mut self, node: usize) {
         self.guest.present[node] = true;
         self.note(|| format!("{}  the guest attaches", name(node)));
         self.look_for_hang_ups(node);
@@ -153,7 +157,7 @@ impl World {
     }
 
     /// The guest leaves a node, whatever it waits for there, and goes on at the other.
-    pub(super) fn desert(&mut self) {
+    pub(in crate::world) fn desert(&mut self) {
         let node = self.guest.attached;
         self.reached(Reached::Deserted);
         self.note(|| format!("{}  the guest leaves without its answers", name(node)));
@@ -172,7 +176,7 @@ impl World {
     }
 
     /// A node looks whether clients have hung up, and tells its controller of those that have.
-    pub(super) fn look_for_hang_ups(&mut self, node: usize) {
+    pub(in crate::world) fn look_for_hang_ups(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         let mut tags = Vec::new();
         for (tag, holder) in (0u32..).zip(&mut it.holders) {
@@ -189,7 +193,7 @@ impl World {
     }
 
     /// Stores whether more than one party may have written.
-    pub(super) fn store_sharing(&mut self, node: usize, shared: bool) {
+    pub(in crate::world) fn store_sharing(&mut self, node: usize, shared: bool) {
         if shared {
             self.guest.shares = true;
             self.reached(Reached::Shared);
@@ -204,7 +208,7 @@ impl World {
     }
 
     /// That is stored now.
-    pub(super) fn sharing_stored(&mut self, node: usize) {
+    pub(in crate::world) fn sharing_stored(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         if let Some(shared) = it.storing_shared.take() {
             it.shared = shared;

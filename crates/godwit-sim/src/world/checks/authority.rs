@@ -4,12 +4,13 @@ use godwit_core::authority::Ownership;
 use godwit_core::units::Epoch;
 use godwit_core::wire::Message;
 
-use super::{World, name};
-use crate::coverage::Reached;
+use crate::run::coverage::Reached;
+use crate::world::World;
+use crate::world::name;
 
 /// Which node has served each epoch.
 #[derive(Debug, Default)]
-pub(super) struct Epochs(Vec<Option<usize>>);
+pub(in crate::world) struct Epochs(Vec<Option<usize>>);
 
 impl Epochs {
     /// A node serves in an epoch. Another node that has done so.
@@ -25,7 +26,7 @@ impl Epochs {
 
 impl World {
     /// A node that says that it serves must have stored that it may, and be alone.
-    pub(super) fn check_authority(&mut self, node: usize, serves: bool) {
+    pub(in crate::world) fn check_authority(&mut self, node: usize, serves: bool) {
         if serves && self.nodes[1 - node].serves() {
             let records = self.nodes.each_ref().map(|node| node.record);
             self.fail("at most one node serves", || format!("{records:?}"));
@@ -33,7 +34,7 @@ impl World {
     }
 
     /// Guest I/O reaches a node's disk.
-    pub(super) fn check_may_serve(&mut self, node: usize) {
+    pub(in crate::world) fn check_may_serve(&mut self, node: usize) {
         let [record, other] = [node, 1 - node].map(|node| self.nodes[node].record);
         let may = match record.ownership {
             Ownership::Serving => true,
@@ -66,7 +67,7 @@ impl World {
         }
     }
 
-    pub(super) fn check_records(&mut self) {
+    pub(in crate::world) fn check_records(&mut self) {
         let owner = |node: usize| self.nodes[node].record.ownership == Ownership::Serving;
         if owner(0) && owner(1) {
             let records = self.nodes.each_ref().map(|node| node.record);
@@ -77,7 +78,7 @@ impl World {
     }
 
     /// What a node says about authority it must have stored.
-    pub(super) fn check_promise_is_stored(&mut self, node: usize, message: &Message) {
+    pub(in crate::world) fn check_promise_is_stored(&mut self, node: usize, message: &Message) {
         let record = self.nodes[node].record;
         let stored = match *message {
             Message::Prepared { migration } => {

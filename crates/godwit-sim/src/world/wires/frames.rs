@@ -6,12 +6,17 @@ use godwit_core::wire::{
     HEADER_SIZE, Header, Message, PayloadBuffer, TrafficClass, double_write_id,
 };
 
-use super::forwarding::is_forwarders;
-use super::network::{Frame, class, connections};
-use super::node::Holder;
-use super::{LIMITS, MICROSECOND, MILLISECOND, Occurrence, World, name};
-use crate::coverage::Reached;
 use crate::disk::Data;
+use crate::run::coverage::Reached;
+use crate::world::LIMITS;
+use crate::world::MICROSECOND;
+use crate::world::MILLISECOND;
+use crate::world::Occurrence;
+use crate::world::World;
+use crate::world::name;
+use crate::world::node::Holder;
+use crate::world::wires::forwarding::is_forwarders;
+use crate::world::wires::network::{Frame, class, connections};
 
 /// More frames than this never wait on one connection: every request and every slot has one on its
 /// way in each direction and as many that a pause has given up, double writes may be posted, and
@@ -21,7 +26,7 @@ const MOST_FRAMES: usize = 4
     + 2 * LIMITS.posted_writes();
 
 impl World {
-    pub(super) fn send(&mut self, node: usize, class: TrafficClass, message: Message) {
+    pub(in crate::world) fn send(&mut self, node: usize, class: TrafficClass, message: Message) {
         self.check_promise_is_stored(node, &message);
         self.check_posted_are_acknowledged(node, &message);
         let it = &mut self.nodes[node];
@@ -64,7 +69,7 @@ impl World {
     }
 
     /// Puts a frame on a connection of its class, through the codec.
-    pub(super) fn transmit(
+    pub(in crate::world) fn transmit(
         &mut self,
         session: usize,
         from: usize,
@@ -107,13 +112,13 @@ impl World {
         self.take_turn(from);
     }
 
-    pub(super) fn take_turn(&mut self, from: usize) {
+    pub(in crate::world) fn take_turn(&mut self, from: usize) {
         if let Some(takes) = self.network.take_turn(from, self.now) {
             self.schedule(takes, Occurrence::Carried { from });
         }
     }
 
-    pub(super) fn carried(&mut self, from: usize) {
+    pub(in crate::world) fn carried(&mut self, from: usize) {
         if let Some(departure) = self.network.end_turn(from) {
             let plan = self.network.plan;
             let delay = plan.delay + self.link_random.exponential(plan.jitter);
@@ -131,7 +136,7 @@ impl World {
     }
 
     /// Hands the receiver of a connection what has arrived, as far as it has room.
-    pub(super) fn receive(&mut self, from: usize, session: usize, connection: usize) {
+    pub(in crate::world) fn receive(&mut self, from: usize, session: usize, connection: usize) {
         let to = 1 - from;
         while let Some(message) = self.network.peek(session, connection, from) {
             let stalled = self.network.stalled_until(session, connection, from);
@@ -255,7 +260,7 @@ impl World {
     }
 
     /// Loses every connection of a session; the ends notice in their own time.
-    pub(super) fn cut(&mut self, session: usize, notice_within: u64) {
+    pub(in crate::world) fn cut(&mut self, session: usize, notice_within: u64) {
         if !self.network.sessions[session].alive {
             return;
         }
@@ -270,7 +275,7 @@ impl World {
     }
 
     /// A node closes a session. Mostly what it has said on the control connection still arrives.
-    pub(super) fn close(&mut self, session: usize, by: usize) {
+    pub(in crate::world) fn close(&mut self, session: usize, by: usize) {
         self.network.forget(session, by);
         if !self.network.sessions[session].alive {
             return;
@@ -300,7 +305,7 @@ impl World {
     }
 
     /// A node notices that a session has ended.
-    pub(super) fn notice_loss(&mut self, session: usize, node: usize) {
+    pub(in crate::world) fn notice_loss(&mut self, session: usize, node: usize) {
         if self.network.sessions[session].noticed[node] {
             return;
         }
@@ -330,7 +335,7 @@ impl World {
         }
     }
 
-    pub(super) fn forget_generation(&mut self, node: usize) {
+    pub(in crate::world) fn forget_generation(&mut self, node: usize) {
         self.nodes[node].generation = Generation(0);
         self.nodes[node].last_copy = 0;
     }

@@ -2,16 +2,16 @@
 
 use godwit_api::{MigrationPhase, VmMigration, VmMigrationPhase};
 
-use super::follow::{Moving, begin, interrupts, see_off};
-use super::migrate::choices;
 use crate::arguments::MigrateArguments;
 use crate::client::Client;
+use crate::commands::moves::follow::{Moving, begin, interrupts, see_off};
+use crate::commands::moves::migrate::choices;
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
-use crate::line::{Line, Matters};
-use crate::output::Output;
-use crate::progress::{Status, status_of};
 use crate::routes;
-use crate::units::{format_bytes, format_seconds};
+use crate::show::line::{Line, Matters};
+use crate::show::output::Output;
+use crate::show::progress::{Status, status_of};
+use crate::show::units::{format_bytes, format_seconds};
 
 pub(crate) async fn run(
     vm: &str,

@@ -2,8 +2,10 @@
 
 use godwit_core::event::AbortReason;
 
-use super::{MILLISECOND, World, name};
-use crate::coverage::Reached;
+use crate::run::coverage::Reached;
+use crate::world::MILLISECOND;
+use crate::world::World;
+use crate::world::name;
 
 /// By then everything has come to an end.
 const SETTLED_WITHIN: u64 = 8_000 * MILLISECOND;
@@ -14,7 +16,7 @@ const PATIENCE: u64 = 1_500 * MILLISECOND;
 
 impl World {
     /// Lets everything heal; then exactly one node serves and holds every acknowledged write.
-    pub(super) fn settle(&mut self) {
+    pub(in crate::world) fn settle(&mut self) {
         self.settling = true;
         let (deadline, patience) = (self.now + SETTLED_WITHIN, self.now + PATIENCE);
         self.note(|| "   everything heals".to_owned());

@@ -2,7 +2,7 @@
 
 use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason};
 
-use crate::units::{format_bytes, format_micros, format_rate, format_seconds};
+use crate::show::units::{format_bytes, format_micros, format_rate, format_seconds};
 
 /// A number and what it counts: `1 pause`, `3 pauses`.
 pub(crate) fn counted(count: u32, what: &str) -> String {

@@ -7,9 +7,9 @@ use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::bug::Bug;
-use crate::coverage::Coverage;
 use crate::plan::Plan;
-use crate::report::Report;
+use crate::run::coverage::Coverage;
+use crate::run::report::Report;
 use crate::world::{Outcome, Trace, Violation, World};
 
 thread_local! {

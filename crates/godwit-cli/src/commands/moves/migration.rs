@@ -4,15 +4,15 @@ use godwit_api::{ErrorCode, Migration, MigrationPhase, MigrationSettings, VmMigr
 use serde::Serialize;
 use tokio::signal::unix::Signal;
 
-use super::follow::{Moving, OnInterrupt, follow, interrupts};
 use crate::arguments::MigrationCommand;
 use crate::client::{CallError, Client};
+use crate::commands::moves::follow::{Moving, OnInterrupt, follow, interrupts};
 use crate::failure::Failure;
-use crate::output::{Output, facts, table};
-use crate::progress::migration_status;
-use crate::promise::{delayed, obstacle, pauses, promised};
 use crate::routes;
-use crate::units::{format_bytes, format_rate, format_seconds};
+use crate::show::output::{Output, facts, table};
+use crate::show::progress::migration_status;
+use crate::show::promise::{delayed, obstacle, pauses, promised};
+use crate::show::units::{format_bytes, format_rate, format_seconds};
 
 /// Digits of a migration's id that lists show.
 const SHORT_ID: usize = 8;

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use godwit_core::Controller;
 
-use super::World;
-use super::guest::Outstanding;
-use crate::coverage::Reached;
+use crate::run::coverage::Reached;
+use crate::world::World;
+use crate::world::guest::Outstanding;
 
 /// With delayed writes a request that its local disk has answered waits no longer for the migration
 /// than the promised limit and this (invariant 4): the controller looks at the time every sampling
 /// period, a signal may be a period old, and what a pause has to wait for is another.
-pub(super) const PROMISE_SLACK: Duration =
+pub(in crate::world) const PROMISE_SLACK: Duration =
     Duration::from_nanos(4 * Controller::LINK_SAMPLING.as_nanos() as u64);
 
 /// A promise that a migration has to keep now: it neither freezes the guest for switchover, nor has
 /// anything happened that excuses it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Promise {
+pub(in crate::world) struct Promise {
     limit: Duration,
     /// How many times longer than that a request may wait.
     times: u32,
@@ -25,13 +25,13 @@ pub(super) struct Promise {
     stated: bool,
     since: u64,
     /// The longest that the source's disk took for a request.
-    pub(super) longest_disk: u64,
+    pub(in crate::world) longest_disk: u64,
 }
 
 impl Promise {
     /// `spares` tells whether the promise's percentile allows some of the run's requests to be late:
     /// then none is held to more than what the controller grants the latest.
-    pub(super) fn new(limit: Duration, stated: bool, spares: bool, since: u64) -> Self {
+    pub(in crate::world) fn new(limit: Duration, stated: bool, spares: bool, since: u64) -> Self {
         Self {
             limit,
             times: if spares { Controller::MOST_LATENESS } else { 1 },
@@ -48,7 +48,7 @@ impl Promise {
 }
 
 impl World {
-    pub(super) fn check_promise(&mut self, asked: &Outstanding) {
+    pub(in crate::world) fn check_promise(&mut self, asked: &Outstanding) {
         let (Some(promise), now) = (self.promise, self.now) else {
             return;
         };

@@ -1,0 +1,5 @@
+//! What must hold, checked after every step.
+
+pub(super) mod authority;
+pub(super) mod promise;
+mod settle;

@@ -1,0 +1,5 @@
+//! What goes between the hosts.
+
+mod forwarding;
+pub(super) mod frames;
+pub(super) mod network;
