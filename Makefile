@@ -64,7 +64,7 @@ bench-full: bench-build
 # How long an idle disk takes, beside nbdcopy between two nbdkit servers.
 bench-idle-copy:
 	scripts/install-deps
-	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
 	target/release/idle-copy
 
 # What the promise to the guest costs and brings on a crowded link, and on its own: bench/README.md.
@@ -80,7 +80,7 @@ bench-sla-rate: bench-sla-build
 bench-vhost:
 	scripts/install-deps
 	scripts/install-qemu
-	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
 	target/release/bench-vhost
 
 # A disk that does not move, beside another build of godwit: make bench-sla-steady BASELINE=PATH
@@ -93,7 +93,7 @@ bench-build: bench-sla-build
 
 bench-sla-build:
 	scripts/install-deps
-	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
 
 # How many guest writes a second the core decides.
 bench-core:

@@ -11,34 +11,24 @@
 //! - [`vhost_client`] is a virtual machine without one: it shares memory with a vhost-user-blk
 //!   server and drives virtqueues in it.
 //! - [`small_fs`] is a file system with little room.
-//! - [`steady`] measures what a server of an image is worth.
-//! - [`idle_copy`] moves a disk that nobody uses, and copies it in other ways.
-//! - [`plain_copy`] copies an image and does nothing else.
 //! - [`tls`] sets up two sides that trust each other.
-//! - [`watched`] follows a migration to its end.
 //! - [`fio`] runs fio against a disk and turns its latency logs into percentiles per time window.
 
-pub mod chart;
 pub mod client;
 pub mod cluster;
 pub mod fio;
-pub mod idle_copy;
 pub mod image;
-pub mod moved;
 pub mod nbd;
 pub mod network;
-pub mod plain_copy;
 pub mod process;
 pub mod proxy;
 pub mod random;
 pub mod report;
 pub mod scenario;
 pub mod small_fs;
-pub mod steady;
 pub mod tls;
 pub mod vhost_client;
 pub mod vm;
-pub mod watched;
 
 pub use client::{Model, VerifyingClient, Workload};
 

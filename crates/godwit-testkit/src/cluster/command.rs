@@ -94,7 +94,7 @@ impl GodwitCommand {
     }
 
     /// The command with `--json`: in front, because what follows `--` is not ours.
-    pub(crate) fn printing_json(&self) -> Command {
+    pub fn printing_json(&self) -> Command {
         let mut command = Command::new(self.0.get_program());
         command.arg("--json").args(self.0.get_args());
         for (name, value) in self.0.get_envs() {

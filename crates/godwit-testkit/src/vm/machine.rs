@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::process::Process;
-use crate::steady::block_nodes;
 use crate::vm::GuestImage;
 
 /// What the guest does. The default is little enough for an emulated CPU.
@@ -189,4 +188,19 @@ impl Arguments {
         value.push(path);
         self.0.extend([option.into(), value]);
     }
+}
+
+/// The arguments with which QEMU or a `qemu-storage-daemon` opens an image as well as it can, on a
+/// block node of this name.
+pub fn block_nodes(name: &str, image: &Path) -> [String; 4] {
+    let image = image.display();
+    let option = || String::from("--blockdev");
+    [
+        option(),
+        format!(
+            "driver=file,node-name={name}-file,filename={image},cache.direct=on,aio=io_uring,discard=unmap"
+        ),
+        option(),
+        format!("driver=raw,node-name={name},file={name}-file,cache.direct=on,discard=unmap"),
+    ]
 }

@@ -1,0 +1,276 @@
+//! Who serves the image.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use rustix::process::Signal;
+
+use super::device::Device;
+use super::nbd::NbdDevice;
+use super::vhost::VhostDevice;
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::{ClusterOptions, release_binary};
+use godwit_testkit::nbd::{NbdConnection, NbdTarget};
+use godwit_testkit::process::{Process, wait_for};
+use godwit_testkit::vm::block_nodes;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const DISK: &str = "disk";
+
+/// How a client reaches the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FrontEnd {
+    /// NBD over a unix socket.
+    Nbd,
+    /// vhost-user-blk.
+    VhostUserBlk,
+}
+
+/// Which server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// A godwit node.
+    Godwit,
+    /// `qemu-nbd`.
+    QemuNbd,
+    /// `nbdkit` with its file plugin.
+    Nbdkit,
+    /// QEMU's storage daemon, which serves in its main loop.
+    StorageDaemon,
+    /// QEMU's storage daemon with a thread for the disk.
+    StorageDaemonThread,
+}
+
+/// A server of the image that runs.
+#[derive(Debug)]
+pub struct Server {
+    place: Place,
+    running: Running,
+}
+
+#[derive(Debug)]
+enum Place {
+    Nbd(NbdTarget),
+    VhostUserBlk(PathBuf),
+}
+
+#[derive(Debug)]
+enum Running {
+    Godwit(Cluster),
+    Other(Process),
+}
+
+impl FrontEnd {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Nbd, Self::VhostUserBlk];
+
+    /// Its name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nbd => "nbd",
+            Self::VhostUserBlk => "vhost-user-blk",
+        }
+    }
+
+    /// Who offers it.
+    pub const fn servers(self) -> &'static [Kind] {
+        match self {
+            Self::Nbd => &[
+                Kind::Godwit,
+                Kind::QemuNbd,
+                Kind::Nbdkit,
+                Kind::StorageDaemon,
+                Kind::StorageDaemonThread,
+            ],
+            Self::VhostUserBlk => &[Kind::Godwit, Kind::StorageDaemon, Kind::StorageDaemonThread],
+        }
+    }
+}
+
+impl Kind {
+    /// Its name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Godwit => "godwit",
+            Self::QemuNbd => "qemu-nbd",
+            Self::Nbdkit => "nbdkit file",
+            Self::StorageDaemon => "qemu-storage-daemon",
+            Self::StorageDaemonThread => "qemu-storage-daemon iothread",
+        }
+    }
+
+    /// Whether it reaches the image with direct I/O.
+    pub const fn is_direct(self) -> bool {
+        !matches!(self, Self::Nbdkit)
+    }
+
+    /// How it reaches the image, in its own words.
+    pub const fn disk_options(self) -> &'static str {
+        match self {
+            Self::Godwit => "O_DIRECT, io_uring",
+            Self::QemuNbd => "--cache=none --aio=io_uring",
+            // It has no direct I/O: it reads and writes through the page cache and then evicts.
+            Self::Nbdkit => "cache=none",
+            Self::StorageDaemon => "cache.direct=on,aio=io_uring",
+            Self::StorageDaemonThread => "cache.direct=on,aio=io_uring, iothread",
+        }
+    }
+}
+
+impl Server {
+    /// Serves the image; sockets go into `dir`.
+    ///
+    /// # Errors
+    /// When the server does not come up.
+    pub fn start(kind: Kind, front_end: FrontEnd, image: &Path, dir: &Path) -> io::Result<Self> {
+        let socket = dir.join("server.sock");
+        // What is left of the last turn would look like the socket of this one.
+        let _ = std::fs::remove_file(&socket);
+        let mut command = match kind {
+            Kind::Godwit => return Self::start_godwit(front_end, image),
+            Kind::QemuNbd => qemu_nbd(image, &socket),
+            Kind::Nbdkit => nbdkit(image, &socket),
+            Kind::StorageDaemon => storage_daemon(image, &socket, front_end, false),
+            Kind::StorageDaemonThread => storage_daemon(image, &socket, front_end, true),
+        };
+        let process = Process::spawn(&mut command)?;
+        let place = match front_end {
+            FrontEnd::Nbd => {
+                let target = NbdTarget::unix(&socket, if takes_any_name(kind) { "" } else { DISK });
+                wait_for(PATIENCE, || NbdConnection::connect(&target).ok())
+                    .ok_or_else(|| does_not_serve(kind.name()))?;
+                Place::Nbd(target)
+            }
+            FrontEnd::VhostUserBlk => Place::VhostUserBlk(appeared(socket)?),
+        };
+        Ok(Self {
+            place,
+            running: Running::Other(process),
+        })
+    }
+
+    fn start_godwit(front_end: FrontEnd, image: &Path) -> io::Result<Self> {
+        let options = ClusterOptions {
+            godwit: release_binary()?,
+            tls: false,
+        };
+        let cluster = Cluster::start_with(&["a"], options)?;
+        let node = cluster.node("a");
+        let image = image.to_string_lossy();
+        node.godwit(&["disk", "create", DISK, "--path", &image])
+            .json()?;
+        let place = match front_end {
+            FrontEnd::Nbd => Place::Nbd(node.nbd(DISK)),
+            FrontEnd::VhostUserBlk => Place::VhostUserBlk(appeared(node.vhost_socket(DISK))?),
+        };
+        Ok(Self {
+            place,
+            running: Running::Godwit(cluster),
+        })
+    }
+
+    /// A client with `depth` places of `bytes` each.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub fn connect(&self, depth: usize, bytes: usize) -> io::Result<Box<dyn Device>> {
+        Ok(match &self.place {
+            Place::Nbd(target) => Box::new(NbdDevice::connect(target, depth, bytes, PATIENCE)?),
+            Place::VhostUserBlk(socket) => {
+                Box::new(VhostDevice::connect(socket, depth, bytes, PATIENCE)?)
+            }
+        })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        match &self.running {
+            Running::Godwit(cluster) => cluster.node("a").pid().unwrap_or(0),
+            Running::Other(process) => process.id(),
+        }
+    }
+
+    /// Ends it, so that another may use the image.
+    ///
+    /// # Errors
+    /// When it does not end.
+    pub fn stop(self) -> io::Result<()> {
+        match self.running {
+            Running::Godwit(mut cluster) => cluster.node_mut("a").terminate(PATIENCE),
+            Running::Other(mut process) => {
+                process.signal(Signal::TERM);
+                process.wait(PATIENCE).map(drop)
+            }
+        }
+    }
+}
+
+fn qemu_nbd(image: &Path, socket: &Path) -> Command {
+    let mut command = Command::new("qemu-nbd");
+    command
+        .args([
+            "--format=raw",
+            "--cache=none",
+            "--aio=io_uring",
+            "--discard=unmap",
+        ])
+        .arg("--persistent")
+        .arg("--socket")
+        .arg(socket)
+        .arg(image);
+    command
+}
+
+fn nbdkit(image: &Path, socket: &Path) -> Command {
+    let mut command = Command::new("nbdkit");
+    command
+        .args(["--foreground", "--unix"])
+        .arg(socket)
+        .arg("file")
+        .arg(image)
+        .arg("cache=none");
+    command
+}
+
+fn storage_daemon(image: &Path, socket: &Path, front_end: FrontEnd, thread: bool) -> Command {
+    let mut command = Command::new("qemu-storage-daemon");
+    let in_thread = if thread {
+        command.args(["--object", "iothread,id=thread"]);
+        ",iothread=thread"
+    } else {
+        ""
+    };
+    command.args(block_nodes(DISK, image));
+    let socket = socket.display();
+    match front_end {
+        FrontEnd::Nbd => command
+            .arg("--nbd-server")
+            .arg(format!("addr.type=unix,addr.path={socket}"))
+            .arg("--export")
+            .arg(format!(
+                "type=nbd,id=export,node-name={DISK},name={DISK},writable=on{in_thread}"
+            )),
+        FrontEnd::VhostUserBlk => command.arg("--export").arg(format!(
+            "type=vhost-user-blk,id=export,node-name={DISK},writable=on,addr.type=unix,\
+             addr.path={socket}{in_thread}"
+        )),
+    };
+    command
+}
+
+/// Whether the export is the server's only one and has no name.
+const fn takes_any_name(kind: Kind) -> bool {
+    matches!(kind, Kind::QemuNbd | Kind::Nbdkit)
+}
+
+fn appeared(socket: PathBuf) -> io::Result<PathBuf> {
+    wait_for(PATIENCE, || socket.exists().then_some(()))
+        .ok_or_else(|| io::Error::other(format!("{} does not appear", socket.display())))?;
+    Ok(socket)
+}
+
+fn does_not_serve(name: &str) -> io::Error {
+    io::Error::other(format!("{name} does not serve the image"))
+}

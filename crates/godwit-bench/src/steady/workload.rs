@@ -1,0 +1,229 @@
+//! Requests of one kind, and what they show of a server.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
+
+use super::device::Device;
+use super::server::Server;
+use super::stamps::Stamps;
+use godwit_testkit::process::cpu_seconds;
+use godwit_testkit::random::Random;
+
+/// Before anything counts.
+const WARM_UP: Duration = Duration::from_millis(300);
+
+/// What is done to which blocks, in fio's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Access {
+    /// Random reads.
+    RandomRead,
+    /// Random writes.
+    RandomWrite,
+    /// Reads in sequence.
+    Read,
+    /// Writes in sequence.
+    Write,
+}
+
+/// Requests of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Workload {
+    /// What is done.
+    pub access: Access,
+    /// Bytes of each request: a multiple of 4 KiB.
+    pub bytes: usize,
+    /// Requests in flight.
+    pub depth: usize,
+}
+
+/// One server's turn at a workload.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct Measured {
+    /// Requests answered per second.
+    pub iops: f64,
+    /// Median latency.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// CPU seconds of the server for each second that passed.
+    pub server_cpu: f64,
+    /// CPU seconds of this process, which is the client. Near 1 it is what limits, not the server.
+    pub client_cpu: f64,
+}
+
+impl Measured {
+    /// Requests for each second of the server's CPU time.
+    pub fn iops_per_cpu_second(&self) -> f64 {
+        self.iops / self.server_cpu.max(1e-6)
+    }
+
+    /// The server's CPU seconds for a million requests.
+    pub fn cpu_seconds_per_mio(&self) -> f64 {
+        1e6 / self.iops_per_cpu_second()
+    }
+}
+
+impl Access {
+    /// fio's word for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RandomRead => "randread",
+            Self::RandomWrite => "randwrite",
+            Self::Read => "read",
+            Self::Write => "write",
+        }
+    }
+
+    const fn writes(self) -> bool {
+        matches!(self, Self::RandomWrite | Self::Write)
+    }
+
+    const fn random(self) -> bool {
+        matches!(self, Self::RandomRead | Self::RandomWrite)
+    }
+}
+
+/// A client in the middle of its work.
+struct Worker<'a> {
+    workload: &'a Workload,
+    device: Box<dyn Device>,
+    stamps: &'a mut Stamps,
+    random: Random,
+    blocks: u64,
+    next: u64,
+    /// When each place's request started, and where on the disk it is.
+    started: Vec<(Instant, u64)>,
+    free: Vec<usize>,
+    done: Vec<usize>,
+}
+
+impl Workload {
+    /// 4 KiB at random and 1 MiB in sequence, written and read, at these depths. Writes go first, so
+    /// that reads find them.
+    pub fn all(depths: &[usize]) -> Vec<Self> {
+        let kinds = [
+            (Access::RandomWrite, 4 << 10),
+            (Access::RandomRead, 4 << 10),
+            (Access::Write, 1 << 20),
+            (Access::Read, 1 << 20),
+        ];
+        let each = |(access, bytes)| {
+            depths.iter().map(move |&depth| Self {
+                access,
+                bytes,
+                depth,
+            })
+        };
+        kinds.into_iter().flat_map(each).collect()
+    }
+
+    /// Asks the server for so long. Writes count until they are durable, and reads come from the
+    /// disk: the image leaves the page cache first.
+    ///
+    /// # Errors
+    /// When the server refuses, a request fails, or what is read is not what was written.
+    pub fn run(
+        &self,
+        server: &Server,
+        stamps: &mut Stamps,
+        lasts: Duration,
+        seed: u64,
+    ) -> io::Result<Measured> {
+        stamps.leave_page_cache()?;
+        let mut device = server.connect(self.depth, self.bytes)?;
+        for place in 0..self.depth {
+            stamps.prepare(&mut *device, place, self.bytes);
+        }
+        let mut worker = Worker {
+            workload: self,
+            device,
+            random: Random::new(seed),
+            blocks: stamps.bytes() / self.bytes as u64,
+            stamps,
+            next: 0,
+            started: vec![(Instant::now(), 0); self.depth],
+            free: (0..self.depth).collect(),
+            done: Vec::with_capacity(self.depth),
+        };
+        let mut latencies =
+            Histogram::<u64>::new_with_max(60_000_000_000, 3).map_err(io::Error::other)?;
+        worker.work(WARM_UP, &mut latencies)?;
+        latencies.reset();
+        let cpu = |process| {
+            cpu_seconds(process).ok_or_else(|| io::Error::other(format!("{process} is gone")))
+        };
+        let both = || io::Result::Ok((cpu(server.pid())?, cpu(std::process::id())?));
+        let (before, from) = (both()?, Instant::now());
+        worker.work(lasts, &mut latencies)?;
+        if self.access.writes() {
+            // A server that only keeps what it is given has not done the work yet.
+            worker.device.flush()?;
+        }
+        let (after, seconds) = (both()?, from.elapsed().as_secs_f64());
+        Ok(Measured {
+            iops: latencies.len() as f64 / seconds,
+            p50_us: latencies.value_at_quantile(0.5) as f64 / 1000.0,
+            p99_us: latencies.value_at_quantile(0.99) as f64 / 1000.0,
+            server_cpu: (after.0 - before.0) / seconds,
+            client_cpu: (after.1 - before.1) / seconds,
+        })
+    }
+}
+
+impl Worker<'_> {
+    fn work(&mut self, lasts: Duration, latencies: &mut Histogram<u64>) -> io::Result<()> {
+        let bytes = self.workload.bytes;
+        let end = Instant::now() + lasts;
+        loop {
+            if Instant::now() < end {
+                self.fill()?;
+            } else if self.free.len() == self.workload.depth {
+                return Ok(());
+            }
+            self.device.done(&mut self.done)?;
+            let now = Instant::now();
+            for place in self.done.drain(..) {
+                let (at, offset) = self.started[place];
+                latencies.saturating_record((now - at).as_nanos() as u64);
+                if self.workload.access.writes() {
+                    self.stamps.end(offset, bytes);
+                } else {
+                    self.stamps
+                        .check_read(&*self.device, place, offset, bytes)?;
+                }
+                self.free.push(place);
+            }
+        }
+    }
+
+    /// Keeps as many requests in flight as the depth says.
+    fn fill(&mut self) -> io::Result<()> {
+        let bytes = self.workload.bytes;
+        let writes = self.workload.access.writes();
+        let at = Instant::now();
+        while let Some(place) = self.free.pop() {
+            let offset = loop {
+                let offset = self.choose() * bytes as u64;
+                let device = &mut *self.device;
+                if !writes || self.stamps.begin(device, place, offset, bytes) {
+                    break offset;
+                }
+            };
+            self.device.submit(place, writes, offset)?;
+            self.started[place] = (at, offset);
+        }
+        self.device.notify()
+    }
+
+    fn choose(&mut self) -> u64 {
+        if self.workload.access.random() {
+            self.random.below(self.blocks)
+        } else {
+            self.next = (self.next + 1) % self.blocks;
+            self.next
+        }
+    }
+}
