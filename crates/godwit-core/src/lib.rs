@@ -20,9 +20,9 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{
-    Admission, Arrivals, Controller, GuestLoad, HOLE_PIECE_SECTORS, Limits, LinkSignal, MAX_MOVED,
-    MAX_VERIFIED, MigrationOptions, PolicyOptions, Progress, PromiseProgress, RoundOptions,
-    StartError, Switchover,
+    Admission, Arrivals, Controller, GovernorParts, GuestLoad, HOLE_PIECE_SECTORS, Limits,
+    LinkSignal, MAX_MOVED, MAX_VERIFIED, MigrationOptions, PolicyOptions, Progress,
+    PromiseProgress, RoundOptions, StartError, Switchover, UnknownPart,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use godwit_core::GovernorParts;
 use godwit_core::wire::Features;
 
 use crate::names;
@@ -47,6 +48,8 @@ pub struct NodeConfig {
     /// Do not encrypt what is in disks and machines' memory on the way to nodes that are told the
     /// same. Who they are is proven, and migrations are controlled, over mutual TLS nevertheless.
     pub unencrypted_data: bool,
+    /// Which parts of the governor of a promise take part, for experiments.
+    pub governor: GovernorParts,
     /// Compress the disks' data where the link is slower than compressing, to nodes that want it, too.
     pub compression: bool,
     /// Where the API is served over mutual TLS, besides its unix socket.
@@ -262,6 +265,7 @@ pub(crate) mod tests {
             tls: None,
             insecure_loopback: true,
             unencrypted_data: false,
+            governor: GovernorParts::ALL,
             compression: true,
             api_listen: None,
             nbd_listen: None,

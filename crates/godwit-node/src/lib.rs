@@ -22,6 +22,7 @@ mod vms;
 
 pub use config::{IncomingLimits, NodeConfig, PeerConfig, PoolConfig, TlsFiles};
 pub use daemon::run::run;
+pub use godwit_core::GovernorParts;
 pub use godwit_qemu::QemuUser;
 pub use logging::{LogFormat, init_logging};
 pub use node_error::NodeError;

@@ -7,7 +7,9 @@ use godwit_core::event::Phase;
 use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Bytes, MigrationId};
-use godwit_core::{Arrivals, GuestLoad, MigrationOptions, PolicyOptions, RoundOptions, Switchover};
+use godwit_core::{
+    Arrivals, GovernorParts, GuestLoad, MigrationOptions, PolicyOptions, RoundOptions, Switchover,
+};
 
 use crate::random::Random;
 use crate::world::LIMITS;
@@ -296,6 +298,18 @@ fn policy(random: &mut Random) -> PolicyOptions {
     }
 }
 
+/// Mostly all of the governor: what holds, holds without any of its parts.
+fn governor_parts(random: &mut Random) -> GovernorParts {
+    let mut part = || !random.permille(50);
+    GovernorParts {
+        rate_search_again: part(),
+        strain_cause: part(),
+        local_answer_budget: part(),
+        queueing_ratio: part(),
+        net_progress: part(),
+    }
+}
+
 fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
     let window_chunks = random.between(1, u64::from(LIMITS.window_chunks) + 1) as u16;
     let chunk = random.pick(&[8_u32, 16, 32, 64, 64, 128, 256]);
@@ -331,6 +345,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         policy: policy(random),
         verify: random.permille(400),
         find_holes: random.permille(700),
+        governor: governor_parts(random),
         switchover: random.pick(&[Switchover::WhenConverged, Switchover::WhenTold]),
         peer_timeout: Duration::from_millis(random.between(40, 250)),
         ..MigrationOptions::new(MigrationId([number; 16]))

@@ -14,10 +14,10 @@ use godwit_block::engine::{
 };
 use godwit_block::image::Image;
 use godwit_block::nbd::RequestHeader;
-use godwit_core::MigrationOptions;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Event;
 use godwit_core::units::{Bytes, MigrationId};
+use godwit_core::{GovernorParts, MigrationOptions};
 
 pub(crate) const READ: u16 = 0;
 pub(crate) const WRITE: u16 = 1;
@@ -394,6 +394,7 @@ pub(crate) fn options(id: u8) -> MigrationOptions {
         busy_window_chunks: 4,
         verify: true,
         find_holes: true,
+        governor: GovernorParts::ALL,
         peer_timeout: Duration::from_secs(60),
         ..MigrationOptions::new(MigrationId([id; 16]))
     }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, ValueEnum};
+use godwit_node::GovernorParts;
 use godwit_node::{IncomingLimits, QemuUser};
 
 use super::DEFAULT_DATA_DIR;
@@ -71,6 +72,9 @@ pub(crate) struct NodeArguments {
     /// read or change what passes: over WireGuard, IPsec, MACsec or a cable of one's own
     #[arg(long, env = "GODWIT_UNENCRYPTED_DATA")]
     pub unencrypted_data: bool,
+    /// Leave parts of the governor of promises out, for experiments
+    #[arg(long, value_name = "PART,…", default_value = "", hide = true)]
+    pub governor_without: GovernorParts,
     /// Never compress disks on the way to other nodes, nor let these do it. Otherwise data that becomes
     /// shorter is compressed where the link is slower than compressing it
     #[arg(long, env = "GODWIT_NO_COMPRESSION")]

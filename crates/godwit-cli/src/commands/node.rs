@@ -62,6 +62,7 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         tls,
         insecure_loopback: arguments.insecure_loopback,
         unencrypted_data: arguments.unencrypted_data,
+        governor: arguments.governor_without,
         compression: !arguments.no_compression,
         api_listen: arguments.api_listen,
         nbd_listen: arguments.nbd_listen,

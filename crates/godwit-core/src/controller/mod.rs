@@ -12,6 +12,7 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 pub use self::governor::arrivals::{Arrivals, GuestLoad};
+pub use self::governor::parts::{GovernorParts, UnknownPart};
 pub use self::limits::Limits;
 pub use self::options::{LinkSignal, MigrationOptions, PolicyOptions, RoundOptions, Switchover};
 pub use self::progress::{Progress, PromiseProgress, StartError};

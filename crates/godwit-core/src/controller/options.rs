@@ -3,6 +3,7 @@
 use core::time::Duration;
 
 use super::governor::arrivals::GuestLoad;
+use super::governor::parts::GovernorParts;
 use crate::sla::LatencyTarget;
 use crate::units::{Bytes, MigrationId, SECTOR_SIZE};
 
@@ -58,6 +59,8 @@ pub struct MigrationOptions {
     /// Ask where the disk has holes, and tell the destination of them instead of reading them. Only where
     /// it has [`Features::HOLES`](crate::wire::Features::HOLES).
     pub find_holes: bool,
+    /// Which parts of the governor take part.
+    pub governor: GovernorParts,
     /// What the switchover waits for.
     pub switchover: Switchover,
     /// Longest wait for any answer of the other node before the migration is given up.
@@ -140,6 +143,7 @@ impl MigrationOptions {
             policy: PolicyOptions::DoubleWrite,
             verify: false,
             find_holes: false,
+            governor: GovernorParts::ALL,
             switchover: Switchover::WhenConverged,
             peer_timeout: Duration::from_secs(10),
         }

@@ -342,6 +342,7 @@ impl Attempt {
             policy: policy(&self.settings),
             verify: self.settings.verify,
             find_holes: agreed.contain(Features::HOLES),
+            governor: self.node.config.governor,
             switchover: match self.settings.with_guest {
                 true => Switchover::WhenTold,
                 false => Switchover::WhenConverged,

@@ -46,6 +46,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         tls: None,
         insecure_loopback: true,
         unencrypted_data: false,
+        governor: godwit_core::GovernorParts::ALL,
         compression: true,
         api_listen: None,
         nbd_listen: None,

@@ -152,6 +152,7 @@ impl Cluster {
                 certificate_of: (*name).to_owned(),
                 tls: options.tls,
                 unencrypted_data: false,
+                options: Vec::new(),
                 peers: peers
                     .filter(|(other, _)| *other != index)
                     .map(|(_, ((peer, _), address))| ((*peer).to_owned(), *address))

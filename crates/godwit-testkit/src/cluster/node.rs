@@ -38,6 +38,8 @@ pub struct NodeSpec {
     pub tls: bool,
     /// Whether data may pass unencrypted to nodes that allow it, too.
     pub unencrypted_data: bool,
+    /// Further options of `godwit node`.
+    pub options: Vec<String>,
     /// The other nodes and their addresses.
     pub peers: Vec<(String, SocketAddr)>,
     /// Its pools and their folders.
@@ -109,6 +111,7 @@ impl Node {
         if spec.unencrypted_data {
             command.arg("--unencrypted-data");
         }
+        command.args(&spec.options);
         for (name, address) in &spec.peers {
             command.args(["--peer", &format!("{name}={address}")]);
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, MemoryDisk, release_binary};
+use godwit_testkit::cluster::{ClusterOptions, MemoryDisk, NodeSpec, release_binary};
 use godwit_testkit::image::{write_files, write_random};
 use godwit_testkit::network::Link;
 use godwit_testkit::process::scratch_dir;
@@ -73,15 +73,15 @@ impl Site {
         Ok(site)
     }
 
-    /// Two nodes of the program that users get, one at each end of the link, with mutual TLS; data
-    /// passes encrypted unless this says otherwise.
+    /// Two nodes of the program that users get, one at each end of the link, with mutual TLS and whatever
+    /// else `adapt` gives them.
     ///
     /// # Errors
     /// When one does not come up.
     pub(crate) fn nodes(
         &self,
         [from, to]: [&str; 2],
-        unencrypted_data: bool,
+        adapt: impl Fn(&mut NodeSpec),
     ) -> io::Result<Cluster> {
         let options = ClusterOptions {
             godwit: release_binary()?,
@@ -93,7 +93,7 @@ impl Site {
         ];
         let mut cluster = Cluster::prepare_on(&hosts, options)?;
         for name in [from, to] {
-            cluster.node_mut(name).spec_mut().unencrypted_data = unencrypted_data;
+            adapt(cluster.node_mut(name).spec_mut());
         }
         if self.destination == Destination::Memory {
             cluster.put_in_memory(to, self.bytes)?;

@@ -7,6 +7,7 @@ pub(super) mod in_flight;
 mod local_answer_budget;
 mod net_progress;
 pub(super) mod obstacles;
+pub(super) mod parts;
 mod rate_search;
 mod relaxed_bound;
 mod strain_cause;
@@ -83,9 +84,12 @@ pub(super) struct Governor {
     recent: f64,
     recent_late: f64,
     recent_bytes: f64,
-    local_answer_budget: LocalAnswerBudget,
+    /// `None`: nothing is answered without the destination short of a pause.
+    local_answer_budget: Option<LocalAnswerBudget>,
     rate: u64,
     rate_search: RateSearch,
+    /// Whether copies go back to the rate from before once the guest has made up for what it lacked.
+    returns: bool,
     spent: u64,
     budget: TokenBucket,
     delayed: TokenBucket,
@@ -112,6 +116,7 @@ impl Governor {
             options.interface_budget,
             options.delayed_write_rate,
         ];
+        let parts = options.governor;
         let is_bounded = bounds.iter().any(Option::is_some);
         Some(Self {
             target: options.sla,
@@ -127,14 +132,18 @@ impl Governor {
             throughput: options
                 .guest_load
                 .map(|before| Throughput::new(before, now)),
-            strain_cause: options.guest_load.map(|_| StrainCause::default()),
-            net_progress: (!is_bounded).then(|| NetProgress::new(now)),
+            strain_cause: options
+                .guest_load
+                .filter(|_| parts.strain_cause)
+                .map(|_| StrainCause::default()),
+            net_progress: (!is_bounded && parts.net_progress).then(|| NetProgress::new(now)),
             recent: 0.0,
             recent_late: 0.0,
             recent_bytes: 0.0,
-            local_answer_budget: LocalAnswerBudget::default(),
+            local_answer_budget: parts.local_answer_budget.then(LocalAnswerBudget::default),
             rate,
             rate_search: RateSearch::new(),
+            returns: parts.rate_search_again,
             spent: 0,
             budget: TokenBucket::new(rate, now),
             delayed: TokenBucket::new(delayed, now),
@@ -207,8 +216,9 @@ impl Governor {
     /// Whether that may be done for it alone: hiccups are few, and a link that fails is not worth
     /// waiting for.
     pub(super) fn may_answer_alone(&mut self) -> bool {
-        self.local_answer_budget
-            .allow(self.recent + f64::from(self.answered))
+        let requests = self.recent + f64::from(self.answered);
+        let budget = self.local_answer_budget.as_mut();
+        budget.is_some_and(|budget| budget.allow(requests))
     }
 
     /// A request has waited for the threshold. Whether the promise still allows it to be late: the
@@ -265,7 +275,9 @@ impl Governor {
         self.recent = self.recent * MEMORY + f64::from(self.answered);
         self.recent_late *= MEMORY;
         self.recent_bytes = self.recent_bytes * MEMORY + self.answered_bytes as f64;
-        self.local_answer_budget.period_ends(MEMORY);
+        if let Some(budget) = &mut self.local_answer_budget {
+            budget.period_ends(MEMORY);
+        }
         if let Some(net_progress) = &mut self.net_progress {
             net_progress.period_ends(now, left, period.paused);
         }
@@ -350,7 +362,7 @@ impl Governor {
             // The rates at which it had too little say nothing any more.
             Some(Finding::Saturates) => self.rate_search = RateSearch::new(),
             None if !is_short => {
-                if let Some(again) = self.rate_search.made_up() {
+                if let Some(again) = self.rate_search.made_up().filter(|_| self.returns) {
                     self.rate = self.rate.max(again);
                 }
             }

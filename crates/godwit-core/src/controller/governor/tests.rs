@@ -461,3 +461,51 @@ fn a_deadline_that_comes_near_takes_what_it_needs() {
     assert_eq!(governor.rate, left / 2);
     assert!(governor.pressed(now, left));
 }
+
+/// A governor of a promise that nobody stated, without the parts that are named.
+fn without(parts: &str) -> Governor {
+    governor(|options| {
+        options.guest_load = unknown(10_000);
+        options.governor = parts.parse().expect("parts of the governor");
+    })
+}
+
+#[test]
+fn without_its_budget_nothing_is_answered_alone() {
+    let mut whole = without("");
+    assert!(whole.may_answer_alone());
+    assert!(!without("local_answer_budget").may_answer_alone());
+}
+
+#[test]
+fn without_its_cause_one_strained_period_is_enough_to_yield() {
+    let rate_after_a_strained_period = |parts| {
+        let mut governor = without(parts);
+        busy_periods(&mut governor, 1..=20, LIMIT / 4);
+        let before = governor.rate;
+        busy_periods(&mut governor, 21..=21, LIMIT * 2);
+        governor.rate < before
+    };
+    assert!(!rate_after_a_strained_period(""));
+    assert!(rate_after_a_strained_period("strain_cause"));
+}
+
+#[test]
+fn without_net_progress_a_promise_is_not_eased_for_a_migration_that_loses_ground() {
+    let eased = |parts| {
+        let mut governor = without(parts);
+        for number in 1..=200 {
+            governor.written(Bytes(1 << 20));
+            let now = Time(0).after(SAMPLING * number);
+            let period = Period {
+                left: 1 << 30,
+                copying: true,
+                ..Period::default()
+            };
+            governor.sample(now, &period);
+        }
+        governor.eased(LIMIT) > LIMIT
+    };
+    assert!(eased(""));
+    assert!(!eased("net_progress"));
+}

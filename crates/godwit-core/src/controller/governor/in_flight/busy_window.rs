@@ -97,7 +97,11 @@ impl BusyWindow {
             slowest_chunk: Duration::ZERO,
             quickest_chunk: Duration::MAX,
             queueing_ratio: QueueingRatio::new(),
-            crowded: if takes_all { f64::INFINITY } else { CROWDED },
+            crowded: if takes_all || !options.governor.queueing_ratio {
+                f64::INFINITY
+            } else {
+                CROWDED
+            },
         }
     }
 

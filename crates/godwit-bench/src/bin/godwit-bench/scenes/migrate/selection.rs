@@ -1,5 +1,7 @@
 //! Which cases and movers a run of the scene has.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use crate::options::Extent;
@@ -29,6 +31,12 @@ pub(crate) struct Selection {
     /// Who moves the disk
     #[arg(long = "mover", value_name = "NAME", value_delimiter = ',')]
     movers: Vec<String>,
+    /// Also moves by another build of Godwit
+    #[arg(long = "other-build", value_name = "PROGRAM")]
+    other_build: Option<PathBuf>,
+    /// Also moves without each of these parts of the governor
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    without: Vec<String>,
     /// Size of the image, like 1GiB
     #[arg(long = "image", value_name = "SIZE", value_parser = bytes)]
     image: Option<u64>,
@@ -133,6 +141,9 @@ impl Selection {
             let named = self.movers.iter().any(|name| name == mover.name());
             named || self.movers.is_empty() && in_all
         });
+        let other = self.other_build.clone().map(movers::other_build);
+        let lesser = self.without.iter().map(|part| movers::without(part));
+        all.extend(other.into_iter().chain(lesser).map(|it| Box::new(it) as _));
         Ok(all)
     }
 
@@ -173,6 +184,8 @@ mod tests {
             destinations: Vec::new(),
             data: Vec::new(),
             movers: Vec::new(),
+            other_build: None,
+            without: Vec::new(),
             image: None,
         }
     }

@@ -31,7 +31,7 @@ impl Mover for Godwit {
     }
 
     fn start<'a>(&self, site: &'a Site, load: &GuestLoad) -> io::Result<Box<dyn Machine + 'a>> {
-        let cluster = site.nodes([FROM, TO], false)?;
+        let cluster = site.nodes([FROM, TO], |_| {})?;
         let (node, image) = (cluster.node(FROM), site.image());
         node.godwit(&["disk", "create", DISK, "--path", &image.to_string_lossy()])
             .json()?;

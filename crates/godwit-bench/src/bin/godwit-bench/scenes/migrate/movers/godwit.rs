@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use godwit_bench::watched::Watched;
 use godwit_testkit::Cluster;
+use godwit_testkit::cluster::NodeSpec;
 use godwit_testkit::nbd::NbdTarget;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{migration, start_migration};
@@ -39,7 +40,16 @@ impl Mover for Godwit {
     }
 
     fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
-        let cluster = site.nodes(["a", "b"], self.unencrypted_data)?;
+        self.open_with(site, |_| {})
+    }
+}
+
+impl Godwit {
+    fn open_with(&self, site: &Site, adapt: impl Fn(&mut NodeSpec)) -> io::Result<Box<dyn Moving>> {
+        let cluster = site.nodes(["a", "b"], |spec| {
+            spec.unencrypted_data = self.unencrypted_data;
+            adapt(spec);
+        })?;
         let image = site.image();
         let path = image.to_string_lossy();
         cluster
@@ -52,6 +62,34 @@ impl Mover for Godwit {
             watched: None,
             id: String::new(),
         }))
+    }
+}
+
+/// Godwit as it is not.
+#[derive(Clone, Debug)]
+pub(crate) struct Variant {
+    /// How the report calls it.
+    pub(crate) name: String,
+    /// How it moves the disk.
+    pub(crate) godwit: Godwit,
+    /// The program, when it is not this build's.
+    pub(crate) program: Option<PathBuf>,
+    /// What nodes are given beside what they need.
+    pub(crate) node_options: Vec<String>,
+}
+
+impl Mover for Variant {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn open(&self, site: &Site) -> io::Result<Box<dyn Moving>> {
+        self.godwit.open_with(site, |spec| {
+            spec.options.clone_from(&self.node_options);
+            if let Some(program) = &self.program {
+                spec.godwit.clone_from(program);
+            }
+        })
     }
 }
 

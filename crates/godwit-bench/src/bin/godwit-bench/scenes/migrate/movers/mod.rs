@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use godwit_testkit::nbd::NbdTarget;
 
-use crate::scenes::migrate::movers::godwit::Godwit;
+use crate::scenes::migrate::movers::godwit::{Godwit, Variant};
 use crate::scenes::migrate::movers::qemu::{CopyMode, Qemu};
 use crate::site::Site;
 
@@ -87,8 +87,8 @@ pub(in crate::scenes::migrate) const AUTO: Godwit = Godwit {
 const STATED: Godwit = Godwit {
     name: "godwit-20ms",
     options: &["--policy", "double-write", "--sla", "p99.9<20ms"],
-    unencrypted_data: false,
     in_quick: false,
+    ..AUTO
 };
 
 /// Godwit, in each way that is held against the targets.
@@ -108,9 +108,49 @@ pub(in crate::scenes::migrate) const GODWITS: [Godwit; 4] = [
     },
 ];
 
+/// Godwit by its other policies.
+const POLICIES: [Godwit; 2] = [
+    Godwit {
+        name: "godwit-pre-copy",
+        options: &["--policy", "pre-copy", "--sla", "auto"],
+        in_quick: false,
+        ..AUTO
+    },
+    Godwit {
+        name: "godwit-mirror",
+        options: &["--policy", "mirror", "--sla", "auto"],
+        in_quick: false,
+        ..AUTO
+    },
+];
+
+/// Another build of Godwit, which may know no policies.
+pub(in crate::scenes::migrate) fn other_build(program: PathBuf) -> Variant {
+    Variant {
+        name: String::from("godwit-other"),
+        godwit: Godwit {
+            options: &["--sla", "auto"],
+            ..AUTO
+        },
+        program: Some(program),
+        node_options: Vec::new(),
+    }
+}
+
+/// Godwit without a part of its governor.
+pub(in crate::scenes::migrate) fn without(part: &str) -> Variant {
+    Variant {
+        name: format!("without-{part}"),
+        godwit: AUTO,
+        program: None,
+        node_options: vec![String::from("--governor-without"), part.to_owned()],
+    }
+}
+
 /// All movers, in the order of the report.
 pub(crate) fn all() -> Vec<Box<dyn Mover>> {
     let mut all: Vec<Box<dyn Mover>> = Vec::from(GODWITS.map(|godwit| Box::new(godwit) as _));
+    all.extend(POLICIES.map(|godwit| Box::new(godwit) as Box<dyn Mover>));
     for encrypted in [false, true] {
         for mode in [
             CopyMode::Background,
