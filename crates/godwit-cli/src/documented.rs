@@ -7,17 +7,37 @@ use clap::{Command, CommandFactory as _, Parser as _};
 
 use crate::arguments::Arguments;
 
-const DOCUMENTS: [(&str, &str); 3] = [
-    ("README.md", include_str!("../../../README.md")),
-    (
-        "docs/operations.md",
-        include_str!("../../../docs/operations.md"),
-    ),
-    (
-        "docs/virtual-machines.md",
-        include_str!("../../../docs/virtual-machines.md"),
-    ),
-];
+/// The folder that holds the repository.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The documents below a folder, or at it, by their paths.
+fn documents_at(place: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    files(&root().join(place), "md", &mut found);
+    let read = |path: PathBuf| {
+        let text = std::fs::read_to_string(&path).expect("a document");
+        let name = path
+            .strip_prefix(root())
+            .expect("a path below the repository");
+        (name.display().to_string(), text)
+    };
+    found.into_iter().map(read).collect()
+}
+
+/// What users read to work with the program.
+fn manuals() -> Vec<(String, String)> {
+    let places = [
+        "README.md",
+        "docs/start.md",
+        "docs/concepts",
+        "docs/operate",
+        "docs/machines",
+        "docs/reference",
+    ];
+    places.into_iter().flat_map(documents_at).collect()
+}
 
 /// The commands in the blocks of a document that a shell is to run, each as its words.
 fn commands_to_run(document: &str) -> Vec<Vec<String>> {
@@ -106,15 +126,16 @@ fn commands_are_found_in_what_a_shell_runs() {
 
 #[test]
 fn every_command_in_the_documents_can_be_given() {
-    for (name, document) in DOCUMENTS {
-        let commands = commands_to_run(document);
-        assert!(commands.len() > 5, "{name}: {commands:?}");
-        for words in commands {
+    let mut found = 0;
+    for (name, document) in manuals() {
+        for words in commands_to_run(&document) {
+            found += 1;
             if let Err(error) = Arguments::try_parse_from(&words) {
                 panic!("{name}: {}: {error}", words.join(" "));
             }
         }
     }
+    assert!(found > 40, "{found} commands were found");
 }
 
 /// Why such a command cannot be meant. What is named need not be complete.
@@ -129,8 +150,8 @@ fn does_not_exist(words: &[String]) -> Option<clap::Error> {
 
 #[test]
 fn every_command_that_the_documents_name_exists() {
-    for (name, document) in DOCUMENTS {
-        for words in commands_named(document) {
+    for (name, document) in manuals() {
+        for words in commands_named(&document) {
             let error = does_not_exist(&words);
             assert!(error.is_none(), "{name}: {}: {error:?}", words.join(" "));
         }
@@ -144,13 +165,15 @@ fn commands_hinted(source: &str) -> Vec<Vec<String>> {
     hinted.flat_map(commands_in).collect()
 }
 
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).expect("a folder of sources") {
+/// The files with this ending below a folder, or the file itself.
+fn files(place: &Path, ending: &str, found: &mut Vec<PathBuf>) {
+    if place.is_file() {
+        return found.push(place.to_owned());
+    }
+    for entry in std::fs::read_dir(place).expect("a folder") {
         let path = entry.expect("an entry").path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|ending| ending == "rs") {
-            found.push(path);
+        if path.is_dir() || path.extension().is_some_and(|it| it == ending) {
+            files(&path, ending, found);
         }
     }
 }
@@ -158,9 +181,9 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 #[test]
 fn every_command_that_a_hint_names_exists() {
     let mut found = Vec::new();
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    for name in ["godwit-cli", "godwit-node", "godwit-block"] {
-        sources(&crates.join(name).join("src"), &mut found);
+    for name in ["cli", "node", "block", "qemu", "api"] {
+        let place = root().join(format!("crates/godwit-{name}/src"));
+        files(&place, "rs", &mut found);
     }
     let mut hints = 0;
     for path in found {
@@ -176,7 +199,10 @@ fn every_command_that_a_hint_names_exists() {
 
 #[test]
 fn every_command_and_option_is_documented() {
-    let told = DOCUMENTS.map(|(_, document)| document).concat();
+    let told: String = manuals()
+        .into_iter()
+        .map(|(_, document)| document)
+        .collect();
     let tells = |word: &str| {
         let ends = |c: char| !c.is_ascii_alphanumeric() && c != '-';
         told.match_indices(word)
@@ -212,15 +238,20 @@ fn documented_default<'a>(document: &'a str, option: &str) -> Option<&'a str> {
 fn defaults_are_those_that_the_documents_give() {
     let program = Arguments::command();
     let migrate = program.find_subcommand("migrate").expect("a command");
-    let [_, (_, operations), _] = DOCUMENTS;
+    let moving = documents_at("docs/operate/moving.md");
+    let [(_, moving)] = &moving[..] else {
+        panic!("one document tells of moving")
+    };
+    let mut compared = 0;
     for option in migrate
         .get_arguments()
         .filter(|option| !option.is_positional())
     {
         let long = option.get_long().expect("a long name");
-        let Some(told) = documented_default(operations, &format!("--{long}")) else {
+        let Some(told) = documented_default(moving, &format!("--{long}")) else {
             continue;
         };
+        compared += 1;
         let default = option.get_default_values().first();
         let default = default.map(|value| value.to_string_lossy().into_owned());
         let takes_value = option.get_action().takes_values();
@@ -231,4 +262,53 @@ fn defaults_are_those_that_the_documents_give() {
             _ => assert!(!told.is_empty(), "--{long}"),
         }
     }
+    assert!(compared > 10, "{compared} defaults were compared");
+}
+
+/// The targets of a document's links.
+fn links(document: &str) -> impl Iterator<Item = &str> {
+    let text = document.split("](").skip(1);
+    text.filter_map(|rest| Some(rest.split_once(')')?.0))
+}
+
+/// What GitHub makes of a heading for links to it.
+fn anchor(heading: &str) -> String {
+    let kept = heading
+        .trim_start_matches('#')
+        .trim()
+        .to_lowercase()
+        .replace(' ', "-");
+    kept.chars()
+        .filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_'))
+        .collect()
+}
+
+#[test]
+fn every_link_leads_somewhere() {
+    let places = [
+        "docs",
+        "bench/README.md",
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+    ];
+    let mut followed = 0;
+    for (name, document) in places.into_iter().flat_map(documents_at) {
+        for link in links(&document).filter(|link| !link.contains(':')) {
+            followed += 1;
+            let (file, wanted) = link.split_once('#').unwrap_or((link, ""));
+            let from = root().join(&name);
+            let target = match file {
+                "" => from,
+                file => from.parent().expect("a folder").join(file),
+            };
+            assert!(target.exists(), "{name}: {link}");
+            if !wanted.is_empty() {
+                let text = std::fs::read_to_string(&target).expect("a document");
+                let mut headings = text.lines().filter(|line| line.starts_with('#'));
+                assert!(headings.any(|it| anchor(it) == wanted), "{name}: {link}");
+            }
+        }
+    }
+    assert!(followed > 60, "{followed} links were followed");
 }

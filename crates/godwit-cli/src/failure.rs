@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn every_exit_code_is_documented() {
-        let documents = include_str!("../../../docs/operations.md");
+        let documents = include_str!("../../../docs/reference/exit-codes.md");
         let (_, table) = documents.split_once("| exit code |").expect("a table");
         let rows = table
             .lines()

@@ -1,8 +1,9 @@
 //! What two nodes say to each other before controllers talk: who they are, which protocol they
 //! share, and what is to be moved.
 
+use super::DecodeError;
+use super::TrafficClass;
 use super::header::{HEADER_SIZE, Header, Kind};
-use super::{DecodeError, TrafficClass};
 use crate::units::{Epoch, MigrationId, Sectors};
 
 /// The protocol this build speaks. An old and a new node agree on the highest that both know.

@@ -1,4 +1,4 @@
-//! The data of a migration, compressed block by block before it leaves (docs/protocol.md).
+//! The data of a migration, compressed block by block before it leaves (docs/internals/protocol.md).
 //!
 //! What follows the header of a compressed frame is one block after the other. A block starts with
 //! four bytes, little-endian: how many bytes follow, and in the highest bit whether these are the

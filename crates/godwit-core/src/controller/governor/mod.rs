@@ -4,60 +4,33 @@
 
 pub(super) mod arrivals;
 pub(super) mod in_flight;
-mod local_answer_budget;
-mod net_progress;
+mod judgement;
 pub(super) mod obstacles;
 pub(super) mod parts;
-mod rate_search;
-mod relaxed_bound;
-mod strain_cause;
-mod throughput;
 pub(super) mod token_bucket;
+pub(super) mod tuning;
 
 use core::time::Duration;
 
 use crate::controller::governor::in_flight::busy_window::{BusyWindow, GuestDid, Pace};
-use crate::controller::governor::local_answer_budget::LocalAnswerBudget;
-use crate::controller::governor::net_progress::NetProgress;
-use crate::controller::governor::rate_search::RateSearch;
-use crate::controller::governor::relaxed_bound::RelaxedBound;
-use crate::controller::governor::strain_cause::StrainCause;
-use crate::controller::governor::throughput::{Finding, Shortage, Throughput};
+use crate::controller::governor::judgement::local_answer_budget::LocalAnswerBudget;
+use crate::controller::governor::judgement::net_progress::NetProgress;
+use crate::controller::governor::judgement::rate_search::RateSearch;
+use crate::controller::governor::judgement::relaxed_bound::RelaxedBound;
+use crate::controller::governor::judgement::strain_cause::StrainCause;
+use crate::controller::governor::judgement::throughput::{Finding, Shortage, Throughput};
 use crate::controller::governor::token_bucket::TokenBucket;
+use crate::controller::governor::tuning::rate_and_pause::{
+    FIRST_RATE_BYTES, LEAST_AUTOMATIC_RATE_BYTES, LEAST_KEPT_PART, LEAST_LAST_RATE_BYTES,
+    LEAST_RATE_BYTES, LONGEST_PAUSE, MEMORY_PART, MOST_KEPT_PART, MOST_RATE_BYTES, REACTION,
+    SHORTEST_PAUSE,
+};
 use crate::controller::{Controller, MigrationOptions, PromiseProgress};
 use crate::sla::LatencyTarget;
 use crate::units::{Bytes, SECTOR_SIZE, Time};
 
 /// How often the guest's latency is judged.
 const SAMPLING: Duration = Controller::LINK_SAMPLING;
-
-/// `PAUSE_DURATION` of a pause that follows a long time without one; doubled for each that follows
-/// soon after another.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// Copies and delayed writes start at this rate, or at a quarter of what the interface may carry, and
-/// never go below the least. What is in flight is little at first, which a slow path is spared by.
-const FIRST_RATE: u64 = 256 << 20;
-const LEAST_RATE: u64 = 4 << 20;
-/// The least when nobody stated the promise: as much as the guest itself reads and writes, and never
-/// less than this. What no user asked for is not worth a migration without an end.
-const LEAST_AUTOMATIC_RATE: u64 = 32 << 20;
-/// When only delayed writes are left they must outrun what pauses add to them.
-const LEAST_LAST_RATE: u64 = 16 << 20;
-const MOST_RATE: u64 = 16 << 30;
-
-/// The part that copies keep of what they took when the guest gets too little done.
-const LEAST_KEPT: f64 = 0.3;
-const MOST_KEPT: f64 = 0.7;
-
-/// Reaction time of the thread that runs the controller: the threshold stays this far below what
-/// was promised, as far as that is possible.
-const REACTION: Duration = Duration::from_micros(500);
-
-/// The part of past requests that the judgement of the error budget still remembers after a
-/// sampling period: about a second's worth in all.
-const MEMORY: f64 = 0.99;
 
 #[derive(Debug)]
 pub(super) struct Governor {
@@ -107,8 +80,8 @@ impl Governor {
         if options.sla.is_none() && options.interface_budget.is_none() {
             return None;
         }
-        let rate = options.interface_budget.map_or(FIRST_RATE, |budget| {
-            FIRST_RATE.min(budget / 4).max(LEAST_RATE)
+        let rate = options.interface_budget.map_or(FIRST_RATE_BYTES, |budget| {
+            FIRST_RATE_BYTES.min(budget / 4).max(LEAST_RATE_BYTES)
         });
         let delayed = options.delayed_write_rate.unwrap_or(rate / 2);
         let bounds = [
@@ -272,11 +245,11 @@ impl Governor {
         self.next_sample = now.after(SAMPLING);
         let worst = self.worst.max(oldest);
         let seen = self.answered > 0 || !oldest.is_zero();
-        self.recent = self.recent * MEMORY + f64::from(self.answered);
-        self.recent_late *= MEMORY;
-        self.recent_bytes = self.recent_bytes * MEMORY + self.answered_bytes as f64;
+        self.recent = self.recent * MEMORY_PART + f64::from(self.answered);
+        self.recent_late *= MEMORY_PART;
+        self.recent_bytes = self.recent_bytes * MEMORY_PART + self.answered_bytes as f64;
         if let Some(budget) = &mut self.local_answer_budget {
-            budget.period_ends(MEMORY);
+            budget.period_ends(MEMORY_PART);
         }
         if let Some(net_progress) = &mut self.net_progress {
             net_progress.period_ends(now, left, period.paused);
@@ -293,10 +266,10 @@ impl Governor {
         let least = if copying {
             least
         } else {
-            least.max(LEAST_LAST_RATE)
+            least.max(LEAST_LAST_RATE_BYTES)
         };
         let required = self.required(now, left);
-        self.rate = self.rate.clamp(least.max(required), MOST_RATE);
+        self.rate = self.rate.clamp(least.max(required), MOST_RATE_BYTES);
         self.budget.set_rate(self.rate);
         // What delayed writes may take of the budget while copies go on.
         let share = if copying { self.rate / 2 } else { self.rate };
@@ -313,10 +286,10 @@ impl Governor {
     /// a promise or what the interface may carry, comes before progress.
     fn least_rate(&self) -> u64 {
         if self.throughput.is_none() || self.interface_budget.is_some() {
-            return LEAST_RATE;
+            return LEAST_RATE_BYTES;
         }
-        let lately = SAMPLING.as_secs_f64() / (1.0 - MEMORY);
-        LEAST_AUTOMATIC_RATE.max((self.recent_bytes / lately) as u64)
+        let lately = SAMPLING.as_secs_f64() / (1.0 - MEMORY_PART);
+        LEAST_AUTOMATIC_RATE_BYTES.max((self.recent_bytes / lately) as u64)
     }
 
     /// Whether copies hardly move: what strains the guest then says nothing against their rate.
@@ -340,7 +313,7 @@ impl Governor {
             // Far below what they might have taken, copies are not what the guest was short of.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
             self.rate_search.yielded_for_a_time(took, shortage.lacked);
-            let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT, MOST_KEPT);
+            let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT_PART, MOST_KEPT_PART);
             self.rate = (took as f64 * keep) as u64;
         }
     }
@@ -470,7 +443,7 @@ impl Governor {
         };
         if rate > budget / 20 * 19 && !paused {
             self.rate_search.held_back();
-            self.rate = (self.rate / 10 * 8).max(LEAST_RATE);
+            self.rate = (self.rate / 10 * 8).max(LEAST_RATE_BYTES);
         } else if rate < budget / 20 * 17 && self.target.is_none() {
             self.rate = (self.rate + self.rate / 20 + (256 << 10)).min(budget);
         }

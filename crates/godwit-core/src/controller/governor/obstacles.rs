@@ -2,14 +2,9 @@
 
 use core::time::Duration;
 
+use crate::controller::governor::tuning::obstacles::{MOVES_BYTES, PERIOD};
 use crate::event::{Obstacle, PauseReason};
 use crate::units::Time;
-
-/// How much time a judgement looks back on: long enough for several of the longest pauses.
-const PERIOD: Duration = Duration::from_secs(5);
-
-/// Whoever comes nearer to the end by as much as this each second moves, however large the disk is.
-const MOVES: u64 = 32 << 20;
 
 /// What a migration has achieved up to now.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,7 +78,9 @@ impl Obstacles {
         let gained = last.left.saturating_sub(current.left);
         // A thousandth of what is left in a period is more than an hour for the whole. Of a large disk
         // that is much, and a limit that was asked for keeps nothing from its end.
-        let rate = self.bandwidth.map_or(MOVES, |limit| MOVES.min(limit / 2));
+        let rate = self
+            .bandwidth
+            .map_or(MOVES_BYTES, |limit| MOVES_BYTES.min(limit / 2));
         let enough = (last.left / 1000).min(rate.saturating_mul(PERIOD.as_secs()));
         let obstacle = if gained > enough {
             let periods_left = current.left / gained.max(1);

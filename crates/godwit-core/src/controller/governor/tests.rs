@@ -1,8 +1,9 @@
 use core::ops::RangeInclusive;
 
+use crate::Arrivals;
+use crate::GuestLoad;
 use crate::controller::governor::*;
 use crate::units::MigrationId;
-use crate::{Arrivals, GuestLoad};
 
 const LIMIT: Duration = Duration::from_millis(4);
 const BLOCK: Bytes = Bytes(4096);
@@ -51,7 +52,7 @@ fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
     let mut governor = governor(|_| {});
     busy_periods(&mut governor, 1..=50, LIMIT / 4);
     let fast = governor.rate;
-    assert!(fast > LEAST_RATE * 80, "{fast}");
+    assert!(fast > LEAST_RATE_BYTES * 80, "{fast}");
     for number in 51..=60 {
         period(&mut governor, number, LIMIT / 10 * 11);
     }
@@ -59,7 +60,7 @@ fn room_that_the_guest_leaves_is_spent_and_a_strained_guest_gets_it_back() {
     for number in 61..80 {
         period(&mut governor, number, LIMIT * 2);
     }
-    assert_eq!(governor.rate, LEAST_RATE);
+    assert_eq!(governor.rate, LEAST_RATE_BYTES);
     assert_eq!((governor.periods, governor.breached), (79, 29));
 }
 
@@ -144,7 +145,7 @@ fn copies_that_hardly_move_are_not_what_strains_the_guest() {
         governor.spend(governor.rate / 100, false);
         period(&mut governor, number, LIMIT * 2);
     }
-    assert!(governor.rate > LEAST_RATE, "{}", governor.rate);
+    assert!(governor.rate > LEAST_RATE_BYTES, "{}", governor.rate);
     assert!(
         governor.threshold() < Some(LIMIT),
         "the promise is the same"
@@ -162,11 +163,11 @@ fn waits_while_copies_hardly_move_do_not_slow_them_down_later() {
             period(governor, number, worst);
         }
     };
-    governor.rate = LEAST_AUTOMATIC_RATE;
+    governor.rate = LEAST_AUTOMATIC_RATE_BYTES;
     pass(&mut governor, 10, LIMIT * 20);
-    assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
+    assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE_BYTES);
     pass(&mut governor, 50, LIMIT / 4);
-    assert!(governor.rate > LEAST_RATE * 80, "{}", governor.rate);
+    assert!(governor.rate > LEAST_RATE_BYTES * 80, "{}", governor.rate);
 }
 
 #[test]
@@ -174,7 +175,7 @@ fn a_guest_that_gets_less_done_gets_room_back_however_short_its_waits() {
     let mut governor = governor(|options| options.guest_load = unknown(20_000));
     busy_periods(&mut governor, 1..=80, LIMIT / 10);
     // A period has 100 answers: half of what the guest did before.
-    assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE);
+    assert_eq!(governor.rate, LEAST_AUTOMATIC_RATE_BYTES);
 }
 
 #[test]
@@ -185,8 +186,8 @@ fn a_guest_that_takes_all_there_is_shares_it_as_long_as_its_waits_are_short() {
         busy_periods(&mut governor, 100..=150, worst);
         governor.rate
     };
-    assert!(rate(LIMIT / 10) > LEAST_AUTOMATIC_RATE * 100);
-    assert!(rate(LIMIT * 5) < LEAST_AUTOMATIC_RATE * 2);
+    assert!(rate(LIMIT / 10) > LEAST_AUTOMATIC_RATE_BYTES * 100);
+    assert!(rate(LIMIT * 5) < LEAST_AUTOMATIC_RATE_BYTES * 2);
 }
 
 /// Periods in which the guest gets 75 quick answers and copies take so many bytes.
@@ -278,12 +279,16 @@ fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
         }
         governor.rate
     };
-    assert_eq!(slowest(None, None, BLOCK), LEAST_RATE, "the user stated it");
-    let budget = Some(LEAST_AUTOMATIC_RATE / 2);
-    assert_eq!(slowest(unknown(20_000), budget, BLOCK), LEAST_RATE);
+    assert_eq!(
+        slowest(None, None, BLOCK),
+        LEAST_RATE_BYTES,
+        "the user stated it"
+    );
+    let budget = Some(LEAST_AUTOMATIC_RATE_BYTES / 2);
+    assert_eq!(slowest(unknown(20_000), budget, BLOCK), LEAST_RATE_BYTES);
     assert_eq!(
         slowest(unknown(20_000), None, Bytes(512)),
-        LEAST_AUTOMATIC_RATE
+        LEAST_AUTOMATIC_RATE_BYTES
     );
     // 10,000 requests of 64 KiB in a second, nearly.
     let guests = slowest(unknown(20_000), None, Bytes(64 << 10));
@@ -299,7 +304,7 @@ fn slow_chunks_keep_copies_below_their_least_only_for_a_promise_that_somebody_st
         });
         for number in 1..=20 {
             governor.chunk_done(LIMIT, true);
-            governor.spend(LEAST_RATE / 100, false);
+            governor.spend(LEAST_RATE_BYTES / 100, false);
             period(&mut governor, number, LIMIT / 4);
         }
         let (chunks, sectors) = governor.in_flight();
@@ -354,16 +359,16 @@ fn room_that_nobody_uses_is_not_asked_for() {
     for number in 1..=50 {
         period(&mut governor, number, LIMIT / 4);
     }
-    assert_eq!(governor.rate, FIRST_RATE);
+    assert_eq!(governor.rate, FIRST_RATE_BYTES);
 }
 
 #[test]
 fn copies_begin_at_a_quarter_of_what_a_narrow_interface_may_carry_or_at_the_least() {
     let first = |budget| governor(|options| options.interface_budget = budget).rate;
-    assert_eq!(first(None), FIRST_RATE);
-    assert_eq!(first(Some(4 << 30)), FIRST_RATE);
+    assert_eq!(first(None), FIRST_RATE_BYTES);
+    assert_eq!(first(Some(4 << 30)), FIRST_RATE_BYTES);
     assert_eq!(first(Some(100 << 20)), 25 << 20);
-    assert_eq!(first(Some(1 << 20)), LEAST_RATE);
+    assert_eq!(first(Some(1 << 20)), LEAST_RATE_BYTES);
 }
 
 #[test]
@@ -450,7 +455,7 @@ fn a_deadline_that_comes_near_takes_what_it_needs() {
     let mut governor = governor(|options| options.deadline = Some(Duration::from_secs(10)));
     let left = 2 << 30;
     let now = Time(0).after(Duration::from_secs(8));
-    assert!(!governor.pressed(Time(0), FIRST_RATE));
+    assert!(!governor.pressed(Time(0), FIRST_RATE_BYTES));
     governor.answered(BLOCK, LIMIT * 3, false);
     let period = Period {
         left,

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use crate::controller::governor::tuning::token_bucket::BURST;
 use crate::units::Time;
 
 /// A token bucket that may go into debt: double writes are never held back, copies wait until the
@@ -13,10 +14,6 @@ pub(in crate::controller) struct TokenBucket {
     tokens: i64,
     refilled: Time,
 }
-
-/// Unused budget is kept for this long: enough that timers that are late do not cost throughput, and no
-/// burst that the guest would wait for just when it catches up after a stall.
-const BURST: Duration = Duration::from_millis(4);
 
 impl TokenBucket {
     pub(in crate::controller) fn new(bytes_per_second: u64, now: Time) -> Self {

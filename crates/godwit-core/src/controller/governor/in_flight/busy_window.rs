@@ -12,27 +12,10 @@ use core::time::Duration;
 use crate::controller::MigrationOptions;
 use crate::controller::governor::arrivals::{Arrivals, GuestLoad};
 use crate::controller::governor::in_flight::queueing_ratio::QueueingRatio;
-
-/// Shortest chunk: 32 KiB.
-const LEAST_CHUNK_SECTORS: u32 = 64;
-
-/// Chunks that take this many times what one takes alone mostly wait for each other: less of a crowd
-/// than that keeps the path busy.
-const CROWDED: f64 = 6.0;
-/// As long as they take less than this part of that one more may join them.
-const ROOMY: f64 = 0.8;
-
-/// Chunks that take less than this part of what was promised are no crowd to the guest.
-const NOTICEABLE: u32 = 2;
-
-/// With this many chunks in flight it is better that they become longer than that they become more.
-const FEWEST: u16 = 4;
-
-/// What chunks are a multiple of: 4 KiB.
-const BLOCK_SECTORS: u32 = 8;
-
-/// As few chunks as these are no crowd.
-const FEW: u16 = 2;
+use crate::controller::governor::tuning::busy_window::{
+    BLOCK_SECTORS, CROWDED_FACTOR, FEW_CHUNKS, FEWEST_CHUNKS, LEAST_CHUNK_SECTORS,
+    NOTICEABLE_PARTS, ROOMY_PART,
+};
 
 /// How copies go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +83,7 @@ impl BusyWindow {
             crowded: if takes_all || !options.governor.queueing_ratio {
                 f64::INFINITY
             } else {
-                CROWDED
+                CROWDED_FACTOR
             },
         }
     }
@@ -109,11 +92,16 @@ impl BusyWindow {
     /// ends whatever its length, so much in flight is few chunks: enough of them to read, send and write
     /// at the same time. Not where a write of the guest waits for the chunk that it meets.
     pub(in crate::controller) fn in_flight(&self) -> (u16, u32) {
-        if self.locks || self.window <= FEWEST || self.chunk_sectors < self.most_chunk_sectors {
+        if self.locks
+            || self.window <= FEWEST_CHUNKS
+            || self.chunk_sectors < self.most_chunk_sectors
+        {
             return (self.window, self.chunk_sectors);
         }
         let sectors = u32::from(self.window) * self.chunk_sectors;
-        let chunks = sectors.div_ceil(self.longest_sectors).max(FEWEST.into());
+        let chunks = sectors
+            .div_ceil(self.longest_sectors)
+            .max(FEWEST_CHUNKS.into());
         let length = sectors / chunks / BLOCK_SECTORS * BLOCK_SECTORS;
         (chunks as u16, length)
     }
@@ -141,7 +129,7 @@ impl BusyWindow {
         if self.slowest_chunk.is_zero() {
             return;
         }
-        let queueing_ratio = self.queueing_ratio.period_ends(self.window <= FEW);
+        let queueing_ratio = self.queueing_ratio.period_ends(self.window <= FEW_CHUNKS);
         let starved = pace == Pace::Starved;
         let (bearable, short) = if self.locks {
             (if starved { limit } else { limit / 2 }, limit / 4)
@@ -153,9 +141,10 @@ impl BusyWindow {
             (way + queue, way + queue * 2 / 3)
         };
         let well = self.slowest_chunk < short && guest.worst < limit * 2 / 3;
-        let queueing_ratio = queueing_ratio.filter(|_| self.slowest_chunk > limit / NOTICEABLE);
+        let queueing_ratio =
+            queueing_ratio.filter(|_| self.slowest_chunk > limit / NOTICEABLE_PARTS);
         let helps = self.chunk_sectors < self.most_chunk_sectors
-            || queueing_ratio.is_none_or(|crowd| crowd < self.crowded * ROOMY)
+            || queueing_ratio.is_none_or(|crowd| crowd < self.crowded * ROOMY_PART)
                 && pace == Pace::BelowRate;
         if self.slowest_chunk > bearable {
             // One that was a little late, while the guest was not, says that there is one too many.
@@ -169,7 +158,7 @@ impl BusyWindow {
             self.widen();
         } else if queueing_ratio.is_some_and(|crowd| crowd > self.crowded) {
             let fewer = self.window - self.window.div_ceil(8);
-            self.window = fewer.max(self.window.min(FEW));
+            self.window = fewer.max(self.window.min(FEW_CHUNKS));
         }
     }
 

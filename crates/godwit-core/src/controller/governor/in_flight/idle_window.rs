@@ -5,16 +5,7 @@
 use core::time::Duration;
 
 use crate::controller::MigrationOptions;
-
-/// A chunk that takes longer than this makes the window smaller again.
-pub(in crate::controller) const QUICK: Duration = Duration::from_millis(15);
-
-/// The same when the guest has asked for nothing for [`LONG`]: then it meets that once, and not with
-/// each of a few requests a second.
-const QUICK_ENOUGH: Duration = Duration::from_millis(30);
-
-/// How long the guest has to have been idle for that.
-const LONG: Duration = Duration::from_secs(1);
+use crate::controller::governor::tuning::idle_window::{LONG, QUICK, QUICK_ENOUGH};
 
 /// The window of an idle guest's disk.
 #[derive(Clone, Copy, Debug)]

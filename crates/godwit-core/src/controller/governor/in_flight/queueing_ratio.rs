@@ -4,15 +4,7 @@
 
 use core::time::Duration;
 
-/// Weight of a chunk in what one usually takes.
-const WEIGHT: f64 = 1.0 / 8.0;
-
-/// With few in flight, what a chunk took when it was least counts for this much more after each
-/// sampling period: the path has become longer.
-const LONGER: f64 = 1.01;
-
-/// Shorter than this is nothing that could be measured.
-const LEAST: Duration = Duration::from_micros(1);
+use crate::controller::governor::tuning::queueing_ratio::{LEAST, LONGER_FACTOR, WEIGHT_PART};
 
 /// What a chunk takes, in seconds.
 #[derive(Debug)]
@@ -39,7 +31,7 @@ impl QueueingRatio {
     pub(in crate::controller) fn chunk_done(&mut self, took: Duration) {
         let took = took.max(LEAST).as_secs_f64();
         let usual = self.usual.get_or_insert(took);
-        *usual += (took - *usual) * WEIGHT;
+        *usual += (took - *usual) * WEIGHT_PART;
         self.arrives = true;
     }
 
@@ -49,7 +41,7 @@ impl QueueingRatio {
         let usual = self.usual.filter(|_| self.arrives)?;
         self.arrives = false;
         if few {
-            self.least *= LONGER;
+            self.least *= LONGER_FACTOR;
         }
         self.least = self.least.min(usual);
         Some(usual / self.least)

@@ -5,7 +5,7 @@
 use core::time::Duration;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
-use crate::controller::governor::in_flight::idle_window::QUICK;
+use crate::controller::governor::tuning::idle_window::QUICK;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::policy::{Pass, Policy};
 use crate::controller::transfer::window::ChunkKind;

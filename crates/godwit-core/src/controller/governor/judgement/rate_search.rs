@@ -1,24 +1,9 @@
 //! How fast a rate rises that has to stay below what strains the guest, which nobody knows.
 
-/// After as many sampling periods without one, a strained period is not one more of those before.
-const CALM: u32 = 15;
-
-/// The part of itself by which a rate rises in a period: while nothing is known, below half of what
-/// strained the guest, elsewhere far from it, and near it.
-const FIRST: u64 = 2;
-const FAR_BELOW: u64 = 16;
-const FAR: u64 = 64;
-const NEAR: u64 = 1024;
-
-/// In as many periods without a strained one, half of what is known of a rate is forgotten.
-const FORGET: u32 = 50;
-
-/// A rate at which the guest was well for as many periods is one that it bears: when it gets too little
-/// done then, that was a moment's matter, or the rate a little too high.
-const BORNE: u32 = 50;
-
-/// A guest that lacks more than this leaves had other reasons, too.
-const LEAST_TRIED: f64 = 0.7;
+use crate::controller::governor::tuning::rate_search::{
+    BORNE_PERIODS, CALM_PERIODS, FAR_BELOW_PARTS, FAR_PARTS, FIRST_PARTS, FORGET_PERIODS,
+    LEAST_TRIED_PART, NEAR_PARTS,
+};
 
 /// What is known of the rates that the guest bore and did not bear.
 #[derive(Debug)]
@@ -38,7 +23,7 @@ impl RateSearch {
     pub(in crate::controller) const fn new() -> Self {
         Self {
             strained_at: None,
-            calm: CALM,
+            calm: CALM_PERIODS,
             onset: 0,
             again: None,
         }
@@ -50,7 +35,7 @@ impl RateSearch {
             self.calm = self.calm.saturating_add(1);
             return;
         }
-        if self.calm >= CALM {
+        if self.calm >= CALM_PERIODS {
             self.onset = rate;
         }
         self.calm = 0;
@@ -75,8 +60,8 @@ impl RateSearch {
     pub(in crate::controller) fn yielded_for_a_time(&mut self, rate: u64, lacked: f64) {
         let again = match self.again {
             Some(again) => again / 10 * 7,
-            None if self.calm >= BORNE => rate / 20 * 17,
-            None => (rate as f64 * (1.0 - lacked).max(LEAST_TRIED)) as u64 / 10 * 9,
+            None if self.calm >= BORNE_PERIODS => rate / 20 * 17,
+            None => (rate as f64 * (1.0 - lacked).max(LEAST_TRIED_PART)) as u64 / 10 * 9,
         };
         self.yielded(rate);
         self.again = Some(again);
@@ -98,10 +83,12 @@ impl RateSearch {
     /// periods, and what strained it once does not hold copies back for long.
     pub(in crate::controller) fn rise(&self, rate: u64) -> u64 {
         let part = match self.strained_at {
-            None => FIRST,
-            Some(known) if rate < known / 2 => FAR_BELOW,
-            Some(known) if rate < known / 20 * 17 || rate > known / 4 * 5 => FAR,
-            Some(_) => (NEAR >> (self.calm / FORGET).min(NEAR.ilog2())).max(FAR),
+            None => FIRST_PARTS,
+            Some(known) if rate < known / 2 => FAR_BELOW_PARTS,
+            Some(known) if rate < known / 20 * 17 || rate > known / 4 * 5 => FAR_PARTS,
+            Some(_) => {
+                (NEAR_PARTS >> (self.calm / FORGET_PERIODS).min(NEAR_PARTS.ilog2())).max(FAR_PARTS)
+            }
         };
         rate / part + (64 << 10)
     }
@@ -123,7 +110,7 @@ mod tests {
         assert!(far > (34 << 20) / 80, "{far}");
         let near = rate_search.rise(90 << 20);
         assert!(near < (90 << 20) / 500, "{near}");
-        for _ in 0..FORGET * 4 {
+        for _ in 0..FORGET_PERIODS * 4 {
             rate_search.period_ends(90 << 20, false);
         }
         let later = rate_search.rise(90 << 20);
@@ -134,14 +121,14 @@ mod tests {
     fn a_guest_that_is_strained_far_below_the_rate_that_it_bore_does_not_keep_copies_there() {
         let mut rate_search = RateSearch::new();
         rate_search.yielded(400 << 20);
-        for _ in 0..CALM {
+        for _ in 0..CALM_PERIODS {
             rate_search.period_ends(100 << 20, false);
         }
         rate_search.yielded(100 << 20);
-        assert!(rate_search.rise(100 << 20) >= (100 << 20) / FAR_BELOW);
+        assert!(rate_search.rise(100 << 20) >= (100 << 20) / FAR_BELOW_PARTS);
         // But what goes on is believed.
         for _ in 0..3 {
-            for _ in 0..CALM {
+            for _ in 0..CALM_PERIODS {
                 rate_search.period_ends(100 << 20, false);
             }
             rate_search.yielded(100 << 20);

@@ -11,42 +11,11 @@
 use core::time::Duration;
 
 use crate::controller::governor::arrivals::{Arrivals, GuestLoad};
+use crate::controller::governor::tuning::throughput::{
+    CATCHING_UP_PART, CHANCE_REQUESTS, ENOUGH_AT_A_PACE_PART, ENOUGH_PART, FIRST_TRIAL,
+    OWED_ON_TRIAL_PART, PATIENCE, SATURATING_WINDOWS, SLACK, WEIGHT_PART, WINDOW,
+};
 use crate::units::Time;
-
-/// How long answers are counted before they are judged.
-const WINDOW: Duration = Duration::from_millis(100);
-
-/// Less than this part of what it did before is too little; of one that sets its own pace, which hardly
-/// does less by chance, this part.
-const ENOUGH: f64 = 0.97;
-const ENOUGH_AT_A_PACE: f64 = 0.98;
-
-/// More than this part of what it did before: it makes up for what it missed.
-const CATCHING_UP: f64 = 1.02;
-
-/// A guest is short once it has missed what it did before in this time, and so many requests more. One
-/// that was held up for a moment asks later for what it could not ask for then; and however steady it
-/// is, by chance there are fewer requests in some windows than in others, which as many cover at any
-/// rate of requests but about once in a thousand windows.
-const SLACK: Duration = Duration::from_millis(15);
-const CHANCE: f64 = 100.0;
-
-/// The part that a guest is owed which behaves like a closed loop.
-const OWED_ON_TRIAL: f64 = 0.25;
-
-/// A guest that behaved like a closed loop may have met a disk that stood in its way for longer than
-/// others do. So it is tried out again after this time, and each time after twice as long.
-const FIRST_TRIAL: Duration = Duration::from_secs(1);
-
-/// As many windows on end with too little, although copies hardly move, are no stall: after one of
-/// those a guest catches up as soon as there is room. As many with enough tell that it was one.
-const SATURATING: u32 = 4;
-
-/// Weight of the last window in the average.
-const WEIGHT: f64 = 0.4;
-
-/// A guest that does not do more although the migration has stepped back this long asks for no more.
-const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The guest has had too little for a while.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -73,7 +42,7 @@ impl Owed {
         match self {
             Self::All => 1.0,
             Self::ClosedLoop => 1.0 / GuestLoad::CLOSED_LOOP_PARTS as f64,
-            Self::OnTrial(_) => OWED_ON_TRIAL,
+            Self::OnTrial(_) => OWED_ON_TRIAL_PART,
         }
     }
 }
@@ -147,8 +116,8 @@ impl Throughput {
     /// The part of what it is owed that is enough.
     const fn enough(&self) -> f64 {
         match self.arrivals {
-            Arrivals::OpenLoop => ENOUGH_AT_A_PACE,
-            Arrivals::ClosedLoop | Arrivals::Unknown => ENOUGH,
+            Arrivals::OpenLoop => ENOUGH_AT_A_PACE_PART,
+            Arrivals::ClosedLoop | Arrivals::Unknown => ENOUGH_PART,
         }
     }
 
@@ -196,20 +165,20 @@ impl Throughput {
         let copied = self.copied as f64 / seconds;
         (self.counted, self.copied) = (0, 0);
         self.window_began = now;
-        self.average += (done / seconds - self.average) * WEIGHT;
+        self.average += (done / seconds - self.average) * WEIGHT_PART;
         let due = self.reference * self.owed.part() * seconds;
         let lacks = done < due * self.enough();
         self.add(due, done);
-        let short = self.reference * self.owed.part() * SLACK.as_secs_f64() + CHANCE;
+        let short = self.reference * self.owed.part() * SLACK.as_secs_f64() + CHANCE_REQUESTS;
         // Where a link or a pause holds copies back, the guest may wait for that, too.
         let crawls = crawl.is_some_and(|pace| copied * 2.0 >= pace as f64);
         let against = match self.owed {
             Owed::All => lacks && crawls && self.arrivals == Arrivals::Unknown,
             Owed::ClosedLoop => false,
-            Owed::OnTrial(_) => done >= self.reference * seconds * ENOUGH,
+            Owed::OnTrial(_) => done >= self.reference * seconds * ENOUGH_PART,
         };
         self.against = if against { self.against + 1 } else { 0 };
-        let speaks = self.against >= SATURATING;
+        let speaks = self.against >= SATURATING_WINDOWS;
         match self.owed {
             Owed::All if speaks && self.missed >= short / 2.0 => {
                 self.owe(Owed::OnTrial(now.after(self.trial)));
@@ -223,7 +192,7 @@ impl Throughput {
             _ => {}
         }
         // One that has enough and does not ask for more will not make up for anything.
-        let catches_up = lacks || done > due * CATCHING_UP;
+        let catches_up = lacks || done > due * CATCHING_UP_PART;
         let makes_up = self.is_short() && catches_up && self.owing() >= short / 8.0;
         if self.missed < short / 2.0 && !makes_up {
             (self.short_since, self.found) = (None, 0.0);
@@ -458,13 +427,13 @@ mod tests {
     fn a_guest_that_never_has_enough_is_owed_a_quarter_for_longer_each_time_that_it_shows() {
         let mut it = unknown(10_000);
         for seconds in [1, 2, 4] {
-            let found = findings(&mut it, SATURATING, 8_000, CRAWL);
+            let found = findings(&mut it, SATURATING_WINDOWS, 8_000, CRAWL);
             assert_eq!(found.last(), Some(&Finding::Saturates), "{seconds}");
             assert!(!it.is_short());
             assert_eq!(findings(&mut it, seconds * 10, 2_500, None), []);
             assert!(matches!(it.owed, Owed::All), "{it:?}");
         }
-        findings(&mut it, SATURATING, 8_000, CRAWL);
+        findings(&mut it, SATURATING_WINDOWS, 8_000, CRAWL);
         let found = findings(&mut it, 5, 1_250, None);
         let shortage = lacked(found.last().copied());
         assert!((shortage.lacked - 0.5).abs() < 1e-9, "{shortage:?}");
@@ -484,7 +453,7 @@ mod tests {
     #[test]
     fn a_guest_that_sets_its_own_pace_is_owed_all_of_it_however_long_it_lacks_some() {
         let mut it = guest(10_000, Arrivals::OpenLoop);
-        let found = findings(&mut it, SATURATING * 5, 8_000, CRAWL);
+        let found = findings(&mut it, SATURATING_WINDOWS * 5, 8_000, CRAWL);
         assert!(found.len() > 10);
         assert!(!found.contains(&Finding::Saturates));
     }
@@ -493,7 +462,7 @@ mod tests {
     fn a_guest_has_too_little_for_reasons_of_its_own_only_while_copies_crawl() {
         for crawl in [None, Some(90_000_000)] {
             let mut it = unknown(10_000);
-            let found = findings(&mut it, SATURATING * 5, 8_000, crawl);
+            let found = findings(&mut it, SATURATING_WINDOWS * 5, 8_000, crawl);
             assert!(!found.contains(&Finding::Saturates), "{crawl:?}");
         }
     }
@@ -501,8 +470,8 @@ mod tests {
     #[test]
     fn a_guest_that_has_enough_again_is_owed_all_of_it() {
         let mut it = unknown(10_000);
-        findings(&mut it, SATURATING, 8_000, CRAWL);
-        assert_eq!(findings(&mut it, SATURATING, 10_000, None), []);
+        findings(&mut it, SATURATING_WINDOWS, 8_000, CRAWL);
+        assert_eq!(findings(&mut it, SATURATING_WINDOWS, 10_000, None), []);
         let found = findings(&mut it, 5, 8_000, None);
         let shortage = lacked(found.last().copied());
         assert!((shortage.lacked - 0.2).abs() < 1e-9, "{shortage:?}");
@@ -512,7 +481,7 @@ mod tests {
     fn a_guest_that_catches_up_after_a_stall_is_still_owed_all_of_it() {
         let mut it = unknown(10_000);
         for _ in 0..5 {
-            let stalled = findings(&mut it, SATURATING - 1, 1_000, CRAWL);
+            let stalled = findings(&mut it, SATURATING_WINDOWS - 1, 1_000, CRAWL);
             assert!(!stalled.contains(&Finding::Saturates));
             findings(&mut it, 6, 16_000, CRAWL);
         }

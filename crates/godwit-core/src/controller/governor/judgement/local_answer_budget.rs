@@ -1,10 +1,7 @@
 //! How many requests of the guest may be answered without the destination although nothing pauses:
 //! hiccups are few, and a link that fails is not worth waiting for.
 
-/// Requests in a sampling period.
-const MOST: u32 = 64;
-/// The part of all requests lately, beyond as many.
-const MOST_PART: f64 = 0.01;
+use crate::controller::governor::tuning::local_answer_budget::{MOST_PART, MOST_REQUESTS};
 
 /// Requests that were answered without the destination.
 #[derive(Debug, Default)]
@@ -20,7 +17,7 @@ impl LocalAnswerBudget {
     pub(in crate::controller) fn allow(&mut self, requests: f64) -> bool {
         self.now += 1;
         self.recent += 1.0;
-        self.now <= MOST && self.recent <= f64::from(MOST) + requests * MOST_PART
+        self.now <= MOST_REQUESTS && self.recent <= f64::from(MOST_REQUESTS) + requests * MOST_PART
     }
 
     /// A sampling period is over, of which this part is remembered.

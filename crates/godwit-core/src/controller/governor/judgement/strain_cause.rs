@@ -2,15 +2,9 @@
 //! do, now and then a processor stands still for milliseconds. One such wait says nothing about their
 //! rate, several do.
 
-/// What is remembered of the past after a sampling period: about two seconds' worth in all.
-const MEMORY: f64 = 0.995;
-/// The part of sampling periods that may be strained without anybody's fault.
-const BORNE: f64 = 0.01;
-/// So many strained periods on end are no accident; and in as many more it shows what yielding did.
-const ON_END: u32 = 3;
-/// How soon it is learnt, and forgotten again, what the machine does by itself.
-const LEARN: f64 = 0.005;
-const FORGET: f64 = 0.9995;
+use crate::controller::governor::tuning::strain_cause::{
+    BORNE_PART, FORGET_FACTOR, LEARN_PART, MEMORY_PART, ON_END_PERIODS,
+};
 
 /// What strained the guest lately.
 #[derive(Debug, Default)]
@@ -27,16 +21,16 @@ impl StrainCause {
     /// it is time for them to yield.
     pub(in crate::controller) fn lies_with_copies(&mut self, strained: bool, crept: bool) -> bool {
         let now = f64::from(u8::from(strained));
-        self.recent = self.recent * MEMORY + now;
+        self.recent = self.recent * MEMORY_PART + now;
         if crept {
-            self.inherent += (now - self.inherent) * LEARN;
+            self.inherent += (now - self.inherent) * LEARN_PART;
         } else {
-            self.inherent *= FORGET;
+            self.inherent *= FORGET_FACTOR;
         }
         self.on_end = if strained { self.on_end + 1 } else { 0 };
-        let borne = (BORNE + self.inherent * 2.0) / (1.0 - MEMORY);
-        let long = self.on_end.is_multiple_of(ON_END);
-        let often = self.recent > borne + 1.0 && self.on_end < ON_END;
+        let borne = (BORNE_PART + self.inherent * 2.0) / (1.0 - MEMORY_PART);
+        let long = self.on_end.is_multiple_of(ON_END_PERIODS);
+        let often = self.recent > borne + 1.0 && self.on_end < ON_END_PERIODS;
         let blamed = strained && (long || often);
         if blamed {
             // What changes with that has to show before more follows.

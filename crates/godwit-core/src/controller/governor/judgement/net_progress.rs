@@ -4,20 +4,10 @@
 //! the guest waits for the destination now and then and pauses are few enough for copies to gain. One that
 //! somebody stated is kept, but pauses stay short, which leave less behind.
 
-use core::time::Duration;
-
+use crate::controller::governor::tuning::net_progress::{
+    FALL_FACTOR, LEAST_GAIN_PART, MOST_FACTOR, RISE_FACTOR, WINDOW,
+};
 use crate::units::Time;
-
-/// How often the gain is judged.
-const WINDOW: Duration = Duration::from_millis(250);
-
-/// The part of what the guest writes that copies gain at least.
-const LEAST_GAIN: f64 = 0.5;
-
-/// By how much the promise is eased in a window without such a gain, and how it comes back in one with it.
-const RISE: f64 = 1.5;
-const FALL: f64 = 0.95;
-const MOST: f64 = 100.0;
 
 /// What a migration gains, window by window.
 #[derive(Debug)]
@@ -80,9 +70,13 @@ impl NetProgress {
         if self.went_on {
             // What is left at the end is what the guest has just written.
             let ends = left <= self.written;
-            let gains = before as f64 - left as f64 >= self.written as f64 * LEAST_GAIN;
-            let change = if gains || ends { FALL } else { RISE };
-            self.factor = (self.factor * change).clamp(1.0, MOST);
+            let gains = before as f64 - left as f64 >= self.written as f64 * LEAST_GAIN_PART;
+            let change = if gains || ends {
+                FALL_FACTOR
+            } else {
+                RISE_FACTOR
+            };
+            self.factor = (self.factor * change).clamp(1.0, MOST_FACTOR);
             self.begin(now, left);
         } else {
             self.began = now;
@@ -124,7 +118,7 @@ mod tests {
         assert!(after(1, mebibytes(11), false) <= 1.0);
         assert!(after(1, mebibytes(9), false) > 1.4);
         assert!(after(4, mebibytes(-20), false) > 5.0);
-        assert!(after(100, mebibytes(-20), false) <= MOST);
+        assert!(after(100, mebibytes(-20), false) <= MOST_FACTOR);
         assert!(after(100, mebibytes(-20), true) <= 1.0, "nothing answers");
     }
 
@@ -142,7 +136,7 @@ mod tests {
     #[test]
     fn the_promise_comes_back_once_it_gains() {
         let mut net_progress = NetProgress::new(Time(0));
-        net_progress.factor = MOST;
+        net_progress.factor = MOST_FACTOR;
         for window in 0..100 {
             let left = (200 - u64::from(window)) * MEBIBYTE;
             net_progress.period_ends(Time(0).after(WINDOW * window), left, false);

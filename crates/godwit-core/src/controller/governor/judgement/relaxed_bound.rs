@@ -1,10 +1,6 @@
 //! A bound that is eased when what exceeds it is not the migration's doing.
 
-/// How it is eased, and how it comes back in each period without such evidence: at last about one
-/// period in fifty exceeds it.
-const EASE: f64 = 1.25;
-const UNEASE: f64 = 0.995;
-const MOST: f64 = 100.0;
+use crate::controller::governor::tuning::relaxed_bound::{EASE_FACTOR, MOST_FACTOR, UNEASE_FACTOR};
 
 /// How many times its own value a bound is taken for: 1 to 100.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -22,7 +18,7 @@ impl RelaxedBound {
     /// A period is over in which the eased bound was or was not exceeded by no fault of the
     /// migration.
     pub(in crate::controller) fn period_ends(&mut self, exceeded: bool) {
-        let change = if exceeded { EASE } else { UNEASE };
-        self.0 = (self.0 * change).clamp(1.0, MOST);
+        let change = if exceeded { EASE_FACTOR } else { UNEASE_FACTOR };
+        self.0 = (self.0 * change).clamp(1.0, MOST_FACTOR);
     }
 }
