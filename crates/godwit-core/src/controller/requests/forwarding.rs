@@ -14,7 +14,7 @@
 
 use crate::action::{Action, Forwarder};
 use crate::controller::Controller;
-use crate::controller::requests::slots::{FORWARD, Work, WorkStage};
+use crate::controller::requests::slots::{Slot, Work, WorkStage};
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::request::{Operation, Origin, RequestError, RequestTag};
@@ -215,7 +215,7 @@ impl Controller {
             };
             slot.abandoned = true;
             holds |= slot.stage == WorkStage::Held;
-            if slot.pending & FORWARD != 0 && self.forward_link != ForwardLink::Up {
+            if slot.is_forwarded() && self.forward_link != ForwardLink::Up {
                 self.give_up(tag);
             }
         }
@@ -231,7 +231,7 @@ impl Controller {
     }
 
     fn end_forwarded(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
-        self.slots[tag].pending = 0;
+        self.slots[tag].stage = WorkStage::Done;
         self.slots[tag].result = result;
         self.finish(tag);
     }
@@ -420,7 +420,7 @@ impl Controller {
         self.begin_forwarding();
         let number = self.forwarding.next_number();
         let slot = &mut self.slots[tag];
-        slot.sent = true;
+        slot.stage = WorkStage::Forwarded { sent: true };
         slot.generation = Generation(number);
         let message = Message::Forward {
             tag,
@@ -462,9 +462,10 @@ impl Controller {
         } else if !self.authority.may_serve() {
             return;
         }
-        for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
+        for tag in self.slots.select(Slot::is_forwarded) {
             let slot = &self.slots[tag];
-            let (sent, is_write, abandoned) = (slot.sent, slot.is_write(), slot.abandoned);
+            let sent = slot.stage == WorkStage::Forwarded { sent: true };
+            let (is_write, abandoned) = (slot.is_write(), slot.abandoned);
             let is_taken =
                 matches!(taken, Taken::Through(last) if is_through(last, slot.generation.0));
             // What was sent on a connection in use after its first fence was not taken before that.
@@ -495,11 +496,14 @@ impl Controller {
     /// sent is done here, unless it may have been done there and others have written since.
     pub(in crate::controller) fn take_back_forwarded(&mut self) {
         let shared = self.forwarding.is_shared();
-        for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
+        for tag in self.slots.select(Slot::is_forwarded) {
             let slot = &self.slots[tag];
             if slot.abandoned {
                 self.give_up(tag);
-            } else if shared && slot.sent && slot.is_write() {
+            } else if shared
+                && slot.stage == (WorkStage::Forwarded { sent: true })
+                && slot.is_write()
+            {
                 self.end_forwarded(tag, Err(RequestError::Uncertain));
             } else {
                 self.start_over(tag);

@@ -9,7 +9,7 @@ use core::time::Duration;
 use crate::action::{Action, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
 use crate::controller::requests::forwarding::ForwardLink;
-use crate::controller::requests::slots::{FORWARD, LOCAL, REMOTE, TagList, Work, WorkStage};
+use crate::controller::requests::slots::{Slot, TagList, Work, WorkStage};
 use crate::controller::transfer::policy::Route;
 use crate::controller::transfer::window::ChunkState;
 use crate::event::{AbortReason, Event};
@@ -96,7 +96,7 @@ impl Controller {
         }
         for tag in self
             .slots
-            .select(|slot| slot.abandoned && slot.pending & FORWARD != 0)
+            .select(|slot| slot.abandoned && slot.is_forwarded())
         {
             self.give_up(tag);
         }
@@ -107,8 +107,8 @@ impl Controller {
     pub fn fail_forwarded(&mut self, now: Time) {
         self.now = now;
         self.forward_link = ForwardLink::Absent;
-        for tag in self.slots.select(|slot| slot.pending & FORWARD != 0) {
-            self.slots[tag].pending = 0;
+        for tag in self.slots.select(Slot::is_forwarded) {
+            self.slots[tag].stage = WorkStage::Done;
             self.slots[tag].result = Err(RequestError::NotServing);
             self.finish(tag);
         }
@@ -252,8 +252,10 @@ impl Controller {
         if slot.abandoned {
             return self.give_up(tag);
         }
-        slot.locked = false;
-        let has_waited = slot.stage == WorkStage::Waiting;
+        let has_waited = slot.is_waiting();
+        if has_waited {
+            slot.stage = WorkStage::Waiting;
+        }
         let (sequence, is_write) = (slot.sequence, slot.is_write());
         let is_request = slot.is_request();
         // A chunk that is compared must not change: who was let through while it was copied, and has
@@ -296,8 +298,7 @@ impl Controller {
                         self.slots[tag].unlocked = true;
                     }
                     Some(chunk) => {
-                        self.slots[tag].stage = WorkStage::Waiting;
-                        self.slots[tag].locked = true;
+                        self.slots[tag].stage = WorkStage::Locked;
                         self.slots.push(&mut chunk.waiters, tag);
                         return self.watch(tag);
                     }
@@ -324,14 +325,13 @@ impl Controller {
             return self.hold(tag);
         }
         let slot = &mut self.slots[tag];
-        slot.stage = WorkStage::InFlight;
-        slot.pending = FORWARD;
+        slot.stage = WorkStage::Forwarded { sent: false };
         slot.issued = self.now;
         match self.forward_link {
             ForwardLink::Up => self.forward(tag),
             ForwardLink::Down | ForwardLink::Opening => {}
             ForwardLink::Absent => {
-                slot.pending = 0;
+                slot.stage = WorkStage::Done;
                 slot.result = Err(RequestError::NotServing);
                 self.finish(tag);
             }
@@ -343,8 +343,10 @@ impl Controller {
     #[inline]
     fn issue_here(&mut self, tag: RequestTag, operation: Operation) {
         let slot = &mut self.slots[tag];
-        slot.stage = WorkStage::InFlight;
-        slot.pending = LOCAL;
+        slot.stage = WorkStage::Here {
+            at_disk: true,
+            at_destination: false,
+        };
         slot.issued = self.now;
         let (local, remote) = match operation {
             Operation::Read(extent) => (
@@ -382,7 +384,10 @@ impl Controller {
             source.double_written(extent, zeroes);
             let turn = source.next_turn(tag);
             let slot = &mut self.slots[tag];
-            slot.pending |= REMOTE;
+            slot.stage = WorkStage::Here {
+                at_disk: true,
+                at_destination: true,
+            };
             slot.doubled = true;
             slot.turn = turn;
             slot.generation = generation;
@@ -401,18 +406,17 @@ impl Controller {
 
     #[inline]
     pub(super) fn request_disk_done(&mut self, tag: RequestTag, result: Result<(), RequestError>) {
-        let Some(slot) = self
-            .slots
-            .get_mut(tag)
-            .filter(|slot| slot.pending & LOCAL != 0)
-        else {
+        let Some(slot) = self.slots.get_mut(tag).filter(|slot| slot.is_at_disk()) else {
             return;
         };
-        slot.pending &= !LOCAL;
+        let waits = slot.is_at_destination();
+        slot.stage = WorkStage::Here {
+            at_disk: false,
+            at_destination: waits,
+        };
         slot.result = result;
         let doubled = slot.doubled;
-        let posts = slot.pending == REMOTE && result.is_ok();
-        if slot.pending == 0 || (posts && self.post(tag)) {
+        if !waits || (result.is_ok() && self.post(tag)) {
             self.finish(tag);
         }
         if result.is_err() && doubled {
@@ -426,9 +430,8 @@ impl Controller {
     #[inline]
     pub(super) fn double_write_acknowledged(&mut self, id: u32, generation: Generation) {
         let tag = RequestTag(id & 0xFFFF);
-        let is_current = |slot: &crate::controller::requests::slots::Slot| {
-            slot.generation == generation && double_write_id(tag, slot.turn) == id
-        };
+        let is_current =
+            |slot: &Slot| slot.generation == generation && double_write_id(tag, slot.turn) == id;
         if self.slots.get(tag).is_some_and(is_current) {
             self.give_up_double_write(tag);
         }
@@ -437,15 +440,11 @@ impl Controller {
     /// A double write keeps its request waiting no longer.
     #[inline]
     pub(super) fn give_up_double_write(&mut self, tag: RequestTag) {
-        let Some(slot) = self
-            .slots
-            .get_mut(tag)
-            .filter(|slot| slot.pending & REMOTE != 0)
-        else {
+        let waiting = self.slots.get_mut(tag);
+        let Some(slot) = waiting.filter(|slot| slot.is_at_destination()) else {
             return;
         };
-        slot.pending &= !REMOTE;
-        if slot.pending == 0 {
+        if !slot.forget_destination() {
             self.finish(tag);
         } else if let Some(source) = &mut self.source {
             source.prune_watched(&self.slots);
@@ -466,18 +465,18 @@ impl Controller {
             return;
         };
         if result != Err(RequestError::NotServing) {
-            slot.pending = 0;
+            slot.stage = WorkStage::Done;
             slot.result = result;
             return self.finish(tag);
         }
         // The other node did not do it because it does not own the disk any more. Before it gave the disk
         // away it answered everything else that it had taken, so it does nothing of the rest either.
         let serves = self.authority.may_serve();
-        for pending in self.slots.select(|slot| slot.pending & FORWARD != 0) {
+        for pending in self.slots.select(Slot::is_forwarded) {
             if serves {
                 self.start_over(pending);
             } else {
-                self.slots[pending].sent = false;
+                self.slots[pending].stage = WorkStage::Forwarded { sent: false };
             }
         }
         if !serves && self.forward_link == ForwardLink::Up {
@@ -490,8 +489,6 @@ impl Controller {
     /// it may be read; otherwise the two would wait for each other.
     pub(super) fn start_over(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
-        slot.pending = 0;
-        slot.sent = false;
         slot.stage = WorkStage::Waiting;
         if let Some(extent) = slot.extent {
             self.writes_left(extent);

@@ -4,13 +4,6 @@ use crate::action::{ChunkSlot, DelayedSlot, Digest};
 use crate::request::{Operation, Origin, RequestError, RequestTag};
 use crate::units::{Extent, Generation, Lba, Time};
 
-/// The local disk operation has not finished.
-pub(in crate::controller) const LOCAL: u8 = 1;
-/// The destination has not acknowledged the double write.
-pub(in crate::controller) const REMOTE: u8 = 2;
-/// The owner has not answered the forwarded request.
-pub(in crate::controller) const FORWARD: u8 = 4;
-
 const NONE: u32 = u32::MAX;
 
 /// What a slot holds.
@@ -61,10 +54,24 @@ pub(in crate::controller) enum Work {
 pub(in crate::controller) enum WorkStage {
     /// Waits until it is known who serves.
     Held,
-    /// Waits for an earlier overlapping write or for the locking window.
+    /// Waits for an earlier overlapping write, or for its turn.
     Waiting,
-    /// At the disk, the destination or the owner.
-    InFlight,
+    /// Waits for the chunk that locks its addresses.
+    Locked,
+    /// Carried out here.
+    Here {
+        /// The local disk has not finished it.
+        at_disk: bool,
+        /// The destination has not acknowledged its double write, and it waits for that.
+        at_destination: bool,
+    },
+    /// Waits for the owner.
+    Forwarded {
+        /// It was sent to the owner, which may have done it.
+        sent: bool,
+    },
+    /// Nothing of it is left to be done.
+    Done,
 }
 
 /// A first-in first-out list of tags, linked through the slots.
@@ -85,16 +92,12 @@ impl TagList {
 pub(in crate::controller) struct Slot {
     pub(in crate::controller) work: Work,
     pub(in crate::controller) stage: WorkStage,
-    /// Operations that have not finished: [`LOCAL`], [`REMOTE`], [`FORWARD`].
-    pub(in crate::controller) pending: u8,
     /// Whether the request has passed the gate.
     pub(in crate::controller) admitted: bool,
     /// Whether the write table knows it.
     pub(in crate::controller) registered: bool,
     /// Whether the destination was told of this write.
     pub(in crate::controller) doubled: bool,
-    /// Whether it waits for the chunk that locks its addresses.
-    pub(in crate::controller) locked: bool,
     /// Whether it does not wait for chunks, or no longer: the destination hears of it later.
     pub(in crate::controller) unlocked: bool,
     /// Whether it waited for the migration too long and nothing could be done about it.
@@ -107,8 +110,6 @@ pub(in crate::controller) struct Slot {
     pub(in crate::controller) stale: bool,
     /// Whether its client is gone.
     pub(in crate::controller) abandoned: bool,
-    /// Whether it was sent to the owner, which may have done it.
-    pub(in crate::controller) sent: bool,
     /// Which of the double writes with its tag it is.
     pub(in crate::controller) turn: u16,
     /// The generation in which it was sent to the destination, or its number among those that were
@@ -132,18 +133,15 @@ impl Slot {
     const FREE: Self = Self {
         work: Work::Free,
         stage: WorkStage::Held,
-        pending: 0,
         admitted: false,
         registered: false,
         doubled: false,
-        locked: false,
         unlocked: false,
         late: false,
         combined: false,
         acknowledged: false,
         stale: false,
         abandoned: false,
-        sent: false,
         turn: 0,
         generation: Generation(0),
         arrived: Time(0),
@@ -167,7 +165,61 @@ impl Slot {
 
     /// Whether it was forwarded under this number and is not answered.
     pub(in crate::controller) fn awaits_reply(&self, number: u32) -> bool {
-        self.pending & FORWARD != 0 && self.sent && self.generation == Generation(number)
+        self.stage == (WorkStage::Forwarded { sent: true }) && self.generation == Generation(number)
+    }
+
+    /// Whether the local disk has not finished it.
+    #[inline]
+    pub(in crate::controller) const fn is_at_disk(&self) -> bool {
+        matches!(self.stage, WorkStage::Here { at_disk: true, .. })
+    }
+
+    /// Whether it waits for the destination's acknowledgement.
+    #[inline]
+    pub(in crate::controller) const fn is_at_destination(&self) -> bool {
+        matches!(
+            self.stage,
+            WorkStage::Here {
+                at_destination: true,
+                ..
+            }
+        )
+    }
+
+    /// It waits for the destination's acknowledgement no longer. Whether it waits for the disk.
+    #[inline]
+    pub(in crate::controller) const fn forget_destination(&mut self) -> bool {
+        match &mut self.stage {
+            WorkStage::Here {
+                at_disk,
+                at_destination,
+            } => {
+                *at_destination = false;
+                *at_disk
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether it waits for the owner.
+    #[inline]
+    pub(in crate::controller) const fn is_forwarded(&self) -> bool {
+        matches!(self.stage, WorkStage::Forwarded { .. })
+    }
+
+    /// Whether it waits here for its turn.
+    #[inline]
+    pub(in crate::controller) const fn is_waiting(&self) -> bool {
+        matches!(self.stage, WorkStage::Waiting | WorkStage::Locked)
+    }
+
+    /// Whether something is being done about it, here or elsewhere.
+    #[inline]
+    pub(in crate::controller) const fn is_in_flight(&self) -> bool {
+        matches!(
+            self.stage,
+            WorkStage::Here { .. } | WorkStage::Forwarded { .. }
+        )
     }
 
     /// Of a request that writes data: whether it has to be durable.
@@ -284,7 +336,7 @@ impl Slots {
         self.get(tag).is_some_and(|slot| {
             slot.sequence == sequence
                 && slot.late == late
-                && (slot.locked || slot.pending & REMOTE != 0)
+                && (slot.stage == WorkStage::Locked || slot.is_at_destination())
         })
     }
 

@@ -6,7 +6,7 @@ use core::time::Duration;
 
 use crate::action::Action;
 use crate::controller::governor::Period;
-use crate::controller::requests::slots::REMOTE;
+use crate::controller::requests::slots::{Slot, WorkStage};
 use crate::controller::{Controller, LinkSignal};
 use crate::event::{Event, PauseReason};
 use crate::request::RequestTag;
@@ -146,13 +146,13 @@ impl Controller {
         let (Some(extent), Some(source)) = (slot.extent, &mut self.source) else {
             return false;
         };
-        if slot.locked {
+        if slot.stage == WorkStage::Locked {
             let Some(mut waiters) = source.unlock(extent) else {
                 return false;
             };
             while let Some(waiter) = self.slots.pop(&mut waiters) {
                 self.slots[waiter].unlocked = true;
-                self.slots[waiter].locked = false;
+                self.slots[waiter].stage = WorkStage::Waiting;
                 self.ready.push_back(waiter);
             }
             return true;
@@ -227,7 +227,7 @@ impl Controller {
         if let Some(source) = &mut self.source {
             source.delayed.recall();
         }
-        for tag in self.slots.select(|slot| slot.pending & REMOTE != 0) {
+        for tag in self.slots.select(Slot::is_at_destination) {
             if let (Some(extent), Some(source)) = (self.slots[tag].extent, &mut self.source) {
                 source.delay(extent);
             }

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
-use crate::controller::requests::slots::{LOCAL, Work, WorkStage};
+use crate::controller::requests::slots::{Work, WorkStage};
 use crate::controller::transfer::double_write::early_acknowledgement::Unwritten;
 use crate::controller::{Controller, StartError};
 use crate::event::AbortReason;
@@ -186,8 +186,10 @@ impl Controller {
         if slot.stale {
             return self.drop_stale(tag);
         }
-        slot.stage = WorkStage::InFlight;
-        slot.pending = LOCAL;
+        slot.stage = WorkStage::Here {
+            at_disk: true,
+            at_destination: false,
+        };
         let zero = |unmap| DiskOperation::WriteZeroes {
             extent,
             fua: false,
@@ -219,11 +221,7 @@ impl Controller {
         tag: RequestTag,
         result: Result<Content, RequestError>,
     ) {
-        let Some(slot) = self
-            .slots
-            .get_mut(tag)
-            .filter(|slot| slot.pending & LOCAL != 0)
-        else {
+        let Some(slot) = self.slots.get_mut(tag).filter(|slot| slot.is_at_disk()) else {
             return;
         };
         let work = slot.work;
@@ -235,7 +233,7 @@ impl Controller {
             }
         }
         let slot = &mut self.slots[tag];
-        slot.pending = 0;
+        slot.stage = WorkStage::Done;
         let acknowledged = slot.acknowledged;
         self.leave(tag);
         let done = result.map(|_| ());
@@ -344,7 +342,7 @@ impl Controller {
                 | Work::VerifyHole { generation, .. } => generation,
                 _ => return false,
             };
-            sent_in < generation && slot.stage == WorkStage::Waiting
+            sent_in < generation && slot.is_waiting()
         });
         for tag in stale {
             self.slots[tag].stale = !self.has_bug(PlantedBug::IgnoreGeneration);

@@ -10,7 +10,6 @@
 //! is remembered when the copy nears its end.
 
 use crate::action::{Action, Content, DelayedSlot, DiskOperation, DiskTag, Inspect};
-use crate::controller::requests::slots::LOCAL;
 use crate::controller::transfer::double_write::delayed_table::{DelayedTable, MAX_SECTORS};
 use crate::controller::transfer::double_write::hot_writes::{Heat, HotWrites};
 use crate::controller::{Controller, Limits};
@@ -301,7 +300,7 @@ impl Controller {
             let writing = self.table.find(extent, |entry| {
                 slots
                     .get(entry.tag)
-                    .is_some_and(|slot| slot.is_request() && slot.pending & LOCAL != 0)
+                    .is_some_and(|slot| slot.is_request() && slot.is_at_disk())
             });
             if writing.is_some() {
                 busy += 1;

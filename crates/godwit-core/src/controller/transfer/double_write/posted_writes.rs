@@ -10,7 +10,6 @@ use core::time::Duration;
 use std::collections::VecDeque;
 
 use crate::controller::Controller;
-use crate::controller::requests::slots::REMOTE;
 use crate::controller::transfer::double_write::min_rtt::MinRtt;
 use crate::planted::PlantedBug;
 use crate::request::RequestTag;
@@ -169,7 +168,7 @@ impl Controller {
             extent,
             sent: slot.issued,
         });
-        self.slots[tag].pending &= !REMOTE;
+        self.slots[tag].forget_destination();
         true
     }
 

@@ -15,7 +15,7 @@ use crate::controller::governor::Governor;
 use crate::controller::governor::in_flight::idle_window::IdleWindow;
 use crate::controller::governor::obstacles::Obstacles;
 use crate::controller::governor::token_bucket::TokenBucket;
-use crate::controller::requests::slots::{REMOTE, Slots};
+use crate::controller::requests::slots::{Slot, Slots};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
@@ -334,7 +334,7 @@ impl Controller {
             reason,
             mismatch,
         });
-        for tag in self.slots.select(|slot| slot.pending & REMOTE != 0) {
+        for tag in self.slots.select(Slot::is_at_destination) {
             self.give_up_double_write(tag);
         }
         for chunk in given_up {
@@ -407,7 +407,7 @@ impl Controller {
             || source.is_kept_waiting(now)
             || !self
                 .slots
-                .select(|slot| slot.pending & REMOTE != 0 && now.since(slot.issued) > timeout)
+                .select(|slot| slot.is_at_destination() && now.since(slot.issued) > timeout)
                 .is_empty();
         if late && self.abort_source(AbortReason::PeerTimeout) {
             self.run_ready();

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
-use crate::controller::requests::slots::{Slots, TagList, WorkStage};
+use crate::controller::requests::slots::{Slots, TagList};
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::freeze::FREEZE_DELAYED_BYTES;
 use crate::controller::transfer::outgoing::layout::Next;
@@ -513,9 +513,7 @@ fn read_when_quiet(
     extent: Extent,
 ) -> bool {
     let busy = table.find(extent, |entry| {
-        slots
-            .get(entry.tag)
-            .is_some_and(|slot| slot.stage == WorkStage::InFlight)
+        slots.get(entry.tag).is_some_and(|slot| slot.is_in_flight())
     });
     if busy.is_some() || source.posted.overlaps(extent) {
         return false;
