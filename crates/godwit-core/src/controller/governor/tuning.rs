@@ -174,22 +174,22 @@ pub(in crate::controller) mod relaxed_bound {
 pub(in crate::controller) mod strain_cause {
     /// What is remembered of the past after a sampling period: about two seconds' worth in all.
     ///
-    /// From: no experiment that is recorded; what leaving the part out costs is in docs/lab/governor-parts.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const MEMORY_PART: f64 = 0.995;
 
     /// The part of sampling periods that may be strained without anybody's fault.
     ///
-    /// From: no experiment that is recorded; what leaving the part out costs is in docs/lab/governor-parts.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const BORNE_PART: f64 = 0.01;
 
     /// So many strained periods on end are no accident; and in as many more it shows what yielding did.
     ///
-    /// From: no experiment that is recorded; what leaving the part out costs is in docs/lab/governor-parts.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const ON_END_PERIODS: u32 = 3;
 
     /// How soon it is learnt, and forgotten again, what the machine does by itself.
     ///
-    /// From: no experiment that is recorded; what leaving the part out costs is in docs/lab/governor-parts.md.
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const LEARN_PART: f64 = 0.005;
 
     /// See [`LEARN_PART`].
