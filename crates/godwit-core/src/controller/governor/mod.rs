@@ -186,7 +186,7 @@ impl Governor {
     }
 
     /// A request has waited for the threshold, and could be answered without the destination.
-    /// Whether that may be done for it alone: hiccups are few, and a link that fails is not worth
+    /// Whether that may be done for it alone: such moments are few, and a link that fails is not worth
     /// waiting for.
     pub(super) fn may_answer_alone(&mut self) -> bool {
         let requests = self.recent + f64::from(self.answered);
@@ -358,13 +358,13 @@ impl Governor {
         let creeps = self.creeps();
         self.crept.period_ends(strained && creeps);
         // What the user stated is kept whatever stands against it.
-        let blamed = match &mut self.strain_cause {
+        let at_fault = match &mut self.strain_cause {
             Some(strain_cause) => strain_cause.lies_with_copies(strained, creeps),
             None => strained,
         };
         self.rate_search.period_ends(self.rate, strained && !creeps);
         let used = per_second(self.spent);
-        if blamed {
+        if at_fault {
             self.give_way();
         } else if !strained && !self.throughput.as_ref().is_some_and(Throughput::is_short) {
             // Room that is not used is no reason to ask for more.

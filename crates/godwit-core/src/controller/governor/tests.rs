@@ -514,3 +514,19 @@ fn without_net_progress_a_promise_is_not_eased_for_a_migration_that_loses_ground
     assert!(eased(""));
     assert!(!eased("net_progress"));
 }
+
+#[test]
+fn without_its_memory_of_it_a_rate_that_the_guest_bore_is_not_taken_up_again() {
+    let rate_after_a_shortage = |parts| {
+        let mut governor = without(parts);
+        governor.rate = 300 << 20;
+        governor.rate_search.yielded(governor.rate);
+        busy_periods(&mut governor, 1..=100, LIMIT / 10);
+        let borne = governor.rate;
+        short_periods(&mut governor, 101..=120, borne / 100);
+        busy_periods(&mut governor, 121..=130, LIMIT / 10);
+        governor.rate as f64 / borne as f64
+    };
+    assert!(rate_after_a_shortage("") > 0.8);
+    assert!(rate_after_a_shortage("rate_search.again") < 0.8);
+}

@@ -434,4 +434,15 @@ mod tests {
         }
         assert_eq!(busy_window.window, crowded);
     }
+
+    #[test]
+    fn without_the_queueing_ratio_chunks_may_wait_for_each_other() {
+        let window_without = |parts: &str| {
+            let mut options = MigrationOptions::new(MigrationId([1; 16]));
+            options.governor = parts.parse().expect("parts of the governor");
+            let mut busy_window = BusyWindow::new(&options);
+            go_on(&mut busy_window, TIGHT, 1000, Pace::BelowRate)
+        };
+        assert!(window_without("") < window_without("queueing_ratio"));
+    }
 }

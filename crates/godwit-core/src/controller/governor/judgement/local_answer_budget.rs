@@ -1,5 +1,5 @@
 //! How many requests of the guest may be answered without the destination although nothing pauses:
-//! hiccups are few, and a link that fails is not worth waiting for.
+//! such moments are few, and a link that fails is not worth waiting for.
 
 use crate::controller::governor::tuning::local_answer_budget::{MOST_PART, MOST_REQUESTS};
 

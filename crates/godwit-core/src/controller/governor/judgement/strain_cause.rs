@@ -31,12 +31,12 @@ impl StrainCause {
         let borne = (BORNE_PART + self.inherent * 2.0) / (1.0 - MEMORY_PART);
         let long = self.on_end.is_multiple_of(ON_END_PERIODS);
         let often = self.recent > borne + 1.0 && self.on_end < ON_END_PERIODS;
-        let blamed = strained && (long || often);
-        if blamed {
+        let at_fault = strained && (long || often);
+        if at_fault {
             // What changes with that has to show before more follows.
             self.recent = self.recent.min(borne / 2.0);
         }
-        blamed
+        at_fault
     }
 }
 
@@ -46,9 +46,9 @@ mod tests {
 
     /// How often copies yield in so many periods, of which one in `every` is strained.
     fn yields(strain_cause: &mut StrainCause, periods: u32, every: u32, crept: bool) -> usize {
-        let mut blamed =
+        let mut at_fault =
             |number: u32| strain_cause.lies_with_copies(number.is_multiple_of(every), crept);
-        (1..=periods).filter(|number| blamed(*number)).count()
+        (1..=periods).filter(|number| at_fault(*number)).count()
     }
 
     #[test]
