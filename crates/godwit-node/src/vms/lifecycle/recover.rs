@@ -251,7 +251,7 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
         inspect::is_live(&state) || matches!(state.as_str(), "finish-migrate" | "postmigrate")
     };
     let ran = ran && state.is_ok_and(moved);
-    let problem = crate::vms::outgoing::rollback::take_back(vm, &qemu.qmp, ran)
+    let problem = crate::vms::outgoing::planes::rollback::take_back(vm, &qemu.qmp, ran)
         .await
         .err();
     watch::attach(node, vm, qemu).await;

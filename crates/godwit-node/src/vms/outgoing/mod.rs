@@ -1,11 +1,11 @@
 //! Moves VMs away. The order of the steps is that of `messages.rs`; nothing but the disks' records
 //! (`disks/group.rs`) decides where the VM is.
 
-pub(crate) mod convergence;
+mod departure;
+pub(in crate::vms) mod planes;
 pub(crate) mod post_copy_source;
 pub(crate) mod preflight;
-pub(crate) mod rollback;
-pub(crate) mod steps;
+mod steps;
 pub(crate) mod table;
 
 use std::sync::Arc;
@@ -13,28 +13,26 @@ use std::time::{Duration, Instant};
 
 use godwit_core::authority::Ownership;
 use godwit_core::event::AbortReason;
-use godwit_core::units::MigrationId;
 use godwit_core::wire::{Purpose, TrafficClass};
 use serde_json::json;
 use tokio::sync::{Notify, oneshot, watch};
-use tokio::task::AbortHandle;
 
 use crate::clock;
-use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::group::{GroupState, SwitchGroup};
 use crate::disks::storage::image;
 use crate::failpoint;
-use crate::migrations::{options, outgoing};
+use crate::migrations::options;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
 use crate::store::machine::VmMark;
-use crate::vms::control::Link;
-use crate::vms::lifecycle::run::stored_badly;
 use crate::vms::messages::{Answer, MachineOffer, Order};
+use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
+use crate::vms::outgoing::planes::Plane;
+use crate::vms::outgoing::planes::disks::Disks;
+use crate::vms::outgoing::planes::memory::Memory;
 use crate::vms::outgoing::post_copy_source::{Giving, unmark};
-use crate::vms::outgoing::rollback::TakenBack;
-use crate::vms::vm::{Inner, Qemu, Vm, VmActivity, VmGuard};
+use crate::vms::vm::{Inner, Qemu, VmActivity, VmGuard};
 use godwit_api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use godwit_qemu::inspect::Facts;
 
@@ -46,8 +44,8 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(30);
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the disks may take to know that the destination has them.
 const DEPART_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the disks' migrations are looked at.
-pub(super) const POLL: Duration = Duration::from_millis(20);
+/// Longest wait for all disks to be ready to be given away.
+const SWITCH_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a cancelled move may take to end.
 const CANCEL_WAIT: Duration = Duration::from_secs(20);
 
@@ -97,16 +95,15 @@ pub(crate) async fn migrate(
     let (number, cancelled) = node.vm_migrations.begin(view.clone());
     store(node, number, &view).await;
     let (begun, told) = oneshot::channel();
-    let step = Move {
+    let of = Departure {
         node: Arc::clone(node),
         vm,
         peer,
         id,
         request,
         qemu,
-        stopped: None,
-        told: None,
     };
+    let step = Move { of, told: None };
     tokio::spawn(step.run(guard, cancelled, begun));
     told.await.unwrap_or_else(|_| {
         let text = format!("the task that moves VM {name} failed");
@@ -173,31 +170,18 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<VmMigration, Er
     }
 }
 
-pub(super) type SourceLink = Link<Order, Answer>;
-
 /// One move under way.
-pub(super) struct Move {
-    pub(super) node: Arc<Node>,
-    pub(super) vm: Arc<Vm>,
-    pub(super) peer: PeerConfig,
-    pub(super) id: MigrationId,
-    pub(super) request: MigrateVm,
-    pub(super) qemu: Qemu,
-    /// When the guest stopped here.
-    pub(super) stopped: Option<Instant>,
+struct Move {
+    of: Departure,
     /// When the disks were told to change hands.
-    pub(super) told: Option<Instant>,
+    told: Option<Instant>,
 }
 
 /// What is under way on behalf of a move and must end with it.
-pub(super) struct Working {
-    pub(super) link: SourceLink,
-    pub(super) group: Arc<SwitchGroup>,
-    /// The ids of the disks' migrations.
-    pub(super) disks: Vec<String>,
-    pub(super) tunnel: Option<AbortHandle>,
-    /// Whether the guest runs, but for the move; nothing before its memory moves.
-    pub(super) ran: Option<bool>,
+struct Working {
+    link: SourceLink,
+    disks: Disks,
+    memory: Memory,
 }
 
 impl Move {
@@ -209,7 +193,7 @@ impl Move {
     ) {
         let checked = tokio::select! {
             checked = self.check() => checked,
-            () = cancelled.notified() => Err(self.error(ErrorCode::Conflict, &"it was cancelled")),
+            () = cancelled.notified() => Err(self.of.error(ErrorCode::Conflict, &"it was cancelled")),
         };
         let (result, refused) = match checked {
             Ok(working) => {
@@ -220,18 +204,18 @@ impl Move {
             Err(error) => (Err(error), Some(begun)),
         };
         match &result {
-            Ok(()) => tracing::info!(vm = self.vm.name, to = self.peer.name, "moved the VM"),
-            Err(error) => tracing::warn!(vm = self.vm.name, %error, "the VM was not moved"),
+            Ok(()) => tracing::info!(vm = self.of.vm.name, to = self.of.peer.name, "moved the VM"),
+            Err(error) => tracing::warn!(vm = self.of.vm.name, %error, "the VM was not moved"),
         }
-        let gives = matches!(self.vm.lock().entry.mark, Some(VmMark::Giving { .. }));
-        if gives && self.node.is_closing() {
+        let gives = matches!(self.of.vm.lock().entry.mark, Some(VmMark::Giving { .. }));
+        if gives && self.of.node.is_closing() {
             // It has not ended: the next process goes on with it.
             return;
         }
         // Whoever sees that the move has ended may do the next thing with the VM.
         drop(guard);
-        let node = Arc::clone(&self.node);
-        if let Some((number, view)) = node.vm_migrations.end(&node, self.id, result.clone()) {
+        let node = Arc::clone(&self.of.node);
+        if let Some((number, view)) = node.vm_migrations.end(&node, self.of.id, result.clone()) {
             store(&node, number, &view).await;
         }
         if let Some(begun) = refused {
@@ -239,48 +223,37 @@ impl Move {
         }
     }
 
-    pub(super) fn error(&self, code: ErrorCode, why: &dyn std::fmt::Display) -> ErrorBody {
-        let (vm, to) = (&self.vm.name, &self.peer.name);
-        ErrorBody::new(code, format!("VM {vm} was not moved to node '{to}': {why}"))
-    }
-
-    pub(super) fn enter(&self, phase: Phase) {
-        tracing::info!(vm = self.vm.name, phase = phase.name(), "migration of a VM");
-        self.node
-            .vm_migrations
-            .change(self.id, |view| view.phase = phase);
-    }
-
     /// Looks for everything that stands in the way, at both nodes.
     async fn check(&self) -> Result<Working, ErrorBody> {
-        let facts = Facts::read(&self.qemu.qmp)
+        let facts = Facts::read(&self.of.qemu.qmp)
             .await
-            .map_err(|error| self.error(ErrorCode::Conflict, &error))?;
-        let mut entry = self.vm.lock().entry.clone();
-        let mut blockers = preflight::leaving(&self.node, &entry.machine, &facts);
+            .map_err(|error| self.of.error(ErrorCode::Conflict, &error))?;
+        let mut entry = self.of.vm.lock().entry.clone();
+        let mut blockers = Disks::preflight(&self.of, &entry.machine, &facts);
+        blockers.extend(Memory::preflight(&self.of, &entry.machine, &facts));
         let hello = greeting::hello(
-            &self.node.config.name,
-            &self.vm.name,
+            &self.of.node.config.name,
+            &self.of.vm.name,
             TrafficClass::Control,
             Purpose::Machine,
-            self.id,
+            self.of.id,
         );
-        let attempted = format!("migrate VM {}", self.vm.name);
-        let dialled = self.node.dialer.dial(&self.peer, hello).await;
+        let attempted = format!("migrate VM {}", self.of.vm.name);
+        let dialled = self.of.node.dialer.dial(&self.of.peer, hello).await;
         let (connection, _) =
-            dialled.map_err(|error| error.into_body(&self.peer.name, &attempted))?;
+            dialled.map_err(|error| error.into_body(&self.of.peer.name, &attempted))?;
         let mut link = SourceLink::open(
             connection,
             || Order::Ping,
             |answer| matches!(answer, Answer::Pong),
         );
-        let version = self.qemu.qmp.version();
+        let version = self.of.qemu.qmp.version();
         let offer = MachineOffer {
             machine: entry.machine.clone(),
             machine_type: facts.machine_type,
             qemu: [version.major, version.minor, version.micro],
             memory_bytes: facts.memory_bytes,
-            memory: self.request.memory,
+            memory: self.of.request.memory,
             disks: self.sizes(&entry.machine.disks).await?,
         };
         link.say(Order::Offer(Box::new(offer))).await;
@@ -289,6 +262,7 @@ impl Move {
             Some(Answer::Blocked(more)) => blockers.extend(more),
             _ => {
                 return Err(self
+                    .of
                     .error(ErrorCode::PeerUnreachable, &"it did not answer the offer")
                     .hint("see the log of the other node, and start the migration again"));
             }
@@ -299,22 +273,21 @@ impl Move {
             return Err(self.blocked(&blockers));
         }
         entry.mark = Some(VmMark::Outgoing {
-            migration: self.id.to_string(),
-            to: self.peer.name.clone(),
+            migration: self.of.id.to_string(),
+            to: self.of.peer.name.clone(),
             runs: facts.runs,
         });
-        self.store(&entry).await?;
-        entry.mark = self.request.memory.pulls().then(|| VmMark::Giving {
-            migration: self.id.to_string(),
+        self.of.store(&entry).await?;
+        entry.mark = self.of.request.memory.pulls().then(|| VmMark::Giving {
+            migration: self.of.id.to_string(),
         });
-        entry.moved_to = Some(self.peer.name.clone());
+        entry.moved_to = Some(self.of.peer.name.clone());
         let disks = entry.machine.disks.len();
+        let group = SwitchGroup::new(self.of.vm.name.clone(), entry, disks);
         Ok(Working {
             link,
-            group: SwitchGroup::new(self.vm.name.clone(), entry, disks),
-            disks: Vec::new(),
-            tunnel: None,
-            ran: None,
+            disks: Disks::new(group),
+            memory: Memory::default(),
         })
     }
 
@@ -324,7 +297,8 @@ impl Move {
             count => format!("{count} things stand in its way"),
         };
         let list = blockers.join("\n- ");
-        self.error(ErrorCode::Conflict, &format!("{things}:\n- {list}"))
+        self.of
+            .error(ErrorCode::Conflict, &format!("{things}:\n- {list}"))
             .hint("nothing was moved; put these right and start the migration again")
     }
 
@@ -332,6 +306,7 @@ impl Move {
         let mut sizes = Vec::with_capacity(disks.len());
         for name in disks {
             let path = self
+                .of
                 .node
                 .disks
                 .find(name)
@@ -342,114 +317,67 @@ impl Move {
         Ok(sizes)
     }
 
-    /// Notes whether the guest runs, but for the move: also for the process after this one.
-    pub(super) async fn note_ran(&self, working: &mut Working, ran: bool) -> Result<(), ErrorBody> {
-        working.ran = Some(ran);
-        let mut entry = self.vm.lock().entry.clone();
-        match &mut entry.mark {
-            Some(VmMark::Outgoing { runs, .. }) if *runs != ran => *runs = ran,
-            _ => return Ok(()),
-        }
-        self.store(&entry).await
-    }
-
-    async fn store(&self, entry: &crate::store::machine::VmEntry) -> Result<(), ErrorBody> {
-        self.node
-            .store
-            .put_vm(&self.vm.name, entry)
-            .await
-            .map_err(|error| stored_badly(&self.vm.name, &error))?;
-        self.vm.lock().entry = entry.clone();
-        Ok(())
-    }
-
     /// Moves the VM, or puts everything back as it was.
     async fn carry_out(
         &mut self,
         mut working: Working,
         cancelled: &Notify,
     ) -> Result<(), ErrorBody> {
-        let given = working.group.state();
-        let node = Arc::clone(&self.node);
+        let given = working.disks.group.state();
+        let node = Arc::clone(&self.of.node);
         let moved = tokio::select! {
             moved = self.until_given(&mut working) => Some(moved),
             () = until_cancelled(&node, cancelled, given) => None,
         };
         let moved =
-            moved.unwrap_or_else(|| Err(self.error(ErrorCode::Conflict, &"it was cancelled")));
+            moved.unwrap_or_else(|| Err(self.of.error(ErrorCode::Conflict, &"it was cancelled")));
         if let Err(error) = moved
-            && working.group.fail(AbortReason::Cancelled)
+            && working.disks.group.fail(AbortReason::Cancelled)
         {
             self.put_back(working).await;
             return Err(error);
         }
         // From here on the VM is the destination's, whatever happens: it may only take longer to
         // know that it runs.
-        let mut state = working.group.state();
+        let mut state = working.disks.group.state();
         let is_given = |state: &GroupState| *state == GroupState::Given;
         tokio::select! {
             _ = state.wait_for(is_given) => {}
-            () = self.node.closed() => {
-                return Err(self.error(ErrorCode::ShuttingDown, &"the node is shutting down"));
+            () = self.of.node.closed() => {
+                return Err(self.of.error(ErrorCode::ShuttingDown, &"the node is shutting down"));
             }
         }
         self.finish(working).await
     }
 
     /// Before the disks were given away: the guest goes on here, nothing stays there.
-    async fn put_back(&self, mut working: Working) {
+    async fn put_back(&self, working: Working) {
+        let of = &self.of;
+        let Working {
+            link,
+            mut disks,
+            mut memory,
+        } = working;
         let reason = String::from("the source gave it up");
-        working.link.say(Order::Abort { reason }).await;
-        // The disks take requests again as soon as their engines know; the guest must not wait for
-        // the rest.
-        for disk in self.vm_disks() {
-            let disk = self.node.disks.find(&disk);
-            let leaves = |disk: &Arc<Disk>| matches!(disk.lock().activity, Activity::Outgoing(_));
-            if let Some(disk) = disk.filter(leaves) {
-                outgoing::cancel_in_engine(&disk).await;
-            }
-        }
-        if let Some(ran) = working.ran {
-            match rollback::take_back(&self.vm, &self.qemu.qmp, ran).await {
-                Ok(TakenBack::AsBefore) => {}
-                Ok(TakenBack::Bound) => {
-                    let text = format!("the guest goes on, but {}", rollback::BOUND);
-                    self.node
-                        .vm_migrations
-                        .change(self.id, |view| view.warnings.push(text));
-                }
-                Err(error) => {
-                    tracing::error!(vm = self.vm.name, %error, "the guest does not go on");
-                    self.vm.lock().problem = Some(format!("the guest does not go on: {error}"));
-                }
-            }
-        }
-        if let Some(tunnel) = working.tunnel.take() {
-            tunnel.abort();
-        }
-        // Also one whose offer is still being made: its task does not know of this one's end.
-        for disk in self.vm_disks() {
-            let disk = self.node.disks.find(&disk);
-            let leaves = disk.and_then(|disk| disk.lock().activity.migration());
-            if let Some(id) = leaves {
-                // One that has ended meanwhile is what is wanted.
-                let _ = outgoing::cancel(&self.node, &id.to_string()).await;
-            }
-        }
-        let mut entry = self.vm.lock().entry.clone();
+        link.say(Order::Abort { reason }).await;
+        disks.take_back(of).await;
+        memory.take_back(of).await;
+        memory.clear(of).await;
+        disks.clear(of).await;
+        let mut entry = of.vm.lock().entry.clone();
         entry.mark = None;
-        if let Err(error) = self.store(&entry).await {
-            tracing::error!(vm = self.vm.name, %error, "cannot store that the VM stays");
+        if let Err(error) = of.store(&entry).await {
+            tracing::error!(vm = of.vm.name, %error, "cannot store that the VM stays");
         }
     }
 
     /// After the disks were given away: the guest starts there, and QEMU ends here.
     async fn finish(&self, mut working: Working) -> Result<(), ErrorBody> {
-        self.vm.lock().entry = working.group.moved().clone();
+        self.of.vm.lock().entry = working.disks.group.moved().clone();
         working.link.say(Order::Given).await;
-        let pulls = self.request.memory.pulls();
+        let pulls = self.of.request.memory.pulls();
         if pulls {
-            self.enter(Phase::PullingMemory);
+            self.of.enter(Phase::PullingMemory);
         }
         let answer = working.link.hear_within(RUN_TIMEOUT).await;
         let heard = Instant::now();
@@ -459,14 +387,14 @@ impl Move {
                 owned_for_us,
                 running_for_us,
             }) => {
-                let running_for_us = working.ran.unwrap_or(true).then_some(running_for_us);
-                self.measured(heard, owned_for_us, running_for_us);
+                let running_for_us = working.memory.ran().then_some(running_for_us);
+                self.measured(heard, working.memory.stopped, owned_for_us, running_for_us);
                 Ok(())
             }
             Some(Answer::Failed(why)) => {
                 let text = format!(
                     "VM {} was given to node '{}' and does not run there: {why}",
-                    self.vm.name, self.peer.name
+                    self.of.vm.name, self.of.peer.name
                 );
                 Err(ErrorBody::new(ErrorCode::Internal, text)
                     .hint("its disks are there, with everything that was written"))
@@ -474,27 +402,25 @@ impl Move {
             _ => {
                 let text = format!(
                     "node '{}' has VM {} and did not say that it runs",
-                    self.peer.name, self.vm.name
+                    self.of.peer.name, self.of.vm.name
                 );
-                self.node
-                    .vm_migrations
-                    .change(self.id, |view| view.warnings.push(text));
+                self.of.warn(text);
                 Ok(())
             }
         };
         if pulls && result.is_ok() {
             let giving = Giving::new(
-                Arc::clone(&self.node),
-                Arc::clone(&self.vm),
-                (self.peer.name.clone(), self.id),
-                self.qemu.clone(),
-                (Some(working.link), working.tunnel.take()),
+                Arc::clone(&self.of.node),
+                Arc::clone(&self.of.vm),
+                (self.of.peer.name.clone(), self.of.id),
+                self.of.qemu.clone(),
+                (Some(working.link), working.memory.tunnel.take()),
             );
             giving.see_through().await?;
         } else {
-            quit(&self.qemu).await;
+            quit(&self.of.qemu).await;
             if pulls {
-                unmark(&self.node, &self.vm).await;
+                unmark(&self.of.node, &self.of.vm).await;
             }
         }
         // The other node may be gone, and then they stay in doubt here.
@@ -510,8 +436,8 @@ impl Move {
             inner.activity == Activity::Idle
                 && matches!(inner.record.ownership, Ownership::Departed { .. })
         };
-        for name in self.vm_disks() {
-            while !self.node.disks.find(&name).is_none_or(departed) {
+        for name in self.of.disks() {
+            while !self.of.node.disks.find(&name).is_none_or(departed) {
                 tokio::time::sleep(POLL).await;
             }
         }
@@ -519,14 +445,20 @@ impl Move {
 
     /// From the destination's times, which it gives as ages, so that no clocks are compared. A guest
     /// that stood still before has no blackout.
-    fn measured(&self, heard: Instant, owned_for_us: u64, running_for_us: Option<u64>) {
+    fn measured(
+        &self,
+        heard: Instant,
+        stopped: Option<Instant>,
+        owned_for_us: u64,
+        running_for_us: Option<u64>,
+    ) {
         let age = |micros: u64| heard.checked_sub(Duration::from_micros(micros));
         let milliseconds =
             |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64() * 1000.0;
         let between = |from: Option<Instant>, micros| Some(milliseconds(from?, age(micros)?));
-        let blackout = running_for_us.and_then(|micros| between(self.stopped, micros));
+        let blackout = running_for_us.and_then(|micros| between(stopped, micros));
         let switchover = between(self.told, owned_for_us);
-        self.node.vm_migrations.change(self.id, |view| {
+        self.of.node.vm_migrations.change(self.of.id, |view| {
             view.blackout_ms = blackout;
             view.switchover_ms = switchover;
         });

@@ -12,7 +12,7 @@ use crate::names;
 use crate::node::{Node, blocking};
 use crate::vms::lifecycle::run::kvm_usable;
 use crate::vms::messages::MachineOffer;
-use crate::vms::outgoing::rollback::BOUND;
+use crate::vms::outgoing::planes::rollback::BOUND;
 use crate::vms::vm::Vm;
 use godwit_api::{DiskState, ErrorBody, MemoryMode};
 use godwit_qemu::QemuUser;
@@ -25,8 +25,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Under TCG older ones lose writes to memory that is copied while the guest runs.
 const FIRST_SOUND_TCG: [u64; 3] = [10, 0, 0];
 
-/// Source: what stands in the way here.
-pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
+/// Source: what stands in the way of the disks here.
+pub(super) fn disks_leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<String> {
     let here = &node.config.name;
     let mut blockers = Vec::new();
     for disk in &machine.disks {
@@ -56,7 +56,12 @@ pub(crate) fn leaving(node: &Node, machine: &Machine, facts: &Facts) -> Vec<Stri
             "drive {drive} is not a disk of node '{here}', so it would stay behind"
         ));
     }
-    blockers.extend(facts.devices.changes(machine));
+    blockers
+}
+
+/// Source: what stands in the way of the memory and the devices here.
+pub(super) fn memory_leaving(machine: &Machine, facts: &Facts) -> Vec<String> {
+    let mut blockers = facts.devices.changes(machine);
     for reason in &facts.blocked {
         blockers.push(format!("QEMU refuses to migrate it: {reason}"));
     }

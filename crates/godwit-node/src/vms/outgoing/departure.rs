@@ -1,0 +1,88 @@
+//! What the planes of a machine's move and their coordinator know of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::units::MigrationId;
+
+use crate::config::PeerConfig;
+use crate::node::Node;
+use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::control::Link;
+use crate::vms::lifecycle::run::stored_badly;
+use crate::vms::messages::{Answer, Order};
+use crate::vms::vm::{Qemu, Vm};
+use godwit_api::{ErrorBody, ErrorCode, MigrateVm, VmMigrationPhase as Phase};
+
+/// How often what moves is looked at.
+pub(super) const POLL: Duration = Duration::from_millis(20);
+
+/// The source's end of a move's control connection.
+pub(super) type SourceLink = Link<Order, Answer>;
+
+/// Which machine leaves this node, and for where.
+pub(super) struct Departure {
+    pub(super) node: Arc<Node>,
+    pub(super) vm: Arc<Vm>,
+    pub(super) peer: PeerConfig,
+    pub(super) id: MigrationId,
+    pub(super) request: MigrateVm,
+    pub(super) qemu: Qemu,
+}
+
+impl Departure {
+    pub(super) fn error(&self, code: ErrorCode, why: &dyn std::fmt::Display) -> ErrorBody {
+        let (vm, to) = (&self.vm.name, &self.peer.name);
+        ErrorBody::new(code, format!("VM {vm} was not moved to node '{to}': {why}"))
+    }
+
+    /// The destination said something else than was expected, or nothing: `what` says what it did not do.
+    pub(super) fn unwilling(&self, answer: Option<Answer>, what: &str) -> ErrorBody {
+        match answer {
+            Some(Answer::Failed(why)) => {
+                self.error(ErrorCode::PeerRefused, &format!("it {what}: {why}"))
+            }
+            _ => self.error(ErrorCode::PeerUnreachable, &format!("it {what}: no answer")),
+        }
+        .hint(format!("see the log of node '{}'", self.peer.name))
+    }
+
+    pub(super) fn enter(&self, phase: Phase) {
+        tracing::info!(vm = self.vm.name, phase = phase.name(), "migration of a VM");
+        self.node
+            .vm_migrations
+            .change(self.id, |view| view.phase = phase);
+    }
+
+    /// Tells whoever watches the move.
+    pub(super) fn warn(&self, warning: String) {
+        self.node
+            .vm_migrations
+            .change(self.id, |view| view.warnings.push(warning));
+    }
+
+    /// The machine's disks, by name.
+    pub(super) fn disks(&self) -> Vec<String> {
+        self.vm.lock().entry.machine.disks.clone()
+    }
+
+    pub(super) async fn store(&self, entry: &VmEntry) -> Result<(), ErrorBody> {
+        self.node
+            .store
+            .put_vm(&self.vm.name, entry)
+            .await
+            .map_err(|error| stored_badly(&self.vm.name, &error))?;
+        self.vm.lock().entry = entry.clone();
+        Ok(())
+    }
+
+    /// Stores whether the guest runs, but for the move, for the process after this one.
+    pub(super) async fn store_ran(&self, ran: bool) -> Result<(), ErrorBody> {
+        let mut entry = self.vm.lock().entry.clone();
+        match &mut entry.mark {
+            Some(VmMark::Outgoing { runs, .. }) if *runs != ran => *runs = ran,
+            _ => return Ok(()),
+        }
+        self.store(&entry).await
+    }
+}
