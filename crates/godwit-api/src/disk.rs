@@ -122,6 +122,12 @@ pub struct Disk {
     pub io: IoCounters,
     /// How long clients wait.
     pub latency: GuestLatency,
+    /// Bytes that are still at the node which gave the disk away, while this one serves it without.
+    #[serde(default)]
+    pub missing_bytes: Option<u64>,
+    /// Whether the node that the disk moved to still needs a part of it from here.
+    #[serde(default)]
+    pub owes: bool,
     /// Whether writes of its virtual machine wait because its image has no room for them.
     #[serde(default)]
     pub lacks_room: bool,

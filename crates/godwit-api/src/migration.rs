@@ -84,6 +84,10 @@ pub enum Policy {
     PreCopy,
     /// A single pass; all writes go to both nodes from the start.
     Mirror,
+    /// What is seldom written is pushed; the disk changes hands, and the destination pulls the rest.
+    PushPull,
+    /// The disk changes hands at once, and the destination pulls all of it.
+    PostCopy,
 }
 
 impl Policy {
@@ -93,6 +97,8 @@ impl Policy {
             Self::DoubleWrite => "double-write",
             Self::PreCopy => "pre-copy",
             Self::Mirror => "mirror",
+            Self::PushPull => "push-pull",
+            Self::PostCopy => "post-copy",
         }
     }
 }
@@ -108,6 +114,15 @@ pub struct RoundSettings {
     pub left_bytes: u64,
 }
 
+/// What is pushed before a disk changes hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct PushSettings {
+    /// A chunk of 64 KiB that was written so often is pushed no more.
+    pub threshold: u8,
+    /// Seconds after which the disk changes hands, whatever could still be pushed.
+    pub longest_seconds: Option<u64>,
+}
+
 /// The options that a migration runs with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationSettings {
@@ -116,6 +131,9 @@ pub struct MigrationSettings {
     /// How pre-copy goes over it; nothing with another policy.
     #[serde(default)]
     pub rounds: Option<RoundSettings>,
+    /// What is pushed before the disk changes hands; nothing with a policy that pulls nothing.
+    #[serde(default)]
+    pub push: Option<PushSettings>,
     /// Most bytes in flight from the source's disk to the destination's.
     pub window_bytes: u64,
     /// Bytes in flight while the guest is idle; up to `window_bytes` while copies are quick.
@@ -253,6 +271,13 @@ pub struct MigrateRequest {
     /// With pre-copy: most bytes that are copied while the guest is held.
     #[serde(default)]
     pub round_left_bytes: Option<u64>,
+    /// With push-pull: a chunk of 64 KiB that was written so often during the move is pushed no more.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub push_threshold: Option<u8>,
+    /// With push-pull: seconds after which the disk changes hands, whatever could still be pushed.
+    #[serde(default)]
+    pub push_seconds: Option<u64>,
     /// Most bytes in flight, at least one chunk.
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 33_554_432)]

@@ -211,6 +211,13 @@ pub struct MigrateVm {
     /// With pre-copy: most bytes of each disk that are copied while the guest is held.
     #[serde(default)]
     pub round_left_bytes: Option<u64>,
+    /// With push-pull: a chunk of 64 KiB that was written so often during the move is pushed no more.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub push_threshold: Option<u8>,
+    /// With push-pull: seconds after which nothing more is pushed.
+    #[serde(default)]
+    pub push_seconds: Option<u64>,
     /// Most bytes in flight per disk, at least one chunk.
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 33_554_432)]
@@ -261,6 +268,8 @@ impl MigrateVm {
             round_block_bytes: self.round_block_bytes,
             max_rounds: self.max_rounds,
             round_left_bytes: self.round_left_bytes,
+            push_threshold: self.push_threshold,
+            push_seconds: self.push_seconds,
             window_bytes: self.window_bytes,
             chunk_bytes: self.chunk_bytes,
             max_bandwidth: self.max_bandwidth,

@@ -16,6 +16,18 @@ pub struct ChunkSlot(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DelayedSlot(pub u16);
 
+/// The handle of a part of the disk on its way from a node that owes it to the owner, which pulls it: below
+/// [`PULL_SLOTS`]. At the owner it names the buffer into which the part is received and from which it is written; at
+/// the other node the buffer into which it is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PullSlot(pub u16);
+
+/// Parts that are pulled at once, at most.
+pub const PULL_SLOTS: u16 = 16;
+
+/// Sectors of a part that is pulled, at most: 256 KiB.
+pub const PULL_SECTORS: u32 = 512;
+
 /// A buffer into which the source reads its own disk. A pause may hand one out again while a frame of it
 /// is still being sent: then the body starts the new read only when that frame has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +36,8 @@ pub enum SourceSlot {
     Chunk(ChunkSlot),
     /// A delayed write's.
     Delayed(DelayedSlot),
+    /// That of a part which the owner pulls.
+    Pull(PullSlot),
 }
 
 /// Names the disk operation that a completion belongs to.
@@ -43,6 +57,14 @@ pub enum DiskTag {
     Barrier,
     /// What the source asks about the disk ahead of the locking window.
     Layout,
+    /// A part of a disk that was given away, which this node owes: it is read into the slot's buffer.
+    Owed(PullSlot),
+    /// A part that this node, the owner, has pulled: it is written from the slot's buffer.
+    Pulled(PullSlot),
+    /// The owner's flush before it stores what it lacks no longer.
+    Checkpoint,
+    /// The source's flush before it gives the disk away and keeps a part of it.
+    OwedFlush,
 }
 
 impl DiskTag {
@@ -51,7 +73,14 @@ impl DiskTag {
         match self {
             Self::Chunk(slot) => Some(SourceSlot::Chunk(slot)),
             Self::Delayed(slot) => Some(SourceSlot::Delayed(slot)),
-            Self::Request(_) | Self::Replica(_) | Self::Barrier | Self::Layout => None,
+            Self::Owed(slot) => Some(SourceSlot::Pull(slot)),
+            Self::Request(_)
+            | Self::Replica(_)
+            | Self::Barrier
+            | Self::Layout
+            | Self::Pulled(_)
+            | Self::Checkpoint
+            | Self::OwedFlush => None,
         }
     }
 }
@@ -61,6 +90,7 @@ impl From<SourceSlot> for DiskTag {
         match slot {
             SourceSlot::Chunk(slot) => Self::Chunk(slot),
             SourceSlot::Delayed(slot) => Self::Delayed(slot),
+            SourceSlot::Pull(slot) => Self::Owed(slot),
         }
     }
 }
@@ -185,6 +215,22 @@ pub enum Action {
         /// What to store for this disk in place of what is stored.
         record: AuthorityRecord,
     },
+    /// What arrived for this slot ([`Message::Pulled`]) needs its buffer no longer.
+    ReleasePulled {
+        /// Which.
+        slot: PullSlot,
+    },
+    /// Note that the disk lacks this extent no longer, so that it outlasts this process, but not the host: the next
+    /// process on this host is told by [`Controller::restore_missing`](crate::Controller::restore_missing). Before
+    /// the actions that follow.
+    NoteHere {
+        /// Whole blocks of 4 KiB, but for the disk's end.
+        extent: Extent,
+    },
+    /// Make durable what the disk lacks now, as [`Controller::missing_to_store`](crate::Controller::missing_to_store)
+    /// says, and then call [`Controller::handle_missing_stored`](crate::Controller::handle_missing_stored). After a
+    /// power loss that is what the disk lacks; a mixture with what was stored before is as good.
+    StoreMissing,
     /// Tell whoever watches.
     Notify(Event),
 }

@@ -242,6 +242,24 @@ pub enum Event {
         /// It is so.
         shared: bool,
     },
+    /// This node has given the disk away, and the destination lacks a part of it, which this node owes: until
+    /// [`Event::OwesNothing`] the body keeps the disk as it is, and a connection to the owner up
+    /// ([`Controller::handle_pull_up`](crate::Controller::handle_pull_up)).
+    Owes {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// The owner has all of the disk: nothing of it is needed here.
+    OwesNothing {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// All of the disk is here: the source of the migration that brought it is not needed any more. What was stored
+    /// of what the disk lacks can be removed.
+    Whole {
+        /// Which migration.
+        migration: MigrationId,
+    },
     /// The node to which this one forwards does not own the disk any more: the body should close
     /// the forwarding connection, find the owner and call
     /// [`Controller::handle_forward_up`](crate::Controller::handle_forward_up).

@@ -21,8 +21,8 @@ mod write_table;
 
 pub use controller::{
     Admission, Arrivals, Controller, GovernorParts, GuestLoad, HOLE_PIECE_SECTORS, Limits,
-    LinkSignal, MAX_MOVED, MAX_VERIFIED, MigrationOptions, PolicyOptions, Progress,
-    PromiseProgress, RoundOptions, StartError, Switchover, UnknownPart,
+    LinkSignal, MAX_MOVED, MAX_PULLED, MAX_VERIFIED, MigrationOptions, Missing, PolicyOptions,
+    Progress, PromiseProgress, PushOptions, RoundOptions, StartError, Switchover, UnknownPart,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

@@ -51,11 +51,25 @@ pub enum PlantedBug {
     MirrorUnlocked,
     /// Pre-copy forgets what is written to a block while that is copied.
     ForgetRoundWrites,
+    /// What was pulled is written over what the guest has written since it was asked for.
+    PullOverNewer,
+    /// A write to a part of a missing block does not wait for the rest of it.
+    ForgetRestOfBlock,
+    /// What a guest zeroes or discards is pulled all the same.
+    ForgetZeroed,
+    /// A flush is answered before it is durable that what was written is not to be pulled.
+    FlushWithoutCheckpoint,
+    /// A node that owes a part of the disk does not say so on a new connection.
+    ForgetDebt,
+    /// How often the guest wrote is lost when the disk changes hands without a part.
+    LoseCounts,
+    /// A node that will owe a part of the disk does not flush it before it gives the disk away.
+    OweUnflushed,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 26] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -75,6 +89,13 @@ impl PlantedBug {
         Self::TrustHoles,
         Self::MirrorUnlocked,
         Self::ForgetRoundWrites,
+        Self::PullOverNewer,
+        Self::ForgetRestOfBlock,
+        Self::ForgetZeroed,
+        Self::FlushWithoutCheckpoint,
+        Self::ForgetDebt,
+        Self::LoseCounts,
+        Self::OweUnflushed,
     ];
 
     /// The defect's name.
@@ -99,6 +120,13 @@ impl PlantedBug {
             Self::TrustHoles => "trust-holes",
             Self::MirrorUnlocked => "mirror-unlocked",
             Self::ForgetRoundWrites => "forget-round-writes",
+            Self::PullOverNewer => "pull-over-newer",
+            Self::ForgetRestOfBlock => "forget-rest-of-block",
+            Self::ForgetZeroed => "forget-zeroed",
+            Self::FlushWithoutCheckpoint => "flush-without-checkpoint",
+            Self::ForgetDebt => "forget-debt",
+            Self::LoseCounts => "lose-counts",
+            Self::OweUnflushed => "owe-unflushed",
         }
     }
 }

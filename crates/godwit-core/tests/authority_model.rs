@@ -16,10 +16,14 @@ enum Planted {
     AcceptedNotStored,
     RelinquishedNotStored,
     NotFlushed,
+    /// A node forgets what it owes as soon as it has given the disk away.
+    DebtForgotten,
 }
 
 struct TwoNodes {
     migrations: u8,
+    /// The first migration leaves a part of the disk at its source.
+    in_part: bool,
     planted: Planted,
 }
 
@@ -56,6 +60,15 @@ enum Image {
 enum Step {
     Start {
         source: usize,
+        in_part: bool,
+    },
+    /// The last of what a node lacked is on its disk, durably.
+    Arrived {
+        node: usize,
+    },
+    /// A node says what it owes.
+    TellDebt {
+        node: usize,
     },
     Deliver {
         to: usize,
@@ -134,20 +147,33 @@ impl State {
                 Effect::Relinquished(_)
                 | Effect::Departed(_)
                 | Effect::Owner(_)
+                | Effect::OwesNothing(_)
                 | Effect::ReceiveAborted(..) => {}
+                Effect::Whole(migration) => {
+                    self.network.send(1 - node, Message::Whole { migration });
+                }
             }
         }
     }
 
     fn take(&mut self, step: &Step, planted: Planted) {
         match *step {
-            Step::Start { source } => {
+            Step::Start { source, in_part } => {
                 self.started += 1;
                 let migration = migration(self.started);
                 if self.nodes[1 - source].authority.receive(migration) {
                     self.nodes[1 - source].image = Image::Received;
-                    let effects = self.nodes[source].authority.prepare(migration);
+                    let effects = self.nodes[source].authority.prepare(migration, in_part);
                     self.apply(source, effects);
+                }
+            }
+            Step::Arrived { node } => {
+                let effects = self.nodes[node].authority.whole();
+                self.apply(node, effects);
+            }
+            Step::TellDebt { node } => {
+                if let Some(migration) = self.nodes[node].authority.owes() {
+                    self.network.send(1 - node, Message::Owes { migration });
                 }
             }
             Step::Deliver { to, message } => {
@@ -166,6 +192,9 @@ impl State {
                 };
                 if !skipped {
                     it.durable = record;
+                }
+                if planted == Planted::DebtForgotten && record.owes().is_some() {
+                    it.durable.remainder = None;
                 }
                 let effects = it.authority.persisted();
                 self.apply(node, effects);
@@ -272,7 +301,17 @@ impl Model for TwoNodes {
         }
         for (node, it) in state.nodes.iter().enumerate() {
             if it.authority.may_serve() && state.started < self.migrations {
-                steps.push(Step::Start { source: node });
+                let in_part = self.in_part && state.started == 0;
+                steps.push(Step::Start {
+                    source: node,
+                    in_part,
+                });
+            }
+            if it.authority.record().lacks().is_some() {
+                steps.push(Step::Arrived { node });
+            }
+            if it.authority.owes().is_some() {
+                steps.push(Step::TellDebt { node });
             }
             if it.storing.is_some() {
                 steps.push(Step::Stored { node });
@@ -319,6 +358,15 @@ impl Model for TwoNodes {
                     })
                 },
             ),
+            Property::always("what a node lacks is kept for it", |_, state: &State| {
+                (0..2).all(|node| {
+                    let Some(migration) = state.nodes[node].authority.lacks() else {
+                        return true;
+                    };
+                    let other = &state.nodes[1 - node];
+                    other.durable.owes() == Some(migration) && other.authority.receiving().is_none()
+                })
+            }),
             Property::always("every doubt can be resolved", |_, state: &State| {
                 state.resolves()
             }),
@@ -335,6 +383,16 @@ impl Model for TwoNodes {
                 let record = state.nodes[0].authority.record();
                 state.nodes[0].authority.may_serve() && record.epoch.0 == 3
             }),
+            Property::sometimes(
+                "a debt is known to be paid",
+                |model: &Self, state: &State| {
+                    let gave =
+                        matches!(state.nodes[0].durable.ownership, Ownership::Departed { .. });
+                    let owed = state.nodes[0].durable.remainder.is_some();
+                    let whole = state.nodes[1].durable.lacks().is_none();
+                    !model.in_part || gave && !owed && whole && state.nodes[1].authority.may_serve()
+                },
+            ),
             Property::sometimes("a doubt is left open", |_, state: &State| {
                 state.nodes[1].authority.in_doubt().is_some() && state.owners() == 0
             }),
@@ -343,14 +401,15 @@ impl Model for TwoNodes {
 }
 
 fn explore(migrations: u8, planted: Planted) -> impl Checker<TwoNodes> {
-    TwoNodes {
+    check(TwoNodes {
         migrations,
+        in_part: false,
         planted,
-    }
-    .checker()
-    .threads(2)
-    .spawn_bfs()
-    .join()
+    })
+}
+
+fn check(nodes: TwoNodes) -> impl Checker<TwoNodes> {
+    nodes.checker().threads(2).spawn_bfs().join()
 }
 
 #[test]
@@ -362,6 +421,35 @@ fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
         checker.max_depth()
     );
     checker.assert_properties();
+}
+
+#[test]
+fn what_a_node_lacks_is_kept_for_it_until_it_has_come() {
+    let checker = check(TwoNodes {
+        migrations: 2,
+        in_part: true,
+        planted: Planted::Nothing,
+    });
+    println!(
+        "{} states, depth {}",
+        checker.unique_state_count(),
+        checker.max_depth()
+    );
+    checker.assert_properties();
+}
+
+#[test]
+fn a_debt_that_is_forgotten_is_found() {
+    let found = check(TwoNodes {
+        migrations: 1,
+        in_part: true,
+        planted: Planted::DebtForgotten,
+    });
+    assert!(
+        found
+            .discovery("what a node lacks is kept for it")
+            .is_some()
+    );
 }
 
 #[test]

@@ -10,7 +10,7 @@ use acknowledge::acknowledge;
 use godwit_core::action::Content;
 use godwit_core::request::Operation;
 use godwit_core::units::{Bytes, Extent, Lba, MigrationId};
-use godwit_core::{MigrationOptions, PolicyOptions, RoundOptions, Switchover};
+use godwit_core::{MigrationOptions, PolicyOptions, PushOptions, RoundOptions, Switchover};
 use support::{Sent, Source};
 
 /// 1 GiB.
@@ -107,6 +107,67 @@ fn what_pre_copy_left_is_copied_while_the_guest_stands_still() {
     assert_eq!(copied(&source), CAPACITY + 6 * BLOCK);
     assert!(source.asked_to_accept);
     assert_eq!(double_writes(&source), 0);
+}
+
+fn push_pull(threshold: u8, longest_push: Option<Duration>) -> PolicyOptions {
+    PolicyOptions::PushPull(PushOptions {
+        threshold,
+        longest_push,
+    })
+}
+
+#[test]
+fn what_is_written_too_often_is_pushed_no_more_and_stays() {
+    let mut source = leaving(push_pull(2, None));
+    source.pass(QUARTER);
+    for (tag, start) in [(0, 0), (1, 128), (2, 128), (3, 4096)] {
+        write(&mut source, tag, start);
+    }
+    source.pass(ALL);
+    assert!(source.converged);
+    // The chunks that were written once are pushed again, the one that was written twice is not.
+    assert_eq!(copied(&source), CAPACITY + 2 * 8);
+    assert_eq!(double_writes(&source), 0);
+    assert!(source.core.switch_over(source.now));
+    source.pass(Duration::ZERO);
+    assert!(source.asked_to_accept);
+    assert_eq!(source.lacks, [(128, 8, 2)]);
+    assert_eq!(
+        copied(&source),
+        CAPACITY + 2 * 8,
+        "the guest stands still for nothing"
+    );
+}
+
+#[test]
+fn nothing_is_pushed_by_post_copy_and_everything_stays() {
+    let mut source = leaving(push_pull(0, None));
+    source.pass(Duration::ZERO);
+    assert!(source.converged);
+    assert!(source.core.switch_over(source.now));
+    source.pass(Duration::ZERO);
+    assert!(source.asked_to_accept);
+    assert_eq!(
+        (copied(&source), &*source.lacks),
+        (0, &[(0, CAPACITY, 0)][..])
+    );
+}
+
+#[test]
+fn pushing_ends_when_it_is_ordered_to_or_its_time_is_over() {
+    let mut ordered = leaving(push_pull(3, None));
+    ordered.pass(QUARTER);
+    assert!(!ordered.converged);
+    assert!(ordered.core.switch_over(ordered.now));
+    ordered.pass(Duration::from_millis(100));
+    assert!(ordered.asked_to_accept);
+    let mut timed = leaving(push_pull(3, Some(QUARTER)));
+    timed.pass(QUARTER + Duration::from_millis(100));
+    assert!(timed.converged);
+    for source in [ordered, timed] {
+        let pushed = copied(&source);
+        assert!(pushed > CAPACITY / 8 && pushed < CAPACITY / 2, "{pushed}");
+    }
 }
 
 #[test]

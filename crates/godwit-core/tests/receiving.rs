@@ -92,6 +92,7 @@ impl Destination {
         let message = Message::Prepare {
             migration: MIGRATION,
             shared: false,
+            lacks: false,
             epoch: Epoch(2),
         };
         self.hear(TrafficClass::Control, message, None);
@@ -369,6 +370,7 @@ fn a_disk_that_was_about_to_come_back_has_still_left() {
         ownership: Ownership::Departed {
             migration: MigrationId([6; 16]),
         },
+        remainder: None,
     };
     let migration = MIGRATION;
     let mut authority = Authority::new(left);
@@ -380,6 +382,7 @@ fn a_disk_that_was_about_to_come_back_has_still_left() {
                 migration,
                 epoch,
                 shared: false,
+                lacks: false,
             })
             .is_empty()
     );
@@ -426,6 +429,7 @@ fn it_is_served_as_soon_as_the_source_gave_it_away_and_confirmed_when_that_is_st
     let serving = AuthorityRecord {
         epoch: Epoch(2),
         ownership: Ownership::Serving,
+        remainder: None,
     };
     assert_eq!(destination.storing, Some(serving));
     let again = MigrationOptions {

@@ -114,6 +114,7 @@ impl NodeConfig {
             .with(Features::PLACES)
             .with(Features::HOLES)
             .with(Features::POLICIES)
+            .with(Features::PULLS)
     }
 
     /// The unix socket of the API.

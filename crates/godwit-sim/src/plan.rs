@@ -8,7 +8,8 @@ use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::{
-    Arrivals, GovernorParts, GuestLoad, MigrationOptions, PolicyOptions, RoundOptions, Switchover,
+    Arrivals, GovernorParts, GuestLoad, MigrationOptions, PolicyOptions, PushOptions, RoundOptions,
+    Switchover,
 };
 
 use crate::random::Random;
@@ -287,8 +288,14 @@ fn guest(random: &mut Random, load: u64, requests: u32) -> GuestPlan {
 }
 
 fn policy(random: &mut Random) -> PolicyOptions {
-    match random.below(10) {
+    match random.below(14) {
         0..=1 => PolicyOptions::Mirror,
+        10..=13 => PolicyOptions::PushPull(PushOptions {
+            threshold: random.pick(&[0, 1, 2, 3, 8]),
+            longest_push: random
+                .permille(400)
+                .then(|| Duration::from_nanos(random.magnitude(MICROSECOND, 50 * MILLISECOND))),
+        }),
         2..=4 => PolicyOptions::PreCopy(RoundOptions {
             block_sectors: random.pick(&[8, 8, 32, 128, 1024]),
             most_rounds: random.between(1, 6) as u32,
@@ -322,6 +329,8 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         limit,
         allowed_per_million,
     });
+    let policy = policy(random);
+    let pulls = matches!(policy, PolicyOptions::PushPull(_));
     let busy_chunk_sectors = chunk.max(((sectors / 160) as u32).next_multiple_of(8));
     let options = MigrationOptions {
         chunk_sectors: busy_chunk_sectors * random.pick(&[1, 1, 2, 4]),
@@ -342,8 +351,8 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         deadline: random
             .permille(150)
             .then(|| Duration::from_millis(random.between(10, 300))),
-        policy: policy(random),
-        verify: random.permille(400),
+        policy,
+        verify: random.permille(400) && !pulls,
         find_holes: random.permille(700),
         governor: governor_parts(random),
         switchover: random.pick(&[Switchover::WhenConverged, Switchover::WhenTold]),

@@ -2,13 +2,15 @@
 
 use core::time::Duration;
 
-use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Forwarder};
+use godwit_core::action::{
+    Action, Content, DiskOperation, DiskTag, Forwarder, PULL_SECTORS, PULL_SLOTS, PullSlot,
+};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::{AbortReason, Event};
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::{Epoch, Extent, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, PayloadBuffer, TrafficClass};
-use godwit_core::{Admission, Controller, Limits};
+use godwit_core::{Admission, Controller, Limits, Missing};
 
 use crate::input::Input;
 
@@ -31,6 +33,9 @@ pub struct Body {
     disk: Vec<(DiskTag, DiskOperation)>,
     storing: bool,
     storing_sharing: bool,
+    storing_missing: bool,
+    /// What the controller has pulled on the connection that is there, and has not got.
+    pulls: Vec<(PullSlot, Extent)>,
 }
 
 impl Body {
@@ -51,12 +56,22 @@ impl Body {
             3 => Ownership::Departed { migration },
             _ => Ownership::Serving,
         };
+        let in_part = ownership != Ownership::Vacant && input.one_in(4);
         let record = AuthorityRecord {
             epoch: Epoch(1),
             ownership,
+            remainder: in_part.then_some(migration),
         };
+        let mut core = Controller::new(limits, capacity, record);
+        if in_part {
+            let words = vec![input.number(); Missing::word_length(capacity)];
+            let heat = vec![input.byte(); Missing::heat_length(capacity)];
+            if let Some(missing) = Missing::from_parts(capacity, &words, &heat) {
+                core.restore_missing(missing);
+            }
+        }
         Self {
-            core: Controller::new(limits, capacity, record),
+            core,
             now: Time(0),
             limits,
             capacity,
@@ -64,6 +79,43 @@ impl Body {
             disk: Vec::new(),
             storing: false,
             storing_sharing: false,
+            storing_missing: false,
+            pulls: Vec::new(),
+        }
+    }
+
+    /// The connection on which the owner pulls is there, or is not.
+    pub fn pull_link(&mut self, up: bool) {
+        self.pulls.clear();
+        if up {
+            self.core.handle_pull_up(self.now);
+        } else {
+            self.core.handle_pull_lost(self.now);
+        }
+    }
+
+    /// Something arrives that was pulled.
+    pub fn pulled(&mut self, which: u8, zeroes: bool, result: Result<(), RequestError>) {
+        if self.pulls.is_empty() {
+            return;
+        }
+        let which = usize::from(which) % self.pulls.len();
+        let (slot, extent) = self.pulls.swap_remove(which);
+        let message = Message::Pulled {
+            slot,
+            extent,
+            zeroes,
+            result,
+        };
+        assert!(self.core.handle_pulled(self.now, message), "{message:?}");
+    }
+
+    /// Something arrives that was not, as a rule.
+    pub fn not_pulled(&mut self, message: Message) {
+        if let Message::Pulled { slot, extent, .. } = message
+            && !self.pulls.contains(&(slot, extent))
+        {
+            assert!(!self.core.handle_pulled(self.now, message), "{message:?}");
         }
     }
 
@@ -138,6 +190,9 @@ impl Body {
         if std::mem::take(&mut self.storing_sharing) {
             self.core.handle_sharing_stored(self.now);
         }
+        if std::mem::take(&mut self.storing_missing) {
+            self.core.handle_missing_stored(self.now);
+        }
         if self.storing {
             self.storing = false;
             self.core.handle_persisted(self.now);
@@ -159,7 +214,8 @@ impl Body {
     pub fn settle(&mut self) {
         for _ in 0..4096 {
             self.drain();
-            if self.disk.is_empty() && !self.storing && !self.storing_sharing {
+            let stores = self.storing || self.storing_sharing || self.storing_missing;
+            if self.disk.is_empty() && !stores {
                 return;
             }
             self.persisted();
@@ -190,6 +246,13 @@ impl Body {
         self.settle();
         self.core.fail_forwarded(self.now);
         self.settle();
+        self.pull_link(false);
+        self.settle();
+        // What waits for what is missing waits for the other node, as long as its client does.
+        if self.core.lacks().is_some() {
+            self.client_left(u8::MAX);
+            self.settle();
+        }
         let record = self.core.record();
         match record.ownership {
             // Nobody knows who owns the disk, or this node waits to hear that it does.
@@ -204,7 +267,7 @@ impl Body {
 
     /// Carries out what the controller wants.
     pub fn drain(&mut self) {
-        let most = 8 * self.limits.requests + 8 * u32::from(self.limits.window_chunks) + 64;
+        let most = 8 * self.limits.requests + 8 * u32::from(self.limits.window_chunks) + 128;
         for _ in 0..most {
             match self.core.poll_action() {
                 None => return,
@@ -229,6 +292,14 @@ impl Body {
                         assert!(slot.0 < self.limits.delayed_chunks.max(1));
                     }
                     DiskTag::Barrier => assert_eq!(operation, DiskOperation::Flush),
+                    DiskTag::Owed(slot) | DiskTag::Pulled(slot) => {
+                        assert!(slot.0 < PULL_SLOTS);
+                        let extent = extent_of(&operation).expect("it moves data");
+                        assert!(extent.sectors() <= PULL_SECTORS);
+                    }
+                    DiskTag::Checkpoint | DiskTag::OwedFlush => {
+                        assert_eq!(operation, DiskOperation::Flush);
+                    }
                     DiskTag::Layout => {
                         assert!(matches!(operation, DiskOperation::FindHole { .. }));
                     }
@@ -239,6 +310,11 @@ impl Body {
                 assert!(message.belongs_on(class), "{message:?} on {class:?}");
                 let (header, inline, length) = message.encode();
                 assert_eq!(Message::decode(&header, &inline[..length]), Ok(message));
+                if let Message::Pull { slot, extent } = message {
+                    let twice = self.pulls.iter().any(|(busy, _)| *busy == slot);
+                    assert!(!twice, "{slot:?} is asked for twice");
+                    self.pulls.push((slot, extent));
+                }
                 match message.payload() {
                     Some(PayloadBuffer::Request(tag)) => self.expect(tag, Use::Request),
                     Some(PayloadBuffer::Source(slot)) => {
@@ -271,6 +347,18 @@ impl Body {
             Action::SendForwarder { message, .. } => {
                 let (header, inline, length) = message.encode();
                 assert_eq!(Message::decode(&header, &inline[..length]), Ok(message));
+            }
+            Action::ReleasePulled { slot } => {
+                assert!(
+                    !self.at_disk(DiskTag::Pulled(slot)),
+                    "the disk has the buffer of {slot:?}"
+                );
+            }
+            Action::NoteHere { extent } => assert!(extent.within(self.capacity)),
+            Action::StoreMissing => {
+                assert!(!self.storing_missing, "twice at once");
+                assert!(self.core.missing_to_store().is_some());
+                self.storing_missing = true;
             }
             Action::Notify(Event::SharingChanged { .. }) => self.storing_sharing = true,
             Action::Notify(_) | Action::DiscardUnsent { .. } => {}

@@ -11,13 +11,15 @@ mod input;
 use std::time::Duration;
 
 use body::Body;
-use godwit_core::action::{ChunkSlot, Content, DelayedSlot, Forwarder};
+use godwit_core::action::{ChunkSlot, Content, DelayedSlot, Forwarder, PullSlot};
 use godwit_core::event::AbortReason;
 use godwit_core::request::{Operation, Origin, RequestError, RequestTag};
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Generation, Lba, MigrationId};
 use godwit_core::wire::{Message, Taken, TrafficClass};
-use godwit_core::{Arrivals, GuestLoad, LinkSignal, MigrationOptions, Switchover};
+use godwit_core::{
+    Arrivals, GuestLoad, LinkSignal, MigrationOptions, PolicyOptions, PushOptions, Switchover,
+};
 use input::Input;
 use libfuzzer_sys::fuzz_target;
 
@@ -88,6 +90,16 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                     Switchover::WhenConverged
                 },
                 peer_timeout: body::TIMEOUT,
+                policy: match input.byte() % 8 {
+                    0..=3 => PolicyOptions::DoubleWrite,
+                    4 => PolicyOptions::Mirror,
+                    other => PolicyOptions::PushPull(PushOptions {
+                        threshold: other - 5,
+                        longest_push: input
+                            .one_in(2)
+                            .then(|| Duration::from_micros(input.number() % 100_000)),
+                    }),
+                },
                 ..MigrationOptions::new(migration(input))
             };
             let _ = body.core.start_source(now, options);
@@ -115,6 +127,7 @@ fn act(body: &mut Body, step: u8, input: &mut Input<'_>) {
                 body.core.switch_over(now);
             }
             200.. => forwarding_event(body, input),
+            180.. => pull_event(body, input),
             other => connection_event(body, other % 8),
         },
         _ => body.settle(),
@@ -134,6 +147,35 @@ fn connection_event(body: &mut Body, which: u8) {
         6 => body.core.fail_forwarded(now),
         _ => {
             body.core.cancel(now, AbortReason::Cancelled);
+        }
+    }
+}
+
+/// What comes on the connection on which an owner pulls.
+fn pull_event(body: &mut Body, input: &mut Input<'_>) {
+    let slot = PullSlot(u16::from(input.byte() % 20));
+    let result = RequestError::from_code(u16::from(input.byte() % 16 / 12));
+    match input.byte() % 8 {
+        0 => body.pull_link(true),
+        1 => body.pull_link(false),
+        2 | 3 => body.pulled(input.byte(), input.one_in(2), result),
+        4 => body.not_pulled(Message::Pulled {
+            slot,
+            extent: extent(input),
+            zeroes: input.one_in(2),
+            result,
+        }),
+        5 => {
+            let extent = extent(input);
+            body.message(TrafficClass::Pull, Message::Pull { slot, extent });
+        }
+        6 => {
+            let migration = migration(input);
+            body.message(TrafficClass::Pull, Message::Owes { migration });
+        }
+        _ => {
+            let migration = migration(input);
+            body.message(TrafficClass::Pull, Message::Whole { migration });
         }
     }
 }
@@ -277,12 +319,18 @@ fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
         small
     });
     let message = match kind {
+        0 if input.one_in(2) => Message::Lacks {
+            start: Lba(u64::from(input.byte() % 128)),
+            sectors: u32::from(input.byte() % 64),
+            heat: input.byte(),
+        },
         0 => Message::Ping,
         1 => Message::Pong,
         2 => Message::Prepare {
             migration: migration(input),
             epoch,
             shared: input.one_in(2),
+            lacks: input.one_in(4),
         },
         3 => Message::Prepared {
             migration: migration(input),

@@ -1,6 +1,6 @@
 //! Gives the controller requests, and carries out what it decides.
 
-use godwit_core::action::{Action, Content, DiskOperation, DiskTag};
+use godwit_core::action::{Action, Content, DiskOperation, DiskTag, SourceSlot};
 use godwit_core::event::Event;
 use godwit_core::request::{Request, RequestError, RequestTag};
 use godwit_core::units::Extent;
@@ -9,6 +9,7 @@ use crate::engine::config::EngineEvent;
 use crate::engine::disk::Keep;
 use crate::engine::run::Engine;
 use crate::engine::slots::Owner;
+use crate::engine::slots::chunks::Chunks;
 
 impl Engine {
     /// The controller gets a request of a front end or of a node that forwards here.
@@ -21,7 +22,10 @@ impl Engine {
     pub(super) fn drain(&mut self) {
         // Before anything is submitted: the kernel's workers keep the priority of when they start.
         self.follow_priority();
-        while let Some(action) = self.core.poll_action() {
+        // What cannot be noted must not be acknowledged either.
+        while self.broken.is_none()
+            && let Some(action) = self.core.poll_action()
+        {
             match action {
                 Action::Disk { tag, operation } => self.start_disk(tag, operation),
                 Action::Send { class, message } => self.send(class, message),
@@ -30,6 +34,9 @@ impl Engine {
                 }
                 Action::Complete { tag, result } => self.answer(tag, result),
                 Action::ReleaseReplica { tag } => self.slots.finish(tag),
+                Action::ReleasePulled { slot } => self.release_pulled(slot),
+                Action::NoteHere { extent } => self.note_here(extent),
+                Action::StoreMissing => self.store_missing(),
                 Action::DiscardUnsent { class } => self.discard_unsent(class),
                 Action::Persist { record } => self.tell(EngineEvent::Persist(record)),
                 Action::Notify(event) => self.notify(event),
@@ -44,8 +51,9 @@ impl Engine {
             return self.core.handle_disk_done(self.now, tag, Ok(found));
         }
         if let Some(slot) = tag.source_slot() {
-            self.chunks.begin();
-            if self.chunks.defer(slot, operation) {
+            let buffers = self.source_buffers(slot);
+            buffers.begin();
+            if buffers.defer(slot, operation) {
                 return;
             }
         }
@@ -54,8 +62,18 @@ impl Engine {
 
     /// Starts the reads of chunks that waited until an older frame of the same buffer was sent.
     pub(super) fn run_deferred_reads(&mut self) {
-        while let Some((slot, operation)) = self.chunks.next_ready() {
+        while let Some((slot, operation)) =
+            self.chunks.next_ready().or_else(|| self.owed.next_ready())
+        {
             self.run_disk(slot.into(), operation);
+        }
+    }
+
+    /// The buffers that this slot is one of.
+    pub(super) const fn source_buffers(&mut self, slot: SourceSlot) -> &mut Chunks {
+        match slot {
+            SourceSlot::Chunk(_) | SourceSlot::Delayed(_) => &mut self.chunks,
+            SourceSlot::Pull(_) => &mut self.owed,
         }
     }
 
@@ -88,16 +106,23 @@ impl Engine {
                 (place.map(|(pointer, _)| pointer), None)
             }
             (_, Some(slot)) => {
-                let (pointer, keep) = self.chunks.buffer(slot, bytes).unzip();
+                let (pointer, keep) = self.source_buffers(slot).buffer(slot, bytes).unzip();
                 (pointer, keep.map(Keep::Chunks))
+            }
+            (DiskTag::Pulled(slot), None) => {
+                let place = self
+                    .pulled_tag(slot)
+                    .and_then(|tag| self.slots.address(tag, 0))
+                    .filter(|&(_, room)| room >= bytes);
+                (place.map(|(pointer, _)| pointer), None)
             }
             (_, None) => (Some(std::ptr::null_mut()), None),
         };
         let Some(memory) = memory else {
             // The controller asked for more than the request has: only a defect can do that.
             debug_assert!(false, "{tag:?} has no buffer for {operation:?}");
-            if tag.source_slot().is_some() {
-                self.chunks.end();
+            if let Some(slot) = tag.source_slot() {
+                self.source_buffers(slot).end();
             }
             self.core
                 .handle_disk_done(self.now, tag, Err(RequestError::Io));
@@ -113,8 +138,8 @@ impl Engine {
                 keep = Some(Keep::Guest(ram));
             }
         }
-        // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, `keep` a
-        // chunk's and a guest's memory, which the guest itself may spoil; and no frame of it waits to be sent any more. The controller starts one operation
+        // SAFETY: the hold keeps a slot's buffer allocated until `disk_done` releases it, as what was pulled keeps
+        // its own until the controller lets go of it, `keep` a chunk's and a guest's memory, which the guest itself may spoil; and no frame of it waits to be sent any more. The controller starts one operation
         // at a time on a buffer that changes it.
         unsafe {
             self.disk.start(
@@ -133,8 +158,8 @@ impl Engine {
         let Some(finished) = self.disk.completed(&mut self.ring, index, result) else {
             return;
         };
-        if finished.tag.source_slot().is_some() {
-            self.chunks.end();
+        if let Some(slot) = finished.tag.source_slot() {
+            self.source_buffers(slot).end();
         }
         self.core
             .handle_disk_done(self.now, finished.tag, finished.result);

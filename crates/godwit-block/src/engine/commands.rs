@@ -60,6 +60,8 @@ impl Engine {
             Command::ControlUp { migration, control } => self.control_up(migration, control),
             Command::Forward(sync) => self.forward(sync),
             Command::ServeForwarded { peer, sync } => self.serve_forwarded(peer, sync),
+            Command::Pull(stream) => self.pull_up(stream),
+            Command::MissingStored { notes } => self.missing_stored(notes),
             Command::Cancel { reason, reply } => {
                 let cancelled = self.core.cancel(self.now, reason);
                 self.drain();
@@ -166,6 +168,7 @@ impl Engine {
         self.shutdown = Some(self.now.after(SHUTDOWN));
         self.waiting_clients.clear();
         self.core.cancel(self.now, AbortReason::Cancelled);
+        self.stop_pulling();
         self.drain();
         self.hang_up();
         let clients: Vec<_> = self

@@ -5,7 +5,7 @@ use std::io;
 use godwit_core::Limits;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Event;
-use godwit_core::units::Bytes;
+use godwit_core::units::{Bytes, MigrationId};
 
 /// How an engine is sized. All of it is fixed for the engine's life.
 #[derive(Clone, Debug)]
@@ -46,6 +46,19 @@ impl EngineConfig {
     }
 }
 
+/// What a disk lacks: see [`godwit_core::Missing`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingSnapshot {
+    /// The migration whose source has what is missing.
+    pub migration: MigrationId,
+    /// A bit for each block that is missing.
+    pub words: Vec<u64>,
+    /// How hot each chunk is; empty unless it is the first.
+    pub heat: Vec<u8>,
+    /// The disk comes here: nothing was stored of it before.
+    pub first: bool,
+}
+
 /// What the engine tells its owner. Given to the `events` callback on the engine's thread, which
 /// serves no I/O until the callback returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +80,14 @@ pub enum EngineEvent {
     /// served. [`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still) lets
     /// the machine be stopped meanwhile.
     OutOfSpace(bool),
+    /// Store durably what the disk lacks ([`crate::image::missing`]), then call
+    /// [`EngineHandle::missing_stored`](crate::engine::EngineHandle::missing_stored). Until
+    /// [`Event::Whole`] or [`Event::ReceiveAborted`], when it can be removed.
+    StoreMissing(MissingSnapshot),
+    /// This node owes a part of the disk to its owner and no connection to that is up: dial it and call
+    /// [`EngineHandle::pull`](crate::engine::EngineHandle::pull). Said with
+    /// [`Event::Owes`] too, and not when the engine starts with a record that says so.
+    PullDown,
     /// The engine has ended because of a failure that it cannot go on from.
     Failed(String),
 }

@@ -17,6 +17,7 @@ use crate::engine::peers::link_signal::InterfaceCounter;
 use crate::engine::slots::chunks::ChunkMemory;
 use crate::engine::stats::baseline::LatencyBaseline;
 use crate::engine::stats::snapshot::Snapshot;
+use crate::image::missing::MissingNotes;
 use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 
@@ -47,6 +48,10 @@ pub(super) enum Command {
     ServeForwarded {
         peer: String,
         sync: PeerStream,
+    },
+    Pull(PeerStream),
+    MissingStored {
+        notes: Option<MissingNotes>,
     },
     Cancel {
         reason: AbortReason,
@@ -246,6 +251,18 @@ impl EngineHandle {
     /// that arrived on that is done.
     pub fn serve_forwarded(&self, peer: String, sync: PeerStream) {
         self.inner.send(Command::ServeForwarded { peer, sync });
+    }
+
+    /// On this connection the disk's owner, which this node is or owes a part of the disk, pulls what it lacks, in
+    /// place of an earlier one.
+    pub fn pull(&self, stream: PeerStream) {
+        self.inner.send(Command::Pull(stream));
+    }
+
+    /// What the last [`EngineEvent::StoreMissing`](crate::engine::EngineEvent::StoreMissing) asked for is durable;
+    /// the first time with what notes what comes from then on.
+    pub fn missing_stored(&self, notes: Option<MissingNotes>) {
+        self.inner.send(Command::MissingStored { notes });
     }
 
     /// Ends the migration under way, if that is still possible; `reply` gets whether it was.

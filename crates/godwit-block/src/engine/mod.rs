@@ -36,10 +36,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
+use godwit_core::Missing;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use rustix::event::{EventfdFlags, eventfd};
 
-pub use self::config::{EngineConfig, EngineError, EngineEvent};
+pub use self::config::{EngineConfig, EngineError, EngineEvent, MissingSnapshot};
 pub use self::connections::streams::{ClientStream, PeerStream, PeerStreams};
 pub use self::front_ends::vhost::device::BlockDevice;
 pub use self::handle::{EngineHandle, Reply};
@@ -53,6 +54,7 @@ pub use self::stats::snapshot::{
 use self::handle::Waker;
 use self::run::{Engine, Parts};
 use crate::image::Image;
+use crate::image::missing::MissingNotes;
 
 /// Fewest request tags: each class gets at least 16.
 const FEWEST_REQUESTS: u32 = 64;
@@ -62,9 +64,24 @@ const FEWEST_REQUESTS: u32 = 64;
 /// # Errors
 /// [`EngineError::Start`] when the kernel refuses a thread, memory, or an `io_uring`.
 pub fn spawn(
+    config: EngineConfig,
+    image: Image,
+    record: AuthorityRecord,
+    events: Box<dyn Fn(EngineEvent) + Send>,
+) -> Result<EngineHandle, EngineError> {
+    spawn_lacking(config, image, record, None, events)
+}
+
+/// The same for a disk that lacks what was stored of that ([`crate::image::missing::load`]): to be given when the
+/// record has a remainder and this node serves the disk, or has accepted it.
+///
+/// # Errors
+/// As [`spawn`].
+pub fn spawn_lacking(
     mut config: EngineConfig,
     image: Image,
     record: AuthorityRecord,
+    missing: Option<(Missing, MissingNotes)>,
     events: Box<dyn Fn(EngineEvent) + Send>,
 ) -> Result<EngineHandle, EngineError> {
     config.limits.requests = config.limits.requests.max(FEWEST_REQUESTS);
@@ -89,6 +106,7 @@ pub fn spawn(
         counters: Counters::default(),
         latency: LatencySummary::default(),
         latencies: Latencies::default(),
+        missing: missing.as_ref().map(|(missing, _)| missing.bytes()),
         lacks_room: false,
         cpu_seconds: 0.0,
     }));
@@ -96,6 +114,7 @@ pub fn spawn(
         config,
         image,
         record,
+        missing,
         commands,
         wake: Arc::clone(&wake),
         published: Arc::clone(&published),

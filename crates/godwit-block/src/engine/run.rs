@@ -6,10 +6,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use godwit_core::Controller;
-use godwit_core::action::Forwarder;
+use godwit_core::action::{Forwarder, PULL_SLOTS};
 use godwit_core::authority::AuthorityRecord;
+use godwit_core::request::RequestTag;
 use godwit_core::units::{MigrationId, Time};
+use godwit_core::{Controller, Missing};
 use io_uring::{opcode, types};
 
 use crate::engine::config::{EngineConfig, EngineError, EngineEvent};
@@ -30,6 +31,7 @@ use crate::engine::slots::chunks::Chunks;
 use crate::engine::stats::snapshot::Snapshot;
 use crate::engine::stats::{Stats, thread_cpu_time};
 use crate::image::Image;
+use crate::image::missing::MissingNotes;
 use godwit_io::page_buffers::Staging;
 use godwit_io::ring::{Completion, Ring, Token};
 
@@ -52,6 +54,16 @@ pub(super) struct Engine {
     pub(super) wholes: Wholes,
     pub(super) chunks: Chunks,
     pub(super) connections: Connections,
+    /// What an owner pulls of the disk, which was given away.
+    pub(super) owed: Chunks,
+    /// Where it does, at either end.
+    pub(super) pulling: Option<ConnectionKey>,
+    /// What was pulled and is not written, by slot.
+    pub(super) pulled: [Option<RequestTag>; PULL_SLOTS as usize],
+    /// Notes what has come of what the disk lacks.
+    pub(super) notes: Option<MissingNotes>,
+    /// Why the engine cannot go on.
+    pub(super) broken: Option<EngineError>,
     /// The connections of the current or last migration.
     pub(super) links: Option<Links>,
     /// Compresses data, of a migration to a node that takes it so.
@@ -105,6 +117,7 @@ pub(super) struct Parts {
     pub(super) config: EngineConfig,
     pub(super) image: Image,
     pub(super) record: AuthorityRecord,
+    pub(super) missing: Option<(Missing, MissingNotes)>,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) wake: Arc<OwnedFd>,
     pub(super) published: Published,
@@ -118,6 +131,7 @@ impl Engine {
             config,
             image,
             record,
+            missing,
             commands,
             wake,
             published,
@@ -135,7 +149,8 @@ impl Engine {
         let ring = Ring::new().map_err(refused("set up io_uring"))?;
         let limits = &config.limits;
         let chunks = usize::from(limits.window_chunks) + usize::from(limits.delayed_chunks);
-        let operations = limits.requests as usize + chunks;
+        let pulls = 2 * usize::from(PULL_SLOTS);
+        let operations = limits.requests as usize + chunks + pulls;
         let capacity = image.capacity;
         let requests = limits.requests as usize;
         let disk = Disk::new(image, config.disk.clone(), operations)
@@ -155,6 +170,10 @@ impl Engine {
         // Keys of the standard library's hashers are random, and differ each time.
         let session = RandomState::new().build_hasher().finish();
         core.resume_forwarding(config.shared, session);
+        let notes = missing.map(|(missing, notes)| {
+            core.restore_missing(missing);
+            notes
+        });
         Ok(Self {
             core,
             config,
@@ -162,6 +181,11 @@ impl Engine {
             slots,
             wholes: Wholes::default(),
             chunks: Chunks::default(),
+            owed: Chunks::default(),
+            pulling: None,
+            pulled: [None; PULL_SLOTS as usize],
+            notes,
+            broken: None,
             connections: Connections::default(),
             links: None,
             compression: None,
@@ -207,6 +231,9 @@ impl Engine {
         self.drain();
         loop {
             self.end_turn();
+            if let Some(error) = self.broken.take() {
+                return Err(error);
+            }
             if self.is_finished() {
                 break;
             }
@@ -249,7 +276,7 @@ impl Engine {
         })
     }
 
-    fn failure(&self, action: &str, source: &io::Error) -> EngineError {
+    pub(super) fn failure(&self, action: &str, source: &io::Error) -> EngineError {
         let disk = self.config.disk.clone();
         EngineError::Failed {
             disk,
@@ -393,6 +420,7 @@ impl Engine {
             progress,
             clients: self.clients,
             front_end: self.vhost.state(),
+            missing: self.core.missing().map(Missing::bytes),
             lacks_room: self.vhost.room != Room::Enough,
             requests_in_flight: self.core.requests_in_flight(),
             counters: self.stats.counters,

@@ -5,6 +5,7 @@ mod direct;
 mod error;
 pub(crate) mod extents;
 mod format;
+pub mod missing;
 mod open;
 
 #[cfg(test)]

@@ -32,6 +32,7 @@ fn departed() -> TestEngine {
         ownership: Ownership::Departed {
             migration: MigrationId([7; 16]),
         },
+        remainder: None,
     };
     TestEngine::new("a", SIZE, record)
 }

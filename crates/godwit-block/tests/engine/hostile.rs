@@ -283,6 +283,7 @@ fn an_answer_that_was_not_asked_for_ends_the_forwarding() {
     let record = AuthorityRecord {
         epoch: Epoch(2),
         ownership,
+        remainder: None,
     };
     for (length, asked) in [(0, false), (512, false), (1024, true), (0, true)] {
         let engine = TestEngine::new("a", MIB, record);

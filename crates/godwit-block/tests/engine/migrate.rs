@@ -421,10 +421,12 @@ fn clients_of_a_disk_that_left_wait_for_its_owner() {
     let departed = AuthorityRecord {
         epoch,
         ownership: Ownership::Departed { migration },
+        remainder: None,
     };
     let owner = AuthorityRecord {
         epoch,
         ownership: Ownership::Serving,
+        remainder: None,
     };
     let a = TestEngine::new("a", size, departed);
     let b = TestEngine::new("b", size, owner);
@@ -457,6 +459,7 @@ fn clients_of_a_disk_whose_return_was_called_off_wait_for_its_owner() {
         ownership: Ownership::Departed {
             migration: MigrationId([9; 16]),
         },
+        remainder: None,
     };
     let engine = TestEngine::new("a", 4 * MIB, departed);
     let _client = engine.attach(false);
@@ -468,6 +471,7 @@ fn clients_of_a_disk_whose_return_was_called_off_wait_for_its_owner() {
         migration: ID,
         epoch: departed.epoch.next(),
         shared: false,
+        lacks: false,
     };
     source.control.write_all(&frame(prepare)).expect("sent");
     let prepared = receive(&mut source.control).0;
@@ -489,10 +493,12 @@ fn an_undecided_migration_is_resolved_over_a_new_control_connection() {
     let gave = AuthorityRecord {
         epoch,
         ownership: Ownership::Relinquished { migration },
+        remainder: None,
     };
     let took = AuthorityRecord {
         epoch,
         ownership: Ownership::Accepted { migration },
+        remainder: None,
     };
     let a = TestEngine::new("a", MIB, gave);
     let b = TestEngine::new("b", MIB, took);

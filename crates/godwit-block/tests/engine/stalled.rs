@@ -66,6 +66,7 @@ fn departed() -> AuthorityRecord {
     AuthorityRecord {
         epoch: Epoch(2),
         ownership: Ownership::Departed { migration },
+        remainder: None,
     }
 }
 

@@ -126,6 +126,13 @@ pub(crate) struct MigrateArguments {
     /// With pre-copy: most bytes that are copied while the guest stands still; 4M when left out
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub round_left: Option<u64>,
+    /// With push-pull: a chunk of 64K that was written so often during the move is pushed no more; 3 when left
+    /// out
+    #[arg(long, value_name = "WRITES", value_parser = clap::value_parser!(u8).range(1..))]
+    pub push_threshold: Option<u8>,
+    /// With push-pull: seconds after which the disk changes hands, whatever could still be pushed
+    #[arg(long, value_name = "SECONDS")]
+    pub push_for: Option<u64>,
     /// Most bytes in flight between the two disks, up to 64 chunks and 32M; chosen by the node when left
     /// out
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
@@ -201,6 +208,11 @@ pub(crate) enum PolicyArgument {
     PreCopy,
     /// A single pass; all writes go to both nodes from the start
     Mirror,
+    /// What is seldom written is pushed; the disk changes hands, and the destination pulls the rest. The source is
+    /// needed until it has
+    PushPull,
+    /// The disk changes hands at once, and the destination pulls all of it. The source is needed until it has
+    PostCopy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

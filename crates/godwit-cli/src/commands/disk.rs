@@ -256,6 +256,8 @@ mod tests {
             nbd: vec!["nbd+unix:///d?socket=/n.sock".to_owned()],
             io: IoCounters::default(),
             latency: GuestLatency::default(),
+            missing_bytes: None,
+            owes: false,
             lacks_room: false,
             problem: None,
             warnings: Vec::new(),

@@ -157,6 +157,7 @@ mod tests {
             options: Some(MigrationSettings {
                 policy: Policy::DoubleWrite,
                 rounds: None,
+                push: None,
                 window_bytes: 32 << 20,
                 idle_window_bytes: 8 << 20,
                 busy_window_bytes: 1 << 20,

@@ -66,10 +66,28 @@ impl Controller {
             self.abort_source(reason);
             return;
         }
-        if let Message::Prepare { shared, .. } = *message
-            && self.authority.receiving().is_some()
+        if let Message::Prepare {
+            shared,
+            lacks,
+            migration,
+            ..
+        } = *message
+            && self.authority.receiving() == Some(migration)
+            && !self.authority.is_accepting()
         {
             self.disk_comes(shared);
+            if !self.comes_without(migration, lacks) {
+                self.cancel(self.now, AbortReason::Protocol);
+                return;
+            }
+        }
+        if let Message::Prepared { migration } = *message
+            && self.flushing_owed
+            && let Some(source) = &mut self.source
+        {
+            // What this node will owe is not durable yet.
+            source.accepted |= source.options.migration == migration;
+            return;
         }
         let effects = self.authority.handle(message);
         if self.authority.in_doubt().is_some() && self.remind_at.is_none() {
@@ -101,7 +119,10 @@ impl Controller {
                         self.apply(effects);
                     }
                 }
-                Effect::Relinquished(_) => {
+                Effect::Relinquished(migration) => {
+                    if self.authority.owes().is_some() {
+                        self.notify(Event::Owes { migration });
+                    }
                     self.enter_stage(Stage::Decided(Phase::Committing));
                     self.remind_at = Some(self.now.after(REMIND_EVERY));
                     self.forwarding.gave_away();
@@ -117,10 +138,16 @@ impl Controller {
                     }
                     self.release_held();
                 }
+                Effect::Whole(migration) => self.became_whole(migration),
+                Effect::OwesNothing(migration) => {
+                    self.owes_at = None;
+                    self.notify(Event::OwesNothing { migration });
+                }
                 Effect::Owner(migration) => {
                     self.destination = None;
                     self.notify(Event::ReceiveCompleted { migration });
                     self.serves_clients();
+                    self.pull();
                     if self.forward_link != ForwardLink::Up {
                         self.forward_link = ForwardLink::Absent;
                         self.take_back_forwarded();
@@ -128,6 +155,7 @@ impl Controller {
                     self.release_held();
                 }
                 Effect::ReceiveAborted(migration, reason) => {
+                    self.lacking = None;
                     self.notify(Event::ReceiveAborted { migration, reason });
                     self.release_held();
                 }
@@ -155,6 +183,15 @@ impl Controller {
             ForwardLink::Down
         };
         sync_up
+    }
+
+    /// Tells the owner that this node owes a part of the disk, and does so again until the owner has it.
+    pub(super) fn tell_of_debt(&mut self) {
+        let owed = self.authority.owes().filter(|_| self.pull_is_up);
+        self.owes_at = owed.map(|_| self.now.after(REMIND_EVERY));
+        if let Some(migration) = owed {
+            self.send(TrafficClass::Pull, Message::Owes { migration });
+        }
     }
 
     pub(super) fn remind(&mut self) {

@@ -14,16 +14,21 @@ use std::collections::VecDeque;
 pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::governor::parts::{GovernorParts, UnknownPart};
 pub use self::limits::Limits;
-pub use self::options::{LinkSignal, MigrationOptions, PolicyOptions, RoundOptions, Switchover};
+pub use self::options::{
+    LinkSignal, MigrationOptions, PolicyOptions, PushOptions, RoundOptions, Switchover,
+};
 pub use self::progress::{Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};
 use self::requests::slots::{Slots, TagList};
 use self::transfer::outgoing::Source;
-pub use self::transfer::outgoing::{MAX_MOVED, MAX_VERIFIED};
+pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 use self::transfer::receive::Destination;
+use self::transfer::remainder::lacking::Lacking;
+pub use self::transfer::remainder::missing::Missing;
+use self::transfer::remainder::owing::Owing;
 pub use self::transfer::verify_hole::HOLE_PIECE_SECTORS;
-use crate::action::{Action, Content, DiskTag};
+use crate::action::{Action, Content, DiskTag, PULL_SLOTS};
 use crate::authority::{Authority, AuthorityRecord};
 use crate::event::{AbortReason, Event};
 use crate::planted::PlantedBug;
@@ -60,6 +65,16 @@ pub struct Controller {
     source: Option<Box<Source>>,
     last_progress: Option<Progress>,
     destination: Option<Destination>,
+    /// What this node, the owner, lacks.
+    lacking: Option<Box<Lacking>>,
+    /// What this node reads for the owner.
+    owing: Owing,
+    /// The connection is up on which an owner pulls.
+    pull_is_up: bool,
+    /// When the owner is told again that this node owes.
+    owes_at: Option<Time>,
+    /// The disk is being flushed before a part of it is owed.
+    flushing_owed: bool,
     /// Chunk reads of an abandoned migration that the disk has not finished.
     orphaned_reads: u32,
     /// What the body was asked about, with [`DiskTag::Layout`], and has not answered.
@@ -96,7 +111,7 @@ impl Controller {
             limits,
             capacity,
             slots: Slots::new(limits.requests),
-            table: WriteTable::new(limits.requests),
+            table: WriteTable::new(limits.requests + u32::from(PULL_SLOTS)),
             actions: VecDeque::with_capacity(
                 limits.requests as usize * 4 + usize::from(limits.window_chunks) * 2 + 16,
             ),
@@ -109,6 +124,11 @@ impl Controller {
             source: None,
             last_progress: None,
             destination: None,
+            lacking: None,
+            owing: Owing::new(),
+            pull_is_up: false,
+            owes_at: None,
+            flushing_owed: false,
             orphaned_reads: 0,
             looking_at: None,
             forward_link: ForwardLink::Absent,
@@ -160,7 +180,8 @@ impl Controller {
             .destination
             .as_ref()
             .map(|destination| destination.deadline);
-        [source, destination, self.remind_at]
+        let lacking = self.lacking.as_deref().and_then(Lacking::deadline);
+        [source, destination, self.remind_at, self.owes_at, lacking]
             .into_iter()
             .flatten()
             .min()
@@ -173,6 +194,16 @@ impl Controller {
         self.destination_timer();
         if self.remind_at.is_some_and(|at| at <= now) {
             self.remind();
+        }
+        if self.owes_at.is_some_and(|at| at <= now) {
+            self.tell_of_debt();
+        }
+        if self
+            .lacking
+            .as_ref()
+            .is_some_and(|lacking| lacking.deadline().is_some_and(|at| at <= now))
+        {
+            self.pull();
         }
         self.run_ready();
     }
@@ -197,6 +228,10 @@ impl Controller {
             DiskTag::Replica(tag) => self.replica_disk_done(tag, result),
             DiskTag::Barrier => self.barrier_done(result.map(|_| ())),
             DiskTag::Layout => self.layout_found(result),
+            DiskTag::Owed(slot) => self.owed_read(slot, result),
+            DiskTag::Pulled(slot) => self.pulled_written(slot, result.map(|_| ())),
+            DiskTag::Checkpoint => self.checkpoint_flushed(result.map(|_| ())),
+            DiskTag::OwedFlush => self.owed_flushed(result.map(|_| ())),
         }
         self.run_ready();
     }
@@ -270,11 +305,23 @@ impl Controller {
                 shared,
                 failed,
             } => self.fence_seen(number, taken, (shared, failed)),
-            // Those go to `handle_forwarder_message` and `admit_forwarded`.
+            Message::Lacks {
+                start,
+                sectors,
+                heat,
+            } => self.will_lack(start, sectors, heat),
+            Message::Pull { slot, extent } => self.serve_pull(slot, extent),
+            Message::Whole { .. } => {
+                let effects = self.authority.handle(&message);
+                self.apply(effects);
+            }
+            Message::Owes { migration } => self.owed(migration),
+            // Those go to `handle_forwarder_message`, `handle_pulled` and `admit_forwarded`.
             Message::Forward { .. }
             | Message::ForwardBegin { .. }
             | Message::ClientAttached
-            | Message::FenceReached { .. } => {}
+            | Message::FenceReached { .. }
+            | Message::Pulled { .. } => {}
             Message::Prepare { .. }
             | Message::Prepared { .. }
             | Message::Commit { .. }
@@ -297,6 +344,7 @@ impl Controller {
         let record = self.authority.record();
         self.notify(Event::AuthorityChanged { record });
         self.apply(effects);
+        self.store_that_it_is_whole();
         self.run_ready();
     }
 
@@ -363,7 +411,10 @@ impl Controller {
     /// Whether this node's disk holds all there is: it serves, durably, and no migration is under way in either
     /// direction, so that what its storage says of unwritten blocks is true of the disk.
     pub const fn is_alone(&self) -> bool {
-        self.authority.is_settled() && self.source.is_none() && self.destination.is_none()
+        self.authority.is_settled()
+            && self.source.is_none()
+            && self.destination.is_none()
+            && self.lacking.is_none()
     }
 
     /// Whether the disk is on its way out of this node.

@@ -77,6 +77,31 @@ pub enum PolicyOptions {
     Mirror,
     /// The guest writes to its own disk; what it wrote is copied again until little is left.
     PreCopy(RoundOptions),
+    /// What the guest seldom writes is pushed; the disk changes hands, and the destination pulls the rest (Alg. 1
+    /// to 4 of the hybrid storage-transfer paper). Only where the other node has
+    /// [`Features::PULLS`](crate::wire::Features::PULLS).
+    PushPull(PushOptions),
+}
+
+/// What push and pull pushes before the disk changes hands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PushOptions {
+    /// A chunk of 64 KiB that was written so often during the migration is pushed no more. With 0 nothing is
+    /// pushed: all of the disk is pulled.
+    pub threshold: u8,
+    /// After this long the disk changes hands, whatever could still be pushed. Without it, when nothing is left to
+    /// push.
+    pub longest_push: Option<Duration>,
+}
+
+impl Default for PushOptions {
+    /// Three writes, as long as it takes.
+    fn default() -> Self {
+        Self {
+            threshold: 3,
+            longest_push: None,
+        }
+    }
 }
 
 /// How pre-copy goes over the disk.

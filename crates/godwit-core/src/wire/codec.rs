@@ -1,9 +1,11 @@
 //! How the frames between controllers are written and read.
 
 use super::DecodeError;
-use super::header::{FLAG_FAILED, FLAG_FUA, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, Header, Kind};
+use super::header::{
+    FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, Header, Kind,
+};
 use super::message::{INLINE_LIMIT, Message, Taken, double_write_id};
-use crate::action::{ChunkSlot, DelayedSlot};
+use crate::action::{ChunkSlot, DelayedSlot, PullSlot};
 use crate::event::AbortReason;
 use crate::request::{Operation, RequestError, RequestTag};
 use crate::units::{Epoch, Extent, Generation, Lba, MigrationId};
@@ -20,9 +22,11 @@ impl Message {
                 migration,
                 epoch,
                 shared,
+                lacks,
             } => {
                 header = about_epoch(Kind::Prepare, migration, epoch, &mut inline);
-                header.flags = if shared { FLAG_SHARED } else { 0 };
+                header.flags =
+                    if shared { FLAG_SHARED } else { 0 } | if lacks { FLAG_LACKS } else { 0 };
             }
             Self::Prepared { migration } => header = about(Kind::Prepared, migration, &mut inline),
             Self::Commit { migration, epoch } => {
@@ -157,6 +161,33 @@ impl Message {
                 number,
                 operation,
             } => header = forward(tag, number, operation),
+            Self::Lacks {
+                start,
+                sectors,
+                heat,
+            } => {
+                header = Header::new(Kind::Lacks);
+                (header.start, header.sectors) = (start, sectors);
+                header.tag = u32::from(heat);
+            }
+            Self::Owes { migration } => header = about(Kind::Owes, migration, &mut inline),
+            Self::Whole { migration } => header = about(Kind::Whole, migration, &mut inline),
+            Self::Pull { slot, extent } => {
+                header = at(Kind::Pull, u32::from(slot.0), Generation(0), extent);
+            }
+            Self::Pulled {
+                slot,
+                extent,
+                zeroes,
+                result,
+            } => {
+                header = at(Kind::Pulled, u32::from(slot.0), Generation(0), extent);
+                header.flags = if zeroes { FLAG_ZEROES } else { 0 };
+                header.status = status(result);
+                if !zeroes && result.is_ok() {
+                    header.payload_length = extent.bytes() as u32;
+                }
+            }
             Self::ForwardReply {
                 tag,
                 number,
@@ -186,7 +217,7 @@ impl Message {
     pub fn decode(header: &Header, body: &[u8]) -> Result<Self, DecodeError> {
         let data = matches!(
             header.kind,
-            Kind::Copy | Kind::DoubleWrite | Kind::DelayedWrite
+            Kind::Copy | Kind::DoubleWrite | Kind::DelayedWrite | Kind::Pulled
         );
         if header.is_compressed() && !data {
             return Err(DecodeError::Field("compression"));
@@ -196,7 +227,13 @@ impl Message {
         let tag = RequestTag(header.tag);
         let expected = match header.kind {
             Kind::Prepare | Kind::Commit => 24,
-            Kind::Prepared | Kind::Committed | Kind::Abort | Kind::Query | Kind::GuestArrived => 16,
+            Kind::Prepared
+            | Kind::Committed
+            | Kind::Abort
+            | Kind::Query
+            | Kind::GuestArrived
+            | Kind::Owes
+            | Kind::Whole => 16,
             Kind::Verify => 32,
             _ => 0,
         };
@@ -212,6 +249,7 @@ impl Message {
                 migration: migration_in(body)?,
                 epoch: epoch_in(body)?,
                 shared: header.flags & FLAG_SHARED != 0,
+                lacks: header.flags & FLAG_LACKS != 0,
             },
             Kind::Prepared => Self::Prepared {
                 migration: migration_in(body)?,
@@ -335,6 +373,30 @@ impl Message {
                 length: header.payload_length,
                 result: RequestError::from_code(header.status),
             },
+            Kind::Lacks => Self::Lacks {
+                start: header.start,
+                sectors: header.sectors,
+                heat: u8::try_from(header.tag).map_err(|_| DecodeError::Field("heat"))?,
+            },
+            Kind::Owes => Self::Owes {
+                migration: migration_in(body)?,
+            },
+            Kind::Whole => Self::Whole {
+                migration: migration_in(body)?,
+            },
+            Kind::Pull => Self::Pull {
+                slot: PullSlot(slot_in(header)?),
+                extent: header.extent()?,
+            },
+            Kind::Pulled => {
+                let result = RequestError::from_code(header.status);
+                Self::Pulled {
+                    slot: PullSlot(slot_in(header)?),
+                    extent: data_extent(header, zeroes || result.is_err())?,
+                    zeroes,
+                    result,
+                }
+            }
             Kind::Hello | Kind::Welcome | Kind::Refused | Kind::Offer | Kind::Accepted => {
                 return Err(DecodeError::Kind(header.kind as u8));
             }

@@ -46,6 +46,9 @@ impl Features {
     /// An offer may name a policy. A node without it knows double writes only.
     pub const POLICIES: Self = Self(16);
 
+    /// A disk may change hands before all of it has arrived, and the rest is pulled.
+    pub const PULLS: Self = Self(32);
+
     /// These and the others.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {
@@ -77,6 +80,8 @@ pub enum Purpose {
     /// To move a virtual machine: its name stands in place of a disk's. On the control connection
     /// the nodes agree step by step; a copy connection carries its memory.
     Machine,
+    /// To give the owner of a disk what it lacks of it; pull connection only.
+    Pull,
 }
 
 /// The first frame on every connection, from the node that opened it.
@@ -119,6 +124,9 @@ pub enum TransferPolicy {
     PreCopy,
     /// One pass; all writes go to both nodes.
     Mirror,
+    /// What is seldom written is pushed; the disk changes hands, and the rest is pulled. Only for nodes with
+    /// [`Features::PULLS`].
+    PushPull,
 }
 
 impl TransferPolicy {
@@ -127,6 +135,7 @@ impl TransferPolicy {
             Self::DoubleWrite => 1,
             Self::PreCopy => 2,
             Self::Mirror => 3,
+            Self::PushPull => 4,
         }
     }
 
@@ -135,6 +144,7 @@ impl TransferPolicy {
             1 => Self::DoubleWrite,
             2 => Self::PreCopy,
             3 => Self::Mirror,
+            4 => Self::PushPull,
             _ => return None,
         })
     }
@@ -278,6 +288,7 @@ impl Greeting {
                     Purpose::Resolve => 2,
                     Purpose::Forward => 3,
                     Purpose::Machine => 4,
+                    Purpose::Pull => 5,
                 });
                 put(&mut body, &hello.migration.0);
                 put_text(&mut body, &hello.node, MAX_NAME);
@@ -362,6 +373,7 @@ impl Greeting {
                     [2] => Purpose::Resolve,
                     [3] => Purpose::Forward,
                     [4] => Purpose::Machine,
+                    [5] => Purpose::Pull,
                     _ => return Err(DecodeError::Field("purpose")),
                 },
                 migration: MigrationId(take(&mut from)?),
@@ -507,7 +519,11 @@ mod tests {
         let usual = TransferPolicy::default();
         for place in [None, Some(Place::Pool(String::from("fast")))] {
             let plain = offer(place.clone(), usual).encode();
-            for policy in [TransferPolicy::PreCopy, TransferPolicy::Mirror] {
+            for policy in [
+                TransferPolicy::PreCopy,
+                TransferPolicy::Mirror,
+                TransferPolicy::PushPull,
+            ] {
                 let named = offer(place.clone(), policy);
                 let frame = named.encode();
                 let body = &frame[HEADER_SIZE..];

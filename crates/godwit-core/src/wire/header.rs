@@ -21,6 +21,8 @@ pub const FLAG_COMPRESSED: u8 = 8;
 pub const FLAG_SHARED: u8 = 16;
 /// A request that was forwarded has failed.
 pub const FLAG_FAILED: u8 = 32;
+/// A part of the disk stays at the source.
+pub const FLAG_LACKS: u8 = 64;
 
 const MAGIC: [u8; 4] = *b"GDW1";
 
@@ -64,6 +66,11 @@ pub enum Kind {
     ClientAttached = 53,
     Fence = 54,
     FenceReached = 55,
+    Lacks = 64,
+    Owes = 65,
+    Pull = 66,
+    Pulled = 67,
+    Whole = 68,
 }
 
 impl Kind {
@@ -101,6 +108,11 @@ impl Kind {
             53 => Self::ClientAttached,
             54 => Self::Fence,
             55 => Self::FenceReached,
+            64 => Self::Lacks,
+            65 => Self::Owes,
+            66 => Self::Pull,
+            67 => Self::Pulled,
+            68 => Self::Whole,
             _ => return None,
         })
     }

@@ -2,10 +2,10 @@
 
 use super::TrafficClass;
 use super::header::{Header, Kind};
-use crate::action::{ChunkSlot, DelayedSlot, Digest, SourceSlot};
+use crate::action::{ChunkSlot, DelayedSlot, Digest, PullSlot, SourceSlot};
 use crate::event::AbortReason;
 use crate::request::{Operation, RequestError, RequestTag};
-use crate::units::{Epoch, Extent, Generation, MigrationId};
+use crate::units::{Epoch, Extent, Generation, Lba, MigrationId};
 
 /// Longest payload of a frame whose payload is not a guest's or a chunk's data.
 pub(super) const INLINE_LIMIT: usize = 32;
@@ -45,6 +45,8 @@ pub enum Message {
         epoch: Epoch,
         /// More than one party may have written: see [`Message::Fence`].
         shared: bool,
+        /// The destination will lack what [`Message::Lacks`] told of before.
+        lacks: bool,
     },
     /// Destination to source: done; I hold I/O until you commit or abort.
     Prepared {
@@ -216,6 +218,45 @@ pub enum Message {
         /// What the client asked.
         operation: Operation,
     },
+    /// Source to destination, before [`Message::Prepare`]: these sectors stay at the source, and are to be pulled
+    /// once the destination serves.
+    Lacks {
+        /// The first of them.
+        start: Lba,
+        /// How many.
+        sectors: u32,
+        /// How often the guest wrote there during the migration: what it wrote more often is pulled first.
+        heat: u8,
+    },
+    /// To the owner from the node that gave it the disk: as far as that knows, the owner lacks a part of the disk that was given away by
+    /// this migration. The owner pulls it on this connection, or answers with [`Message::Whole`].
+    Owes {
+        /// Which migration.
+        migration: MigrationId,
+    },
+    /// From the owner to the node that gave it the disk: send this.
+    Pull {
+        /// The owner's slot, returned in the answer.
+        slot: PullSlot,
+        /// What to send.
+        extent: Extent,
+    },
+    /// To the owner: what it pulled. Without `zeroes` and an error its data follows.
+    Pulled {
+        /// The slot of the question.
+        slot: PullSlot,
+        /// The extent of the question.
+        extent: Extent,
+        /// It is all zeroes; no data follows.
+        zeroes: bool,
+        /// Whether it could be read.
+        result: Result<(), RequestError>,
+    },
+    /// From the owner: it lacks nothing that was given away by this migration, durably.
+    Whole {
+        /// Which migration.
+        migration: MigrationId,
+    },
     /// The answer to forwarded I/O. A successful read's data follows.
     ForwardReply {
         /// The request of the other side.
@@ -244,6 +285,12 @@ impl Message {
                 zeroes: false,
                 ..
             } => Some(PayloadBuffer::Source(SourceSlot::Delayed(slot))),
+            Self::Pulled {
+                slot,
+                zeroes: false,
+                result: Ok(()),
+                ..
+            } => Some(PayloadBuffer::Source(SourceSlot::Pull(slot))),
             Self::DoubleWrite {
                 tag, zeroes: false, ..
             }
@@ -276,6 +323,9 @@ impl Message {
             | Self::FenceReached { .. }
             | Self::Forward { .. }
             | Self::ForwardReply { .. } => matches!(class, TrafficClass::Sync),
+            Self::Owes { .. } | Self::Pull { .. } | Self::Pulled { .. } | Self::Whole { .. } => {
+                matches!(class, TrafficClass::Pull)
+            }
             Self::Ack { .. } => matches!(class, TrafficClass::Sync | TrafficClass::Copy),
             _ => matches!(class, TrafficClass::Control),
         }
@@ -293,6 +343,7 @@ impl Header {
                 | Kind::DelayedWrite
                 | Kind::ForwardWrite
                 | Kind::ForwardReply
+                | Kind::Pulled
         )
     }
 }

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | 0..4 | magic, `GDW1` |
 //! | 4 | kind |
-//! | 5 | flags: 1 FUA, 2 unmap, 4 zeroes, 8 compressed, 16 shared, 32 failed |
+//! | 5 | flags: 1 FUA, 2 unmap, 4 zeroes, 8 compressed, 16 shared, 32 failed, 64 lacks |
 //! | 6..8 | status: 0 or an error's code |
 //! | 8..12 | payload length in bytes, at most 32 MiB |
 //! | 12..16 | tag |
@@ -28,8 +28,8 @@ pub use greeting::{
     PROTOCOL_VERSION, Place, Purpose, Refusal, RefusalCode, Reply, TransferPolicy,
 };
 pub use header::{
-    FLAG_COMPRESSED, FLAG_FAILED, FLAG_FUA, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES, HEADER_SIZE,
-    Header, Kind, MAX_PAYLOAD,
+    FLAG_COMPRESSED, FLAG_FAILED, FLAG_FUA, FLAG_LACKS, FLAG_SHARED, FLAG_UNMAP, FLAG_ZEROES,
+    HEADER_SIZE, Header, Kind, MAX_PAYLOAD,
 };
 pub use message::{Message, PayloadBuffer, Taken, double_write_id};
 
@@ -43,6 +43,8 @@ pub enum TrafficClass {
     Sync,
     /// Bulk copies and verification.
     Copy,
+    /// After switchover, what the owner lacks and pulls.
+    Pull,
 }
 
 impl TrafficClass {
@@ -52,6 +54,7 @@ impl TrafficClass {
             Self::Control => 1,
             Self::Sync => 2,
             Self::Copy => 3,
+            Self::Pull => 4,
         }
     }
 
@@ -61,6 +64,7 @@ impl TrafficClass {
             1 => Some(Self::Control),
             2 => Some(Self::Sync),
             3 => Some(Self::Copy),
+            4 => Some(Self::Pull),
             _ => None,
         }
     }

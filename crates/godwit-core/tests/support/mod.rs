@@ -33,6 +33,8 @@ pub(crate) struct Source {
     pub(crate) copies: Vec<u32>,
     /// What the destination was sent, in order.
     pub(crate) sent: Vec<Sent>,
+    /// What it will lack: start, sectors, heat.
+    pub(crate) lacks: Vec<(u64, u32, u8)>,
     /// What it compared.
     pub(crate) compared: Vec<Extent>,
     /// The disk does not finish the reads of chunks.
@@ -63,6 +65,7 @@ impl Source {
             paused: false,
             copies: Vec::new(),
             sent: Vec::new(),
+            lacks: Vec::new(),
             compared: Vec::new(),
             hold_reads: false,
             held: Vec::new(),
@@ -166,7 +169,16 @@ impl Source {
             }
             Message::NewGeneration { generation } => Message::GenerationReached { generation },
             Message::Ping => Message::Pong,
-            Message::Prepare { .. } => {
+            Message::Lacks {
+                start,
+                sectors,
+                heat,
+            } => {
+                self.lacks.push((start.0, sectors, heat));
+                return;
+            }
+            Message::Prepare { lacks, .. } => {
+                assert_eq!(lacks, !self.lacks.is_empty());
                 self.asked_to_accept = true;
                 return;
             }

@@ -121,6 +121,7 @@ mod tests {
         AuthorityRecord {
             epoch: Epoch(3),
             ownership,
+            remainder: None,
         }
     }
 

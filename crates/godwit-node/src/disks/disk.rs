@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     pub(crate) resolver: Option<AbortHandle>,
     /// Whether a task looks for the disk's owner, to forward to it.
     pub(crate) forwarding: bool,
+    /// The owner, which lacks a part of the disk, is being connected to.
+    pub(crate) connecting_owner: bool,
     /// The disks together with which it is about to leave.
     pub(crate) group: Option<Arc<SwitchGroup>>,
     /// Whether virtual machines must wait: see [`crate::disks::vhost::Held`].
@@ -124,6 +126,7 @@ impl Disk {
                 problem: None,
                 resolver: None,
                 forwarding: false,
+                connecting_owner: false,
                 group: None,
                 vhost_held: false,
             }),
@@ -214,6 +217,25 @@ impl Inner {
     pub(crate) fn lacks_room(&self) -> bool {
         let engine = self.engine.as_ref();
         engine.is_some_and(|engine| engine.handle.snapshot().lacks_room)
+    }
+
+    /// Whether all of the disk is here, so that it can be `done` with as a whole.
+    ///
+    /// # Errors
+    /// [`ErrorCode::Conflict`]: a part is still at the node that gave it away.
+    pub(crate) fn is_whole(&self, name: &str, done: &str) -> Result<(), ErrorBody> {
+        if self.record.lacks().is_none() {
+            return Ok(());
+        }
+        let from = self.entry.counterpart.as_deref();
+        let from = from.unwrap_or("the node that it came from");
+        let text = format!(
+            "disk {name} cannot be {done} yet: a part of it is still at node '{from}', from where it is \
+             being pulled"
+        );
+        Err(ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
+            "try again when all of it is here: godwit disk show {name} tells what is left"
+        )))
     }
 
     /// The undecided migration, when this node cannot know by itself who owns the disk.

@@ -239,6 +239,7 @@ pub(crate) async fn start_export(
             )
             .hint(hint));
         }
+        inner.is_whole(name, "exported")?;
         match disk.clients() {
             0 => Ok(()),
             clients => Err(ErrorBody::new(

@@ -29,6 +29,8 @@ pub(crate) enum Said {
     Core(Event),
     /// The disk is elsewhere, and nothing leads to its owner.
     ForwardDown,
+    /// Its owner lacks a part of it, and no connection to that is up.
+    PullDown,
     /// The image has no room for what a guest writes.
     OutOfSpace,
     /// The engine ended by itself, and a migration with it that nobody else has to decide.

@@ -42,6 +42,11 @@ pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> godwit_api::Disk {
             .as_ref()
             .map(|s| latency(&s.latency))
             .unwrap_or_default(),
+        missing_bytes: snapshot
+            .as_ref()
+            .and_then(|s| s.missing)
+            .map(|missing| missing.0),
+        owes: inner.record.owes().is_some(),
         lacks_room: inner.lacks_room(),
         problem: inner.problem.clone(),
         warnings: Vec::new(),
@@ -62,6 +67,16 @@ fn status(inner: &Inner, state: DiskState) -> String {
         DiskState::Serving if inner.activity.migration().is_some() => {
             format!("served here, migrating to node '{other}'")
         }
+        DiskState::Serving if inner.record.lacks().is_some() => {
+            let left = inner
+                .engine
+                .as_ref()
+                .and_then(|engine| engine.handle.snapshot().missing);
+            let left = left.map_or_else(|| String::from("a part"), |left| left.to_string());
+            format!(
+                "served here; {left} of it still at node '{other}', which is needed until it has come"
+            )
+        }
         DiskState::Serving => String::from("served here"),
         DiskState::Receiving => format!("being received from node '{other}', which serves it"),
         DiskState::Accepted => format!(
@@ -72,6 +87,9 @@ fn status(inner: &Inner, state: DiskState) -> String {
             format!("given away to node '{other}', which is asked to confirm; I/O is held")
         }
         DiskState::Departed => match &inner.entry.moved_to {
+            Some(owner) if inner.record.owes().is_some() => {
+                format!("moved to node '{owner}', which still needs a part of it from here")
+            }
             Some(owner) => format!("moved to node '{owner}'; the image here is stale"),
             None => format!("not served here ({doing})"),
         },

@@ -11,7 +11,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
-use crate::migrations::{forward, incoming, resolve};
+use crate::migrations::{forward, incoming, pulling, resolve};
 use crate::names;
 use crate::node::Node;
 use crate::peers::tls::{NodeTls, belongs_to};
@@ -109,6 +109,8 @@ enum Action {
     Resolve(resolve::Answer),
     /// I/O of clients that stayed.
     Forward(Arc<crate::disks::disk::Disk>),
+    /// What the disk's owner lacks comes on it.
+    Pull(Arc<crate::disks::disk::Disk>),
     /// A virtual machine is offered.
     Machine,
     /// The memory of a virtual machine whose offer was accepted.
@@ -172,6 +174,7 @@ fn dispatch(
         (Purpose::Machine, TrafficClass::Control) => Action::Machine,
         (Purpose::Machine, TrafficClass::Copy) => Action::Memory(node.memory_doors.find(hello)?),
         (Purpose::Forward, TrafficClass::Sync) => Action::Forward(forward::admit(node, hello)?),
+        (Purpose::Pull, TrafficClass::Pull) => Action::Pull(pulling::admit(node, hello)?),
         _ => {
             return Err(invalid(String::from(
                 "purpose and traffic class do not go together",
@@ -218,6 +221,9 @@ impl Action {
             }
             Self::Forward(disk) => {
                 tokio::spawn(forward::serve(disk, connection, hello.node));
+            }
+            Self::Pull(disk) => {
+                tokio::spawn(pulling::serve(disk, connection, hello.node));
             }
         }
         Ok(())

@@ -387,6 +387,17 @@ async fn prepare_known(
     let mut code = RefusalCode::Busy;
     let guard = disk
         .begin(activity, |inner| match inner.record.ownership {
+            Ownership::Departed { .. } if inner.record.owes().is_some() => {
+                let owner = inner.entry.moved_to.as_deref().unwrap_or("its owner");
+                Err(ErrorBody::new(
+                    ErrorCode::Conflict,
+                    format!(
+                        "disk {} at node '{name}' is what node '{owner}' still pulls a part from: move it \
+                         when all of it is at node '{owner}'",
+                        disk.name
+                    ),
+                ))
+            }
             Ownership::Vacant | Ownership::Departed { .. } => Ok(()),
             Ownership::Serving => {
                 code = RefusalCode::DiskExists;

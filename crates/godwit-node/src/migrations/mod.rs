@@ -6,6 +6,7 @@ pub(crate) mod incoming;
 pub(crate) mod options;
 pub(crate) mod outgoing;
 mod promise;
+pub(crate) mod pulling;
 mod recent_rate;
 pub(crate) mod resolve;
 mod table;
@@ -17,6 +18,7 @@ use godwit_core::units::{Bytes, Extent, MigrationId};
 pub(crate) use table::{Migrations, live, sample_rates};
 
 use crate::disks::disk::{Activity, Disk};
+use crate::disks::lifecycle::lacking;
 use crate::failpoint;
 use crate::node::Node;
 use godwit_api::{ErrorBody, ErrorCode, MigrationPhase};
@@ -71,6 +73,7 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
             table::end(node, disk, migration, Ok(())).await;
         }
         Event::ReceiveAborted { migration, reason } => {
+            lacking::forget(node, disk).await;
             table::end(
                 node,
                 disk,
@@ -90,6 +93,17 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
             if let Ownership::Accepted { migration } = record.ownership {
                 node.migrations.enter(migration, MigrationPhase::Accepted);
             }
+        }
+        Event::Owes { migration } => {
+            tracing::info!(disk = disk.name, %migration, "its new owner lacks a part of the disk");
+            pulling::start(node, disk);
+        }
+        Event::OwesNothing { migration } => {
+            tracing::info!(disk = disk.name, %migration, "its owner has all of the disk");
+        }
+        Event::Whole { migration } => {
+            tracing::info!(disk = disk.name, %migration, "all of the disk is here");
+            lacking::forget(node, disk).await;
         }
         // Stored where records are.
         Event::SharingChanged { .. } => {}

@@ -94,7 +94,7 @@ pub(crate) async fn start_in(
         record = inner.record;
         let state = inner.state();
         if state == DiskState::Serving && inner.engine.is_some() {
-            return Ok(());
+            return inner.is_whole(&disk.name, "moved");
         }
         let error = ErrorBody::new(
             ErrorCode::Conflict,
@@ -266,6 +266,14 @@ impl Attempt {
             return Err(ErrorBody::new(ErrorCode::Conflict, text)
                 .hint("update that node, or leave out --policy"));
         }
+        if policy == TransferPolicy::PushPull && !knows.features.contain(Features::PULLS) {
+            let text = format!(
+                "cannot {attempted}: node '{}' is older and serves no disk before all of it is there",
+                self.peer.name
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("update that node, or choose another --policy"));
+        }
         let flight = InFlight::of(&self.settings);
         let offer = Greeting::Offer(Offer {
             epoch: record.epoch.next(),
@@ -415,6 +423,7 @@ const fn transfer(policy: Policy) -> TransferPolicy {
         Policy::DoubleWrite => TransferPolicy::DoubleWrite,
         Policy::PreCopy => TransferPolicy::PreCopy,
         Policy::Mirror => TransferPolicy::Mirror,
+        Policy::PushPull | Policy::PostCopy => TransferPolicy::PushPull,
     }
 }
 
@@ -423,6 +432,9 @@ fn policy(settings: &MigrationSettings) -> PolicyOptions {
     match (settings.policy, settings.rounds) {
         (Policy::DoubleWrite, _) => PolicyOptions::DoubleWrite,
         (Policy::Mirror, _) => PolicyOptions::Mirror,
+        (Policy::PushPull | Policy::PostCopy, _) => {
+            PolicyOptions::PushPull(options::push_options(settings.push.as_ref()))
+        }
         (Policy::PreCopy, None) => PolicyOptions::PreCopy(RoundOptions::default()),
         (Policy::PreCopy, Some(rounds)) => PolicyOptions::PreCopy(options::round_options(&rounds)),
     }

@@ -32,7 +32,9 @@ pub(crate) fn after_welcome(
     agreed: Features,
 ) -> std::io::Result<PeerConnection> {
     match class {
-        TrafficClass::Sync | TrafficClass::Copy if agreed.contain(Features::CLEAR_DATA) => {
+        TrafficClass::Sync | TrafficClass::Copy | TrafficClass::Pull
+            if agreed.contain(Features::CLEAR_DATA) =>
+        {
             connection.into_clear()
         }
         _ => Ok(connection),

@@ -414,6 +414,7 @@ mod tests {
             ownership: Ownership::Departed {
                 migration: MigrationId([9; 16]),
             },
+            remainder: None,
         };
         let mut stored = entry();
         stored.adopt(&record);

@@ -13,6 +13,7 @@ use super::Occurrence;
 use super::World;
 use super::name;
 use super::node::Holder;
+use super::{MICROSECOND, MILLISECOND};
 use crate::plan::Moment;
 use crate::run::coverage::Reached;
 
@@ -28,6 +29,7 @@ impl World {
         self.forward_sessions += 1;
         controller.resume_forwarding(it.shared, self.forward_sessions);
         it.controller = Some(controller);
+        self.restore_missing(node);
         self.after_call(node);
     }
 
@@ -110,6 +112,11 @@ impl World {
                 self.free_tag(node, tag);
             }
             Action::Persist { record } => self.store(node, record),
+            Action::ReleasePulled { slot } => {
+                self.nodes[node].pull_buffers[usize::from(slot.0)] = None;
+            }
+            Action::NoteHere { extent } => self.note_here(node, extent),
+            Action::StoreMissing => self.store_missing(node),
             Action::Notify(event) => self.notified(node, &event),
         }
     }
@@ -120,8 +127,8 @@ impl World {
             match class {
                 TrafficClass::Copy => self.coverage.add(Reached::CopyDiscarded, dropped),
                 TrafficClass::Sync => self.coverage.add(Reached::SyncDiscarded, dropped),
-                TrafficClass::Control => {
-                    self.fail("control frames are never discarded", || {
+                TrafficClass::Control | TrafficClass::Pull => {
+                    self.fail("control and pull frames are never discarded", || {
                         format!("{dropped} frames")
                     });
                 }
@@ -226,6 +233,7 @@ impl World {
                 }
             }
             Event::ReceiveAborted { .. } => {
+                self.nodes[node].missing = None;
                 if let Some(session) = self.nodes[node].migration.take() {
                     self.stop_serving_session(node, session);
                     self.close(session, node);
@@ -234,6 +242,21 @@ impl World {
             Event::ReceiveCompleted { .. } => {
                 self.phase = Some(Phase::Completed);
                 self.moment(Moment::Entered(Phase::Completed));
+            }
+            Event::Owes { .. } => {
+                self.reached(Reached::MovedInPart);
+                let delay = self.link_random.magnitude(MICROSECOND, 5 * MILLISECOND);
+                self.schedule(delay, Occurrence::ConnectPull(node));
+            }
+            Event::OwesNothing { .. } => {
+                self.reached(Reached::OwesNothing);
+                if let Some(session) = self.nodes[node].pull.take() {
+                    self.close(session, node);
+                }
+            }
+            Event::Whole { .. } => {
+                self.reached(Reached::Whole);
+                self.nodes[node].missing = None;
             }
             Event::OwnerMoved => {
                 self.reached(Reached::OwnerMoved);
@@ -278,6 +301,9 @@ fn describe(action: &Action) -> String {
         Action::Complete { tag, result } => format!("answer  {tag:?} {result:?}"),
         Action::ReleaseReplica { tag } => format!("release {tag:?}"),
         Action::Persist { record } => format!("store   {record:?}"),
+        Action::ReleasePulled { slot } => format!("release {slot:?}"),
+        Action::NoteHere { extent } => format!("here    {extent:?}"),
+        Action::StoreMissing => "store   what is missing".to_owned(),
         Action::Notify(event) => format!("event   {event:?}"),
     }
 }

@@ -33,6 +33,9 @@ impl World {
             (DiskOperation::Write { .. }, DiskTag::Request(tag) | DiskTag::Replica(tag)) => {
                 it.buffers[tag.0 as usize].clone()
             }
+            (DiskOperation::Write { .. }, DiskTag::Pulled(slot)) => {
+                it.pull_buffers[usize::from(slot.0)].clone()
+            }
             _ => None,
         };
         let error = it.disk.fails(&operation, now);
@@ -81,6 +84,7 @@ impl World {
             });
         }
         if let DiskTag::Request(tag) = tag {
+            self.count_write(node, operation);
             self.check_may_serve(node);
             if let Holder::Client(place) = self.nodes[node].holders[tag.0 as usize] {
                 self.guest.disk_started(place, now);
@@ -158,9 +162,6 @@ impl World {
     }
 
     pub(super) fn store(&mut self, node: usize, record: AuthorityRecord) {
-        if matches!(record.ownership, Ownership::Relinquished { .. }) {
-            self.check_equal(node);
-        }
         if let Some(storing) = self.nodes[node].storing {
             self.fail("one record is stored at a time", || {
                 format!("{storing:?}, then {record:?}")
@@ -168,6 +169,10 @@ impl World {
         }
         let it = &mut self.nodes[node];
         it.storing = Some(record);
+        if matches!(record.ownership, Ownership::Relinquished { .. }) {
+            self.check_equal(node);
+        }
+        let it = &mut self.nodes[node];
         let (delay, until) = it.slow_store;
         let longest = self.plan.store + if self.now < until { delay } else { 0 };
         let incarnation = it.incarnation;
@@ -199,14 +204,20 @@ impl World {
         last.is_some_and(|last| self.plan.migrations[last].store_refuses)
     }
 
-    /// The images must be byte-identical when the source gives the disk away.
+    /// The images must be byte-identical when the source gives the disk away, but for what the destination knows
+    /// that it lacks.
     fn check_equal(&mut self, node: usize) {
         let (ours, theirs) = (&self.nodes[node].disk, &self.nodes[1 - node].disk);
-        let differs = ours
-            .current
-            .iter()
-            .zip(&theirs.current)
-            .position(|(ours, theirs)| ours != theirs);
+        let owes = self.nodes[node]
+            .storing
+            .is_some_and(|record| record.remainder.is_some());
+        let missing = self.nodes[1 - node].missing.as_ref().filter(|_| owes);
+        let differs = (0..)
+            .zip(ours.current.iter().zip(&theirs.current))
+            .find(|(sector, (ours, theirs))| {
+                ours != theirs && !missing.is_some_and(|missing| missing.lacks(*sector))
+            })
+            .map(|(sector, _)| sector as usize);
         if let Some(sector) = differs {
             let (ours, theirs) = (ours.current[sector], theirs.current[sector]);
             let writes = self.history.describe(sector as u64);

@@ -161,7 +161,14 @@ impl World {
             Some(Phase::Committing) => Reached::CrashCommitting,
             Some(Phase::Completed | Phase::Aborted) | None => Reached::CrashIdle,
         });
+        let record = self.nodes[node].record;
+        if record.lacks().is_some() {
+            self.reached(Reached::CrashLacking);
+        } else if record.owes().is_some() {
+            self.reached(Reached::CrashOwing);
+        }
         self.interrupt(node);
+        self.interrupt_missing(node, power);
         let it = &self.nodes[node];
         let owner = it.record.ownership == Ownership::Serving || it.serves();
         if self.nodes[node].is_undecided() {

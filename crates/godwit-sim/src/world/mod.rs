@@ -88,6 +88,11 @@ enum Occurrence {
         node: usize,
         incarnation: u32,
     },
+    /// What a disk lacks is stored.
+    MissingStored {
+        node: usize,
+        incarnation: u32,
+    },
     /// A place in the guest's queue is free.
     Guest {
         place: usize,
@@ -103,6 +108,8 @@ enum Occurrence {
     Dial(usize),
     /// A node whose clients stayed looks for the owner.
     Reconnect(usize),
+    /// A node that owes looks for the owner.
+    ConnectPull(usize),
     /// A resolver's session may have done its work.
     HangUp(usize),
     Sample,
@@ -173,6 +180,8 @@ pub(crate) struct World {
     next_migration: usize,
     migration_ended: u64,
     last_move: u64,
+    /// How often the guest has written to each chunk of 64 KiB since the migration began.
+    write_counts: Vec<u8>,
     /// Per fault, how often its moment has come.
     moments: Vec<u32>,
     settling: bool,
@@ -215,6 +224,7 @@ impl World {
             next_migration: 0,
             migration_ended: 0,
             last_move: 0,
+            write_counts: Vec::new(),
             moments: vec![0; plan.faults.len()],
             settling: false,
             queue: BinaryHeap::new(),
@@ -355,6 +365,11 @@ impl World {
                     self.sharing_stored(node);
                 }
             }
+            Occurrence::MissingStored { node, incarnation } => {
+                if self.nodes[node].incarnation == incarnation {
+                    self.missing_stored(node);
+                }
+            }
             Occurrence::Guest { place } => self.ask(place),
             Occurrence::Follow => self.follow(),
             Occurrence::Migrate => self.operate(),
@@ -363,6 +378,7 @@ impl World {
             Occurrence::Restart(node) => self.restart(node),
             Occurrence::Dial(node) => self.dial(node),
             Occurrence::Reconnect(node) => self.reconnect(node),
+            Occurrence::ConnectPull(node) => self.connect_pull(node),
             Occurrence::HangUp(session) => self.hang_up(session),
             Occurrence::Sample => self.sample(),
         }

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use godwit_core::Controller;
-use godwit_core::action::{DiskOperation, DiskTag, SourceSlot};
+use godwit_core::action::{DiskOperation, DiskTag, PULL_SLOTS, SourceSlot};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Generation, Time};
@@ -11,6 +11,7 @@ use godwit_core::units::{Generation, Time};
 use crate::disk::{Data, Disk};
 use crate::history::WriteNumber;
 use crate::plan::{ClockPlan, Plan};
+use crate::world::wires::pulling::{StoredMissing, StoringMissing};
 
 /// Who holds a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +91,9 @@ pub(super) struct Node {
     /// Whether more than one party may have written, as it is stored, and as it is being stored.
     pub(super) shared: bool,
     pub(super) storing_shared: Option<bool>,
+    /// What is stored of what the disk lacks, and what is being stored.
+    pub(super) missing: Option<StoredMissing>,
+    pub(super) storing_missing: Option<StoringMissing>,
     /// Records take this long, until then.
     pub(super) slow_store: (u64, u64),
     /// Buffers that this node has, each named by a tag.
@@ -98,6 +102,8 @@ pub(super) struct Node {
     pub(super) holders: Vec<Holder>,
     pub(super) buffers: Vec<Data>,
     pub(super) source_buffers: HashMap<SourceSlot, Data>,
+    /// What was pulled, by slot.
+    pub(super) pull_buffers: Vec<Data>,
     pub(super) pending: Vec<Option<Pending>>,
     pub(super) free_pending: Vec<usize>,
     /// Double writes that the destination has not acknowledged, by tag: the names in their frames.
@@ -119,6 +125,8 @@ pub(super) struct Node {
     /// Session of the migration that this node takes part in, and of its forwarding connection.
     pub(super) migration: Option<usize>,
     pub(super) forward: Option<usize>,
+    /// Session on which the owner pulls.
+    pub(super) pull: Option<usize>,
     /// It does not look for the owner before.
     pub(super) reconnects_at: u64,
     /// Session on which the other node forwards.
@@ -143,11 +151,14 @@ impl Node {
             storing: None,
             shared: false,
             storing_shared: None,
+            missing: None,
+            storing_missing: None,
             slow_store: (0, 0),
             free_tags: Vec::new(),
             holders: Vec::new(),
             buffers: Vec::new(),
             source_buffers: HashMap::new(),
+            pull_buffers: Vec::new(),
             pending: Vec::new(),
             free_pending: Vec::new(),
             doubled: Vec::new(),
@@ -160,6 +171,7 @@ impl Node {
             last_copy: 0,
             migration: None,
             forward: None,
+            pull: None,
             reconnects_at: 0,
             done: HashSet::new(),
             served: None,
@@ -178,6 +190,7 @@ impl Node {
         self.holders = vec![Holder::Nobody; tags];
         self.buffers = vec![None; tags];
         self.source_buffers.clear();
+        self.pull_buffers = vec![None; usize::from(PULL_SLOTS)];
         self.pending.clear();
         self.free_pending.clear();
         self.doubled = vec![None; tags];
@@ -188,6 +201,7 @@ impl Node {
         self.generation = Generation(0);
         self.migration = None;
         self.forward = None;
+        self.pull = None;
         self.served = None;
         self.done.clear();
         self.blocked.clear();
@@ -221,6 +235,7 @@ impl Node {
     pub(super) fn is_idle(&self) -> bool {
         self.pending.iter().all(Option::is_none)
             && self.storing.is_none()
+            && self.storing_missing.is_none()
             && self.free_tags.len() == self.holders.len()
     }
 }

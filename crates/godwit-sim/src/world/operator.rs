@@ -11,6 +11,7 @@ use super::Occurrence;
 use super::World;
 use crate::run::coverage::Reached;
 use crate::world::checks::promise::Promise;
+use crate::world::wires::pulling::CHUNK_SECTORS;
 
 /// The period of link signals.
 const SAMPLING: u64 = godwit_core::Controller::LINK_SAMPLING.as_nanos() as u64;
@@ -59,6 +60,7 @@ impl World {
         self.next_migration += 1;
         self.schedule(MILLISECOND, Occurrence::Migrate);
         self.nodes[source].outgoing = true;
+        self.write_counts = vec![0; self.plan.sectors.div_ceil(CHUNK_SECTORS) as usize];
         let started = self.with(source, |controller, now| {
             controller.start_source(now, options)
         });
@@ -114,6 +116,8 @@ impl World {
             PolicyOptions::DoubleWrite => Reached::DoubleWritePolicy,
             PolicyOptions::Mirror => Reached::MirrorPolicy,
             PolicyOptions::PreCopy(_) => Reached::PreCopyPolicy,
+            PolicyOptions::PushPull(push) if push.threshold == 0 => Reached::PostCopyPolicy,
+            PolicyOptions::PushPull(_) => Reached::PushPullPolicy,
         });
         self.reached(match (options.sla, options.delayed_writes) {
             (None, _) => Reached::WindowOnly,
@@ -234,6 +238,7 @@ impl World {
                 });
             }
             self.reconnect(node);
+            self.connect_pull(node);
         }
     }
 

@@ -136,9 +136,11 @@ impl Engine {
         let Some(connection) = self.connections.get_mut(key) else {
             return;
         };
-        connection
-            .stream
-            .clear(&mut release(&mut self.slots, &mut self.chunks));
+        connection.stream.clear(&mut release(
+            &mut self.slots,
+            &mut self.chunks,
+            &mut self.owed,
+        ));
         if !connection.stream.is_idle() {
             return;
         }

@@ -1,5 +1,6 @@
 //! How connections send what they have.
 
+use godwit_core::action::SourceSlot;
 use godwit_core::wire::TrafficClass;
 use godwit_io::ring::Token;
 use godwit_io::stream::{Keep, Payload, StreamError};
@@ -13,10 +14,14 @@ use crate::engine::slots::chunks::Chunks;
 pub(in crate::engine) fn release<'a>(
     slots: &'a mut Slots,
     chunks: &'a mut Chunks,
+    owed: &'a mut Chunks,
 ) -> impl FnMut(Payload) + 'a {
     |payload| match payload.keep {
         Keep::Slot(tag) => slots.release(tag),
-        Keep::Chunk { slot, memory } => chunks.release(slot, &memory),
+        Keep::Chunk { slot, memory } => match slot {
+            SourceSlot::Pull(_) => owed.release(slot, &memory),
+            SourceSlot::Chunk(_) | SourceSlot::Delayed(_) => chunks.release(slot, &memory),
+        },
         // The outbox keeps it.
         Keep::Packed(_) => {}
     }
@@ -31,9 +36,10 @@ impl Engine {
         };
         let key = connection.key;
         connection.moved = now;
-        let outcome = connection
-            .stream
-            .sent(result, &mut release(&mut self.slots, &mut self.chunks));
+        let outcome = connection.stream.sent(
+            result,
+            &mut release(&mut self.slots, &mut self.chunks, &mut self.owed),
+        );
         let throttled = connection.throttled;
         if connection.life == Life::Closing {
             return self.reap(key);
@@ -52,7 +58,7 @@ impl Engine {
             return;
         };
         let keys = match class {
-            TrafficClass::Control => &[],
+            TrafficClass::Control | TrafficClass::Pull => &[],
             TrafficClass::Sync => links.sync.as_slice(),
             TrafficClass::Copy => &links.copies[..],
         };
@@ -64,9 +70,11 @@ impl Engine {
             // migration's to drop.
             let uses = connection.uses();
             if uses.migration && !uses.forwarding && !uses.served {
-                connection
-                    .stream
-                    .discard_unsent(&mut release(&mut self.slots, &mut self.chunks));
+                connection.stream.discard_unsent(&mut release(
+                    &mut self.slots,
+                    &mut self.chunks,
+                    &mut self.owed,
+                ));
             }
         }
     }
@@ -90,10 +98,14 @@ impl Engine {
             if connection.stream.wants_send() && !gathers {
                 connection.moved = now;
                 let token = Token::Send(key.index);
-                let (slots, chunks) = (&mut self.slots, &mut self.chunks);
                 let stream = &mut connection.stream;
                 let by = connection.party.sent_by(guest_is_idle);
-                let sent = stream.send(&mut self.ring, token, by, &mut release(slots, chunks));
+                let sent = stream.send(
+                    &mut self.ring,
+                    token,
+                    by,
+                    &mut release(&mut self.slots, &mut self.chunks, &mut self.owed),
+                );
                 if let Err(error) = sent {
                     self.lost(key, &error.into());
                     continue;

@@ -1,5 +1,5 @@
 //! Disks that return errors, when a test says so: the fail points `disk::WHO::OPERATION`, where
-//! WHO is `request`, `chunk`, `replica` or `barrier` and OPERATION is `read`, `write`, `zero` or
+//! WHO is `request`, `chunk`, `replica`, `barrier`, `owed`, `pulled` or `checkpoint` and OPERATION is `read`, `write`, `zero` or
 //! `sync`. `return(28)` makes the disk report error number 28, `return` an I/O error. Without the
 //! feature `failpoints` they are nothing.
 
@@ -14,6 +14,9 @@ pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i
         DiskTag::Replica(_) => "replica",
         DiskTag::Barrier => "barrier",
         DiskTag::Layout => "layout",
+        DiskTag::Owed(_) => "owed",
+        DiskTag::Pulled(_) => "pulled",
+        DiskTag::Checkpoint | DiskTag::OwedFlush => "checkpoint",
     };
     let errno = |text: Option<String>| text.and_then(|text| text.parse().ok());
     let name = format!("disk::{who}::{operation}");

@@ -289,7 +289,11 @@ impl Disk {
         }
         // What the guest here writes is written: it may want the space. A hole that is younger than the
         // last flush may be none after a power failure, so that nothing which must be durable relies on it.
-        if matches!(tag, DiskTag::Replica(_)) && work == Work::Write && !fua && !exclusive {
+        if matches!(tag, DiskTag::Replica(_) | DiskTag::Pulled(_))
+            && work == Work::Write
+            && !fua
+            && !exclusive
+        {
             self.leave_out_zeroes(index);
         }
         if self.queue.is_empty() && self.may_run(exclusive) {

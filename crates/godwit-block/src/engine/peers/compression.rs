@@ -224,7 +224,7 @@ impl Engine {
                 && connection.stream.has_to_pack()
             {
                 let began = time();
-                let release = &mut release(&mut self.slots, &mut self.chunks);
+                let release = &mut release(&mut self.slots, &mut self.chunks, &mut self.owed);
                 let Some(packed) = connection.stream.pack(&mut compression.packer, release) else {
                     break;
                 };

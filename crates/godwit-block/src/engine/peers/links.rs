@@ -18,7 +18,7 @@ use godwit_io::stream::Stream;
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How long the other side may take to close a connection that this one has said goodbye on.
-const FAREWELL: Duration = Duration::from_secs(5);
+pub(in crate::engine) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Control connections of undecided migrations kept at once.
 const MOST_RESOLVING: usize = 4;
@@ -45,7 +45,7 @@ pub(in crate::engine) struct Links {
 
 impl Engine {
     /// Takes over a peer's connection; `None` when its socket is of no use.
-    fn adopt(
+    pub(in crate::engine) fn adopt(
         &mut self,
         stream: PeerStream,
         class: TrafficClass,
@@ -329,9 +329,11 @@ impl Engine {
                 self.end_links(migration);
             }
             Event::ReceiveAborted { migration, .. } => {
+                self.notes = None;
                 self.end_links(migration);
                 self.stop_serving_on_links(migration);
             }
+            Event::Whole { .. } | Event::OwesNothing { .. } => self.end_pulling(),
             Event::OwnerMoved => self.close_forwarding = true,
             Event::AuthorityChanged { record } => {
                 // A source that was told so may forward from now on.
@@ -460,6 +462,7 @@ impl Engine {
         }
         self.decided.retain(|(_, _, k)| *k != key);
         self.forget_served(key);
+        self.lose_pull(key);
         if report {
             self.core.handle_connection_lost(self.now, class);
             self.drain();

@@ -4,6 +4,7 @@ pub(super) mod compression;
 pub(super) mod gathering;
 pub(super) mod link_signal;
 pub(super) mod links;
+pub(super) mod pulling;
 pub(super) mod sending;
 
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
@@ -47,6 +48,7 @@ impl Engine {
             Message::ForwardReply { .. } | Message::Fence { .. }
         );
         let wanted = match (forwards, answers) {
+            _ if class == TrafficClass::Pull => self.pulling == Some(key),
             (true, _) => uses.served,
             (_, true) => uses.forwarding,
             _ => uses.migration,
@@ -63,11 +65,15 @@ impl Engine {
             return Ok(());
         }
         match message {
+            Message::Pulled { slot, extent, .. } if !self.core.expects_pulled(slot, extent) => {
+                return Err(Lost::Unexpected(message));
+            }
             Message::Copy { .. }
             | Message::DoubleWrite { .. }
             | Message::DelayedWrite { .. }
             | Message::Verify { .. }
             | Message::VerifyHole { .. }
+            | Message::Pulled { .. }
             | Message::Forward { .. } => {
                 let packed = compressed.then_some(payload);
                 self.admit(key, Head::Peer { message, packed }, false);
@@ -172,6 +178,11 @@ impl Engine {
                 let length = sent(extent, zeroes);
                 (Class::Sync, Owner::Replica, length, length)
             }
+            Message::Pulled { .. } => {
+                let (header, _, _) = message.encode();
+                let length = header.payload_length;
+                (Class::Copy, Owner::Replica, length, length)
+            }
             // No other frame takes a slot.
             _ => (Class::Sync, Owner::Replica, 0, 0),
         }
@@ -208,6 +219,7 @@ impl Engine {
                 };
                 self.take_request(request);
             }
+            Message::Pulled { .. } => return self.pulled(key, message, tag),
             Message::ForwardReply { tag, number, .. } => {
                 // It may have been given up while its data was on the way.
                 if uses.forwarding && self.core.forward_reply_length(tag, number).is_some() {

@@ -42,9 +42,9 @@ impl Engine {
             Some(PayloadBuffer::Request(tag)) => {
                 self.slots.payload(tag, header.payload_length as usize)
             }
-            Some(PayloadBuffer::Source(slot)) => {
-                self.chunks.payload(slot, header.payload_length as usize)
-            }
+            Some(PayloadBuffer::Source(slot)) => self
+                .source_buffers(slot)
+                .payload(slot, header.payload_length as usize),
         };
         let Some(connection) = self.connections.get_mut(key) else {
             return;
@@ -103,6 +103,7 @@ impl Engine {
                     .or_else(|| links.and_then(|links| links.sync)),
                 _ => links.and_then(|links| links.sync),
             },
+            TrafficClass::Pull => self.pulling,
             TrafficClass::Copy => links?.copies.iter().copied().min_by_key(|&key| {
                 self.connections
                     .get(key)

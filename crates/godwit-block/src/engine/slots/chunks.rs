@@ -3,7 +3,9 @@
 use std::io;
 use std::rc::Rc;
 
-use godwit_core::action::{ChunkSlot, DelayedSlot, DiskOperation, SourceSlot};
+use godwit_core::action::{
+    ChunkSlot, DelayedSlot, DiskOperation, PULL_SECTORS, PULL_SLOTS, PullSlot, SourceSlot,
+};
 use godwit_core::units::Bytes;
 use godwit_core::{Limits, MigrationOptions};
 
@@ -55,7 +57,7 @@ impl ChunkMemory {
 }
 
 /// One buffer per slot, in one mapping per migration: those of the locking window, then those of
-/// delayed writes. Operations and frames that use it hold a reference, so the next migration can
+/// delayed writes; or, in a mapping of their own, those of what an owner pulls. Operations and frames that use it hold a reference, so the next migration can
 /// have a new one at any time.
 ///
 /// A pause may hand a slot out again while a frame of it waits to be sent. Frames take holds on
@@ -108,6 +110,26 @@ impl Chunks {
         }
     }
 
+    /// Buffers for what an owner pulls of a disk that was given away.
+    pub(in crate::engine) fn for_pulls() -> io::Result<Self> {
+        let window = usize::from(PULL_SLOTS);
+        let chunk_bytes = PULL_SECTORS as usize * 512;
+        Ok(Self {
+            memory: Some(Rc::new(Mapping::new(window * chunk_bytes)?)),
+            window,
+            chunk_bytes,
+            first_delayed: window,
+            ready: Vec::with_capacity(window),
+            slots: vec![Slot::default(); window].into_boxed_slice(),
+            reading: 0,
+        })
+    }
+
+    /// Whether there is memory.
+    pub(in crate::engine) const fn has_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+
     /// Lets go of the memory, unless something is still being read into it. What frames still send of
     /// it goes when they do.
     pub(in crate::engine) fn let_go(&mut self) {
@@ -119,7 +141,7 @@ impl Chunks {
     /// Where what is known of a slot stands: those of the locking window come first.
     fn index(&self, slot: SourceSlot) -> usize {
         match slot {
-            SourceSlot::Chunk(slot) => usize::from(slot.0),
+            SourceSlot::Chunk(ChunkSlot(slot)) | SourceSlot::Pull(PullSlot(slot)) => slot.into(),
             SourceSlot::Delayed(slot) => self.first_delayed + usize::from(slot.0),
         }
     }
@@ -133,7 +155,9 @@ impl Chunks {
     ) -> Option<(*mut u8, Rc<Mapping>)> {
         let memory = self.memory.as_ref()?;
         let (start, room) = match slot {
-            SourceSlot::Chunk(ChunkSlot(chunk)) if usize::from(chunk) < self.window => {
+            SourceSlot::Chunk(ChunkSlot(chunk)) | SourceSlot::Pull(PullSlot(chunk))
+                if usize::from(chunk) < self.window =>
+            {
                 (usize::from(chunk) * self.chunk_bytes, self.chunk_bytes)
             }
             SourceSlot::Delayed(DelayedSlot(delayed)) if self.index(slot) < self.slots.len() => {

@@ -2,6 +2,7 @@
 
 use godwit_core::Progress;
 use godwit_core::authority::AuthorityRecord;
+use godwit_core::units::Bytes;
 
 /// Upper bounds, in microseconds, of the buckets of [`Latencies::counts`]; the last bucket has no
 /// upper bound.
@@ -25,6 +26,8 @@ pub struct Snapshot {
     pub front_end: FrontEndState,
     /// Whether requests of the virtual machine wait because the image has no room for them.
     pub lacks_room: bool,
+    /// How much of the disk is still at the node that gave it away, while this one serves it without.
+    pub missing: Option<Bytes>,
     /// Requests that have entered and not been answered.
     pub requests_in_flight: u32,
     /// Totals since the engine started.

@@ -109,6 +109,7 @@ fn a_disk_that_has_moved_away_asks_for_its_owner_and_fails_without_one() {
         ownership: Ownership::Departed {
             migration: MigrationId([1; 16]),
         },
+        remainder: None,
     };
     let served = Served::over(TestEngine::new("departed", SIZE, record));
     let mut client = served.connect(tracked(128));

@@ -302,6 +302,18 @@ fn options(options: &MigrationSettings) -> String {
             format_bytes(rounds.left_bytes)
         ));
     }
+    if let Some(push) = options.push.filter(|push| push.threshold > 0) {
+        parts.push(format!(
+            "pushes what was written less than {} times",
+            push.threshold
+        ));
+        if let Some(seconds) = push.longest_seconds {
+            parts.push(format!(
+                "pushes for {} at most",
+                format_seconds(seconds as f64)
+            ));
+        }
+    }
     if let Some(limit) = options.max_bandwidth {
         parts.push(format!("at most {}", rate(limit)));
     }

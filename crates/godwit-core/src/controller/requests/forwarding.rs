@@ -222,6 +222,7 @@ impl Controller {
         if holds {
             self.release_held();
         }
+        self.wake_for_missing();
         self.run_ready();
     }
 

@@ -268,9 +268,17 @@ impl Controller {
         if let Some(extent) = slot.extent {
             // While a disk comes back to this node, its clients' requests go to the owner, whose
             // double writes of them arrive here as frames: those must not wait for the requests.
+            // What was pulled and what a guest writes are in no order: each waits for the other only while that is
+            // at the disk, because a write may itself wait for what is pulled.
             let slots = &self.slots;
+            let pulled = slots[tag].is_pulled();
             let earlier = self.table.find(extent, |entry| {
-                entry.sequence < sequence && slots[entry.tag].is_request() == is_request
+                let other = &slots[entry.tag];
+                if other.is_request() == is_request {
+                    entry.sequence < sequence
+                } else {
+                    (pulled || other.is_pulled()) && other.is_at_disk()
+                }
             });
             if let Some(blocker) = earlier {
                 self.slots[tag].stage = WorkStage::Waiting;
@@ -306,6 +314,13 @@ impl Controller {
             }
         }
         if is_request {
+            if self.lacking.is_some()
+                && self.authority.may_serve()
+                && let Some(extent) = self.slots[tag].extent
+                && self.waits_for_missing(tag, extent, is_write)
+            {
+                return;
+            }
             let tag = if has_waited { self.combine(tag) } else { tag };
             self.issue(tag)
         } else {
@@ -342,6 +357,9 @@ impl Controller {
     /// there too (`SendDoubleWrites`, Alg. 1).
     #[inline]
     fn issue_here(&mut self, tag: RequestTag, operation: Operation) {
+        if operation == Operation::Flush && self.needs_checkpoint() {
+            return self.wait_for_checkpoint(tag);
+        }
         let slot = &mut self.slots[tag];
         slot.stage = WorkStage::Here {
             at_disk: true,
@@ -416,6 +434,18 @@ impl Controller {
         };
         slot.result = result;
         let doubled = slot.doubled;
+        if self.lacking.is_some() && result.is_ok() {
+            let (durable, extent) = (slot.durable_write(), slot.extent);
+            let zeroes = slot.plain_write().is_none();
+            if let (Some(durable), Some(extent)) = (durable, extent) {
+                if !(zeroes && self.has_bug(PlantedBug::ForgetZeroed)) {
+                    self.written_here(extent);
+                }
+                if durable && self.needs_checkpoint() {
+                    return self.wait_for_checkpoint(tag);
+                }
+            }
+        }
         if !waits || (result.is_ok() && self.post(tag)) {
             self.finish(tag);
         }

@@ -1,6 +1,6 @@
 //! One slot a tag: the requests and received frames that have not finished, and who waits for whom.
 
-use crate::action::{ChunkSlot, DelayedSlot, Digest};
+use crate::action::{ChunkSlot, DelayedSlot, Digest, PULL_SLOTS, PullSlot};
 use crate::request::{Operation, Origin, RequestError, RequestTag};
 use crate::units::{Extent, Generation, Lba, Time};
 
@@ -47,6 +47,8 @@ pub(in crate::controller) enum Work {
         generation: Generation,
         from: Lba,
     },
+    /// A part of the disk that this node has pulled.
+    Pulled { slot: PullSlot, zeroes: bool },
 }
 
 /// How far the work in a slot is.
@@ -58,6 +60,8 @@ pub(in crate::controller) enum WorkStage {
     Waiting,
     /// Waits for the chunk that locks its addresses.
     Locked,
+    /// Waits for blocks that are not here.
+    Lacking,
     /// Carried out here.
     Here {
         /// The local disk has not finished it.
@@ -70,6 +74,8 @@ pub(in crate::controller) enum WorkStage {
         /// It was sent to the owner, which may have done it.
         sent: bool,
     },
+    /// Waits until it is durable that blocks are here.
+    Storing,
     /// Nothing of it is left to be done.
     Done,
 }
@@ -86,6 +92,10 @@ impl TagList {
         head: NONE,
         tail: NONE,
     };
+
+    pub(in crate::controller) const fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -163,6 +173,11 @@ impl Slot {
         matches!(self.work, Work::Request { .. })
     }
 
+    /// Whether it is a part of the disk that this node has pulled.
+    pub(in crate::controller) const fn is_pulled(&self) -> bool {
+        matches!(self.work, Work::Pulled { .. })
+    }
+
     /// Whether it was forwarded under this number and is not answered.
     pub(in crate::controller) fn awaits_reply(&self, number: u32) -> bool {
         self.stage == (WorkStage::Forwarded { sent: true }) && self.generation == Generation(number)
@@ -210,7 +225,10 @@ impl Slot {
     /// Whether it waits here for its turn.
     #[inline]
     pub(in crate::controller) const fn is_waiting(&self) -> bool {
-        matches!(self.stage, WorkStage::Waiting | WorkStage::Locked)
+        matches!(
+            self.stage,
+            WorkStage::Waiting | WorkStage::Locked | WorkStage::Lacking
+        )
     }
 
     /// Whether something is being done about it, here or elsewhere.
@@ -220,6 +238,17 @@ impl Slot {
             self.stage,
             WorkStage::Here { .. } | WorkStage::Forwarded { .. }
         )
+    }
+
+    /// Of a request that changes the disk's content: whether that has to be durable.
+    pub(in crate::controller) const fn durable_write(&self) -> Option<bool> {
+        match self.work {
+            Work::Request {
+                operation: Operation::Write { fua, .. } | Operation::WriteZeroes { fua, .. },
+                ..
+            } => Some(fua),
+            _ => None,
+        }
     }
 
     /// Of a request that writes data: whether it has to be durable.
@@ -242,7 +271,10 @@ impl Slot {
     pub(in crate::controller) const fn is_write(&self) -> bool {
         match &self.work {
             Work::Request { operation, .. } => operation.is_write(),
-            Work::Copy { .. } | Work::DoubleWrite { .. } | Work::DelayedWrite { .. } => true,
+            Work::Copy { .. }
+            | Work::DoubleWrite { .. }
+            | Work::DelayedWrite { .. }
+            | Work::Pulled { .. } => true,
             Work::Free | Work::Verify { .. } | Work::VerifyHole { .. } => false,
         }
     }
@@ -251,7 +283,9 @@ impl Slot {
 /// All slots of a controller.
 #[derive(Debug)]
 pub(in crate::controller) struct Slots {
+    /// Those of the body's tags, and then those of what is pulled.
     slots: Box<[Slot]>,
+    tags: u32,
     next_sequence: u64,
     era: u32,
 }
@@ -259,7 +293,8 @@ pub(in crate::controller) struct Slots {
 impl Slots {
     pub(in crate::controller) fn new(count: u32) -> Self {
         Self {
-            slots: vec![Slot::FREE; count as usize].into_boxed_slice(),
+            slots: vec![Slot::FREE; count as usize + usize::from(PULL_SLOTS)].into_boxed_slice(),
+            tags: count,
             next_sequence: 0,
             era: 0,
         }
@@ -273,6 +308,29 @@ impl Slots {
         work: Work,
         extent: Option<Extent>,
     ) -> bool {
+        tag.0 < self.tags && self.fill(tag, work, extent)
+    }
+
+    /// The internal tag of what is pulled into this slot.
+    pub(in crate::controller) const fn pull_tag(&self, slot: PullSlot) -> RequestTag {
+        RequestTag(self.tags + slot.0 as u32)
+    }
+
+    /// Puts a part that was pulled into its own slot, which is free.
+    pub(in crate::controller) fn occupy_pull(
+        &mut self,
+        slot: PullSlot,
+        work: Work,
+        extent: Extent,
+    ) -> RequestTag {
+        let tag = self.pull_tag(slot);
+        let free = self.fill(tag, work, Some(extent));
+        debug_assert!(free, "a slot is pulled into once at a time");
+        tag
+    }
+
+    #[inline]
+    fn fill(&mut self, tag: RequestTag, work: Work, extent: Option<Extent>) -> bool {
         let (sequence, era) = (self.next_sequence, self.era);
         match self.slots.get_mut(tag.0 as usize) {
             Some(slot) if slot.is_free() => {

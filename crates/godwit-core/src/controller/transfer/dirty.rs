@@ -24,6 +24,15 @@ impl DirtyBitmap {
         }
     }
 
+    /// One of the same shape, of which nothing is set.
+    pub(super) fn like(&self) -> Self {
+        Self::new(self.capacity, self.block_sectors as u32)
+    }
+
+    pub(super) const fn capacity(&self) -> Sectors {
+        self.capacity
+    }
+
     /// Sectors of a block.
     pub(in crate::controller) const fn block_sectors(&self) -> u32 {
         self.block_sectors as u32
@@ -39,13 +48,56 @@ impl DirtyBitmap {
         self.count * self.block_sectors
     }
 
+    /// Sets all blocks of the disk.
+    pub(super) fn fill(&mut self) {
+        self.set_blocks(0..self.capacity.0.div_ceil(self.block_sectors));
+    }
+
+    /// Clears all blocks of the disk.
+    pub(super) fn empty(&mut self) {
+        if self.count > 0 {
+            self.clear_blocks(0..self.capacity.0.div_ceil(self.block_sectors));
+        }
+    }
+
     /// Sets every block that the extent touches.
     pub(in crate::controller) fn set(&mut self, extent: Extent) {
-        for block in self.blocks(extent) {
-            let (word, bit) = (&mut self.words[(block / 64) as usize], 1 << (block % 64));
-            self.count += u64::from(*word & bit == 0);
-            *word |= bit;
-        }
+        self.set_blocks(self.blocks(extent));
+    }
+
+    /// Sets every block of these sectors, of which there may be more than an extent has.
+    pub(super) fn set_range(&mut self, start: Lba, end: Lba) {
+        let first = start.0 / self.block_sectors;
+        self.set_blocks(first..end.0.min(self.capacity.0).div_ceil(self.block_sectors));
+    }
+
+    /// How many blocks are set that the extent touches.
+    pub(super) fn count_in(&self, extent: Extent) -> u64 {
+        let mut count = 0;
+        each_word(self.blocks(extent), |word, mask| {
+            count += u64::from((self.words[word] & mask).count_ones());
+        });
+        count
+    }
+
+    /// Whether any block is set that the extent touches.
+    #[inline]
+    pub(super) fn touches(&self, extent: Extent) -> bool {
+        self.count > 0 && self.count_in(extent) > 0
+    }
+
+    /// Whether all blocks are set that the extent touches.
+    pub(super) fn covers(&self, extent: Extent) -> bool {
+        let blocks = self.blocks(extent);
+        self.count_in(extent) == blocks.end - blocks.start
+    }
+
+    fn set_blocks(&mut self, blocks: core::ops::Range<u64>) {
+        let Self { words, count, .. } = self;
+        each_word(blocks, |word, mask| {
+            *count += u64::from((mask & !words[word]).count_ones());
+            words[word] |= mask;
+        });
     }
 
     /// Clears every block that the extent touches.
@@ -65,18 +117,38 @@ impl DirtyBitmap {
     }
 
     fn clear_blocks(&mut self, blocks: core::ops::Range<u64>) {
-        let mut first = blocks.start;
-        while first < blocks.end {
-            let end = blocks.end.min((first / 64 + 1) * 64);
-            let mask = (u64::MAX >> (64 - (end - first))) << (first % 64);
-            let word = &mut self.words[(first / 64) as usize];
-            self.count -= u64::from((*word & mask).count_ones());
+        let Self { words, count, .. } = self;
+        each_word(blocks, |word, mask| {
+            let word = &mut words[word];
+            *count -= u64::from((*word & mask).count_ones());
             // What was never written takes no memory.
             if *word & mask != 0 {
                 *word &= !mask;
             }
-            first = end;
+        });
+    }
+
+    /// The bits, the first block's lowest.
+    pub(super) fn words(&self) -> &[u64] {
+        &self.words
+    }
+
+    /// The blocks whose bits are set in these words. Bits beyond the disk's end are left out.
+    pub(super) fn from_words(capacity: Sectors, block_sectors: u32, words: &[u64]) -> Self {
+        let mut map = Self::new(capacity, block_sectors);
+        for (own, word) in map.words.iter_mut().zip(words) {
+            *own = *word;
         }
+        let blocks = capacity.0.div_ceil(u64::from(block_sectors));
+        if let (Some(last), tail @ 1..) = (map.words.last_mut(), blocks % 64) {
+            *last &= (1 << tail) - 1;
+        }
+        map.count = map
+            .words
+            .iter()
+            .map(|word| u64::from(word.count_ones()))
+            .sum();
+        map
     }
 
     /// The first run of set blocks at or right of `from`, at most `limit` sectors of it, which is
@@ -122,6 +194,18 @@ impl DirtyBitmap {
 
     fn blocks(&self, extent: Extent) -> core::ops::Range<u64> {
         extent.start().0 / self.block_sectors..extent.end().0.div_ceil(self.block_sectors)
+    }
+}
+
+/// Calls `visit` with the index of each word that holds some of the blocks, and their bits in it.
+#[inline]
+fn each_word(blocks: core::ops::Range<u64>, mut visit: impl FnMut(usize, u64)) {
+    let mut first = blocks.start;
+    while first < blocks.end {
+        let end = blocks.end.min((first / 64 + 1) * 64);
+        let mask = (u64::MAX >> (64 - (end - first))) << (first % 64);
+        visit((first / 64) as usize, mask);
+        first = end;
     }
 }
 

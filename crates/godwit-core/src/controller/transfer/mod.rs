@@ -6,6 +6,8 @@ pub(super) mod outgoing;
 pub(super) mod pause;
 pub(super) mod policy;
 pub(super) mod pre_copy;
+pub(super) mod push_pull;
 pub(super) mod receive;
+pub(super) mod remainder;
 pub(super) mod verify_hole;
 pub(super) mod window;

@@ -5,11 +5,13 @@ use core::time::Duration;
 use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::requests::slots::{Work, WorkStage};
 use crate::controller::transfer::double_write::early_acknowledgement::Unwritten;
-use crate::controller::{Controller, StartError};
+use crate::controller::transfer::remainder::lacking::Lacking;
+use crate::controller::transfer::remainder::missing::Missing;
+use crate::controller::{Controller, MAX_PULLED, StartError};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
-use crate::units::{Generation, MigrationId, Time};
+use crate::units::{Generation, Lba, MigrationId, Time};
 use crate::wire::{Message, TrafficClass, double_write_id};
 
 /// What the destination remembers of a migration beside its authority.
@@ -29,6 +31,10 @@ pub(in crate::controller) struct Destination {
     /// Whether the flush before acceptance is at the disk. It outlives the migration that wanted
     /// it, and would be taken for the flush of the next one.
     flushing: bool,
+    /// What the disk will lack, as far as the source has told.
+    missing: Option<Missing>,
+    /// That is being stored. It outlives the migration, too.
+    pub(in crate::controller) storing_missing: bool,
 }
 
 impl Controller {
@@ -46,10 +52,9 @@ impl Controller {
         if peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
         }
-        let still_applying = self
-            .destination
-            .as_ref()
-            .is_some_and(|destination| destination.in_flight > 0 || destination.flushing);
+        let still_applying = self.destination.as_ref().is_some_and(|destination| {
+            destination.in_flight > 0 || destination.flushing || destination.storing_missing
+        });
         if still_applying || self.source.is_some() || !self.authority.receive(migration) {
             return Err(StartError::Busy);
         }
@@ -63,6 +68,8 @@ impl Controller {
             unwritten: Unwritten::default(),
             flush_wanted: false,
             flushing: false,
+            missing: None,
+            storing_missing: false,
         });
         Ok(())
     }
@@ -183,6 +190,9 @@ impl Controller {
     pub(in crate::controller) fn issue_replica(&mut self, tag: RequestTag) {
         let slot = &mut self.slots[tag];
         let Some(extent) = slot.extent else { return };
+        if let Work::Pulled { slot, zeroes } = slot.work {
+            return self.issue_pulled(tag, slot, zeroes);
+        }
         if slot.stale {
             return self.drop_stale(tag);
         }
@@ -300,7 +310,7 @@ impl Controller {
                     result: holds_zeroes,
                 },
             ),
-            Work::Free | Work::Request { .. } => return,
+            Work::Free | Work::Request { .. } | Work::Pulled { .. } => return,
         };
         if self.authority.receiving().is_some() {
             self.send(answer.0, answer.1);
@@ -384,6 +394,12 @@ impl Controller {
             destination.flushing = false;
         }
         let effects = match (result, self.authority.receiving()) {
+            (Ok(()), Some(_)) if self.lacking.is_some() => {
+                if let Some(destination) = &mut self.destination {
+                    destination.storing_missing = true;
+                }
+                return self.act(Action::StoreMissing);
+            }
             (Ok(()), _) => self.authority.flushed(),
             (Err(_), Some(migration)) => {
                 let reason = AbortReason::DestinationDisk;
@@ -393,6 +409,48 @@ impl Controller {
             (Err(_), None) => return,
         };
         self.apply(effects);
+    }
+
+    /// The source tells what of the disk it will keep.
+    pub(in crate::controller) fn will_lack(&mut self, start: Lba, sectors: u32, heat: u8) {
+        self.destination_heard();
+        let Some(migration) = self.authority.receiving() else {
+            return;
+        };
+        let capacity = self.capacity;
+        let told = !self.authority.is_accepting()
+            && capacity.bytes() <= MAX_PULLED
+            && self.destination.as_mut().is_some_and(|destination| {
+                destination
+                    .missing
+                    .get_or_insert_with(|| Missing::new(capacity))
+                    .add(start, sectors, heat)
+            });
+        if !told {
+            let reason = AbortReason::Protocol;
+            self.send(TrafficClass::Control, Message::Abort { migration, reason });
+            let effects = self.authority.stop_receiving(reason);
+            self.apply(effects);
+        }
+    }
+
+    /// The source asks for acceptance of a disk that `lacks` what it told of, or nothing. False when it told
+    /// otherwise.
+    pub(in crate::controller) fn comes_without(
+        &mut self,
+        migration: MigrationId,
+        lacks: bool,
+    ) -> bool {
+        let told = self
+            .destination
+            .as_mut()
+            .and_then(|destination| destination.missing.take());
+        let agrees = told.is_some() == lacks;
+        if let Some(mut missing) = told.filter(|_| agrees) {
+            missing.complete();
+            self.lacking = Some(Box::new(Lacking::new(migration, missing)));
+        }
+        agrees
     }
 
     /// Whether a frame has not been answered. The source drains before it asks for acceptance, so

@@ -63,6 +63,10 @@ pub(crate) async fn claim(
         let record = AuthorityRecord {
             epoch: record.epoch.next(),
             ownership: Ownership::Serving,
+            // What this node has accepted without it lacks all the same.
+            remainder: record
+                .remainder
+                .filter(|_| matches!(record.ownership, Ownership::Accepted { .. })),
         };
         entry.adopt(&record);
         if let Err(error) = node.store.put_disk(name, &entry, record).await {

@@ -46,6 +46,18 @@ fn allowed(disk: &Disk, inner: &Inner, force: bool) -> Result<(), ErrorBody> {
         )
         .hint("detach them, or remove it with --force: they will see I/O errors"));
     }
+    if inner.record.owes().is_some() {
+        let owner = inner.entry.moved_to.as_deref().unwrap_or("the other node");
+        let text = format!(
+            "disk {} is needed: node '{owner}' serves it and still lacks a part, which is here only",
+            disk.name
+        );
+        return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
+            "wait until node '{owner}' has all of it: godwit disk show {} tells; --force removes it all \
+             the same, and what node '{owner}' lacks is lost",
+            disk.name
+        )));
+    }
     if let Some(migration) = inner.in_doubt() {
         let other = inner
             .entry

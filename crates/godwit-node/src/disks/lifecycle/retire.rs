@@ -72,6 +72,7 @@ fn is_idle(disk: &Disk, inner: &Inner) -> bool {
     let busy = inner.activity != Activity::Idle
         || inner.forwarding
         || inner.vhost_held
+        || inner.record.remainder.is_some()
         || inner.group.is_some()
         || disk.clients() > 0
         || disk.places.taken() > 0;

@@ -13,6 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::disks::Said;
 use crate::disks::disk::{Disk, Engine};
+use crate::disks::lifecycle::lacking;
 use crate::disks::vhost;
 use crate::failpoint;
 use crate::node::{Node, blocking};
@@ -56,7 +57,8 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
             let _ = sender.send(event);
         }
     };
-    let handle = engine::spawn(config, image, record, Box::new(report))
+    let missing = lacking::load(&node.config, &disk.name, Sectors(sectors), &record)?;
+    let handle = engine::spawn_lacking(config, image, record, missing, Box::new(report))
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
     let task = run_events(Arc::clone(node), Arc::clone(disk), handle.clone(), events);
     let mut inner = disk.lock();
@@ -147,6 +149,11 @@ async fn run_events(
                 }
             }
             EngineEvent::Core(event) => tell(&node, &disk, Said::Core(event)).await,
+            EngineEvent::StoreMissing(snapshot) => {
+                let (node, disk) = (Arc::clone(&node), Arc::clone(&disk));
+                tokio::spawn(lacking::store(node, disk, handle.clone(), snapshot));
+            }
+            EngineEvent::PullDown => tell(&node, &disk, Said::PullDown).await,
             EngineEvent::ForwardDown => tell(&node, &disk, Said::ForwardDown).await,
             EngineEvent::OutOfSpace(true) => tell(&node, &disk, Said::OutOfSpace).await,
             EngineEvent::OutOfSpace(false) => {
@@ -250,6 +257,8 @@ pub(crate) async fn open_and_start(node: &Arc<Node>, disk: &Arc<Disk>) {
     if let Err(error) = opened.and_then(|image| start(node, disk, image)) {
         tracing::error!(disk = disk.name, %error, "cannot start the disk");
         disk.lock().problem = Some(error.message);
+    } else if disk.lock().record.owes().is_some() {
+        tell(node, disk, Said::PullDown).await;
     }
 }
 

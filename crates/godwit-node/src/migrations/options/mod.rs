@@ -1,6 +1,7 @@
 //! Which options a migration may run with.
 
 mod in_flight;
+mod push;
 mod rounds;
 #[cfg(test)]
 mod tests;
@@ -8,10 +9,12 @@ mod tests;
 use godwit_block::engine::InterfaceCounter;
 use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::wire::{MAX_PLACE, Place};
-use godwit_core::{MAX_MOVED, MAX_VERIFIED};
+use godwit_core::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 use rustls::crypto::aws_lc_rs;
 
 pub(crate) use self::in_flight::InFlight;
+use self::push::push;
+pub(crate) use self::push::push_options;
 pub(crate) use self::rounds::round_options;
 use self::rounds::rounds;
 use super::promise::Asked;
@@ -160,6 +163,7 @@ pub(crate) fn settings(
     Ok(MigrationSettings {
         policy: request.policy,
         rounds: rounds(request)?,
+        push: push(request)?,
         window_bytes,
         idle_window_bytes: chosen_or(IDLE_WINDOW),
         busy_window_bytes: chosen_or(BUSY_WINDOW),
@@ -204,6 +208,13 @@ pub(crate) fn check_size(
             let hint = "choose longer ones with --round-block, or another policy";
             return Err(ErrorBody::new(ErrorCode::Invalid, text).hint(hint));
         }
+    }
+    if settings.push.is_some() && size > MAX_PULLED {
+        let text = format!(
+            "disk {disk} has {size}: by the policy {} only disks of up to {MAX_PULLED} can be moved",
+            settings.policy.name()
+        );
+        return Err(ErrorBody::new(ErrorCode::Invalid, text).hint("choose another policy"));
     }
     if !settings.verify || size <= MAX_VERIFIED {
         return Ok(());

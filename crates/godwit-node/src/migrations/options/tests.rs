@@ -11,6 +11,8 @@ fn request(chunk: Option<u64>, window: Option<u64>) -> MigrateRequest {
         round_block_bytes: None,
         max_rounds: None,
         round_left_bytes: None,
+        push_threshold: None,
+        push_seconds: None,
         window_bytes: window,
         chunk_bytes: chunk,
         max_bandwidth: None,

@@ -40,6 +40,8 @@ pub(super) fn disks_leaving(node: &Node, machine: &Machine, facts: &Facts) -> Ve
             blockers.push(format!("disk {disk} is {state} on node '{here}'"));
         } else if inner.activity != Activity::Idle {
             blockers.push(format!("disk {disk} is {}", inner.activity.describe()));
+        } else if let Err(error) = inner.is_whole(disk, "moved") {
+            blockers.push(error.message);
         } else if inner.lacks_room() {
             blockers.push(format!(
                 "no space is left for disk {disk} on node '{here}', and writes wait for it"

@@ -92,6 +92,7 @@ impl World {
                 record.ownership,
                 Ownership::Accepted { .. } | Ownership::Vacant
             ),
+            Message::Whole { migration } => record.remainder != Some(migration),
             _ => true,
         };
         if !stored {

@@ -73,6 +73,10 @@ impl World {
         self.guest.outstanding().next().is_none()
             && !migrating
             && owners == 1
+            && self
+                .nodes
+                .iter()
+                .all(|node| node.record.remainder.is_none())
             && self.nodes.iter().all(|node| node.is_up() && node.is_idle())
     }
 
@@ -102,7 +106,7 @@ impl World {
             })
             .collect();
         let claim = if stuck.is_empty() {
-            "a migration comes to its end, and one node serves"
+            "a migration comes to its end, and one node serves, and has everything"
         } else {
             "every request is answered"
         };

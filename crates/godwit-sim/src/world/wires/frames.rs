@@ -21,17 +21,22 @@ use crate::world::wires::network::{Frame, class, connections};
 /// More frames than this never wait on one connection: every request and every slot has one on its
 /// way in each direction and as many that a pause has given up, double writes may be posted, and
 /// heartbeats stop when nothing answers.
-const MOST_FRAMES: usize = 4
-    * (LIMITS.requests + LIMITS.window_chunks as u32 + LIMITS.delayed_chunks as u32) as usize
+/// A disk that changes hands before all of it has moved tells of what it lacks, block by block at worst.
+const MOST_FRAMES: usize = MOST_BLOCKS
+    + 4 * (LIMITS.requests + LIMITS.window_chunks as u32 + LIMITS.delayed_chunks as u32) as usize
     + 2 * LIMITS.posted_writes();
+
+const MOST_BLOCKS: usize = 8192 / 8;
 
 impl World {
     pub(in crate::world) fn send(&mut self, node: usize, class: TrafficClass, message: Message) {
         self.check_promise_is_stored(node, &message);
+        self.check_counts(&message);
         self.check_posted_are_acknowledged(node, &message);
         let it = &mut self.nodes[node];
         let session = match message {
             message if is_forwarders(&message) => it.forward,
+            _ if class == TrafficClass::Pull => it.pull,
             _ => it.migration,
         };
         match message {
@@ -171,7 +176,8 @@ impl World {
                 return;
             };
             if self.nodes[to].is_up() {
-                self.deliver(session, to, class(connection), frame);
+                let class = class(connection, self.network.plan.copy_connections);
+                self.deliver(session, to, class, frame);
             }
         }
     }
@@ -210,6 +216,7 @@ impl World {
                     self.with(to, |c, now| c.handle_message(now, class, message, None));
                 }
             }
+            _ if class == TrafficClass::Pull => self.deliver_pull(session, to, message, data),
             _ if it.migration != Some(session) => {}
             Message::Copy { .. }
             | Message::DoubleWrite { .. }
@@ -317,6 +324,7 @@ impl World {
             self.with(node, |controller, now| controller.handle_forward_lost(now));
             self.schedule_reconnect(node);
         }
+        self.lose_pull(session, node);
         if self.nodes[node].migration == Some(session) {
             let mut classes = [
                 TrafficClass::Control,

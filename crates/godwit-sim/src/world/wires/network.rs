@@ -72,7 +72,7 @@ impl Pipe {
     }
 }
 
-/// The connections that two nodes opened for one purpose: control, sync, then copy.
+/// The connections that two nodes opened for one purpose: control, sync, copy, then pull.
 #[derive(Debug)]
 pub(in crate::world) struct Session {
     pub(in crate::world) alive: bool,
@@ -129,7 +129,7 @@ impl Network {
     }
 
     pub(in crate::world) fn open(&mut self) -> usize {
-        let connections = 2 + self.plan.copy_connections;
+        let connections = 3 + self.plan.copy_connections;
         self.sessions.push(Session {
             alive: true,
             noticed: [false; 2],
@@ -190,7 +190,7 @@ impl Network {
         if self.directions[from].turn.is_some() {
             return None;
         }
-        let connections = 2 + self.plan.copy_connections;
+        let connections = 3 + self.plan.copy_connections;
         let places = self.live.len() * connections;
         let first = self.directions[from].next;
         for place in 0..places {
@@ -369,14 +369,16 @@ pub(in crate::world) fn connections(
         TrafficClass::Control => 0..1,
         TrafficClass::Sync => 1..2,
         TrafficClass::Copy => 2..2 + copy_connections,
+        TrafficClass::Pull => 2 + copy_connections..3 + copy_connections,
     }
 }
 
 /// The class of a connection.
-pub(in crate::world) fn class(connection: usize) -> TrafficClass {
+pub(in crate::world) fn class(connection: usize, copy_connections: usize) -> TrafficClass {
     match connection {
         0 => TrafficClass::Control,
         1 => TrafficClass::Sync,
-        _ => TrafficClass::Copy,
+        other if other < 2 + copy_connections => TrafficClass::Copy,
+        _ => TrafficClass::Pull,
     }
 }

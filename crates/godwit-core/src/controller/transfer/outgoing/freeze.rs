@@ -2,13 +2,17 @@
 
 use core::time::Duration;
 
+use crate::action::{Action, DiskOperation, DiskTag};
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::stage::Stage;
 use crate::controller::transfer::outgoing::verify::MAX_VERIFY_PASSES;
 use crate::controller::transfer::policy::Pass;
 use crate::controller::{Controller, Switchover};
+use crate::event::AbortReason;
 use crate::planted::PlantedBug;
+use crate::request::RequestError;
 use crate::units::{MigrationId, Time};
+use crate::wire::{Message, TrafficClass};
 
 /// Delayed writes that may be left when the guest is held; they are sent then.
 pub(super) const FREEZE_DELAYED_BYTES: u64 = 64 << 10;
@@ -119,8 +123,45 @@ impl Controller {
         );
         let migration = source.options.migration;
         let since = self.now;
+        let remainder = source.policy.remainder();
+        let owes = remainder.is_some();
+        let loses_counts = self.has_bug(PlantedBug::LoseCounts);
+        if let Some(remainder) = remainder {
+            let actions = &mut self.actions;
+            remainder.each_remaining(|start, sectors, heat| {
+                actions.push_back(Action::Send {
+                    class: TrafficClass::Control,
+                    message: Message::Lacks {
+                        start,
+                        sectors,
+                        heat: if loses_counts { 0 } else { heat },
+                    },
+                });
+            });
+        }
         self.enter_stage(Stage::Preparing { since });
-        let effects = self.authority.prepare(migration);
+        if owes && !self.has_bug(PlantedBug::OweUnflushed) {
+            // What the guest flushes at the destination from now on must be durable here, too.
+            self.flushing_owed = true;
+            self.act(Action::Disk {
+                tag: DiskTag::OwedFlush,
+                operation: DiskOperation::Flush,
+            });
+        }
+        let effects = self.authority.prepare(migration, owes);
         self.apply(effects);
+    }
+
+    /// What this node will owe is durable, or is not.
+    pub(in crate::controller) fn owed_flushed(&mut self, result: Result<(), RequestError>) {
+        self.flushing_owed = false;
+        let Some(source) = &self.source else { return };
+        let migration = source.options.migration;
+        if result.is_err() {
+            self.abort_source(AbortReason::SourceDisk);
+        } else if source.accepted {
+            let effects = self.authority.handle(&Message::Prepared { migration });
+            self.apply(effects);
+        }
     }
 }

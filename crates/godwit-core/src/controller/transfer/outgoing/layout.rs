@@ -7,7 +7,7 @@ use core::time::Duration;
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
 use crate::controller::governor::tuning::idle_window::QUICK;
 use crate::controller::transfer::outgoing::Source;
-use crate::controller::transfer::policy::{Pass, Policy};
+use crate::controller::transfer::policy::Pass;
 use crate::controller::transfer::window::ChunkKind;
 use crate::controller::{Controller, MigrationOptions};
 use crate::planted::PlantedBug;
@@ -107,16 +107,11 @@ impl Source {
     /// What comes next in the pass, in chunks of `chunk_sectors` at most, but for holes.
     pub(super) fn next_chunk(&self, chunk_sectors: u32) -> Next {
         let head = self.window.pointers.read_head;
-        let up_to = |sectors: u32| {
-            let left = self.capacity.0.saturating_sub(head.0);
-            Extent::new(head, left.min(u64::from(sectors)) as u32)
+        let up_to = |limit: u32| match (self.pass, &self.dirty) {
+            (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.next_run(head, limit),
+            (pass, _) => self.policy.next(pass, head, limit, self.capacity),
         };
-        let chunk = match (self.pass, &self.dirty, &self.policy) {
-            (Pass::VerifyDirty { .. }, Some(dirty), _) => dirty.next_run(head, chunk_sectors),
-            (Pass::Resend { .. }, _, Policy::PreCopy(rounds)) => rounds.next(head, chunk_sectors),
-            _ => up_to(chunk_sectors),
-        };
-        let Some(chunk) = chunk else {
+        let Some(chunk) = up_to(chunk_sectors) else {
             return Next::End;
         };
         if self.pass.is_scattered() || !self.options.find_holes {
@@ -203,6 +198,9 @@ impl Controller {
             let rest = Lba(extent.start().0 + u64::from(hole));
             if let Some(rest) = Extent::new(rest, extent.sectors() - hole) {
                 source.learn(rest, 0);
+                source
+                    .policy
+                    .give_up(source.pass, core::iter::once(rest), rest.start());
             }
         }
         self.wake(waiters);

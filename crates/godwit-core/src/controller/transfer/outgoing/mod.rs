@@ -52,6 +52,10 @@ pub const MAX_MOVED: Bytes = Bytes(1 << 50);
 /// be more than there is, and the guest would wait while it is looked through.
 pub const MAX_VERIFIED: Bytes = Bytes(64 << 40);
 
+/// The largest disk that can be moved without a part of it. What remembers the blocks of a larger one, more than 2
+/// GiB at either node, may be more than there is.
+pub const MAX_PULLED: Bytes = Bytes(64 << 40);
+
 #[derive(Debug)]
 pub(in crate::controller) struct Source {
     pub(in crate::controller) options: MigrationOptions,
@@ -87,6 +91,8 @@ pub(in crate::controller) struct Source {
     pass_total: u64,
     counters: Counters,
     mismatch: Option<Extent>,
+    /// The destination has accepted, and this node's disk is not flushed yet.
+    pub(in crate::controller) accepted: bool,
     /// Nothing but the guest's last writes holds the switchover back.
     pub(in crate::controller) may_switch_over: bool,
     /// Whether the connection that will carry forwarded I/O is still there.
@@ -106,8 +112,8 @@ struct Counters {
 
 impl Source {
     /// Whether the guest was stopped for the switchover.
-    pub(in crate::controller) fn is_ordered(&self) -> bool {
-        self.may_switch_over && self.options.switchover == Switchover::WhenTold
+    pub(in crate::controller) const fn is_ordered(&self) -> bool {
+        self.may_switch_over && matches!(self.options.switchover, Switchover::WhenTold)
     }
 
     /// What becomes of a guest's write that no chunk keeps waiting, or that was let through one that is being
@@ -161,6 +167,7 @@ impl Source {
             self.front_expiry(slots),
             self.tolerance_expiry(slots),
             self.freeze_deadline(),
+            self.policy.leaves_at(),
         ]
         .into_iter()
         .flatten()
@@ -229,6 +236,13 @@ impl Controller {
         {
             return Err(StartError::Option("size of the disk for blocks as short"));
         }
+        let pulls = matches!(options.policy, PolicyOptions::PushPull(_));
+        if pulls && options.verify {
+            return Err(StartError::Option("verification of a disk that is pulled"));
+        }
+        if pulls && self.capacity.bytes() > MAX_PULLED {
+            return Err(StartError::Option("size of a disk that is pulled"));
+        }
         if self.capacity.bytes() > MAX_MOVED {
             return Err(StartError::Option("size of the disk"));
         }
@@ -238,7 +252,7 @@ impl Controller {
         if !self.authority.is_settled() {
             return Err(StartError::NotServing);
         }
-        if self.source.is_some() || self.orphaned_reads > 0 {
+        if self.source.is_some() || self.orphaned_reads > 0 || self.flushing_owed {
             return Err(StartError::Busy);
         }
         self.now = now;
@@ -250,7 +264,7 @@ impl Controller {
             idle_window: IdleWindow::new(&options),
             layout: Layout::new(&options),
             stage: Stage::Moving,
-            policy: Policy::new(&options, self.capacity),
+            policy: Policy::new(&options, self.capacity, now),
             pass: Pass::Copy,
             capacity: self.capacity,
             dirty: options
@@ -277,6 +291,7 @@ impl Controller {
             pass_total: 0,
             counters: Counters::default(),
             mismatch: None,
+            accepted: false,
             may_switch_over: options.switchover == Switchover::WhenConverged,
             sync_up: true,
             next_tick: now,
@@ -369,7 +384,10 @@ impl Controller {
             return;
         };
         let due = |at: Option<Time>| at.is_some_and(|at| at <= now);
-        if due(source.paced_until) || due(source.delayed_paced_until) {
+        if source.policy.pass_time(now)
+            || due(source.paced_until)
+            || due(source.delayed_paced_until)
+        {
             self.flush_delayed();
             self.pump();
         }

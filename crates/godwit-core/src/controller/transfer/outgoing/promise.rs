@@ -104,11 +104,7 @@ impl Source {
     /// Whether writes are acknowledged without the destination for now.
     #[inline]
     pub(in crate::controller) const fn delays(&self) -> bool {
-        let only_marks = match self.policy.rounds(self.pass) {
-            Some(rounds) => !rounds.writes_through(),
-            None => false,
-        };
-        only_marks || self.pause.is_some() && self.options.delayed_writes
+        self.policy.only_marks(self.pass) || self.pause.is_some() && self.options.delayed_writes
     }
 
     /// Remembers that the destination does not hear of a write to the migrated region.
@@ -116,8 +112,8 @@ impl Source {
         if let Some(dirty) = &mut self.dirty {
             dirty.set(extent);
         }
-        if let Some(rounds) = self.policy.rounds_mut(self.pass) {
-            return rounds.mark(extent);
+        if self.policy.mark(self.pass, extent) {
+            return;
         }
         let reach = match self.pass {
             Pass::Copy => self.window.pointers.read_head,
@@ -224,14 +220,11 @@ impl Source {
     /// delayed writes.
     #[inline]
     pub(in crate::controller) fn lets_writes_through(&self) -> bool {
-        match self.policy.rounds(self.pass) {
-            // What a write that was let through marks is copied again; a place that is written without end
-            // would be copied without end.
-            Some(rounds) => !rounds.writes_through(),
-            None => {
+        self.policy
+            .lets_writes_through(self.pass)
+            .unwrap_or_else(|| {
                 self.options.delayed_writes && self.governor.is_some() && self.is_copying_pass()
-            }
-        }
+            })
     }
 
     /// Whether every write goes to both nodes.

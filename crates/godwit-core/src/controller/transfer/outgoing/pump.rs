@@ -11,8 +11,7 @@ use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::freeze::FREEZE_DELAYED_BYTES;
 use crate::controller::transfer::outgoing::layout::Next;
 use crate::controller::transfer::outgoing::stage::Stage;
-use crate::controller::transfer::policy::{Pass, Policy};
-use crate::controller::transfer::pre_copy::{AfterRound, PreCopy};
+use crate::controller::transfer::policy::Pass;
 use crate::controller::transfer::window::{ChunkContent, ChunkKind, ChunkState};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
@@ -59,12 +58,9 @@ impl Source {
         }
         self.pass = pass;
         self.pass_done = 0;
-        if let Some(rounds) = self.policy.rounds_mut(pass) {
-            rounds.begin_round();
-        }
         self.pass_total = match (pass, &self.dirty) {
             (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.sectors() * SECTOR_SIZE,
-            (Pass::Resend { .. }, _) => self.policy.rest(),
+            (Pass::Copy | Pass::Resend { .. }, _) => self.policy.begin_round(pass, self.capacity),
             _ => self.capacity.bytes().0,
         };
         self.window.restart();
@@ -81,8 +77,13 @@ impl Source {
     /// The round that follows the one which has just come to its end, if one does.
     fn next_round(&mut self) -> Option<u32> {
         let (round, compares) = (self.round(), self.options.verify);
-        let rounds = self.policy.rounds_mut(self.pass)?;
-        (rounds.after(round, compares) == AfterRound::Again).then_some(round + 1)
+        let again = self.policy.goes_on(self.pass, round, compares);
+        again.then_some(round + 1)
+    }
+
+    /// Whether nothing more is copied, because the disk is to be handed over as it is.
+    const fn leaves(&self) -> bool {
+        self.policy.leaves(self.is_ordered())
     }
 
     /// Whether another chunk may be locked; otherwise when to ask again. The guest's promise holds
@@ -124,9 +125,8 @@ impl Source {
             let tail = self.window.pointers.write_tail;
             self.delayed.leave_to_copies(tail, reach);
         }
-        if let (Pass::Resend { .. }, Policy::PreCopy(rounds)) = (self.pass, &mut self.policy) {
-            rounds.give_up(given_up.iter().map(|chunk| chunk.extent), reach);
-        }
+        let extents = given_up.iter().map(|chunk| chunk.extent);
+        self.policy.give_up(self.pass, extents, reach);
         if let (Pass::VerifyAll | Pass::VerifyDirty { .. }, Some(dirty)) =
             (self.pass, &mut self.dirty)
         {
@@ -198,7 +198,7 @@ impl Controller {
             }
             let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
             // What is written while the switchover waits belongs to the next pass.
-            let rests = source.stage == Stage::Converged;
+            let rests = source.stage == Stage::Converged || source.leaves();
             while !rests && source.has_room(most, chunk_sectors) {
                 let (extent, kind) = match source.next_chunk(chunk_sectors) {
                     Next::End => break,
@@ -222,11 +222,7 @@ impl Controller {
                     ChunkKind::Hole => HEADER_SIZE as u64,
                 };
                 source.chunk_started(bytes, guest_is_idle);
-                if let (Pass::Resend { .. }, Policy::PreCopy(rounds)) =
-                    (source.pass, &mut source.policy)
-                {
-                    rounds.locked(extent);
-                }
+                source.policy.locked(source.pass, extent);
                 read_when_quiet(
                     source,
                     &self.table,
@@ -452,7 +448,11 @@ impl Controller {
         if converged && !source.may_switch_over {
             return false;
         }
-        if !converged && let Some(round) = source.next_round() {
+        let leaves = source.leaves();
+        if !converged
+            && !leaves
+            && let Some(round) = source.next_round()
+        {
             source.start_pass(Pass::Resend { round }, self.now);
             return true;
         }
@@ -463,9 +463,8 @@ impl Controller {
         match next {
             Some(pass) => {
                 // Copies are all there, so that nothing can overtake what follows them as delayed writes.
-                if let Some(rounds) = source.policy.rounds_mut(source.pass) {
-                    rounds.take_rest(|extent| source.delayed.remember(extent));
-                }
+                let delayed = &mut source.delayed;
+                source.policy.take_rest(|extent| delayed.remember(extent));
                 self.begin_pass(pass);
                 true
             }
@@ -489,11 +488,8 @@ impl Controller {
         let Some(source) = &mut self.source else {
             return;
         };
-        let too_much = source
-            .policy
-            .rounds(source.pass)
-            .is_some_and(PreCopy::is_too_much);
-        if source.stage == Stage::Converged && source.pause.is_none() && too_much {
+        let due = source.policy.is_due_again(source.pass) && !source.leaves();
+        if source.stage == Stage::Converged && source.pause.is_none() && due {
             let round = source.round() + 1;
             self.begin_pass(Pass::Resend { round });
             self.pump();

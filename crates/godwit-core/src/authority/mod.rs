@@ -26,98 +26,20 @@
 //!   is that the source has left it. A crash before `Serving` is stored leaves a doubt that the source
 //!   resolves as it did before, because it has not heard `Committed`.
 //!
+//! A disk may change hands before all of it is at the destination. What the destination then lacks stays at the
+//! source, and both records say so ([`AuthorityRecord::remainder`]): the destination serves, but *lacks*; the source
+//! *owes*. It is the destination that knows when it lacks nothing any more. It stores so, and says [`Message::Whole`]
+//! as often as the source says [`Message::Owes`].
+//!
 //! The machine is driven by [`Controller`](crate::Controller), and by a model checker in
 //! `tests/authority_model.rs`.
 
+mod record;
+
+pub use self::record::{AuthorityRecord, Ownership};
 use crate::event::AbortReason;
 use crate::units::{Epoch, MigrationId};
 use crate::wire::Message;
-
-/// What a node durably knows about its right to serve a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AuthorityRecord {
-    /// The highest epoch this node has taken part in: the one it serves, will serve, or gave away.
-    pub epoch: Epoch,
-    /// Its part in it.
-    pub ownership: Ownership,
-}
-
-/// A node's part in an epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Ownership {
-    /// Not the owner, and no claim to become it.
-    Vacant,
-    /// The owner.
-    Serving,
-    /// Accepted the disk and waits to hear whether the source gave it away. Holds I/O until then.
-    Accepted {
-        /// By which migration.
-        migration: MigrationId,
-    },
-    /// Gave the disk away and waits for the destination's confirmation. Holds I/O that it cannot
-    /// forward.
-    Relinquished {
-        /// By which migration.
-        migration: MigrationId,
-    },
-    /// Gave the disk away, confirmed.
-    Departed {
-        /// By which migration.
-        migration: MigrationId,
-    },
-}
-
-impl AuthorityRecord {
-    /// Bytes that [`AuthorityRecord::to_bytes`] takes.
-    pub const SIZE: usize = 25;
-
-    /// The record of a disk that was created on this node.
-    pub const fn created() -> Self {
-        Self {
-            epoch: Epoch(1),
-            ownership: Ownership::Serving,
-        }
-    }
-
-    /// The record of a disk that this node is about to receive for the first time.
-    pub const fn vacant() -> Self {
-        Self {
-            epoch: Epoch(0),
-            ownership: Ownership::Vacant,
-        }
-    }
-
-    /// The form in which it is stored.
-    pub fn to_bytes(self) -> [u8; Self::SIZE] {
-        let (code, migration) = match self.ownership {
-            Ownership::Vacant => (0, MigrationId::default()),
-            Ownership::Serving => (1, MigrationId::default()),
-            Ownership::Accepted { migration } => (2, migration),
-            Ownership::Relinquished { migration } => (3, migration),
-            Ownership::Departed { migration } => (4, migration),
-        };
-        let mut bytes = [0; Self::SIZE];
-        bytes[0] = code;
-        bytes[1..9].copy_from_slice(&self.epoch.0.to_le_bytes());
-        bytes[9..].copy_from_slice(&migration.0);
-        bytes
-    }
-
-    /// Reads the stored form; `None` when it is not one.
-    pub fn from_bytes(bytes: &[u8; Self::SIZE]) -> Option<Self> {
-        let epoch = Epoch(u64::from_le_bytes(*bytes[1..].first_chunk()?));
-        let migration = MigrationId(*bytes[9..].first_chunk()?);
-        let ownership = match bytes[0] {
-            0 => Ownership::Vacant,
-            1 => Ownership::Serving,
-            2 => Ownership::Accepted { migration },
-            3 => Ownership::Relinquished { migration },
-            4 => Ownership::Departed { migration },
-            _ => return None,
-        };
-        Some(Self { epoch, ownership })
-    }
-}
 
 /// What the machine wants done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,6 +59,10 @@ pub enum Effect {
     Owner(MigrationId),
     /// The incoming migration ended without this node becoming the owner.
     ReceiveAborted(MigrationId, AbortReason),
+    /// All of the disk is here, durably: nothing is needed from the source of this migration any more.
+    Whole(MigrationId),
+    /// The destination of this migration has all of the disk: nothing of it is needed here.
+    OwesNothing(MigrationId),
 }
 
 /// How far this node is in a migration that is not decided.
@@ -146,6 +72,8 @@ enum Attempt {
     /// Source: asked the destination to accept.
     Preparing {
         migration: MigrationId,
+        /// A part of the disk stays here.
+        owes: bool,
     },
     /// Destination: takes copies and double writes.
     Receiving {
@@ -195,13 +123,44 @@ impl Authority {
 
     /// Whether guest I/O may be served here: the owner, and not giving the disk away.
     pub const fn may_serve(&self) -> bool {
-        self.is_settled() || self.is_committed()
+        self.is_owner() || self.is_committed()
     }
 
-    /// Whether this node has durably stored that it is the owner, and is not giving the disk away:
-    /// only then may it begin to.
+    /// Whether this node is durably the owner, and is not giving the disk away. It may be storing that the disk is
+    /// whole.
+    const fn is_owner(&self) -> bool {
+        let keeps = match self.storing {
+            None => true,
+            Some(record) => matches!(record.ownership, Ownership::Serving),
+        };
+        matches!(self.record.ownership, Ownership::Serving) && keeps
+    }
+
+    /// Whether this node has durably stored that it is the owner of the whole disk, and is not giving the disk
+    /// away: only then may it begin to.
     pub const fn is_settled(&self) -> bool {
-        matches!(self.record.ownership, Ownership::Serving) && self.storing.is_none()
+        self.is_owner() && self.storing.is_none() && self.record.remainder.is_none()
+    }
+
+    /// The migration whose source has a part of the disk that this node, which serves or is about to, lacks.
+    pub const fn lacks(&self) -> Option<MigrationId> {
+        match self.storing {
+            Some(record) if self.is_committed() => record.lacks(),
+            _ => self.record.lacks(),
+        }
+    }
+
+    /// The same, also for a node that has accepted and waits to hear whether the disk is its own.
+    pub const fn lacks_or_will(&self) -> Option<MigrationId> {
+        match self.record.ownership {
+            Ownership::Serving | Ownership::Accepted { .. } => self.record.remainder,
+            _ => None,
+        }
+    }
+
+    /// The migration whose destination lacks a part of the disk that this node has.
+    pub const fn owes(&self) -> Option<MigrationId> {
+        self.record.owes()
     }
 
     /// Destination: whether it has heard that the source gave the disk away, and stores that it owns
@@ -242,18 +201,29 @@ impl Authority {
         matches!(self.record.ownership, Ownership::Relinquished { .. })
     }
 
-    /// Source: asks the destination to accept. Does nothing unless this node is durably the owner
-    /// and no other attempt is under way.
-    pub fn prepare(&mut self, migration: MigrationId) -> Vec<Effect> {
+    /// Source: asks the destination to accept, all of the disk or, if the source `owes`, without a part of it that
+    /// the destination was told of. Does nothing unless this node is durably the owner and no other attempt is
+    /// under way.
+    pub fn prepare(&mut self, migration: MigrationId, owes: bool) -> Vec<Effect> {
         if !self.is_settled() || self.attempt != Attempt::None {
             return Vec::new();
         }
-        self.attempt = Attempt::Preparing { migration };
+        self.attempt = Attempt::Preparing { migration, owes };
         vec![Effect::Send(Message::Prepare {
             migration,
             epoch: self.record.epoch.next(),
             shared: false,
+            lacks: owes,
         })]
+    }
+
+    /// Destination: all of the disk is here, durably, and stays so. Does nothing unless this node is durably the
+    /// owner and lacked a part.
+    pub fn whole(&mut self) -> Vec<Effect> {
+        if self.record.lacks().is_none() || self.storing.is_some() {
+            return Vec::new();
+        }
+        self.store(self.record.epoch, Ownership::Serving, None)
     }
 
     /// Source: gives the attempt up. False once the decision to give the disk away is being
@@ -283,9 +253,13 @@ impl Authority {
         undecided
     }
 
-    /// Destination: starts to take copies. False unless the disk is known to be elsewhere.
+    /// Destination: starts to take copies. False unless the disk is known to be elsewhere, all of it.
     pub fn receive(&mut self, migration: MigrationId) -> bool {
-        let free = self.is_elsewhere() && self.storing.is_none() && self.attempt == Attempt::None;
+        // What this node owes must stay as it is.
+        let free = self.is_elsewhere()
+            && self.record.remainder.is_none()
+            && self.storing.is_none()
+            && self.attempt == Attempt::None;
         if free {
             self.attempt = Attempt::Receiving { migration };
         }
@@ -330,7 +304,7 @@ impl Authority {
                 if self.storing.is_some() {
                     return Vec::new();
                 }
-                self.store(before.epoch, before.ownership)
+                self.restore(before)
             }
             _ => Vec::new(),
         }
@@ -373,7 +347,7 @@ impl Authority {
         } = self.attempt
         {
             if record.ownership == (Ownership::Accepted { migration }) {
-                return self.store(before.epoch, before.ownership);
+                return self.restore(before);
             }
             self.attempt = Attempt::None;
             return vec![Effect::ReceiveAborted(migration, reason)];
@@ -394,7 +368,13 @@ impl Authority {
             (Ownership::Accepted { migration }, Ownership::Serving) => {
                 vec![Effect::Send(Message::Committed { migration })]
             }
-            _ => Vec::new(),
+            _ => match (before.remainder, record.remainder) {
+                (Some(migration), None) if record.ownership == Ownership::Serving => {
+                    vec![Effect::Whole(migration)]
+                }
+                (Some(migration), None) => vec![Effect::OwesNothing(migration)],
+                _ => Vec::new(),
+            },
         }
     }
 
@@ -402,18 +382,22 @@ impl Authority {
     pub fn handle(&mut self, message: &Message) -> Vec<Effect> {
         match *message {
             Message::Prepare {
-                migration, epoch, ..
-            } => self.handle_prepare(migration, epoch),
-            Message::Prepared { migration } => {
-                if self.attempt == (Attempt::Preparing { migration }) && self.is_settled() {
-                    self.store(
-                        self.record.epoch.next(),
-                        Ownership::Relinquished { migration },
-                    )
-                } else {
-                    Vec::new()
-                }
-            }
+                migration,
+                epoch,
+                lacks,
+                ..
+            } => self.handle_prepare(migration, epoch, lacks),
+            Message::Prepared { migration } => match self.attempt {
+                Attempt::Preparing {
+                    migration: asked,
+                    owes,
+                } if asked == migration && self.is_settled() => self.store(
+                    self.record.epoch.next(),
+                    Ownership::Relinquished { migration },
+                    owes.then_some(migration),
+                ),
+                _ => Vec::new(),
+            },
             Message::Commit { migration, epoch } => self.handle_commit(migration, epoch),
             Message::Committed { migration } => {
                 if self.record.ownership != (Ownership::Relinquished { migration })
@@ -422,9 +406,23 @@ impl Authority {
                     return Vec::new();
                 }
                 self.confirmed = true;
-                let mut effects = self.store(self.record.epoch, Ownership::Departed { migration });
+                let mut effects = self.store(
+                    self.record.epoch,
+                    Ownership::Departed { migration },
+                    self.record.remainder,
+                );
                 effects.push(Effect::Departed(migration));
                 effects
+            }
+            Message::Owes { migration } => self.handle_owes(migration),
+            Message::Whole { migration } => {
+                // Before this node has heard that the destination serves, which will be repeated, there is nothing
+                // to be stored.
+                let departed = self.record.ownership == (Ownership::Departed { migration });
+                if !departed || self.record.remainder.is_none() || self.storing.is_some() {
+                    return Vec::new();
+                }
+                self.store(self.record.epoch, self.record.ownership, None)
             }
             Message::Query { migration } => self.handle_query(migration),
             Message::Abort { migration, reason } => self.handle_abort(migration, reason),
@@ -448,7 +446,16 @@ impl Authority {
         }
     }
 
-    fn handle_prepare(&mut self, migration: MigrationId, epoch: Epoch) -> Vec<Effect> {
+    /// The source says that it owes. It is told if that is no longer so.
+    fn handle_owes(&self, migration: MigrationId) -> Vec<Effect> {
+        let open = self.record.ownership == (Ownership::Accepted { migration });
+        if open || self.storing.is_some() || self.record.remainder == Some(migration) {
+            return Vec::new();
+        }
+        vec![Effect::Send(Message::Whole { migration })]
+    }
+
+    fn handle_prepare(&mut self, migration: MigrationId, epoch: Epoch, lacks: bool) -> Vec<Effect> {
         // It is not answered again from a stored acceptance: after a crash that does not say that the
         // disk was flushed.
         if self.attempt != (Attempt::Receiving { migration }) {
@@ -469,7 +476,11 @@ impl Authority {
             before: self.record,
         };
         let mut effects = vec![Effect::Flush];
-        effects.extend(self.store(epoch, Ownership::Accepted { migration }));
+        effects.extend(self.store(
+            epoch,
+            Ownership::Accepted { migration },
+            lacks.then_some(migration),
+        ));
         effects
     }
 
@@ -482,7 +493,8 @@ impl Authority {
             if self.attempt != Attempt::None {
                 return Vec::new();
             }
-            let mut effects = self.store(self.record.epoch, Ownership::Serving);
+            let mut effects =
+                self.store(self.record.epoch, Ownership::Serving, self.record.remainder);
             effects.push(Effect::Owner(migration));
             return effects;
         }
@@ -504,7 +516,8 @@ impl Authority {
                 epoch: self.record.epoch,
             })];
         }
-        if self.attempt == (Attempt::Preparing { migration }) {
+        if matches!(self.attempt, Attempt::Preparing { migration: asked, .. } if asked == migration)
+        {
             return Vec::new();
         }
         vec![Effect::Send(Message::Abort {
@@ -523,19 +536,32 @@ impl Authority {
             let before = AuthorityRecord {
                 epoch: Epoch(self.record.epoch.0 - 1),
                 ownership: Ownership::Vacant,
+                remainder: None,
             };
             self.attempt = Attempt::Withdrawing {
                 migration,
                 reason,
                 before,
             };
-            return self.store(before.epoch, before.ownership);
+            return self.restore(before);
         }
         Vec::new()
     }
 
-    fn store(&mut self, epoch: Epoch, ownership: Ownership) -> Vec<Effect> {
-        let record = AuthorityRecord { epoch, ownership };
+    fn store(
+        &mut self,
+        epoch: Epoch,
+        ownership: Ownership,
+        remainder: Option<MigrationId>,
+    ) -> Vec<Effect> {
+        self.restore(AuthorityRecord {
+            epoch,
+            ownership,
+            remainder,
+        })
+    }
+
+    fn restore(&mut self, record: AuthorityRecord) -> Vec<Effect> {
         self.storing = Some(record);
         vec![Effect::Persist(record)]
     }

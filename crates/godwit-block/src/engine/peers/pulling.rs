@@ -1,0 +1,135 @@
+//! The connection on which an owner pulls what its disk lacks from the node that gave it the disk: either end.
+
+use godwit_core::action::PullSlot;
+use godwit_core::request::RequestTag;
+use godwit_core::units::Extent;
+use godwit_core::wire::{Message, TrafficClass};
+
+use crate::engine::config::{EngineEvent, MissingSnapshot};
+use crate::engine::connections::streams::PeerStream;
+use crate::engine::connections::{ConnectionKey, Uses};
+use crate::engine::run::Engine;
+use crate::engine::slots::chunks::Chunks;
+use crate::image::missing::MissingNotes;
+
+impl Engine {
+    /// The connection is up, in place of an older one.
+    pub(in crate::engine) fn pull_up(&mut self, stream: PeerStream) {
+        if self.core.record().owes().is_some() && !self.owed.has_memory() {
+            match Chunks::for_pulls() {
+                Ok(buffers) => self.owed = buffers,
+                Err(error) => {
+                    let disk = &self.config.disk;
+                    tracing::warn!(disk, %error, "no memory for what the disk's owner lacks");
+                    return self.tell(EngineEvent::PullDown);
+                }
+            }
+        }
+        let Some(key) = self.adopt(stream, TrafficClass::Pull, Uses::default()) else {
+            return self.tell(EngineEvent::PullDown);
+        };
+        if let Some(old) = self.pulling.replace(key) {
+            self.core.handle_pull_lost(self.now);
+            self.close(old);
+        }
+        self.core.handle_pull_up(self.now);
+        self.drain();
+        self.advance(key);
+    }
+
+    /// The connection is lost, if it was this one.
+    pub(in crate::engine) fn lose_pull(&mut self, key: ConnectionKey) {
+        if self.pulling.take_if(|pulling| *pulling == key).is_some() {
+            self.core.handle_pull_lost(self.now);
+            self.drain();
+            if self.core.record().owes().is_some() {
+                self.tell(EngineEvent::PullDown);
+            }
+        }
+    }
+
+    /// All of the disk is at its owner: nothing more is pulled.
+    pub(in crate::engine) fn end_pulling(&mut self) {
+        self.notes = None;
+        self.owed.let_go();
+        self.stop_pulling();
+    }
+
+    /// Pulls nothing more for now.
+    pub(in crate::engine) fn stop_pulling(&mut self) {
+        if let Some(key) = self.pulling.take() {
+            self.core.handle_pull_lost(self.now);
+            self.leave(key, super::links::FAREWELL);
+        }
+    }
+
+    /// What was pulled is here, in this tag's buffer.
+    pub(in crate::engine) fn pulled(
+        &mut self,
+        key: ConnectionKey,
+        message: Message,
+        tag: RequestTag,
+    ) {
+        let expected = match message {
+            Message::Pulled { slot, extent, .. } if self.pulling == Some(key) => {
+                let expected = self.core.expects_pulled(slot, extent);
+                expected.then_some(slot)
+            }
+            _ => None,
+        };
+        let Some(slot) = expected else {
+            // It was asked for when its frame began, and the connection is lost since.
+            return self.slots.finish(tag);
+        };
+        self.pulled[usize::from(slot.0)] = Some(tag);
+        self.core.handle_pulled(self.now, message);
+        self.drain();
+    }
+
+    /// Where what was pulled for this slot lies.
+    pub(in crate::engine) fn pulled_tag(&self, slot: PullSlot) -> Option<RequestTag> {
+        self.pulled.get(usize::from(slot.0)).copied().flatten()
+    }
+
+    pub(in crate::engine) fn release_pulled(&mut self, slot: PullSlot) {
+        let tag = self.pulled.get_mut(usize::from(slot.0));
+        if let Some(tag) = tag.and_then(Option::take) {
+            self.slots.finish(tag);
+        }
+    }
+
+    pub(in crate::engine) fn note_here(&mut self, extent: Extent) {
+        let words = self.core.missing().map(godwit_core::Missing::words);
+        let noted = match (&self.notes, words) {
+            (Some(notes), Some(words)) => notes.note(words, extent),
+            _ => Err(std::io::Error::other("nothing is stored of what it lacks")),
+        };
+        if let Err(error) = noted {
+            self.broken = Some(self.failure("note what has come of the disk", &error));
+        }
+    }
+
+    pub(in crate::engine) fn store_missing(&self) {
+        let (Some((words, heat)), Some(migration)) =
+            (self.core.missing_to_store(), self.core.lacks())
+        else {
+            return;
+        };
+        let first = self.notes.is_none();
+        self.tell(EngineEvent::StoreMissing(MissingSnapshot {
+            migration,
+            words: words.collect(),
+            heat: if first { heat.to_vec() } else { Vec::new() },
+            first,
+        }));
+    }
+
+    /// It is durable. The first time it comes with what notes what has come since.
+    pub(in crate::engine) fn missing_stored(&mut self, notes: Option<MissingNotes>) {
+        if let Some(notes) = notes {
+            self.notes = Some(notes);
+        }
+        self.core.handle_missing_stored(self.now);
+        self.drain();
+    }
+}

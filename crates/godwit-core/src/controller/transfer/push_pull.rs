@@ -1,0 +1,335 @@
+//! Push and pull: the guest writes to its own disk only. What it writes seldom is pushed to the destination; what it
+//! writes again and again is not, because that would be sent in vain. The disk changes hands without it, and the
+//! destination pulls the rest, what was written most often first (Alg. 1 and 2 of the hybrid storage-transfer
+//! paper).
+//!
+//! With a threshold of zero nothing is pushed: that is post-copy.
+
+use super::dirty::DirtyBitmap;
+use crate::controller::PushOptions;
+use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors, Time};
+
+/// What is left is remembered by blocks of 4 KiB.
+pub(super) const BLOCK_SECTORS: u32 = 8;
+
+/// Writes are counted by chunks of 64 KiB.
+pub(super) const CHUNK_SECTORS: u32 = 128;
+
+/// While the switchover waits, pushing goes on once so many bytes can be pushed.
+const PUSH_AGAIN: u64 = 1 << 20;
+
+/// What push and pull remembers.
+#[derive(Debug)]
+pub(in crate::controller) struct PushPull {
+    threshold: u8,
+    /// When pushing ends, however much could be pushed; nothing once it has ended.
+    until: Option<Time>,
+    over: bool,
+    /// Blocks that the destination lacks (`RemainingSet`).
+    remaining: DirtyBitmap,
+    /// How often each chunk was written (`WriteCount`), up to 255.
+    counts: Box<[u8]>,
+    /// Blocks of `remaining` in chunks that may be pushed.
+    pushable: u64,
+}
+
+impl PushPull {
+    pub(super) fn new(options: PushOptions, capacity: Sectors, now: Time) -> Self {
+        let mut remaining = DirtyBitmap::new(capacity, BLOCK_SECTORS);
+        remaining.fill();
+        let chunks = capacity.0.div_ceil(u64::from(CHUNK_SECTORS)) as usize;
+        let pushes = options.threshold > 0;
+        Self {
+            threshold: options.threshold,
+            until: options.longest_push.map(|longest| now.after(longest)),
+            over: false,
+            pushable: if pushes { remaining.count() } else { 0 },
+            remaining,
+            counts: vec![0; chunks].into_boxed_slice(),
+        }
+    }
+
+    /// When pushing ends.
+    pub(super) const fn until(&self) -> Option<Time> {
+        self.until
+    }
+
+    /// Whether the time of pushing is over.
+    pub(super) const fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// So late is it now. Whether the time of pushing ends with that.
+    pub(super) fn pass_time(&mut self, now: Time) -> bool {
+        let ends = self.until.take_if(|until| *until <= now).is_some();
+        self.over |= ends;
+        ends
+    }
+
+    fn is_cold(&self, chunk: u64) -> bool {
+        self.counts[chunk as usize] < self.threshold
+    }
+
+    /// The guest writes here.
+    #[inline]
+    pub(super) fn mark(&mut self, extent: Extent) {
+        for (chunk, part) in chunks(extent) {
+            let was_cold = self.is_cold(chunk);
+            let before = self.remaining.count();
+            self.remaining.set(part);
+            let count = &mut self.counts[chunk as usize];
+            *count = count.saturating_add(1);
+            if self.is_cold(chunk) {
+                self.pushable += self.remaining.count() - before;
+            } else if was_cold {
+                let set = self.remaining.count() - before;
+                self.pushable -= self.remaining_in(chunk) - set;
+            }
+        }
+    }
+
+    fn remaining_in(&self, chunk: u64) -> u64 {
+        let start = chunk * u64::from(CHUNK_SECTORS);
+        Extent::new(Lba(start), CHUNK_SECTORS).map_or(0, |whole| {
+            let end = self.remaining.capacity().0;
+            let sectors = end.saturating_sub(start).min(u64::from(CHUNK_SECTORS)) as u32;
+            Extent::new(whole.start(), sectors).map_or(0, |part| self.remaining.count_in(part))
+        })
+    }
+
+    /// What is pushed next at or behind `head`, at most `limit` sectors of it.
+    pub(super) fn next(&self, head: Lba, limit: u32) -> Option<Extent> {
+        if self.pushable == 0 {
+            return None;
+        }
+        let mut head = head;
+        loop {
+            let run = self.remaining.next_run(head, limit)?;
+            let cold = |chunk: u64| self.is_cold(chunk);
+            let first = run.start().0 / u64::from(CHUNK_SECTORS);
+            if !cold(first) {
+                head = Lba((first + 1) * u64::from(CHUNK_SECTORS));
+                continue;
+            }
+            let end = chunks(run)
+                .take_while(|(chunk, _)| cold(*chunk))
+                .last()
+                .map(|(_, part)| part.end())?;
+            return Extent::new(run.start(), (end.0 - run.start().0) as u32);
+        }
+    }
+
+    /// What is being pushed is left no longer, unless the guest writes there from now on.
+    pub(super) fn locked(&mut self, extent: Extent) {
+        let before = self.remaining.count();
+        self.remaining.clear(extent);
+        self.pushable -= before - self.remaining.count();
+    }
+
+    /// The extent has not been pushed.
+    pub(super) fn give_up(&mut self, extent: Extent) {
+        for (chunk, part) in chunks(extent) {
+            let before = self.remaining.count();
+            self.remaining.set(part);
+            if self.is_cold(chunk) {
+                self.pushable += self.remaining.count() - before;
+            }
+        }
+    }
+
+    /// Bytes that may be pushed.
+    pub(super) const fn pushable_bytes(&self) -> u64 {
+        self.pushable * BLOCK_SECTORS as u64 * SECTOR_SIZE
+    }
+
+    /// Whether so much may be pushed that it is worth a round.
+    pub(super) const fn is_worth_a_round(&self) -> bool {
+        self.pushable_bytes() >= PUSH_AGAIN
+    }
+
+    /// Bytes that the destination lacks.
+    pub(in crate::controller) fn remaining_bytes(&self) -> u64 {
+        self.remaining.sectors() * SECTOR_SIZE
+    }
+
+    /// What the destination lacks, in runs that were written equally often.
+    pub(in crate::controller) fn each_remaining(&self, mut visit: impl FnMut(Lba, u32, u8)) {
+        let mut run: Option<(Lba, u32, u8)> = None;
+        let mut head = Lba(0);
+        while let Some(found) = self
+            .remaining
+            .next_run(head, crate::units::MAX_EXTENT_SECTORS)
+        {
+            head = found.end();
+            for (chunk, part) in chunks(found) {
+                let heat = heat(self.counts[chunk as usize]);
+                run = match run {
+                    Some((start, sectors, before))
+                        if before == heat
+                            && start.0 + u64::from(sectors) == part.start().0
+                            && sectors <= u32::MAX - part.sectors() =>
+                    {
+                        Some((start, sectors + part.sectors(), heat))
+                    }
+                    before => {
+                        if let Some((start, sectors, heat)) = before {
+                            visit(start, sectors, heat);
+                        }
+                        Some((part.start(), part.sectors(), heat))
+                    }
+                };
+            }
+        }
+        if let Some((start, sectors, heat)) = run {
+            visit(start, sectors, heat);
+        }
+    }
+}
+
+/// The order of magnitude of a count, so that few runs differ: 0 for none, 1 for one, 8 for 128 and more.
+const fn heat(count: u8) -> u8 {
+    (u8::BITS - count.leading_zeros()) as u8
+}
+
+/// The chunks that an extent touches, each with the part of the extent that lies in it.
+pub(super) fn chunks(extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
+    let size = u64::from(CHUNK_SECTORS);
+    let (start, end) = (extent.start().0, extent.end().0);
+    (start / size..end.div_ceil(size)).filter_map(move |chunk| {
+        let from = start.max(chunk * size);
+        let to = end.min((chunk + 1) * size);
+        Some((chunk, Extent::new(Lba(from), (to - from) as u32)?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use core::time::Duration;
+
+    use super::*;
+
+    const CAPACITY: Sectors = Sectors(1021);
+
+    fn push_pull(threshold: u8) -> PushPull {
+        let options = PushOptions {
+            threshold,
+            longest_push: None,
+        };
+        PushPull::new(options, CAPACITY, Time(0))
+    }
+
+    fn extent(start: u64, sectors: u32) -> Extent {
+        Extent::new(Lba(start), sectors).expect("an extent")
+    }
+
+    /// What a round pushes.
+    fn round(it: &mut PushPull, limit: u32) -> Vec<Extent> {
+        let mut head = Lba(0);
+        std::iter::from_fn(|| {
+            let next = it.next(head, limit)?;
+            it.locked(next);
+            head = next.end();
+            Some(next)
+        })
+        .collect()
+    }
+
+    fn remaining(it: &PushPull) -> Vec<(u64, u32, u8)> {
+        let mut all = Vec::new();
+        it.each_remaining(|start, sectors, heat| all.push((start.0, sectors, heat)));
+        all
+    }
+
+    #[test]
+    fn every_block_is_pushed_once_when_nobody_writes() {
+        let mut it = push_pull(3);
+        let pushed = round(&mut it, 96);
+        assert_eq!(pushed.first(), Some(&extent(0, 96)));
+        assert_eq!(pushed.last().map(|last| last.end()), Some(Lba(1021)));
+        let sectors: u32 = pushed.iter().map(|part| part.sectors()).sum();
+        assert_eq!(sectors, 1021);
+        assert_eq!((it.pushable_bytes(), remaining(&it)), (0, Vec::new()));
+    }
+
+    #[test]
+    fn a_chunk_that_is_written_as_often_as_the_threshold_is_pushed_no_more() {
+        let mut it = push_pull(2);
+        round(&mut it, 1024);
+        it.mark(extent(130, 1));
+        assert_eq!(round(&mut it, 1024), [extent(128, 8)]);
+        it.mark(extent(140, 8));
+        assert_eq!(it.pushable_bytes(), 0);
+        assert_eq!(round(&mut it, 1024), []);
+        // Two blocks, of a chunk that was written twice.
+        assert_eq!(remaining(&it), [(136, 16, 2)]);
+        // Its neighbours are pushed around it.
+        it.mark(extent(120, 8));
+        it.mark(extent(256, 8));
+        assert_eq!(round(&mut it, 1024), [extent(120, 8), extent(256, 8)]);
+    }
+
+    #[test]
+    fn with_a_threshold_of_zero_nothing_is_pushed_and_everything_remains() {
+        let mut it = push_pull(0);
+        assert_eq!(round(&mut it, 1024), []);
+        assert_eq!(remaining(&it), [(0, 1021, 0)]);
+        (0..200).for_each(|_| it.mark(extent(1000, 8)));
+        assert_eq!(remaining(&it), [(0, 896, 0), (896, 125, 8)]);
+    }
+
+    #[test]
+    fn what_was_given_up_is_pushed_again_unless_it_has_become_hot() {
+        let mut it = push_pull(1);
+        let first = it.next(Lba(0), 256).expect("the first chunks");
+        it.locked(first);
+        it.mark(extent(0, 1));
+        it.give_up(first);
+        assert_eq!(round(&mut it, 2048), [extent(128, 893)]);
+        assert_eq!(remaining(&it), [(0, 128, 1)]);
+    }
+
+    #[test]
+    fn what_can_be_pushed_is_counted_whatever_happens() {
+        let mut it = push_pull(3);
+        let mut state = 7_u64;
+        let mut next = |most: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) % most
+        };
+        for _ in 0..2_000 {
+            let start = next(1000);
+            let part = extent(start, 1 + next((1021 - start).min(300)) as u32);
+            match next(4) {
+                0 => it.mark(part),
+                1 => it.give_up(part),
+                _ => {
+                    if let Some(found) = it.next(Lba(start), 1 + next(300) as u32) {
+                        it.locked(found);
+                    }
+                }
+            }
+            let mut copy = 0;
+            let mut head = Lba(0);
+            while let Some(run) = it.remaining.next_run(head, 8) {
+                head = run.end();
+                copy += u64::from(it.is_cold(run.start().0 / u64::from(CHUNK_SECTORS)));
+            }
+            assert_eq!(it.pushable, copy);
+        }
+    }
+
+    #[test]
+    fn pushing_ends_when_its_time_is_over() {
+        let options = PushOptions {
+            threshold: 3,
+            longest_push: Some(Duration::from_secs(1)),
+        };
+        let mut it = PushPull::new(options, CAPACITY, Time(5));
+        assert!(!it.pass_time(Time(1_000_000_004)) && !it.is_over());
+        assert!(it.pass_time(Time(1_000_000_005)) && it.is_over());
+        assert_eq!(it.until(), None, "it ends once");
+        assert!(!push_pull(3).pass_time(Time(u64::MAX)));
+    }
+}

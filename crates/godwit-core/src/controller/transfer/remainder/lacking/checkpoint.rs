@@ -1,0 +1,170 @@
+//! Makes durable what has come here, and then that it has.
+
+use crate::action::{Action, DiskOperation, DiskTag};
+use crate::controller::Controller;
+use crate::controller::requests::slots::{TagList, WorkStage};
+use crate::controller::transfer::remainder::lacking::pulling::REST;
+use crate::planted::PlantedBug;
+use crate::request::{RequestError, RequestTag};
+use crate::units::Time;
+
+/// So many blocks may come here before that is made durable though nobody asked: 64 MiB. After a power loss they
+/// would be pulled again.
+const BLOCKS: u64 = (64 << 20) / 4096;
+
+/// How far a checkpoint is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Checkpoint {
+    /// None is under way.
+    None,
+    /// What came here before it began is being made durable.
+    Flushing,
+    /// That it has come is being stored.
+    Storing,
+    /// That all of the disk is here is being stored as a part of who owns it.
+    Ending,
+}
+
+impl Controller {
+    /// Whether a flush, or a write that must be durable, has to wait for a checkpoint.
+    #[inline]
+    pub(in crate::controller) fn needs_checkpoint(&self) -> bool {
+        self.lacking.as_ref().is_some_and(|lacking| lacking.unsaved)
+            && !self.has_bug(PlantedBug::FlushWithoutCheckpoint)
+    }
+
+    /// The request is answered after a checkpoint that begins now or later.
+    pub(in crate::controller) fn wait_for_checkpoint(&mut self, tag: RequestTag) {
+        self.slots[tag].stage = WorkStage::Storing;
+        if let Some(lacking) = &mut self.lacking {
+            self.slots.push(&mut lacking.for_next, tag);
+        }
+        self.begin_checkpoint();
+    }
+
+    /// Begins a checkpoint once enough has come here, or all of the disk.
+    pub(super) fn checkpoint_if_due(&mut self) {
+        let due = self.lacking.as_ref().is_some_and(|lacking| {
+            lacking.missing.blocks().count() == 0 || lacking.young.count() >= BLOCKS
+        });
+        if due {
+            self.begin_checkpoint();
+        }
+    }
+
+    fn begin_checkpoint(&mut self) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        if lacking.checkpoint != Checkpoint::None {
+            return;
+        }
+        lacking.checkpoint = Checkpoint::Flushing;
+        lacking.young.empty();
+        lacking.for_this = core::mem::replace(&mut lacking.for_next, TagList::EMPTY);
+        self.act(Action::Disk {
+            tag: DiskTag::Checkpoint,
+            operation: DiskOperation::Flush,
+        });
+    }
+
+    /// What came here before the checkpoint began is durable, or is not.
+    pub(in crate::controller) fn checkpoint_flushed(&mut self, result: Result<(), RequestError>) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                lacking.checkpoint = Checkpoint::Storing;
+                self.act(Action::StoreMissing);
+            }
+            Err(error) => {
+                lacking.checkpoint = Checkpoint::None;
+                lacking.resumes = Some(self.now.after(REST));
+                self.end_checkpoint(Err(error));
+            }
+        }
+    }
+
+    /// What [`Action::StoreMissing`] has to store: words and heat as [`Missing`](crate::Missing) has them. What has come here since
+    /// the flush began may not be durable, so it counts as missing.
+    pub fn missing_to_store(&self) -> Option<(impl Iterator<Item = u64>, &[u8])> {
+        let lacking = self.lacking.as_ref()?;
+        let words = lacking.missing.words().iter().zip(lacking.young.words());
+        Some((
+            words.map(|(missing, young)| missing | young),
+            lacking.missing.heat(),
+        ))
+    }
+
+    /// What [`Action::StoreMissing`] asked for is durable.
+    pub fn handle_missing_stored(&mut self, now: Time) {
+        self.now = now;
+        if let Some(destination) = &mut self.destination
+            && core::mem::take(&mut destination.storing_missing)
+        {
+            // What the disk will lack was the last that had to become durable.
+            let effects = self.authority.flushed();
+            self.apply(effects);
+            return self.run_ready();
+        }
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        if lacking.checkpoint != Checkpoint::Storing {
+            return;
+        }
+        lacking.checkpoint = Checkpoint::None;
+        lacking.unsaved = lacking.young.count() > 0;
+        self.end_checkpoint(Ok(()));
+        self.store_that_it_is_whole();
+        self.run_ready();
+    }
+
+    /// Stores that all of the disk is here, if it is, durably, and once it is stored that this node is the owner.
+    /// Not before what was asked for has arrived, so that nothing arrives that nobody asked for.
+    pub(in crate::controller) fn store_that_it_is_whole(&mut self) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        let rests = matches!(lacking.checkpoint, Checkpoint::None | Checkpoint::Ending);
+        if rests
+            && lacking.missing.blocks().count() == 0
+            && !lacking.unsaved
+            && lacking.nothing_comes()
+        {
+            lacking.checkpoint = Checkpoint::Ending;
+            let effects = self.authority.whole();
+            self.apply(effects);
+        }
+    }
+
+    /// Those who waited for the checkpoint are answered, and another begins if there are others.
+    fn end_checkpoint(&mut self, result: Result<(), RequestError>) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        let mut waited = core::mem::replace(&mut lacking.for_this, TagList::EMPTY);
+        while let Some(tag) = self.slots.pop(&mut waited) {
+            self.slots[tag].stage = WorkStage::Done;
+            self.slots[tag].result = result;
+            self.finish(tag);
+        }
+        let again = self
+            .lacking
+            .as_ref()
+            .is_some_and(|lacking| !lacking.for_next.is_empty());
+        if again {
+            self.begin_checkpoint();
+        } else if result.is_ok() {
+            self.checkpoint_if_due_again();
+        }
+    }
+
+    /// More may have come here while the checkpoint lasted.
+    fn checkpoint_if_due_again(&mut self) {
+        if self.needs_checkpoint() {
+            self.checkpoint_if_due();
+        }
+    }
+}

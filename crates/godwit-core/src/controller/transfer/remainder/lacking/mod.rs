@@ -1,0 +1,209 @@
+//! At the owner: serves a disk of which a part is still at the node that gave it away.
+//!
+//! A block is missing until what belongs there is on this node's disk: pulled from the other node, or written over
+//! as a whole. A read waits for the blocks that it touches, a write for those that it covers in part. What somebody
+//! waits for is pulled first; nothing else is asked for meanwhile. What was pulled is written only if all of it is
+//! missing still: the guest may have written there since it was asked for.
+//!
+//! What is here must stay here. Of a process that dies nothing is lost that it noted ([`Action::NoteHere`]); after a
+//! power loss the disk lacks what [`Action::StoreMissing`] stored last, and is pulled again, also where the guest has
+//! written since. So a flush of the guest, and a write that must be durable, are answered only after the disk was
+//! flushed and then stored what it lacks no longer: a *checkpoint*.
+
+mod checkpoint;
+mod pulling;
+
+use std::collections::VecDeque;
+
+use crate::action::{Action, PULL_SLOTS};
+use crate::controller::Controller;
+use crate::controller::requests::slots::{TagList, WorkStage};
+use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::remainder::lacking::checkpoint::Checkpoint;
+use crate::controller::transfer::remainder::lacking::pulling::{Prefetch, Pull};
+use crate::controller::transfer::remainder::missing::Missing;
+use crate::event::Event;
+use crate::planted::PlantedBug;
+use crate::request::{RequestError, RequestTag};
+use crate::units::{Extent, MigrationId, Time};
+use crate::wire::{Message, TrafficClass};
+
+/// What the disk lacks, and what is done about it.
+#[derive(Debug)]
+pub(in crate::controller) struct Lacking {
+    migration: MigrationId,
+    missing: Missing,
+    /// The node that has the rest has said so on the connection that is there.
+    is_owed: bool,
+    pulls: [Pull; PULL_SLOTS as usize],
+    /// Requests that wait for missing blocks, in the order in which they began to.
+    waiting: VecDeque<RequestTag>,
+    prefetch: Prefetch,
+    /// Something went wrong, and nothing is asked for before.
+    resumes: Option<Time>,
+    checkpoint: Checkpoint,
+    /// Requests that are answered after a checkpoint that has not begun, and after the one that has.
+    for_next: TagList,
+    for_this: TagList,
+    /// Blocks that came here since the last checkpoint began, and whether any have since the last that ended.
+    young: DirtyBitmap,
+    unsaved: bool,
+}
+
+impl Lacking {
+    pub(in crate::controller) fn new(migration: MigrationId, missing: Missing) -> Self {
+        let young = missing.blocks().like();
+        Self {
+            migration,
+            missing,
+            is_owed: false,
+            pulls: [Pull::Free; PULL_SLOTS as usize],
+            waiting: VecDeque::new(),
+            prefetch: Prefetch::new(),
+            resumes: None,
+            checkpoint: Checkpoint::None,
+            for_next: TagList::EMPTY,
+            for_this: TagList::EMPTY,
+            young,
+            unsaved: false,
+        }
+    }
+
+    pub(in crate::controller) const fn migration(&self) -> MigrationId {
+        self.migration
+    }
+
+    /// When something is to be tried again.
+    pub(in crate::controller) const fn deadline(&self) -> Option<Time> {
+        self.resumes
+    }
+}
+
+impl Controller {
+    /// What the disk lacks, as it was stored and noted, for a process that starts. To be called before anything
+    /// else if the record has a [remainder](crate::authority::AuthorityRecord::remainder) and this node is the owner,
+    /// or has accepted. A disk of which that is not known must not be served.
+    pub fn restore_missing(&mut self, missing: Missing) {
+        if let Some(migration) = self.authority.lacks_or_will() {
+            let mut lacking = Lacking::new(migration, missing);
+            // What was noted is not durable, and it may be the last.
+            lacking.unsaved = true;
+            lacking.resumes = Some(Time(0));
+            self.lacking = Some(Box::new(lacking));
+        }
+    }
+
+    /// The migration whose source has what this node's disk lacks, or will lack once it is here.
+    pub fn lacks(&self) -> Option<MigrationId> {
+        self.lacking.as_ref().map(|lacking| lacking.migration)
+    }
+
+    /// What the disk lacks; nothing when it lacks nothing.
+    pub fn missing(&self) -> Option<&Missing> {
+        self.lacking.as_ref().map(|lacking| &lacking.missing)
+    }
+
+    /// Whether a request needs data that is not here. It waits then.
+    #[inline]
+    pub(in crate::controller) fn waits_for_missing(
+        &mut self,
+        tag: RequestTag,
+        extent: Extent,
+        writes: bool,
+    ) -> bool {
+        let ignores = writes && self.has_bug(PlantedBug::ForgetRestOfBlock);
+        let Some(lacking) = &mut self.lacking else {
+            return false;
+        };
+        if ignores || !lacking.missing.is_needed(extent, writes) {
+            return false;
+        }
+        lacking.waiting.push_back(tag);
+        self.slots[tag].stage = WorkStage::Lacking;
+        self.pull();
+        true
+    }
+
+    /// A write to the extent is on this node's disk.
+    pub(in crate::controller) fn written_here(&mut self, extent: Extent) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        let Some(part) = lacking.missing.covered(extent) else {
+            return;
+        };
+        if lacking.missing.blocks().touches(part) {
+            self.is_here(part);
+        }
+    }
+
+    /// These blocks are here.
+    fn is_here(&mut self, extent: Extent) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        lacking.missing.clear(extent);
+        lacking.young.set(extent);
+        lacking.unsaved = true;
+        self.act(Action::NoteHere { extent });
+        self.wake_for_missing();
+        self.checkpoint_if_due();
+    }
+
+    /// Looks again at those who wait for missing blocks and need not, or whose clients are gone.
+    pub(in crate::controller) fn wake_for_missing(&mut self) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        let Lacking {
+            waiting, missing, ..
+        } = &mut **lacking;
+        let (slots, ready) = (&self.slots, &mut self.ready);
+        waiting.retain(|&tag| {
+            let slot = &slots[tag];
+            let needs = |extent| missing.is_needed(extent, slot.is_write());
+            let waits = !slot.abandoned && slot.extent.is_some_and(needs);
+            if !waits {
+                ready.push_back(tag);
+            }
+            waits
+        });
+    }
+
+    /// What somebody waits for in this extent cannot be had.
+    fn fail_waiting(&mut self, extent: Extent, error: RequestError) {
+        let slots = &self.slots;
+        let hit: Vec<RequestTag> = self
+            .lacking
+            .iter()
+            .flat_map(|lacking| &lacking.waiting)
+            .copied()
+            .filter(|&tag| {
+                slots[tag]
+                    .extent
+                    .is_some_and(|wanted| wanted.overlaps(extent))
+            })
+            .collect();
+        if let Some(lacking) = &mut self.lacking {
+            lacking.waiting.retain(|tag| !hit.contains(tag));
+        }
+        for tag in hit {
+            self.slots[tag].stage = WorkStage::Done;
+            self.slots[tag].result = Err(error);
+            self.finish(tag);
+        }
+    }
+
+    /// All of the disk is here, durably.
+    pub(in crate::controller) fn became_whole(&mut self, migration: MigrationId) {
+        let lacking = self.lacking.take();
+        debug_assert!(
+            lacking.is_some_and(|lacking| lacking.missing.blocks().count() == 0),
+            "something is missing"
+        );
+        if self.pull_is_up {
+            self.send(TrafficClass::Pull, Message::Whole { migration });
+        }
+        self.notify(Event::Whole { migration });
+    }
+}

@@ -1,0 +1,344 @@
+//! What is asked for, in which order: first what somebody waits for, then what was written most often (Alg. 3 and 4
+//! of the hybrid storage-transfer paper).
+
+use core::time::Duration;
+
+use crate::action::{Action, DiskOperation, DiskTag, PULL_SLOTS, PullSlot};
+use crate::authority::Effect;
+use crate::controller::Controller;
+use crate::controller::requests::slots::{Work, WorkStage};
+use crate::controller::transfer::remainder::lacking::Lacking;
+use crate::controller::transfer::remainder::missing::HOTTEST;
+use crate::planted::PlantedBug;
+use crate::request::{RequestError, RequestTag};
+use crate::units::{Extent, Lba, MigrationId, Time};
+use crate::wire::{Message, TrafficClass};
+
+/// Slots that are kept for what somebody waits for.
+const FOR_WAITING: usize = 4;
+
+/// How long nothing is asked for after something could not be read, sent, written or made durable.
+pub(super) const REST: Duration = Duration::from_millis(500);
+
+/// A part on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pull {
+    Free,
+    /// It was asked for.
+    Asked(Extent),
+    /// It is here, and waits for its turn or is being written.
+    Writing(Extent),
+}
+
+impl Pull {
+    const fn extent(self) -> Option<Extent> {
+        match self {
+            Self::Free => None,
+            Self::Asked(extent) | Self::Writing(extent) => Some(extent),
+        }
+    }
+}
+
+/// How far what nobody waits for has been asked for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Prefetch {
+    heat: u8,
+    from: Lba,
+}
+
+impl Prefetch {
+    pub(super) const fn new() -> Self {
+        Self {
+            heat: HOTTEST,
+            from: Lba(0),
+        }
+    }
+}
+
+impl Lacking {
+    fn is_on_its_way(&self, extent: Extent) -> bool {
+        self.pulls
+            .iter()
+            .filter_map(|pull| pull.extent())
+            .any(|other| other.overlaps(extent))
+    }
+
+    /// Whether nothing is on its way.
+    pub(super) fn nothing_comes(&self) -> bool {
+        self.free_slots() == usize::from(PULL_SLOTS)
+    }
+
+    fn free_slots(&self) -> usize {
+        self.pulls
+            .iter()
+            .filter(|pull| **pull == Pull::Free)
+            .count()
+    }
+
+    fn ask(&mut self, extent: Extent) -> Option<Action> {
+        let at = self.pulls.iter().position(|pull| *pull == Pull::Free)?;
+        self.pulls[at] = Pull::Asked(extent);
+        let slot = PullSlot(at as u16);
+        Some(Action::Send {
+            class: TrafficClass::Pull,
+            message: Message::Pull { slot, extent },
+        })
+    }
+
+    /// The first part of the extent that is missing and not on its way, and whether some other part is.
+    fn part_for(&self, extent: Extent) -> (Option<Extent>, bool) {
+        let mut from = Lba(0);
+        let mut comes = false;
+        while let Some(part) = self.missing.part_for(extent, from) {
+            if !self.is_on_its_way(part) {
+                return (Some(part), comes);
+            }
+            comes = true;
+            from = part.end();
+        }
+        (None, comes)
+    }
+
+    /// What nobody waits for, hottest first.
+    fn next_prefetch(&mut self) -> Option<Extent> {
+        loop {
+            let Prefetch { heat, from } = self.prefetch;
+            match self.missing.next_of(heat, from) {
+                Some(part) => {
+                    self.prefetch.from = part.end();
+                    if !self.is_on_its_way(part) {
+                        return Some(part);
+                    }
+                }
+                None if heat > 0 => {
+                    self.prefetch = Prefetch {
+                        heat: heat - 1,
+                        from: Lba(0),
+                    };
+                }
+                None => return None,
+            }
+        }
+    }
+
+    /// A part that was asked for has not become part of the disk: it is asked for again in its turn.
+    const fn begin_again(&mut self) {
+        self.prefetch = Prefetch::new();
+    }
+}
+
+impl Controller {
+    /// Asks for what is missing.
+    pub(in crate::controller) fn pull(&mut self) {
+        let serves = self.authority.may_serve();
+        let now = self.now;
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        lacking.resumes.take_if(|at| *at <= now);
+        if serves && lacking.resumes.is_none() {
+            self.checkpoint_if_due();
+        }
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        if !serves || !lacking.is_owed || lacking.resumes.is_some() {
+            return;
+        }
+        // What was asked for in vain lies behind.
+        if lacking.nothing_comes() {
+            lacking.begin_again();
+        }
+        let mut somebody_waits = false;
+        for at in 0..lacking.waiting.len() {
+            let Some(extent) = self.slots[lacking.waiting[at]].extent else {
+                continue;
+            };
+            loop {
+                let (part, comes) = lacking.part_for(extent);
+                somebody_waits |= comes || part.is_some();
+                let Some(asks) = part.and_then(|part| lacking.ask(part)) else {
+                    break;
+                };
+                self.actions.push_back(asks);
+            }
+        }
+        while !somebody_waits
+            && lacking.free_slots() > FOR_WAITING
+            && let Some(part) = lacking.next_prefetch()
+            && let Some(asks) = lacking.ask(part)
+        {
+            self.actions.push_back(asks);
+        }
+    }
+
+    /// The connection on which the owner pulls what another node owes is up: at either end. Frames of an older one
+    /// must not reach [`Self::handle_message`] and [`Self::handle_pulled`] any more.
+    pub fn handle_pull_up(&mut self, now: Time) {
+        self.handle_pull_lost(now);
+        self.pull_is_up = true;
+        if !self.has_bug(PlantedBug::ForgetDebt) {
+            self.tell_of_debt();
+        }
+        self.run_ready();
+    }
+
+    /// That connection is lost. What was asked for on it is asked for again on the next.
+    pub fn handle_pull_lost(&mut self, now: Time) {
+        self.now = now;
+        self.pull_is_up = false;
+        self.owes_at = None;
+        self.owing.link_lost();
+        if let Some(lacking) = &mut self.lacking {
+            lacking.is_owed = false;
+            for pull in &mut lacking.pulls {
+                if matches!(pull, Pull::Asked(_)) {
+                    *pull = Pull::Free;
+                }
+            }
+            lacking.begin_again();
+        }
+        self.store_that_it_is_whole();
+    }
+
+    /// The node that gave the disk away says that it has what this one lacks.
+    pub(in crate::controller) fn owed(&mut self, migration: MigrationId) {
+        for effect in self.authority.handle(&Message::Owes { migration }) {
+            if let Effect::Send(message) = effect {
+                self.send(TrafficClass::Pull, message);
+            }
+        }
+        if let Some(lacking) = &mut self.lacking
+            && lacking.migration() == migration
+            && !lacking.is_owed
+        {
+            lacking.is_owed = true;
+            self.pull();
+        }
+    }
+
+    /// Whether what was pulled into this slot's buffer is expected: the body asks before it receives data there.
+    pub fn expects_pulled(&self, slot: PullSlot, extent: Extent) -> bool {
+        self.lacking.as_ref().is_some_and(|lacking| {
+            lacking.pulls.get(usize::from(slot.0)) == Some(&Pull::Asked(extent))
+        })
+    }
+
+    /// A part that this node pulled has arrived ([`Message::Pulled`]), with its data, if it has any, in the slot's
+    /// buffer. False when nobody asked for it: the connection is of no use then.
+    pub fn handle_pulled(&mut self, now: Time, message: Message) -> bool {
+        self.now = now;
+        let Message::Pulled {
+            slot,
+            extent,
+            zeroes,
+            result,
+        } = message
+        else {
+            return false;
+        };
+        if !self.expects_pulled(slot, extent) {
+            return false;
+        }
+        match result {
+            Ok(()) => self.write_pulled(slot, extent, zeroes),
+            Err(error) => self.pull_failed(slot, extent, error),
+        }
+        self.run_ready();
+        true
+    }
+
+    fn write_pulled(&mut self, slot: PullSlot, extent: Extent, zeroes: bool) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        lacking.pulls[usize::from(slot.0)] = Pull::Writing(extent);
+        let tag = self
+            .slots
+            .occupy_pull(slot, Work::Pulled { slot, zeroes }, extent);
+        self.join(tag);
+        self.advance(tag);
+    }
+
+    /// No write to what was pulled is under way: it is written, unless some of it is here already.
+    pub(in crate::controller) fn issue_pulled(
+        &mut self,
+        tag: RequestTag,
+        slot: PullSlot,
+        zeroes: bool,
+    ) {
+        let overwrites = self.has_bug(PlantedBug::PullOverNewer);
+        let extent = self.slots[tag].extent;
+        let (Some(lacking), Some(extent)) = (&mut self.lacking, extent) else {
+            return;
+        };
+        if !overwrites && !lacking.missing.blocks().covers(extent) {
+            return self.end_pull(tag, slot);
+        }
+        self.slots[tag].stage = WorkStage::Here {
+            at_disk: true,
+            at_destination: false,
+        };
+        let fua = false;
+        let operation = if zeroes {
+            let unmap = true;
+            DiskOperation::WriteZeroes { extent, fua, unmap }
+        } else {
+            DiskOperation::Write { extent, fua }
+        };
+        self.act(Action::Disk {
+            tag: DiskTag::Pulled(slot),
+            operation,
+        });
+    }
+
+    /// What was pulled is written, or could not be.
+    pub(in crate::controller) fn pulled_written(
+        &mut self,
+        slot: PullSlot,
+        result: Result<(), RequestError>,
+    ) {
+        let tag = self.slots.pull_tag(slot);
+        let Some(extent) = self.slots.get(tag).and_then(|slot| slot.extent) else {
+            return;
+        };
+        match result {
+            Ok(()) => {
+                self.is_here(extent);
+                self.end_pull(tag, slot);
+            }
+            Err(error) => {
+                self.leave(tag);
+                self.slots.release(tag);
+                self.pull_failed(slot, extent, error);
+            }
+        }
+    }
+
+    fn end_pull(&mut self, tag: RequestTag, slot: PullSlot) {
+        self.slots[tag].stage = WorkStage::Done;
+        self.leave(tag);
+        self.slots.release(tag);
+        self.act(Action::ReleasePulled { slot });
+        if let Some(lacking) = &mut self.lacking {
+            lacking.pulls[usize::from(slot.0)] = Pull::Free;
+        }
+        self.pull();
+        self.store_that_it_is_whole();
+    }
+
+    /// A part could not be read there, or written here. Without room here it is only a question of time.
+    fn pull_failed(&mut self, slot: PullSlot, extent: Extent, error: RequestError) {
+        let resumes = self.now.after(REST);
+        self.act(Action::ReleasePulled { slot });
+        if let Some(lacking) = &mut self.lacking {
+            lacking.pulls[usize::from(slot.0)] = Pull::Free;
+            lacking.resumes = Some(resumes);
+            lacking.begin_again();
+        }
+        if error != RequestError::NoSpace {
+            self.fail_waiting(extent, error);
+        }
+        self.store_that_it_is_whole();
+    }
+}

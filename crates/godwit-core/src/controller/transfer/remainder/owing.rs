@@ -1,0 +1,108 @@
+//! At the node that gave a disk away: sends the owner what that lacks, as it is asked for.
+
+use crate::action::{
+    Action, Content, DiskOperation, DiskTag, Inspect, PULL_SECTORS, PULL_SLOTS, PullSlot,
+};
+use crate::controller::Controller;
+use crate::request::RequestError;
+use crate::units::Extent;
+use crate::wire::{Message, TrafficClass};
+
+/// What a slot does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Serving {
+    Nothing,
+    /// The extent is being read for the owner.
+    Reading(Extent),
+    /// What is being read was asked for on a connection that is lost. Then `next` is read, if the owner has asked
+    /// for that meanwhile.
+    InVain {
+        next: Option<Extent>,
+    },
+}
+
+/// What is being read for the owner.
+#[derive(Debug)]
+pub(in crate::controller) struct Owing {
+    slots: [Serving; PULL_SLOTS as usize],
+}
+
+impl Owing {
+    pub(in crate::controller) const fn new() -> Self {
+        Self {
+            slots: [Serving::Nothing; PULL_SLOTS as usize],
+        }
+    }
+
+    /// The connection to the owner is lost: it will ask again for what it has not got.
+    pub(in crate::controller) fn link_lost(&mut self) {
+        for slot in &mut self.slots {
+            if *slot != Serving::Nothing {
+                *slot = Serving::InVain { next: None };
+            }
+        }
+    }
+}
+
+impl Controller {
+    /// The owner asks for a part of the disk. What it must not ask for is not answered.
+    pub(in crate::controller) fn serve_pull(&mut self, slot: PullSlot, extent: Extent) {
+        let owed = self.authority.owes().is_some()
+            && extent.within(self.capacity)
+            && extent.sectors() <= PULL_SECTORS;
+        let Some(serving) = self
+            .owing
+            .slots
+            .get_mut(usize::from(slot.0))
+            .filter(|_| owed)
+        else {
+            return;
+        };
+        match serving {
+            Serving::Nothing => *serving = Serving::Reading(extent),
+            Serving::InVain { next } => {
+                *next = Some(extent);
+                return;
+            }
+            Serving::Reading(_) => return,
+        }
+        self.read_owed(slot, extent);
+    }
+
+    fn read_owed(&mut self, slot: PullSlot, extent: Extent) {
+        self.act(Action::Disk {
+            tag: DiskTag::Owed(slot),
+            operation: DiskOperation::Read {
+                extent,
+                inspect: Inspect::Zeroes,
+            },
+        });
+    }
+
+    /// What the owner asked for was read.
+    pub(in crate::controller) fn owed_read(
+        &mut self,
+        slot: PullSlot,
+        result: Result<Content, RequestError>,
+    ) {
+        let Some(serving) = self.owing.slots.get_mut(usize::from(slot.0)) else {
+            return;
+        };
+        match core::mem::replace(serving, Serving::Nothing) {
+            Serving::Nothing | Serving::InVain { next: None } => {}
+            Serving::InVain { next: Some(extent) } => {
+                *serving = Serving::Reading(extent);
+                self.read_owed(slot, extent);
+            }
+            Serving::Reading(extent) => {
+                let message = Message::Pulled {
+                    slot,
+                    extent,
+                    zeroes: result == Ok(Content::Zeroes),
+                    result: result.map(|_| ()),
+                };
+                self.send(TrafficClass::Pull, message);
+            }
+        }
+    }
+}

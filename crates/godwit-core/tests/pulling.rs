@@ -1,0 +1,463 @@
+//! What an owner does for a disk of which a part is still at the node that gave it away.
+
+use std::time::Duration;
+
+use godwit_core::action::{Action, Content, DiskOperation, DiskTag, PULL_SLOTS, PullSlot};
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::event::Event;
+use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
+use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
+use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::{Controller, Limits, Missing};
+
+const LIMITS: Limits = Limits {
+    requests: 16,
+    window_chunks: 4,
+    delayed_chunks: 1,
+    delayed_ranges: 4,
+    hot_places: 0,
+};
+/// 4 MiB: 64 chunks of 64 KiB, 1024 blocks of 4 KiB.
+const CAPACITY: Sectors = Sectors(8192);
+const MIGRATION: MigrationId = MigrationId([7; 16]);
+
+/// An owner whose disk and store do at once what they are asked, unless they are told to hold it.
+struct Owner {
+    core: Controller,
+    now: Time,
+    /// What was asked for and has not been sent.
+    asked: Vec<(PullSlot, Extent)>,
+    answers: Vec<(u32, Result<(), RequestError>)>,
+    /// What the disk was told to do, in order.
+    disk: Vec<(DiskTag, DiskOperation)>,
+    hold_disk: bool,
+    held: Vec<DiskTag>,
+    noted: Vec<Extent>,
+    stored: u32,
+    hold_store: bool,
+    whole: bool,
+    told_whole: bool,
+}
+
+fn extent(start: u64, sectors: u32) -> Extent {
+    Extent::new(Lba(start), sectors).expect("an extent")
+}
+
+/// A disk that lacks these parts, each as hot as that.
+fn lacking(parts: &[(Extent, u8)]) -> Owner {
+    let mut words = vec![0; Missing::word_length(CAPACITY)];
+    let mut heat = vec![0; Missing::heat_length(CAPACITY)];
+    for (part, hot) in parts {
+        for block in part.start().0 / 8..part.end().0.div_ceil(8) {
+            words[(block / 64) as usize] |= 1 << (block % 64);
+            heat[(block / 16) as usize] = *hot;
+        }
+    }
+    of(CAPACITY, &words, &heat)
+}
+
+fn of(capacity: Sectors, words: &[u64], heat: &[u8]) -> Owner {
+    let record = AuthorityRecord {
+        epoch: Epoch(2),
+        ownership: Ownership::Serving,
+        remainder: Some(MIGRATION),
+    };
+    let mut core = Controller::new(LIMITS, capacity, record);
+    let missing = Missing::from_parts(capacity, words, heat).expect("it fits");
+    core.restore_missing(missing);
+    Owner {
+        core,
+        now: Time(0),
+        asked: Vec::new(),
+        answers: Vec::new(),
+        disk: Vec::new(),
+        hold_disk: false,
+        held: Vec::new(),
+        noted: Vec::new(),
+        stored: 0,
+        hold_store: false,
+        whole: false,
+        told_whole: false,
+    }
+}
+
+impl Owner {
+    fn settle(&mut self) {
+        while let Some(action) = self.core.poll_action() {
+            match action {
+                Action::Disk { tag, operation } => {
+                    self.disk.push((tag, operation));
+                    if self.hold_disk {
+                        self.held.push(tag);
+                    } else {
+                        self.core.handle_disk_done(self.now, tag, Ok(Content::Data));
+                    }
+                }
+                Action::Send {
+                    class: TrafficClass::Pull,
+                    message: Message::Pull { slot, extent },
+                } => self.asked.push((slot, extent)),
+                Action::Send {
+                    class: TrafficClass::Pull,
+                    message: Message::Whole { migration },
+                } => self.told_whole |= migration == MIGRATION,
+                Action::Complete { tag, result } => self.answers.push((tag.0, result)),
+                Action::NoteHere { extent } => self.noted.push(extent),
+                Action::StoreMissing => {
+                    assert!(self.core.missing_to_store().is_some());
+                    self.stored += 1;
+                    if !self.hold_store {
+                        self.core.handle_missing_stored(self.now);
+                    }
+                }
+                Action::Persist { .. } => self.core.handle_persisted(self.now),
+                Action::Notify(Event::Whole { .. }) => self.whole = true,
+                _ => {}
+            }
+        }
+    }
+
+    /// The source is there, and says that it owes.
+    fn connect(&mut self) {
+        self.asked.clear();
+        self.core.handle_pull_up(self.now);
+        let owes = Message::Owes {
+            migration: MIGRATION,
+        };
+        self.core
+            .handle_message(self.now, TrafficClass::Pull, owes, None);
+        self.settle();
+    }
+
+    fn ask(&mut self, tag: u32, operation: Operation) {
+        let request = Request {
+            tag: RequestTag(tag),
+            origin: Origin::Client,
+            operation,
+        };
+        self.core.handle_request(self.now, request);
+        self.settle();
+    }
+
+    fn read(&mut self, tag: u32, start: u64, sectors: u32) {
+        self.ask(tag, Operation::Read(extent(start, sectors)));
+    }
+
+    fn write(&mut self, tag: u32, start: u64, sectors: u32) {
+        let extent = extent(start, sectors);
+        self.ask(tag, Operation::Write { extent, fua: false });
+    }
+
+    /// The source sends what it was asked for first.
+    fn send(&mut self, result: Result<(), RequestError>) -> Extent {
+        let (slot, extent) = self.asked.remove(0);
+        self.send_in(slot, extent, result);
+        extent
+    }
+
+    fn send_in(&mut self, slot: PullSlot, extent: Extent, result: Result<(), RequestError>) {
+        let message = Message::Pulled {
+            slot,
+            extent,
+            zeroes: false,
+            result,
+        };
+        assert!(
+            self.core.handle_pulled(self.now, message),
+            "it was asked for"
+        );
+        self.settle();
+    }
+
+    fn finish_disk(&mut self) {
+        self.hold_disk = false;
+        for tag in std::mem::take(&mut self.held) {
+            self.core.handle_disk_done(self.now, tag, Ok(Content::Data));
+        }
+        self.settle();
+    }
+
+    fn answered(&self, tag: u32) -> bool {
+        self.answers.iter().any(|(answered, _)| *answered == tag)
+    }
+
+    fn written(&self) -> Vec<Extent> {
+        let pulled = |(tag, operation): &(DiskTag, DiskOperation)| match (tag, operation) {
+            (DiskTag::Pulled(_), DiskOperation::Write { extent, .. }) => Some(*extent),
+            _ => None,
+        };
+        self.disk.iter().filter_map(pulled).collect()
+    }
+}
+
+#[test]
+fn everything_is_pulled_hottest_first_and_then_the_source_is_not_needed() {
+    let mut owner = lacking(&[
+        (extent(0, 128), 0),
+        (extent(1024, 256), 3),
+        (extent(4096, 8), 8),
+        (extent(8184, 8), 1),
+    ]);
+    assert!(owner.core.serves());
+    owner.connect();
+    let mut order = Vec::new();
+    while !owner.asked.is_empty() {
+        order.push(owner.send(Ok(())));
+    }
+    let expected = [
+        extent(4096, 8),
+        extent(1024, 256),
+        extent(8184, 8),
+        extent(0, 128),
+    ];
+    assert_eq!(order, expected);
+    assert_eq!(owner.written(), expected);
+    assert!(owner.whole && owner.told_whole);
+    assert_eq!(owner.core.record().remainder, None);
+}
+
+#[test]
+fn a_read_of_what_is_here_waits_for_nothing_and_one_of_what_is_missing_goes_first() {
+    let mut owner = lacking(&[(extent(0, 7168), 0)]);
+    owner.connect();
+    let prefetched = owner.asked.len();
+    assert!(
+        prefetched > 0 && prefetched < usize::from(PULL_SLOTS),
+        "slots are left for guests"
+    );
+    owner.read(1, 7168, 8);
+    assert!(owner.answered(1));
+    owner.read(2, 7000, 8);
+    assert!(!owner.answered(2));
+    assert_eq!(owner.asked.len(), prefetched + 1);
+    let (slot, wanted) = owner.asked.pop().expect("it was asked for");
+    assert!(wanted.overlaps(extent(7000, 8)), "{wanted}");
+    // Nothing else is asked for while somebody waits.
+    owner.send(Ok(()));
+    owner.send(Ok(()));
+    assert_eq!(owner.asked.len(), prefetched - 2, "{:?}", owner.asked);
+    owner.send_in(slot, wanted, Ok(()));
+    assert!(owner.answered(2));
+    assert!(owner.asked.len() >= prefetched - 2);
+}
+
+#[test]
+fn a_write_of_whole_blocks_waits_for_nothing_and_what_was_pulled_there_is_dropped() {
+    let mut owner = lacking(&[(extent(0, 16), 0)]);
+    owner.connect();
+    assert_eq!(owner.asked, [(PullSlot(0), extent(0, 16))]);
+    owner.write(1, 8, 8);
+    assert!(owner.answered(1));
+    assert_eq!(owner.noted, [extent(8, 8)]);
+    // What the guest has written since is not overwritten, and the rest is pulled.
+    owner.send(Ok(()));
+    assert_eq!(owner.written(), []);
+    assert_eq!(owner.asked, [(PullSlot(0), extent(0, 8))]);
+    owner.send(Ok(()));
+    assert_eq!(owner.written(), [extent(0, 8)]);
+    assert!(owner.whole);
+}
+
+#[test]
+fn what_was_pulled_waits_for_a_write_that_is_at_the_disk() {
+    let mut owner = lacking(&[(extent(0, 16), 0)]);
+    owner.connect();
+    owner.hold_disk = true;
+    owner.write(1, 0, 8);
+    owner.send(Ok(()));
+    assert_eq!(owner.written(), []);
+    owner.finish_disk();
+    assert!(owner.answered(1));
+    assert_eq!(owner.written(), [], "some of it is here already");
+    assert_eq!(owner.asked, [(PullSlot(0), extent(8, 8))]);
+}
+
+#[test]
+fn a_write_waits_for_what_is_pulled_and_being_written_there() {
+    let mut owner = lacking(&[(extent(0, 16), 0)]);
+    owner.connect();
+    owner.hold_disk = true;
+    owner.send(Ok(()));
+    assert_eq!(owner.written(), [extent(0, 16)]);
+    owner.write(1, 0, 8);
+    assert_eq!(owner.held.len(), 1, "the write is not at the disk");
+    owner.finish_disk();
+    assert!(owner.answered(1));
+}
+
+#[test]
+fn a_write_to_a_part_of_a_missing_block_waits_for_the_rest() {
+    let mut owner = lacking(&[(extent(0, 24), 0)]);
+    owner.write(1, 4, 16);
+    assert!(!owner.answered(1));
+    owner.connect();
+    while !owner.asked.is_empty() {
+        owner.send(Ok(()));
+    }
+    assert!(owner.answered(1));
+    let written: Vec<_> = owner
+        .disk
+        .iter()
+        .filter(|(_, operation)| matches!(operation, DiskOperation::Write { .. }))
+        .map(|(tag, _)| *tag)
+        .collect();
+    assert_eq!(written.last(), Some(&DiskTag::Request(RequestTag(1))));
+}
+
+#[test]
+fn discarded_blocks_are_not_pulled() {
+    let mut owner = lacking(&[(extent(0, 64), 0)]);
+    let discard = Operation::WriteZeroes {
+        extent: extent(0, 60),
+        fua: false,
+        unmap: true,
+    };
+    owner.ask(1, discard);
+    assert!(!owner.answered(1), "it covers the last block in part");
+    owner.connect();
+    owner.send(Ok(()));
+    assert!(owner.answered(1));
+    assert!(owner.whole);
+}
+
+#[test]
+fn a_flush_is_answered_when_it_is_durable_that_what_came_has_come() {
+    let mut owner = lacking(&[(extent(0, 64), 0)]);
+    owner.ask(0, Operation::Flush);
+    assert_eq!(
+        owner.stored, 1,
+        "what was noted before a restart is not durable"
+    );
+    owner.ask(1, Operation::Flush);
+    assert!(owner.answered(1), "nothing has come");
+    assert_eq!(owner.stored, 1);
+    owner.write(2, 0, 8);
+    owner.hold_store = true;
+    owner.ask(3, Operation::Flush);
+    assert_eq!(owner.stored, 2);
+    // What comes while that is stored is not in it: another flush waits for the next.
+    owner.write(4, 8, 8);
+    owner.ask(5, Operation::Flush);
+    assert!(!owner.answered(3) && !owner.answered(5));
+    owner.core.handle_missing_stored(owner.now);
+    owner.settle();
+    assert!(owner.answered(3) && !owner.answered(5));
+    assert_eq!(owner.stored, 3);
+    owner.core.handle_missing_stored(owner.now);
+    owner.settle();
+    assert!(owner.answered(5));
+    owner.ask(6, Operation::Flush);
+    assert!(owner.answered(6));
+    assert_eq!(owner.stored, 3);
+    let extent = extent(16, 8);
+    owner.ask(7, Operation::Write { extent, fua: true });
+    assert!(
+        !owner.answered(7),
+        "a write that must be durable is like a flush"
+    );
+}
+
+#[test]
+fn what_came_since_the_flush_began_counts_as_missing_when_that_is_stored() {
+    let mut owner = lacking(&[(extent(0, 64), 0)]);
+    owner.write(1, 0, 8);
+    owner.hold_disk = true;
+    owner.ask(2, Operation::Flush);
+    let held = std::mem::take(&mut owner.held);
+    owner.hold_disk = false;
+    owner.write(3, 8, 8);
+    owner.hold_store = true;
+    for tag in held {
+        owner
+            .core
+            .handle_disk_done(owner.now, tag, Ok(Content::Data));
+    }
+    owner.settle();
+    let (mut words, _) = owner.core.missing_to_store().expect("it lacks something");
+    assert_eq!(words.next(), Some(0b1111_1110));
+}
+
+#[test]
+fn after_a_lost_connection_everything_is_asked_for_again() {
+    let mut owner = lacking(&[(extent(0, 16), 0)]);
+    owner.connect();
+    assert_eq!(owner.asked.len(), 1);
+    owner.core.handle_pull_lost(owner.now);
+    owner.settle();
+    owner.read(1, 0, 8);
+    let stale = Message::Pulled {
+        slot: PullSlot(0),
+        extent: extent(0, 16),
+        zeroes: false,
+        result: Ok(()),
+    };
+    assert!(!owner.core.handle_pulled(owner.now, stale), "nobody asked");
+    owner.connect();
+    while !owner.asked.is_empty() {
+        owner.send(Ok(()));
+    }
+    assert!(owner.answered(1) && owner.whole);
+}
+
+#[test]
+fn what_cannot_be_read_at_the_source_fails_those_who_wait_and_is_tried_again() {
+    let mut owner = lacking(&[(extent(0, 8), 0)]);
+    owner.connect();
+    owner.read(1, 0, 8);
+    owner.send(Err(RequestError::Io));
+    assert_eq!(owner.answers, [(1, Err(RequestError::Io))]);
+    assert_eq!(owner.asked, []);
+    let at = owner.core.next_deadline().expect("it is tried again");
+    assert!(at <= owner.now.after(Duration::from_secs(2)));
+    owner.now = at;
+    owner.core.handle_timer(at);
+    owner.settle();
+    owner.send(Ok(()));
+    assert!(owner.whole);
+}
+
+#[test]
+fn a_request_whose_client_is_gone_waits_no_longer() {
+    let mut owner = lacking(&[(extent(0, 8), 0)]);
+    owner.read(1, 0, 8);
+    owner.core.handle_client_left(owner.now, [RequestTag(1)]);
+    owner.settle();
+    assert!(owner.answered(1));
+}
+
+#[test]
+fn a_last_block_that_the_disk_cuts_short_is_pulled_and_covered_like_any_other() {
+    let mut words = vec![0; Missing::word_length(Sectors(21))];
+    words[0] = 0b100;
+    for writes in [false, true] {
+        let mut owner = of(Sectors(21), &words, &[0]);
+        owner.read(1, 17, 2);
+        owner.connect();
+        assert_eq!(owner.asked, [(PullSlot(0), extent(16, 5))]);
+        if writes {
+            owner.write(2, 16, 5);
+            assert!(owner.answered(2) && owner.answered(1));
+        }
+        owner.send(Ok(()));
+        assert!(owner.answered(1) && owner.whole);
+    }
+}
+
+#[test]
+fn what_the_source_sends_unasked_is_refused() {
+    let mut owner = lacking(&[(extent(0, 64), 0)]);
+    owner.connect();
+    for (slot, part) in [
+        (PullSlot(0), extent(0, 8)),
+        (PullSlot(5), extent(0, 64)),
+        (PullSlot(PULL_SLOTS), extent(0, 64)),
+    ] {
+        let message = Message::Pulled {
+            slot,
+            extent: part,
+            zeroes: true,
+            result: Ok(()),
+        };
+        assert!(!owner.core.handle_pulled(owner.now, message));
+    }
+}

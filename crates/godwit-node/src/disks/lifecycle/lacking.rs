@@ -1,0 +1,107 @@
+//! What a disk lacks that changed hands before all of it had come: stored beside the node's other state, and found
+//! again when the disk is started.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_block::engine::{EngineHandle, MissingSnapshot};
+use godwit_block::image::missing::{self, MissingNotes};
+use godwit_core::Missing;
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::Sectors;
+
+use crate::config::NodeConfig;
+use crate::disks::disk::Disk;
+use crate::node::{Node, blocking};
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// How long to wait before what failed is tried again.
+const STORE_RETRY: Duration = Duration::from_secs(1);
+
+/// Where it is stored for a disk of this name.
+fn file(config: &NodeConfig, disk: &str) -> PathBuf {
+    config.data_dir.join("missing").join(disk)
+}
+
+/// Stores it, and tells the engine. Tries until it works, or the node ends.
+pub(crate) async fn store(
+    node: Arc<Node>,
+    disk: Arc<Disk>,
+    engine: EngineHandle,
+    snapshot: MissingSnapshot,
+) {
+    let snapshot = Arc::new(snapshot);
+    let capacity = Sectors(disk.lock().entry.sectors);
+    loop {
+        let (path, it) = (file(&node.config, &disk.name), Arc::clone(&snapshot));
+        let stored = blocking(move || -> std::io::Result<Option<MissingNotes>> {
+            if !it.first {
+                return missing::store(&path, capacity, &it.words).map(|()| None);
+            }
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            missing::create(&path, capacity, it.migration, &it.words, &it.heat).map(Some)
+        });
+        let error = match stored.await {
+            Ok(Ok(notes)) => return engine.missing_stored(notes),
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.message,
+        };
+        tracing::error!(
+            disk = disk.name,
+            error,
+            "cannot store what the disk lacks; trying again"
+        );
+        tokio::select! {
+            () = tokio::time::sleep(STORE_RETRY) => {}
+            () = node.closed() => return,
+        }
+    }
+}
+
+/// What was stored of the disk with this record, if that says that it lacks something.
+///
+/// # Errors
+/// It serves the disk, and what is stored cannot be read.
+pub(crate) fn load(
+    config: &NodeConfig,
+    disk: &str,
+    capacity: Sectors,
+    record: &AuthorityRecord,
+) -> Result<Option<(Missing, MissingNotes)>, ErrorBody> {
+    let serves = record.ownership == Ownership::Serving;
+    let accepted = matches!(record.ownership, Ownership::Accepted { .. });
+    let Some(migration) = record.remainder.filter(|_| serves || accepted) else {
+        return Ok(None);
+    };
+    let path = file(config, disk);
+    let why = match missing::load(&path, capacity, migration) {
+        Ok(Some(found)) => return Ok(Some(found)),
+        // The source has not been told that the disk was accepted, and serves on.
+        Ok(None) if accepted => return Ok(None),
+        Ok(None) => String::from("there is nothing of this migration"),
+        Err(error) => error.to_string(),
+    };
+    let text = format!(
+        "disk {disk} lacks a part, which is still at the node that gave it away, and {} does not say \
+         which: {why}",
+        path.display()
+    );
+    Err(ErrorBody::new(ErrorCode::Internal, text)
+        .hint("bring that file back as it was, and start the node again"))
+}
+
+/// The disk lacks nothing, or did not come after all.
+pub(crate) async fn forget(node: &Node, disk: &Disk) {
+    let path = file(&node.config, &disk.name);
+    let shown = path.display().to_string();
+    match blocking(move || missing::remove(&path)).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::warn!(disk = disk.name, path = shown, %error, "cannot remove what nobody needs");
+        }
+        Err(error) => tracing::warn!(disk = disk.name, %error, "cannot remove what nobody needs"),
+    }
+}

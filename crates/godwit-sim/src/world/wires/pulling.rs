@@ -1,0 +1,257 @@
+//! What bodies do for a disk that changed hands before all of it had moved: a connection on which the owner pulls the
+//! rest, and what is stored of what it lacks.
+
+use godwit_core::Missing;
+use godwit_core::action::DiskOperation;
+use godwit_core::authority::Ownership;
+use godwit_core::units::{Extent, Sectors};
+use godwit_core::wire::{Message, TrafficClass};
+
+use crate::disk::Data;
+use crate::run::coverage::Reached;
+use crate::world::MICROSECOND;
+use crate::world::MILLISECOND;
+use crate::world::Occurrence;
+use crate::world::World;
+use crate::world::name;
+
+/// Writes are counted by chunks of this length.
+pub(in crate::world) const CHUNK_SECTORS: u64 = 128;
+
+/// What a node has stored of what its disk lacks.
+#[derive(Clone, Debug)]
+pub(in crate::world) struct StoredMissing {
+    /// What outlasts a process: what has come is noted at once.
+    noted: Vec<u64>,
+    /// What outlasts the host.
+    durable: Vec<u64>,
+    heat: Vec<u8>,
+}
+
+impl StoredMissing {
+    /// Whether the sector is missing, as far as that is durable.
+    pub(in crate::world) fn lacks(&self, sector: u64) -> bool {
+        let block = sector / 8;
+        self.durable[(block / 64) as usize] & 1 << (block % 64) != 0
+    }
+}
+
+/// What is on its way to stable storage.
+#[derive(Clone, Debug)]
+pub(in crate::world) struct StoringMissing {
+    words: Vec<u64>,
+    heat: Vec<u8>,
+    /// The disk comes here, and nothing was stored of it.
+    first: bool,
+}
+
+impl World {
+    /// A request of the guest goes to a node's disk.
+    pub(in crate::world) fn count_write(&mut self, node: usize, operation: DiskOperation) {
+        let (DiskOperation::Write { extent, .. } | DiskOperation::WriteZeroes { extent, .. }) =
+            operation
+        else {
+            return;
+        };
+        if node == self.source && self.nodes[node].outgoing {
+            let chunks = extent.start().0 / CHUNK_SECTORS..extent.end().0.div_ceil(CHUNK_SECTORS);
+            for count in &mut self.write_counts[chunks.start as usize..chunks.end as usize] {
+                *count = count.saturating_add(1);
+            }
+        }
+    }
+
+    /// What a source says of how often its guest wrote must be so.
+    pub(in crate::world) fn check_counts(&mut self, message: &Message) {
+        let Message::Lacks {
+            start,
+            sectors,
+            heat,
+        } = *message
+        else {
+            return;
+        };
+        let end = start.0 + u64::from(sectors);
+        for chunk in start.0 / CHUNK_SECTORS..end.div_ceil(CHUNK_SECTORS) {
+            let count = self.write_counts[chunk as usize];
+            if u32::from(heat) != u8::BITS - count.leading_zeros() {
+                return self.fail("the destination learns how often the guest wrote", || {
+                    format!("chunk {chunk}: {count} writes, told as {heat}")
+                });
+            }
+        }
+    }
+
+    /// Stores what the disk lacks.
+    pub(in crate::world) fn store_missing(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        let Some((words, heat)) = it.controller.as_ref().and_then(|c| c.missing_to_store()) else {
+            return self.fail(
+                "what a disk lacks is stored while it lacks something",
+                || name(node).to_string(),
+            );
+        };
+        let first = !it.serves();
+        it.storing_missing = Some(StoringMissing {
+            words: words.collect(),
+            heat: heat.to_vec(),
+            first,
+        });
+        let incarnation = it.incarnation;
+        let delay = self
+            .store_random
+            .between(20 * MICROSECOND, self.plan.store + 20 * MICROSECOND + 1);
+        self.schedule(delay, Occurrence::MissingStored { node, incarnation });
+    }
+
+    /// That is durable now.
+    pub(in crate::world) fn missing_stored(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        if let Some(storing) = it.storing_missing.take() {
+            keep(&mut it.missing, storing);
+            self.reached(Reached::MissingStored);
+            self.with(node, |controller, now| {
+                controller.handle_missing_stored(now)
+            });
+        }
+    }
+
+    /// Notes that the disk lacks an extent no longer.
+    pub(in crate::world) fn note_here(&mut self, node: usize, extent: Extent) {
+        let Some(missing) = &mut self.nodes[node].missing else {
+            return self.fail("what comes to a disk was stored as missing", || {
+                format!("{} {extent}", name(node))
+            });
+        };
+        for block in extent.start().0 / 8..extent.end().0.div_ceil(8) {
+            missing.noted[(block / 64) as usize] &= !(1 << (block % 64));
+        }
+    }
+
+    /// What a crash, or the loss of power, leaves of what is stored.
+    pub(in crate::world) fn interrupt_missing(&mut self, node: usize, power: bool) {
+        let it = &mut self.nodes[node];
+        if let Some(mut storing) = it.storing_missing.take() {
+            let kept = self.fault_random.below(3);
+            if let (Some(before), false) = (&it.missing, storing.first)
+                && kept == 1
+            {
+                // Some words were written and others not.
+                for (word, before) in storing.words.iter_mut().zip(&before.durable) {
+                    if self.fault_random.below(2) == 0 {
+                        *word = *before;
+                    }
+                }
+            }
+            if kept > 0 {
+                keep(&mut it.missing, storing);
+            }
+        }
+        if let Some(missing) = it.missing.as_mut().filter(|_| power) {
+            missing.noted = missing.durable.clone();
+        }
+    }
+
+    /// Gives a process that starts what is stored of what its disk lacks.
+    pub(in crate::world) fn restore_missing(&mut self, node: usize) {
+        let it = &mut self.nodes[node];
+        let expected = it.record.remainder.is_some()
+            && matches!(
+                it.record.ownership,
+                Ownership::Serving | Ownership::Accepted { .. }
+            );
+        if !expected {
+            it.missing = None;
+            return;
+        }
+        let capacity = Sectors(self.plan.sectors);
+        let stored = it
+            .missing
+            .as_ref()
+            .and_then(|stored| Missing::from_parts(capacity, &stored.noted, &stored.heat));
+        if let (Some(missing), Some(controller)) = (stored, &mut it.controller) {
+            controller.restore_missing(missing);
+            self.reached(Reached::MissingRestored);
+        } else if it.record.ownership == Ownership::Serving {
+            self.fail("a node that serves knows what its disk lacks", || {
+                name(node).to_string()
+            });
+        }
+    }
+
+    /// A node that owes connects to the owner, unless a connection is there.
+    pub(in crate::world) fn connect_pull(&mut self, node: usize) {
+        let it = &self.nodes[node];
+        let owes = it
+            .controller
+            .as_ref()
+            .is_some_and(|controller| controller.record().owes().is_some());
+        if !owes || it.pull.is_some() || !self.nodes[1 - node].is_up() {
+            return;
+        }
+        self.reached(Reached::PullConnected);
+        if let Some(old) = self.nodes[1 - node].pull {
+            self.cut(old, MICROSECOND + 1);
+            self.notice_loss(old, 1 - node);
+        }
+        let session = self.network.open();
+        for each in [node, 1 - node] {
+            self.nodes[each].pull = Some(session);
+        }
+        for each in [node, 1 - node] {
+            self.with(each, |controller, now| controller.handle_pull_up(now));
+        }
+    }
+
+    pub(in crate::world) fn lose_pull(&mut self, session: usize, node: usize) {
+        if self.nodes[node].pull == Some(session) {
+            self.nodes[node].pull = None;
+            self.with(node, |controller, now| controller.handle_pull_lost(now));
+            let delay = self
+                .link_random
+                .magnitude(20 * MICROSECOND, 40 * MILLISECOND);
+            self.schedule(delay, Occurrence::ConnectPull(node));
+        }
+    }
+
+    /// A frame of the connection on which an owner pulls has arrived.
+    pub(in crate::world) fn deliver_pull(
+        &mut self,
+        session: usize,
+        to: usize,
+        message: Message,
+        data: Data,
+    ) {
+        let it = &mut self.nodes[to];
+        if it.pull != Some(session) {
+            return;
+        }
+        let Message::Pulled { slot, .. } = message else {
+            self.with(to, |controller, now| {
+                controller.handle_message(now, TrafficClass::Pull, message, None)
+            });
+            return;
+        };
+        it.pull_buffers[usize::from(slot.0)] = data;
+        let expected = self.with(to, |controller, now| controller.handle_pulled(now, message));
+        if expected == Some(false) {
+            self.fail("what arrives was pulled", || {
+                format!("{message:?} at {}", name(to))
+            });
+        }
+    }
+}
+
+fn keep(missing: &mut Option<StoredMissing>, storing: StoringMissing) {
+    let StoringMissing { words, heat, first } = storing;
+    match missing {
+        Some(missing) if !first => (missing.durable, missing.heat) = (words, heat),
+        _ => {
+            *missing = Some(StoredMissing {
+                noted: words.clone(),
+                durable: words,
+                heat,
+            });
+        }
+    }
+}
