@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test guest sim sim-plants soak demo demo-vm package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test guest sim sim-plants soak demo demo-leave demo-vm package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -47,6 +47,12 @@ demo:
 	scripts/install-deps
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo
+
+# A busy disk that is handed over at once and pulled afterwards, while both nodes are killed.
+demo-leave:
+	scripts/install-deps
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/godwit-demo-leave
 
 # A virtual machine that moves between two nodes while its guest works and checks.
 demo-vm: guest
