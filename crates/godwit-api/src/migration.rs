@@ -237,6 +237,12 @@ pub struct Migration {
     pub error: Option<ErrorBody>,
     /// Whether every byte was compared and found equal.
     pub verified: bool,
+    /// Whether a part of the disk, which has moved, is still at the source only: the source is needed.
+    #[serde(default)]
+    pub source_needed: bool,
+    /// How much that is, where the destination is asked.
+    #[serde(default)]
+    pub missing_bytes: Option<u64>,
     /// What the user should know about the options.
     #[serde(default)]
     pub warnings: Vec<String>,

@@ -25,6 +25,8 @@ pub(crate) fn migration() -> Migration {
         lm_seconds: None,
         error: None,
         verified: false,
+        source_needed: false,
+        missing_bytes: None,
         warnings: Vec::new(),
     }
 }

@@ -105,6 +105,15 @@ fn what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies() {
     let status = shown["status"].as_str().unwrap().to_owned();
     assert!(status.contains("still needs a part"), "{status}");
 
+    let id = moved["id"].as_str().unwrap();
+    let shown = godwit_testkit::scenario::migration(b, id);
+    assert_eq!(shown["missing_bytes"], SIZE, "{shown}");
+    let shown = a.godwit(&["migration", "show", id]).text().unwrap();
+    assert!(
+        shown.contains("node 'a': a part of the disk is there only"),
+        "{shown}"
+    );
+
     let refused = |node: &godwit_testkit::Node, words: &[&str]| {
         node.godwit(words).text().unwrap_err().to_string()
     };

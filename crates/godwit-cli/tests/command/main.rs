@@ -41,6 +41,8 @@ fn migration(phase: MigrationPhase, done: u64) -> Migration {
         lm_seconds: Some(2.0),
         error: None,
         verified: phase == MigrationPhase::Completed,
+        source_needed: false,
+        missing_bytes: None,
         warnings: Vec::new(),
     }
 }

@@ -212,7 +212,7 @@ fn promised(migration: &Migration, value: fn(&MigrationPromise) -> f64) -> f64 {
 
 impl Collector {
     fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let gauges: [(&str, &str, DiskValue); 7] = [
+        let gauges: [(&str, &str, DiskValue); 9] = [
             ("disk_clients", "NBD clients attached", |disk| {
                 f64::from(disk.clients)
             }),
@@ -236,6 +236,16 @@ impl Collector {
                 "disk_lacks_room",
                 "1 while writes of its virtual machine wait for space",
                 |disk| f64::from(u8::from(disk.lacks_room)),
+            ),
+            (
+                "disk_missing_bytes",
+                "Bytes still at the node that gave the disk away",
+                |disk| disk.missing_bytes.unwrap_or(0) as f64,
+            ),
+            (
+                "disk_owes",
+                "1 while its owner pulls a part of the disk from here",
+                |disk| f64::from(u8::from(disk.owes)),
             ),
             ("disk_size_bytes", "The disk's size", |disk| {
                 disk.size_bytes as f64

@@ -11,13 +11,24 @@ use crate::failpoint;
 use crate::node::Node;
 use crate::peers::{PeerConnection, greeting, into_stream};
 
+/// How long a connection that was lost stays lost, so that one which always is costs little.
+const AFTER_LOSS: Duration = Duration::from_millis(250);
 /// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 /// Longest wait between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// Connects to the disk's owner, unless that is being done.
+/// Connects to the disk's owner, unless that is being done: the disk has just moved.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
+    begin(node, disk, Duration::ZERO);
+}
+
+/// The same when a connection was lost, or the node has started.
+pub(crate) fn start_again(node: &Arc<Node>, disk: &Arc<Disk>) {
+    begin(node, disk, AFTER_LOSS);
+}
+
+fn begin(node: &Arc<Node>, disk: &Arc<Disk>, wait: Duration) {
     {
         let mut inner = disk.lock();
         if inner.connecting_owner {
@@ -25,10 +36,11 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
         }
         inner.connecting_owner = true;
     }
-    tokio::spawn(connect(Arc::clone(node), Arc::clone(disk)));
+    tokio::spawn(connect(Arc::clone(node), Arc::clone(disk), wait));
 }
 
-async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
+async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
+    tokio::time::sleep(wait).await;
     let mut backoff = MIN_BACKOFF;
     let mut told = false;
     failpoint::reach(String::from("pull::connect")).await;
@@ -99,15 +111,41 @@ async fn dial(
 /// The disk that another node owes a part of here.
 ///
 /// # Errors
-/// [`RefusalCode::Unknown`] when this node has no such disk.
+/// This node has no such disk, cannot use it now, or lacks a part that another node has: what comes on the
+/// connection becomes the disk's content.
 pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusal> {
-    node.disks.find(&hello.disk).ok_or_else(|| Refusal {
-        code: RefusalCode::Unknown,
-        text: format!(
-            "node '{}' has no disk named {:?}",
-            node.config.name, hello.disk
-        ),
-    })
+    let (name, disk) = (&node.config.name, &hello.disk);
+    let refuse = |code, text| Err(Refusal { code, text });
+    let Some(found) = node.disks.find(disk) else {
+        let text = format!("node '{name}' has no disk named {disk:?}");
+        return refuse(RefusalCode::Unknown, text);
+    };
+    let (lacks, from, runs) = {
+        let inner = found.lock();
+        let lacks = inner
+            .record
+            .remainder
+            .filter(|_| inner.record.owes().is_none());
+        (
+            lacks,
+            inner.entry.counterpart.clone(),
+            inner.engine.is_some(),
+        )
+    };
+    if !runs {
+        let text = format!("disk {disk} cannot be used at node '{name}' now");
+        return refuse(RefusalCode::Busy, text);
+    }
+    let expected = lacks.is_none_or(|migration| migration == hello.migration)
+        && (lacks.is_none() || from.as_deref() == Some(&hello.node));
+    if !expected {
+        let text = format!(
+            "what disk {disk} lacks at node '{name}' is not at node '{}'",
+            hello.node
+        );
+        return refuse(RefusalCode::Invalid, text);
+    }
+    Ok(found)
 }
 
 /// Lets the disk's engine pull on this connection, whose hello was welcomed.

@@ -142,6 +142,8 @@ impl Migrations {
             lm_seconds: None,
             error: None,
             verified: false,
+            source_needed: false,
+            missing_bytes: None,
             warnings: begin.warnings,
         };
         let cancelled = Arc::new(Notify::new());
@@ -339,13 +341,25 @@ fn adopt(view: &mut Migration, progress: &Progress) {
 
 /// The migration with what the engine says about it right now.
 pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migration {
-    if view.phase.ended() {
+    let Some(disk) = node.disks.find(&view.disk) else {
+        return view;
+    };
+    let record = disk.lock().record;
+    view.source_needed = record.remainder == Some(id);
+    if view.phase.ended() && !view.source_needed {
         return view;
     }
-    let Some(engine) = node.disks.find(&view.disk).and_then(|disk| disk.engine()) else {
+    let Some(engine) = disk.engine() else {
         return view;
     };
     let snapshot = engine.snapshot();
+    view.missing_bytes = snapshot
+        .missing
+        .filter(|_| record.lacks() == Some(id))
+        .map(|missing| missing.0);
+    if view.phase.ended() {
+        return view;
+    }
     if let Some(progress) = snapshot
         .progress
         .filter(|progress| progress.migration == id)

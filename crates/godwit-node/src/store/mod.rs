@@ -401,6 +401,8 @@ mod tests {
             lm_seconds: None,
             error: None,
             verified: true,
+            source_needed: false,
+            missing_bytes: None,
             warnings: Vec::new(),
         }
     }

@@ -126,7 +126,8 @@ impl Engine {
 
     /// It is durable. The first time it comes with what notes what has come since.
     pub(in crate::engine) fn missing_stored(&mut self, notes: Option<MissingNotes>) {
-        if let Some(notes) = notes {
+        // The disk may not come after all: then the next to come has notes of its own.
+        if let Some(notes) = notes.filter(|_| self.core.lacks().is_some()) {
             self.notes = Some(notes);
         }
         self.core.handle_missing_stored(self.now);

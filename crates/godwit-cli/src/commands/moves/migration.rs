@@ -277,6 +277,7 @@ fn show(migration: &Migration) -> String {
             "verified",
             migration.verified.then(|| "identical".to_owned()),
         ),
+        ("needs", migration.source_needed.then(|| needed(migration))),
         ("started", Some(migration.started_at.clone())),
         ("ended", migration.ended_at.clone()),
         ("took", migration.lm_seconds.map(format_seconds)),
@@ -285,6 +286,17 @@ fn show(migration: &Migration) -> String {
             migration.error.as_ref().map(|error| error.message.clone()),
         ),
     ])
+}
+
+/// What of a disk that has moved still depends on the node that it left.
+fn needed(migration: &Migration) -> String {
+    let part = migration
+        .missing_bytes
+        .map_or_else(|| "a part".to_owned(), format_bytes);
+    format!(
+        "node '{}': {part} of the disk is there only, and being pulled",
+        migration.from
+    )
 }
 
 fn options(options: &MigrationSettings) -> String {

@@ -87,6 +87,9 @@ impl World {
             self.with(to, |controller, now| {
                 controller.handle_forwarder_message(now, PEER, message)
             });
+            if message == Message::ClientAttached && self.nodes[to].serves() {
+                self.give_up_what_was_left();
+            }
             return;
         };
         let admission = self.nodes[to]
@@ -150,7 +153,15 @@ impl World {
         self.with(node, |controller, now| {
             controller.handle_client_attached(now)
         });
-        // What it left unanswered anywhere has happened by now, or never will.
+        // Another node tells the owner, as soon as there is a way to it, and lets nobody do anything before.
+        if self.nodes[node].serves() {
+            self.give_up_what_was_left();
+        }
+    }
+
+    /// The owner knows that the guest has attached somewhere: what the guest left unanswered has happened by now, or
+    /// never will.
+    fn give_up_what_was_left(&mut self) {
         for write in std::mem::take(&mut self.guest.left) {
             self.history.given_up(write, self.now);
         }
