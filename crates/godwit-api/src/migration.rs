@@ -279,7 +279,7 @@ pub struct MigrateRequest {
     pub round_left_bytes: Option<u64>,
     /// With push-pull: a chunk of 64 KiB that was written so often during the move is pushed no more.
     #[serde(default)]
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 255)]
     pub push_threshold: Option<u8>,
     /// With push-pull: seconds after which the disk changes hands, whatever could still be pushed.
     #[serde(default)]

@@ -213,7 +213,7 @@ pub struct MigrateVm {
     pub round_left_bytes: Option<u64>,
     /// With push-pull: a chunk of 64 KiB that was written so often during the move is pushed no more.
     #[serde(default)]
-    #[schema(minimum = 1)]
+    #[schema(minimum = 1, maximum = 255)]
     pub push_threshold: Option<u8>,
     /// With push-pull: seconds after which nothing more is pushed.
     #[serde(default)]
