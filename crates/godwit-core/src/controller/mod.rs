@@ -243,7 +243,8 @@ impl Controller {
     /// [`Message::VerifyHole`], for [`HOLE_PIECE_SECTORS`] of its extent at most. The others must come without one. [`Message::Forward`] must not be
     /// given here: the body asks [`Self::admit_forwarded`] and turns it into [`Self::handle_request`] with
     /// [`Origin::Peer`](crate::request::Origin::Peer). Nor must the other frames of a forwarder:
-    /// [`Self::handle_forwarder_message`] takes those. Before [`Message::Fence`] the body has to look which
+    /// [`Self::handle_forwarder_message`] takes those. Before [`Message::Fence`], and before
+    /// [`Message::Commit`], which may let requests be done here that were held, the body has to look which
     /// of its clients are gone, as before [`Self::handle_client_attached`]. For [`Message::ForwardReply`] the payload is
     /// in the buffer of the request it answers; it comes from the connection on which this node
     /// forwards.

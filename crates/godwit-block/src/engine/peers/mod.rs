@@ -122,7 +122,7 @@ impl Engine {
             }
             _ => {
                 connection.bulk = false;
-                if let Message::Fence { .. } = message {
+                if let Message::Fence { .. } | Message::Commit { .. } = message {
                     self.look_for_hang_ups();
                 }
                 self.core.handle_message(self.now, class, message, None);

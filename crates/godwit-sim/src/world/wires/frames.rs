@@ -238,6 +238,10 @@ impl World {
                         doubled.take_if(|doubled| *doubled == id);
                     }
                 }
+                if let Message::Commit { .. } = message {
+                    self.look_for_hang_ups(to);
+                }
+                let it = &mut self.nodes[to];
                 if let Message::NewGeneration { generation } = message {
                     it.generation = it.generation.max(generation);
                 }
