@@ -412,9 +412,7 @@ fn check(nodes: TwoNodes) -> impl Checker<TwoNodes> {
     nodes.checker().threads(2).spawn_bfs().join()
 }
 
-#[test]
-fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
-    let checker = explore(2, Planted::Nothing);
+fn holds_in_all_states(checker: impl Checker<TwoNodes>) {
     println!(
         "{} states, depth {}",
         checker.unique_state_count(),
@@ -424,18 +422,17 @@ fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
 }
 
 #[test]
+fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
+    holds_in_all_states(explore(2, Planted::Nothing));
+}
+
+#[test]
 fn what_a_node_lacks_is_kept_for_it_until_it_has_come() {
-    let checker = check(TwoNodes {
+    holds_in_all_states(check(TwoNodes {
         migrations: 2,
         in_part: true,
         planted: Planted::Nothing,
-    });
-    println!(
-        "{} states, depth {}",
-        checker.unique_state_count(),
-        checker.max_depth()
-    );
-    checker.assert_properties();
+    }));
 }
 
 #[test]

@@ -65,10 +65,7 @@ fn rounds_are_what_pre_copy_has() {
     a.godwit(&["disk", "create", "d", "--size", "8MiB"])
         .json()
         .unwrap();
-    let refused = |options: &[&str]| {
-        let words = [&["migrate", "d", "--to", "b"], options].concat();
-        a.godwit(&words).text().unwrap_err().to_string()
-    };
+    let refused = |options: &[&str]| a.refusal(&[&["migrate", "d", "--to", "b"], options].concat());
     let no_rounds = refused(&["--policy", "mirror", "--max-rounds", "2"]);
     assert!(no_rounds.contains("mirror"), "{no_rounds}");
     let odd = refused(&["--policy", "pre-copy", "--round-block", "5000"]);

@@ -114,18 +114,15 @@ fn what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies() {
         "{shown}"
     );
 
-    let refused = |node: &godwit_testkit::Node, words: &[&str]| {
-        node.godwit(words).text().unwrap_err().to_string()
-    };
-    let text = refused(a, &["disk", "rm", DISK]);
+    let text = a.refusal(&["disk", "rm", DISK]);
     assert!(
         text.contains("node 'b' serves it and still lacks a part"),
         "{text}"
     );
-    let text = refused(b, &["migrate", DISK, "--to", "a"]);
+    let text = b.refusal(&["migrate", DISK, "--to", "a"]);
     assert!(text.contains("cannot be moved yet"), "{text}");
     let copy = cluster.dir().join("copy.raw");
-    let text = refused(b, &["disk", "export", DISK, copy.to_str().unwrap()]);
+    let text = b.refusal(&["disk", "export", DISK, copy.to_str().unwrap()]);
     assert!(text.contains("cannot be exported yet"), "{text}");
 
     // Both die, in either order, and the owner is back first.
@@ -213,10 +210,7 @@ fn what_is_asked_of_pushing_must_go_with_the_policy() {
     a.godwit(&["disk", "create", "d", "--size", "8MiB"])
         .json()
         .unwrap();
-    let refused = |options: &[&str]| {
-        let words = [&["migrate", "d", "--to", "b"], options].concat();
-        a.godwit(&words).text().unwrap_err().to_string()
-    };
+    let refused = |options: &[&str]| a.refusal(&[&["migrate", "d", "--to", "b"], options].concat());
     let text = refused(&["--policy", "mirror", "--push-for", "3"]);
     assert!(text.contains("mirror pushes nothing"), "{text}");
     let text = refused(&["--policy", "push-pull", "--verify"]);

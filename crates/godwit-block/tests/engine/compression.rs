@@ -9,7 +9,7 @@ use std::time::Duration;
 use godwit_block::engine::{PeerStream, PeerStreams};
 use godwit_core::authority::AuthorityRecord;
 
-use crate::migrate::{start, wait_for_success};
+use crate::pair::{start, wait_for_success};
 use crate::support::*;
 use crate::tls::tls_links;
 

@@ -11,7 +11,7 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{Extent, Generation};
 use godwit_core::wire::Message;
 
-use crate::migrate::{start, wait_for_success};
+use crate::pair::{start, wait_for_success};
 use crate::puppet::{Puppet, frame, receive};
 use crate::support::*;
 

@@ -1,11 +1,13 @@
 //! The engine against real sockets and files.
 
+mod after_a_move;
 mod compression;
 mod double_writes;
 mod forwarding;
 mod holes;
 mod hostile;
 mod migrate;
+mod pair;
 mod pause;
 mod puppet;
 mod serve;

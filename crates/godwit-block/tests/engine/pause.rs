@@ -212,7 +212,7 @@ pub(crate) fn pause_and_move(links: impl Fn(usize) -> (PeerStreams, PeerStreams)
         max_bandwidth: Some(40 * MIB),
         ..options()
     };
-    crate::migrate::start_watched(&a, &b, options, links(2), Some(counter));
+    crate::pair::start_watched(&a, &b, options, links(2), Some(counter));
     let mut random = Random(9);
     for _ in 0..3 {
         interface.crowd(&a);

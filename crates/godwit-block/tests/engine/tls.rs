@@ -12,7 +12,8 @@ use godwit_io::tls::{Handshake, Session};
 use godwit_testkit::tls::{TlsSettings, node_name};
 use rustls::{ClientConnection, ServerConnection};
 
-use crate::migrate::{load_and_move, start};
+use crate::migrate::load_and_move;
+use crate::pair::start;
 use crate::pause::pause_and_move;
 use crate::support::*;
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::config::PeerConfig;
 use crate::disks::disk::Disk;
 use crate::node::Node;
-use crate::peers::{PeerConnection, greeting, into_stream};
+use crate::peers::{PeerConnection, into_stream, open_for};
 
 /// How long the owner may be out of reach before clients see errors.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(60);
@@ -45,7 +45,8 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>) {
             return;
         }
         for peer in candidates(&node, &disk) {
-            match dial(&node, &disk, peer).await {
+            let about = (TrafficClass::Sync, Purpose::Forward);
+            match open_for(&node, &disk, peer, about, MigrationId::default()).await {
                 Ok(sync) => {
                     tracing::info!(
                         disk = disk.name,
@@ -97,26 +98,6 @@ fn candidates<'a>(node: &'a Node, disk: &Disk) -> Vec<&'a PeerConfig> {
     let mut peers: Vec<_> = node.config.peers.iter().collect();
     peers.sort_by_key(|peer| Some(&peer.name) != first.as_ref());
     peers
-}
-
-async fn dial(
-    node: &Arc<Node>,
-    disk: &Disk,
-    peer: &PeerConfig,
-) -> Result<godwit_block::engine::PeerStream, String> {
-    let hello = greeting::hello(
-        &node.config.name,
-        &disk.name,
-        TrafficClass::Sync,
-        Purpose::Forward,
-        MigrationId::default(),
-    );
-    let (sync, _) = node
-        .dialer
-        .dial(peer, hello)
-        .await
-        .map_err(|error| error.to_string())?;
-    into_stream(sync).await.map_err(|error| error.to_string())
 }
 
 /// The disk that another node may forward to here.

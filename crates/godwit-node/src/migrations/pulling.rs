@@ -3,14 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_core::units::MigrationId;
 use godwit_core::wire::{Hello, Purpose, Refusal, RefusalCode, TrafficClass};
 
 use crate::disks::disk::Disk;
 use crate::failpoint;
 use crate::node::Node;
-use crate::peers::{PeerConnection, greeting, into_stream};
+use crate::peers::{PeerConnection, into_stream, open_for};
 
+/// What the connection is for.
+const PULLED: (TrafficClass, Purpose) = (TrafficClass::Pull, Purpose::Pull);
 /// How long a connection that was lost stays lost, so that one which always is costs little.
 const AFTER_LOSS: Duration = Duration::from_millis(250);
 /// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
@@ -57,7 +58,11 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
             disk.lock().connecting_owner = false;
             return;
         };
-        match dial(&node, &disk, &owner, migration).await {
+        let opened = match node.peer(&owner) {
+            Ok(peer) => open_for(&node, &disk, peer, PULLED, migration).await,
+            Err(error) => Err(error.message),
+        };
+        match opened {
             Ok(stream) => {
                 tracing::info!(disk = disk.name, owner, "the owner pulls what it lacks");
                 let engine = disk.engine();
@@ -84,28 +89,6 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
         }
         backoff = (backoff * 2).min(MAX_BACKOFF);
     }
-}
-
-async fn dial(
-    node: &Arc<Node>,
-    disk: &Disk,
-    owner: &str,
-    migration: MigrationId,
-) -> Result<godwit_block::engine::PeerStream, String> {
-    let peer = node.peer(owner).map_err(|error| error.message)?;
-    let hello = greeting::hello(
-        &node.config.name,
-        &disk.name,
-        TrafficClass::Pull,
-        Purpose::Pull,
-        migration,
-    );
-    let (stream, _) = node
-        .dialer
-        .dial(peer, hello)
-        .await
-        .map_err(|error| error.to_string())?;
-    into_stream(stream).await.map_err(|error| error.to_string())
 }
 
 /// The disk that another node owes a part of here.

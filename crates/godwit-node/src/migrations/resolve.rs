@@ -13,8 +13,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::disks::disk::Disk;
 use crate::node::Node;
-use crate::peers::{PeerConnection, greeting, into_stream};
+use crate::peers::{PeerConnection, greeting, into_stream, open_for};
 
+/// What the connection is for.
+const QUESTION: (TrafficClass, Purpose) = (TrafficClass::Control, Purpose::Resolve);
 /// First wait between two attempts; it doubles up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(200);
 /// Longest wait between two attempts.
@@ -60,7 +62,7 @@ async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
         let counterpart = counterpart.unwrap_or_default();
         let error = match node.peer(&counterpart) {
             Err(error) => error.message,
-            Ok(peer) => match ask(&node, peer, &disk, migration).await {
+            Ok(peer) => match open_for(&node, &disk, peer, QUESTION, migration).await {
                 Ok(control) => {
                     tracing::info!(
                         disk = disk.name,
@@ -98,30 +100,6 @@ async fn resolve(node: Arc<Node>, disk: Arc<Disk>, migration: MigrationId) {
 fn jitter(name: &str) -> Duration {
     use std::hash::{BuildHasher, RandomState};
     Duration::from_millis(RandomState::new().hash_one(name) % 256)
-}
-
-async fn ask(
-    node: &Arc<Node>,
-    peer: &crate::config::PeerConfig,
-    disk: &Disk,
-    migration: MigrationId,
-) -> Result<godwit_block::engine::PeerStream, String> {
-    let name = &node.config.name;
-    let hello = greeting::hello(
-        name,
-        &disk.name,
-        TrafficClass::Control,
-        Purpose::Resolve,
-        migration,
-    );
-    let (control, _) = node
-        .dialer
-        .dial(peer, hello)
-        .await
-        .map_err(|error| error.to_string())?;
-    into_stream(control)
-        .await
-        .map_err(|error| error.to_string())
 }
 
 /// What is to be done with another node's question.

@@ -10,10 +10,14 @@ mod validity;
 use std::time::Duration;
 
 use godwit_block::engine::PeerStream;
-use godwit_core::wire::{Features, TrafficClass};
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Features, Purpose, TrafficClass};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
+use crate::config::PeerConfig;
+use crate::disks::disk::Disk;
+use crate::node::Node;
 use crate::transport::Transport;
 
 /// Longest wait for each step of a greeting.
@@ -51,4 +55,23 @@ pub(crate) async fn into_stream(mut connection: PeerConnection) -> std::io::Resu
     let socket = socket.into_std()?;
     socket.set_nonblocking(false)?;
     Ok(PeerStream { socket, tls })
+}
+
+/// Opens one connection about a disk to another node, for the disk's engine.
+///
+/// # Errors
+/// What to log: the peer cannot be reached, or refused.
+pub(crate) async fn open_for(
+    node: &Node,
+    disk: &Disk,
+    peer: &PeerConfig,
+    (class, purpose): (TrafficClass, Purpose),
+    migration: MigrationId,
+) -> Result<PeerStream, String> {
+    let hello = greeting::hello(&node.config.name, &disk.name, class, purpose, migration);
+    let dialled = node.dialer.dial(peer, hello).await;
+    let (connection, _) = dialled.map_err(|error| error.to_string())?;
+    into_stream(connection)
+        .await
+        .map_err(|error| error.to_string())
 }

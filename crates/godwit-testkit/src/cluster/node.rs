@@ -215,6 +215,17 @@ impl Node {
         GodwitCommand::new(&self.spec.godwit, &self.api_socket(), args)
     }
 
+    /// What a `godwit` command for this node that is refused says.
+    ///
+    /// # Panics
+    /// When it is done.
+    pub fn refusal(&self, args: &[&str]) -> String {
+        match self.godwit(args).text() {
+            Err(refused) => refused.to_string(),
+            Ok(done) => panic!("{args:?} is done: {done}"),
+        }
+    }
+
     /// What it says about a disk.
     ///
     /// # Errors

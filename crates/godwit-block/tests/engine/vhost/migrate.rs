@@ -7,7 +7,7 @@ use godwit_core::{MigrationOptions, Switchover};
 use godwit_testkit::vhost_client::{Client, Options, Status};
 
 use super::{MOMENT, SIZE, Served};
-use crate::migrate::{start, wait_for_success};
+use crate::pair::{start, wait_for_success};
 use crate::support::{PATIENCE, Random, TestEngine, links, options};
 
 #[test]

@@ -1,0 +1,153 @@
+//! Two engines, what starts and ends a migration between them, and a load that checks.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use godwit_block::engine::{InterfaceCounter, PeerStreams};
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::event::{AbortReason, Event};
+use godwit_core::{MigrationOptions, StartError};
+
+use crate::support::*;
+
+/// A node that has the disk, and one that has room for it.
+pub(crate) struct Pair {
+    pub(crate) a: TestEngine,
+    pub(crate) b: TestEngine,
+}
+
+impl Pair {
+    pub(crate) fn new(size: u64) -> Self {
+        Self {
+            a: TestEngine::new("a", size, AuthorityRecord::created()),
+            b: TestEngine::new("b", size, AuthorityRecord::vacant()),
+        }
+    }
+}
+
+/// Starts a migration on both sides.
+pub(crate) fn start(
+    source: &TestEngine,
+    destination: &TestEngine,
+    options: MigrationOptions,
+    links: (PeerStreams, PeerStreams),
+) {
+    start_watched(source, destination, options, links, None);
+}
+
+/// As before; what leaves by an interface is watched.
+pub(crate) fn start_watched(
+    source: &TestEngine,
+    destination: &TestEngine,
+    options: MigrationOptions,
+    (ours, theirs): (PeerStreams, PeerStreams),
+    interface: Option<InterfaceCounter>,
+) {
+    let (sender, receiver) = mpsc::channel();
+    destination.handle.start_destination(
+        options.migration,
+        options.peer_timeout,
+        theirs,
+        Box::new(move |result| sender.send(result).expect("sent")),
+    );
+    assert_eq!(receiver.recv(), Ok(Ok(())), "at the destination");
+    let started = start_source(source, options, ours, interface);
+    assert_eq!(started, Ok(()), "at the source");
+}
+
+/// Starts a migration at the source only.
+pub(crate) fn start_source(
+    source: &TestEngine,
+    options: MigrationOptions,
+    ours: PeerStreams,
+    interface: Option<InterfaceCounter>,
+) -> Result<(), StartError> {
+    let (sender, receiver) = mpsc::channel();
+    let reply = Box::new(move |result| sender.send(result).expect("sent"));
+    let memory = source.handle.chunk_memory(&options).expect("memory");
+    source
+        .handle
+        .start_source(options, memory, ours, interface, reply);
+    receiver.recv().expect("an answer")
+}
+
+/// Whether there was a migration to cancel.
+pub(crate) fn cancel(source: &TestEngine) -> bool {
+    let (sender, receiver) = mpsc::channel();
+    let reply = Box::new(move |cancelled| sender.send(cancelled).expect("sent"));
+    source.handle.cancel(AbortReason::Cancelled, reply);
+    receiver.recv().expect("an answer")
+}
+
+/// Waits until both sides agree that the migration succeeded.
+pub(crate) fn wait_for_success(source: &TestEngine, destination: &TestEngine) {
+    source.wait_for_core(|event| match event {
+        Event::MigrationAborted {
+            reason, mismatch, ..
+        } => {
+            panic!("aborted: {reason} {mismatch:?}")
+        }
+        Event::MigrationCompleted { .. } => true,
+        _ => false,
+    });
+    destination.wait_for_core(|event| matches!(event, Event::ReceiveCompleted { .. }));
+    destination.wait_until(|snapshot| snapshot.serves);
+}
+
+/// A client that keeps requests in flight on its own range and checks what it reads, until told to
+/// stop; returns the range's content.
+pub(crate) fn load(
+    mut client: Client,
+    base: u64,
+    length: u64,
+    seed: u64,
+    stop: Arc<AtomicBool>,
+) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut random = Random(seed);
+        let mut model = vec![0_u8; length as usize];
+        let mut rounds = 0;
+        while !stop.load(Ordering::Relaxed) || rounds < 20 {
+            rounds += 1;
+            // Sixteen requests in flight, one per part, so that none overlap.
+            let part = length / 16;
+            let mut flying = HashMap::new();
+            for index in 0..16 {
+                let sectors = 1 + random.below(part / 512 / 4);
+                let offset = index * part + random.below(part / 512 - sectors) * 512;
+                let bytes = sectors * 512;
+                let range = offset as usize..(offset + bytes) as usize;
+                let at = base + offset;
+                let cookie = match random.below(8) {
+                    0..=3 => {
+                        let data = random.bytes(bytes as usize);
+                        model[range.clone()].copy_from_slice(&data);
+                        let fua = if random.below(8) == 0 { FUA } else { 0 };
+                        client.send(WRITE, fua, at, bytes as u32, &data)
+                    }
+                    4 => {
+                        model[range.clone()].fill(0);
+                        client.send(TRIM, 0, at, bytes as u32, &[])
+                    }
+                    5 if index == 0 => client.send(FLUSH, 0, 0, 0, &[]),
+                    _ => {
+                        let cookie = client.send(READ, 0, at, bytes as u32, &[]);
+                        flying.insert(cookie, Some(range));
+                        continue;
+                    }
+                };
+                flying.insert(cookie, None);
+            }
+            while !flying.is_empty() {
+                let answer = client
+                    .receive(|cookie| flying[&cookie].as_ref().map_or(0, |range| range.len()));
+                assert_eq!(answer.error, 0, "the guest saw an error in round {rounds}");
+                if let Some(range) = flying.remove(&answer.cookie).expect("a request of ours") {
+                    assert!(answer.data == model[range], "a read saw something else");
+                }
+            }
+        }
+        model
+    })
+}
