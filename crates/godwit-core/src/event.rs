@@ -194,6 +194,11 @@ pub enum Event {
         /// Which migration.
         migration: MigrationId,
     },
+    /// The outgoing migration goes on by push and pull, as it was told.
+    PolicySwitched {
+        /// Which migration.
+        migration: MigrationId,
+    },
     /// The outgoing migration stopped coming nearer to its end, or does again.
     Obstructed {
         /// Which migration.

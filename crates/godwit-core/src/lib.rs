@@ -20,9 +20,10 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{
-    Admission, Arrivals, Controller, GovernorParts, GuestLoad, HOLE_PIECE_SECTORS, Limits,
-    LinkSignal, MAX_MOVED, MAX_PULLED, MAX_VERIFIED, MigrationOptions, Missing, PolicyOptions,
-    Progress, PromiseProgress, PushOptions, RoundOptions, StartError, Switchover, UnknownPart,
+    Admission, Arrivals, ChangeError, Controller, GovernorParts, GuestLoad, HOLE_PIECE_SECTORS,
+    Limits, LinkSignal, MAX_MOVED, MAX_PULLED, MAX_VERIFIED, MigrationChange, MigrationOptions,
+    Missing, PolicyOptions, Progress, PromiseProgress, PushOptions, RoundOptions, StartError,
+    Switchover, UnknownPart,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

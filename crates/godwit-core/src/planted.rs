@@ -65,11 +65,15 @@ pub enum PlantedBug {
     LoseCounts,
     /// A node that will owe a part of the disk does not flush it before it gives the disk away.
     OweUnflushed,
+    /// What was to be sent later is forgotten when the policy changes.
+    SwitchForgetsDelayed,
+    /// When the policy changes, chunks are pushed beside double writes that are on their way.
+    SwitchOvertakes,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -96,6 +100,8 @@ impl PlantedBug {
         Self::ForgetDebt,
         Self::LoseCounts,
         Self::OweUnflushed,
+        Self::SwitchForgetsDelayed,
+        Self::SwitchOvertakes,
     ];
 
     /// The defect's name.
@@ -127,6 +133,8 @@ impl PlantedBug {
             Self::ForgetDebt => "forget-debt",
             Self::LoseCounts => "lose-counts",
             Self::OweUnflushed => "owe-unflushed",
+            Self::SwitchForgetsDelayed => "switch-forgets-delayed",
+            Self::SwitchOvertakes => "switch-overtakes",
         }
     }
 }

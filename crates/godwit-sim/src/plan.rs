@@ -8,8 +8,8 @@ use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::{
-    Arrivals, GovernorParts, GuestLoad, MigrationOptions, PolicyOptions, PushOptions, RoundOptions,
-    Switchover,
+    Arrivals, GovernorParts, GuestLoad, MigrationChange, MigrationOptions, PolicyOptions,
+    PushOptions, RoundOptions, Switchover,
 };
 
 use crate::random::Random;
@@ -97,6 +97,16 @@ pub(crate) struct MigrationPlan {
     pub(crate) ordered_there: bool,
     /// The store refuses the record that gives the disk away.
     pub(crate) store_refuses: bool,
+    /// What the operator changes while it runs.
+    pub(crate) change: Option<PlannedChange>,
+}
+
+/// The operator changes his mind.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PlannedChange {
+    /// This long after the migration's start.
+    pub(crate) after: u64,
+    pub(crate) change: MigrationChange,
 }
 
 /// When a fault happens.
@@ -235,13 +245,17 @@ impl Plan {
     /// The plan of a seed.
     pub(crate) fn new(seed: u64) -> Self {
         let random = &mut Random::stream(seed, 1);
+        let changes = &mut Random::stream(seed, 7);
         let sectors = random.pick(&[2048, 2048, 4096, 4096, 8192]) - random.pick(&[0, 0, 8, 13]);
         let load = random.between(300, 900) * MILLISECOND;
         let requests = random.between(700, 3500) as u32;
         let guest = guest(random, load, requests);
         let clean = random.permille(300);
         let migrations = (1..=random.between(3, 8))
-            .map(|number| migration(random, number as u8, sectors))
+            .map(|number| MigrationPlan {
+                change: changes.permille(250).then(|| planned_change(changes)),
+                ..migration(random, number as u8, sectors)
+            })
             .collect();
         let disturbances = random.below(6);
         let blows = if clean { 0 } else { random.between(1, 6) };
@@ -287,15 +301,44 @@ fn guest(random: &mut Random, load: u64, requests: u32) -> GuestPlan {
     }
 }
 
+fn push(random: &mut Random) -> PushOptions {
+    PushOptions {
+        threshold: random.pick(&[0, 1, 2, 3, 8]),
+        longest_push: random
+            .permille(400)
+            .then(|| Duration::from_nanos(random.magnitude(MICROSECOND, 50 * MILLISECOND))),
+    }
+}
+
+fn planned_change(random: &mut Random) -> PlannedChange {
+    let target = |random: &mut Random| LatencyTarget {
+        limit: Duration::from_nanos(random.magnitude(200 * MICROSECOND, 5 * MILLISECOND)),
+        allowed_per_million: random.pick(&[100, 1_000, 10_000]),
+    };
+    let policy = random.permille(700).then(|| push(random));
+    PlannedChange {
+        after: random.magnitude(MICROSECOND, 60 * MILLISECOND),
+        change: MigrationChange {
+            max_bandwidth: random.permille(300).then(|| {
+                let bounded = random.permille(500);
+                bounded.then(|| random.magnitude(4_000_000, 150_000_000))
+            }),
+            sla: random
+                .permille(300)
+                .then(|| random.permille(600).then(|| target(random))),
+            deadline: random.permille(200).then(|| {
+                let bounded = random.permille(700);
+                bounded.then(|| Duration::from_millis(random.between(10, 300)))
+            }),
+            policy,
+        },
+    }
+}
+
 fn policy(random: &mut Random) -> PolicyOptions {
     match random.below(14) {
         0..=1 => PolicyOptions::Mirror,
-        10..=13 => PolicyOptions::PushPull(PushOptions {
-            threshold: random.pick(&[0, 1, 2, 3, 8]),
-            longest_push: random
-                .permille(400)
-                .then(|| Duration::from_nanos(random.magnitude(MICROSECOND, 50 * MILLISECOND))),
-        }),
+        10..=13 => PolicyOptions::PushPull(push(random)),
         2..=4 => PolicyOptions::PreCopy(RoundOptions {
             block_sectors: random.pick(&[8, 8, 32, 128, 1024]),
             most_rounds: random.between(1, 6) as u32,
@@ -368,6 +411,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         ordered_after: random.magnitude(MICROSECOND, 60 * MILLISECOND),
         ordered_there: random.permille(500),
         store_refuses: random.permille(40),
+        change: None,
     }
 }
 

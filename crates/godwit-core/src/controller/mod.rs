@@ -22,6 +22,7 @@ pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};
 use self::requests::slots::{Slots, TagList};
 use self::transfer::outgoing::Source;
+pub use self::transfer::outgoing::change::{ChangeError, MigrationChange};
 pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 use self::transfer::receive::Destination;
 use self::transfer::remainder::lacking::Lacking;

@@ -51,6 +51,8 @@ states! {
     Deadline "policy: deadline",
     Verify "policy: verify",
     RateLimit "policy: bandwidth limit",
+    Changed "migrations: changed while they ran",
+    Switched "migrations: went on by push and pull",
     Converged "migrations: converged, and waited for the guest's host",
     OrderedWhilePaused "migrations: ordered to switch over while paused",
     OrderedThere "migrations: ordered to switch over by the destination",

@@ -148,6 +148,9 @@ impl Shrinker<'_> {
             if self.best.migrations[at].options.verify {
                 smaller |= self.try_with(|plan| plan.migrations[at].options.verify = false);
             }
+            if self.best.migrations[at].change.is_some() {
+                smaller |= self.try_with(|plan| plan.migrations[at].change = None);
+            }
         }
         while self.best.guest.depth > 1 && self.try_with(|plan| plan.guest.depth -= 1) {
             smaller = true;

@@ -216,6 +216,7 @@ impl World {
                 self.give_double_writes_up(node);
                 self.moment(Moment::Paused);
             }
+            Event::PolicySwitched { .. } => self.policy_switched(node),
             Event::Resumed { .. } => {
                 self.paused = false;
                 self.reached(Reached::Resumed);

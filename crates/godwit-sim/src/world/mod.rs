@@ -102,6 +102,8 @@ enum Occurrence {
     Migrate,
     /// The guest's host orders the switchover of the migration of this number.
     SwitchOver(usize),
+    /// The operator changes the migration of this number.
+    Change(usize),
     Fault(usize),
     Restart(usize),
     /// A node looks for the other node of an undecided migration.
@@ -374,6 +376,7 @@ impl World {
             Occurrence::Follow => self.follow(),
             Occurrence::Migrate => self.operate(),
             Occurrence::SwitchOver(number) => self.switch_over(number),
+            Occurrence::Change(number) => self.change(number),
             Occurrence::Fault(index) => self.fault(index),
             Occurrence::Restart(node) => self.restart(node),
             Occurrence::Dial(node) => self.dial(node),

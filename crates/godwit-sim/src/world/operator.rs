@@ -69,6 +69,9 @@ impl World {
             return self.cut(session, MILLISECOND);
         }
         self.count_policy(&options);
+        if let Some(planned) = planned.change {
+            self.schedule(planned.after, Occurrence::Change(self.next_migration - 1));
+        }
         let promised = self.nodes[source]
             .controller
             .as_ref()
@@ -109,6 +112,35 @@ impl World {
         } else {
             self.with(self.source, |controller, now| controller.switch_over(now));
         }
+    }
+
+    /// The operator changes what he asked for, if the migration is still under way.
+    pub(super) fn change(&mut self, number: usize) {
+        let Some(planned) = self.plan.migrations[number].change else {
+            return;
+        };
+        if self.next_migration != number + 1 || !self.nodes[self.source].outgoing {
+            return;
+        }
+        let changed = self.with(self.source, |controller, now| {
+            controller.change_migration(now, &planned.change)
+        });
+        if changed != Some(Ok(())) {
+            return;
+        }
+        self.reached(Reached::Changed);
+        if planned.change.sla.is_some() || planned.change.deadline.is_some() {
+            // Who measures it knows only of the first one.
+            self.promise = None;
+        }
+    }
+
+    /// What the guest wrote before counts no more.
+    pub(super) fn policy_switched(&mut self, node: usize) {
+        self.give_double_writes_up(node);
+        self.reached(Reached::Switched);
+        self.write_counts.fill(0);
+        self.promise = None;
     }
 
     fn count_policy(&mut self, options: &MigrationOptions) {

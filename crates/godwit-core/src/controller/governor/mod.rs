@@ -402,6 +402,21 @@ impl Governor {
         self.deadline.is_some() && self.required(now, left) >= self.rate
     }
 
+    /// Another time at which the first pass should be over.
+    pub(super) const fn set_deadline(&mut self, deadline: Option<Time>) {
+        self.deadline = deadline;
+    }
+
+    /// Sampling periods in which the guest had requests, and those of them in which one took longer than promised.
+    pub(super) const fn counts(&self) -> (u64, u64) {
+        (self.periods, self.breached)
+    }
+
+    /// Goes on counting from there.
+    pub(super) const fn take_counts(&mut self, (periods, breached): (u64, u64)) {
+        (self.periods, self.breached) = (periods, breached);
+    }
+
     pub(super) const fn deadline(&self) -> Option<Time> {
         self.deadline
     }

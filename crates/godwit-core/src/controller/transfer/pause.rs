@@ -223,7 +223,7 @@ impl Controller {
     }
 
     /// Acknowledges every double write that the destination has not acknowledged, and remembers it.
-    fn delay_double_writes(&mut self) {
+    pub(in crate::controller) fn delay_double_writes(&mut self) {
         if let Some(source) = &mut self.source {
             source.delayed.recall();
         }
@@ -242,12 +242,20 @@ impl Controller {
             return;
         };
         source.last_heard = now;
-        if source.generation == generation
-            && let Some(pause) = &mut source.pause
-        {
+        if source.generation != generation {
+            return;
+        }
+        if core::mem::take(&mut source.awaits_generation) {
+            self.pump();
+        }
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        if let Some(pause) = &mut source.pause {
             pause.drained = true;
             self.pause_timer();
             self.resume_if_ordered();
+            self.resume_if_unpromised();
         }
     }
 
@@ -298,6 +306,16 @@ impl Controller {
     pub(in crate::controller) fn resume_if_ordered(&mut self) {
         if let Some(source) = &self.source
             && source.is_ordered()
+            && source.pause.is_some_and(|pause| !pause.is_unheard())
+        {
+            self.resume();
+        }
+    }
+
+    /// Ends a pause that nobody's promise asks for any more.
+    pub(in crate::controller) fn resume_if_unpromised(&mut self) {
+        if let Some(source) = &self.source
+            && source.governor.is_none()
             && source.pause.is_some_and(|pause| !pause.is_unheard())
         {
             self.resume();

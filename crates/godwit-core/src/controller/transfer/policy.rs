@@ -3,7 +3,7 @@
 
 use super::pre_copy::{AfterRound, PreCopy};
 use super::push_pull::PushPull;
-use crate::controller::{MigrationOptions, PolicyOptions};
+use crate::controller::{MigrationOptions, PolicyOptions, PushOptions};
 use crate::units::{Extent, Lba, Sectors, Time};
 
 /// What becomes of a guest's write that no chunk keeps waiting. The local disk gets it in any case.
@@ -116,6 +116,30 @@ impl Policy {
             Self::PushPull(_) => Some(true),
             Self::DoubleWrite | Self::Mirror | Self::PreCopy(_) => None,
         }
+    }
+
+    /// Goes on by push and pull. No chunk is on its way: of this pass, the destination has what lies before
+    /// `head`, but for what the policy remembers.
+    pub(in crate::controller) fn become_push_pull(
+        &mut self,
+        pass: Pass,
+        options: PushOptions,
+        head: Lba,
+        capacity: Sectors,
+        now: Time,
+    ) {
+        if let Self::PushPull(push) = self {
+            return push.change(options, now);
+        }
+        let mut push = PushPull::with_nothing_left(options, capacity, now);
+        if pass == Pass::Copy {
+            push.add_from(head);
+        }
+        if let Self::PreCopy(rounds) = self {
+            rounds.give_up(core::iter::empty(), head);
+            rounds.take_rest(|extent| push.give_up(extent));
+        }
+        *self = Self::PushPull(push);
     }
 
     /// What a copying pass goes over next at or behind `head`, at most `limit` sectors of it.

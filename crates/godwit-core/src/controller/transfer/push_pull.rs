@@ -49,6 +49,37 @@ impl PushPull {
         }
     }
 
+    /// The same when the destination has all of the disk.
+    pub(super) fn with_nothing_left(options: PushOptions, capacity: Sectors, now: Time) -> Self {
+        let mut it = Self::new(options, capacity, now);
+        it.remaining.empty();
+        it.pushable = 0;
+        it
+    }
+
+    /// The destination lacks what lies from here on, which nobody has written.
+    pub(super) fn add_from(&mut self, start: Lba) {
+        self.remaining
+            .set_range(start, Lba(self.remaining.capacity().0));
+        self.recount();
+    }
+
+    /// Other options from now on.
+    pub(super) fn change(&mut self, options: PushOptions, now: Time) {
+        self.threshold = options.threshold;
+        self.until = options.longest_push.map(|longest| now.after(longest));
+        self.over = false;
+        self.recount();
+    }
+
+    /// Counts what may be pushed.
+    fn recount(&mut self) {
+        let cold = |it: &Self, chunk: u64| it.is_cold(chunk).then(|| it.remaining_in(chunk));
+        self.pushable = (0..self.counts.len() as u64)
+            .filter_map(|chunk| cold(self, chunk))
+            .sum();
+    }
+
     /// When pushing ends.
     pub(super) const fn until(&self) -> Option<Time> {
         self.until
@@ -318,6 +349,39 @@ mod tests {
             }
             assert_eq!(it.pushable, copy);
         }
+    }
+
+    #[test]
+    fn what_lies_behind_a_place_can_be_added_and_the_threshold_changed() {
+        let options = PushOptions {
+            threshold: 2,
+            longest_push: None,
+        };
+        let mut it = PushPull::with_nothing_left(options, CAPACITY, Time(0));
+        assert_eq!(it.pushable_bytes(), 0);
+        it.add_from(Lba(896));
+        assert_eq!(it.pushable_bytes(), 16 * 4096);
+        it.mark(extent(900, 8));
+        it.mark(extent(900, 8));
+        assert_eq!(it.pushable_bytes(), 0);
+        it.change(
+            PushOptions {
+                threshold: 3,
+                ..options
+            },
+            Time(0),
+        );
+        assert_eq!(round(&mut it, 1024), [extent(896, 125)]);
+        assert!(!it.is_over());
+        let longest_push = Some(Duration::ZERO);
+        it.change(
+            PushOptions {
+                threshold: 3,
+                longest_push,
+            },
+            Time(7),
+        );
+        assert!(it.pass_time(Time(7)) && it.is_over());
     }
 
     #[test]

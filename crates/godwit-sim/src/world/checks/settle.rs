@@ -2,6 +2,7 @@
 
 use godwit_core::event::AbortReason;
 
+use crate::plan::PlannedChange;
 use crate::run::coverage::Reached;
 use crate::world::MILLISECOND;
 use crate::world::World;
@@ -59,9 +60,14 @@ impl World {
     /// Whether the migration under way has reasons to wait.
     fn promises(&self) -> bool {
         let planned = self.next_migration.checked_sub(1);
-        let options = planned.map(|last| self.plan.migrations[last].options);
+        let Some(plan) = planned.map(|last| self.plan.migrations[last]) else {
+            return false;
+        };
+        let changes = |change: PlannedChange| change.change.sla.is_some_and(|sla| sla.is_some());
         self.nodes[self.source].outgoing
-            && options.is_some_and(|o| o.sla.is_some() || o.interface_budget.is_some())
+            && (plan.options.sla.is_some()
+                || plan.options.interface_budget.is_some()
+                || plan.change.is_some_and(changes))
     }
 
     fn has_settled(&self) -> bool {

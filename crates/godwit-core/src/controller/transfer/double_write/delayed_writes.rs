@@ -212,6 +212,21 @@ impl DelayedWrites {
         });
     }
 
+    /// Hands over all that is remembered and not sent, which others remember from now on.
+    pub(in crate::controller) fn take_rest(&mut self, mut remember: impl FnMut(Extent)) {
+        self.release();
+        for transfer in &mut self.transfers {
+            if transfer.state == TransferState::Reading {
+                transfer.state = TransferState::Cancelled;
+                remember(transfer.extent);
+            }
+        }
+        while let Some(extent) = self.table.next(Lba(0)) {
+            self.table.take(extent);
+            remember(extent);
+        }
+    }
+
     /// Local reads under way.
     pub(in crate::controller) fn reads(&self) -> u32 {
         self.transfers

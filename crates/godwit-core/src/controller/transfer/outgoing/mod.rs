@@ -1,6 +1,7 @@
 //! The outgoing migration: passes over the disk behind the locking window (Alg. 1 of the SmartNIC
 //! storage-migration paper), then verification, then the freeze that leads to switchover.
 
+pub(in crate::controller) mod change;
 pub(in crate::controller) mod freeze;
 mod layout;
 mod promise;
@@ -26,7 +27,7 @@ use crate::controller::transfer::pause::{Pause, PauseCounts};
 use crate::controller::transfer::policy::{Pass, Policy, Route};
 use crate::controller::transfer::window::Window;
 use crate::controller::{
-    Controller, MigrationOptions, PolicyOptions, Progress, StartError, Switchover,
+    Controller, MigrationOptions, PolicyOptions, Progress, PushOptions, StartError, Switchover,
 };
 use crate::event::{AbortReason, Event, PauseReason, Phase};
 #[cfg(feature = "planted-bugs")]
@@ -65,6 +66,10 @@ pub(in crate::controller) struct Source {
     layout: Layout,
     pub(in crate::controller) stage: Stage,
     policy: Policy,
+    /// The policy becomes push and pull once no chunk is on its way.
+    switching: Option<PushOptions>,
+    /// Nothing is pushed before the destination has received all that was sent before this generation.
+    pub(in crate::controller) awaits_generation: bool,
     pass: Pass,
     capacity: Sectors,
     /// Blocks written since they were compared; only with verification.
@@ -97,6 +102,7 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) may_switch_over: bool,
     /// Whether the connection that will carry forwarded I/O is still there.
     pub(in crate::controller) sync_up: bool,
+    started: Time,
     next_tick: Time,
     pub(in crate::controller) last_heard: Time,
 }
@@ -265,6 +271,8 @@ impl Controller {
             layout: Layout::new(&options),
             stage: Stage::Moving,
             policy: Policy::new(&options, self.capacity, now),
+            switching: None,
+            awaits_generation: false,
             pass: Pass::Copy,
             capacity: self.capacity,
             dirty: options
@@ -294,6 +302,7 @@ impl Controller {
             accepted: false,
             may_switch_over: options.switchover == Switchover::WhenConverged,
             sync_up: true,
+            started: now,
             next_tick: now,
             last_heard: now,
             options,

@@ -192,13 +192,21 @@ impl Controller {
                 return;
             };
             source.paced_until = None;
+            if source.switches_now() {
+                self.switch_policy();
+                continue;
+            }
             let comparing = !source.pass.copies();
-            if source.pause.is_some() || (comparing && !source.delayed.is_settled()) {
+            if source.pause.is_some()
+                || source.awaits_generation
+                || (comparing && !source.delayed.is_settled())
+            {
                 return;
             }
             let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
             // What is written while the switchover waits belongs to the next pass.
-            let rests = source.stage == Stage::Converged || source.leaves();
+            let rests =
+                source.stage == Stage::Converged || source.leaves() || source.is_switching();
             while !rests && source.has_room(most, chunk_sectors) {
                 let (extent, kind) = match source.next_chunk(chunk_sectors) {
                     Next::End => break,

@@ -1,0 +1,181 @@
+//! What is changed of a migration while it runs: its bounds, and its policy, which may become push and pull.
+
+use core::time::Duration;
+
+use crate::controller::governor::Governor;
+use crate::controller::governor::obstacles::Obstacles;
+use crate::controller::governor::token_bucket::TokenBucket;
+use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
+use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
+use crate::controller::transfer::policy::Pass;
+use crate::controller::{Controller, PolicyOptions, PushOptions};
+use crate::event::Event;
+use crate::planted::PlantedBug;
+use crate::sla::LatencyTarget;
+use crate::units::{Generation, Time};
+use crate::wire::{Message, TrafficClass};
+
+/// What is to be different in an outgoing migration from now on. What is `None` stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MigrationChange {
+    /// [`MigrationOptions::max_bandwidth`](crate::MigrationOptions::max_bandwidth): at least 1 byte per second, or
+    /// none any more.
+    pub max_bandwidth: Option<Option<u64>>,
+    /// [`MigrationOptions::sla`](crate::MigrationOptions::sla), as stated by somebody: what the guest asked for
+    /// before the migration counts no more.
+    pub sla: Option<Option<LatencyTarget>>,
+    /// [`MigrationOptions::deadline`](crate::MigrationOptions::deadline), from the migration's start.
+    pub deadline: Option<Option<Duration>>,
+    /// The migration goes on by push and pull. What the destination has stays there; the disk is not compared.
+    pub policy: Option<PushOptions>,
+}
+
+/// Why nothing of a migration was changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    /// No migration leaves this node.
+    #[error("no migration of the disk leaves this node")]
+    NoMigration,
+    /// The disk is changing hands.
+    #[error("the disk is changing hands already")]
+    TooLate,
+    /// An option is out of its range.
+    #[error("the {0} is out of range")]
+    Option(&'static str),
+}
+
+impl Source {
+    /// Takes over other bounds.
+    fn change_bounds(&mut self, change: &MigrationChange, now: Time) {
+        if let Some(bandwidth) = change.max_bandwidth {
+            self.options.max_bandwidth = bandwidth;
+            self.token_bucket = bandwidth.map(|limit| TokenBucket::new(limit, now));
+            self.paced_until = None;
+            self.delayed_paced_until = None;
+            self.obstacles = Obstacles::new(now, bandwidth);
+        }
+        if let Some(sla) = change.sla {
+            self.options.sla = sla;
+            self.options.guest_load = None;
+            let promised = sla.map_or(FIRST_FREEZE, |target| target.limit);
+            self.freeze_allowance = promised.max(FIRST_FREEZE);
+        }
+        if let Some(deadline) = change.deadline {
+            self.options.deadline = deadline;
+        }
+        let deadline = self
+            .options
+            .deadline
+            .map(|within| self.started.after(within));
+        // What the governor learned holds under another promise no more, nor beside another bound.
+        if change.sla.is_some() || change.max_bandwidth.is_some() {
+            let counts = self.governor.as_ref().map(Governor::counts);
+            self.governor = Governor::new(&self.options, now);
+            if let (Some(governor), Some(counts)) = (&mut self.governor, counts) {
+                governor.take_counts(counts);
+            }
+        }
+        if let Some(governor) = &mut self.governor {
+            governor.set_deadline(deadline);
+        }
+    }
+
+    /// Whether the policy changes now: no chunk is on its way.
+    pub(super) fn switches_now(&self) -> bool {
+        self.is_switching() && self.window.is_empty()
+    }
+
+    /// Whether no chunk may join those on their way, because the policy is to change behind them.
+    pub(super) const fn is_switching(&self) -> bool {
+        self.switching.is_some() && self.runs()
+    }
+
+    /// Goes on by push and pull with what the destination lacks. The pass that follows.
+    ///
+    /// Double writes that are on their way could be overtaken by a chunk with newer data. So they count as left,
+    /// and nothing is pushed before the destination has all that was sent.
+    fn switch_policy(&mut self, push: PushOptions, forgets_delayed: bool, now: Time) -> Pass {
+        self.generation = Generation(self.generation.0.wrapping_add(1));
+        let head = self.window.pointers.read_head;
+        self.policy
+            .become_push_pull(self.pass, push, head, self.capacity, now);
+        let Self {
+            delayed, policy, ..
+        } = self;
+        // What was to be sent as delayed writes is pushed, or pulled.
+        delayed.take_rest(|extent| {
+            if !forgets_delayed {
+                policy.give_up(Pass::Copy, core::iter::once(extent), head);
+            }
+        });
+        self.options.policy = PolicyOptions::PushPull(push);
+        self.options.verify = false;
+        self.dirty = None;
+        match self.pass {
+            Pass::Copy => Pass::Copy,
+            _ => Pass::Resend {
+                round: self.round() + 1,
+            },
+        }
+    }
+}
+
+impl Controller {
+    /// Changes the migration that leaves this node. A change of the policy is carried out as soon as the chunks
+    /// that are on their way have arrived; [`Event::PolicySwitched`] tells of it.
+    ///
+    /// # Errors
+    /// [`ChangeError`]; nothing has changed then.
+    pub fn change_migration(
+        &mut self,
+        now: Time,
+        change: &MigrationChange,
+    ) -> Result<(), ChangeError> {
+        self.now = now;
+        let too_large = self.capacity.bytes() > MAX_PULLED;
+        let Some(source) = &mut self.source else {
+            return Err(ChangeError::NoMigration);
+        };
+        if !source.may_pause() {
+            return Err(ChangeError::TooLate);
+        }
+        if change.max_bandwidth == Some(Some(0)) {
+            return Err(ChangeError::Option("bandwidth"));
+        }
+        if change.policy.is_some() && too_large {
+            return Err(ChangeError::Option("size of a disk that is pulled"));
+        }
+        source.change_bounds(change, now);
+        source.switching = change.policy.or(source.switching);
+        self.resume_if_unpromised();
+        self.flush_delayed();
+        self.pump();
+        self.run_ready();
+        Ok(())
+    }
+
+    /// Carries out a change of the policy.
+    pub(super) fn switch_policy(&mut self) {
+        let forgets_delayed = self.has_bug(PlantedBug::SwitchForgetsDelayed);
+        let overtakes = self.has_bug(PlantedBug::SwitchOvertakes);
+        let now = self.now;
+        self.delay_posted_writes();
+        self.delay_double_writes();
+        let Some(source) = &mut self.source else {
+            return;
+        };
+        let Some(push) = source.switching.take() else {
+            return;
+        };
+        let migration = source.options.migration;
+        let was_another = !matches!(source.options.policy, PolicyOptions::PushPull(_));
+        let pass = source.switch_policy(push, forgets_delayed, now);
+        source.awaits_generation = !overtakes;
+        let generation = source.generation;
+        self.send(TrafficClass::Sync, Message::NewGeneration { generation });
+        self.begin_pass(pass);
+        if was_another {
+            self.notify(Event::PolicySwitched { migration });
+        }
+    }
+}
