@@ -329,3 +329,30 @@ pub struct MigrateRequest {
     #[schema(minimum = 1)]
     pub interface_budget: Option<u64>,
 }
+
+/// Asks to go on otherwise with a migration that is under way. What is left out stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SwitchMigration {
+    /// `push-pull` or `post-copy`, whatever it was before: the disk changes hands with what is there, and the
+    /// destination pulls the rest.
+    #[serde(default)]
+    pub policy: Option<Policy>,
+    /// With push-pull: a chunk of 64 KiB that is written so often from now on is pushed no more.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 255)]
+    pub push_threshold: Option<u8>,
+    /// With push-pull: seconds from now after which the disk changes hands, whatever could still be pushed; at
+    /// once when left out.
+    #[serde(default)]
+    pub push_seconds: Option<u64>,
+    /// Most bytes per second that copies, double writes and delayed writes may take; 0 for as much as there is.
+    #[serde(default)]
+    pub max_bandwidth: Option<u64>,
+    /// What the guest is promised: `off`, or a percentile and a time such as `p99.99<2ms`.
+    #[serde(default)]
+    pub sla: Option<String>,
+    /// Seconds from the migration's start within which the first pass should be over; 0 for no deadline.
+    #[serde(default)]
+    pub deadline_seconds: Option<u64>,
+}

@@ -46,6 +46,10 @@ pub(crate) fn migration_cancel(id: &str) -> String {
     format!("{}/cancel", migration(id))
 }
 
+pub(crate) fn migration_switch(id: &str) -> String {
+    format!("{}/switch", migration(id))
+}
+
 pub(crate) fn vm(name: &str) -> String {
     format!("{VMS}/{}", segment(name))
 }
@@ -72,6 +76,10 @@ pub(crate) fn vm_migration(id: &str) -> String {
 
 pub(crate) fn vm_migration_cancel(id: &str) -> String {
     format!("{}/cancel", vm_migration(id))
+}
+
+pub(crate) fn vm_migration_switch(id: &str) -> String {
+    format!("{}/switch", vm_migration(id))
 }
 
 pub(crate) fn job(id: &str) -> String {

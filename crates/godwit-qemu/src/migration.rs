@@ -79,15 +79,26 @@ pub async fn listen(qmp: &Qmp, socket: &Path) -> Result<(), QmpError> {
 /// # Errors
 /// [`QmpError`].
 pub async fn start(qmp: &Qmp, socket: &Path, max_bandwidth: Option<u64>) -> Result<(), QmpError> {
+    let limits = json!({ "downtime-limit": DOWNTIME_LIMIT });
+    qmp.execute("migrate-set-parameters", limits).await?;
+    limit(qmp, max_bandwidth).await?;
+    let uri = format!("unix:{}", socket.display());
+    qmp.execute("migrate", json!({ "uri": uri }))
+        .await
+        .map(drop)
+}
+
+/// Sends the memory, from now on, with at most so many bytes per second.
+///
+/// # Errors
+/// [`QmpError`].
+pub async fn limit(qmp: &Qmp, max_bandwidth: Option<u64>) -> Result<(), QmpError> {
     let limits = json!({
-        "downtime-limit": DOWNTIME_LIMIT,
         "max-bandwidth": max_bandwidth.unwrap_or(NO_LIMIT),
         // For what the guest did not ask for; here, nothing is no limit.
         "max-postcopy-bandwidth": max_bandwidth.unwrap_or(0),
     });
-    qmp.execute("migrate-set-parameters", limits).await?;
-    let uri = format!("unix:{}", socket.display());
-    qmp.execute("migrate", json!({ "uri": uri }))
+    qmp.execute("migrate-set-parameters", limits)
         .await
         .map(drop)
 }

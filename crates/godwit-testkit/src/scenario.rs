@@ -118,6 +118,23 @@ pub fn migration(node: &Node, id: &str) -> Value {
         .unwrap_or(Value::Null)
 }
 
+/// Waits until the disk's owner has all of it, and the node that had it knows.
+///
+/// # Panics
+/// When that takes longer than [`PATIENCE`].
+pub fn becomes_whole(owner: &Node, source: &Node, disk: &str) {
+    let whole = || {
+        let (here, there) = (owner.disk(disk).ok()?, source.disk(disk).ok()?);
+        (here["missing_bytes"].is_null() && there["owes"] == false).then_some(())
+    };
+    assert!(
+        wait_for(PATIENCE, whole).is_some(),
+        "at its owner: {:?}; at its source: {:?}",
+        owner.disk(disk),
+        source.disk(disk)
+    );
+}
+
 /// Waits until the migration has ended; gives what the node shows then, null when it does not end.
 pub fn await_end(node: &Node, id: &str) -> Value {
     let ended = || {

@@ -5,30 +5,15 @@ use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario, finish, import_pattern, load, migrate, verify};
+use godwit_testkit::scenario::{
+    PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, verify,
+};
 use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
 const DISK: &str = "pulled";
 const SIZE: u64 = 96 << 20;
 /// Holds the connection on which the rest is pulled.
 const HELD: (&str, &str) = ("pull::connect", "sleep(3600000)");
-
-/// Waits until the owner has all of the disk, and the node that had it knows.
-fn becomes_whole(cluster: &Cluster, owner: &str, source: &str) {
-    let whole = || {
-        let (here, there) = (
-            cluster.node(owner).disk(DISK).ok()?,
-            cluster.node(source).disk(DISK).ok()?,
-        );
-        (here["missing_bytes"].is_null() && there["owes"] == false).then_some(())
-    };
-    assert!(
-        wait_for(PATIENCE, whole).is_some(),
-        "at {owner}: {:?}; at {source}: {:?}",
-        cluster.node(owner).disk(DISK),
-        cluster.node(source).disk(DISK)
-    );
-}
 
 /// Two nodes of which `a` has the disk and does not connect to let it be pulled.
 fn held() -> Cluster {
@@ -67,7 +52,7 @@ fn a_disk_changes_hands_before_all_of_it_has_moved() {
             assert_eq!(pushed, 0, "{moved}");
         }
         assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
-        becomes_whole(&cluster, to, from);
+        becomes_whole(cluster.node(to), cluster.node(from), DISK);
         println!(
             "{words:?}: pushed {pushed} bytes, handed over after {handed_over:?}, whole after {:?}",
             started.elapsed()
@@ -132,7 +117,7 @@ fn what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies() {
     let shown = cluster.node("b").disk(DISK).unwrap();
     assert_eq!(shown["missing_bytes"], SIZE, "{shown}");
     cluster.node_mut("a").start(&[]).unwrap();
-    becomes_whole(&cluster, "b", "a");
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
     verify(cluster.node("b"), DISK, &mut model).unwrap();
     cluster
         .node("a")
@@ -168,7 +153,7 @@ fn a_guest_works_on_what_is_there_while_its_owner_dies_and_comes_back() {
             cluster.node_mut("b").start(&[]).unwrap();
         }
         assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
-        becomes_whole(&cluster, to, from);
+        becomes_whole(cluster.node(to), cluster.node(from), DISK);
     }
     let mut model = finish(client).unwrap();
     verify(cluster.node("b"), DISK, &mut model).unwrap();

@@ -72,6 +72,11 @@ impl Engine {
                 self.drain();
                 reply(leaves);
             }
+            Command::ChangeMigration { change, reply } => {
+                let changed = self.core.change_migration(self.now, &change);
+                self.drain();
+                reply(changed);
+            }
             Command::FrontEnd { command, reply } => self.front_end_command(command, reply),
             Command::LatencyBaseline { reply } => reply(Some(self.stats.baseline(self.now))),
             Command::MachineStandsStill => self.machine_stands_still(),

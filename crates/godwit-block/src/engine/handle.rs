@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
-use godwit_core::{Limits, MigrationOptions, StartError};
+use godwit_core::{ChangeError, Limits, MigrationChange, MigrationOptions, StartError};
 
 use crate::engine::config::EngineError;
 use crate::engine::connections::streams::{ClientStream, PeerStream, PeerStreams};
@@ -60,6 +60,10 @@ pub(super) enum Command {
     SwitchOver {
         reply: Reply<bool>,
     },
+    ChangeMigration {
+        change: MigrationChange,
+        reply: Reply<Result<(), ChangeError>>,
+    },
     LatencyBaseline {
         reply: Reply<Option<LatencyBaseline>>,
     },
@@ -85,6 +89,7 @@ impl Command {
                 reply(Err(StartError::NotServing));
             }
             Self::Cancel { reply, .. } | Self::SwitchOver { reply } => reply(false),
+            Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
             Self::LatencyBaseline { reply } => reply(None),
             Self::FrontEnd { reply, .. } => reply(Err(FrontEndError::Ended)),
             _ => {}
@@ -274,6 +279,11 @@ impl EngineHandle {
     /// ([`godwit_core::Controller::switch_over`]); `reply` gets whether a migration leaves.
     pub fn switch_over(&self, reply: Reply<bool>) {
         self.inner.send(Command::SwitchOver { reply });
+    }
+
+    /// Changes the migration that leaves; `reply` gets what [`godwit_core::Controller::change_migration`] says.
+    pub fn change_migration(&self, change: MigrationChange, reply: Reply<Result<(), ChangeError>>) {
+        self.inner.send(Command::ChangeMigration { change, reply });
     }
 
     /// How long this node's clients waited lately, before a migration changes it. `reply` gets

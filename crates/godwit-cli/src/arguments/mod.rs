@@ -1,6 +1,7 @@
 //! The command line.
 
 mod node;
+mod switch;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use godwit_api::ImageFormat;
 
 pub(crate) use self::node::{LogFormatArgument, NodeArguments};
+pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
 use crate::failure::EXIT_CODES;
 use crate::show::units::{parse_duration, parse_rate, parse_size};
 
@@ -238,6 +240,8 @@ pub(crate) enum MigrationCommand {
         /// Its id, or as many of its first digits as tell it apart
         id: String,
     },
+    /// Go on otherwise with a migration: leave now, or other bounds
+    Switch(SwitchArguments),
     /// Cancel a migration; the source serves on
     Cancel {
         /// Its id, or as many of its first digits as tell it apart

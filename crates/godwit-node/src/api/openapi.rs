@@ -30,6 +30,7 @@ use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, routes, vm_routes
         routes::migrate,
         routes::show_migration,
         routes::cancel_migration,
+        routes::switch_migration,
         routes::list_peers,
         vm_routes::list_vms,
         vm_routes::run_vm,
@@ -42,6 +43,7 @@ use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, routes, vm_routes
         vm_routes::list_vm_migrations,
         vm_routes::show_vm_migration,
         vm_routes::cancel_vm_migration,
+        vm_routes::switch_vm_migration,
     ),
     components(schemas(ErrorBody, Disk, Migration, Vm)),
     modifiers(&Namesakes, &Refusals)

@@ -17,7 +17,7 @@ use super::refusal::Refusal;
 use super::vm_routes;
 use super::{
     ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest, Migration,
-    Node as NodeView, Peer,
+    Node as NodeView, Peer, SwitchMigration,
 };
 use super::{ErrorBody, ErrorCode};
 use crate::clock;
@@ -25,7 +25,7 @@ use crate::disks::lifecycle::{claim, create, remove};
 use crate::disks::storage::promised;
 use crate::disks::{jobs, view};
 use crate::metrics;
-use crate::migrations::{live, outgoing};
+use crate::migrations::{change, live, outgoing};
 use crate::node::{Node, blocking};
 use crate::peers;
 
@@ -54,6 +54,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/migrations", get(list_migrations).post(migrate)),
         ("/v1/migrations/{id}", get(show_migration)),
         ("/v1/migrations/{id}/cancel", post(cancel_migration)),
+        ("/v1/migrations/{id}/switch", post(switch_migration)),
         ("/v1/peers", get(list_peers)),
     ];
     routes.extend(vm_routes::routes());
@@ -411,6 +412,22 @@ pub(super) async fn cancel_migration(
     Path(id): Path<String>,
 ) -> Result<Json<Migration>, Refusal> {
     Ok(Json(outgoing::cancel(&node, &id).await?))
+}
+
+/// Goes on otherwise with a migration that is under way.
+#[utoipa::path(post, path = "/v1/migrations/{id}/switch", params(("id" = String, Path)),
+    request_body = SwitchMigration, responses(
+    (status = 200, body = Migration), (status = 400, body = ErrorBody),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn switch_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+    Body(request): Body<SwitchMigration>,
+) -> Result<Json<Migration>, Refusal> {
+    let changed = detached(node, move |node| async move {
+        change::change(&node, &id, &request).await
+    });
+    Ok(Json(changed.await?))
 }
 
 /// The other nodes, and whether they answer now.

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::ErrorBody;
 use super::refusal::Refusal;
 use super::routes::{Body, Parameters, Shared, detached};
-use super::{AdoptVm, MigrateVm, RunVm, StopVm, Vm, VmMigration};
+use super::{AdoptVm, MigrateVm, RunVm, StopVm, SwitchMigration, Vm, VmMigration};
 use crate::node::Node;
 use crate::vms::{self, view};
 
@@ -40,6 +40,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/vm-migrations", get(list_vm_migrations)),
         ("/v1/vm-migrations/{id}", get(show_vm_migration)),
         ("/v1/vm-migrations/{id}/cancel", post(cancel_vm_migration)),
+        ("/v1/vm-migrations/{id}/switch", post(switch_vm_migration)),
     ]
 }
 
@@ -185,6 +186,22 @@ pub(super) async fn show_vm_migration(
     Path(id): Path<String>,
 ) -> Result<Json<VmMigration>, Refusal> {
     Ok(Json(node.vm_migrations.get(&node, &id)?))
+}
+
+/// Goes on otherwise with the disks of a VM that moves.
+#[utoipa::path(post, path = "/v1/vm-migrations/{id}/switch", params(("id" = String, Path)),
+    request_body = SwitchMigration, responses(
+    (status = 200, body = VmMigration), (status = 400, body = ErrorBody),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn switch_vm_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+    Body(request): Body<SwitchMigration>,
+) -> Result<Json<VmMigration>, Refusal> {
+    let changed = detached(node, move |node| async move {
+        vms::switch(&node, &id, &request).await
+    });
+    Ok(Json(changed.await?))
 }
 
 /// Ends the move of a VM; it goes on at the source.

@@ -1,6 +1,7 @@
 //! Migrations of this node's disks, in and out.
 
 pub(crate) mod admission;
+pub(crate) mod change;
 pub(crate) mod forward;
 pub(crate) mod incoming;
 pub(crate) mod options;
@@ -38,6 +39,9 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
         // A migration under a tight promise pauses many times a second.
         Event::Paused { migration, reason } => {
             tracing::debug!(disk = disk.name, %migration, reason = reason.name(), "paused");
+        }
+        Event::PolicySwitched { migration } => {
+            tracing::info!(disk = disk.name, %migration, "the disk leaves with what is there");
         }
         Event::Resumed { migration } => {
             tracing::debug!(disk = disk.name, %migration, "resumed");

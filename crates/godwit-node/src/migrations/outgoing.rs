@@ -410,7 +410,10 @@ impl Attempt {
             Box::new(reply),
         );
         match answer.await {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(())) => {
+                self.node.migrations.goes_on(self.id, agreed);
+                Ok(())
+            }
             Ok(Err(error)) => Err(self.failed(&error)),
             Err(_) => Err(self.engine_ended()),
         }

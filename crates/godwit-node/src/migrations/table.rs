@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use godwit_core::Progress;
 use godwit_core::units::MigrationId;
+use godwit_core::wire::Features;
 use tokio::sync::Notify;
 
 use super::recent_rate::{RecentRate, Sample};
@@ -49,6 +50,8 @@ struct Tracked {
     view: Migration,
     /// When the offer was accepted.
     accepted: Option<Instant>,
+    /// The parts of the protocol that both nodes know, once the engine has the migration.
+    agreed: Option<Features>,
     /// Tells the task that makes the offer to give up.
     cancelled: Arc<Notify>,
     recent_rate: RecentRate,
@@ -108,6 +111,7 @@ impl Migrations {
                 id,
                 view,
                 accepted: None,
+                agreed: None,
                 cancelled: Arc::default(),
                 recent_rate: RecentRate::default(),
             });
@@ -152,6 +156,7 @@ impl Migrations {
             id: begin.id,
             view: view.clone(),
             accepted: None,
+            agreed: None,
             cancelled: Arc::clone(&cancelled),
             recent_rate: RecentRate::default(),
         });
@@ -169,6 +174,31 @@ impl Migrations {
     /// The offer of a migration was accepted.
     pub(crate) fn accepted(&self, id: MigrationId) {
         self.change(id, |tracked| tracked.accepted = Some(Instant::now()));
+    }
+
+    /// An engine goes on with the migration, between nodes that know these parts of the protocol.
+    pub(crate) fn goes_on(&self, id: MigrationId, agreed: Features) {
+        self.change(id, |tracked| tracked.agreed = Some(agreed));
+    }
+
+    /// The parts of the protocol that both nodes of a migration know; nothing before an engine goes on with it.
+    pub(crate) fn agreed(&self, id: MigrationId) -> Option<Features> {
+        let table = self.lock();
+        table.all.iter().find(|tracked| tracked.id == id)?.agreed
+    }
+
+    /// A migration goes on with other options. Its number and what is to be stored.
+    pub(crate) fn set_options(
+        &self,
+        id: MigrationId,
+        options: MigrationSettings,
+        warnings: Vec<String>,
+    ) -> Option<(u64, Migration)> {
+        let mut table = self.lock();
+        let tracked = table.all.iter_mut().find(|tracked| tracked.id == id)?;
+        tracked.view.options = Some(options);
+        tracked.view.warnings.extend(warnings);
+        Some((tracked.number, tracked.view.clone()))
     }
 
     /// A migration entered a phase.

@@ -11,5 +11,5 @@ pub(crate) mod vm;
 
 pub(crate) use incoming::take_machine;
 pub(crate) use lifecycle::{adopt, forget, resume, run, stop};
-pub(crate) use outgoing::{cancel, migrate};
+pub(crate) use outgoing::{cancel, migrate, switch};
 pub(crate) use vm::Vms;

@@ -45,6 +45,9 @@ pub(crate) trait Moving: Serialize + DeserializeOwned {
     /// Where the node cancels it.
     fn cancel_path(&self) -> String;
 
+    /// Where the node takes what is to be different.
+    fn switch_path(&self) -> String;
+
     /// What it does now.
     fn phase(&self) -> &'static str;
 

@@ -115,6 +115,10 @@ impl Moving for Migration {
         routes::migration_cancel(&self.id)
     }
 
+    fn switch_path(&self) -> String {
+        routes::migration_switch(&self.id)
+    }
+
     fn phase(&self) -> &'static str {
         self.phase.name()
     }

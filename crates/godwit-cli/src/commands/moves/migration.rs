@@ -1,10 +1,12 @@
 //! `godwit migration`
 
-use godwit_api::{ErrorCode, Migration, MigrationPhase, MigrationSettings, VmMigration};
+use godwit_api::{
+    ErrorCode, Migration, MigrationPhase, MigrationSettings, Policy, SwitchMigration, VmMigration,
+};
 use serde::Serialize;
 use tokio::signal::unix::Signal;
 
-use crate::arguments::MigrationCommand;
+use crate::arguments::{LeavingPolicy, MigrationCommand, SwitchArguments};
 use crate::client::{CallError, Client};
 use crate::commands::moves::follow::{Moving, OnInterrupt, follow, interrupts};
 use crate::failure::Failure;
@@ -76,6 +78,13 @@ pub(crate) async fn run(
                 Known::Vm(migration) => watch(client, *migration, interrupts, output).await,
             }
         }
+        MigrationCommand::Switch(arguments) => {
+            let request = request(&arguments);
+            match find(client, &arguments.id).await? {
+                Known::Disk(migration) => switch(client, *migration, &request, output).await,
+                Known::Vm(migration) => switch(client, *migration, &request, output).await,
+            }
+        }
         MigrationCommand::Cancel { id } => match find(client, &id).await? {
             Known::Disk(migration) => cancel(client, *migration, output).await,
             Known::Vm(migration) => cancel(client, *migration, output).await,
@@ -96,6 +105,34 @@ async fn watch<M: Moving>(
         None if output.json => Ok(()),
         None => output.print(&followed.migration, M::summary),
     }
+}
+
+/// What is asked for.
+fn request(arguments: &SwitchArguments) -> SwitchMigration {
+    let policy = arguments.policy.map(|policy| match policy {
+        LeavingPolicy::PushPull => Policy::PushPull,
+        LeavingPolicy::PostCopy => Policy::PostCopy,
+    });
+    SwitchMigration {
+        policy,
+        push_threshold: arguments.push_threshold,
+        push_seconds: arguments.push_for,
+        max_bandwidth: arguments.max_bandwidth,
+        sla: arguments.sla.clone(),
+        deadline_seconds: arguments.deadline,
+    }
+}
+
+async fn switch<M: Moving>(
+    client: &mut Client,
+    migration: M,
+    request: &SwitchMigration,
+    output: Output,
+) -> Result<(), Failure> {
+    let changed: M = client.post(&migration.switch_path(), request).await?;
+    output.print(&changed, |migration| {
+        format!("migration {} goes on as you asked", migration.id())
+    })
 }
 
 async fn cancel<M: Moving>(

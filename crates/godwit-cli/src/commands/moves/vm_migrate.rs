@@ -53,6 +53,10 @@ impl Moving for VmMigration {
         routes::vm_migration_cancel(&self.id)
     }
 
+    fn switch_path(&self) -> String {
+        routes::vm_migration_switch(&self.id)
+    }
+
     fn phase(&self) -> &'static str {
         self.phase.name()
     }

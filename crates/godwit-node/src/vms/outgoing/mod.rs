@@ -6,7 +6,10 @@ pub(in crate::vms) mod planes;
 pub(crate) mod post_copy_source;
 pub(crate) mod preflight;
 mod steps;
+mod switch;
 pub(crate) mod table;
+
+pub(crate) use self::switch::switch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -92,7 +95,9 @@ pub(crate) async fn migrate(
         error: None,
         warnings: Vec::new(),
     };
-    let (number, cancelled) = node.vm_migrations.begin(view.clone());
+    let (number, cancelled) = node
+        .vm_migrations
+        .begin(view.clone(), request.max_bandwidth);
     store(node, number, &view).await;
     let (begun, told) = oneshot::channel();
     let of = Departure {

@@ -59,6 +59,8 @@ struct Tracked {
     disks: Vec<String>,
     began: Option<Instant>,
     cancelled: Arc<Notify>,
+    /// Most bytes per second that its memory may take.
+    memory_bandwidth: Option<u64>,
 }
 
 impl VmMigrations {
@@ -94,13 +96,18 @@ impl VmMigrations {
                 disks: Vec::new(),
                 began: None,
                 cancelled: Arc::default(),
+                memory_bandwidth: None,
             });
         }
         changed
     }
 
     /// A move begins. Returns its number in the store, and what tells its task to give up.
-    pub(crate) fn begin(&self, view: VmMigration) -> (u64, Arc<Notify>) {
+    pub(crate) fn begin(
+        &self,
+        view: VmMigration,
+        memory_bandwidth: Option<u64>,
+    ) -> (u64, Arc<Notify>) {
         let mut table = self.lock();
         let number = table.next;
         table.next += 1;
@@ -111,6 +118,7 @@ impl VmMigrations {
             disks: Vec::new(),
             began: Some(Instant::now()),
             cancelled: Arc::clone(&cancelled),
+            memory_bandwidth,
         });
         while table.all.len() > MAX_ENDED
             && let Some(oldest) = table.all.iter().position(|t| t.view.phase.ended())
@@ -185,6 +193,23 @@ impl VmMigrations {
                 let text = format!("this node knows no migration {shown} of a VM");
                 Err(ErrorBody::new(ErrorCode::NotFound, text))
             }
+        }
+    }
+
+    /// Most bytes per second that the machine's memory may take now.
+    pub(crate) fn memory_bandwidth(&self, id: MigrationId) -> Option<u64> {
+        let (table, id) = (self.lock(), id.to_string());
+        table
+            .all
+            .iter()
+            .find(|it| it.view.id == id)?
+            .memory_bandwidth
+    }
+
+    /// Its memory may take so many from now on.
+    pub(crate) fn set_memory_bandwidth(&self, id: &str, memory_bandwidth: Option<u64>) {
+        if let Some(tracked) = self.lock().all.iter_mut().find(|it| it.view.id == id) {
+            tracked.memory_bandwidth = memory_bandwidth;
         }
     }
 

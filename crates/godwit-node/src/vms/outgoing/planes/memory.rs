@@ -91,7 +91,8 @@ impl Plane for Memory {
         let (socket, carrying) = tunnel::lead(&of.node, &of.vm, &of.peer, of.id).await?;
         let start = async {
             migration::set_capabilities(qmp, pull(of.request.memory), true).await?;
-            migration::start(qmp, &socket, of.request.max_bandwidth).await
+            let bandwidth = of.node.vm_migrations.memory_bandwidth(of.id);
+            migration::start(qmp, &socket, bandwidth).await
         };
         if let Err(error) = start.await {
             carrying.abort();

@@ -1,0 +1,227 @@
+//! Goes on otherwise with a migration that is under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::wire::Features;
+use godwit_core::{ChangeError, MAX_PULLED, MigrationChange};
+use tokio::sync::oneshot;
+
+use super::options::push_options;
+use super::promise::Asked;
+use super::table;
+use crate::node::Node;
+use godwit_api::{
+    Direction, ErrorBody, ErrorCode, Migration, MigrationSettings, Policy, PushSettings,
+    SwitchMigration,
+};
+
+/// Changes a migration of a disk that leaves this node.
+///
+/// # Errors
+/// There is none such, it has ended, it is too late, or the request makes no sense: nothing has changed then.
+pub(crate) async fn change(
+    node: &Arc<Node>,
+    id: &str,
+    request: &SwitchMigration,
+) -> Result<Migration, ErrorBody> {
+    let (id, view) = node.migrations.get(id)?;
+    let wanted = Wanted::of(node, &view, request)?;
+    let disk = node.disks.get(&view.disk)?;
+    let (reply, answer) = oneshot::channel();
+    let reply = move |changed| {
+        // The request that waits for it may be gone.
+        let _ = reply.send(changed);
+    };
+    let engine = disk
+        .engine()
+        .filter(|_| disk.lock().activity.migration() == Some(id));
+    if let Some(engine) = engine {
+        engine.change_migration(wanted.change, Box::new(reply));
+    } else {
+        reply(Err(ChangeError::NoMigration));
+    }
+    let changed = answer.await.unwrap_or(Err(ChangeError::NoMigration));
+    changed.map_err(|error| refused(&view, &error, "see 'godwit migration show'"))?;
+    tracing::info!(disk = disk.name, migration = %id, change = ?wanted.change, "goes on otherwise");
+    if let Some((number, view)) = node
+        .migrations
+        .set_options(id, wanted.settings, wanted.warnings)
+    {
+        table::store(node, number, &view).await;
+    }
+    let (_, view) = node.migrations.get(&id.to_string())?;
+    Ok(table::live(node, id, view))
+}
+
+/// Sees whether a migration could be changed like that.
+///
+/// # Errors
+/// Those of [`change`] that can be foreseen.
+pub(crate) fn check(
+    node: &Node,
+    view: &Migration,
+    request: &SwitchMigration,
+) -> Result<(), ErrorBody> {
+    Wanted::of(node, view, request).map(|_| ())
+}
+
+fn refused(view: &Migration, why: &dyn std::fmt::Display, hint: &str) -> ErrorBody {
+    let text = format!(
+        "migration {} of disk {} stays as it is: {why}",
+        view.id, view.disk
+    );
+    ErrorBody::new(ErrorCode::Conflict, text).hint(hint)
+}
+
+/// What a request asks for.
+struct Wanted {
+    change: MigrationChange,
+    settings: MigrationSettings,
+    warnings: Vec<String>,
+}
+
+impl Wanted {
+    fn of(node: &Node, view: &Migration, request: &SwitchMigration) -> Result<Self, ErrorBody> {
+        let conflict = |why: &str, hint: &str| Err(refused(view, &why, hint));
+        if *request == SwitchMigration::default() {
+            return Err(invalid(
+                view,
+                "the request changes nothing",
+                "say what is to be different",
+            ));
+        }
+        if view.phase.ended() {
+            return conflict(
+                &format!("it has ended: it is {}", view.phase.name()),
+                "see 'godwit migration list'",
+            );
+        }
+        let (Direction::Outgoing, Some(settings)) = (view.direction, &view.options) else {
+            return conflict(
+                &format!("node '{}' conducts it", view.from),
+                "ask that node",
+            );
+        };
+        let Some(agreed) = view
+            .id
+            .parse()
+            .ok()
+            .and_then(|id| node.migrations.agreed(id))
+        else {
+            return conflict(
+                "the other node has not accepted it yet",
+                "try again shortly",
+            );
+        };
+        let mut wanted = Self {
+            change: MigrationChange::default(),
+            settings: settings.clone(),
+            warnings: Vec::new(),
+        };
+        wanted.bounds(view, request)?;
+        if let Some(push) = push(view, request)? {
+            if !agreed.contain(Features::PULLS) {
+                return conflict(
+                    &format!(
+                        "node '{}' is older and serves no disk before all of it is there",
+                        view.to
+                    ),
+                    "let it end, or update that node and start again",
+                );
+            }
+            if view.progress.bytes_total > MAX_PULLED.0 {
+                return conflict(
+                    &format!("only disks of up to {MAX_PULLED} can be pulled"),
+                    "let it end",
+                );
+            }
+            wanted.policy(request.policy, push);
+        }
+        Ok(wanted)
+    }
+
+    fn policy(&mut self, policy: Option<Policy>, push: PushSettings) {
+        let settings = &mut self.settings;
+        self.change.policy = Some(push_options(Some(&push)));
+        settings.policy = policy.unwrap_or(settings.policy);
+        settings.push = Some(push);
+        settings.rounds = None;
+        if std::mem::take(&mut settings.verify) {
+            self.warnings.push(String::from(
+                "the copies are not compared, because the disk leaves before all of it is there",
+            ));
+        }
+    }
+
+    fn bounds(&mut self, view: &Migration, request: &SwitchMigration) -> Result<(), ErrorBody> {
+        let settings = &mut self.settings;
+        if let Some(limit) = request.max_bandwidth {
+            settings.max_bandwidth = Some(limit).filter(|limit| *limit > 0);
+            self.change.max_bandwidth = Some(settings.max_bandwidth);
+        }
+        if let Some(seconds) = request.deadline_seconds {
+            settings.deadline_seconds = Some(seconds).filter(|seconds| *seconds > 0);
+            self.change.deadline = Some(settings.deadline_seconds.map(Duration::from_secs));
+        }
+        if let Some(text) = &request.sla {
+            let target = match Asked::parse(&view.disk, Some(text))? {
+                Asked::Off => None,
+                Asked::Target(target) => Some(target),
+                Asked::Auto => {
+                    return Err(invalid(
+                        view,
+                        "what a guest has without a migration can be measured only before it",
+                        "write off, or a percentile and a time like 'p99.99<2ms'",
+                    ));
+                }
+            };
+            settings.sla = target.map(|target| target.to_string());
+            settings.sla_auto = false;
+            self.change.sla = Some(target);
+        }
+        Ok(())
+    }
+}
+
+fn invalid(view: &Migration, why: &str, hint: &str) -> ErrorBody {
+    let text = format!("migration {} of disk {}: {why}", view.id, view.disk);
+    ErrorBody::new(ErrorCode::Invalid, text).hint(hint)
+}
+
+/// What is to be pushed from now on, if the policy is to change.
+fn push(view: &Migration, request: &SwitchMigration) -> Result<Option<PushSettings>, ErrorBody> {
+    let of_pushing = request.push_threshold.is_some() || request.push_seconds.is_some();
+    let usual = godwit_core::PushOptions::default();
+    match request.policy {
+        None if of_pushing => Err(invalid(
+            view,
+            "what is said of pushing needs a policy that pushes",
+            "choose the policy push-pull with it",
+        )),
+        None => Ok(None),
+        Some(Policy::PushPull) if request.push_threshold == Some(0) => Err(invalid(
+            view,
+            "with a threshold of 0 nothing would be pushed",
+            "choose at least 1, or the policy post-copy",
+        )),
+        Some(Policy::PushPull) => Ok(Some(PushSettings {
+            threshold: request.push_threshold.unwrap_or(usual.threshold),
+            longest_seconds: Some(request.push_seconds.unwrap_or(0)),
+        })),
+        Some(Policy::PostCopy) if of_pushing => Err(invalid(
+            view,
+            "post-copy pushes nothing",
+            "leave out what is said of pushing, or choose the policy push-pull",
+        )),
+        Some(Policy::PostCopy) => Ok(Some(PushSettings {
+            threshold: 0,
+            longest_seconds: None,
+        })),
+        Some(other) => Err(invalid(
+            view,
+            &format!("while it runs it cannot become {}", other.name()),
+            "choose push-pull or post-copy, or cancel it and start again",
+        )),
+    }
+}

@@ -1,0 +1,60 @@
+//! Goes on otherwise with the disks of a VM that moves.
+
+use std::sync::Arc;
+
+use crate::migrations::change;
+use crate::node::Node;
+use godwit_api::{ErrorBody, ErrorCode, SwitchMigration, VmMigration};
+
+/// Changes the migrations of a VM's disks, all of them or none.
+///
+/// # Errors
+/// There is no such move, it has ended, it is too late, or the request makes no sense.
+pub(crate) async fn switch(
+    node: &Arc<Node>,
+    id: &str,
+    request: &SwitchMigration,
+) -> Result<VmMigration, ErrorBody> {
+    let view = node.vm_migrations.get(node, id)?;
+    if view.phase.ended() {
+        let text = format!("migration {id} has ended: it is {}", view.phase.name());
+        return Err(ErrorBody::new(ErrorCode::Conflict, text));
+    }
+    let of_machine = node.vms.get(&view.vm)?.lock().entry.machine.disks.len();
+    let disks = &view.disks;
+    if disks.is_empty() || disks.len() < of_machine {
+        let text = format!(
+            "migration {id} of VM {} stays as it is: not all of its disks are on their way",
+            view.vm
+        );
+        return Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again shortly"));
+    }
+    for disk in disks {
+        change::check(node, disk, request)?;
+    }
+    for disk in disks {
+        change::change(node, &disk.id, request).await?;
+    }
+    if let Some(limit) = request.max_bandwidth {
+        limit_memory(node, &view, Some(limit).filter(|limit| *limit > 0)).await?;
+    }
+    node.vm_migrations.get(node, id)
+}
+
+/// The VM's memory takes at most so many bytes per second, whether it is on its way already or not.
+async fn limit_memory(
+    node: &Arc<Node>,
+    view: &VmMigration,
+    bandwidth: Option<u64>,
+) -> Result<(), ErrorBody> {
+    node.vm_migrations.set_memory_bandwidth(&view.id, bandwidth);
+    let qemu = node.vms.get(&view.vm)?.qemu()?;
+    let limited = godwit_qemu::migration::limit(&qemu.qmp, bandwidth).await;
+    limited.map_err(|error| {
+        let text = format!(
+            "the disks of VM {} keep to the new bandwidth, its memory does not: {error}",
+            view.vm
+        );
+        ErrorBody::new(ErrorCode::Internal, text)
+    })
+}
