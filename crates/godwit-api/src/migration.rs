@@ -128,6 +128,9 @@ pub struct PushSettings {
 pub struct MigrationSettings {
     /// How the disk is moved.
     pub policy: Policy,
+    /// Why, where the node chose.
+    #[serde(default)]
+    pub policy_reason: Option<String>,
     /// How pre-copy goes over it; nothing with another policy.
     #[serde(default)]
     pub rounds: Option<RoundSettings>,
@@ -263,9 +266,9 @@ pub struct MigrateRequest {
     /// the disk's size and loses what it holds.
     #[serde(default)]
     pub into: Option<String>,
-    /// How it is moved.
+    /// How it is moved. Left out, the node chooses, and may choose otherwise while it runs.
     #[serde(default)]
-    pub policy: Policy,
+    pub policy: Option<Policy>,
     /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4096.
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 1_073_741_824, multiple_of = 4096)]
@@ -342,8 +345,8 @@ pub struct SwitchMigration {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 255)]
     pub push_threshold: Option<u8>,
-    /// With push-pull: seconds from now after which the disk changes hands, whatever could still be pushed; at
-    /// once when left out.
+    /// With push-pull: seconds from now after which the disk changes hands, whatever could still be pushed; when
+    /// nothing is left to push when left out.
     #[serde(default)]
     pub push_seconds: Option<u64>,
     /// Most bytes per second that copies, double writes and delayed writes may take; 0 for as much as there is.

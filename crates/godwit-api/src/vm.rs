@@ -197,9 +197,9 @@ pub struct MigrateVm {
     /// When the memory moves.
     #[serde(default)]
     pub memory: MemoryMode,
-    /// How the disks are moved.
+    /// How the disks are moved. Left out, the node chooses for each, and may choose otherwise while it runs.
     #[serde(default)]
-    pub policy: Policy,
+    pub policy: Option<Policy>,
     /// With pre-copy: bytes of a block of which it is remembered whether it was written, a multiple of 4096.
     #[serde(default)]
     #[schema(minimum = 4096, maximum = 1_073_741_824, multiple_of = 4096)]

@@ -116,6 +116,38 @@ fn a_move_keeps_the_bounds_that_it_was_given_last() {
 }
 
 #[test]
+fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes() {
+    let turn = Scenario::begin(
+        "changed_moves",
+        "a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes",
+    );
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
+    // It would take half a minute.
+    let bounds = ["--max-bandwidth", "3M", "--deadline", "4s", "--sla", "off"];
+    let known = [
+        &["migrate", DISK, "--to", "b", "--policy", "double-write"],
+        &bounds[..],
+    ]
+    .concat();
+    let text = a.refusal(&known);
+    assert!(text.contains("longer than the deadline"), "{text}");
+    let id = start_migration(a, DISK, "b", &bounds).unwrap();
+    let begins = migration(a, &id)["options"].clone();
+    assert_eq!(begins["policy"], "double-write", "{begins}");
+    let why = begins["policy_reason"].as_str().unwrap();
+    assert!(why.contains("96 MiB go in one pass"), "{why}");
+    let moved = await_end(a, &id);
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    assert_eq!(moved["options"]["policy"], "push-pull", "{moved}");
+    let shown = a.godwit(&["migration", "show", &id]).text().unwrap();
+    assert!(shown.contains("its deadline has come"), "{shown}");
+    becomes_whole(b, a, DISK);
+    verify(b, DISK, &mut model).unwrap();
+}
+
+#[test]
 fn all_disks_of_a_machine_leave_when_it_is_told_to() {
     let turn = Scenario::begin(
         "changed_moves",

@@ -203,8 +203,10 @@ pub(crate) enum MemoryArgument {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum PolicyArgument {
-    /// A single pass; writes to what was copied already go to both nodes
+    /// double-write; push-pull when that cannot end, or its deadline has come
     #[default]
+    Auto,
+    /// A single pass; writes to what was copied already go to both nodes
     DoubleWrite,
     /// Passes over what was written since the last one, until little is left
     PreCopy,

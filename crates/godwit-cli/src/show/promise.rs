@@ -156,6 +156,7 @@ mod tests {
         Migration {
             options: Some(MigrationSettings {
                 policy: Policy::DoubleWrite,
+                policy_reason: None,
                 rounds: None,
                 push: None,
                 window_bytes: 32 << 20,

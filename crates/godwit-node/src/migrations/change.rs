@@ -25,8 +25,33 @@ pub(crate) async fn change(
     id: &str,
     request: &SwitchMigration,
 ) -> Result<Migration, ErrorBody> {
+    carry_out(node, id, request, None).await
+}
+
+/// The same where the node chose, for this reason.
+///
+/// # Errors
+/// As [`change`].
+pub(super) async fn change_because(
+    node: &Arc<Node>,
+    id: &str,
+    request: &SwitchMigration,
+    reason: String,
+) -> Result<Migration, ErrorBody> {
+    carry_out(node, id, request, Some(reason)).await
+}
+
+async fn carry_out(
+    node: &Arc<Node>,
+    id: &str,
+    request: &SwitchMigration,
+    reason: Option<String>,
+) -> Result<Migration, ErrorBody> {
     let (id, view) = node.migrations.get(id)?;
-    let wanted = Wanted::of(node, &view, request)?;
+    let mut wanted = Wanted::of(node, &view, request)?;
+    if request.policy.is_some() {
+        wanted.settings.policy_reason = reason;
+    }
     let disk = node.disks.get(&view.disk)?;
     let (reply, answer) = oneshot::channel();
     let reply = move |changed| {
@@ -43,7 +68,13 @@ pub(crate) async fn change(
     }
     let changed = answer.await.unwrap_or(Err(ChangeError::NoMigration));
     changed.map_err(|error| refused(&view, &error, "see 'godwit migration show'"))?;
-    tracing::info!(disk = disk.name, migration = %id, change = ?wanted.change, "goes on otherwise");
+    tracing::info!(
+        disk = disk.name,
+        migration = %id,
+        change = ?wanted.change,
+        why = wanted.settings.policy_reason,
+        "goes on otherwise"
+    );
     if let Some((number, view)) = node
         .migrations
         .set_options(id, wanted.settings, wanted.warnings)
@@ -207,7 +238,7 @@ fn push(view: &Migration, request: &SwitchMigration) -> Result<Option<PushSettin
         )),
         Some(Policy::PushPull) => Ok(Some(PushSettings {
             threshold: request.push_threshold.unwrap_or(usual.threshold),
-            longest_seconds: Some(request.push_seconds.unwrap_or(0)),
+            longest_seconds: request.push_seconds,
         })),
         Some(Policy::PostCopy) if of_pushing => Err(invalid(
             view,

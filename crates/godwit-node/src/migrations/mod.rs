@@ -1,6 +1,7 @@
 //! Migrations of this node's disks, in and out.
 
 pub(crate) mod admission;
+mod auto;
 pub(crate) mod change;
 pub(crate) mod forward;
 pub(crate) mod incoming;

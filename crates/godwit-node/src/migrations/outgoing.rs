@@ -13,6 +13,7 @@ use godwit_core::wire::{
 use godwit_core::{MigrationOptions, PolicyOptions, RoundOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
+use super::auto;
 use super::options::{self, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
@@ -110,7 +111,13 @@ pub(crate) async fn start_in(
         })
     })?;
     options::check_size(&disk.name, &settings, capacity.bytes())?;
-    options::check_deadline(&disk.name, &settings, taken(&disk, capacity).await?)?;
+    let taken = taken(&disk, capacity).await?;
+    if request.policy.is_some() || settings.verify {
+        options::check_deadline(&disk.name, &settings, taken)?;
+    }
+    if request.policy.is_none() {
+        settings.policy_reason = Some(auto::first_reason(taken, &node.config.name));
+    }
     let interface = options::open_interface(&disk.name, &settings)?;
     let measured = match disk.engine() {
         Some(engine) => promise::measure(&engine, asked).await,

@@ -9,6 +9,7 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::Features;
 use tokio::sync::Notify;
 
+use super::auto;
 use super::recent_rate::{RecentRate, Sample};
 use crate::clock;
 use crate::disks::disk::Disk;
@@ -55,6 +56,8 @@ struct Tracked {
     /// Tells the task that makes the offer to give up.
     cancelled: Arc<Notify>,
     recent_rate: RecentRate,
+    /// Since when something has kept it from its end.
+    obstructed: Option<Instant>,
 }
 
 /// What is known of a migration when it begins.
@@ -114,6 +117,7 @@ impl Migrations {
                 agreed: None,
                 cancelled: Arc::default(),
                 recent_rate: RecentRate::default(),
+                obstructed: None,
             });
         }
         changed
@@ -159,6 +163,7 @@ impl Migrations {
             agreed: None,
             cancelled: Arc::clone(&cancelled),
             recent_rate: RecentRate::default(),
+            obstructed: None,
         });
         while table.all.len() > MAX_ENDED
             && let Some(oldest) = table
@@ -313,6 +318,19 @@ impl Migrations {
             .collect()
     }
 
+    /// The migrations under way whose policy the node chose, with how long something has kept them from their end.
+    pub(super) fn chosen_by_node(&self) -> Vec<(Migration, Option<Duration>)> {
+        let chosen = |tracked: &&Tracked| {
+            let options = tracked.view.options.as_ref();
+            !tracked.view.phase.ended() && options.is_some_and(|it| it.policy_reason.is_some())
+        };
+        let table = self.lock();
+        let chosen = table.all.iter().filter(chosen);
+        chosen
+            .map(|tracked| (tracked.view(), tracked.obstructed.map(|at| at.elapsed())))
+            .collect()
+    }
+
     /// Takes a measurement of a migration under way.
     fn sample(&self, id: MigrationId, progress: &Progress) {
         self.change(id, |tracked| {
@@ -327,6 +345,10 @@ impl Migrations {
                 done: progress.bytes_done,
                 left: left.saturating_sub(progress.bytes_done) + promise.delayed_bytes,
             });
+            tracked.obstructed = match (promise.obstacle, tracked.obstructed) {
+                (None, _) => None,
+                (Some(_), since) => since.or_else(|| Some(Instant::now())),
+            };
             tracked.view.rate_bytes_per_second = tracked.recent_rate.rate();
             tracked.view.eta_seconds = match promise.obstacle {
                 Some(_) => None,
@@ -424,6 +446,7 @@ pub(crate) async fn sample_rates(node: Arc<Node>) {
                 node.migrations.sample(id, &progress);
             }
         }
+        auto::reconsider_all(&node).await;
     }
 }
 

@@ -116,7 +116,10 @@ fn request(arguments: &SwitchArguments) -> SwitchMigration {
     SwitchMigration {
         policy,
         push_threshold: arguments.push_threshold,
-        push_seconds: arguments.push_for,
+        push_seconds: match arguments.policy {
+            Some(LeavingPolicy::PushPull) => Some(arguments.push_for.unwrap_or(0)),
+            _ => arguments.push_for,
+        },
         max_bandwidth: arguments.max_bandwidth,
         sla: arguments.sla.clone(),
         deadline_seconds: arguments.deadline,
@@ -304,6 +307,10 @@ fn show(migration: &Migration) -> String {
             (!ended).then(|| migration_status(migration).line.to_string()),
         ),
         ("options", migration.options.as_ref().map(options)),
+        (
+            "chosen",
+            (migration.options.as_ref()).and_then(|options| options.policy_reason.clone()),
+        ),
         ("promise", promised(migration)),
         ("pauses", promise.and_then(pauses)),
         ("delayed", promise.and_then(delayed)),

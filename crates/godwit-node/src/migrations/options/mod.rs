@@ -161,7 +161,8 @@ pub(crate) fn settings(
             .unwrap_or_else(|| usual.clamp(chunk_bytes, window_bytes))
     };
     Ok(MigrationSettings {
-        policy: request.policy,
+        policy: request.policy.unwrap_or_default(),
+        policy_reason: None,
         rounds: rounds(request)?,
         push: push(request)?,
         window_bytes,

@@ -14,16 +14,17 @@ pub(super) fn push(request: &MigrateRequest) -> Result<Option<PushSettings>, Err
     let invalid = |text: String, hint: &str| {
         Err(ErrorBody::new(ErrorCode::Invalid, format!("disk {}: {text}", request.disk)).hint(hint))
     };
-    let policy = request.policy.name();
+    let chosen = request.policy.unwrap_or_default();
+    let policy = chosen.name();
     let asked = request.push_threshold.is_some() || request.push_seconds.is_some();
-    if request.policy != Policy::PushPull && asked {
+    if chosen != Policy::PushPull && asked {
         return invalid(
             format!("the policy {policy} pushes nothing before the disk changes hands"),
             "leave out what is said of pushing, or choose the policy push-pull",
         );
     }
     let usual = PushOptions::default();
-    let settings = match request.policy {
+    let settings = match chosen {
         Policy::PushPull => PushSettings {
             threshold: request.push_threshold.unwrap_or(usual.threshold),
             longest_seconds: request.push_seconds,
@@ -42,7 +43,7 @@ pub(super) fn push(request: &MigrateRequest) -> Result<Option<PushSettings>, Err
             "move it without --verify, or by another policy",
         );
     }
-    if request.policy == Policy::PushPull && settings.threshold == 0 {
+    if chosen == Policy::PushPull && settings.threshold == 0 {
         return invalid(
             String::from("with a threshold of 0 nothing would be pushed"),
             "choose at least 1, or the policy post-copy",

@@ -21,10 +21,11 @@ pub(super) fn rounds(request: &MigrateRequest) -> Result<Option<RoundSettings>, 
         request.max_rounds,
         request.round_left_bytes,
     );
-    if request.policy != Policy::PreCopy {
+    let policy = request.policy.unwrap_or_default();
+    if policy != Policy::PreCopy {
         if block.is_some() || most.is_some() || left.is_some() {
             return invalid(
-                format!("the policy {} has no rounds", request.policy.name()),
+                format!("the policy {} has no rounds", policy.name()),
                 "leave out what is said of rounds, or choose the policy pre-copy",
             );
         }

@@ -7,7 +7,7 @@ fn request(chunk: Option<u64>, window: Option<u64>) -> MigrateRequest {
         to: String::from("b"),
         pool: None,
         into: None,
-        policy: Policy::DoubleWrite,
+        policy: Some(Policy::DoubleWrite),
         round_block_bytes: None,
         max_rounds: None,
         round_left_bytes: None,
