@@ -1,5 +1,6 @@
 //! The command line.
 
+mod image;
 mod node;
 
 use std::net::IpAddr;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use godwit_api::ImageFormat;
 
+pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
 pub(crate) use self::node::{LogFormatArgument, NodeArguments};
 use crate::failure::EXIT_CODES;
 use crate::show::units::{parse_duration, parse_rate, parse_size};
@@ -70,6 +72,8 @@ pub(crate) enum Command {
     /// Create, import, export, show and remove disks
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Keep images that disks are created from in a repository
+    Image(ImageArguments),
     /// Run virtual machines on disks of a node
     #[command(subcommand)]
     Vm(VmCommand),

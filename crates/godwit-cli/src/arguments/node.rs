@@ -7,7 +7,7 @@ use clap::{ArgAction, Args, ValueEnum};
 use godwit_node::GovernorParts;
 use godwit_node::{IncomingLimits, QemuUser};
 
-use super::DEFAULT_DATA_DIR;
+use super::{DEFAULT_DATA_DIR, RepositoryArguments};
 use crate::show::units::parse_size;
 
 #[derive(Debug, Args)]
@@ -92,6 +92,8 @@ pub(crate) struct NodeArguments {
     /// How large the disks may be together that one peer brings at a time; without it, what fits
     #[arg(long, env = "GODWIT_MAX_INCOMING_SIZE", value_name = "SIZE", value_parser = parse_size)]
     pub max_incoming_size: Option<u64>,
+    #[command(flatten)]
+    pub repository: RepositoryArguments,
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormatArgument,
