@@ -6,7 +6,7 @@
 //! chunks/ab/abcd…            256 KiB of an image, named by their BLAKE3 hash
 //! manifests/1234…            which chunks an image has where, named by the hash of this object
 //! images/NAME                which manifest the name stands for
-//! uses/1234…/NODE/DISK       a disk still fetches from this manifest's chunks
+//! uses/1234…/NODE/ID/DISK    a disk still fetches from this manifest's chunks
 //! leases/…                   somebody relies on chunks that no manifest names yet
 //! collecting                 chunks that no manifest names are being removed
 //! ```

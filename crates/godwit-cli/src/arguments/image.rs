@@ -12,14 +12,19 @@ use crate::failure::Failure;
 pub(crate) struct RepositoryArguments {
     /// Where images are kept: s3://BUCKET[/FOLDER], with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from the
     /// environment, or a directory
-    #[arg(long, env = "GODWIT_REPOSITORY", value_name = "s3://BUCKET|DIR")]
+    #[arg(
+        long,
+        global = true,
+        env = "GODWIT_REPOSITORY",
+        value_name = "s3://BUCKET|DIR"
+    )]
     pub repository: Option<Location>,
     /// Where that S3 store answers, if it is not Amazon's
     #[arg(
         long,
+        global = true,
         env = "GODWIT_REPOSITORY_ENDPOINT",
-        value_name = "URL",
-        requires = "repository"
+        value_name = "URL"
     )]
     pub repository_endpoint: Option<String>,
 }
@@ -33,7 +38,10 @@ impl RepositoryArguments {
                 at.map(Some)
                     .map_err(|error| Failure::usage(format!("--repository-endpoint: {error}")))
             }
-            (location, _) => Ok(location),
+            (None, Some(_)) => Err(Failure::usage(
+                "--repository-endpoint needs --repository s3://BUCKET",
+            )),
+            (location, None) => Ok(location),
         }
     }
 }

@@ -19,9 +19,8 @@ const SHOWN_EVERY: Duration = Duration::from_millis(200);
 
 pub(crate) fn run(arguments: ImageArguments, output: Output) -> Result<(), Failure> {
     let location = arguments.repository.location()?.ok_or_else(|| {
-        Failure::usage("which repository is meant is not said").hint(
-            "give --repository s3://BUCKET or a directory, or set GODWIT_REPOSITORY",
-        )
+        Failure::usage("which repository is meant is not said")
+            .hint("give --repository s3://BUCKET or a directory, or set GODWIT_REPOSITORY")
     })?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -201,7 +200,8 @@ impl Shown {
             let started = Instant::now();
             loop {
                 tokio::time::sleep(SHOWN_EVERY).await;
-                line.0.show(action, &status(&progress, action, started.elapsed()));
+                line.0
+                    .show(action, &status(&progress, action, started.elapsed()));
             }
         });
         Self { task }
@@ -230,7 +230,10 @@ fn status(progress: &Progress, action: &str, elapsed: Duration) -> Status {
         .then(Matters::Step, action)
         .then_or(&[
             (Matters::Always, format!("{left} left")),
-            (Matters::Rest, format!("{left} of {} left", format_bytes(total))),
+            (
+                Matters::Rest,
+                format!("{left} of {} left", format_bytes(total)),
+            ),
         ])
         .then(Matters::Always, format_rate(rate));
     Status {

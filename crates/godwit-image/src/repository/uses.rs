@@ -12,6 +12,8 @@ use crate::repository::Repository;
 pub struct User {
     /// The node that serves it.
     pub node: String,
+    /// What tells the node apart from another of the same name that uses the repository, too: letters and digits.
+    pub node_id: String,
     /// Its name.
     pub disk: String,
 }
@@ -48,15 +50,19 @@ impl Repository {
     }
 
     /// The manifests that disks fetch from, and these disks.
-    pub(super) async fn uses(&self) -> Result<Vec<(ManifestId, User)>, RepositoryError> {
+    ///
+    /// # Errors
+    /// The store does not do its part.
+    pub async fn uses(&self) -> Result<Vec<(ManifestId, User)>, RepositoryError> {
         let found = self.list(&Path::from("uses")).await?;
         let uses = found.iter().filter_map(|meta| {
             let parts: Vec<PathPart<'_>> = meta.location.parts().skip(1).collect();
-            let [id, node, disk] = parts.as_slice() else {
+            let [id, node, node_id, disk] = parts.as_slice() else {
                 return None;
             };
             let user = User {
                 node: node.as_ref().to_owned(),
+                node_id: node_id.as_ref().to_owned(),
                 disk: disk.as_ref().to_owned(),
             };
             Some((id.as_ref().parse().ok()?, user))
@@ -73,5 +79,5 @@ impl Repository {
 
 fn use_path(id: ManifestId, user: &User) -> Path {
     let id = id.to_string();
-    Path::from_iter(["uses", &id, &user.node, &user.disk])
+    Path::from_iter(["uses", &id, &user.node, &user.node_id, &user.disk])
 }

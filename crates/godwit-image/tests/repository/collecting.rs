@@ -32,6 +32,7 @@ async fn nothing_is_collected_while_an_image_is_pushed_and_none_pushed_meanwhile
     ));
     let user = User {
         node: String::from("a"),
+        node_id: String::from("1f"),
         disk: String::from("d"),
     };
     assert!(

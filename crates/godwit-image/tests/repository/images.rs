@@ -112,6 +112,7 @@ async fn what_disks_fetch_from_is_removed_only_by_force() {
         .expect("pushed");
     let user = User {
         node: String::from("a"),
+        node_id: String::from("1f"),
         disk: String::from("d"),
     };
     let (id, manifest) = fixture

@@ -30,6 +30,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
         return Err(error);
     }
     guard.keep();
+    node.images.release();
     tracing::info!(disk = name, "removed the disk");
     Ok(())
 }
