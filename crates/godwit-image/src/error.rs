@@ -104,7 +104,7 @@ pub enum RepositoryError {
         repository: String,
     },
     /// Disks still fetch from an image.
-    #[error("image '{image}' is in use: {} still fetched from it", disks(.users))]
+    #[error("image '{image}' is in use: {}", disks(.users))]
     InUse {
         /// The image.
         image: ImageName,
@@ -201,8 +201,8 @@ impl RepositoryError {
 
 fn disks(users: &[String]) -> String {
     match users {
-        [one] => format!("disk {one} is"),
-        many => format!("disks {} are", many.join(", ")),
+        [one] => format!("disk {one} still fetches from it"),
+        many => format!("disks {} still fetch from it", many.join(", ")),
     }
 }
 

@@ -28,6 +28,8 @@ pub(crate) const PARALLEL: usize = 16;
 pub struct Repository {
     store: Arc<dyn ObjectStore>,
     shown: Arc<str>,
+    /// The directory that it is, if it is one.
+    directory: Option<Arc<std::path::Path>>,
 }
 
 impl Repository {
@@ -47,6 +49,10 @@ impl Repository {
         Ok(Self {
             store: location.open(keys)?,
             shown: location.to_string().into(),
+            directory: match location {
+                Location::Directory(path) => Some(path.as_path().into()),
+                Location::S3 { .. } => None,
+            },
         })
     }
 
@@ -98,7 +104,7 @@ impl Repository {
     /// An object, or nothing; of a longer one than `most` bytes nothing but its begin is read.
     async fn get(&self, path: &Path, most: u64) -> Result<Option<Bytes>, RepositoryError> {
         let answer = match self.store.get(path).await {
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(object_store::Error::NotFound { .. }) => return self.is_there().map(|()| None),
             answer => answer.map_err(|error| self.failed(&error))?,
         };
         if answer.meta.size > most {
@@ -110,6 +116,8 @@ impl Repository {
     }
 
     async fn put(&self, path: &Path, bytes: impl Into<PutPayload>) -> Result<(), RepositoryError> {
+        // A directory that is away would be made anew.
+        self.is_there()?;
         let put = self.store.put(path, bytes.into()).await;
         put.map(|_| ()).map_err(|error| self.failed(&error))
     }
@@ -117,8 +125,19 @@ impl Repository {
     async fn head(&self, path: &Path) -> Result<Option<ObjectMeta>, RepositoryError> {
         match self.store.head(path).await {
             Ok(meta) => Ok(Some(meta)),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(object_store::Error::NotFound { .. }) => self.is_there().map(|()| None),
             Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Whether what is not found is not there, rather than the whole directory.
+    fn is_there(&self) -> Result<(), RepositoryError> {
+        match &self.directory {
+            Some(directory) if !directory.is_dir() => Err(RepositoryError::Down {
+                repository: self.shown.to_string(),
+                why: String::from("there is no such directory now"),
+            }),
+            _ => Ok(()),
         }
     }
 
@@ -132,6 +151,7 @@ impl Repository {
 
     /// All objects in a folder.
     async fn list(&self, folder: &Path) -> Result<Vec<ObjectMeta>, RepositoryError> {
+        self.is_there()?;
         let found: Vec<ObjectMeta> = self
             .store
             .list(Some(folder))

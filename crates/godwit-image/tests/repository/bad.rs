@@ -120,3 +120,25 @@ async fn files_that_are_no_disks_are_refused() {
     }
     assert!(fixture.objects("images").is_empty() && fixture.objects("leases").is_empty());
 }
+
+#[tokio::test]
+async fn a_directory_that_has_gone_is_not_made_anew() {
+    let fixture = Fixture::new();
+    let file = fixture.file("raw");
+    raw_image(&file, 2, &[0], 0);
+    push(&fixture.repository, "x", &file).await.expect("pushed");
+    let away = fixture.file("away");
+    fs::rename(&fixture.store, &away).expect("gone");
+    let down = |error: RepositoryError| matches!(error, RepositoryError::Down { .. });
+    assert!(down(
+        push(&fixture.repository, "y", &file).await.unwrap_err()
+    ));
+    assert!(down(
+        pull(&fixture.repository, "x", &fixture.file("back"))
+            .await
+            .unwrap_err()
+    ));
+    assert!(down(fixture.repository.images().await.unwrap_err()));
+    assert!(down(fixture.repository.collect(true).await.unwrap_err()));
+    assert!(!fixture.store.exists());
+}

@@ -127,7 +127,7 @@ async fn what_disks_fetch_from_is_removed_only_by_force() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "image 'base' is in use: disk a/d is still fetched from it"
+        "image 'base' is in use: disk a/d still fetches from it"
     );
     // Under another name it is still there, and so are its chunks.
     push(&fixture.repository, "other", &file)
