@@ -350,7 +350,7 @@ fn a_machine_starts_from_an_image_before_a_tenth_of_it_was_fetched() {
     let fetched = data - missing;
     println!("the guest works, and {fetched} of {data} bytes were fetched or written");
     assert!(fetched < data / 10, "{fetched} of {data} bytes");
-    let finished = guest.finish(fixture.a()).unwrap();
+    let finished = guest.end(fixture.a()).unwrap();
     assert_eq!((finished.errors, finished.mismatches), (0, 0));
     // What the guest left there and the rest of the image fit together.
     let copy = fixture.cluster.dir().join("copy");
