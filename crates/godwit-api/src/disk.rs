@@ -122,7 +122,8 @@ pub struct Disk {
     pub io: IoCounters,
     /// How long clients wait.
     pub latency: GuestLatency,
-    /// Bytes that are still at the node which gave the disk away, while this one serves it without.
+    /// Bytes that are still at the node which gave the disk away, or in the image that it was created from, while this
+    /// node serves it without.
     #[serde(default)]
     pub missing_bytes: Option<u64>,
     /// Whether the node that the disk moved to still needs a part of it from here.

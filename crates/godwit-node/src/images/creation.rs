@@ -45,6 +45,7 @@ pub(crate) async fn create(
         Ok(made) => made,
         Err(error) => {
             let error = create::undo(node, &disk, error).await;
+            lacking::forget(node, &disk).await;
             node.images.release();
             return Err(error);
         }
