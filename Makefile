@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test guest sim sim-plants soak demo demo-leave demo-vm package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -16,6 +16,12 @@ build:
 test: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked --workspace --features godwit-cli/failpoints
+
+# Images at an S3 server that is not ours; make test has one in its own process.
+test-s3:
+	scripts/install-deps
+	GODWIT_TEST_MOTO=$$(scripts/install-moto) \
+		$(CARGO) test --locked -p godwit-image --test repository -- --ignored
 
 # QEMU and the virtual machine that tests run in it.
 guest:

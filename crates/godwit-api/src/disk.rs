@@ -122,12 +122,16 @@ pub struct Disk {
     pub io: IoCounters,
     /// How long clients wait.
     pub latency: GuestLatency,
-    /// Bytes that are still at the node which gave the disk away, while this one serves it without.
+    /// Bytes that are still at the node which gave the disk away, or in the image that it was created from, while this
+    /// node serves it without.
     #[serde(default)]
     pub missing_bytes: Option<u64>,
     /// Whether the node that the disk moved to still needs a part of it from here.
     #[serde(default)]
     pub owes: bool,
+    /// The image that it was created from here.
+    #[serde(default)]
+    pub image: Option<DiskImage>,
     /// Whether writes of its virtual machine wait because its image has no room for them.
     #[serde(default)]
     pub lacks_room: bool,
@@ -138,6 +142,21 @@ pub struct Disk {
     pub warnings: Vec<String>,
 }
 
+/// The image that a disk was created from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskImage {
+    /// Its name then.
+    pub name: String,
+    /// What stands for its content: its manifest's BLAKE3 hash in hexadecimal.
+    pub content: String,
+    /// Whether a part of it has not been fetched yet.
+    pub fetching: bool,
+    /// Whether what nobody reads is fetched, too.
+    pub prefetch: bool,
+    /// Why a part cannot be fetched now, when that is so: reads of it wait.
+    pub trouble: Option<String>,
+}
+
 /// Asks for a new disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -145,10 +164,17 @@ pub struct CreateDisk {
     /// Its name: letters, digits, `.`, `_` and `-`, at most 128, not starting with `.` or `-`.
     #[schema(pattern = "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$")]
     pub name: String,
-    /// Its size in bytes, a positive multiple of 512. Needed unless `path` names an image.
+    /// Its size in bytes, a positive multiple of 512. Needed unless `path` or `image` names an image.
     #[serde(default)]
     #[schema(minimum = 512, multiple_of = 512)]
     pub size_bytes: Option<u64>,
+    /// An image of the node's repository that the disk begins as. It can be used at once; what it has is fetched as
+    /// it is read, and kept. `size_bytes` may make it larger.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// Whether the rest of that image is fetched in the background, too.
+    #[serde(default = "crate::yes")]
+    pub prefetch: bool,
     /// An existing image file or block device on the node, used in place. Without it the node
     /// makes an image of its own.
     #[serde(default)]

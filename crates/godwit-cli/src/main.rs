@@ -68,6 +68,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     match command {
         Command::Node(node) => commands::node::run(*node, connection),
         Command::Certs(command) => commands::certs::run(command, output),
+        Command::Image(arguments) => commands::image::run(arguments, output),
         Command::Completions { shell } => commands::shell::completions::run(shell),
         Command::Manual { directory } => commands::shell::manual::run(&directory),
         Command::Migrate(arguments) => with_client(&connection, async |client| {

@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use godwit_core::GovernorParts;
 use godwit_core::wire::Features;
+use godwit_image::Location;
 
 use crate::names;
 use crate::node_error::NodeError;
@@ -71,6 +73,17 @@ pub struct NodeConfig {
     pub peers: Vec<PeerConfig>,
     /// Where disks that arrive may be put, besides the data directory.
     pub pools: Vec<PoolConfig>,
+    /// Where images are that disks are created from.
+    pub images: ImagesConfig,
+}
+
+/// Where images come from, and what if they do not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ImagesConfig {
+    /// The repository, if there is one.
+    pub repository: Option<Location>,
+    /// How long a read waits for a part of an image that cannot be had, before it fails; for ever when `None`.
+    pub wait: Option<Duration>,
 }
 
 /// PEM files that prove who a node is.
@@ -140,6 +153,11 @@ impl NodeConfig {
     /// The unix socket where a VM's QEMU uses a disk over vhost-user.
     pub fn vhost_socket(&self, disk: &str) -> PathBuf {
         self.disks_dir().join(format!("{disk}.vhost"))
+    }
+
+    /// The folder of what the node knows of images.
+    pub(crate) fn images_dir(&self) -> PathBuf {
+        self.data_dir.join("images")
     }
 
     /// The folder of the VMs' sockets and logs.
@@ -280,6 +298,7 @@ pub(crate) mod tests {
                 address: String::from("b:1"),
             }],
             pools: Vec::new(),
+            images: ImagesConfig::default(),
         }
     }
 

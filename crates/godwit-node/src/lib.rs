@@ -7,6 +7,7 @@ mod config;
 mod daemon;
 mod disks;
 mod failpoint;
+mod images;
 mod listeners;
 mod logging;
 mod metrics;
@@ -20,7 +21,7 @@ mod store;
 mod transport;
 mod vms;
 
-pub use config::{IncomingLimits, NodeConfig, PeerConfig, PoolConfig, TlsFiles};
+pub use config::{ImagesConfig, IncomingLimits, NodeConfig, PeerConfig, PoolConfig, TlsFiles};
 pub use daemon::run::run;
 pub use godwit_core::GovernorParts;
 pub use godwit_qemu::QemuUser;

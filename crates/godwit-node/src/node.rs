@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use crate::config::{NodeConfig, PeerConfig};
 use crate::disks::jobs::Jobs;
 use crate::disks::{DiskUsers, Disks};
+use crate::images::Images;
 use crate::migrations::Migrations;
 use crate::migrations::admission::Arrivals;
 use crate::migrations::incoming::Gatherings;
@@ -48,6 +49,8 @@ pub(crate) struct Node {
     pub(crate) vms: Vms,
     /// Imports and exports.
     pub(crate) jobs: Jobs,
+    /// The images that disks are created from.
+    pub(crate) images: Images,
     /// Opens connections to other nodes.
     pub(crate) dialer: Dialer,
     /// Which peers answered lately.

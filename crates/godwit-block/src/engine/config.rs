@@ -25,6 +25,8 @@ pub struct EngineConfig {
     /// Whether more than one party may have written to the disk since it came here, as
     /// [`Event::SharingChanged`] last said.
     pub shared: bool,
+    /// Of what the disk lacks only what somebody waits for is pulled.
+    pub pull_on_demand_only: bool,
 }
 
 impl EngineConfig {
@@ -42,6 +44,7 @@ impl EngineConfig {
             memory: Bytes(160 << 20),
             max_clients: 64,
             shared: false,
+            pull_on_demand_only: false,
         }
     }
 }

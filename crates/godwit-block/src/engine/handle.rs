@@ -158,6 +158,11 @@ impl std::fmt::Debug for EngineHandle {
 }
 
 impl EngineHandle {
+    /// Whether both are of the same engine.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     pub(super) fn new(
         disk: String,
         capacity: Sectors,

@@ -172,6 +172,9 @@ impl Engine {
         core.resume_forwarding(config.shared, session);
         let notes = missing.map(|(missing, notes)| {
             core.restore_missing(missing);
+            if config.pull_on_demand_only {
+                core.pull_on_demand_only();
+            }
             notes
         });
         Ok(Self {

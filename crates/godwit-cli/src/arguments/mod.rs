@@ -1,5 +1,6 @@
 //! The command line.
 
+mod image;
 mod node;
 mod switch;
 
@@ -9,6 +10,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use godwit_api::ImageFormat;
 
+pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
 pub(crate) use self::node::{LogFormatArgument, NodeArguments};
 pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
 use crate::failure::EXIT_CODES;
@@ -72,6 +74,8 @@ pub(crate) enum Command {
     /// Create, import, export, show and remove disks
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Keep images that disks are created from in a repository
+    Image(ImageArguments),
     /// Run virtual machines on disks of a node
     #[command(subcommand)]
     Vm(VmCommand),
@@ -148,7 +152,7 @@ pub(crate) struct MigrateArguments {
     /// than a quarter, or stays below 3 ms (10 ms for a guest that has asked for little before).
     #[arg(long, value_name = "auto|off|pNN<TIME", default_value = "auto")]
     pub sla: String,
-    /// While the migration pauses, keep the guest's writes here and send them later
+    /// While the migration pauses, keep the guest's writes here and send them later; else they go to both nodes
     #[arg(long, value_enum, default_value_t, value_name = "on|off")]
     pub delayed_writes: Switch,
     /// Most bytes per second of those, chosen by the node when left out
@@ -221,10 +225,10 @@ pub(crate) enum PolicyArgument {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Switch {
-    /// They stay here
+    /// Yes
     #[default]
     On,
-    /// They go to both nodes
+    /// No
     Off,
 }
 
@@ -253,12 +257,12 @@ pub(crate) enum MigrationCommand {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DiskCommand {
-    /// Create a disk, empty or from an image that is used in place
+    /// Create a disk: empty, from an image of the repository, or from an image file that is used in place
     Create {
         /// Its name, the same on every node
         name: String,
-        /// Its size; needed unless --path names an image that exists
-        #[arg(long, value_name = "SIZE", value_parser = parse_size, required_unless_present = "path")]
+        /// Its size; needed unless --path or --image names an image
+        #[arg(long, value_name = "SIZE", value_parser = parse_size, required_unless_present_any = ["path", "image"])]
         size: Option<u64>,
         /// Use this image file or block device on the node's host
         #[arg(long)]
@@ -269,6 +273,12 @@ pub(crate) enum DiskCommand {
         /// Take all of its storage at once
         #[arg(long, conflicts_with = "path")]
         preallocate: bool,
+        /// Begin as this image of the node's repository: usable at once, fetched as it is read
+        #[arg(long, conflicts_with_all = ["path", "preallocate"])]
+        image: Option<String>,
+        /// With --image: fetch in the background what nobody reads, too
+        #[arg(long, value_enum, default_value_t, value_name = "on|off")]
+        prefetch: Switch,
     },
     /// Copy a raw image into a new disk
     Import {

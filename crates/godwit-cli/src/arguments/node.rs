@@ -7,8 +7,8 @@ use clap::{ArgAction, Args, ValueEnum};
 use godwit_node::GovernorParts;
 use godwit_node::{IncomingLimits, QemuUser};
 
-use super::DEFAULT_DATA_DIR;
-use crate::show::units::parse_size;
+use super::{DEFAULT_DATA_DIR, RepositoryArguments};
+use crate::show::units::{parse_duration, parse_size};
 
 #[derive(Debug, Args)]
 pub(crate) struct NodeArguments {
@@ -92,6 +92,12 @@ pub(crate) struct NodeArguments {
     /// How large the disks may be together that one peer brings at a time; without it, what fits
     #[arg(long, env = "GODWIT_MAX_INCOMING_SIZE", value_name = "SIZE", value_parser = parse_size)]
     pub max_incoming_size: Option<u64>,
+    #[command(flatten)]
+    pub repository: RepositoryArguments,
+    /// How long reads of a disk that was created from an image wait for a part that cannot be fetched, before they
+    /// fail, like 60s; for ever when left out
+    #[arg(long, env = "GODWIT_IMAGE_WAIT", value_name = "TIME", value_parser = parse_duration)]
+    pub image_wait: Option<u64>,
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormatArgument,

@@ -6,7 +6,7 @@ use godwit_api::{ClaimDisk, CreateDisk, Disk, DiskState, ExportDisk, ImportDisk,
 use serde_json::json;
 
 use super::job;
-use crate::arguments::DiskCommand;
+use crate::arguments::{DiskCommand, Switch};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
@@ -25,6 +25,8 @@ pub(crate) async fn run(
             path,
             format,
             preallocate,
+            image,
+            prefetch,
         } => {
             let path = path.map(|path| node_path(&path, client)).transpose()?;
             let request = CreateDisk {
@@ -33,6 +35,8 @@ pub(crate) async fn run(
                 path,
                 format: format.map(Into::into),
                 preallocate,
+                image,
+                prefetch: prefetch == Switch::On,
             };
             let disk: Disk = client.post(routes::DISKS, &request).await?;
             for warning in &disk.warnings {
@@ -192,6 +196,14 @@ fn show(disk: &Disk) -> String {
             format_bytes(io.compressed_to_bytes)
         )
     });
+    let from = disk.image.as_ref().map(|image| {
+        let content: String = image.content.chars().take(12).collect();
+        let left = disk.missing_bytes.filter(|_| image.fetching).map_or_else(
+            || String::from("all of it is here"),
+            |left| format!("{} to be fetched", format_bytes(left)),
+        );
+        format!("image '{}' ({content}), {left}", image.name)
+    });
     let open = !disk.nbd.is_empty() && disk.state != DiskState::Departed;
     let attach = open.then(|| disk.nbd.join("\n             "));
     let latency = &disk.latency;
@@ -222,6 +234,7 @@ fn show(disk: &Disk) -> String {
         ),
         ("used", used),
         ("image", Some(disk.path.clone())),
+        ("created from", from),
         ("on", disk.moved_to.clone()),
         ("migration", disk.migration.clone()),
         ("clients", Some(disk.clients.to_string())),
@@ -258,6 +271,7 @@ mod tests {
             latency: GuestLatency::default(),
             missing_bytes: None,
             owes: false,
+            image: None,
             lacks_room: false,
             problem: None,
             warnings: Vec::new(),

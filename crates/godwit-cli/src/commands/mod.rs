@@ -3,6 +3,7 @@
 pub(crate) mod certs;
 mod console;
 pub(crate) mod disk;
+pub(crate) mod image;
 mod job;
 pub(crate) mod moves;
 pub(crate) mod node;

@@ -1,7 +1,10 @@
 //! `godwit node`
 
+use std::time::Duration;
+
 use godwit_node::{
-    IncomingLimits, LogFormat, NodeConfig, PeerConfig, PoolConfig, TlsFiles, init_logging,
+    ImagesConfig, IncomingLimits, LogFormat, NodeConfig, PeerConfig, PoolConfig, TlsFiles,
+    init_logging,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -55,7 +58,12 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
     };
     let peers = arguments.peers.into_iter();
     let pools = arguments.pools.into_iter();
+    let images = ImagesConfig {
+        repository: arguments.repository.location()?,
+        wait: arguments.image_wait.map(Duration::from_secs),
+    };
     Ok(NodeConfig {
+        images,
         name: arguments.name,
         data_dir: arguments.data_dir,
         listen: arguments.listen,

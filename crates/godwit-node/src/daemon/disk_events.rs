@@ -4,8 +4,11 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use godwit_core::event::Event;
+
 use crate::disks::Said;
 use crate::disks::disk::Disk;
+use crate::images;
 use crate::migrations;
 use crate::node::Node;
 use crate::vms::lifecycle::room;
@@ -18,6 +21,11 @@ pub(crate) fn hear(
 ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
     Box::pin(async move {
         match said {
+            Said::Started => images::serving::start(&node, &disk),
+            Said::Core(event @ Event::Whole { .. }) => {
+                migrations::handle_event(&node, &disk, event).await;
+                node.images.release();
+            }
             Said::Core(event) => migrations::handle_event(&node, &disk, event).await,
             Said::ForwardDown => migrations::forward::start(&node, &disk),
             Said::PullDown => migrations::pulling::start_again(&node, &disk),

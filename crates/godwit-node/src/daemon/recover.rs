@@ -114,6 +114,7 @@ mod tests {
             moved_to: None,
             mark,
             shared: false,
+            base: None,
         }
     }
 

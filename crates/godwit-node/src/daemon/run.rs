@@ -20,6 +20,7 @@ use crate::daemon::recover;
 use crate::disks::Disks;
 use crate::disks::lifecycle::{retire, run};
 use crate::failpoint;
+use crate::images::{self, Images};
 use crate::listeners::{self, nbd};
 use crate::logging;
 use crate::migrations;
@@ -66,6 +67,7 @@ pub async fn run(
     tasks.spawn(migrations::sample_rates(Arc::clone(&node)));
     tasks.spawn(peers::probe::watch(Arc::clone(&node)));
     tasks.spawn(retire::watch(Arc::clone(&node)));
+    tasks.spawn(images::uses::watch(Arc::clone(&node)));
     if let Some(tls) = tls {
         tasks.spawn(peers::renewal::watch(Arc::clone(&node), tls, reload));
     }
@@ -93,8 +95,10 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         .map_err(|error| NodeError::Store(error.to_string()))?
         .map_err(|error| NodeError::Store(error.to_string()))?;
     let features = config.features();
+    let images = Images::new(&config);
     Ok(Arc::new(Node {
         config,
+        images,
         started_at: clock::now_text(),
         store,
         disk_users: disk_events::hear,

@@ -47,6 +47,8 @@ pub(crate) struct Inner {
     pub(crate) forwarding: bool,
     /// The owner, which lacks a part of the disk, is being connected to.
     pub(crate) connecting_owner: bool,
+    /// Why a part of the image that it was created from cannot be fetched now.
+    pub(crate) image_trouble: Option<String>,
     /// The disks together with which it is about to leave.
     pub(crate) group: Option<Arc<SwitchGroup>>,
     /// Whether virtual machines must wait: see [`crate::disks::vhost::Held`].
@@ -127,6 +129,7 @@ impl Disk {
                 resolver: None,
                 forwarding: false,
                 connecting_owner: false,
+                image_trouble: None,
                 group: None,
                 vhost_held: false,
             }),
@@ -226,6 +229,20 @@ impl Inner {
     pub(crate) fn is_whole(&self, name: &str, done: &str) -> Result<(), ErrorBody> {
         if self.record.lacks().is_none() {
             return Ok(());
+        }
+        if let Some(base) = self.entry.fetches(&self.record) {
+            let text = format!(
+                "disk {name} cannot be {done} yet: a part of it is still in image '{}', from where it is fetched",
+                base.image
+            );
+            let hint = if base.prefetch {
+                format!(
+                    "try again when all of it is here: godwit disk show {name} tells what is left"
+                )
+            } else {
+                String::from("it fetches only what is read: read all of it once, and try again")
+            };
+            return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(hint));
         }
         let from = self.entry.counterpart.as_deref();
         let from = from.unwrap_or("the node that it came from");

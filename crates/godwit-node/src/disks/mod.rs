@@ -25,6 +25,8 @@ use godwit_api::{ErrorBody, ErrorCode};
 /// What a disk's engine says to those who use disks: moves and machines.
 #[derive(Debug)]
 pub(crate) enum Said {
+    /// It serves, or will when it may.
+    Started,
     /// Something happened to a migration, or to what is forwarded.
     Core(Event),
     /// The disk is elsewhere, and nothing leads to its owner.

@@ -8,7 +8,8 @@ use crate::config::NodeConfig;
 use crate::disks::disk::{Disk, Inner};
 use crate::disks::storage::image;
 use godwit_api::{
-    self, DiskState, GuestLatency, IoCounters, MigrationPromise, Obstacle, PauseReason, Pauses,
+    self, DiskImage, DiskState, GuestLatency, IoCounters, MigrationPromise, Obstacle, PauseReason,
+    Pauses,
 };
 
 /// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
@@ -47,6 +48,13 @@ pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> godwit_api::Disk {
             .and_then(|s| s.missing)
             .map(|missing| missing.0),
         owes: inner.record.owes().is_some(),
+        image: inner.entry.base.as_ref().map(|base| DiskImage {
+            name: base.image.clone(),
+            content: base.manifest.clone(),
+            fetching: inner.entry.fetches(&inner.record).is_some(),
+            prefetch: base.prefetch,
+            trouble: inner.image_trouble.clone(),
+        }),
         lacks_room: inner.lacks_room(),
         problem: inner.problem.clone(),
         warnings: Vec::new(),
@@ -73,6 +81,17 @@ fn status(inner: &Inner, state: DiskState) -> String {
                 .as_ref()
                 .and_then(|engine| engine.handle.snapshot().missing);
             let left = left.map_or_else(|| String::from("a part"), |left| left.to_string());
+            if let Some(base) = inner.entry.fetches(&inner.record) {
+                let how = match (&inner.image_trouble, base.prefetch) {
+                    (Some(trouble), _) => format!("reads of that wait: {trouble}"),
+                    (None, true) => String::from("from where it is being fetched"),
+                    (None, false) => String::from("from where it is fetched when it is read"),
+                };
+                return format!(
+                    "served here; {left} of it still in image '{}', {how}",
+                    base.image
+                );
+            }
             format!(
                 "served here; {left} of it still at node '{other}', which is needed until it has come"
             )

@@ -212,7 +212,7 @@ fn promised(migration: &Migration, value: fn(&MigrationPromise) -> f64) -> f64 {
 
 impl Collector {
     fn disks(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let gauges: [(&str, &str, DiskValue); 9] = [
+        let gauges: [(&str, &str, DiskValue); 10] = [
             ("disk_clients", "NBD clients attached", |disk| {
                 f64::from(disk.clients)
             }),
@@ -239,8 +239,16 @@ impl Collector {
             ),
             (
                 "disk_missing_bytes",
-                "Bytes still at the node that gave the disk away",
+                "Bytes still at the node that gave the disk away, or in the image that it was created from",
                 |disk| disk.missing_bytes.unwrap_or(0) as f64,
+            ),
+            (
+                "disk_image_trouble",
+                "1 while the image that it was created from cannot be fetched",
+                |disk| {
+                    let image = disk.image.as_ref();
+                    f64::from(u8::from(image.is_some_and(|image| image.trouble.is_some())))
+                },
             ),
             (
                 "disk_owes",

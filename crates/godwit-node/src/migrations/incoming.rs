@@ -304,6 +304,7 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         counterpart: Some(hello.node.clone()),
         moved_to: None,
         shared: false,
+        base: None,
         mark: Some(Mark::Receiving {
             migration: hello.migration.to_string(),
             new: true,

@@ -45,6 +45,22 @@ pub(crate) struct DiskEntry {
     /// becomes of forwarded writes whose answers a crash has lost.
     #[serde(default)]
     pub(crate) shared: bool,
+    /// The image that the disk was created from here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) base: Option<BaseImage>,
+}
+
+/// The image that a disk was created from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BaseImage {
+    /// Its name then.
+    pub(crate) image: String,
+    /// Its manifest's name, which stands for its content.
+    pub(crate) manifest: String,
+    /// What stands in the disk's record for a migration as long as a part of the image is not here, in hexadecimal.
+    pub(crate) fetch: String,
+    /// Whether what nobody asks for is fetched, too.
+    pub(crate) prefetch: bool,
 }
 
 /// Something under way that a restart must finish or undo.
@@ -66,6 +82,12 @@ pub(crate) enum Mark {
 }
 
 impl DiskEntry {
+    /// The image from which the disk with this record still fetches.
+    pub(crate) fn fetches(&self, record: &AuthorityRecord) -> Option<&BaseImage> {
+        let lacks = record.lacks()?.to_string();
+        self.base.as_ref().filter(|base| base.fetch == lacks)
+    }
+
     /// Brings the entry in line with a new authority record; both are stored together.
     pub(crate) fn adopt(&mut self, record: &AuthorityRecord) {
         use godwit_core::authority::Ownership;
@@ -379,6 +401,7 @@ mod tests {
             moved_to: None,
             mark: None,
             shared: false,
+            base: None,
         }
     }
 

@@ -8,6 +8,7 @@ use godwit_core::units::{Bytes, Sectors};
 
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::storage::image;
+use crate::images::creation;
 use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::{DiskEntry, Mark};
@@ -19,6 +20,15 @@ use godwit_api::{CreateDisk, ErrorBody, ErrorCode, ImageFormat};
 /// The name or size is not valid, the name is taken, or the image cannot be made or used.
 pub(crate) async fn create(node: &Arc<Node>, request: CreateDisk) -> Result<Arc<Disk>, ErrorBody> {
     names::check("disk", &request.name)?;
+    if let Some(image) = &request.image {
+        if request.path.is_some() || request.preallocate {
+            let text = format!("disk {}: it is made from image {image}", request.name);
+            return Err(ErrorBody::new(ErrorCode::Invalid, text)
+                .hint("leave --path and --preallocate out, or --image"));
+        }
+        let prefetch = request.prefetch;
+        return creation::create(node, request.name, image, request.size_bytes, prefetch).await;
+    }
     match (request.path, request.size_bytes) {
         (Some(path), _) if request.preallocate => Err(ErrorBody::new(
             ErrorCode::Invalid,
@@ -104,6 +114,7 @@ pub(crate) async fn reserve(
         counterpart: None,
         moved_to: None,
         shared: false,
+        base: None,
         mark: Some(Mark::Creating),
     };
     let record = AuthorityRecord::created();
@@ -140,14 +151,27 @@ pub(crate) async fn finish(
     disk: &Arc<Disk>,
     made: godwit_block::image::Image,
 ) -> Result<(), ErrorBody> {
+    finish_as(node, disk, made, AuthorityRecord::created()).await
+}
+
+/// The same with this record, which says whether the image is complete.
+pub(crate) async fn finish_as(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    made: godwit_block::image::Image,
+    record: AuthorityRecord,
+) -> Result<(), ErrorBody> {
     let mut entry = disk.lock().entry.clone();
     entry.mark = None;
-    let record = AuthorityRecord::created();
     if let Err(error) = node.store.put_disk(&disk.name, &entry, record).await {
         drop(made);
         return Err(undo(node, disk, stored_badly(disk, &error)).await);
     }
-    disk.lock().entry = entry;
+    {
+        let mut inner = disk.lock();
+        inner.entry = entry;
+        inner.record = record;
+    }
     let started = crate::disks::lifecycle::run::start(node, disk, made);
     if let Err(error) = &started {
         disk.lock().problem = Some(error.message.clone());
@@ -226,6 +250,7 @@ async fn attach(
         counterpart: None,
         moved_to: None,
         shared: false,
+        base: None,
         mark: None,
     };
     let record = AuthorityRecord::created();

@@ -24,6 +24,18 @@ fn file(config: &NodeConfig, disk: &str) -> PathBuf {
     config.data_dir.join("missing").join(disk)
 }
 
+/// Where it will be stored for a new disk; the folder is there. Blocks.
+///
+/// # Errors
+/// The folder cannot be made.
+pub(crate) fn prepare(config: &NodeConfig, disk: &str) -> std::io::Result<PathBuf> {
+    let path = file(config, disk);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    Ok(path)
+}
+
 /// Stores it, and tells the engine. Tries until it works, or the node ends.
 pub(crate) async fn store(
     node: Arc<Node>,
@@ -85,8 +97,7 @@ pub(crate) fn load(
         Err(error) => error.to_string(),
     };
     let text = format!(
-        "disk {disk} lacks a part, which is still at the node that gave it away, and {} does not say \
-         which: {why}",
+        "disk {disk} lacks a part, which is not here yet, and {} does not say which: {why}",
         path.display()
     );
     Err(ErrorBody::new(ErrorCode::Internal, text)

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::disks::disk::{Activity, Disk, Inner};
-use crate::disks::lifecycle::create;
 use crate::disks::lifecycle::run;
+use crate::disks::lifecycle::{create, lacking};
 use crate::disks::storage::image;
 use crate::node::{Node, blocking};
 use crate::store::Mark;
@@ -30,6 +30,7 @@ pub(crate) async fn remove(node: &Arc<Node>, name: &str, force: bool) -> Result<
         return Err(error);
     }
     guard.keep();
+    node.images.release();
     tracing::info!(disk = name, "removed the disk");
     Ok(())
 }
@@ -119,6 +120,7 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
     // The next disk of this name replaces one that stays.
     let _ = crate::disks::vhost::remove(&node.config.vhost_socket(&disk.name));
     node.store.remove_disk(&disk.name).await.map_err(stored)?;
+    lacking::forget(node, disk).await;
     node.disks.remove(&disk.name);
     Ok(())
 }

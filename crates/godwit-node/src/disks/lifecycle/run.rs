@@ -27,9 +27,12 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// The image has another size than the disk, or the engine cannot start.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
-    let (record, sectors, shared) = {
+    let (record, sectors, shared, on_demand_only) = {
         let inner = disk.lock();
-        (inner.record, inner.entry.sectors, inner.entry.shared)
+        let (entry, record) = (&inner.entry, inner.record);
+        let base = entry.fetches(&record);
+        let on_demand_only = base.is_some_and(|base| !base.prefetch);
+        (record, entry.sectors, entry.shared, on_demand_only)
     };
     if image.capacity != Sectors(sectors) {
         return Err(ErrorBody::new(
@@ -47,6 +50,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
     let mut config = EngineConfig::new(disk.name.clone());
     config.max_clients = node.config.nbd_connections;
     config.shared = shared;
+    config.pull_on_demand_only = on_demand_only;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {
@@ -132,6 +136,7 @@ async fn run_events(
     handle: EngineHandle,
     mut events: mpsc::UnboundedReceiver<EngineEvent>,
 ) {
+    tell(&node, &disk, Said::Started).await;
     while let Some(event) = events.recv().await {
         match event {
             EngineEvent::Persist(record) => {

@@ -39,6 +39,8 @@ pub(in crate::controller) struct Lacking {
     /// Requests that wait for missing blocks, in the order in which they began to.
     waiting: VecDeque<RequestTag>,
     prefetch: Prefetch,
+    /// Only what somebody waits for is asked for.
+    on_demand_only: bool,
     /// Something went wrong, and nothing is asked for before.
     resumes: Option<Time>,
     checkpoint: Checkpoint,
@@ -60,6 +62,7 @@ impl Lacking {
             pulls: [Pull::Free; PULL_SLOTS as usize],
             waiting: VecDeque::new(),
             prefetch: Prefetch::new(),
+            on_demand_only: false,
             resumes: None,
             checkpoint: Checkpoint::None,
             for_next: TagList::EMPTY,
@@ -90,6 +93,13 @@ impl Controller {
             lacking.unsaved = true;
             lacking.resumes = Some(Time(0));
             self.lacking = Some(Box::new(lacking));
+        }
+    }
+
+    /// From now on only what somebody waits for is pulled: the rest may stay where it is for ever.
+    pub fn pull_on_demand_only(&mut self) {
+        if let Some(lacking) = &mut self.lacking {
+            lacking.on_demand_only = true;
         }
     }
 

@@ -164,6 +164,7 @@ impl Controller {
             }
         }
         while !somebody_waits
+            && !lacking.on_demand_only
             && lacking.free_slots() > FOR_WAITING
             && let Some(part) = lacking.next_prefetch()
             && let Some(asks) = lacking.ask(part)

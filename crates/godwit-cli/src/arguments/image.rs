@@ -1,0 +1,122 @@
+//! The arguments of `godwit image`, and where the repository of images is.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use godwit_image::{ImageName, Location};
+
+use crate::failure::Failure;
+
+/// Where images are kept. Credentials are those of the environment: AWS_ACCESS_KEY_ID and so on.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RepositoryArguments {
+    /// Where images are kept: s3://BUCKET[/FOLDER], with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY from the
+    /// environment, or a directory
+    #[arg(
+        long,
+        global = true,
+        env = "GODWIT_REPOSITORY",
+        value_name = "s3://BUCKET|DIR"
+    )]
+    pub repository: Option<Location>,
+    /// Where that S3 store answers, if it is not Amazon's
+    #[arg(
+        long,
+        global = true,
+        env = "GODWIT_REPOSITORY_ENDPOINT",
+        value_name = "URL"
+    )]
+    pub repository_endpoint: Option<String>,
+}
+
+impl RepositoryArguments {
+    /// The repository's location, if there is one.
+    pub(crate) fn location(self) -> Result<Option<Location>, Failure> {
+        match (self.repository, self.repository_endpoint) {
+            (Some(location), Some(endpoint)) => {
+                let at = location.at(endpoint);
+                at.map(Some)
+                    .map_err(|error| Failure::usage(format!("--repository-endpoint: {error}")))
+            }
+            (None, Some(_)) => Err(Failure::usage(
+                "--repository-endpoint needs --repository s3://BUCKET",
+            )),
+            (location, None) => Ok(location),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImageArguments {
+    #[command(flatten)]
+    pub repository: RepositoryArguments,
+    #[command(subcommand)]
+    pub command: ImageCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImageCommand {
+    /// Bring an image file into the repository; what is there already is not sent again
+    Push {
+        /// The image's name, like debian:12
+        name: ImageName,
+        /// The file or block device; nothing may write to it meanwhile
+        file: PathBuf,
+        /// What it is; found out when left out. What is not raw is converted by qemu-img, in TMPDIR
+        #[arg(long, value_enum)]
+        format: Option<ImageFile>,
+        /// Give the name to this image if another has it
+        #[arg(long)]
+        replace: bool,
+    },
+    /// Write an image into a new file
+    Pull {
+        /// The image
+        name: ImageName,
+        /// The file; it must not exist
+        file: PathBuf,
+        /// What it becomes
+        #[arg(long, value_enum, default_value_t)]
+        format: ImageFile,
+    },
+    /// List images
+    List,
+    /// Show an image, and which disks still fetch from it
+    Show {
+        /// The image
+        name: ImageName,
+    },
+    /// Remove an image; what no other has goes with the next gc
+    Rm {
+        /// The image
+        name: ImageName,
+        /// Also when disks still fetch from it: what they lack is lost with the next gc
+        #[arg(long)]
+        force: bool,
+    },
+    /// Remove from the repository what no image has any more
+    Gc {
+        /// Only tell how much that is
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ImageFile {
+    /// Its bytes are the disk's content
+    #[default]
+    Raw,
+    /// QEMU's format
+    Qcow2,
+}
+
+impl ImageFile {
+    /// What qemu-img calls it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+}

@@ -1,0 +1,255 @@
+//! What can go wrong with a repository, in one sentence each.
+
+use std::path::PathBuf;
+
+use crate::chunk::ChunkId;
+use crate::manifest::{ManifestError, ManifestId};
+use crate::name::ImageName;
+
+/// Why something with a repository or an image did not work.
+#[derive(Debug, thiserror::Error)]
+pub enum RepositoryError {
+    /// The repository cannot be used as it is named.
+    #[error("the repository {repository} cannot be opened: {why}")]
+    Open {
+        /// Its location.
+        repository: String,
+        /// Why.
+        why: String,
+    },
+    /// It does not answer, or not in time.
+    #[error("the repository {repository} does not answer: {why}")]
+    Down {
+        /// Its location.
+        repository: String,
+        /// Why.
+        why: String,
+    },
+    /// It does not know the credentials, or they do not suffice.
+    #[error("the repository {repository} refuses the credentials it was shown: {why}")]
+    Credentials {
+        /// Its location.
+        repository: String,
+        /// What it says.
+        why: String,
+    },
+    /// It answers that it cannot do something.
+    #[error("the repository {repository} failed: {why}")]
+    Failed {
+        /// Its location.
+        repository: String,
+        /// What it says.
+        why: String,
+    },
+    /// There is no such image.
+    #[error("there is no image '{image}' in the repository {repository}")]
+    NoImage {
+        /// Its name.
+        image: ImageName,
+        /// The repository.
+        repository: String,
+    },
+    /// An image of this name exists.
+    #[error("there is an image '{image}' already in the repository {repository}")]
+    Exists {
+        /// Its name.
+        image: ImageName,
+        /// The repository.
+        repository: String,
+    },
+    /// What a name or a disk refers to is not there.
+    #[error("manifest {manifest} is missing in the repository {repository}")]
+    NoManifest {
+        /// Its name.
+        manifest: ManifestId,
+        /// The repository.
+        repository: String,
+    },
+    /// A manifest cannot be trusted.
+    #[error("manifest {manifest} in the repository {repository} is damaged: {why}")]
+    DamagedManifest {
+        /// Its name.
+        manifest: ManifestId,
+        /// The repository.
+        repository: String,
+        /// What is wrong with it.
+        why: ManifestError,
+    },
+    /// What a name refers to cannot be read.
+    #[error("the entry of image '{image}' in the repository {repository} is damaged: {why}")]
+    DamagedEntry {
+        /// The image.
+        image: ImageName,
+        /// The repository.
+        repository: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A chunk is not there.
+    #[error("chunk {chunk} is missing in the repository {repository}")]
+    NoChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// The repository.
+        repository: String,
+    },
+    /// A chunk's bytes are not those that it is named by.
+    #[error(
+        "chunk {chunk} in the repository {repository} is damaged: its bytes are not those that it is named by"
+    )]
+    DamagedChunk {
+        /// Its name.
+        chunk: ChunkId,
+        /// The repository.
+        repository: String,
+    },
+    /// Disks still fetch from an image.
+    #[error("image '{image}' is in use: {}", disks(.users))]
+    InUse {
+        /// The image.
+        image: ImageName,
+        /// The disks, as `NODE/DISK`.
+        users: Vec<String>,
+    },
+    /// Something that must not run beside what was asked for is under way.
+    #[error("the repository {repository} is busy: {why}")]
+    Busy {
+        /// Its location.
+        repository: String,
+        /// What is under way.
+        why: String,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot {action} {}: {why}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why it failed.
+        why: String,
+    },
+    /// It was given up because somebody asked for that.
+    #[error("interrupted: {0}")]
+    Interrupted(&'static str),
+}
+
+impl RepositoryError {
+    /// What to do next, if something helps.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Open { .. } => {
+                "check --repository, --repository-endpoint and the variables AWS_*"
+            }
+            Self::Down { .. } => "is it running, and reachable from here? Try again when it is",
+            Self::Credentials { .. } => {
+                "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and what they may do in the bucket"
+            }
+            Self::Failed { .. } => "see the store's own log",
+            Self::NoImage { .. } => "see which there are: godwit image list",
+            Self::Exists { .. } => "choose another name, or say --replace",
+            Self::NoManifest { .. } | Self::DamagedManifest { .. } | Self::DamagedEntry { .. } => {
+                "push the image again with --replace"
+            }
+            Self::NoChunk { .. } | Self::DamagedChunk { .. } => {
+                "remove that object, and push an image that has it again"
+            }
+            Self::InUse { .. } => {
+                "wait until these disks are whole, or say --force: what they lack is lost with the next gc"
+            }
+            Self::Busy { .. } => "try again when that is done",
+            Self::File { .. } | Self::Interrupted(_) => return None,
+        })
+    }
+
+    /// Whether trying again may help without anybody doing something about it.
+    pub const fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Down { .. } | Self::Failed { .. } | Self::Busy { .. }
+        )
+    }
+
+    pub(crate) fn file(
+        action: &'static str,
+        path: &std::path::Path,
+        why: impl std::fmt::Display,
+    ) -> Self {
+        Self::File {
+            action,
+            path: path.to_owned(),
+            why: why.to_string(),
+        }
+    }
+
+    /// What the store says when something that is needed is there or not.
+    pub(crate) fn store(repository: &str, error: &object_store::Error) -> Self {
+        let repository = repository.to_owned();
+        let why = sentence(error);
+        match error {
+            object_store::Error::Unauthenticated { .. }
+            | object_store::Error::PermissionDenied { .. } => Self::Credentials { repository, why },
+            _ if is_down(error) => Self::Down { repository, why },
+            // What lists tells of a refusal in its text only.
+            _ if why.contains("401 Unauthorized") || why.contains("403 Forbidden") => {
+                Self::Credentials { repository, why }
+            }
+            _ => Self::Failed { repository, why },
+        }
+    }
+}
+
+fn disks(users: &[String]) -> String {
+    match users {
+        [one] => format!("disk {one} still fetches from it"),
+        many => format!("disks {} still fetch from it", many.join(", ")),
+    }
+}
+
+/// The innermost cause on one line.
+fn sentence(error: &dyn std::error::Error) -> String {
+    let mut texts = Vec::new();
+    let mut next = Some(error);
+    while let Some(error) = next {
+        texts.push(error.to_string());
+        next = error.source();
+    }
+    let text = texts.pop().unwrap_or_default();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = without_xml(&text).unwrap_or(text);
+    let mut short: String = text.chars().take(300).collect();
+    if short.len() < text.len() {
+        short.push('…');
+    }
+    short
+}
+
+/// What an S3 store's document says about an error, in place of it.
+fn without_xml(text: &str) -> Option<String> {
+    let (before, document) = text
+        .split_once("<?xml")
+        .or_else(|| text.split_once("<Error>"))?;
+    let part = |name: &str| {
+        let (_, rest) = document.split_once(&format!("<{name}>"))?;
+        Some(rest.split_once("</")?.0)
+    };
+    let told = [part("Code"), part("Message")].into_iter().flatten();
+    let told = told.collect::<Vec<_>>().join(": ");
+    Some(format!("{before}{told}"))
+}
+
+/// Whether nobody answered.
+fn is_down(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<object_store::client::HttpError>() {
+            use object_store::client::HttpErrorKind::{Connect, Interrupted, Request, Timeout};
+            return matches!(error.kind(), Connect | Interrupted | Request | Timeout);
+        }
+        if error.is::<std::io::Error>() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}

@@ -1,0 +1,237 @@
+//! Where a repository is, and how it is opened.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::prefix::PrefixStore;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
+
+use crate::error::RepositoryError;
+
+/// Longest wait for a connection to a store.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Longest wait for the next bytes of an answer.
+const READ: Duration = Duration::from_secs(15);
+/// Longest wait for a whole answer: a manifest may have 160 MiB.
+const WHOLE: Duration = Duration::from_secs(300);
+/// No request is begun again after this long.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Variables of which one says where credentials come from.
+const SOURCES: [&str; 5] = [
+    "AWS_ACCESS_KEY_ID",
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_METADATA_ENDPOINT",
+];
+
+/// Credentials for an S3 store.
+#[derive(Clone)]
+pub struct Keys {
+    /// The access key's id.
+    pub id: String,
+    /// The secret.
+    pub secret: String,
+}
+
+impl std::fmt::Debug for Keys {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Keys")
+            .field("id", &self.id)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where a repository is: `s3://BUCKET[/FOLDER]`, or a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Location {
+    /// A directory that exists.
+    Directory(PathBuf),
+    /// A bucket of an S3-compatible store. Region and credentials are those of the environment: `AWS_REGION`,
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_SESSION_TOKEN`.
+    S3 {
+        /// The bucket.
+        bucket: String,
+        /// The folder in it; empty for all of it.
+        folder: String,
+        /// Where the store answers, if it is not Amazon's: `http[s]://HOST[:PORT]`.
+        endpoint: Option<String>,
+    },
+}
+
+impl FromStr for Location {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(rest) = text.strip_prefix("s3://") {
+            let (bucket, folder) = rest.split_once('/').unwrap_or((rest, ""));
+            let folder = folder.trim_matches('/');
+            let plain = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+            if bucket.is_empty() || !bucket.chars().all(plain) || folder.contains("..") {
+                return Err(format!("{text:?} is not s3://BUCKET or s3://BUCKET/FOLDER"));
+            }
+            return Ok(Self::S3 {
+                bucket: bucket.to_owned(),
+                folder: folder.to_owned(),
+                endpoint: None,
+            });
+        }
+        let path = text.strip_prefix("file://").unwrap_or(text);
+        if path.starts_with('/') {
+            return Ok(Self::Directory(PathBuf::from(path)));
+        }
+        Err(format!(
+            "{text:?} is no repository: give s3://BUCKET, s3://BUCKET/FOLDER, or a directory's path from /"
+        ))
+    }
+}
+
+impl std::fmt::Display for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Directory(path) => write!(f, "{}", path.display()),
+            Self::S3 {
+                bucket,
+                folder,
+                endpoint,
+            } => {
+                write!(f, "s3://{bucket}")?;
+                if !folder.is_empty() {
+                    write!(f, "/{folder}")?;
+                }
+                match endpoint {
+                    Some(endpoint) => write!(f, " at {endpoint}"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+impl Location {
+    /// The same location at a store that answers here.
+    ///
+    /// # Errors
+    /// It is a directory, or the endpoint is no URL of a host.
+    pub fn at(self, address: String) -> Result<Self, String> {
+        let rest = address
+            .strip_prefix("http://")
+            .or_else(|| address.strip_prefix("https://"));
+        match (self, rest) {
+            (_, None | Some("")) => Err(format!(
+                "{address:?} is not http://HOST:PORT or https://HOST"
+            )),
+            (Self::Directory(path), _) => Err(format!(
+                "{} is a directory, which has no endpoint",
+                path.display()
+            )),
+            (Self::S3 { bucket, folder, .. }, Some(_)) => Ok(Self::S3 {
+                bucket,
+                folder,
+                endpoint: Some(address.trim_end_matches('/').to_owned()),
+            }),
+        }
+    }
+
+    /// Opens the store, with these credentials or those of the environment. Nothing is asked of an S3 store yet.
+    pub(crate) fn open(
+        &self,
+        keys: Option<&Keys>,
+    ) -> Result<Arc<dyn ObjectStore>, RepositoryError> {
+        let refused = |why: String| RepositoryError::Open {
+            repository: self.to_string(),
+            why,
+        };
+        match self {
+            Self::Directory(path) => {
+                if !path.is_dir() {
+                    return Err(refused(String::from("there is no such directory")));
+                }
+                let store = LocalFileSystem::new_with_prefix(path)
+                    .map_err(|error| refused(error.to_string()))?;
+                Ok(Arc::new(store.with_fsync(true)))
+            }
+            Self::S3 {
+                bucket,
+                folder,
+                endpoint,
+            } => {
+                let client = ClientOptions::new()
+                    .with_connect_timeout(CONNECT)
+                    .with_read_timeout(READ)
+                    .with_timeout(WHOLE)
+                    .with_allow_http(
+                        endpoint
+                            .as_ref()
+                            .is_some_and(|url| url.starts_with("http://")),
+                    );
+                let mut builder = AmazonS3Builder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_client_options(client)
+                    .with_retry(RetryConfig {
+                        backoff: BackoffConfig::default(),
+                        max_retries: 2,
+                        retry_timeout: RETRY,
+                    });
+                if let Some(endpoint) = endpoint {
+                    builder = builder.with_endpoint(endpoint);
+                }
+                if let Some(keys) = keys {
+                    builder = builder
+                        .with_access_key_id(&keys.id)
+                        .with_secret_access_key(&keys.secret);
+                } else if !SOURCES.iter().any(|name| std::env::var_os(name).is_some()) {
+                    // Without this the client would ask the cloud's metadata service, and wait for it.
+                    return Err(refused(String::from(
+                        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not in the environment",
+                    )));
+                }
+                let store = builder
+                    .build()
+                    .map_err(|error| refused(error.to_string()))?;
+                if folder.is_empty() {
+                    return Ok(Arc::new(store));
+                }
+                Ok(Arc::new(PrefixStore::new(store, folder.as_str())))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locations_are_read_as_they_are_shown() {
+        for text in ["s3://images", "s3://images/a/b", "/srv/images"] {
+            let location: Location = text.parse().expect(text);
+            assert_eq!(location.to_string(), text);
+        }
+        let at = "s3://x"
+            .parse::<Location>()
+            .unwrap()
+            .at(String::from("http://h:9000/"));
+        assert_eq!(at.unwrap().to_string(), "s3://x at http://h:9000");
+        for wrong in [
+            "",
+            "images",
+            "s3://",
+            "s3:///x",
+            "s3://a b",
+            "s3://a/../b",
+            "http://x",
+        ] {
+            assert!(wrong.parse::<Location>().is_err(), "{wrong}");
+        }
+        let directory: Location = "/srv".parse().unwrap();
+        assert!(directory.at(String::from("http://h")).is_err());
+        let bucket: Location = "s3://x".parse().unwrap();
+        assert!(bucket.at(String::from("h:9000")).is_err());
+    }
+}

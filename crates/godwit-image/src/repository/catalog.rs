@@ -1,0 +1,192 @@
+//! Which images there are, and what their names stand for.
+
+use object_store::path::Path;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use crate::error::RepositoryError;
+use crate::manifest::ManifestId;
+use crate::name::ImageName;
+use crate::repository::Repository;
+
+/// The format that entries have.
+const VERSION: u32 = 1;
+/// Longest entry that is read, in bytes.
+const LONGEST: u64 = 4096;
+
+/// What an image's name stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageInfo {
+    version: u32,
+    /// Its name.
+    pub name: ImageName,
+    /// Its manifest's name, which names the content, too.
+    pub manifest: String,
+    /// Bytes of the disk.
+    pub size_bytes: u64,
+    /// Bytes of these that are stored; the others are zeroes.
+    pub data_bytes: u64,
+    /// When it was pushed, like `2025-01-31T12:00:00Z`.
+    pub created: String,
+}
+
+/// What a removal did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Removed {
+    /// The image.
+    pub name: ImageName,
+    /// The disks that still fetched from it, as `NODE/DISK`.
+    pub users: Vec<String>,
+}
+
+impl ImageInfo {
+    pub(super) fn new(name: ImageName, id: ManifestId, size_bytes: u64, data_bytes: u64) -> Self {
+        let now = OffsetDateTime::now_utc().replace_nanosecond(0);
+        let now = now.unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        Self {
+            version: VERSION,
+            name,
+            manifest: id.to_string(),
+            size_bytes,
+            data_bytes,
+            created: now.format(&Rfc3339).unwrap_or_default(),
+        }
+    }
+}
+
+/// An entry that was read, and where.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) info: ImageInfo,
+    repository: String,
+}
+
+impl Entry {
+    pub(super) fn manifest(&self) -> Result<ManifestId, RepositoryError> {
+        let id = self.info.manifest.parse();
+        id.map_err(|()| RepositoryError::DamagedEntry {
+            image: self.info.name.clone(),
+            repository: self.repository.clone(),
+            why: String::from("it names no manifest"),
+        })
+    }
+}
+
+impl Repository {
+    /// All images, by name.
+    ///
+    /// # Errors
+    /// The store does not do its part, or an entry is damaged.
+    pub async fn images(&self) -> Result<Vec<ImageInfo>, RepositoryError> {
+        let mut images = Vec::new();
+        for meta in self.list(&Path::from("images")).await? {
+            let Some(name) = meta.location.filename().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            match self.entry(&name).await {
+                Ok(entry) => images.push(entry.info),
+                // It was removed meanwhile.
+                Err(RepositoryError::NoImage { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        images.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(images)
+    }
+
+    /// One image, and the disks that fetch from it.
+    ///
+    /// # Errors
+    /// There is none of this name, its entry is damaged, or the store does not do its part.
+    pub async fn image(
+        &self,
+        name: &ImageName,
+    ) -> Result<(ImageInfo, Vec<String>), RepositoryError> {
+        let entry = self.entry(name).await?;
+        let users = self.users_of(entry.manifest()?).await?;
+        Ok((entry.info, shown(&users)))
+    }
+
+    /// Removes an image's name. Its chunks go with the next [`Self::collect`], unless another image has them.
+    ///
+    /// # Errors
+    /// There is none of this name; or, unless forced, disks fetch from it; or the store does not do its part.
+    pub async fn remove(&self, name: &ImageName, force: bool) -> Result<Removed, RepositoryError> {
+        let id = match self.entry(name).await {
+            Ok(entry) => Some(entry.manifest()?),
+            // What cannot be read can be removed all the same.
+            Err(RepositoryError::DamagedEntry { .. }) if force => None,
+            Err(error) => return Err(error),
+        };
+        let mut users = Vec::new();
+        if let Some(id) = id {
+            let others = self.images().await?;
+            let same = |other: &ImageInfo| other.name != *name && other.manifest == id.to_string();
+            // Under another name the content stays.
+            if !others.iter().any(same) {
+                users = self.users_of(id).await?;
+            }
+        }
+        if !users.is_empty() && !force {
+            return Err(RepositoryError::InUse {
+                image: name.clone(),
+                users: shown(&users),
+            });
+        }
+        self.delete(&image_path(name)).await?;
+        if let Some(id) = id {
+            for user in &users {
+                self.end_use(id, user).await?;
+            }
+        }
+        Ok(Removed {
+            name: name.clone(),
+            users: shown(&users),
+        })
+    }
+
+    pub(super) async fn entry(&self, name: &ImageName) -> Result<Entry, RepositoryError> {
+        let repository = self.shown.to_string();
+        let Some(bytes) = self.get(&image_path(name), LONGEST).await? else {
+            return Err(RepositoryError::NoImage {
+                image: name.clone(),
+                repository,
+            });
+        };
+        let damaged = |why: String| RepositoryError::DamagedEntry {
+            image: name.clone(),
+            repository: repository.clone(),
+            why,
+        };
+        let info: ImageInfo =
+            serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+        if info.version != VERSION {
+            let text = format!(
+                "it has format {}, this version knows {VERSION}",
+                info.version
+            );
+            return Err(damaged(text));
+        }
+        if info.name != *name {
+            return Err(damaged(format!("it is about '{}'", info.name)));
+        }
+        Ok(Entry { info, repository })
+    }
+
+    pub(super) async fn put_entry(&self, info: &ImageInfo) -> Result<(), RepositoryError> {
+        let json = serde_json::to_vec_pretty(info).unwrap_or_default();
+        self.put(&image_path(&info.name), json).await
+    }
+}
+
+fn shown(users: &[super::uses::User]) -> Vec<String> {
+    let shown = users
+        .iter()
+        .map(|user| format!("{}/{}", user.node, user.disk));
+    shown.collect()
+}
+
+fn image_path(name: &ImageName) -> Path {
+    Path::from_iter(["images", name.as_str()])
+}

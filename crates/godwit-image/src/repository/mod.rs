@@ -1,0 +1,176 @@
+//! A repository: what is asked of its store, and what the answers mean.
+
+pub(crate) mod catalog;
+pub(crate) mod collect;
+mod lease;
+pub(crate) mod progress;
+pub(crate) mod pull;
+pub(crate) mod push;
+pub(crate) mod uses;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::TryStreamExt;
+use object_store::path::Path;
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
+
+use crate::chunk::ChunkId;
+use crate::error::RepositoryError;
+use crate::location::{Keys, Location};
+use crate::manifest::{Manifest, ManifestId};
+
+/// Requests that are under way at once when chunks are moved.
+pub(crate) const PARALLEL: usize = 16;
+
+/// A repository of images. Clones share their connections.
+#[derive(Clone, Debug)]
+pub struct Repository {
+    store: Arc<dyn ObjectStore>,
+    shown: Arc<str>,
+    /// The directory that it is, if it is one.
+    directory: Option<Arc<std::path::Path>>,
+}
+
+impl Repository {
+    /// Opens the repository with the credentials of the environment. Whether an S3 store answers is not looked at.
+    ///
+    /// # Errors
+    /// The directory is not there, or the configuration makes no sense.
+    pub fn open(location: &Location) -> Result<Self, RepositoryError> {
+        Self::open_with(location, None)
+    }
+
+    /// Opens it with these credentials.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn open_with(location: &Location, keys: Option<&Keys>) -> Result<Self, RepositoryError> {
+        Ok(Self {
+            store: location.open(keys)?,
+            shown: location.to_string().into(),
+            directory: match location {
+                Location::Directory(path) => Some(path.as_path().into()),
+                Location::S3 { .. } => None,
+            },
+        })
+    }
+
+    /// Where it is, for people.
+    pub fn shown(&self) -> &str {
+        &self.shown
+    }
+
+    /// Fetches a chunk of so many bytes and checks that it is that one.
+    ///
+    /// # Errors
+    /// It is missing or damaged, or the store does not do its part.
+    pub async fn chunk(&self, id: ChunkId, length: u64) -> Result<Bytes, RepositoryError> {
+        let found = self.get(&chunk_path(id), length).await?;
+        let Some(bytes) = found else {
+            return Err(RepositoryError::NoChunk {
+                chunk: id,
+                repository: self.shown.to_string(),
+            });
+        };
+        if bytes.len() as u64 != length || ChunkId::of(&bytes) != id {
+            return Err(RepositoryError::DamagedChunk {
+                chunk: id,
+                repository: self.shown.to_string(),
+            });
+        }
+        Ok(bytes)
+    }
+
+    /// Fetches a manifest and checks it.
+    ///
+    /// # Errors
+    /// It is missing or damaged, or the store does not do its part.
+    pub async fn manifest(&self, id: ManifestId) -> Result<Manifest, RepositoryError> {
+        let found = self.get(&manifest_path(id), Manifest::MAX_BYTES).await?;
+        let Some(bytes) = found else {
+            return Err(RepositoryError::NoManifest {
+                manifest: id,
+                repository: self.shown.to_string(),
+            });
+        };
+        Manifest::decode(id, &bytes).map_err(|why| RepositoryError::DamagedManifest {
+            manifest: id,
+            repository: self.shown.to_string(),
+            why,
+        })
+    }
+
+    /// An object, or nothing; of a longer one than `most` bytes nothing but its begin is read.
+    async fn get(&self, path: &Path, most: u64) -> Result<Option<Bytes>, RepositoryError> {
+        let answer = match self.store.get(path).await {
+            Err(object_store::Error::NotFound { .. }) => return self.is_there().map(|()| None),
+            answer => answer.map_err(|error| self.failed(&error))?,
+        };
+        if answer.meta.size > most {
+            // Whoever asks checks it and finds that it is not what it should be.
+            return Ok(Some(Bytes::new()));
+        }
+        let bytes = answer.bytes().await;
+        bytes.map(Some).map_err(|error| self.failed(&error))
+    }
+
+    async fn put(&self, path: &Path, bytes: impl Into<PutPayload>) -> Result<(), RepositoryError> {
+        // A directory that is away would be made anew.
+        self.is_there()?;
+        let put = self.store.put(path, bytes.into()).await;
+        put.map(|_| ()).map_err(|error| self.failed(&error))
+    }
+
+    async fn head(&self, path: &Path) -> Result<Option<ObjectMeta>, RepositoryError> {
+        match self.store.head(path).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(object_store::Error::NotFound { .. }) => self.is_there().map(|()| None),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// Whether what is not found is not there, rather than the whole directory.
+    fn is_there(&self) -> Result<(), RepositoryError> {
+        match &self.directory {
+            Some(directory) if !directory.is_dir() => Err(RepositoryError::Down {
+                repository: self.shown.to_string(),
+                why: String::from("there is no such directory now"),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes an object; that there is none is fine.
+    async fn delete(&self, path: &Path) -> Result<(), RepositoryError> {
+        match self.store.delete(path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.failed(&error)),
+        }
+    }
+
+    /// All objects in a folder.
+    async fn list(&self, folder: &Path) -> Result<Vec<ObjectMeta>, RepositoryError> {
+        self.is_there()?;
+        let found: Vec<ObjectMeta> = self
+            .store
+            .list(Some(folder))
+            .try_collect()
+            .await
+            .map_err(|error| self.failed(&error))?;
+        Ok(found)
+    }
+
+    fn failed(&self, error: &object_store::Error) -> RepositoryError {
+        RepositoryError::store(&self.shown, error)
+    }
+}
+
+fn chunk_path(id: ChunkId) -> Path {
+    let name = id.to_string();
+    Path::from(format!("chunks/{}/{name}", &name[..2]))
+}
+
+fn manifest_path(id: ManifestId) -> Path {
+    Path::from(format!("manifests/{id}"))
+}

@@ -1,0 +1,37 @@
+//! How far a push or a pull is.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters that whoever shows them reads while a push or a pull runs.
+#[derive(Debug, Default)]
+pub struct Progress {
+    total: AtomicU64,
+    done: AtomicU64,
+    moved: AtomicU64,
+}
+
+impl Progress {
+    /// Bytes of data that there are to do, as far as that is known: holes do not count.
+    pub fn total(&self) -> u64 {
+        self.total.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of data that are done.
+    pub fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of these that went to or came from the repository.
+    pub fn moved(&self) -> u64 {
+        self.moved.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn expect(&self, total: u64) {
+        self.total.store(total, Ordering::Relaxed);
+    }
+
+    pub(crate) fn add(&self, done: u64, moved: u64) {
+        self.done.fetch_add(done, Ordering::Relaxed);
+        self.moved.fetch_add(moved, Ordering::Relaxed);
+    }
+}

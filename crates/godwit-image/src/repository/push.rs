@@ -1,0 +1,238 @@
+//! Brings an image into a repository.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use futures_util::{StreamExt, TryStreamExt};
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+use serde::Serialize;
+use tokio::sync::mpsc;
+
+use crate::chunk::{CHUNK_BYTES, ChunkId, is_zero};
+use crate::error::RepositoryError;
+use crate::manifest::{Manifest, ManifestChunk};
+use crate::name::ImageName;
+use crate::repository::catalog::ImageInfo;
+use crate::repository::progress::Progress;
+use crate::repository::{PARALLEL, Repository, chunk_path, manifest_path};
+
+/// What a push did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pushed {
+    /// What the name stands for now.
+    #[serde(flatten)]
+    pub image: ImageInfo,
+    /// Bytes of chunks that were sent; those that were there already, and zeroes, were not.
+    pub sent_bytes: u64,
+}
+
+/// A chunk that is not zeroes, as it was read.
+#[derive(Debug)]
+struct Piece {
+    number: u64,
+    id: ChunkId,
+    bytes: Vec<u8>,
+}
+
+impl Repository {
+    /// Pushes the raw image at `path` under this name. What is there already is not sent again. When `cancel` is
+    /// ready the push is given up; chunks that were sent stay until the next [`Self::collect`], so that another try
+    /// need not send them again.
+    ///
+    /// # Errors
+    /// The name is taken, unless it may be replaced; the file cannot be read, or changes its size; or the store does
+    /// not do its part. The name then stands for what it stood for before.
+    pub async fn push(
+        &self,
+        name: &ImageName,
+        path: &Path,
+        replace: bool,
+        progress: &Progress,
+        cancel: impl Future<Output = ()>,
+    ) -> Result<Pushed, RepositoryError> {
+        let lease = self.lease().await?;
+        let pushed = tokio::select! {
+            pushed = self.push_chunks(name, path, replace, progress) => pushed,
+            () = cancel => Err(RepositoryError::Interrupted("the name was not given to anything")),
+        };
+        // A lease that is gone was taken for a dead one's: then chunks may be gone, too.
+        let pushed = match pushed {
+            Ok(info) if lease.holds().await? => {
+                let sent_bytes = progress.moved();
+                let named = self.put_entry(&info).await;
+                named.map(|()| Pushed {
+                    image: info,
+                    sent_bytes,
+                })
+            }
+            Ok(_) => Err(RepositoryError::Busy {
+                repository: self.shown.to_string(),
+                why: String::from("chunks were removed by gc, because this push seemed to be dead"),
+            }),
+            Err(error) => Err(error),
+        };
+        lease.end().await;
+        pushed
+    }
+
+    async fn push_chunks(
+        &self,
+        name: &ImageName,
+        path: &Path,
+        replace: bool,
+        progress: &Progress,
+    ) -> Result<ImageInfo, RepositoryError> {
+        match self.entry(name).await {
+            Ok(_) if !replace => {
+                return Err(RepositoryError::Exists {
+                    image: name.clone(),
+                    repository: self.shown.to_string(),
+                });
+            }
+            Ok(_) | Err(RepositoryError::NoImage { .. }) => {}
+            Err(RepositoryError::DamagedEntry { .. }) if replace => {}
+            Err(error) => return Err(error),
+        }
+        let file = File::open(path).map_err(|error| RepositoryError::file("read", path, error))?;
+        let size = size_of(&file, path)?;
+        progress.expect(size);
+        let (sender, receiver) = mpsc::channel(PARALLEL);
+        let from = path.to_owned();
+        let reader = tokio::task::spawn_blocking(move || read(&file, &from, size, &sender));
+        let sent: Mutex<HashSet<ChunkId>> = Mutex::default();
+        let pieces = futures_util::stream::unfold(receiver, async |mut receiver| {
+            receiver.recv().await.map(|piece| (piece, receiver))
+        });
+        let mut chunks: Vec<ManifestChunk> = pieces
+            .map(|piece: Step| async {
+                let piece = match piece {
+                    Step::Zeroes(bytes) => {
+                        progress.add(bytes, 0);
+                        return Ok(None);
+                    }
+                    Step::Data(piece) => piece,
+                };
+                let length = piece.bytes.len() as u64;
+                let first = {
+                    let mut sent = sent.lock().unwrap_or_else(PoisonError::into_inner);
+                    sent.insert(piece.id)
+                };
+                let moved = if first {
+                    self.put_chunk(piece.id, piece.bytes).await?
+                } else {
+                    0
+                };
+                progress.add(length, moved);
+                Ok::<_, RepositoryError>(Some(ManifestChunk {
+                    number: piece.number,
+                    id: piece.id,
+                }))
+            })
+            .buffered(PARALLEL)
+            .try_filter_map(async |chunk| Ok(chunk))
+            .try_collect()
+            .await?;
+        let read = reader.await;
+        read.map_err(|error| RepositoryError::file("read", path, error))??;
+        chunks.shrink_to_fit();
+        let manifest = Manifest::new(size, chunks)
+            .map_err(|error| RepositoryError::file("push", path, error))?;
+        let (id, bytes) = manifest.encode();
+        if self.head(&manifest_path(id)).await?.is_none() {
+            self.put(&manifest_path(id), bytes).await?;
+        }
+        Ok(ImageInfo::new(
+            name.clone(),
+            id,
+            size,
+            manifest.data_bytes(),
+        ))
+    }
+
+    /// Stores a chunk unless it is there; how many bytes were sent.
+    async fn put_chunk(&self, id: ChunkId, bytes: Vec<u8>) -> Result<u64, RepositoryError> {
+        let path = chunk_path(id);
+        let length = bytes.len() as u64;
+        // A shorter one was cut off, or is something else.
+        if self
+            .head(&path)
+            .await?
+            .is_some_and(|meta| meta.size == length)
+        {
+            return Ok(0);
+        }
+        self.put(&path, bytes).await?;
+        Ok(length)
+    }
+}
+
+/// What was read next.
+#[derive(Debug)]
+enum Step {
+    /// So many bytes of zeroes.
+    Zeroes(u64),
+    Data(Piece),
+}
+
+fn size_of(file: &File, path: &Path) -> Result<u64, RepositoryError> {
+    let kind = file
+        .metadata()
+        .map_err(|error| RepositoryError::file("read", path, error))?;
+    if kind.is_dir() {
+        return Err(RepositoryError::file("read", path, "it is a directory"));
+    }
+    let size = seek(file, SeekFrom::End(0))
+        .map_err(|errno| RepositoryError::file("read", path, std::io::Error::from(errno)))?;
+    if size == 0 || !size.is_multiple_of(512) || size > Manifest::MAX_SIZE {
+        let why = format!(
+            "a disk's size is a positive multiple of 512 bytes up to 64 TiB, and it has {size}"
+        );
+        return Err(RepositoryError::file("push", path, why));
+    }
+    Ok(size)
+}
+
+/// Reads the data of a file in chunks, until nobody wants more.
+fn read(
+    file: &File,
+    path: &Path,
+    size: u64,
+    sender: &mpsc::Sender<Step>,
+) -> Result<(), RepositoryError> {
+    let failed = |error: std::io::Error| RepositoryError::file("read", path, error);
+    let mut at = 0;
+    while at < size {
+        let data = match seek(file, SeekFrom::Data(at)) {
+            Ok(data) => data.min(size) / CHUNK_BYTES * CHUNK_BYTES,
+            Err(Errno::NXIO) => size,
+            // Devices and some file systems know no holes.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => at,
+            Err(errno) => return Err(failed(errno.into())),
+        };
+        let step = if data > at {
+            let hole = Step::Zeroes(data - at);
+            at = data;
+            hole
+        } else {
+            let mut bytes = vec![0; (size - at).min(CHUNK_BYTES) as usize];
+            file.read_exact_at(&mut bytes, at).map_err(failed)?;
+            let length = bytes.len() as u64;
+            let number = at / CHUNK_BYTES;
+            at += length;
+            if is_zero(&bytes) {
+                Step::Zeroes(length)
+            } else {
+                let id = ChunkId::of(&bytes);
+                Step::Data(Piece { number, id, bytes })
+            }
+        };
+        if sender.blocking_send(step).is_err() {
+            return Ok(());
+        }
+    }
+    Ok(())
+}

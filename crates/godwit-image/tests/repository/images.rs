@@ -1,0 +1,197 @@
+//! Images go in and come out, in a directory.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use godwit_image::{CHUNK_BYTES, Progress, RepositoryError, User, convert};
+
+use crate::support::*;
+
+#[tokio::test]
+async fn a_directory_does_its_work() {
+    let fixture = Fixture::new();
+    does_its_work(&fixture.repository).await;
+    assert!(
+        fixture.objects("leases").is_empty(),
+        "nothing is left behind"
+    );
+}
+
+#[tokio::test]
+async fn holes_and_zeroes_are_stored_nowhere_and_come_back_as_holes() {
+    let fixture = Fixture::new();
+    let file = fixture.file("raw");
+    raw_image(&file, 400, &[5, 399], 0);
+    // Zeroes that are written, and a chunk that is there twice.
+    let zeroes = vec![0; CHUNK_BYTES as usize];
+    let open = fs::OpenOptions::new()
+        .write(true)
+        .open(&file)
+        .expect("the file");
+    std::os::unix::fs::FileExt::write_all_at(&open, &zeroes, 9 * CHUNK_BYTES).expect("written");
+    let twice =
+        fs::read(&file).expect("read")[5 * CHUNK_BYTES as usize..][..CHUNK_BYTES as usize].to_vec();
+    std::os::unix::fs::FileExt::write_all_at(&open, &twice, 77 * CHUNK_BYTES).expect("written");
+    let pushed = push(&fixture.repository, "thin", &file)
+        .await
+        .expect("pushed");
+    assert_eq!(pushed.image.data_bytes, 3 * CHUNK_BYTES);
+    assert_eq!(pushed.sent_bytes, 2 * CHUNK_BYTES);
+    assert_eq!(fixture.objects("chunks").len(), 2);
+    let back = fixture.file("back");
+    pull(&fixture.repository, "thin", &back)
+        .await
+        .expect("pulled");
+    assert!(fs::read(&file).unwrap() == fs::read(&back).unwrap());
+    let allocated = fs::metadata(&back).expect("its length").blocks() * 512;
+    assert!(allocated <= 4 * CHUNK_BYTES, "{allocated} bytes of 100 MB");
+}
+
+#[tokio::test]
+async fn a_name_is_taken_until_it_is_replaced() {
+    let fixture = Fixture::new();
+    let (first, second) = (fixture.file("1"), fixture.file("2"));
+    raw_image(&first, 2, &[0], 1);
+    raw_image(&second, 2, &[0], 2);
+    push(&fixture.repository, "x", &first)
+        .await
+        .expect("pushed");
+    let error = push(&fixture.repository, "x", &second).await.unwrap_err();
+    assert!(matches!(error, RepositoryError::Exists { .. }), "{error}");
+    let progress = Progress::default();
+    let never = std::future::pending();
+    let replaced = fixture
+        .repository
+        .push(&name("x"), &second, true, &progress, never)
+        .await;
+    replaced.expect("replaced");
+    pull(&fixture.repository, "x", &fixture.file("back"))
+        .await
+        .expect("pulled");
+    assert!(fs::read(second).unwrap() == fs::read(fixture.file("back")).unwrap());
+}
+
+#[tokio::test]
+async fn whoever_is_interrupted_leaves_neither_a_name_nor_a_file() {
+    let fixture = Fixture::new();
+    let file = fixture.file("raw");
+    raw_image(&file, 64, &[0, 1, 2, 3], 0);
+    let progress = Progress::default();
+    let at_once = std::future::ready(());
+    let pushed = fixture
+        .repository
+        .push(&name("x"), &file, false, &progress, at_once)
+        .await;
+    // Whether it was quicker than the interruption is left open: the name and what it needs go together.
+    if pushed.is_err() {
+        assert!(fixture.objects("images").is_empty());
+    }
+    assert!(fixture.objects("leases").is_empty());
+    let progress = Progress::default();
+    let never = std::future::pending();
+    let replaced = fixture
+        .repository
+        .push(&name("x"), &file, true, &progress, never)
+        .await;
+    replaced.expect("pushed");
+    let back = fixture.file("back");
+    let pulled = fixture
+        .repository
+        .pull(&name("x"), &back, &progress, std::future::ready(()))
+        .await;
+    assert_eq!(pulled.is_err(), !back.exists());
+}
+
+#[tokio::test]
+async fn what_disks_fetch_from_is_removed_only_by_force() {
+    let fixture = Fixture::new();
+    let file = fixture.file("raw");
+    raw_image(&file, 2, &[0, 1], 3);
+    push(&fixture.repository, "base", &file)
+        .await
+        .expect("pushed");
+    let user = User {
+        node: String::from("a"),
+        node_id: String::from("1f"),
+        disk: String::from("d"),
+    };
+    let (id, manifest) = fixture
+        .repository
+        .begin_use(&name("base"), &user)
+        .await
+        .expect("used");
+    let error = fixture
+        .repository
+        .remove(&name("base"), false)
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "image 'base' is in use: disk a/d still fetches from it"
+    );
+    // Under another name it is still there, and so are its chunks.
+    push(&fixture.repository, "other", &file)
+        .await
+        .expect("pushed");
+    fixture
+        .repository
+        .remove(&name("base"), false)
+        .await
+        .expect("removed");
+    let removed = fixture
+        .repository
+        .remove(&name("other"), true)
+        .await
+        .expect("removed");
+    assert_eq!(removed.users, ["a/d"]);
+    // Whoever still fetched lost it, as was asked for.
+    assert_eq!(
+        fixture
+            .repository
+            .collect(true)
+            .await
+            .expect("collected")
+            .chunks,
+        2
+    );
+    let first = manifest.chunks()[0];
+    let error = fixture
+        .repository
+        .chunk(first.id, manifest.length(0))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, RepositoryError::NoChunk { .. }), "{error}");
+    fixture
+        .repository
+        .end_use(id, &user)
+        .await
+        .expect("that it is gone is fine");
+}
+
+#[tokio::test]
+async fn qcow2_goes_in_and_comes_out() {
+    let fixture = Fixture::new();
+    let (raw, qcow2, back) = (
+        fixture.file("raw"),
+        fixture.file("x.qcow2"),
+        fixture.file("back"),
+    );
+    raw_image(&raw, 10, &[2, 9], 0);
+    convert::convert(&raw, "raw", &qcow2, "qcow2")
+        .await
+        .expect("converted");
+    assert_eq!(convert::format_of(&qcow2).await.expect("told"), "qcow2");
+    assert_eq!(convert::format_of(&raw).await.expect("told"), "raw");
+    convert::convert(&qcow2, "qcow2", &back, "raw")
+        .await
+        .expect("converted");
+    assert!(fs::read(raw).unwrap() == fs::read(back).unwrap());
+    let error = convert::format_of(&fixture.file("none"))
+        .await
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("qemu-img said:") && error.contains("No such file"),
+        "{error}"
+    );
+}

@@ -1,0 +1,7 @@
+//! Repositories in a directory and at two S3 servers.
+
+mod bad;
+mod collecting;
+mod images;
+mod servers;
+mod support;

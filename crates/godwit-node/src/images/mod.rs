@@ -1,0 +1,97 @@
+//! Disks that were created from an image of a repository: what they have not fetched yet, and from where it comes.
+
+mod chunks;
+pub(crate) mod creation;
+mod manifests;
+pub(crate) mod serving;
+pub(crate) mod uses;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use godwit_image::{Repository, RepositoryError};
+use tokio::sync::Notify;
+
+use crate::config::{ImagesConfig, NodeConfig};
+use crate::images::chunks::Chunks;
+use crate::images::manifests::Manifests;
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// What a node has to do with images.
+#[derive(Debug)]
+pub(crate) struct Images {
+    config: ImagesConfig,
+    repository: OnceLock<Repository>,
+    folder: PathBuf,
+    chunks: Chunks,
+    manifests: Manifests,
+    /// A disk is whole, or gone: the repository is to be told.
+    released: Notify,
+}
+
+impl Images {
+    /// The images of a node that was told this. Nothing is opened yet.
+    pub(crate) fn new(config: &NodeConfig) -> Self {
+        let folder = config.images_dir();
+        Self {
+            config: config.images.clone(),
+            repository: OnceLock::new(),
+            chunks: Chunks::default(),
+            manifests: Manifests::new(folder.join("manifests")),
+            folder,
+            released: Notify::new(),
+        }
+    }
+
+    /// The repository. A directory may be there only later than the node.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be opened now.
+    fn repository(&self) -> Result<&Repository, ErrorBody> {
+        if let Some(open) = self.repository.get() {
+            return Ok(open);
+        }
+        let Some(location) = &self.config.repository else {
+            let text = "this node knows no repository of images";
+            return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
+                "start the node with --repository s3://BUCKET, or with a directory that all nodes share",
+            ));
+        };
+        let opened = Repository::open(location).map_err(|error| body(&error))?;
+        Ok(self.repository.get_or_init(|| opened))
+    }
+
+    /// How long a read waits for what cannot be had.
+    const fn wait(&self) -> Option<Duration> {
+        self.config.wait
+    }
+
+    /// What is said while no answer comes.
+    fn slowness(&self) -> String {
+        match self.repository.get() {
+            Some(repository) => format!("the repository {} is slow to answer", repository.shown()),
+            None => String::from("the repository is slow to answer"),
+        }
+    }
+
+    /// A disk fetches no more.
+    pub(crate) fn release(&self) {
+        self.released.notify_one();
+    }
+}
+
+/// A repository's error for the API.
+fn body(error: &RepositoryError) -> ErrorBody {
+    let code = match error {
+        RepositoryError::NoImage { .. } => ErrorCode::NotFound,
+        RepositoryError::Exists { .. } => ErrorCode::Exists,
+        RepositoryError::Busy { .. } => ErrorCode::Busy,
+        _ => ErrorCode::Conflict,
+    };
+    let answer = ErrorBody::new(code, error.to_string());
+    match error.hint() {
+        Some(hint) => answer.hint(hint),
+        None => answer,
+    }
+}

@@ -1,0 +1,279 @@
+//! Gives a disk's engine what the disk has not fetched of its image: over a connection like that on which an owner pulls from
+//! the node that gave the disk away, with the image at its other end.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_block::engine::{EngineHandle, PeerStream};
+use godwit_core::action::{PULL_SECTORS, PULL_SLOTS};
+use godwit_core::request::RequestError;
+use godwit_core::units::{Extent, MigrationId};
+use godwit_core::wire::{HEADER_SIZE, Header, Message};
+use godwit_image::{CHUNK_BYTES, Manifest};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::disks::disk::Disk;
+use crate::failpoint;
+use crate::images::creation::manifest_of;
+use crate::node::{Node, blocking};
+
+/// How long a connection that was lost stays lost, so that one which always is costs little.
+const AFTER_LOSS: Duration = Duration::from_millis(250);
+/// First wait before a chunk is asked for again; it doubles up to [`MAX_BACKOFF`].
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+/// Longest wait between two attempts.
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// After how long without an answer it is said that something is slow.
+const SLOW: Duration = Duration::from_secs(3);
+/// The longest frame that an engine sends on such a connection, without its header.
+const LONGEST: u32 = 64;
+
+/// The disk's engine runs: gives it what the disk has to fetch, if it has to, as long as this engine runs.
+pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
+    let fetches = {
+        let inner = disk.lock();
+        let base = inner.entry.fetches(&inner.record).cloned();
+        base.zip(inner.engine.as_ref().map(|engine| engine.handle.clone()))
+    };
+    let Some((base, engine)) = fetches else {
+        return;
+    };
+    let (Some(id), Ok(fetch)) = (manifest_of(&base), base.fetch.parse()) else {
+        return;
+    };
+    let (node, disk) = (Arc::clone(node), Arc::clone(disk));
+    tokio::spawn(async move {
+        let images = Arc::clone(&node);
+        let loaded = blocking(move || images.images.manifests.load(id)).await;
+        let manifest = match loaded {
+            Ok(Ok(manifest)) => manifest,
+            Ok(Err(error)) => {
+                let text = format!(
+                    "what image '{}' consists of cannot be read: {error}",
+                    base.image
+                );
+                return tell(&disk, Some(text));
+            }
+            Err(error) => return tell(&disk, Some(error.message)),
+        };
+        let source = Source {
+            node,
+            disk,
+            manifest,
+            fetch,
+        };
+        source.run(&engine).await;
+    });
+}
+
+/// What somebody who looks after the disk should know about where it fetches from; nothing when all is well.
+fn tell(disk: &Disk, trouble: Option<String>) {
+    let mut inner = disk.lock();
+    if inner.image_trouble != trouble {
+        match &trouble {
+            Some(text) => tracing::warn!(
+                disk = disk.name,
+                trouble = text,
+                "a part of the disk cannot be fetched; trying on"
+            ),
+            None => tracing::info!(disk = disk.name, "the disk is being fetched again"),
+        }
+        inner.image_trouble = trouble;
+    }
+}
+
+/// The image at the other end of the connection.
+#[derive(Clone)]
+struct Source {
+    node: Arc<Node>,
+    disk: Arc<Disk>,
+    manifest: Arc<Manifest>,
+    fetch: MigrationId,
+}
+
+impl Source {
+    /// Keeps a connection up until the disk is whole, or its engine has ended.
+    async fn run(self, engine: &EngineHandle) {
+        loop {
+            match pair().await {
+                Ok((ours, theirs)) => {
+                    engine.pull(PeerStream {
+                        socket: theirs,
+                        tls: None,
+                    });
+                    match self.serve(ours).await {
+                        Ok(()) => {}
+                        Err(error) => {
+                            tracing::debug!(disk = self.disk.name, %error, "the connection to the disk is lost");
+                        }
+                    }
+                }
+                Err(error) => tell(
+                    &self.disk,
+                    Some(format!("this host's loopback cannot be used: {error}")),
+                ),
+            }
+            tokio::time::sleep(AFTER_LOSS).await;
+            let fetches = {
+                let inner = self.disk.lock();
+                let same = |base: &crate::store::BaseImage| base.fetch == self.fetch.to_string();
+                let fetches = inner.entry.fetches(&inner.record).is_some_and(same);
+                let runs = inner
+                    .engine
+                    .as_ref()
+                    .is_some_and(|other| other.handle.is_same(engine));
+                fetches && runs
+            };
+            if !fetches || self.node.is_closing() {
+                return;
+            }
+        }
+    }
+
+    /// Answers until the connection ends.
+    async fn serve(&self, socket: TcpStream) -> io::Result<()> {
+        socket.set_nodelay(true)?;
+        let (mut reader, mut writer) = socket.into_split();
+        let owes = Message::Owes {
+            migration: self.fetch,
+        };
+        writer.write_all(&frame(&owes)).await?;
+        let (sender, answers) = mpsc::channel(usize::from(PULL_SLOTS));
+        let mut tasks = JoinSet::new();
+        tasks.spawn(send(writer, answers));
+        loop {
+            let message = receive(&mut reader).await?;
+            let (slot, extent) = match message {
+                Message::Pull { slot, extent } if extent.sectors() <= PULL_SECTORS => {
+                    (slot, extent)
+                }
+                Message::Whole { .. } => return Ok(()),
+                _ => {
+                    return Err(io::Error::other(
+                        "the disk says something that does not belong here",
+                    ));
+                }
+            };
+            let (source, sender) = (self.clone(), sender.clone());
+            tasks.spawn(async move {
+                let (data, result) = match source.read(extent).await {
+                    Some(data) => (data, Ok(())),
+                    None => (Vec::new(), Err(RequestError::Io)),
+                };
+                let zeroes = result.is_ok() && data.iter().all(|byte| *byte == 0);
+                let answer = Message::Pulled {
+                    slot,
+                    extent,
+                    zeroes,
+                    result,
+                };
+                let mut bytes = frame(&answer);
+                if !zeroes {
+                    bytes.extend_from_slice(&data);
+                }
+                // Nobody waits for it any more when the connection is lost.
+                let _ = sender.send(bytes).await;
+            });
+            while tasks.try_join_next().is_some() {}
+        }
+    }
+
+    /// What the image has there. Nothing when that cannot be had in the time that a read may wait.
+    async fn read(&self, extent: Extent) -> Option<Vec<u8>> {
+        let reading = self.read_at_last(extent);
+        match self.node.images.wait() {
+            Some(wait) => tokio::time::timeout(wait, reading).await.ok(),
+            None => Some(reading.await),
+        }
+    }
+
+    /// The same, however long it takes.
+    async fn read_at_last(&self, extent: Extent) -> Vec<u8> {
+        let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
+        let mut data = vec![0; (end - start) as usize];
+        for number in start / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES) {
+            let Some(id) = self.manifest.chunk(number) else {
+                continue;
+            };
+            let length = self.manifest.length(number);
+            let chunk = self.chunk(id, length).await;
+            let first = number * CHUNK_BYTES;
+            let (from, to) = (start.max(first), end.min(first + length));
+            if from < to {
+                data[(from - start) as usize..(to - start) as usize]
+                    .copy_from_slice(&chunk[(from - first) as usize..(to - first) as usize]);
+            }
+        }
+        data
+    }
+
+    async fn chunk(&self, id: godwit_image::ChunkId, length: u64) -> bytes::Bytes {
+        let mut backoff = MIN_BACKOFF;
+        loop {
+            failpoint::reach(String::from("image::chunk")).await;
+            let mut fetching = std::pin::pin!(self.node.images.chunk(id, length));
+            let fetched = match tokio::time::timeout(SLOW, &mut fetching).await {
+                Ok(fetched) => fetched,
+                Err(_) => {
+                    tell(&self.disk, Some(self.node.images.slowness()));
+                    fetching.await
+                }
+            };
+            match fetched {
+                Ok(bytes) => {
+                    tell(&self.disk, None);
+                    return bytes;
+                }
+                Err(error) => tell(&self.disk, Some(error.message)),
+            }
+            tokio::time::sleep(backoff).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+}
+
+/// A connection within this host, both ends. Nobody else's is taken for it.
+async fn pair() -> io::Result<(TcpStream, std::net::TcpStream)> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let ours = TcpStream::connect(listener.local_addr()?).await?;
+    loop {
+        let (theirs, from) = listener.accept().await?;
+        if from == ours.local_addr()? {
+            let theirs = theirs.into_std()?;
+            theirs.set_nonblocking(false)?;
+            return Ok((ours, theirs));
+        }
+    }
+}
+
+fn frame(message: &Message) -> Vec<u8> {
+    let (header, inline, length) = message.encode();
+    let mut bytes = header.encode().to_vec();
+    bytes.extend_from_slice(&inline[..length]);
+    bytes
+}
+
+async fn receive(reader: &mut OwnedReadHalf) -> io::Result<Message> {
+    let mut header = [0; HEADER_SIZE];
+    reader.read_exact(&mut header).await?;
+    let header = Header::decode(&header).map_err(io::Error::other)?;
+    if header.payload_length > LONGEST {
+        return Err(io::Error::other("a frame is too long"));
+    }
+    let mut body = vec![0; header.payload_length as usize];
+    reader.read_exact(&mut body).await?;
+    Message::decode(&header, &body).map_err(io::Error::other)
+}
+
+async fn send(mut writer: OwnedWriteHalf, mut answers: mpsc::Receiver<Vec<u8>>) {
+    while let Some(answer) = answers.recv().await {
+        if writer.write_all(&answer).await.is_err() {
+            return;
+        }
+    }
+}
