@@ -419,11 +419,12 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
         let mut features = VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::REPLY_ACK;
         features.set(VhostUserProtocolFeatures::PAGEFAULT, self.may_post_copy);
+        let configured = self.device.has_configuration();
+        features.set(VhostUserProtocolFeatures::CONFIG, configured);
         Ok(features)
     }
 
@@ -435,7 +436,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(u64::from(MOST_RINGS))
+        Ok(self.device.queues())
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
