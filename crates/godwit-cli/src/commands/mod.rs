@@ -5,6 +5,7 @@ mod console;
 pub(crate) mod disk;
 mod job;
 pub(crate) mod moves;
+pub(crate) mod nic;
 pub(crate) mod node;
 pub(crate) mod peer;
 pub(crate) mod shell;

@@ -113,6 +113,16 @@ pub fn mtu(name: &str) -> Result<u32, TapError> {
     Ok(request.number())
 }
 
+/// The number by which the kernel knows an interface.
+///
+/// # Errors
+/// When there is none such.
+pub fn index(name: &str) -> Result<u32, TapError> {
+    check_name(name)?;
+    rustix::net::netdevice::name_to_index(socket(name)?, name)
+        .map_err(|_| TapError::Missing(name.to_owned()))
+}
+
 /// Which packets a guest with these features takes unfinished: without a checksum, or not yet cut.
 pub(in crate::device) const fn offloads(features: u64) -> libc::c_uint {
     let mut offloads = 0;

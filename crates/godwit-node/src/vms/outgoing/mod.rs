@@ -23,6 +23,7 @@ use crate::disks::group::{GroupState, SwitchGroup};
 use crate::disks::storage::image;
 use crate::failpoint;
 use crate::migrations::options;
+use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
 use crate::store::machine::VmMark;
@@ -31,10 +32,12 @@ use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
 use crate::vms::outgoing::planes::Plane;
 use crate::vms::outgoing::planes::disks::Disks;
 use crate::vms::outgoing::planes::memory::Memory;
+use crate::vms::outgoing::planes::nics::Nics;
 use crate::vms::outgoing::post_copy_source::{Giving, unmark};
 use crate::vms::vm::{Inner, Qemu, VmActivity, VmGuard};
 use godwit_api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use godwit_qemu::inspect::Facts;
+use godwit_qemu::machine::Machine;
 
 /// Longest wait for the destination to look for blockers.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(45);
@@ -182,6 +185,7 @@ struct Working {
     link: SourceLink,
     disks: Disks,
     memory: Memory,
+    nics: Nics,
 }
 
 impl Move {
@@ -231,6 +235,7 @@ impl Move {
         let mut entry = self.of.vm.lock().entry.clone();
         let mut blockers = Disks::preflight(&self.of, &entry.machine, &facts);
         blockers.extend(Memory::preflight(&self.of, &entry.machine, &facts));
+        blockers.extend(Nics::preflight(&self.of, &entry.machine, &facts));
         let hello = greeting::hello(
             &self.of.node.config.name,
             &self.of.vm.name,
@@ -255,6 +260,7 @@ impl Move {
             memory_bytes: facts.memory_bytes,
             memory: self.of.request.memory,
             disks: self.sizes(&entry.machine.disks).await?,
+            nic_mtus: nic_mtus(&entry.machine),
         };
         link.say(Order::Offer(Box::new(offer))).await;
         match link.hear_within(CHECK_TIMEOUT).await {
@@ -288,6 +294,7 @@ impl Move {
             link,
             disks: Disks::new(group),
             memory: Memory::default(),
+            nics: Nics,
         })
     }
 
@@ -357,12 +364,15 @@ impl Move {
             link,
             mut disks,
             mut memory,
+            mut nics,
         } = working;
         let reason = String::from("the source gave it up");
         link.say(Order::Abort { reason }).await;
         disks.take_back(of).await;
+        nics.take_back(of).await;
         memory.take_back(of).await;
         memory.clear(of).await;
+        nics.clear(of).await;
         disks.clear(of).await;
         let mut entry = of.vm.lock().entry.clone();
         entry.mark = None;
@@ -375,6 +385,7 @@ impl Move {
     async fn finish(&self, mut working: Working) -> Result<(), ErrorBody> {
         self.of.vm.lock().entry = working.disks.group.moved().clone();
         working.link.say(Order::Given).await;
+        Nics::forward(&self.of, working.link.speaker());
         let pulls = self.of.request.memory.pulls();
         if pulls {
             self.of.enter(Phase::PullingMemory);
@@ -463,6 +474,13 @@ impl Move {
             view.switchover_ms = switchover;
         });
     }
+}
+
+/// What each NIC's uplink takes, as far as that is known.
+fn nic_mtus(machine: &Machine) -> Vec<u32> {
+    let mtus = machine.nics.iter().map(|nic| uplinks::mtu(&nic.uplink));
+    // One that is missing has been named among what stands in the way.
+    mtus.map_while(Result::ok).collect()
 }
 
 /// Ends a VM's QEMU.
