@@ -85,6 +85,11 @@ impl<D: Device> Handler<D> {
         self.problem.take()
     }
 
+    /// Whether the front end has said that it enables rings itself.
+    pub(crate) const fn may_enable(&self) -> bool {
+        self.features & PROTOCOL != 0
+    }
+
     fn ring(&mut self, index: u32) -> Result<&mut RingState> {
         self.rings
             .get_mut(index as usize)
