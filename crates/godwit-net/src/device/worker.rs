@@ -36,7 +36,7 @@ const ANNOUNCE_AGAIN: [Duration; 4] = [
 ];
 
 /// How long packets from a machine's former place are awaited.
-const LATE: Duration = Duration::from_millis(400);
+const LATE: Duration = Duration::from_secs(1);
 
 /// How long the uplink rests after it could not be read.
 const UPLINK_RESTS: Duration = Duration::from_millis(100);

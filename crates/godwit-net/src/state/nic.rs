@@ -253,7 +253,8 @@ impl Nic {
         self.held.copy_new()
     }
 
-    /// Whether the network is known to bring nothing more for the machine here.
+    /// Whether the network is known to bring nothing more for the machine here, but for packets that the announcement
+    /// has overtaken.
     pub const fn is_announced_elsewhere(&self) -> bool {
         self.announced_elsewhere
     }
@@ -273,7 +274,11 @@ impl Nic {
         }
         match self.mode {
             Mode::Clone => Fate::Dropped,
-            Mode::Buffering if self.announced_elsewhere => Fate::Dropped,
+            // What is for many reaches the new place, too. What is for this machine alone does not: a switch that
+            // works on several processors may bring it a moment after the announcement that it left before.
+            Mode::Buffering if self.announced_elsewhere && !self.is_for_it_alone(packet) => {
+                Fate::Dropped
+            }
             Mode::Buffering => {
                 if frame_of(packet).is_some_and(|frame| announce::is_rarp_of(frame, self.mac)) {
                     self.announced_elsewhere = true;
@@ -302,6 +307,10 @@ impl Nic {
         debug_assert!(self.held.is_empty(), "a packet was delivered past others");
         // A queue that is empty has room.
         let _ = self.held.push(packet.into());
+    }
+
+    fn is_for_it_alone(&self, packet: &[u8]) -> bool {
+        frame_of(packet).and_then(destination) == Some(self.mac)
     }
 
     fn hold(&mut self, packet: Packet) -> Fate {

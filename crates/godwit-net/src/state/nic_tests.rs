@@ -101,7 +101,11 @@ fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
     assert!(!source.is_announced_elsewhere());
     source.from_uplink(&packet_of(&frames[0]));
     assert!(source.is_announced_elsewhere());
-    assert_eq!(source.from_uplink(&numbered(MAC, 9)), Fate::Dropped);
+    assert_eq!(
+        source.from_uplink(&numbered(Mac([0xff; 6]), 9)),
+        Fate::Dropped,
+        "the new place has it"
+    );
     assert_eq!(
         drain(&mut destination),
         [numbered(MAC, 0)],
@@ -116,6 +120,21 @@ fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
     assert_eq!(drain(&mut destination), rest);
     assert_eq!(destination.counters().moves, 1);
     assert!(!source.may_transmit(), "the source never sends again");
+}
+
+#[test]
+fn a_packet_that_the_announcement_has_overtaken_is_not_lost() {
+    let mut source = Nic::new(MAC);
+    source.buffer();
+    let mut destination = moved(&mut source);
+    destination.take_over(true);
+    source.from_uplink(&announcement());
+    destination.late_ended();
+    assert_eq!(source.from_uplink(&numbered(MAC, 1)), Fate::Held);
+    for packet in source.copy_new() {
+        destination.late(packet);
+    }
+    assert_eq!(drain(&mut destination), [numbered(MAC, 1)]);
 }
 
 #[test]

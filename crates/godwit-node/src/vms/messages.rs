@@ -12,7 +12,8 @@
 //!    │ ◄────────────────────────────────── Loaded ─│
 //!    │   disks change hands: see `disks/group.rs` │
 //!    │── Given ────────────────────────────────► │ all disks are its own: announces, cont
-//!    │── Nic .., NicsQuiet ────────────────────► │ packets that still came to the source
+//!    │ ◄─────────────────────────────── Announced ─│
+//!    │── Nic .., NicsQuiet, NicsDone ──────────► │ packets that still came to the source
 //!    │ ◄───────────────────────────────── Running ─│
 //! ```
 //!
@@ -66,8 +67,10 @@ pub(crate) enum Order {
     /// A part of what the destination needs of a NIC: its state before [`Order::Load`], and after [`Order::Given`]
     /// the packets that came to the source before the network knew the destination.
     Nic(NicPiece),
-    /// Nothing more comes to the machine's NICs at the source.
+    /// All that came to the machine's NICs at the source is sent, but for packets that overtake each other.
     NicsQuiet,
+    /// Nothing more comes of the NICs.
+    NicsDone,
     /// The disks are given away, durably.
     Given,
     /// The VM stays here.
@@ -98,6 +101,8 @@ pub(crate) enum Answer {
     Started,
     /// QEMU can run the guest.
     Loaded,
+    /// The network was told that the machine is here.
+    Announced,
     /// The guest runs here, or stands still as it did at the source.
     Running {
         /// Microseconds since all disks belong to the destination.

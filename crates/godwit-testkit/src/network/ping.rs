@@ -62,7 +62,7 @@ impl Pinger {
             let socket =
                 rustix::net::socket(AddressFamily::INET, SocketType::RAW, Some(ipproto::ICMP))?;
             sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(TURN))?;
-            sockopt::set_socket_recv_buffer_size(&socket, 8 << 20)?;
+            sockopt::set_socket_recv_buffer_size_force(&socket, 8 << 20)?;
             Ok(socket)
         });
         let socket = socket.join().map_err(|_| io::Error::other("no socket"))??;

@@ -54,6 +54,11 @@ impl Talk {
         self.shared.bytes.load(Ordering::Relaxed)
     }
 
+    /// Whether it has ended by itself, which it does when it breaks off.
+    pub fn has_ended(&self) -> bool {
+        self.thread.is_finished()
+    }
+
     /// Ends it.
     ///
     /// # Errors

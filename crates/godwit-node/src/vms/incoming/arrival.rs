@@ -215,6 +215,7 @@ impl<'a> Incoming<'a> {
             Some(Order::Abort { reason }) => self.given_up = Some(reason),
             Some(
                 Order::NicsQuiet
+                | Order::NicsDone
                 | Order::Offer(_)
                 | Order::Resume
                 | Order::Lost { .. }
@@ -321,7 +322,7 @@ impl<'a> Incoming<'a> {
             Some(VmMark::Incoming { runs: false, .. })
         );
         // The network learns of it first: what the guest sends would tell it, too.
-        ArrivingNics::take_over(self.vm, self.link.is_some()).await;
+        ArrivingNics::take_over(self.vm, self.link.as_ref()).await;
         let ready = if runs { let_run(qemu).await } else { Ok(()) };
         match ready {
             Ok(()) => {}

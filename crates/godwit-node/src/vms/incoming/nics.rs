@@ -9,11 +9,11 @@ use godwit_net::clone::{State, decode_packets};
 use crate::nics::pieces::{Content, NicPiece, Pieces};
 use crate::nics::served::ServedNic;
 use crate::vms::incoming::arrival::DestinationLink;
-use crate::vms::messages::Order;
+use crate::vms::messages::{Answer, Order};
 use crate::vms::vm::Vm;
 
 /// How long the source may take to send the last packets that came to it.
-const LATE: Duration = Duration::from_millis(500);
+const LATE: Duration = Duration::from_secs(3);
 
 /// What has come of the NICs.
 #[derive(Debug, Default)]
@@ -50,13 +50,17 @@ impl ArrivingNics {
     }
 
     /// The machine is this node's: tells the network, before the guest runs.
-    pub(super) async fn take_over(vm: &Vm, awaits_late: bool) {
+    pub(super) async fn take_over(vm: &Vm, link: Option<&DestinationLink>) {
         let nics = vm.lock().nics.clone();
-        for nic in nics {
+        let awaits_late = link.is_some();
+        for nic in &nics {
             let take_over = nic.ask(|device, reply| device.take_over(awaits_late, reply));
             if take_over.await.is_none() {
                 tracing::error!(vm = vm.name, "a NIC is not served any more");
             }
+        }
+        if let Some(link) = link.filter(|_| !nics.is_empty()) {
+            link.say(Answer::Announced).await;
         }
     }
 
@@ -75,7 +79,10 @@ impl ArrivingNics {
                         tracing::warn!(vm = vm.name, why, "late packets are lost");
                     }
                 }
-                Some(Order::NicsQuiet) | None => break,
+                Some(Order::NicsQuiet) => {
+                    nics.iter().for_each(|nic| nic.device.late_ended());
+                }
+                Some(Order::NicsDone) | None => break,
                 Some(_) => {}
             }
         }

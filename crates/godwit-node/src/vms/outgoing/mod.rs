@@ -385,12 +385,17 @@ impl Move {
     async fn finish(&self, mut working: Working) -> Result<(), ErrorBody> {
         self.of.vm.lock().entry = working.disks.group.moved().clone();
         working.link.say(Order::Given).await;
-        Nics::forward(&self.of, working.link.speaker());
+        let (announced, seen) = watch::channel(None);
+        Nics::forward(&self.of, working.link.speaker(), seen);
         let pulls = self.of.request.memory.pulls();
         if pulls {
             self.of.enter(Phase::PullingMemory);
         }
-        let answer = working.link.hear_within(RUN_TIMEOUT).await;
+        let mut answer = working.link.hear_within(RUN_TIMEOUT).await;
+        if matches!(answer, Some(Answer::Announced)) {
+            announced.send_replace(Some(Instant::now()));
+            answer = working.link.hear_within(RUN_TIMEOUT).await;
+        }
         let heard = Instant::now();
         failpoint::reach(String::from("vm::before::quit")).await;
         let result = match answer {

@@ -9,7 +9,7 @@ use godwit_net::clone::encode_packets;
 use godwit_net::device::handle::LatePackets;
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::Machine;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::nics::pieces::{Content, cut};
 use crate::nics::served::ServedNic;
@@ -21,9 +21,15 @@ use crate::vms::vm::Vm;
 /// How often the NICs are asked whether something came.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// How long the destination's announcements may take to reach this node's uplinks. A network that does not bring
-/// them here does not tell when nothing more comes, either.
+/// How long the destination's announcements may take to reach this node's uplinks once they left. A network that does
+/// not bring them here does not tell when nothing more comes, either.
 const ANNOUNCED: Duration = Duration::from_millis(250);
+
+/// How long the destination may take to announce the machine.
+const ANNOUNCES: Duration = Duration::from_secs(2);
+
+/// How long packets are taken that an announcement has overtaken.
+const OVERTAKEN: Duration = Duration::from_millis(100);
 
 /// The plane of NICs.
 #[derive(Debug, Default)]
@@ -34,44 +40,60 @@ fn served(vm: &Vm) -> Vec<Arc<ServedNic>> {
 }
 
 impl Nics {
-    /// The machine is the destination's: sends what still comes here, until nothing more can.
-    pub(in crate::vms::outgoing) fn forward(of: &Departure, speaker: mpsc::Sender<Order>) {
+    /// The machine is the destination's: sends what still comes here, until nothing more can. When the destination
+    /// announces the machine is told with `announced`.
+    pub(in crate::vms::outgoing) fn forward(
+        of: &Departure,
+        speaker: mpsc::Sender<Order>,
+        announced: watch::Receiver<Option<Instant>>,
+    ) {
         let nics = served(&of.vm);
         if nics.is_empty() {
             return;
         }
         tokio::spawn(async move {
-            let mut open: Vec<usize> = (0..nics.len()).collect();
             let began = Instant::now();
-            while !open.is_empty() {
-                // What came until the end of the wait is still asked for.
-                let is_last = began.elapsed() >= ANNOUNCED;
-                let mut quiet = Vec::new();
-                for &number in &open {
-                    let answer = nics[number]
-                        .ask(|device, reply| device.copy_late(reply))
-                        .await;
-                    let Some(LatePackets { packets, is_all }) = answer else {
-                        quiet.push(number);
-                        continue;
-                    };
-                    if !packets.is_empty() {
-                        for piece in cut(number, Content::Late, &encode_packets(&packets)) {
-                            let _ = speaker.send(Order::Nic(piece)).await;
-                        }
-                    }
-                    if is_all || is_last {
-                        quiet.push(number);
-                    }
+            let mut quiet: Option<Instant> = None;
+            loop {
+                // What came until the end of a wait is still asked for.
+                let waited = announced
+                    .borrow()
+                    .is_some_and(|at: Instant| at.elapsed() >= ANNOUNCED);
+                let gives_up = waited || began.elapsed() >= ANNOUNCES;
+                let ends = quiet.is_some_and(|since| since.elapsed() >= OVERTAKEN);
+                let is_all = send_new(&nics, &speaker).await;
+                if ends {
+                    break;
                 }
-                open.retain(|number| !quiet.contains(number));
-                if !open.is_empty() {
-                    tokio::time::sleep(LOOK).await;
+                if quiet.is_none() && (is_all || gives_up) {
+                    let _ = speaker.send(Order::NicsQuiet).await;
+                    quiet = Some(Instant::now());
                 }
+                tokio::time::sleep(LOOK).await;
             }
-            let _ = speaker.send(Order::NicsQuiet).await;
+            let _ = speaker.send(Order::NicsDone).await;
         });
     }
+}
+
+/// Sends what has come to the NICs since this was last done. True when the announcement came to all of them.
+async fn send_new(nics: &[Arc<ServedNic>], speaker: &mpsc::Sender<Order>) -> bool {
+    let mut all = true;
+    for (number, nic) in nics.iter().enumerate() {
+        let answer = nic.ask(|device, reply| device.copy_late(reply)).await;
+        // Nothing comes to one that has ended.
+        let Some(LatePackets { packets, is_all }) = answer else {
+            continue;
+        };
+        all &= is_all;
+        if packets.is_empty() {
+            continue;
+        }
+        for piece in cut(number, Content::Late, &encode_packets(&packets)) {
+            let _ = speaker.send(Order::Nic(piece)).await;
+        }
+    }
+    all
 }
 
 impl Plane for Nics {
