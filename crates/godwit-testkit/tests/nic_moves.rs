@@ -7,6 +7,7 @@ use std::time::Duration;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::network::{Lan, Pinger, Talk};
+use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest};
 use serde_json::Value;
 
@@ -93,6 +94,36 @@ fn lost_nothing(talk: Talk, pinger: Pinger) -> io::Result<()> {
     let lost = pings.iter().filter(|ping| ping.answers == 0).count();
     let twice = pings.iter().filter(|ping| ping.answers > 1).count();
     assert_eq!((lost, twice), (0, 0), "of {} pings", pings.len());
+    Ok(())
+}
+
+#[test]
+fn a_move_that_fails_after_the_guest_stopped_gives_everything_back() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let mut cluster = cluster(&lan, &[("vm::loaded", "1*sleep(1500)")])?;
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
+    let command = cluster
+        .node("a")
+        .godwit(&["migrate", "vm/guest", "--to", "b"]);
+    let moving = std::thread::spawn(move || command.json().is_ok());
+    let holds = || (shown(cluster.node("a")).ok()?["mode"] == "buffering").then_some(());
+    wait_for(Duration::from_secs(60), holds).expect("the guest stands still");
+    std::thread::sleep(Duration::from_millis(200));
+    cluster.node_mut("b").kill();
+    assert!(!moving.join().expect("does not panic"), "the move fails");
+    guest.alive()?;
+    let nic = shown(cluster.node("a"))?;
+    assert_eq!(nic["mode"], "releasing", "{nic}");
+    assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
+    lost_nothing(talk, pinger)?;
+    // Ends the QEMU that waited there.
+    cluster.node_mut("b").start(&[])?;
+    guest.finish(cluster.node("a"))?;
     Ok(())
 }
 
