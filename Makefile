@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -64,6 +64,12 @@ demo-leave:
 demo-vm: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-vm
+
+# A client outside that loses nothing while a machine with its NIC moves between two hosts. Needs root, for network
+# namespaces.
+demo-net: guest
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/godwit-demo-net
 
 # Godwit beside its peers, in less than ten minutes: bench/README.md. BENCH takes more options.
 bench: bench-build

@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 
 use crate::error::ErrorBody;
 use crate::migration::{MigrateRequest, Migration, Policy};
+use crate::nic::RunNic;
 use crate::yes;
 
 /// What a VM does, as its node knows.
@@ -94,6 +95,9 @@ pub struct RunVm {
     /// Disks of this node, in the order in which the guest sees them.
     #[serde(default)]
     pub disks: Vec<String>,
+    /// NICs that the node serves, in the order in which the guest sees them. With one, QEMU adds none by itself.
+    #[serde(default)]
+    pub nics: Vec<RunNic>,
     /// Bytes of memory; 512 MiB when left out.
     #[serde(default)]
     #[schema(minimum = 1_048_576, multiple_of = 4096)]

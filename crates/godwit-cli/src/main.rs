@@ -83,6 +83,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Vm(command) => with_client(&connection, async |client| {
             commands::vm::run(command, client, output).await
         }),
+        Command::Nic(command) => with_client(&connection, async |client| {
+            commands::nic::run(command, client, output).await
+        }),
         Command::Peer(command) => with_client(&connection, async |client| {
             commands::peer::run(command, client, output).await
         }),

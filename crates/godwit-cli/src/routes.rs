@@ -8,6 +8,7 @@ pub(crate) const DISKS: &str = "/v1/disks";
 pub(crate) const IMPORTS: &str = "/v1/disks/import";
 pub(crate) const MIGRATIONS: &str = "/v1/migrations";
 pub(crate) const VMS: &str = "/v1/vms";
+pub(crate) const NICS: &str = "/v1/nics";
 pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
 pub(crate) const VM_MIGRATIONS: &str = "/v1/vm-migrations";
 pub(crate) const PEERS: &str = "/v1/peers";
@@ -48,6 +49,12 @@ pub(crate) fn migration_cancel(id: &str) -> String {
 
 pub(crate) fn migration_switch(id: &str) -> String {
     format!("{}/switch", migration(id))
+}
+
+/// A NIC by its machine's name and its number; nothing when the text is not of that form.
+pub(crate) fn nic(name: &str) -> Option<String> {
+    let (vm, number) = name.rsplit_once('/')?;
+    Some(format!("{NICS}/{}/{}", segment(vm), segment(number)))
 }
 
 pub(crate) fn vm(name: &str) -> String {

@@ -14,6 +14,7 @@
 mod blocks;
 mod commands;
 mod console;
+mod echo;
 mod files;
 mod memory;
 mod options;

@@ -16,6 +16,8 @@ pub(crate) struct Options {
     pub(crate) memory_mb: u64,
     /// How much of it is rewritten each second, in MiB; at least 1.
     pub(crate) memory_rate_mb: u64,
+    /// The port of a server that says back what it is told; 0 for none.
+    pub(crate) echo_port: u16,
     /// What decides where and what is written.
     pub(crate) seed: u64,
 }
@@ -33,6 +35,7 @@ impl Options {
             file_mb: 32,
             memory_mb: 32,
             memory_rate_mb: 32,
+            echo_port: 0,
             seed: 1,
         };
         for word in line.split_whitespace() {
@@ -49,6 +52,9 @@ impl Options {
                 "file_mb" => options.file_mb = number.max(1),
                 "memory_mb" => options.memory_mb = number,
                 "memory_rate_mb" => options.memory_rate_mb = number.max(1),
+                "echo_port" => {
+                    options.echo_port = u16::try_from(number).map_err(|_| wrong(word))?
+                }
                 "seed" => options.seed = number,
                 _ => return Err(wrong(word)),
             }

@@ -12,6 +12,7 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use crate::blocks::Blocks;
 use crate::commands;
 use crate::console;
+use crate::echo;
 use crate::files::Files;
 use crate::memory;
 use crate::options::Options;
@@ -38,6 +39,9 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
         AtomicBool::new(false),
         AtomicBool::new(false),
     );
+    if options.echo_port != 0 {
+        echo::serve(options.echo_port)?;
+    }
     let commands = commands::listen();
     console::say(&format!("{{\"started\":{}}}", mounts.len()));
     thread::scope(|scope| {

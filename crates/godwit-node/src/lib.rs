@@ -13,6 +13,7 @@ mod logging;
 mod metrics;
 mod migrations;
 mod names;
+mod nics;
 mod node;
 mod node_error;
 mod peers;

@@ -49,7 +49,15 @@ pub struct Owner<'a> {
     pub vm: &'a str,
 }
 
+/// Where the numbers of cards that the node serves begin: those of QEMU's own come before.
+const SERVED: usize = 1 << 16;
+
 impl Owner<'_> {
+    /// The address of a NIC that the node serves, counted from 0.
+    pub fn served(&self, nic: usize) -> String {
+        self.mac(SERVED + nic).to_string()
+    }
+
     fn mac(&self, card: usize) -> Mac {
         let mut hash = blake3::Hasher::new_derive_key("godwit network card 1");
         for part in [self.host, self.node, self.vm] {

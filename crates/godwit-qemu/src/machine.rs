@@ -26,6 +26,34 @@ pub enum Word {
         /// What comes after.
         after: String,
     },
+    /// The socket of one of the machine's NICs stands between two parts.
+    Nic {
+        /// What comes before the socket's path.
+        before: String,
+        /// Which NIC, from 0.
+        nic: usize,
+        /// What comes after.
+        after: String,
+    },
+}
+
+/// Where a NIC that the node serves is plugged in on the host. The same is meant on every node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NicUplink {
+    /// A tap that somebody made, by its name.
+    Tap(String),
+    /// A tap that the node makes and plugs into this bridge.
+    Bridge(String),
+}
+
+/// A NIC that the node serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineNic {
+    /// Its MAC address, as six pairs of hexadecimal digits.
+    pub mac: String,
+    /// Where its packets go.
+    pub uplink: NicUplink,
 }
 
 /// A VM as every node would start it.
@@ -39,6 +67,9 @@ pub struct Machine {
     pub disks: Vec<String>,
     /// Whether the first serial port is the node's console socket.
     pub console: bool,
+    /// The NICs that the node serves, in the order of the command line.
+    #[serde(default)]
+    pub nics: Vec<MachineNic>,
     /// What cannot be repeated on another node.
     #[serde(default)]
     pub bound_here: Vec<String>,
@@ -51,6 +82,8 @@ pub struct Parts<'a> {
     pub name: &'a str,
     /// Its disks.
     pub disks: &'a [String],
+    /// Its NICs that the node serves.
+    pub nics: &'a [MachineNic],
     /// Bytes of memory.
     pub memory: u64,
     /// Virtual processors.
@@ -79,6 +112,11 @@ impl Places {
     /// The socket of the first serial port.
     pub fn console(&self) -> PathBuf {
         self.folder.join("console.sock")
+    }
+
+    /// The socket of a NIC that the node serves.
+    pub fn nic(&self, index: usize) -> PathBuf {
+        self.folder.join(format!("nic{index}.vhost"))
     }
 
     /// Where QEMU's messages go.
@@ -177,11 +215,27 @@ impl Machine {
             let device = format!("vhost-user-blk-pci,chardev={id},num-queues={}", parts.cpus);
             words.extend(["-device", &device].map(|w| Word::Plain(w.to_owned())));
         }
+        for (number, nic) in parts.nics.iter().enumerate() {
+            let chardev = format!("godwit-nic{number}");
+            let netdev = format!("godwit-net{number}");
+            words.push(Word::Plain(String::from("-chardev")));
+            words.push(Word::Nic {
+                before: format!("socket,id={chardev},path="),
+                nic: number,
+                after: format!(",reconnect-ms={RECONNECT_MS}"),
+            });
+            let back_end = format!("vhost-user,id={netdev},chardev={chardev}");
+            // Without a boot ROM, whose size may differ from host to host, and which must not in a move.
+            let device = format!("virtio-net-pci,netdev={netdev},mac={},romfile=", nic.mac);
+            let pairs = ["-netdev", &back_end, "-device", &device];
+            words.extend(pairs.map(|w| Word::Plain(w.to_owned())));
+        }
         words.extend(given.iter().cloned().map(Word::Plain));
         Self {
             program: program.to_owned(),
             words,
             disks: parts.disks.to_vec(),
+            nics: parts.nics.to_vec(),
             console: !has(given, &["serial", "nographic"]),
             bound_here: Vec::new(),
         }
@@ -195,6 +249,7 @@ impl Machine {
             program: program.clone(),
             words: Vec::new(),
             disks: Vec::new(),
+            nics: Vec::new(),
             console: false,
             bound_here: Vec::new(),
         };
@@ -295,6 +350,9 @@ impl Machine {
                     disk,
                     after,
                 } => format!("{before}{}{after}", escaped(&disk_socket(disk))),
+                Word::Nic { before, nic, after } => {
+                    format!("{before}{}{after}", escaped(&places.nic(*nic)))
+                }
             })
             .collect();
         let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
@@ -325,7 +383,7 @@ impl Machine {
         let named = self.last_value(&["accel"]).map(str::to_owned);
         let property = self.words.iter().find_map(|word| match word {
             Word::Plain(word) => field(word, "accel").map(|(_, value)| value),
-            Word::Disk { .. } => None,
+            Word::Disk { .. } | Word::Nic { .. } => None,
         });
         let named = named.or(property).unwrap_or_default();
         if plain("enable-kvm") || named.starts_with("kvm") {
@@ -419,11 +477,16 @@ mod tests {
     }
 
     fn built(arguments: &[&str]) -> String {
+        built_with(&[], arguments)
+    }
+
+    fn built_with(nics: &[MachineNic], arguments: &[&str]) -> String {
         let disks = strings(&["root", "data"]);
         let arguments = strings(arguments);
         let parts = Parts {
             name: "v",
             disks: &disks,
+            nics,
             memory: 512 << 20,
             cpus: 2,
             machine: Some("q35"),
@@ -451,6 +514,19 @@ mod tests {
              -chardev socket,id=godwit-qmp,path=/n/vms/v/qmp.sock,server=on,wait=off \
              -mon chardev=godwit-qmp,mode=control -monitor none"
         );
+    }
+
+    #[test]
+    fn a_nic_of_the_nodes_has_a_socket_and_its_address() {
+        let nic = MachineNic {
+            mac: String::from("52:54:00:00:00:07"),
+            uplink: NicUplink::Tap(String::from("tap0")),
+        };
+        let line = built_with(&[nic], &[]);
+        let wanted = "-chardev socket,id=godwit-nic0,path=/n/vms/v/nic0.vhost,reconnect-ms=100 \
+                      -netdev vhost-user,id=godwit-net0,chardev=godwit-nic0 \
+                      -device virtio-net-pci,netdev=godwit-net0,mac=52:54:00:00:00:07,romfile=";
+        assert!(line.contains(wanted), "{line}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The command line.
 
 mod image;
+mod nic;
 mod node;
 mod switch;
 
@@ -8,9 +9,11 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use godwit_api::ImageFormat;
+use godwit_api::{ImageFormat, RunNic};
 
 pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
+pub(crate) use self::nic::NicCommand;
+use self::nic::parse_nic;
 pub(crate) use self::node::{LogFormatArgument, NodeArguments};
 pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
 use crate::failure::EXIT_CODES;
@@ -79,6 +82,9 @@ pub(crate) enum Command {
     /// Run virtual machines on disks of a node
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Look at the NICs of virtual machines
+    #[command(subcommand)]
+    Nic(NicCommand),
     /// Look at the other nodes
     #[command(subcommand)]
     Peer(PeerCommand),
@@ -387,6 +393,9 @@ pub(crate) struct VmRunArguments {
     /// Its disks in the guest's order (repeat, or separate by commas)
     #[arg(long = "disk", value_name = "DISK", value_delimiter = ',', action = ArgAction::Append)]
     pub disks: Vec<String>,
+    /// A NIC that moves with it: tap=NAME or bridge=NAME, and mac=ADDRESS if it must be that (repeat for more)
+    #[arg(long = "nic", value_name = "NIC", value_parser = parse_nic, action = ArgAction::Append)]
+    pub nics: Vec<RunNic>,
     /// Its memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "512M")]
     pub memory: u64,

@@ -6,6 +6,7 @@ pub(crate) mod disk;
 pub(crate) mod image;
 mod job;
 pub(crate) mod moves;
+pub(crate) mod nic;
 pub(crate) mod node;
 pub(crate) mod peer;
 pub(crate) mod shell;

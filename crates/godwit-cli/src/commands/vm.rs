@@ -96,6 +96,7 @@ fn request(arguments: VmRunArguments) -> RunVm {
     RunVm {
         name: arguments.name,
         disks: arguments.disks,
+        nics: arguments.nics,
         memory_bytes: Some(arguments.memory),
         cpus: Some(arguments.cpus),
         machine: arguments.machine,

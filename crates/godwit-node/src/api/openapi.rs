@@ -4,7 +4,7 @@ use utoipa::openapi::path::{Operation, ParameterIn};
 use utoipa::openapi::{self, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, routes, vm_routes};
+use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, nic_routes, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -44,6 +44,8 @@ use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, routes, vm_routes
         vm_routes::show_vm_migration,
         vm_routes::cancel_vm_migration,
         vm_routes::switch_vm_migration,
+        nic_routes::list_nics,
+        nic_routes::show_nic,
     ),
     components(schemas(ErrorBody, Disk, Migration, Vm)),
     modifiers(&Namesakes, &Refusals)

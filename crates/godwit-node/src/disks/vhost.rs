@@ -34,7 +34,8 @@ pub(super) fn serve(
         .ok()
 }
 
-fn listen(path: &Path, qemu: Option<&QemuUser>) -> io::Result<UnixListener> {
+/// Listens at a device's socket, where nobody else does.
+pub(crate) fn listen(path: &Path, qemu: Option<&QemuUser>) -> io::Result<UnixListener> {
     if path.as_os_str().as_bytes().len() > MAX_SOCKET_PATH {
         return Err(io::Error::other(format!(
             "the path has more than {MAX_SOCKET_PATH} bytes: a shorter name or --data-dir helps"

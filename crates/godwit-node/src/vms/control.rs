@@ -66,6 +66,11 @@ where
         }
     }
 
+    /// Whoever says something beside this end's owner; what it says last is still sent.
+    pub(crate) fn speaker(&self) -> mpsc::Sender<O> {
+        self.out.clone()
+    }
+
     /// Says something. That the other side is gone shows when nothing is heard any more.
     pub(crate) async fn say(&self, message: O) {
         let _ = self.out.send(message).await;

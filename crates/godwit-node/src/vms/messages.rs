@@ -7,10 +7,13 @@
 //!    │── Start ────────────────────────────────► │ QEMU -incoming defer -S
 //!    │ ◄───────────────────────────────── Started ─│ (meanwhile disks are copied until converged)
 //!    │ ═══════════ memory, on a connection of its own ═══════════►
+//!    │── Nic .. ───────────────────────────────► │ the guest stands still: its NICs' states
 //!    │── Load ─────────────────────────────────► │ waits until QEMU can run the guest
 //!    │ ◄────────────────────────────────── Loaded ─│
 //!    │   disks change hands: see `disks/group.rs` │
-//!    │── Given ────────────────────────────────► │ all disks are its own: cont
+//!    │── Given ────────────────────────────────► │ all disks are its own: announces, cont
+//!    │ ◄─────────────────────────────── Announced ─│
+//!    │── Nic .., NicsQuiet, NicsDone ──────────► │ packets that still came to the source
 //!    │ ◄───────────────────────────────── Running ─│
 //! ```
 //!
@@ -37,6 +40,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use godwit_api::MemoryMode;
 use godwit_qemu::machine::Machine;
 
+use crate::nics::pieces::NicPiece;
+
 /// Longest message in bytes: a command line is the longest part.
 const MAX_MESSAGE: u32 = 1 << 20;
 
@@ -59,6 +64,13 @@ pub(crate) enum Order {
         /// Whether the guest ran: it is to stand still there as it stood here otherwise.
         runs: bool,
     },
+    /// A part of what the destination needs of a NIC: its state before [`Order::Load`], and after [`Order::Given`]
+    /// the packets that came to the source before the network knew the destination.
+    Nic(NicPiece),
+    /// All that came to the machine's NICs at the source is sent, but for packets that overtake each other.
+    NicsQuiet,
+    /// Nothing more comes of the NICs.
+    NicsDone,
     /// The disks are given away, durably.
     Given,
     /// The VM stays here.
@@ -89,6 +101,8 @@ pub(crate) enum Answer {
     Started,
     /// QEMU can run the guest.
     Loaded,
+    /// The network was told that the machine is here.
+    Announced,
     /// The guest runs here, or stands still as it did at the source.
     Running {
         /// Microseconds since all disks belong to the destination.
@@ -119,6 +133,9 @@ pub(crate) struct MachineOffer {
     pub(crate) memory: MemoryMode,
     /// Each disk's name and the bytes that its image occupies.
     pub(crate) disks: Vec<(String, u64)>,
+    /// Bytes of an IP packet that each NIC's uplink takes at most.
+    #[serde(default)]
+    pub(crate) nic_mtus: Vec<u32>,
 }
 
 /// Sends a message.

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use godwit_core::units::MigrationId;
 
 use crate::config::NodeConfig;
+use crate::nics::served::ServedNic;
 use crate::store::machine::{VmEntry, VmMark};
 use godwit_api::{ErrorBody, ErrorCode, VmState};
 use godwit_qemu::machine::Places;
@@ -80,6 +81,8 @@ pub(crate) struct Inner {
     pub(crate) qemu: Option<Qemu>,
     /// The process of its QEMU, while that is there and has not answered yet.
     pub(crate) silent: Option<Arc<Process>>,
+    /// The NICs that this node serves for it, while its QEMU is there or about to be.
+    pub(crate) nics: Vec<Arc<ServedNic>>,
     /// QEMU's spare monitor, if it has one.
     pub(crate) spare: Option<Spare>,
     /// The run state that QEMU reported last.
@@ -120,6 +123,7 @@ impl Vm {
                 activity,
                 qemu: None,
                 silent: None,
+                nics: Vec::new(),
                 spare: None,
                 run_state: None,
                 lacks_room: None,

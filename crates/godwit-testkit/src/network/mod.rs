@@ -1,10 +1,17 @@
 //! Hosts of their own on one machine: network namespaces, the link between two of them, and other
 //! traffic on that link. All of it needs root.
 
+mod lan;
 mod link;
 mod namespace;
+mod ping;
+mod talk;
 mod traffic;
 
+pub use lan::Lan;
 pub use link::Link;
 pub use namespace::Namespace;
+use namespace::inside;
+pub use ping::{Ping, Pinger};
+pub use talk::{Talk, Talked};
 pub use traffic::{Priority, Traffic};

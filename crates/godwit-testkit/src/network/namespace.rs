@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread::JoinHandle;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::Value;
@@ -102,7 +103,7 @@ impl Namespace {
 
     /// Moves the calling thread into it for the rest of the thread's life: sockets that it opens
     /// from now on belong there.
-    pub(super) fn enter(name: &str) -> io::Result<()> {
+    fn enter(name: &str) -> io::Result<()> {
         let file = File::open(Path::new(NAMED).join(name))?;
         move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
         Ok(())
@@ -113,6 +114,18 @@ impl Drop for Namespace {
     fn drop(&mut self) {
         let _ = run(Command::new("ip").args(["netns", "del", &self.name]));
     }
+}
+
+/// A thread that lives in the namespace.
+pub(super) fn inside<T: Send + 'static>(
+    namespace: &Namespace,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> JoinHandle<io::Result<T>> {
+    let name = namespace.name().to_owned();
+    std::thread::spawn(move || {
+        Namespace::enter(&name)?;
+        work()
+    })
 }
 
 /// Removes what an interrupted run left behind.

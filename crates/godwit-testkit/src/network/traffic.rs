@@ -8,7 +8,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::{Link, Namespace};
+use super::{Link, inside};
 
 /// Where the sink listens inside its namespace.
 const PORT: u16 = 9000;
@@ -153,18 +153,6 @@ impl Shared {
         }
         Ok(())
     }
-}
-
-/// A thread that lives in the namespace.
-fn inside<T: Send + 'static>(
-    namespace: &Namespace,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> JoinHandle<io::Result<T>> {
-    let name = namespace.name().to_owned();
-    std::thread::spawn(move || {
-        Namespace::enter(&name)?;
-        work()
-    })
 }
 
 fn await_start(started: &std::sync::mpsc::Receiver<io::Result<()>>) -> io::Result<()> {

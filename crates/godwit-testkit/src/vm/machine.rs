@@ -8,6 +8,17 @@ use std::process::{Command, Stdio};
 use crate::process::Process;
 use crate::vm::GuestImage;
 
+/// The network of a guest that a node runs, which serves its NIC.
+#[derive(Clone, Debug)]
+pub struct GuestNetwork {
+    /// What `godwit vm run --nic` is given, such as `tap=tap0`.
+    pub nic: String,
+    /// The guest's address with the length of its network's prefix, such as `10.80.0.10/24`.
+    pub address: String,
+    /// The TCP port where the guest says everything back that it is told.
+    pub echo_port: u16,
+}
+
 /// What the guest does. The default is little enough for an emulated CPU.
 #[derive(Clone, Debug)]
 pub struct GuestLoad {
@@ -21,6 +32,8 @@ pub struct GuestLoad {
     pub memory_rate_mb: u64,
     /// Decides what is written and where.
     pub seed: u64,
+    /// Its network, if it has one.
+    pub network: Option<GuestNetwork>,
 }
 
 impl Default for GuestLoad {
@@ -31,6 +44,7 @@ impl Default for GuestLoad {
             memory_mb: 32,
             memory_rate_mb: 32,
             seed: 1,
+            network: None,
         }
     }
 }
@@ -38,9 +52,15 @@ impl Default for GuestLoad {
 impl GuestLoad {
     /// The kernel's command line, for `-append`, on a machine with so many disks.
     pub fn kernel_arguments(&self, disks: usize) -> String {
+        let network = self.network.as_ref().map_or_else(String::new, |network| {
+            let GuestNetwork {
+                address, echo_port, ..
+            } = network;
+            format!(" network.address={address} godwit.echo_port={echo_port}")
+        });
         format!(
             "console=ttyS0 loglevel=4 panic=-1 godwit.disks={disks} godwit.rate={} \
-             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={}",
+             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={}{network}",
             self.rate, self.file_mb, self.memory_mb, self.memory_rate_mb, self.seed
         )
     }

@@ -91,6 +91,9 @@ impl NodeGuest {
             .map(str::to_owned)
             .to_vec();
         words.extend([String::from("--disk"), self.disks.join(",")]);
+        if let Some(network) = &load.network {
+            words.extend([String::from("--nic"), network.nic.clone()]);
+        }
         words.extend(
             [
                 "--",

@@ -1,5 +1,6 @@
 //! What the protocol asks of a device.
 
+use crate::features::MOST_RINGS;
 use crate::protocol::session::{FrontEndCommand, FrontEndError};
 
 /// Gets the result of a step of the protocol: a ring's index when the step was to stop it, otherwise
@@ -14,6 +15,16 @@ pub trait Device: Clone + Send + 'static {
 
     /// What it offers beside [`TRANSPORT`](super::features::TRANSPORT).
     fn features(&self) -> u64;
+
+    /// How many queues it says it has: rings of a disk, pairs of rings of a NIC.
+    fn queues(&self) -> u64 {
+        u64::from(MOST_RINGS)
+    }
+
+    /// Whether it has a configuration that the front end asks for.
+    fn has_configuration(&self) -> bool {
+        true
+    }
 
     /// The `size` bytes from `offset` of its configuration; `None` when they end past the longest there
     /// can be.

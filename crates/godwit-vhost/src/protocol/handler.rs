@@ -85,6 +85,11 @@ impl<D: Device> Handler<D> {
         self.problem.take()
     }
 
+    /// Whether the front end has said that it enables rings itself.
+    pub(crate) const fn may_enable(&self) -> bool {
+        self.features & PROTOCOL != 0
+    }
+
     fn ring(&mut self, index: u32) -> Result<&mut RingState> {
         self.rings
             .get_mut(index as usize)
@@ -419,11 +424,12 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
         let mut features = VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::REPLY_ACK;
         features.set(VhostUserProtocolFeatures::PAGEFAULT, self.may_post_copy);
+        let configured = self.device.has_configuration();
+        features.set(VhostUserProtocolFeatures::CONFIG, configured);
         Ok(features)
     }
 
@@ -435,7 +441,7 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(u64::from(MOST_RINGS))
+        Ok(self.device.queues())
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {

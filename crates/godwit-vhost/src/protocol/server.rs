@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use vhost::vhost_user::{BackendReqHandler, Error};
+use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut as _};
 
 use crate::memory::post_copy;
 use crate::protocol::device::Device;
+use crate::protocol::early;
 use crate::protocol::handler::{Handler, ask};
 use crate::protocol::session::{FrontEndCommand, FrontEndError};
 
@@ -143,7 +144,7 @@ fn attend<D: Device>(socket: UnixStream, device: &D) -> Result<(), Problem> {
     tracing::info!(device = device.name(), "virtual machine attached");
     let handler = Handler::new(device.clone(), socket.try_clone()?);
     let handler = Arc::new(Mutex::new(handler));
-    let watched = socket.try_clone()?;
+    let mut watched = socket.try_clone()?;
     let mut protocol = BackendReqHandler::from_stream(socket, Arc::clone(&handler));
     loop {
         let ends = lock(&handler).memory_ends();
@@ -155,6 +156,13 @@ fn attend<D: Device>(socket: UnixStream, device: &D) -> Result<(), Problem> {
             if silent {
                 continue;
             }
+        }
+        if !lock(&handler).may_enable()
+            && let Some(enable) = early::take(&mut watched)?
+        {
+            let done = lock(&handler).set_vring_enable(enable.ring, enable.enabled);
+            early::answer(&mut watched, enable, done.is_ok())?;
+            continue;
         }
         match protocol.handle_request() {
             Ok(()) => {}

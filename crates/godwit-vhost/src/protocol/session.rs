@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use crate::memory::dirty_log::DirtyLog;
 use crate::memory::{GuestRam, MemoryError};
-use crate::rings::inflight::{InflightArea, InflightError};
-use crate::rings::split::{RingError, RingLayout};
+use crate::rings::inflight::{InflightArea, InflightError, InflightRing};
+use crate::rings::split::{RingError, RingLayout, SplitRing};
 
 /// Why the front end cannot have what it asked for.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,49 @@ pub struct RingSetup {
     pub call: Option<OwnedFd>,
     /// The front end is told here that the ring is broken.
     pub error: Option<OwnedFd>,
+}
+
+/// A ring that can be served.
+pub struct OpenedRing {
+    /// Where requests come from and answers go.
+    pub split: SplitRing,
+    /// Where requests being worked on are recorded.
+    pub inflight: Option<InflightRing>,
+    /// Requests that whoever served the ring before took and did not answer, in the order in which it took them.
+    pub again: Vec<u16>,
+}
+
+impl RingSetup {
+    /// Opens ring `index` in the guest's memory.
+    ///
+    /// # Errors
+    /// When it is not in memory, or what is recorded of its requests makes no sense.
+    pub fn open(&self, ram: &GuestRam, index: u16) -> Result<OpenedRing, FrontEndError> {
+        let mut split = SplitRing::new(
+            ram.memory(),
+            self.layout,
+            self.base,
+            self.event_index,
+            self.log,
+        )?;
+        let (inflight, again) = match &self.inflight {
+            None => (None, Vec::new()),
+            Some(area) => {
+                let area = Arc::clone(area);
+                let (inflight, again) =
+                    InflightRing::open(area, index, self.layout.size, split.used())?;
+                // Those taken are the answered ones and the unanswered ones, whatever the front
+                // end knew of it when the last server of the ring ended.
+                split.set_base(split.used().wrapping_add(again.len() as u16));
+                (Some(inflight), again)
+            }
+        };
+        Ok(OpenedRing {
+            split,
+            inflight,
+            again,
+        })
+    }
 }
 
 /// A step of the protocol that concerns the device. It is answered when it has taken effect.

@@ -22,6 +22,7 @@ use crate::node::Node;
 use crate::peers::PeerConnection;
 use crate::store::machine::{VmMark, VmOrigin};
 use crate::vms::control::Link;
+use crate::vms::incoming::nics::ArrivingNics;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::incoming::{let_run, pour, start};
 use crate::vms::lifecycle::run::forget;
@@ -74,6 +75,7 @@ pub(crate) struct Incoming<'a> {
     told_loaded: bool,
     /// The source said that it gave the VM away: decides for a VM without disks.
     given: bool,
+    nics: ArrivingNics,
     owned_at: Option<Instant>,
 }
 
@@ -124,6 +126,7 @@ impl<'a> Incoming<'a> {
             load_asked: false,
             told_loaded: false,
             given: false,
+            nics: ArrivingNics::default(),
             owned_at: None,
         }
     }
@@ -203,9 +206,21 @@ impl<'a> Incoming<'a> {
                 Ok(()) => self.load_asked = true,
                 Err(error) => self.fail(error).await,
             },
+            Some(Order::Nic(piece)) => {
+                if let Err(why) = self.nics.take(self.vm, &piece).await {
+                    self.fail(why).await;
+                }
+            }
             Some(Order::Given) => self.given = true,
             Some(Order::Abort { reason }) => self.given_up = Some(reason),
-            Some(Order::Offer(_) | Order::Resume | Order::Lost { .. } | Order::Ping) => {}
+            Some(
+                Order::NicsQuiet
+                | Order::NicsDone
+                | Order::Offer(_)
+                | Order::Resume
+                | Order::Lost { .. }
+                | Order::Ping,
+            ) => {}
             None => {
                 self.link = None;
                 let lost = || String::from("the connection to the source is lost");
@@ -306,6 +321,8 @@ impl<'a> Incoming<'a> {
             self.vm.lock().entry.mark,
             Some(VmMark::Incoming { runs: false, .. })
         );
+        // The network learns of it first: what the guest sends would tell it, too.
+        ArrivingNics::take_over(self.vm, self.link.as_ref()).await;
         let ready = if runs { let_run(qemu).await } else { Ok(()) };
         match ready {
             Ok(()) => {}
@@ -319,6 +336,11 @@ impl<'a> Incoming<'a> {
             }
         }
         let running = Instant::now();
+        if let Some(link) = &mut self.link {
+            std::mem::take(&mut self.nics)
+                .take_late(self.vm, link)
+                .await;
+        }
         let owned = self.owned_at.unwrap_or(running);
         let mark = pulls.as_ref().map(|(migration, from)| VmMark::Pulling {
             migration: migration.to_string(),

@@ -1,6 +1,7 @@
 //! Takes VMs in.
 
 pub(crate) mod arrival;
+mod nics;
 pub(crate) mod post_copy_destination;
 
 use std::path::PathBuf;
@@ -10,6 +11,7 @@ use godwit_core::wire::Hello;
 use serde_json::json;
 use tokio::task::AbortHandle;
 
+use crate::nics::served;
 use crate::node::Node;
 use crate::peers::PeerConnection;
 use crate::store::machine::{VmMark, VmOrigin};
@@ -167,6 +169,7 @@ pub(crate) async fn start(
     }
     line.extend(["-incoming", "defer", "-S"].map(str::to_owned));
     run::make_folder(node, &vm.name, vm.places.clone()).await?;
+    served::serve(node, vm).await?;
     let pulls = offer.memory.pulls();
     let failed = |error: &dyn std::fmt::Display| {
         let text = format!("VM {} cannot be received: {error}", vm.name);

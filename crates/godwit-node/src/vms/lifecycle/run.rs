@@ -8,6 +8,7 @@ use godwit_core::units::Bytes;
 
 use crate::config::MAX_SOCKET_PATH;
 use crate::names;
+use crate::nics::{request, served};
 use crate::node::{Node, blocking};
 use crate::store::machine::{VmEntry, VmMark, VmOrigin};
 use crate::vms::lifecycle::watch;
@@ -37,6 +38,11 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
     for disk in &machine.disks {
         usable(node, &request.name, disk)?;
         unused(node, &request.name, disk)?;
+    }
+    if let Some(taken) = request::address_taken(node, &request.name, &machine.nics) {
+        let text = format!("VM {}: {taken}", request.name);
+        return Err(ErrorBody::new(ErrorCode::Conflict, text)
+            .hint("give the NIC another with mac=, or leave it out and the node chooses one"));
     }
     let vm = reserve(
         node,
@@ -136,12 +142,14 @@ fn machine(
         node: here,
         vm: name,
     };
-    // Not every type of machine has a card by itself.
-    let usual = machine == Some(DEFAULT_MACHINE);
+    let nics = request::nics(owner, &request.nics)?;
+    // Not every type of machine has a card by itself, and none has one beside those that are asked for.
+    let usual = machine == Some(DEFAULT_MACHINE) && nics.is_empty();
     let arguments = mac::with_addresses(request.arguments.clone(), owner, usual);
     let parts = Parts {
         name,
         disks: &request.disks,
+        nics: &nics,
         memory,
         cpus,
         machine,
@@ -234,6 +242,9 @@ pub(crate) async fn reserve(
     for disk in &machine.disks {
         check_socket_path(name, &node.config.vhost_socket(disk))?;
     }
+    for nic in 0..machine.nics.len() {
+        check_socket_path(name, &places.nic(nic))?;
+    }
     let entry = VmEntry {
         machine,
         qmp: places.qmp(),
@@ -283,6 +294,7 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let program = entry.machine.program.clone();
     let places = vm.places.clone();
     make_folder(node, &vm.name, places).await?;
+    served::serve(node, vm).await?;
     let user = node.config.qemu_user.as_ref();
     let (process, qmp) = process::start(&program, &line, &vm.places, user)
         .await
@@ -331,12 +343,12 @@ pub(crate) async fn make_folder(node: &Node, vm: &str, places: Places) -> Result
 
 /// Disks over vhost-user do their I/O in the guest's memory, so it must be shared.
 pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result<(), ErrorBody> {
-    if machine.disks.is_empty() || facts.memory_shared {
+    if machine.disks.is_empty() && machine.nics.is_empty() || facts.memory_shared {
         return Ok(());
     }
     Err(ErrorBody::new(
         ErrorCode::Conflict,
-        format!("VM {vm}: its memory is not shared, so its disks cannot be served"),
+        format!("VM {vm}: its memory is not shared, so its disks and NICs cannot be served"),
     )
     .hint(
         "give QEMU -object memory-backend-memfd,id=mem,size=SIZE,share=on -machine \
@@ -346,6 +358,7 @@ pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result
 
 /// Removes what is left of a VM that has no QEMU here.
 pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>) {
+    served::end(vm).await;
     node.vms.remove(vm);
     if let Err(error) = node.store.remove_vm(&vm.name).await {
         tracing::error!(vm = vm.name, %error, "cannot forget the VM");
@@ -393,6 +406,7 @@ mod tests {
         let good = || RunVm {
             name: String::from("v"),
             disks: vec![String::from("a")],
+            nics: Vec::new(),
             memory_bytes: None,
             cpus: None,
             machine: None,

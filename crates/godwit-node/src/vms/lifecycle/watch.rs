@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::error::RecvError;
 
+use crate::nics::served;
 use crate::node::Node;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
@@ -17,10 +18,16 @@ const RECONNECT_EVERY: Duration = Duration::from_secs(1);
 /// Takes a QEMU for the VM's own and watches it until it ends, or the node does.
 pub(crate) async fn attach(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu) {
     let state = inspect::run_state(&qemu.qmp).await.ok();
+    // A QEMU that was found connects again by itself.
+    let departed = vm.lock().entry.moved_to.is_some();
+    let served = match departed {
+        true => Ok(()),
+        false => served::serve(node, vm).await,
+    };
     {
         let mut inner = vm.lock();
         inner.run_state = state;
-        inner.problem = None;
+        inner.problem = served.err().map(|error| error.message);
         inner.silent = None;
         inner.qemu = Some(qemu.clone());
     }
@@ -48,6 +55,7 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
         inner.problem = None;
         inner.qemu = Some(qemu.clone());
     }
+    served::end(&vm).await;
     let log = vm.places.log();
     let mut inner = vm.lock();
     let asked = inner.activity == VmActivity::Stopping || inner.entry.moved_to.is_some();

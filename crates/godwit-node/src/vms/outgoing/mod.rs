@@ -26,6 +26,7 @@ use crate::disks::group::{GroupState, SwitchGroup};
 use crate::disks::storage::image;
 use crate::failpoint;
 use crate::migrations::options;
+use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
 use crate::store::machine::VmMark;
@@ -34,10 +35,12 @@ use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
 use crate::vms::outgoing::planes::Plane;
 use crate::vms::outgoing::planes::disks::Disks;
 use crate::vms::outgoing::planes::memory::Memory;
+use crate::vms::outgoing::planes::nics::Nics;
 use crate::vms::outgoing::post_copy_source::{Giving, unmark};
 use crate::vms::vm::{Inner, Qemu, VmActivity, VmGuard};
 use godwit_api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
 use godwit_qemu::inspect::Facts;
+use godwit_qemu::machine::Machine;
 
 /// Longest wait for the destination to look for blockers.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(45);
@@ -187,6 +190,7 @@ struct Working {
     link: SourceLink,
     disks: Disks,
     memory: Memory,
+    nics: Nics,
 }
 
 impl Move {
@@ -236,6 +240,7 @@ impl Move {
         let mut entry = self.of.vm.lock().entry.clone();
         let mut blockers = Disks::preflight(&self.of, &entry.machine, &facts);
         blockers.extend(Memory::preflight(&self.of, &entry.machine, &facts));
+        blockers.extend(Nics::preflight(&self.of, &entry.machine, &facts));
         let hello = greeting::hello(
             &self.of.node.config.name,
             &self.of.vm.name,
@@ -260,6 +265,7 @@ impl Move {
             memory_bytes: facts.memory_bytes,
             memory: self.of.request.memory,
             disks: self.sizes(&entry.machine.disks).await?,
+            nic_mtus: nic_mtus(&entry.machine),
         };
         link.say(Order::Offer(Box::new(offer))).await;
         match link.hear_within(CHECK_TIMEOUT).await {
@@ -293,6 +299,7 @@ impl Move {
             link,
             disks: Disks::new(group),
             memory: Memory::default(),
+            nics: Nics,
         })
     }
 
@@ -362,12 +369,15 @@ impl Move {
             link,
             mut disks,
             mut memory,
+            mut nics,
         } = working;
         let reason = String::from("the source gave it up");
         link.say(Order::Abort { reason }).await;
         disks.take_back(of).await;
+        nics.take_back(of).await;
         memory.take_back(of).await;
         memory.clear(of).await;
+        nics.clear(of).await;
         disks.clear(of).await;
         let mut entry = of.vm.lock().entry.clone();
         entry.mark = None;
@@ -380,11 +390,17 @@ impl Move {
     async fn finish(&self, mut working: Working) -> Result<(), ErrorBody> {
         self.of.vm.lock().entry = working.disks.group.moved().clone();
         working.link.say(Order::Given).await;
+        let (announced, seen) = watch::channel(None);
+        Nics::forward(&self.of, working.link.speaker(), seen);
         let pulls = self.of.request.memory.pulls();
         if pulls {
             self.of.enter(Phase::PullingMemory);
         }
-        let answer = working.link.hear_within(RUN_TIMEOUT).await;
+        let mut answer = working.link.hear_within(RUN_TIMEOUT).await;
+        if matches!(answer, Some(Answer::Announced)) {
+            announced.send_replace(Some(Instant::now()));
+            answer = working.link.hear_within(RUN_TIMEOUT).await;
+        }
         let heard = Instant::now();
         failpoint::reach(String::from("vm::before::quit")).await;
         let result = match answer {
@@ -468,6 +484,13 @@ impl Move {
             view.switchover_ms = switchover;
         });
     }
+}
+
+/// What each NIC's uplink takes, as far as that is known.
+fn nic_mtus(machine: &Machine) -> Vec<u32> {
+    let mtus = machine.nics.iter().map(|nic| uplinks::mtu(&nic.uplink));
+    // One that is missing has been named among what stands in the way.
+    mtus.map_while(Result::ok).collect()
 }
 
 /// Ends a VM's QEMU.

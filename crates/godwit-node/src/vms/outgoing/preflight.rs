@@ -9,12 +9,14 @@ use godwit_core::units::Bytes;
 use crate::disks::disk::Activity;
 use crate::disks::storage::image;
 use crate::names;
+use crate::nics::{request, uplinks};
 use crate::node::{Node, blocking};
 use crate::vms::lifecycle::run::kvm_usable;
 use crate::vms::messages::MachineOffer;
 use crate::vms::outgoing::planes::rollback::BOUND;
 use crate::vms::vm::Vm;
 use godwit_api::{DiskState, ErrorBody, MemoryMode};
+use godwit_net::mac::Mac;
 use godwit_qemu::QemuUser;
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, Places};
@@ -94,6 +96,7 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
     };
     blockers.extend(paths(node, vm, &offer.machine, &places));
     blockers.extend(disks(node, vm, offer).await);
+    blockers.extend(nics(node, vm, offer));
     blockers.extend(files(here, &offer.machine));
     if let Some(free) = free_memory()
         && free < offer.memory_bytes
@@ -124,7 +127,9 @@ fn paths(node: &Node, vm: &str, machine: &Machine, places: &Places) -> Vec<Strin
         .disks
         .iter()
         .map(|disk| node.config.vhost_socket(disk));
+    let nics = (0..machine.nics.len()).map(|nic| places.nic(nic));
     sockets
+        .chain(nics)
         .chain([places.qmp(), places.console(), places.incoming()])
         .filter_map(|path| crate::vms::lifecycle::run::check_socket_path(vm, &path).err())
         .map(|error| format!("on node '{}': {}", node.config.name, error.message))
@@ -181,6 +186,31 @@ async fn disks(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> Vec<String> 
     if let Err(ErrorBody { message, .. }) = space.flatten() {
         blockers.push(message);
     }
+    blockers
+}
+
+/// The uplinks must be there, and like the source's.
+fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
+    let here = &node.config.name;
+    let nics = &offer.machine.nics;
+    if nics.len() > request::MOST_NICS {
+        return vec![format!(
+            "{} NICs are more than node '{here}' serves",
+            nics.len()
+        )];
+    }
+    let uplinks = nics.iter().enumerate().filter_map(|(number, nic)| {
+        let mtu = offer.nic_mtus.get(number).copied();
+        let why = match nic.mac.parse::<Mac>() {
+            Ok(_) => uplinks::blocker(&nic.uplink, mtu)?,
+            Err(error) => error.to_string(),
+        };
+        Some(format!(
+            "NIC {number} cannot be served at node '{here}': {why}"
+        ))
+    });
+    let mut blockers: Vec<String> = uplinks.collect();
+    blockers.extend(request::address_taken(node, vm, nics));
     blockers
 }
 

@@ -66,6 +66,7 @@ impl Move {
             link,
             disks,
             memory,
+            nics,
         } = working;
         of.enter(Phase::CopyingDisks);
         disks.start(of).await?;
@@ -96,10 +97,13 @@ impl Move {
 
         of.enter(Phase::SwitchingOver);
         disks.freeze(of, link).await?;
+        // A state that the destination does not take shows in its answer to what is sent next.
+        nics.freeze(of, link).await?;
         memory.freeze(of, link).await?;
         failpoint::reach(String::from("vm::loaded")).await;
         self.told = Some(Instant::now());
         memory.hand_over(of).await?;
+        nics.hand_over(of).await?;
         // Otherwise the destination has all that it needs.
         let pulls = of.request.memory.pulls();
         tokio::select! {

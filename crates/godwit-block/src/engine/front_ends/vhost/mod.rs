@@ -25,7 +25,7 @@ use godwit_vhost::features::{LOG_ALL, MOST_RINGS};
 use godwit_vhost::memory::dirty_log::DirtyLog;
 use godwit_vhost::memory::{GuestRam, Segment};
 use godwit_vhost::protocol::device::FrontEndReply;
-use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
+use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, OpenedRing, RingSetup};
 use godwit_vhost::rings::chain::Chain;
 use godwit_vhost::rings::inflight::InflightRing;
 use godwit_vhost::rings::split::SplitRing;
@@ -299,29 +299,19 @@ impl Engine {
         if front_end.rings[usize::from(index)].is_some() {
             return Err(FrontEndError::Running);
         }
-        let RingSetup {
-            layout,
-            base,
-            event_index,
-            enabled,
-            log,
+        let ram = front_end.ram.as_ref().ok_or(FrontEndError::NoMemory)?;
+        let OpenedRing {
+            split,
             inflight,
+            again,
+        } = setup.open(ram, index)?;
+        let RingSetup {
+            enabled,
             kick,
             call,
             error,
+            ..
         } = setup;
-        let ram = front_end.ram.as_ref().ok_or(FrontEndError::NoMemory)?;
-        let mut split = SplitRing::new(ram.memory(), layout, base, event_index, log)?;
-        let (inflight, again) = match inflight {
-            None => (None, Vec::new()),
-            Some(area) => {
-                let (inflight, again) = InflightRing::open(area, index, layout.size, split.used())?;
-                // Those taken are the answered ones and the unanswered ones, whatever the front
-                // end knew of it when the last engine ended.
-                split.set_base(split.used().wrapping_add(again.len() as u16));
-                (Some(inflight), again)
-            }
-        };
         if !again.is_empty() {
             tracing::info!(
                 disk = self.config.disk,

@@ -1,9 +1,10 @@
-//! The planes of a machine's move: its disks and its memory, which move each in a way of their own until all of
+//! The planes of a machine's move: its disks, its memory and its NICs, which move each in a way of their own until all of
 //! them change hands together.
 
 pub(in crate::vms) mod convergence;
 pub(super) mod disks;
 pub(super) mod memory;
+pub(super) mod nics;
 pub(in crate::vms) mod rollback;
 
 use godwit_api::ErrorBody;

@@ -1,0 +1,67 @@
+//! `godwit nic`, and the NICs of `godwit vm run`.
+
+use clap::Subcommand;
+use godwit_api::RunNic;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum NicCommand {
+    /// List the NICs that the node serves
+    List,
+    /// Show a NIC with its counters
+    Show {
+        /// The NIC: its virtual machine's name, a slash and its number, such as web/0
+        #[arg(value_name = "VM/NUMBER")]
+        name: String,
+    },
+}
+
+/// A NIC such as `tap=tap0` or `bridge=br0,mac=52:54:00:12:34:56`.
+pub(super) fn parse_nic(text: &str) -> Result<RunNic, String> {
+    let mut nic = RunNic::default();
+    for part in text.split(',') {
+        let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        let place = match key {
+            "tap" => &mut nic.tap,
+            "bridge" => &mut nic.bridge,
+            "mac" => &mut nic.mac,
+            _ => {
+                return Err(format!(
+                    "{key:?} is none of tap, bridge and mac, as in tap=tap0 or bridge=br0,mac=52:54:00:12:34:56"
+                ));
+            }
+        };
+        if value.is_empty() {
+            return Err(format!("{key} needs a value, as in {key}=..."));
+        }
+        if place.replace(value.to_owned()).is_some() {
+            return Err(format!("{key} is given twice"));
+        }
+    }
+    if nic.tap.is_some() == nic.bridge.is_some() {
+        return Err(String::from("give either tap=NAME or bridge=NAME"));
+    }
+    Ok(nic)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_nic_names_one_uplink() {
+        let nic = parse_nic("bridge=br0,mac=52:54:00:12:34:56").expect("is one");
+        assert_eq!(nic.bridge.as_deref(), Some("br0"));
+        assert_eq!(nic.mac.as_deref(), Some("52:54:00:12:34:56"));
+        for wrong in [
+            "",
+            "tap",
+            "tap=",
+            "tap=a,bridge=b",
+            "mac=x",
+            "tap=a,tap=b",
+            "queues=2",
+        ] {
+            assert!(parse_nic(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! The whole state of a NIC as bytes, which cross from node to node (paper 004, section 3.1: clone interface).
+//!
+//! How far the rings are is not in it: QEMU moves that itself. All numbers are little-endian:
+//!
+//! ```text
+//! "GWNIC" | version u8 | MAC 6 | counters: count u16, u64 each
+//! | addresses: count u8, each 4 or 6 and its bytes | packets: count u32, each length u32 and its bytes
+//! | the first 16 bytes of the BLAKE3 hash of all that stands before
+//! ```
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::frame::packet::{LARGEST, SMALLEST};
+use crate::mac::Mac;
+use crate::state::addresses::{AddressBook, MOST_ADDRESSES};
+use crate::state::counters::{COUNT, Counters};
+use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
+
+const MAGIC: &[u8; 5] = b"GWNIC";
+
+/// What this crate writes, and the only one that it reads.
+const VERSION: u8 = 1;
+
+const HASH: usize = 16;
+
+/// Most bytes of a state: what everything in it may take at most.
+pub const MOST_STATE_BYTES: usize = MOST_BYTES + MOST_PACKETS * 4 + 4096;
+
+/// Everything that a NIC is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Its address.
+    pub mac: Mac,
+    /// What happened so far.
+    pub counters: Counters,
+    /// The addresses that the guest used lately.
+    pub addresses: AddressBook,
+    /// Packets that wait for the guest, in order.
+    pub held: Vec<Packet>,
+}
+
+/// Bytes are no state of a NIC.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CloneError {
+    /// They are something else.
+    #[error("the bytes are no state of a NIC")]
+    Magic,
+    /// Another version of the program wrote them.
+    #[error(
+        "the state of a NIC has version {0}, and this node knows only version {VERSION}: run the same version of Godwit on both nodes"
+    )]
+    Version(u8),
+    /// They end too early, or go on.
+    #[error("the state of a NIC is cut off or too long")]
+    Length,
+    /// They changed on their way.
+    #[error("the state of a NIC was damaged on its way")]
+    Hash,
+    /// A number in them is out of its range.
+    #[error("the state of a NIC is out of range: {0}")]
+    Range(&'static str),
+}
+
+impl State {
+    /// The state as bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        bytes.extend_from_slice(MAGIC);
+        bytes.push(VERSION);
+        bytes.extend_from_slice(&self.mac.0);
+        bytes.extend_from_slice(&(COUNT as u16).to_le_bytes());
+        for number in self.counters.to_array() {
+            bytes.extend_from_slice(&number.to_le_bytes());
+        }
+        bytes.push(self.addresses.iter().len() as u8);
+        for address in self.addresses.iter() {
+            match address {
+                IpAddr::V4(address) => {
+                    bytes.push(4);
+                    bytes.extend_from_slice(&address.octets());
+                }
+                IpAddr::V6(address) => {
+                    bytes.push(6);
+                    bytes.extend_from_slice(&address.octets());
+                }
+            }
+        }
+        put_packets(&mut bytes, &self.held);
+        seal(bytes)
+    }
+
+    /// The state behind bytes that anybody may have made.
+    ///
+    /// # Errors
+    /// When they are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, CloneError> {
+        let mut reader = open(bytes)?;
+        let mac = Mac(reader.array()?);
+        if mac.is_group() {
+            return Err(CloneError::Range("the MAC address is a group's"));
+        }
+        if u16::from_le_bytes(reader.array()?) as usize != COUNT {
+            return Err(CloneError::Range("it has another number of counters"));
+        }
+        let mut numbers = [0; COUNT];
+        for number in &mut numbers {
+            *number = u64::from_le_bytes(reader.array()?);
+        }
+        let [count] = reader.array()?;
+        if usize::from(count) > MOST_ADDRESSES {
+            return Err(CloneError::Range("it has too many addresses"));
+        }
+        let mut found = Vec::with_capacity(usize::from(count));
+        for _ in 0..count {
+            let address: IpAddr = match reader.array()? {
+                [4] => Ipv4Addr::from(reader.array::<4>()?).into(),
+                [6] => Ipv6Addr::from(reader.array::<16>()?).into(),
+                _ => return Err(CloneError::Range("an address is of no known kind")),
+            };
+            found.push(address);
+        }
+        let mut addresses = AddressBook::default();
+        found
+            .into_iter()
+            .rev()
+            .for_each(|address| addresses.used(address));
+        let held = reader.packets()?;
+        reader.end()?;
+        Ok(Self {
+            mac,
+            counters: Counters::from_array(numbers),
+            addresses,
+            held,
+        })
+    }
+}
+
+/// Packets alone as bytes: those that came to a machine's former place after its state was read.
+pub fn encode_packets(packets: &[Packet]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    bytes.extend_from_slice(MAGIC);
+    bytes.push(VERSION);
+    put_packets(&mut bytes, packets);
+    seal(bytes)
+}
+
+/// The packets behind bytes that anybody may have made.
+///
+/// # Errors
+/// When they are none.
+pub fn decode_packets(bytes: &[u8]) -> Result<Vec<Packet>, CloneError> {
+    let mut reader = open(bytes)?;
+    let packets = reader.packets()?;
+    reader.end()?;
+    Ok(packets)
+}
+
+fn put_packets(bytes: &mut Vec<u8>, packets: &[Packet]) {
+    bytes.extend_from_slice(&(packets.len() as u32).to_le_bytes());
+    for packet in packets {
+        bytes.extend_from_slice(&(packet.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(packet);
+    }
+}
+
+fn seal(mut bytes: Vec<u8>) -> Vec<u8> {
+    let hash = blake3::hash(&bytes);
+    bytes.extend_from_slice(&hash.as_bytes()[..HASH]);
+    bytes
+}
+
+fn open(bytes: &[u8]) -> Result<Reader<'_>, CloneError> {
+    if bytes.len() > MOST_STATE_BYTES {
+        return Err(CloneError::Length);
+    }
+    let rest = bytes.strip_prefix(MAGIC).ok_or(CloneError::Magic)?;
+    let version = *rest.first().ok_or(CloneError::Length)?;
+    if version != VERSION {
+        return Err(CloneError::Version(version));
+    }
+    let end = bytes.len().checked_sub(HASH).ok_or(CloneError::Length)?;
+    let (content, hash) = bytes.split_at(end);
+    let content_starts = MAGIC.len() + 1;
+    let rest = content.get(content_starts..).ok_or(CloneError::Length)?;
+    if blake3::hash(content).as_bytes()[..HASH] != *hash {
+        return Err(CloneError::Hash);
+    }
+    Ok(Reader(rest))
+}
+
+/// What is left to be read.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], CloneError> {
+        let (here, rest) = self.0.split_first_chunk().ok_or(CloneError::Length)?;
+        self.0 = rest;
+        Ok(*here)
+    }
+
+    fn bytes(&mut self, length: usize) -> Result<&'a [u8], CloneError> {
+        let (here, rest) = self.0.split_at_checked(length).ok_or(CloneError::Length)?;
+        self.0 = rest;
+        Ok(here)
+    }
+
+    fn packets(&mut self) -> Result<Vec<Packet>, CloneError> {
+        let count = u32::from_le_bytes(self.array()?) as usize;
+        if count > MOST_PACKETS {
+            return Err(CloneError::Range("it has too many packets"));
+        }
+        // No room is made for packets that do not come.
+        let mut packets = Vec::new();
+        let mut total = 0;
+        for _ in 0..count {
+            let length = u32::from_le_bytes(self.array()?) as usize;
+            if !(SMALLEST..=LARGEST).contains(&length) {
+                return Err(CloneError::Range("a packet is too short or too long"));
+            }
+            total += length;
+            if total > MOST_BYTES {
+                return Err(CloneError::Range("its packets are too long together"));
+            }
+            packets.push(self.bytes(length)?.into());
+        }
+        Ok(packets)
+    }
+
+    fn end(&self) -> Result<(), CloneError> {
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(CloneError::Length)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn states() -> impl Strategy<Value = State> {
+        let packets =
+            prop::collection::vec(prop::collection::vec(any::<u8>(), SMALLEST..200), 0..20);
+        let addresses = prop::collection::vec(any::<IpAddr>(), 0..MOST_ADDRESSES);
+        (any::<[u8; 6]>(), any::<[u64; COUNT]>(), addresses, packets).prop_map(
+            |(mut mac, numbers, found, packets)| {
+                mac[0] &= 0xfe;
+                let mut addresses = AddressBook::default();
+                found
+                    .into_iter()
+                    .for_each(|address| addresses.used(address));
+                State {
+                    mac: Mac(mac),
+                    counters: Counters::from_array(numbers),
+                    addresses,
+                    held: packets.into_iter().map(Into::into).collect(),
+                }
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn a_state_survives_its_way(state in states()) {
+            prop_assert_eq!(State::decode(&state.encode()), Ok(state.clone()));
+            let packets = encode_packets(&state.held);
+            prop_assert_eq!(decode_packets(&packets), Ok(state.held));
+        }
+
+        #[test]
+        fn a_state_that_was_cut_or_changed_is_refused(
+            state in states(), at in any::<prop::sample::Index>(), bit in 0_u8..8,
+        ) {
+            let bytes = state.encode();
+            let at = at.index(bytes.len());
+            prop_assert!(State::decode(&bytes[..at]).is_err());
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << bit;
+            prop_assert!(State::decode(&changed).is_err());
+            let longer = [&bytes[..], &[0]].concat();
+            prop_assert!(State::decode(&longer).is_err());
+        }
+
+        #[test]
+        fn garbage_is_refused_also_when_its_hash_is_right(garbage in prop::collection::vec(any::<u8>(), 0..300)) {
+            prop_assert!(State::decode(&garbage).is_err());
+            let sealed = seal([&MAGIC[..], &[VERSION], &garbage].concat());
+            // Whatever it says, it is read within its bounds.
+            if let Ok(state) = State::decode(&sealed) {
+                prop_assert_eq!(state.encode(), sealed.clone());
+            }
+            let _ = decode_packets(&sealed);
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_their_range_are_refused() {
+        let state = State {
+            mac: Mac([2, 0, 0, 0, 0, 1]),
+            counters: Counters::default(),
+            addresses: AddressBook::default(),
+            held: Vec::new(),
+        };
+        let content = |state: &State| {
+            let bytes = state.encode();
+            bytes[..bytes.len() - HASH].to_vec()
+        };
+        let sealed = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut bytes = content(&state);
+            change(&mut bytes);
+            State::decode(&seal(bytes))
+        };
+        let places = content(&state).len();
+        let (addresses, packets) = (places - 5, places - 4);
+        assert!(matches!(
+            sealed(&|bytes| bytes[5] = 9),
+            Err(CloneError::Version(9))
+        ));
+        assert!(matches!(
+            sealed(&|bytes| bytes[6] = 1),
+            Err(CloneError::Range(_))
+        ));
+        assert!(matches!(
+            sealed(&|bytes| bytes[12] = 0xff),
+            Err(CloneError::Range(_))
+        ));
+        assert!(matches!(
+            sealed(&|bytes| bytes[addresses] = 0xff),
+            Err(CloneError::Range(_))
+        ));
+        let many = |bytes: &mut Vec<u8>| bytes[packets..].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(matches!(sealed(&many), Err(CloneError::Range(_))));
+        let missing = |bytes: &mut Vec<u8>| bytes[packets] = 1;
+        assert!(matches!(sealed(&missing), Err(CloneError::Length)));
+        let long = |bytes: &mut Vec<u8>| {
+            bytes[packets] = 1;
+            bytes.extend_from_slice(&u32::MAX.to_le_bytes());
+        };
+        assert!(matches!(sealed(&long), Err(CloneError::Range(_))));
+        assert_eq!(
+            State::decode(&vec![0; MOST_STATE_BYTES + 1]),
+            Err(CloneError::Length)
+        );
+    }
+}

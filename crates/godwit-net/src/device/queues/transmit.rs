@@ -1,0 +1,116 @@
+//! What the guest sends.
+
+use godwit_vhost::rings::chain::Chain;
+
+use crate::device::queues::features::VERSION_1;
+use crate::device::queues::ring::{Broken, Guest, NetRing};
+use crate::device::uplink::Uplink;
+use crate::frame::packet::{HEADER, LARGEST, SHORT_HEADER, SMALLEST};
+use crate::frame::source::ENOUGH;
+use crate::state::nic::Nic;
+
+/// Packets that are taken in one turn, after which others get theirs.
+const TURN: usize = 256;
+
+/// Bytes of the header that a driver with these features uses.
+pub(in crate::device) const fn header_bytes(features: u64) -> usize {
+    if features & (VERSION_1 | super::features::MERGEABLE) != 0 {
+        HEADER
+    } else {
+        SHORT_HEADER
+    }
+}
+
+/// Space that is used again for each packet.
+pub(in crate::device) struct Space {
+    pub(in crate::device) chain: Chain,
+    pub(in crate::device) packet: Box<[u8]>,
+}
+
+impl Space {
+    pub(in crate::device) fn new() -> Self {
+        Self {
+            chain: Chain::default(),
+            packet: vec![0; LARGEST].into(),
+        }
+    }
+}
+
+/// Sends what the guest offers, as far as the state allows. True when there is more for another turn.
+pub(in crate::device) fn transmit(
+    ring: &mut NetRing,
+    guest: Guest<'_>,
+    nic: &mut Nic,
+    uplink: &Uplink,
+    space: &mut Space,
+) -> Result<bool, Broken> {
+    let memory = guest.ram.memory();
+    for _ in 0..TURN {
+        if !nic.may_transmit() {
+            return Ok(false);
+        }
+        let tail = nic.transmit_tail(ring.split.available(memory)?);
+        let Some(taken) = ring.take(guest, &mut space.chain, Some(tail))? else {
+            if ring.rest(guest)? {
+                continue;
+            }
+            return Ok(false);
+        };
+        ring.split.ignore(memory, guest.log)?;
+        send(guest, nic, uplink, space)?;
+        ring.answer(taken, 0);
+    }
+    Ok(true)
+}
+
+fn send(guest: Guest<'_>, nic: &mut Nic, uplink: &Uplink, space: &mut Space) -> Result<(), Broken> {
+    let segments = &space.chain.readable;
+    let total: u64 = segments
+        .iter()
+        .map(|segment| u64::from(segment.length))
+        .sum();
+    let header = header_bytes(guest.features);
+    let fits = (SMALLEST - HEADER + header..=LARGEST - HEADER + header).contains(&(total as usize));
+    if space.chain.malformed || !space.chain.writable.is_empty() || !fits {
+        nic.refused();
+        return Ok(());
+    }
+    let total = total as usize;
+    // Memory that may still vanish, and short headers, are copied; everything else leaves from where it is.
+    let copies = header != HEADER || guest.ram.arrival().is_under_way();
+    let known = if copies {
+        total
+    } else {
+        total.min(header + ENOUGH)
+    };
+    let copy = &mut space.packet[HEADER - header..HEADER - header + known];
+    if !guest.ram.gather(segments, copy) {
+        return Err(Broken::Buffer);
+    }
+    if guest.ram.arrival().is_lost() {
+        return Ok(());
+    }
+    let sent = if copies {
+        if header != HEADER {
+            // The driver's header lies before where it belongs.
+            space.packet.copy_within(HEADER - header..HEADER, 0);
+            space.packet[SHORT_HEADER..HEADER].fill(0);
+        }
+        uplink.write(&space.packet[..HEADER - header + total])
+    } else {
+        let mut places = Vec::with_capacity(segments.len());
+        if !guest.ram.locate(segments, &mut places) {
+            return Err(Broken::Buffer);
+        }
+        // SAFETY: the places are in the guest's memory, which stays mapped as long as `guest` is borrowed.
+        unsafe { uplink.write_from(&places) }
+    };
+    match sent {
+        Ok(()) => {
+            let end = (HEADER - header + known).min(HEADER + ENOUGH);
+            nic.sent(&space.packet[HEADER..end], total - header);
+        }
+        Err(_) => nic.refused(),
+    }
+    Ok(())
+}

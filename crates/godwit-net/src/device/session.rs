@@ -1,0 +1,150 @@
+//! The front end, as far as the protocol has come.
+
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use godwit_vhost::features::LOG_ALL;
+use godwit_vhost::memory::GuestRam;
+use godwit_vhost::memory::dirty_log::DirtyLog;
+use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
+
+use crate::device::queues::ring::{Guest, NetRing};
+use crate::device::wake::Wake;
+
+/// The ring whose buffers the guest offers for what it gets.
+pub(super) const RECEIVE: usize = 0;
+/// The ring with what it sends.
+pub(super) const TRANSMIT: usize = 1;
+/// Rings of one pair of queues.
+pub(super) const RINGS: usize = 2;
+
+/// A virtual machine that is attached.
+pub(super) struct Session {
+    socket: UnixStream,
+    ram: Option<Arc<GuestRam>>,
+    log: Option<Arc<DirtyLog>>,
+    pub(super) features: u64,
+    /// Nothing is taken until the memory changes.
+    still: bool,
+    pub(super) rings: [Option<Box<NetRing>>; RINGS],
+}
+
+impl Session {
+    pub(super) fn new(socket: UnixStream) -> Self {
+        Self {
+            socket,
+            ram: None,
+            log: None,
+            features: 0,
+            still: false,
+            rings: Default::default(),
+        }
+    }
+
+    /// The guest's memory, and one of the rings in it, if the ring may be served.
+    pub(super) fn serve(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
+        let ram = self
+            .ram
+            .as_deref()
+            .filter(|ram| !self.still && !ram.arrival().is_lost())?;
+        let ring = self.rings[index].as_deref_mut()?;
+        let guest = Guest {
+            ram,
+            log: self.log.as_deref().filter(|_| self.features & LOG_ALL != 0),
+            features: self.features,
+        };
+        (ring.enabled && !ring.broken).then_some((ring, guest))
+    }
+
+    /// Whether a ring rests because of what the guest put into it.
+    pub(super) fn is_broken(&self) -> bool {
+        self.rings.iter().flatten().any(|ring| ring.broken)
+    }
+
+    /// Disconnects the virtual machine.
+    pub(super) fn hang_up(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Carries out a step that changes nothing but the session, and that takes effect at once: between two turns
+    /// nothing that was taken is left.
+    pub(super) fn change(&mut self, command: FrontEndCommand) -> Result<u16, FrontEndError> {
+        match command {
+            FrontEndCommand::Memory { ram } => {
+                let rings = self.rings.iter().flatten();
+                let lost = rings
+                    .filter_map(|ring| ring.split.check(ram.memory()).err())
+                    .next();
+                self.ram = Some(ram);
+                self.still = false;
+                for ring in self.rings.iter_mut().flatten() {
+                    ring.ready = true;
+                }
+                if let Some(error) = lost {
+                    return Err(error.into());
+                }
+            }
+            FrontEndCommand::Still => self.still = true,
+            FrontEndCommand::Log { log } => self.log = Some(log),
+            FrontEndCommand::Features { features } => self.features = features,
+            FrontEndCommand::Start { ring, setup } => self.start(ring, *setup)?,
+            FrontEndCommand::Stop { ring } => {
+                let stopped = self.slot(ring)?.take().ok_or(FrontEndError::Left)?;
+                // What the guest signalled is the ring's next server's to see for itself.
+                stopped.kick.clear();
+                return Ok(stopped.split.base());
+            }
+            FrontEndCommand::Enable { ring, enabled } => {
+                if let Some(ring) = self.slot(ring)? {
+                    ring.enabled = enabled;
+                    ring.ready = true;
+                }
+            }
+            FrontEndCommand::Call { ring, call } => {
+                let call = call.and_then(|counter| Wake::adopt(counter).ok());
+                if let Some(ring) = self.slot(ring)? {
+                    // What was signalled on the old one may have come too late to be seen.
+                    call.iter().for_each(Wake::signal);
+                    ring.call = call;
+                }
+            }
+            FrontEndCommand::Error { ring, error } => {
+                let error = error.and_then(|counter| Wake::adopt(counter).ok());
+                if let Some(ring) = self.slot(ring)? {
+                    ring.error = error;
+                }
+            }
+            FrontEndCommand::RingLog { ring, log } => {
+                if let Some(ring) = self.slot(ring)? {
+                    ring.split.log = log;
+                }
+            }
+            FrontEndCommand::Attach { .. } | FrontEndCommand::Detach => {}
+        }
+        Ok(0)
+    }
+
+    fn slot(&mut self, index: u16) -> Result<&mut Option<Box<NetRing>>, FrontEndError> {
+        let slot = self.rings.get_mut(usize::from(index));
+        slot.ok_or(FrontEndError::Ring(
+            godwit_vhost::rings::split::RingError::Layout,
+        ))
+    }
+
+    fn start(&mut self, index: u16, setup: RingSetup) -> Result<(), FrontEndError> {
+        if self.slot(index)?.is_some() {
+            return Err(FrontEndError::Running);
+        }
+        let ram = self.ram.as_ref().ok_or(FrontEndError::NoMemory)?;
+        let opened = setup.open(ram, index)?;
+        let counters = [Some(setup.kick), setup.call, setup.error]
+            .map(|counter| counter.and_then(|counter| Wake::adopt(counter).ok()));
+        let ring =
+            NetRing::new(opened, setup.enabled, counters).ok_or(FrontEndError::NotEventfd)?;
+        // Whoever served the ring before may have ended between an answer and its signal.
+        ring.call.iter().for_each(Wake::signal);
+        *self.slot(index)? = Some(Box::new(ring));
+        Ok(())
+    }
+}

@@ -1,0 +1,283 @@
+//! Taps: interfaces of the host whose other end is a program.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+
+use godwit_vhost::features;
+
+use crate::device::queues::features as net;
+use crate::device::uplink::Uplink;
+use crate::frame::packet::HEADER;
+
+/// Longest name of an interface.
+pub const MOST_NAME: usize = libc::IFNAMSIZ - 1;
+
+/// Why a tap cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    /// No interface can be called that.
+    #[error(
+        "{0:?} cannot be an interface's name, which has 1 to {MOST_NAME} bytes and no / or space"
+    )]
+    Name(String),
+    /// There is none.
+    #[error(
+        "there is no interface {0} here: make it with 'ip tuntap add {0} mode tap' and 'ip link set {0} up'"
+    )]
+    Missing(String),
+    /// The kernel has no taps, or the process may not use them.
+    #[error(
+        "taps cannot be used here (/dev/net/tun: {0}): run the node as root, or give it access to /dev/net/tun"
+    )]
+    Unavailable(io::Error),
+    /// The interface is something else.
+    #[error(
+        "interface {0} is no tap with a single queue: make one with 'ip tuntap add NAME mode tap'"
+    )]
+    Kind(String),
+    /// Somebody else has it open.
+    #[error("tap {0} is in use by another program or virtual machine: name another tap")]
+    Busy(String),
+    /// It belongs to somebody else.
+    #[error(
+        "tap {0} belongs to another user, or the node lacks CAP_NET_ADMIN: make it with 'ip tuntap add {0} mode tap user USER'"
+    )]
+    NotAllowed(String),
+    /// It passes nothing.
+    #[error("tap {0} is down: 'ip link set {0} up' brings it up")]
+    Down(String),
+    /// Something else.
+    #[error("tap {name} cannot be used: {error}")]
+    Other {
+        /// The tap.
+        name: String,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+/// Opens a tap that somebody made, and that is up.
+///
+/// # Errors
+/// What is wrong with it, and what to do.
+pub fn open(name: &str) -> Result<Uplink, TapError> {
+    check(name)?;
+    attach(name)
+}
+
+/// Makes a tap, which is gone when its uplink is closed. It is down and has no bridge.
+///
+/// # Errors
+/// When there is an interface of this name already, or the kernel refuses.
+pub fn make(name: &str) -> Result<Uplink, TapError> {
+    check_name(name)?;
+    if rustix::net::netdevice::name_to_index(socket(name)?, name).is_ok() {
+        return Err(TapError::Busy(name.to_owned()));
+    }
+    attach(name)
+}
+
+/// Looks whether a tap is there and up, without a look at whether it is in use.
+///
+/// # Errors
+/// When it is not.
+pub fn check(name: &str) -> Result<(), TapError> {
+    check_name(name)?;
+    let socket = socket(name)?;
+    if rustix::net::netdevice::name_to_index(&socket, name).is_err() {
+        return Err(TapError::Missing(name.to_owned()));
+    }
+    let mut request = Request::new(name);
+    // SAFETY: the operation fills in the flags of the structure that it gets.
+    unsafe { control(&socket, libc::SIOCGIFFLAGS, &mut request) }
+        .map_err(|error| other(name, error))?;
+    if request.flags() & libc::IFF_UP as libc::c_short == 0 {
+        return Err(TapError::Down(name.to_owned()));
+    }
+    Ok(())
+}
+
+/// Most bytes of an IP packet that an interface takes.
+///
+/// # Errors
+/// When there is none such.
+pub fn mtu(name: &str) -> Result<u32, TapError> {
+    check_name(name)?;
+    let socket = socket(name)?;
+    let mut request = Request::new(name);
+    // SAFETY: the operation fills in the number of the structure that it gets.
+    unsafe { control(&socket, libc::SIOCGIFMTU, &mut request) }
+        .map_err(|_| TapError::Missing(name.to_owned()))?;
+    Ok(request.number())
+}
+
+/// The number by which the kernel knows an interface.
+///
+/// # Errors
+/// When there is none such.
+pub fn index(name: &str) -> Result<u32, TapError> {
+    check_name(name)?;
+    rustix::net::netdevice::name_to_index(socket(name)?, name)
+        .map_err(|_| TapError::Missing(name.to_owned()))
+}
+
+/// Which packets a guest with these features takes unfinished: without a checksum, or not yet cut.
+pub(in crate::device) const fn offloads(features: u64) -> libc::c_uint {
+    let mut offloads = 0;
+    if features & net::GUEST_CSUM == 0 {
+        return 0;
+    }
+    offloads |= libc::TUN_F_CSUM;
+    if features & net::GUEST_TSO4 != 0 {
+        offloads |= libc::TUN_F_TSO4;
+    }
+    if features & net::GUEST_TSO6 != 0 {
+        offloads |= libc::TUN_F_TSO6;
+    }
+    if features & net::GUEST_ECN != 0 && features & (net::GUEST_TSO4 | net::GUEST_TSO6) != 0 {
+        offloads |= libc::TUN_F_TSO_ECN;
+    }
+    offloads
+}
+
+pub(super) fn set_offloads(tap: &OwnedFd, offloads: libc::c_uint) -> io::Result<()> {
+    // SAFETY: the operation takes a number and no memory.
+    match unsafe {
+        libc::ioctl(
+            tap.as_raw_fd(),
+            libc::TUNSETOFFLOAD as _,
+            libc::c_ulong::from(offloads),
+        )
+    } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn check_name(name: &str) -> Result<(), TapError> {
+    let odd = |letter: char| letter == '/' || letter.is_whitespace() || letter.is_control();
+    let fits = (1..=MOST_NAME).contains(&name.len()) && !name.contains(odd);
+    // The kernel would put a number in the place of the sign.
+    if !fits || name.contains('%') || matches!(name, "." | "..") {
+        return Err(TapError::Name(name.chars().take(40).collect()));
+    }
+    Ok(())
+}
+
+fn attach(name: &str) -> Result<Uplink, TapError> {
+    let device = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open("/dev/net/tun")
+        .map_err(TapError::Unavailable)?;
+    let fd = OwnedFd::from(device);
+    let mut request = Request::new(name);
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    request.set_flags(flags as libc::c_short);
+    // SAFETY: the operation reads and fills in the structure that it gets.
+    unsafe { control(&fd, libc::TUNSETIFF as _, &mut request) }.map_err(|error| {
+        let name = name.to_owned();
+        match error.raw_os_error() {
+            Some(libc::EBUSY) => TapError::Busy(name),
+            Some(libc::EPERM) => TapError::NotAllowed(name),
+            Some(libc::EINVAL) => TapError::Kind(name),
+            _ => TapError::Other { name, error },
+        }
+    })?;
+    let mut header = HEADER as libc::c_int;
+    // SAFETY: the operation reads the number behind the pointer.
+    unsafe { control(&fd, libc::TUNSETVNETHDRSZ as _, &mut header) }
+        .map_err(|error| other(name, error))?;
+    Ok(Uplink { fd, is_tap: true })
+}
+
+fn other(name: &str, error: io::Error) -> TapError {
+    TapError::Other {
+        name: name.to_owned(),
+        error,
+    }
+}
+
+/// Any socket: interfaces are asked through one.
+fn socket(name: &str) -> Result<OwnedFd, TapError> {
+    // SAFETY: the call takes no memory and gives a new descriptor.
+    unsafe {
+        match libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) {
+            fd @ 0.. => Ok(OwnedFd::from_raw_fd(fd)),
+            _ => Err(other(name, io::Error::last_os_error())),
+        }
+    }
+}
+
+/// Linux's `struct ifreq`.
+#[repr(C)]
+struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    /// A union, of which only its first bytes are used here.
+    value: [u8; 24],
+}
+
+impl Request {
+    fn new(name: &str) -> Self {
+        let mut request = Self {
+            name: [0; libc::IFNAMSIZ],
+            value: [0; 24],
+        };
+        request.name[..name.len()].copy_from_slice(name.as_bytes());
+        request
+    }
+
+    fn flags(&self) -> libc::c_short {
+        libc::c_short::from_ne_bytes([self.value[0], self.value[1]])
+    }
+
+    fn set_flags(&mut self, flags: libc::c_short) {
+        self.value[..2].copy_from_slice(&flags.to_ne_bytes());
+    }
+
+    fn number(&self) -> u32 {
+        u32::from_ne_bytes([self.value[0], self.value[1], self.value[2], self.value[3]])
+    }
+}
+
+/// # Safety
+/// The operation reads and writes nothing but `argument`.
+unsafe fn control<T>(fd: &OwnedFd, operation: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+    // SAFETY: the caller vouches for the operation; the descriptor is open.
+    match unsafe { libc::ioctl(fd.as_raw_fd(), operation as _, std::ptr::from_mut(argument)) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What every device offers includes what the kernel's header of 12 bytes stands for.
+const _: () = assert!(features::TRANSPORT & net::VERSION_1 != 0);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_interface_has_are_refused() {
+        for name in ["", "a/b", "a b", "tap%d", "..", "0123456789abcdef"] {
+            assert!(matches!(check(name), Err(TapError::Name(_))), "{name:?}");
+        }
+        let error = check("godwit-none").expect_err("is not there");
+        assert!(matches!(error, TapError::Missing(_)), "{error}");
+    }
+
+    #[test]
+    fn the_tap_finishes_what_the_guest_does_not_take_unfinished() {
+        assert_eq!(offloads(0), 0);
+        assert_eq!(offloads(net::GUEST_TSO4), 0, "needs checksums");
+        assert_eq!(offloads(net::GUEST_CSUM), libc::TUN_F_CSUM);
+        let all = net::GUEST_CSUM | net::GUEST_TSO4 | net::GUEST_TSO6 | net::GUEST_ECN;
+        assert_eq!(
+            offloads(all),
+            libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN
+        );
+    }
+}

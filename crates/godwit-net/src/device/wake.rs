@@ -1,0 +1,45 @@
+//! Event counters: how a NIC's thread is woken, and how it and the guest wake each other.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+/// An event counter that never blocks.
+#[derive(Debug)]
+pub(super) struct Wake(OwnedFd);
+
+impl Wake {
+    /// A new one.
+    pub(super) fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(eventfd(0, flags)?))
+    }
+
+    /// One that somebody else made, who may have made it so that it blocks.
+    pub(super) fn adopt(counter: OwnedFd) -> io::Result<Self> {
+        let flags = fcntl_getfl(&counter)?;
+        if !flags.contains(OFlags::NONBLOCK) {
+            fcntl_setfl(&counter, flags | OFlags::NONBLOCK)?;
+        }
+        Ok(Self(counter))
+    }
+
+    /// Wakes the other side. A counter that takes no more wakes it all the same.
+    pub(super) fn signal(&self) {
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    /// Forgets all signals so far.
+    pub(super) fn clear(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.0, &mut count);
+    }
+}
+
+impl AsFd for Wake {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

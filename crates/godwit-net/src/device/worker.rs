@@ -1,0 +1,465 @@
+//! The thread's loop: waits for commands, kicks and packets, and moves packets.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
+use std::time::{Duration, Instant};
+
+use godwit_vhost::protocol::device::FrontEndReply;
+use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+
+use crate::device::handle::{Command, LatePackets, Shared, Snapshot};
+use crate::device::queues::receive::{Given, give};
+use crate::device::queues::ring::Broken;
+use crate::device::queues::transmit::{Space, transmit};
+use crate::device::session::{RECEIVE, RINGS, Session, TRANSMIT};
+use crate::device::uplink::{Uplink, tap};
+use crate::frame::packet::HEADER;
+use crate::state::nic::{Fate, Nic};
+
+/// Packets that the guest gets in one turn.
+const TURN: usize = 256;
+
+/// Packets that are read at once before something that must come after them.
+const DRAIN: usize = 1 << 16;
+
+/// When a machine's new place is announced again, counted from the first time: an announcement may be lost.
+const ANNOUNCE_AGAIN: [Duration; 4] = [
+    Duration::from_millis(50),
+    Duration::from_millis(150),
+    Duration::from_millis(400),
+    Duration::from_millis(1000),
+];
+
+/// How long packets from a machine's former place are awaited.
+const LATE: Duration = Duration::from_secs(1);
+
+/// How long the uplink rests after it could not be read.
+const UPLINK_RESTS: Duration = Duration::from_millis(100);
+
+/// What woke the thread, as the kernel repeats it.
+const COMMANDS: u64 = 0;
+const UPLINK: u64 = 1;
+const KICKS: u64 = 2;
+
+/// The thread.
+pub(super) struct Worker {
+    shared: Arc<Shared>,
+    inbox: Receiver<Command>,
+    nic: Nic,
+    uplink: Uplink,
+    session: Option<Session>,
+    poller: OwnedFd,
+    /// The uplink is being waited for.
+    watches_uplink: bool,
+    /// The guest may have room for a packet.
+    room: bool,
+    space: Space,
+    /// When the announcements began, and how many were made again.
+    announced: Option<(Instant, usize)>,
+    /// Until when late packets are awaited.
+    late_until: Option<Instant>,
+    /// Until when the uplink is left alone.
+    uplink_rests: Option<Instant>,
+    ended: bool,
+}
+
+impl Worker {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        inbox: Receiver<Command>,
+        nic: Nic,
+        uplink: Uplink,
+    ) -> io::Result<Self> {
+        let poller = epoll::create(CreateFlags::CLOEXEC)?;
+        let commands = EventData::new_u64(COMMANDS);
+        epoll::add(&poller, &shared.wake, commands, EventFlags::IN)?;
+        epoll::add(
+            &poller,
+            &uplink,
+            EventData::new_u64(UPLINK),
+            EventFlags::empty(),
+        )?;
+        Ok(Self {
+            shared,
+            inbox,
+            nic,
+            uplink,
+            session: None,
+            poller,
+            watches_uplink: false,
+            room: false,
+            space: Space::new(),
+            announced: None,
+            late_until: None,
+            uplink_rests: None,
+            ended: false,
+        })
+    }
+
+    pub(super) fn run(mut self) {
+        let mut eager = false;
+        while !self.ended {
+            self.watch_uplink();
+            self.wait(eager);
+            self.commands();
+            self.timers();
+            eager = self.transmit();
+            eager |= self.receive();
+            self.publish();
+        }
+        if let Some(session) = &self.session {
+            session.hang_up();
+        }
+    }
+
+    /// Waits until there is something to do; not at all when there is.
+    fn wait(&mut self, eager: bool) {
+        let mut events = Vec::with_capacity(8);
+        let now = Instant::now();
+        let due = self.due().map(|due| due.saturating_duration_since(now));
+        let limit = if eager { Some(Duration::ZERO) } else { due };
+        let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
+        // An interrupted wait is one that found nothing.
+        let _ = epoll::wait(&self.poller, spare_capacity(&mut events), limit.as_ref());
+        for event in events {
+            match event.data.u64() {
+                COMMANDS => self.shared.wake.clear(),
+                UPLINK => {}
+                kick => {
+                    let index = (kick - KICKS) as usize;
+                    let ring = self.session.as_mut().and_then(|s| s.rings[index].as_mut());
+                    if let Some(ring) = ring {
+                        ring.kick.clear();
+                        ring.ready = true;
+                        self.room |= index == RECEIVE;
+                    }
+                }
+            }
+        }
+    }
+
+    /// When something has to be done that nobody tells of.
+    fn due(&self) -> Option<Instant> {
+        let again = self
+            .announced
+            .and_then(|(since, count)| Some(since + *ANNOUNCE_AGAIN.get(count)?));
+        [again, self.late_until, self.uplink_rests]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+
+    fn timers(&mut self) {
+        let now = Instant::now();
+        if let Some((since, count)) = self.announced
+            && let Some(after) = ANNOUNCE_AGAIN.get(count)
+            && now >= since + *after
+        {
+            self.announced = Some((since, count + 1));
+            let frames = self.nic.announcements();
+            self.announce(&frames);
+        }
+        if self.late_until.is_some_and(|until| now >= until) {
+            tracing::warn!(
+                nic = self.shared.name,
+                "the machine's former place did not say in time that it has no more packets"
+            );
+            self.late_until = None;
+            self.nic.late_ended();
+        }
+        if self.uplink_rests.is_some_and(|until| now >= until) {
+            self.uplink_rests = None;
+        }
+    }
+
+    /// Lets the kernel tell of packets only while some are wanted.
+    fn watch_uplink(&mut self) {
+        let wanted = self.uplink_rests.is_none() && self.nic.wants_uplink(self.room);
+        if wanted == self.watches_uplink {
+            return;
+        }
+        let events = if wanted {
+            EventFlags::IN
+        } else {
+            EventFlags::empty()
+        };
+        let data = EventData::new_u64(UPLINK);
+        match epoll::modify(&self.poller, &self.uplink, data, events) {
+            Ok(()) => self.watches_uplink = wanted,
+            Err(error) => {
+                tracing::error!(nic = self.shared.name, %error, "cannot wait for packets")
+            }
+        }
+    }
+
+    fn commands(&mut self) {
+        loop {
+            match self.inbox.try_recv() {
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    self.ended = true;
+                    return;
+                }
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::FrontEnd(command, reply) => self.front_end(command, reply),
+            Command::Freeze(reply) => {
+                self.nic.buffer();
+                self.drain();
+                reply(self.nic.read_state());
+            }
+            Command::Release => self.nic.release(),
+            Command::CopyLate(reply) => {
+                self.drain();
+                reply(LatePackets {
+                    packets: self.nic.copy_new(),
+                    is_all: self.nic.is_announced_elsewhere(),
+                });
+            }
+            Command::Restore(state, reply) => reply(self.nic.write_state(*state)),
+            Command::TakeOver { awaits_late, reply } => {
+                // What came until now is the former place's to take.
+                self.drain();
+                let frames = self.nic.take_over(awaits_late);
+                self.announce(&frames);
+                let now = Instant::now();
+                self.announced = Some((now, 0));
+                self.late_until = awaits_late.then_some(now + LATE);
+                reply(());
+            }
+            Command::Late(packets) => {
+                packets.into_iter().for_each(|packet| self.nic.late(packet));
+            }
+            Command::LateEnded => {
+                self.late_until = None;
+                self.nic.late_ended();
+            }
+            Command::End => self.ended = true,
+        }
+    }
+
+    fn front_end(&mut self, command: FrontEndCommand, reply: FrontEndReply) {
+        let result = match command {
+            FrontEndCommand::Attach { socket } => match &self.session {
+                Some(_) => Err(FrontEndError::Taken),
+                None => {
+                    self.session = Some(Session::new(socket));
+                    Ok(0)
+                }
+            },
+            FrontEndCommand::Detach => {
+                (0..RINGS).for_each(|index| self.unwatch_kicks(index));
+                self.session = None;
+                self.room = false;
+                Ok(0)
+            }
+            command => self.change(command),
+        };
+        reply(result);
+    }
+
+    fn change(&mut self, command: FrontEndCommand) -> Result<u16, FrontEndError> {
+        if let FrontEndCommand::Stop { ring } = &command {
+            self.unwatch_kicks(usize::from(*ring));
+        }
+        let session = self.session.as_mut().ok_or(FrontEndError::Left)?;
+        let (started, offloads) = match &command {
+            FrontEndCommand::Start { ring, .. } => (Some(usize::from(*ring)), None),
+            FrontEndCommand::Features { features } => (None, Some(tap::offloads(*features))),
+            _ => (None, None),
+        };
+        let answer = session.change(command)?;
+        if let Some(offloads) = offloads
+            && let Err(error) = self.uplink.set_offloads(offloads)
+        {
+            tracing::warn!(nic = self.shared.name, %error, "the uplink cannot leave packets unfinished");
+        }
+        if let Some(index) = started
+            && let Some(ring) = &session.rings[index]
+        {
+            let data = EventData::new_u64(KICKS + index as u64);
+            epoll::add(&self.poller, ring.kick.as_fd(), data, EventFlags::IN)
+                .map_err(|_| FrontEndError::NotEventfd)?;
+        }
+        self.room = true;
+        Ok(answer)
+    }
+
+    /// Waits for a ring's kicks no more. The kernel would go on to tell of them after the ring's counter is closed
+    /// here, since the front end has it open, too.
+    fn unwatch_kicks(&self, index: usize) {
+        let rings = self.session.as_ref().map(|session| &session.rings);
+        if let Some(ring) = rings.and_then(|rings| rings.get(index)?.as_ref()) {
+            let _ = epoll::delete(&self.poller, ring.kick.as_fd());
+        }
+    }
+
+    /// Reads everything that the uplink has now; nothing of it is for the guest at once.
+    fn drain(&mut self) {
+        for _ in 0..DRAIN {
+            match self.uplink.read(&mut self.space.packet) {
+                Ok(Some(length)) => {
+                    self.nic.from_uplink(&self.space.packet[..length]);
+                }
+                Ok(None) | Err(_) => return,
+            }
+        }
+    }
+
+    fn announce(&self, frames: &[Vec<u8>]) {
+        for frame in frames {
+            let packet = [&[0; HEADER], frame.as_slice()].concat();
+            if let Err(error) = self.uplink.write(&packet) {
+                tracing::warn!(nic = self.shared.name, %error, "cannot announce the machine");
+            }
+        }
+    }
+
+    /// Sends what the guest offers. True when there is more.
+    fn transmit(&mut self) -> bool {
+        let Some((ring, guest)) = self.session.as_mut().and_then(|s| s.serve(TRANSMIT)) else {
+            return false;
+        };
+        if !ring.ready {
+            return false;
+        }
+        let moved = transmit(ring, guest, &mut self.nic, &self.uplink, &mut self.space)
+            .and_then(|more| ring.publish(guest).map(|()| more));
+        match moved {
+            Ok(more) => more,
+            Err(why) => {
+                self.break_ring(TRANSMIT, &why);
+                false
+            }
+        }
+    }
+
+    /// Gives the guest what waits for it, then what the uplink has. True when there is more.
+    fn receive(&mut self) -> bool {
+        let mut more = false;
+        for turn in 0..TURN {
+            match self.receive_one() {
+                Ok(true) => more = turn + 1 == TURN,
+                Ok(false) => break,
+                Err(why) => {
+                    self.break_ring(RECEIVE, &why);
+                    return false;
+                }
+            }
+        }
+        if let Some((ring, guest)) = self.session.as_mut().and_then(|s| s.serve(RECEIVE))
+            && let Err(why) = ring.publish(guest)
+        {
+            self.break_ring(RECEIVE, &why);
+            return false;
+        }
+        more
+    }
+
+    /// One packet. False when there is none, or the guest has no room.
+    fn receive_one(&mut self) -> Result<bool, Broken> {
+        let served = self.session.as_mut().and_then(|s| s.serve(RECEIVE));
+        let Some((ring, guest)) = served else {
+            // Packets may have to be held all the same.
+            self.room = false;
+            return Ok(self.read_uplink().is_some());
+        };
+        if self.room
+            && let Some(packet) = self.nic.for_guest()
+        {
+            let bytes = packet.len() - HEADER;
+            let given = give(ring, guest, &mut self.space.chain, packet)?;
+            match given {
+                Given::Taken => {
+                    self.nic.took_first();
+                    self.nic.received(bytes);
+                }
+                Given::TooLarge => {
+                    self.nic.took_first();
+                    self.nic.was_too_large();
+                }
+                Given::NoRoom | Given::Lost => self.room = false,
+            }
+            return Ok(given != Given::Lost);
+        }
+        let Some((length, fate)) = self.read_uplink() else {
+            return Ok(false);
+        };
+        if fate != Fate::Deliver {
+            return Ok(true);
+        }
+        let served = self.session.as_mut().and_then(|s| s.serve(RECEIVE));
+        let Some((ring, guest)) = served else {
+            return Ok(false);
+        };
+        let packet = &mut self.space.packet[..length];
+        match give(ring, guest, &mut self.space.chain, packet)? {
+            Given::Taken => self.nic.received(length - HEADER),
+            Given::TooLarge => self.nic.was_too_large(),
+            Given::NoRoom | Given::Lost => {
+                self.room = false;
+                self.nic.put_off(packet);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads a packet, if one is wanted and there.
+    fn read_uplink(&mut self) -> Option<(usize, Fate)> {
+        if self.uplink_rests.is_some() || !self.nic.wants_uplink(self.room) {
+            return None;
+        }
+        match self.uplink.read(&mut self.space.packet) {
+            Ok(Some(length)) => Some((length, self.nic.from_uplink(&self.space.packet[..length]))),
+            Ok(None) => None,
+            Err(error) => {
+                tracing::debug!(nic = self.shared.name, %error, "the uplink cannot be read");
+                self.uplink_rests = Some(Instant::now() + UPLINK_RESTS);
+                None
+            }
+        }
+    }
+
+    fn break_ring(&mut self, index: usize, why: &Broken) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        let Some(ring) = session.rings[index].as_deref_mut() else {
+            return;
+        };
+        if std::mem::replace(&mut ring.broken, true) {
+            return;
+        }
+        tracing::error!(
+            nic = self.shared.name,
+            ring = index,
+            "device broken: {why}; the ring is not served until the guest resets the device"
+        );
+        if let Some(error) = &ring.error {
+            error.signal();
+        }
+    }
+
+    fn publish(&self) {
+        let session = self.session.as_ref();
+        self.shared.publish(Snapshot {
+            mac: self.nic.mac(),
+            mode: self.nic.mode(),
+            attached: session.is_some(),
+            broken: session.is_some_and(Session::is_broken),
+            counters: *self.nic.counters(),
+            waiting: self.nic.waiting(),
+            addresses: self.nic.addresses().collect(),
+        });
+    }
+}

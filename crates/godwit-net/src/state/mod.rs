@@ -1,0 +1,11 @@
+//! Every decision of the NIC, without I/O.
+//!
+//! - `nic.rs`: the NIC, whose modes are those of paper 004, section 3.1
+//! - `held.rs`: packets that wait for the guest, in order and bounded
+//! - `addresses.rs`: which addresses the guest used lately
+//! - `counters.rs`: what happened
+
+pub mod addresses;
+pub mod counters;
+pub mod held;
+pub mod nic;

@@ -1,0 +1,386 @@
+//! The NIC: what becomes of each packet.
+//!
+//! Paper 004 (section 3.1) gives a virtual function a *working* mode of two kinds, *releasing* and *buffering*, and a
+//! *clone* mode. Here:
+//!
+//! - releasing: what the guest sends leaves, what comes from the uplink reaches the guest;
+//! - buffering: what the guest offers stays in its ring, because the tail up to which the device may take packets
+//!   stands still while the guest's own goes on, so that nothing is copied; what the uplink brings is held in order;
+//! - clone: nothing moves, so that the whole state can be read or written at once. A NIC that arrives at a node is in
+//!   this mode until its machine runs there: what the uplink brings before is its former place's to take.
+//!
+//! A machine's former place goes on to receive until the network knows the new one. The announcement that tells the
+//! network so is broadcast, and when it reaches the former place nothing more for the machine comes there. Until what
+//! came there is all at the new place ([`Nic::late`], [`Nic::late_ended`]), the new place keeps what its own uplink
+//! brings back, since that is newer.
+
+use crate::clone::State;
+use crate::frame::packet::{SMALLEST, destination, frame_of};
+use crate::frame::{announce, source};
+use crate::mac::Mac;
+use crate::state::addresses::AddressBook;
+use crate::state::counters::Counters;
+use crate::state::held::{HeldPackets, Packet};
+
+/// What a NIC does with packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Packets pass.
+    Releasing,
+    /// Packets are held back, both ways.
+    Buffering,
+    /// Nothing moves.
+    Clone,
+}
+
+impl Mode {
+    /// The mode's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Releasing => "releasing",
+            Self::Buffering => "buffering",
+            Self::Clone => "clone",
+        }
+    }
+}
+
+/// What becomes of a packet from the uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// The guest gets it now.
+    Deliver,
+    /// The guest gets it later, or its new place does.
+    Held,
+    /// Nobody gets it.
+    Dropped,
+}
+
+/// Why a state cannot be taken over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestoreError {
+    /// The NIC works.
+    #[error("the state of a NIC can only be written while the NIC is in clone mode")]
+    Working,
+    /// It is another NIC's.
+    #[error("the state is that of the NIC {theirs}, and this is {own}")]
+    Another {
+        /// Whose state it is.
+        theirs: Mac,
+        /// Who should take it.
+        own: Mac,
+    },
+}
+
+/// What a NIC at its new place waits for.
+#[derive(Clone, Debug, Default)]
+struct Arrival {
+    /// What its own uplink brought, which is newer than what is still to come from its former place.
+    newer: HeldPackets,
+    /// Packets for many that came from the former place after the announcement, which this uplink may have brought too.
+    twins: Vec<Packet>,
+}
+
+/// A NIC.
+#[derive(Clone, Debug)]
+pub struct Nic {
+    mac: Mac,
+    mode: Mode,
+    /// The tail up to which packets of the guest's may be taken, while it is not the guest's own.
+    hardware_tail: u16,
+    held: HeldPackets,
+    arrival: Option<Arrival>,
+    /// The machine's announcement from its new place was seen here.
+    announced_elsewhere: bool,
+    addresses: AddressBook,
+    counters: Counters,
+}
+
+impl Nic {
+    /// The NIC of a machine that starts here.
+    pub fn new(mac: Mac) -> Self {
+        Self {
+            mac,
+            mode: Mode::Releasing,
+            hardware_tail: 0,
+            held: HeldPackets::default(),
+            arrival: None,
+            announced_elsewhere: false,
+            addresses: AddressBook::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// The NIC of a machine that is to come here.
+    pub fn arriving(mac: Mac) -> Self {
+        Self {
+            mode: Mode::Clone,
+            ..Self::new(mac)
+        }
+    }
+
+    /// Its address.
+    pub const fn mac(&self) -> Mac {
+        self.mac
+    }
+
+    /// What it does.
+    pub const fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// What happened.
+    pub const fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// How many packets wait for the guest.
+    pub fn waiting(&self) -> usize {
+        let newer = self
+            .arrival
+            .as_ref()
+            .map_or(0, |arrival| arrival.newer.len());
+        self.held.len() + newer
+    }
+
+    /// The addresses that the guest used lately.
+    pub fn addresses(&self) -> impl ExactSizeIterator<Item = std::net::IpAddr> {
+        self.addresses.iter()
+    }
+
+    /// Holds packets back from now on. The hardware's tail stays where it is.
+    pub fn buffer(&mut self) {
+        self.mode = Mode::Buffering;
+        self.announced_elsewhere = false;
+    }
+
+    /// Lets packets pass again, those that were held first.
+    pub fn release(&mut self) {
+        self.mode = Mode::Releasing;
+    }
+
+    /// Stands still for a moment and tells everything about itself. The packets that it holds are copied, and stay.
+    pub fn read_state(&mut self) -> State {
+        let mode = std::mem::replace(&mut self.mode, Mode::Clone);
+        let state = State {
+            mac: self.mac,
+            counters: self.counters,
+            addresses: self.addresses.clone(),
+            held: self.held.copy_new(),
+        };
+        self.mode = mode;
+        state
+    }
+
+    /// Becomes what the state says.
+    ///
+    /// # Errors
+    /// When it is not in clone mode, or the state is another NIC's.
+    pub fn write_state(&mut self, state: State) -> Result<(), RestoreError> {
+        if self.mode != Mode::Clone {
+            return Err(RestoreError::Working);
+        }
+        if state.mac != self.mac {
+            return Err(RestoreError::Another {
+                theirs: state.mac,
+                own: self.mac,
+            });
+        }
+        self.counters = state.counters;
+        self.addresses = state.addresses;
+        self.held.clear();
+        for packet in state.held {
+            self.hold(packet);
+        }
+        Ok(())
+    }
+
+    /// Works at its new place from now on. Returns the frames that tell the network so, which must leave before
+    /// anything of the guest's. `late` is whether [`Self::late_ended`] will be called.
+    pub fn take_over(&mut self, late: bool) -> Vec<Vec<u8>> {
+        self.mode = Mode::Releasing;
+        self.arrival = late.then(Arrival::default);
+        self.counters.moves += 1;
+        self.announcements()
+    }
+
+    /// The frames that tell the network where the machine is.
+    pub fn announcements(&self) -> Vec<Vec<u8>> {
+        announce::all(self.mac, self.addresses.iter())
+    }
+
+    /// A packet came to the former place before the network knew the new one.
+    pub fn late(&mut self, packet: Packet) {
+        if let Some(arrival) = &mut self.arrival
+            && is_for_many(&packet)
+        {
+            arrival.twins.push(packet.clone());
+        }
+        self.hold(packet);
+    }
+
+    /// All that came to the former place is here, or will never be: what came here meanwhile follows.
+    pub fn late_ended(&mut self) {
+        let Some(Arrival {
+            mut newer,
+            mut twins,
+        }) = self.arrival.take()
+        else {
+            return;
+        };
+        for packet in newer.take() {
+            let twin = twins
+                .iter()
+                .position(|twin| frame_of(twin) == frame_of(&packet));
+            match twin {
+                Some(twin) => {
+                    twins.swap_remove(twin);
+                    self.counters.twins_dropped += 1;
+                }
+                // It was counted as held when it came.
+                None if self.held.push(packet) => {}
+                None => self.counters.held_overflow += 1,
+            }
+        }
+    }
+
+    /// Whether packets of the former place are awaited.
+    pub const fn awaits_late(&self) -> bool {
+        self.arrival.is_some()
+    }
+
+    /// Copies of the packets that came here since they were last asked for, for the machine's new place.
+    pub fn copy_new(&mut self) -> Vec<Packet> {
+        self.held.copy_new()
+    }
+
+    /// Whether the network is known to bring nothing more for the machine here, but for packets that the announcement
+    /// has overtaken.
+    pub const fn is_announced_elsewhere(&self) -> bool {
+        self.announced_elsewhere
+    }
+
+    /// Whether packets of the uplink are to be read. A guest without room for more lets them wait in the uplink.
+    pub fn wants_uplink(&self, guest_has_room: bool) -> bool {
+        match self.mode {
+            Mode::Buffering | Mode::Clone => true,
+            Mode::Releasing => self.awaits_late() || guest_has_room && self.held.is_empty(),
+        }
+    }
+
+    /// What becomes of a packet that the uplink brought; when it is held, the NIC has taken a copy.
+    pub fn from_uplink(&mut self, packet: &[u8]) -> Fate {
+        if packet.len() < SMALLEST {
+            return Fate::Dropped;
+        }
+        match self.mode {
+            Mode::Clone => Fate::Dropped,
+            // What is for many reaches the new place, too. What is for this machine alone does not: a switch that
+            // works on several processors may bring it a moment after the announcement that it left before.
+            Mode::Buffering if self.announced_elsewhere && !self.is_for_it_alone(packet) => {
+                Fate::Dropped
+            }
+            Mode::Buffering => {
+                if frame_of(packet).is_some_and(|frame| announce::is_rarp_of(frame, self.mac)) {
+                    self.announced_elsewhere = true;
+                    return Fate::Dropped;
+                }
+                self.hold(packet.into())
+            }
+            Mode::Releasing => match &mut self.arrival {
+                Some(arrival) => {
+                    self.counters.held += 1;
+                    if arrival.newer.push(packet.into()) {
+                        Fate::Held
+                    } else {
+                        self.counters.held_overflow += 1;
+                        Fate::Dropped
+                    }
+                }
+                None if self.held.is_empty() => Fate::Deliver,
+                None => self.hold(packet.into()),
+            },
+        }
+    }
+
+    /// The guest had no room for a packet that it was to get now: it gets it next.
+    pub fn put_off(&mut self, packet: &[u8]) {
+        debug_assert!(self.held.is_empty(), "a packet was delivered past others");
+        // A queue that is empty has room.
+        let _ = self.held.push(packet.into());
+    }
+
+    fn is_for_it_alone(&self, packet: &[u8]) -> bool {
+        frame_of(packet).and_then(destination) == Some(self.mac)
+    }
+
+    fn hold(&mut self, packet: Packet) -> Fate {
+        self.counters.held += 1;
+        if self.held.push(packet) {
+            return Fate::Held;
+        }
+        self.counters.held_overflow += 1;
+        Fate::Dropped
+    }
+
+    /// The packet that the guest gets next of those that wait, when it may get any.
+    pub fn for_guest(&mut self) -> Option<&mut [u8]> {
+        match self.mode {
+            Mode::Releasing => self.held.first_mut().map(AsMut::as_mut),
+            Mode::Buffering | Mode::Clone => None,
+        }
+    }
+
+    /// The guest got what [`Self::for_guest`] gave, or cannot.
+    pub fn took_first(&mut self) {
+        self.held.pop();
+    }
+
+    /// The guest got a packet of this many bytes.
+    pub const fn received(&mut self, packet_bytes: usize) {
+        self.counters.received_packets += 1;
+        self.counters.received_bytes += packet_bytes as u64;
+    }
+
+    /// A packet is too large for the guest's buffers.
+    pub const fn was_too_large(&mut self) {
+        self.counters.receive_too_large += 1;
+    }
+
+    /// The tail up to which packets of the guest's may be taken, whose own is `guest_tail`; both modulo 65536.
+    pub const fn transmit_tail(&mut self, guest_tail: u16) -> u16 {
+        match self.mode {
+            Mode::Releasing => self.hardware_tail = guest_tail,
+            Mode::Buffering | Mode::Clone => {}
+        }
+        self.hardware_tail
+    }
+
+    /// Whether packets of the guest's may be taken at all.
+    pub const fn may_transmit(&self) -> bool {
+        matches!(self.mode, Mode::Releasing)
+    }
+
+    /// The uplink took a frame of this many bytes that begins like this.
+    pub fn sent(&mut self, beginning: &[u8], bytes: usize) {
+        self.counters.sent_packets += 1;
+        self.counters.sent_bytes += bytes as u64;
+        if let Some(address) = source::address(beginning) {
+            self.addresses.used(address);
+        }
+    }
+
+    /// A packet of the guest's did not leave.
+    pub const fn refused(&mut self) {
+        self.counters.send_refused += 1;
+    }
+}
+
+fn is_for_many(packet: &[u8]) -> bool {
+    frame_of(packet)
+        .and_then(destination)
+        .is_some_and(Mac::is_group)
+}
+
+#[cfg(test)]
+#[path = "nic_tests.rs"]
+mod tests;

@@ -1,0 +1,258 @@
+use super::*;
+use crate::frame::packet::HEADER;
+use proptest::prelude::*;
+
+const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
+
+fn packet_of(frame: &[u8]) -> Packet {
+    [&[0; HEADER][..], frame].concat().into()
+}
+
+fn numbered(to: Mac, number: u32) -> Packet {
+    let frame = [&to.0[..], &OTHER.0, &[8, 0], &number.to_le_bytes()].concat();
+    packet_of(&frame)
+}
+
+fn announcement() -> Packet {
+    packet_of(&announce::rarp(MAC))
+}
+
+/// All packets that the guest can get now.
+fn drain(nic: &mut Nic) -> Vec<Packet> {
+    let mut all = Vec::new();
+    while let Some(packet) = nic.for_guest() {
+        all.push((&*packet).into());
+        nic.took_first();
+    }
+    all
+}
+
+/// A move as far as its NICs know of it: both places, and what the network brings to each.
+fn moved(source: &mut Nic) -> Nic {
+    let state = State::decode(&source.read_state().encode()).expect("a state");
+    let mut destination = Nic::arriving(MAC);
+    destination.write_state(state).expect("is taken");
+    destination
+}
+
+#[test]
+fn packets_pass_while_it_releases() {
+    let mut nic = Nic::new(MAC);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 1)), Fate::Deliver);
+    assert_eq!(nic.transmit_tail(7), 7);
+    assert_eq!(nic.from_uplink(&[0; 13]), Fate::Dropped, "no frame");
+}
+
+#[test]
+fn while_it_buffers_the_guests_tail_goes_on_and_the_hardwares_stands() {
+    let mut nic = Nic::new(MAC);
+    assert_eq!(nic.transmit_tail(65_535), 65_535);
+    nic.buffer();
+    assert!(!nic.may_transmit());
+    assert_eq!(nic.transmit_tail(3), 65_535, "what the guest offers stays");
+    nic.release();
+    assert_eq!(nic.transmit_tail(3), 3, "and leaves when it is released");
+}
+
+#[test]
+fn a_move_that_fails_gives_everything_back_in_order() {
+    let mut nic = Nic::new(MAC);
+    nic.buffer();
+    for number in 0..3 {
+        assert_eq!(nic.from_uplink(&numbered(MAC, number)), Fate::Held);
+    }
+    assert_eq!(nic.read_state().held.len(), 3);
+    for number in 3..5 {
+        assert_eq!(nic.from_uplink(&numbered(MAC, number)), Fate::Held);
+    }
+    assert_eq!(nic.copy_new().len(), 2);
+    assert_eq!(nic.for_guest(), None);
+    nic.release();
+    // A packet that comes now is newer than those that wait.
+    assert!(!nic.wants_uplink(true));
+    assert_eq!(nic.from_uplink(&numbered(MAC, 5)), Fate::Held);
+    let all: Vec<Packet> = (0..6).map(|number| numbered(MAC, number)).collect();
+    assert_eq!(drain(&mut nic), all);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 6)), Fate::Deliver);
+}
+
+#[test]
+fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
+    let mut source = Nic::new(MAC);
+    source.sent(&announce::gratuitous_arp(MAC, [10, 0, 0, 9].into()), 60);
+    source.buffer();
+    source.from_uplink(&numbered(MAC, 0));
+    let mut destination = moved(&mut source);
+    assert_eq!(
+        destination.from_uplink(&numbered(MAC, 0)),
+        Fate::Dropped,
+        "its former place has it"
+    );
+    source.from_uplink(&numbered(MAC, 1));
+    let frames = destination.take_over(true);
+    assert_eq!(
+        frames.len(),
+        2,
+        "the MAC and the address that the guest used"
+    );
+    source.from_uplink(&numbered(MAC, 2));
+    assert_eq!(destination.from_uplink(&numbered(MAC, 3)), Fate::Held);
+    assert!(!source.is_announced_elsewhere());
+    source.from_uplink(&packet_of(&frames[0]));
+    assert!(source.is_announced_elsewhere());
+    assert_eq!(
+        source.from_uplink(&numbered(Mac([0xff; 6]), 9)),
+        Fate::Dropped,
+        "the new place has it"
+    );
+    assert_eq!(
+        drain(&mut destination),
+        [numbered(MAC, 0)],
+        "what is here need not wait"
+    );
+    source
+        .copy_new()
+        .into_iter()
+        .for_each(|packet| destination.late(packet));
+    destination.late_ended();
+    let rest = [1, 2, 3].map(|number| numbered(MAC, number));
+    assert_eq!(drain(&mut destination), rest);
+    assert_eq!(destination.counters().moves, 1);
+    assert!(!source.may_transmit(), "the source never sends again");
+}
+
+#[test]
+fn a_packet_that_the_announcement_has_overtaken_is_not_lost() {
+    let mut source = Nic::new(MAC);
+    source.buffer();
+    let mut destination = moved(&mut source);
+    destination.take_over(true);
+    source.from_uplink(&announcement());
+    destination.late_ended();
+    assert_eq!(source.from_uplink(&numbered(MAC, 1)), Fate::Held);
+    for packet in source.copy_new() {
+        destination.late(packet);
+    }
+    assert_eq!(drain(&mut destination), [numbered(MAC, 1)]);
+}
+
+#[test]
+fn a_packet_for_many_that_came_to_both_places_is_given_once() {
+    let many = Mac([0xff; 6]);
+    let mut source = Nic::new(MAC);
+    source.buffer();
+    let mut destination = moved(&mut source);
+    destination.take_over(true);
+    source.from_uplink(&numbered(many, 1));
+    destination.from_uplink(&numbered(many, 1));
+    destination.from_uplink(&numbered(many, 1));
+    destination.from_uplink(&numbered(MAC, 1));
+    source
+        .copy_new()
+        .into_iter()
+        .for_each(|packet| destination.late(packet));
+    destination.late_ended();
+    let expected = [numbered(many, 1), numbered(many, 1), numbered(MAC, 1)];
+    assert_eq!(drain(&mut destination), expected);
+    assert_eq!(destination.counters().twins_dropped, 1);
+}
+
+#[test]
+fn a_state_is_written_only_in_clone_mode_and_only_to_the_same_nic() {
+    let state = Nic::new(MAC).read_state();
+    assert_eq!(
+        Nic::new(MAC).write_state(state.clone()),
+        Err(RestoreError::Working)
+    );
+    assert_eq!(
+        Nic::arriving(OTHER).write_state(state),
+        Err(RestoreError::Another {
+            theirs: MAC,
+            own: OTHER
+        })
+    );
+}
+
+#[test]
+fn what_overflows_is_counted() {
+    let mut nic = Nic::new(MAC);
+    nic.buffer();
+    let large: Packet = vec![0; 1 << 20].into();
+    let fates: Vec<Fate> = (0..40).map(|_| nic.from_uplink(&large)).collect();
+    assert_eq!(fates.iter().filter(|&&fate| fate == Fate::Held).count(), 32);
+    assert_eq!(nic.counters().held_overflow, 8);
+    assert_eq!(nic.counters().held, 40);
+}
+
+/// What the network does next in a move.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Packet,
+    GuestReads,
+    SendLate,
+}
+
+proptest! {
+    /// A switch brings each packet to the place that it knows, and the announcement in between. Whatever happens in
+    /// which order, the guest gets every packet once, and in order.
+    #[test]
+    fn no_packet_is_lost_or_twice_or_out_of_order(
+        before in 0_u32..5, frozen in 0_u32..20, until_announced in 0_u32..20,
+        steps in prop::collection::vec(prop_oneof![
+            Just(Step::Packet), Just(Step::GuestReads), Just(Step::SendLate)
+        ], 0..60),
+        fails in any::<bool>(),
+    ) {
+        let mut number = 0;
+        let mut next = || { number += 1; numbered(MAC, number) };
+        let mut got: Vec<Packet> = Vec::new();
+        let mut source = Nic::new(MAC);
+        for _ in 0..before {
+            let packet = next();
+            prop_assert_eq!(source.from_uplink(&packet), Fate::Deliver);
+            got.push(packet);
+        }
+        source.buffer();
+        for _ in 0..frozen {
+            source.from_uplink(&next());
+        }
+        let mut destination = moved(&mut source);
+        for _ in 0..until_announced {
+            source.from_uplink(&next());
+        }
+        if fails {
+            source.release();
+            got.extend(drain(&mut source));
+        } else {
+            destination.take_over(true);
+            let mut ended = false;
+            source.from_uplink(&announcement());
+            for step in steps {
+                match step {
+                    Step::Packet => {
+                        let packet = next();
+                        if destination.from_uplink(&packet) == Fate::Deliver {
+                            prop_assert!(destination.for_guest().is_none());
+                            got.push(packet);
+                        }
+                    }
+                    Step::GuestReads => got.extend(drain(&mut destination)),
+                    Step::SendLate if !ended => {
+                        ended = true;
+                        source.copy_new().into_iter().for_each(|packet| destination.late(packet));
+                        destination.late_ended();
+                    }
+                    Step::SendLate => {}
+                }
+            }
+            if !ended {
+                source.copy_new().into_iter().for_each(|packet| destination.late(packet));
+                destination.late_ended();
+            }
+            got.extend(drain(&mut destination));
+        }
+        let all: Vec<Packet> = (1..=number).map(|number| numbered(MAC, number)).collect();
+        prop_assert_eq!(got, all);
+    }
+}

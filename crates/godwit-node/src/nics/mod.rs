@@ -1,0 +1,12 @@
+//! NICs of virtual machines, which this node serves so that they move with their machines.
+//!
+//! - `request.rs`: what is asked for; `view.rs`: what the API shows
+//! - `uplinks.rs`: taps and bridges of the host
+//! - `served.rs`: a NIC that is served, and when
+//! - `pieces.rs`: a NIC's state as messages of a move
+
+pub(crate) mod pieces;
+pub(crate) mod request;
+pub(crate) mod served;
+pub(crate) mod uplinks;
+pub(crate) mod view;

@@ -1,0 +1,101 @@
+//! What a NIC's new place needs of its old one, cut into messages of a machine's move.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use godwit_net::clone::MOST_STATE_BYTES;
+use serde::{Deserialize, Serialize};
+
+/// Bytes in one piece: as text it must fit into a message.
+const PIECE: usize = 512 << 10;
+
+/// What a piece is a part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Content {
+    /// The whole state, read when the guest stood still.
+    State,
+    /// Packets that came after that.
+    Late,
+}
+
+/// A part of something about a NIC.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NicPiece {
+    /// Which NIC of the machine.
+    pub(crate) nic: usize,
+    /// What it is a part of.
+    pub(crate) content: Content,
+    /// The bytes as base64.
+    bytes: String,
+    /// Whether it is the last part.
+    ends: bool,
+}
+
+/// The pieces of something about a NIC, in order.
+pub(crate) fn cut(nic: usize, content: Content, bytes: &[u8]) -> Vec<NicPiece> {
+    let count = bytes.len().div_ceil(PIECE).max(1);
+    (0..count)
+        .map(|number| {
+            let end = bytes.len().min((number + 1) * PIECE);
+            NicPiece {
+                nic,
+                content,
+                bytes: STANDARD.encode(&bytes[number * PIECE..end]),
+                ends: number + 1 == count,
+            }
+        })
+        .collect()
+}
+
+/// Puts pieces together. One is needed for each kind of content and NIC.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces(Vec<u8>);
+
+impl Pieces {
+    /// Takes the next piece; gives the whole when it was the last.
+    ///
+    /// # Errors
+    /// When it makes no sense.
+    pub(crate) fn take(&mut self, piece: &NicPiece) -> Result<Option<Vec<u8>>, String> {
+        let bytes = STANDARD
+            .decode(&piece.bytes)
+            .map_err(|error| format!("a part of a NIC's state makes no sense: {error}"))?;
+        if self.0.len() + bytes.len() > MOST_STATE_BYTES {
+            return Err(String::from("a NIC's state is too long"));
+        }
+        self.0.extend_from_slice(&bytes);
+        Ok(piece.ends.then(|| std::mem::take(&mut self.0)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_cut_is_put_together_again() {
+        for length in [0, 1, PIECE, PIECE + 1, 3 * PIECE] {
+            let bytes: Vec<u8> = (0..length).map(|number| number as u8).collect();
+            let mut pieces = Pieces::default();
+            let mut whole = None;
+            for piece in cut(1, Content::Late, &bytes) {
+                assert!(whole.is_none());
+                let text = serde_json::to_vec(&piece).expect("writes");
+                assert!(text.len() < 1 << 20, "{length}");
+                whole = pieces.take(&piece).expect("makes sense");
+            }
+            assert_eq!(whole, Some(bytes));
+        }
+    }
+
+    #[test]
+    fn pieces_that_make_no_sense_are_refused() {
+        let mut piece = cut(0, Content::State, b"abc").remove(0);
+        piece.bytes = String::from("!");
+        assert!(Pieces::default().take(&piece).is_err());
+        let large = &cut(0, Content::State, &vec![0; 2 * PIECE])[0];
+        let mut pieces = Pieces::default();
+        let refused = (0..1000).find(|_| pieces.take(large).is_err());
+        assert!(refused.is_some_and(|taken| taken * PIECE <= MOST_STATE_BYTES));
+    }
+}

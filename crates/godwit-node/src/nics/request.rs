@@ -1,0 +1,130 @@
+//! The NICs that a new machine is asked to have.
+
+use godwit_api::{ErrorBody, ErrorCode, RunNic};
+use godwit_net::mac::Mac;
+use godwit_qemu::mac::Owner;
+use godwit_qemu::machine::{MachineNic, NicUplink};
+
+use crate::node::Node;
+
+/// Most NICs of a machine.
+pub(crate) const MOST_NICS: usize = 8;
+
+/// The NICs that are asked for, each with an address.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`] when a NIC names no uplink or two, or an address that no NIC has.
+pub(crate) fn nics(owner: Owner<'_>, wanted: &[RunNic]) -> Result<Vec<MachineNic>, ErrorBody> {
+    let vm = owner.vm;
+    let invalid = |text: String, hint: &str| {
+        ErrorBody::new(ErrorCode::Invalid, format!("VM {vm}: {text}")).hint(hint)
+    };
+    if wanted.len() > MOST_NICS {
+        let text = format!("{} NICs are too many", wanted.len());
+        return Err(invalid(text, "give at most 8"));
+    }
+    let mut nics: Vec<MachineNic> = Vec::with_capacity(wanted.len());
+    for (number, nic) in wanted.iter().enumerate() {
+        let uplink = match (&nic.tap, &nic.bridge) {
+            (Some(tap), None) => NicUplink::Tap(tap.clone()),
+            (None, Some(bridge)) => NicUplink::Bridge(bridge.clone()),
+            _ => {
+                let text = format!("NIC {number} must name either a tap or a bridge");
+                return Err(invalid(text, "such as --nic tap=tap0 or --nic bridge=br0"));
+            }
+        };
+        let mac = match &nic.mac {
+            None => owner.served(number),
+            Some(text) => {
+                let mac: Mac = text.parse().map_err(|error| {
+                    let text = format!("NIC {number}: {error}");
+                    invalid(text, "leave it out, and the node chooses one")
+                })?;
+                mac.to_string()
+            }
+        };
+        if nics.iter().any(|other| other.mac == mac) {
+            let text = format!("two of its NICs have the MAC address {mac}");
+            return Err(invalid(text, "give each its own, or none"));
+        }
+        if matches!(uplink, NicUplink::Tap(_)) && nics.iter().any(|other| other.uplink == uplink) {
+            let text = format!("NIC {number} names a tap that another of its NICs has");
+            return Err(invalid(text, "give each its own tap"));
+        }
+        nics.push(MachineNic { mac, uplink });
+    }
+    Ok(nics)
+}
+
+/// The VM of this node that has one of these addresses, other than `except`, in a sentence.
+pub(crate) fn address_taken(node: &Node, except: &str, nics: &[MachineNic]) -> Option<String> {
+    node.vms.all().iter().find_map(|vm| {
+        let inner = vm.lock();
+        if vm.name == except || !inner.holds_disks() {
+            return None;
+        }
+        let theirs = &inner.entry.machine.nics;
+        let taken = nics
+            .iter()
+            .find(|nic| theirs.iter().any(|other| other.mac == nic.mac))?;
+        let (mac, here) = (&taken.mac, &node.config.name);
+        Some(format!(
+            "VM {} of node '{here}' has the MAC address {mac} already",
+            vm.name
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWNER: Owner<'static> = Owner {
+        host: "h",
+        node: "a",
+        vm: "web",
+    };
+
+    fn tap(name: &str) -> RunNic {
+        RunNic {
+            tap: Some(String::from(name)),
+            ..RunNic::default()
+        }
+    }
+
+    #[test]
+    fn nics_without_an_address_get_stable_ones() {
+        let wanted = [tap("t0"), tap("t1")];
+        let made = nics(OWNER, &wanted).expect("is fine");
+        assert_ne!(made[0].mac, made[1].mac);
+        assert_eq!(made, nics(OWNER, &wanted).expect("is fine"));
+    }
+
+    #[test]
+    fn nics_that_make_no_sense_are_refused_with_a_hint() {
+        let with_mac = |name: &str, mac: &str| RunNic {
+            mac: Some(String::from(mac)),
+            ..tap(name)
+        };
+        let both = RunNic {
+            bridge: Some(String::from("br0")),
+            ..tap("t0")
+        };
+        for wanted in [
+            vec![RunNic::default()],
+            vec![both],
+            vec![tap("t0"), tap("t0")],
+            vec![
+                with_mac("t0", "52:54:00:00:00:01"),
+                with_mac("t1", "52:54:00:00:00:01"),
+            ],
+            vec![with_mac("t0", "01:00:5e:00:00:01")],
+            vec![with_mac("t0", "hello")],
+            (0..9).map(|number| tap(&format!("t{number}"))).collect(),
+        ] {
+            let error = nics(OWNER, &wanted).expect_err("makes no sense");
+            assert_eq!(error.code, ErrorCode::Invalid);
+            assert!(error.hint.is_some(), "{error}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Taps and bridges of the host.
+
+use godwit_net::device::uplink::{Uplink, tap};
+use godwit_qemu::machine::NicUplink;
+use rtnetlink::LinkUnspec;
+
+/// An uplink that is open.
+#[derive(Debug)]
+pub(crate) struct OpenUplink {
+    /// The tap.
+    pub(crate) uplink: Uplink,
+    /// Its name.
+    pub(crate) tap: String,
+}
+
+/// Opens a NIC's uplink. A tap for a bridge is made, plugged in, and gone when it is closed.
+///
+/// # Errors
+/// What is wrong with it, in a sentence that says what to do.
+pub(crate) async fn open(
+    node: &str,
+    vm: &str,
+    number: usize,
+    uplink: &NicUplink,
+) -> Result<OpenUplink, String> {
+    match uplink {
+        NicUplink::Tap(name) => {
+            let uplink = tap::open(name).map_err(|error| error.to_string())?;
+            Ok(OpenUplink {
+                uplink,
+                tap: name.clone(),
+            })
+        }
+        NicUplink::Bridge(bridge) => {
+            let mtu = bridge_mtu(bridge)?;
+            let name = tap_name(node, vm, number);
+            let uplink = tap::make(&name).map_err(|error| error.to_string())?;
+            plug(&name, bridge, mtu).await?;
+            Ok(OpenUplink { uplink, tap: name })
+        }
+    }
+}
+
+/// Most bytes of an IP packet that passes an uplink, which need not be open.
+///
+/// # Errors
+/// When it is not there.
+pub(crate) fn mtu(uplink: &NicUplink) -> Result<u32, String> {
+    match uplink {
+        NicUplink::Tap(name) => {
+            tap::check(name).map_err(|error| error.to_string())?;
+            tap::mtu(name).map_err(|error| error.to_string())
+        }
+        NicUplink::Bridge(bridge) => bridge_mtu(bridge),
+    }
+}
+
+/// What stands in the way of a NIC whose machine wants to come here.
+pub(crate) fn blocker(uplink: &NicUplink, source_mtu: Option<u32>) -> Option<String> {
+    let here = match mtu(uplink) {
+        Ok(here) => here,
+        Err(error) => return Some(error),
+    };
+    if let Some(there) = source_mtu.filter(|there| *there != here) {
+        let (NicUplink::Tap(name) | NicUplink::Bridge(name)) = uplink;
+        return Some(format!(
+            "{name} has an MTU of {here} bytes there and of {there} here: give both the same"
+        ));
+    }
+    match uplink {
+        // Whether somebody else has it shows only when it is opened.
+        NicUplink::Tap(name) => tap::open(name).err().map(|error| error.to_string()),
+        NicUplink::Bridge(_) => None,
+    }
+}
+
+/// The name of the tap that a node makes for a VM: the same after a restart, and another on another node.
+fn tap_name(node: &str, vm: &str, number: usize) -> String {
+    let text = format!("{node}/{vm}/{number}");
+    let hash = blake3::hash(text.as_bytes()).to_hex();
+    format!("gw{}", &hash[..10])
+}
+
+fn bridge_mtu(bridge: &str) -> Result<u32, String> {
+    let missing = || {
+        format!(
+            "there is no bridge {bridge} here: make it with 'ip link add {bridge} type bridge' and 'ip link set {bridge} up'"
+        )
+    };
+    let mtu = tap::mtu(bridge).map_err(|_| missing())?;
+    let is_bridge = std::path::Path::new("/sys/class/net")
+        .join(bridge)
+        .join("bridge");
+    if is_bridge.exists() {
+        Ok(mtu)
+    } else {
+        Err(format!(
+            "interface {bridge} is no bridge: name a bridge, or give the NIC a tap with tap=NAME"
+        ))
+    }
+}
+
+async fn plug(tap: &str, bridge: &str, mtu: u32) -> Result<(), String> {
+    let failed = |error: &dyn std::fmt::Display| {
+        format!(
+            "tap {tap} cannot be plugged into bridge {bridge} ({error}): the node needs CAP_NET_ADMIN"
+        )
+    };
+    let (connection, handle, _) = rtnetlink::new_connection().map_err(|error| failed(&error))?;
+    let serving = tokio::spawn(connection);
+    let plugged = async {
+        let index = tap::index(bridge).map_err(|error| failed(&error))?;
+        let change = LinkUnspec::new_with_name(tap)
+            .mtu(mtu)
+            .controller(index)
+            .up()
+            .build();
+        handle
+            .link()
+            .set(change)
+            .execute()
+            .await
+            .map_err(|error| failed(&error))
+    };
+    let plugged = plugged.await;
+    serving.abort();
+    plugged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_taps_fit_and_differ() {
+        let name = tap_name("a", "web", 0);
+        assert!(name.len() <= tap::MOST_NAME);
+        assert_eq!(name, tap_name("a", "web", 0));
+        for other in [
+            tap_name("b", "web", 0),
+            tap_name("a", "db", 0),
+            tap_name("a", "web", 1),
+        ] {
+            assert_ne!(name, other);
+        }
+    }
+
+    #[test]
+    fn an_uplink_that_is_missing_is_named_with_what_to_do() {
+        for (uplink, command) in [
+            (NicUplink::Tap(String::from("godwit-none")), "ip tuntap add"),
+            (
+                NicUplink::Bridge(String::from("godwit-none")),
+                "ip link add",
+            ),
+        ] {
+            let why = blocker(&uplink, None).expect("is missing");
+            assert!(
+                why.contains("godwit-none") && why.contains(command),
+                "{why}"
+            );
+        }
+        let why = blocker(&NicUplink::Bridge(String::from("lo")), None).expect("is no bridge");
+        assert!(why.contains("no bridge"), "{why}");
+    }
+}

@@ -1,0 +1,55 @@
+//! NICs as the API shows them.
+
+use godwit_api::NicCounters;
+use godwit_qemu::machine::NicUplink;
+
+use crate::nics::served::ServedNic;
+use crate::node::Node;
+
+/// All NICs that a node serves, by their machines' names.
+pub(crate) fn all(node: &Node) -> Vec<godwit_api::Nic> {
+    let vms = node.vms.all();
+    vms.iter()
+        .flat_map(|vm| {
+            let nics = vm.lock().nics.clone();
+            let name = &vm.name;
+            let shown = nics
+                .iter()
+                .enumerate()
+                .map(|(number, nic)| one(name, number, nic));
+            shown.collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn one(vm: &str, number: usize, served: &ServedNic) -> godwit_api::Nic {
+    let seen = served.device.snapshot();
+    let counters = seen.counters;
+    godwit_api::Nic {
+        name: format!("{vm}/{number}"),
+        vm: vm.to_owned(),
+        mac: served.nic.mac.clone(),
+        tap: served.tap.clone(),
+        bridge: match &served.nic.uplink {
+            NicUplink::Bridge(bridge) => Some(bridge.clone()),
+            NicUplink::Tap(_) => None,
+        },
+        mode: seen.mode.name().to_owned(),
+        attached: seen.attached,
+        broken: seen.broken,
+        waiting: seen.waiting as u64,
+        addresses: seen.addresses.iter().map(ToString::to_string).collect(),
+        counters: NicCounters {
+            received_packets: counters.received_packets,
+            received_bytes: counters.received_bytes,
+            sent_packets: counters.sent_packets,
+            sent_bytes: counters.sent_bytes,
+            receive_too_large: counters.receive_too_large,
+            send_refused: counters.send_refused,
+            held: counters.held,
+            held_overflow: counters.held_overflow,
+            twins_dropped: counters.twins_dropped,
+            moves: counters.moves,
+        },
+    }
+}

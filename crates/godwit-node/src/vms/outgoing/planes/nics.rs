@@ -1,0 +1,163 @@
+//! The NICs of a machine that moves. What they hold for the guest is small, and moves while the guest stands still;
+//! what comes to them here until the network knows the machine's new place follows the guest.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use godwit_api::{ErrorBody, ErrorCode};
+use godwit_net::clone::encode_packets;
+use godwit_net::device::handle::LatePackets;
+use godwit_qemu::inspect::Facts;
+use godwit_qemu::machine::Machine;
+use tokio::sync::{mpsc, watch};
+
+use crate::nics::pieces::{Content, cut};
+use crate::nics::served::ServedNic;
+use crate::vms::messages::Order;
+use crate::vms::outgoing::departure::{Departure, SourceLink};
+use crate::vms::outgoing::planes::Plane;
+use crate::vms::vm::Vm;
+
+/// How often the NICs are asked whether something came.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How long the destination's announcements may take to reach this node's uplinks once they left. A network that does
+/// not bring them here does not tell when nothing more comes, either.
+const ANNOUNCED: Duration = Duration::from_millis(250);
+
+/// How long the destination may take to announce the machine.
+const ANNOUNCES: Duration = Duration::from_secs(2);
+
+/// How long packets are taken that an announcement has overtaken.
+const OVERTAKEN: Duration = Duration::from_millis(100);
+
+/// The plane of NICs.
+#[derive(Debug, Default)]
+pub(in crate::vms::outgoing) struct Nics;
+
+fn served(vm: &Vm) -> Vec<Arc<ServedNic>> {
+    vm.lock().nics.clone()
+}
+
+impl Nics {
+    /// The machine is the destination's: sends what still comes here, until nothing more can. When the destination
+    /// announces the machine is told with `announced`.
+    pub(in crate::vms::outgoing) fn forward(
+        of: &Departure,
+        speaker: mpsc::Sender<Order>,
+        announced: watch::Receiver<Option<Instant>>,
+    ) {
+        let nics = served(&of.vm);
+        if nics.is_empty() {
+            return;
+        }
+        tokio::spawn(async move {
+            let began = Instant::now();
+            let mut quiet: Option<Instant> = None;
+            loop {
+                // What came until the end of a wait is still asked for.
+                let waited = announced
+                    .borrow()
+                    .is_some_and(|at: Instant| at.elapsed() >= ANNOUNCED);
+                let gives_up = waited || began.elapsed() >= ANNOUNCES;
+                let ends = quiet.is_some_and(|since| since.elapsed() >= OVERTAKEN);
+                let is_all = send_new(&nics, &speaker).await;
+                if ends {
+                    break;
+                }
+                if quiet.is_none() && (is_all || gives_up) {
+                    let _ = speaker.send(Order::NicsQuiet).await;
+                    quiet = Some(Instant::now());
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+            let _ = speaker.send(Order::NicsDone).await;
+        });
+    }
+}
+
+/// Sends what has come to the NICs since this was last done. True when the announcement came to all of them.
+async fn send_new(nics: &[Arc<ServedNic>], speaker: &mpsc::Sender<Order>) -> bool {
+    let mut all = true;
+    for (number, nic) in nics.iter().enumerate() {
+        let answer = nic.ask(|device, reply| device.copy_late(reply)).await;
+        // Nothing comes to one that has ended.
+        let Some(LatePackets { packets, is_all }) = answer else {
+            continue;
+        };
+        all &= is_all;
+        if packets.is_empty() {
+            continue;
+        }
+        for piece in cut(number, Content::Late, &encode_packets(&packets)) {
+            let _ = speaker.send(Order::Nic(piece)).await;
+        }
+    }
+    all
+}
+
+impl Plane for Nics {
+    fn preflight(of: &Departure, machine: &Machine, facts: &Facts) -> Vec<String> {
+        let mut blockers = Vec::new();
+        let served = served(&of.vm).len();
+        if served != machine.nics.len() {
+            let here = &of.node.config.name;
+            let count = machine.nics.len();
+            blockers.push(format!(
+                "node '{here}' serves {served} of its {count} NICs: see 'godwit vm show {}'",
+                of.vm.name
+            ));
+        }
+        if !machine.nics.is_empty() && machine.disks.is_empty() && !facts.memory_shared {
+            blockers.push(String::from(
+                "its memory is not shared: QEMU needs -object memory-backend-memfd,...,share=on",
+            ));
+        }
+        blockers
+    }
+
+    async fn start(&mut self, _: &Departure) -> Result<(), ErrorBody> {
+        Ok(())
+    }
+
+    async fn converged(&mut self, _: &Departure) -> Result<(), ErrorBody> {
+        Ok(())
+    }
+
+    async fn broken(&self, _: &Departure) -> ErrorBody {
+        std::future::pending().await
+    }
+
+    /// Holds packets back from now on, and sends each NIC's state with those that it holds.
+    async fn freeze(
+        &mut self,
+        of: &Departure,
+        destination: &mut SourceLink,
+    ) -> Result<(), ErrorBody> {
+        for (number, nic) in served(&of.vm).iter().enumerate() {
+            let state = nic.ask(|device, reply| device.freeze(reply)).await;
+            let state = state.ok_or_else(|| {
+                let why = format!("NIC {number} is not served any more");
+                of.error(ErrorCode::Conflict, &why)
+            })?;
+            for piece in cut(number, Content::State, &state.encode()) {
+                destination.say(Order::Nic(piece)).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// They are where the disks are.
+    async fn hand_over(&mut self, _: &Departure) -> Result<(), ErrorBody> {
+        Ok(())
+    }
+
+    /// Everything that was held goes to the guest here, in order.
+    async fn take_back(&mut self, of: &Departure) {
+        for nic in served(&of.vm) {
+            nic.device.release();
+        }
+    }
+
+    async fn clear(&mut self, _: &Departure) {}
+}

@@ -1,0 +1,46 @@
+//! A machine whose NIC moves with it: two nodes on two hosts of one network, a client outside with a TCP
+//! conversation of which every byte is checked and a thousand pings a second, and moves there and back.
+
+mod report;
+mod scene;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use godwit_testkit::report::write_report;
+
+/// Moves a virtual machine between two hosts while a client outside watches its network
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// How often it moves
+    #[arg(long, default_value_t = 20)]
+    moves: usize,
+    /// MiB of its disk
+    #[arg(long, default_value_t = 64)]
+    disk_mib: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let report = match scene::play(arguments.moves, arguments.disk_mib) {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("the demo could not finish: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    report.tell();
+    match write_report("demo-net", &report) {
+        Ok(path) => println!("{}", path.display()),
+        Err(error) => {
+            eprintln!("cannot write the report: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    if report.is_good() {
+        ExitCode::SUCCESS
+    } else {
+        eprintln!("\nThe demo found problems; see the report.");
+        ExitCode::FAILURE
+    }
+}

@@ -1,0 +1,88 @@
+//! A network of hosts on one switch, for machines that move between the hosts.
+
+use std::io;
+use std::net::Ipv4Addr;
+
+use super::Namespace;
+
+/// The name of the bridge in each namespace.
+const BRIDGE: &str = "br0";
+
+/// Hosts that are joined by a switch, which is a host itself: where clients are. Each host has a bridge `br0` with
+/// its address, the way to the switch, and a tap `tap0` for a virtual machine.
+#[derive(Debug)]
+pub struct Lan {
+    switch: Namespace,
+    hosts: Vec<Namespace>,
+}
+
+impl Lan {
+    /// The tap of each host.
+    pub const TAP: &str = "tap0";
+    /// The bridge of each host.
+    pub const BRIDGE: &str = BRIDGE;
+
+    /// Makes a network `10.80.0.0/24` with so many hosts, which are .1, .2 and so on.
+    ///
+    /// # Errors
+    /// When `ip` fails, which it does without root.
+    pub fn new(hosts: u8) -> io::Result<Self> {
+        let switch = Namespace::new(Ipv4Addr::new(10, 80, 0, 254))?;
+        add_bridge(&switch)?;
+        let mut lan = Self {
+            switch,
+            hosts: Vec::new(),
+        };
+        for number in 1..=hosts {
+            let host = Namespace::new(Ipv4Addr::new(10, 80, 0, number))?;
+            add_bridge(&host)?;
+            let port = format!("port{number}");
+            let switch = &lan.switch;
+            host.ip(&[
+                "link",
+                "add",
+                "up0",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                &port,
+                "netns",
+                switch.name(),
+            ])?;
+            switch.ip(&["link", "set", &port, "master", BRIDGE, "up"])?;
+            host.ip(&["link", "set", "up0", "master", BRIDGE, "up"])?;
+            host.ip(&["tuntap", "add", Self::TAP, "mode", "tap"])?;
+            host.ip(&["link", "set", Self::TAP, "master", BRIDGE, "up"])?;
+            lan.hosts.push(host);
+        }
+        Ok(lan)
+    }
+
+    /// Where clients are.
+    pub const fn switch(&self) -> &Namespace {
+        &self.switch
+    }
+
+    /// The hosts.
+    pub fn hosts(&self) -> &[Namespace] {
+        &self.hosts
+    }
+}
+
+fn add_bridge(namespace: &Namespace) -> io::Result<()> {
+    namespace.ip(&[
+        "link",
+        "add",
+        BRIDGE,
+        "type",
+        "bridge",
+        "forward_delay",
+        "0",
+        "mcast_snooping",
+        "0",
+    ])?;
+    let address = format!("{}/24", namespace.address());
+    namespace.ip(&["addr", "add", &address, "dev", BRIDGE])?;
+    namespace.ip(&["link", "set", BRIDGE, "up"])
+}

@@ -1,0 +1,174 @@
+//! A machine's NIC moves with it: a client outside loses no packet and no connection.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::{ClusterOptions, Node};
+use godwit_testkit::network::{Lan, Pinger, Talk};
+use godwit_testkit::process::wait_for;
+use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest};
+use serde_json::Value;
+
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
+const ECHO: u16 = 7000;
+/// Few enough for a guest on an emulated processor of a busy host.
+const PING_EVERY: Duration = Duration::from_millis(5);
+
+fn load(nic: &str) -> GuestLoad {
+    GuestLoad {
+        file_mb: 8,
+        memory_mb: 8,
+        network: Some(GuestNetwork {
+            nic: nic.to_owned(),
+            address: format!("{GUEST}/24"),
+            echo_port: ECHO,
+        }),
+        ..GuestLoad::default()
+    }
+}
+
+/// Whether the test can run here; says so if not.
+fn may_run() -> bool {
+    let may = rustix::process::geteuid().is_root();
+    if !may {
+        eprintln!("skipped: network namespaces need root");
+    }
+    may
+}
+
+/// What a NIC's node says of it.
+fn shown(node: &Node) -> io::Result<Value> {
+    Ok(node.godwit(&["nic", "show", "guest/0"]).json()?)
+}
+
+/// Two nodes on the hosts of a network, of which the first has these fail points.
+fn cluster(lan: &Lan, failpoints: &[(&str, &str)]) -> io::Result<Cluster> {
+    let [a, b] = lan.hosts() else {
+        return Err(io::Error::other("two hosts"));
+    };
+    let hosts = [("a", Some(a)), ("b", Some(b))];
+    let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
+    cluster.node_mut("a").start(failpoints)?;
+    cluster.node_mut("b").start(&[])?;
+    Ok(cluster)
+}
+
+#[test]
+fn a_client_outside_loses_nothing_when_the_machine_moves() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let cluster = cluster(&lan, &[])?;
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        std::thread::sleep(Duration::from_secs(1));
+        let before = talk.bytes();
+        let (moved, _) = guest.migrate(cluster.node(from), to, &[])?;
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(talk.bytes() > before, "the conversation goes on");
+        let nic = cluster
+            .node(to)
+            .godwit(&["nic", "show", "guest/0"])
+            .json()?;
+        println!("{} {nic}", moved["blackout_ms"]);
+        assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
+        assert_eq!(nic["counters"]["held_overflow"], 0, "{nic}");
+        let left = cluster.node(from).godwit(&["nic", "list"]).json()?;
+        assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
+    }
+    lost_nothing(talk, pinger)?;
+    guest.finish(cluster.node("a"))?;
+    Ok(())
+}
+
+/// The client's conversation goes on to its end, and each of its pings was answered once.
+fn lost_nothing(talk: Talk, pinger: Pinger) -> io::Result<()> {
+    let talked = talk.finish()?;
+    assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+    let pings = pinger.finish(Duration::from_secs(5))?;
+    let lost = pings.iter().filter(|ping| ping.answers == 0).count();
+    let twice = pings.iter().filter(|ping| ping.answers > 1).count();
+    assert_eq!((lost, twice), (0, 0), "of {} pings", pings.len());
+    Ok(())
+}
+
+#[test]
+fn a_move_that_fails_after_the_guest_stopped_gives_everything_back() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let mut cluster = cluster(&lan, &[("vm::loaded", "1*sleep(1500)")])?;
+    let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
+    let command = cluster
+        .node("a")
+        .godwit(&["migrate", "vm/guest", "--to", "b"]);
+    let moving = std::thread::spawn(move || command.json().is_ok());
+    let holds = || (shown(cluster.node("a")).ok()?["mode"] == "buffering").then_some(());
+    wait_for(Duration::from_secs(60), holds).expect("the guest stands still");
+    std::thread::sleep(Duration::from_millis(200));
+    cluster.node_mut("b").kill();
+    assert!(!moving.join().expect("does not panic"), "the move fails");
+    guest.alive()?;
+    let nic = shown(cluster.node("a"))?;
+    assert_eq!(nic["mode"], "releasing", "{nic}");
+    assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
+    lost_nothing(talk, pinger)?;
+    // Ends the QEMU that waited there.
+    cluster.node_mut("b").start(&[])?;
+    guest.finish(cluster.node("a"))?;
+    Ok(())
+}
+
+#[test]
+fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let cluster = cluster(&lan, &[])?;
+    let a = cluster.node("a");
+    let run = |name: &str, nic: &str| {
+        let rest = [
+            "--memory",
+            "64MiB",
+            "--accel",
+            "tcg",
+            "--",
+            "-S",
+            "-nodefaults",
+        ];
+        let words = [&["vm", "run", name, "--nic", nic], &rest[..]].concat();
+        a.godwit(&words).json()
+    };
+    let mac = "mac=52:54:00:00:00:01";
+    run("one", &format!("tap=tap0,{mac}"))?;
+    for (nic, said) in [
+        ("tap=missing", "there is no interface missing"),
+        ("bridge=missing", "there is no bridge missing"),
+        ("tap=up0", "is no tap"),
+        ("bridge=tap0", "is no bridge"),
+        ("tap=tap0", "in use"),
+        (&format!("bridge=br0,{mac}"), "has the MAC address"),
+    ] {
+        let refused = run("two", nic).expect_err(nic).to_string();
+        assert!(refused.contains(said), "{nic}: {refused}");
+    }
+    run("two", "bridge=br0")?;
+    let nics = a.godwit(&["nic", "list"]).json()?;
+    assert_eq!(nics.as_array().map(Vec::len), Some(2), "{nics}");
+    // A tap is free as soon as its VM has ended.
+    a.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    run("one", "tap=tap0")?;
+    for vm in ["one", "two"] {
+        a.godwit(&["vm", "stop", vm, "--force"]).text()?;
+    }
+    Ok(())
+}
