@@ -80,8 +80,22 @@ pub struct Vm {
     pub console: Option<String>,
     /// Where QEMU's messages are, when the node started it.
     pub log: Option<String>,
+    /// Its memory, when the node knows of a memory pool for it.
+    #[serde(default)]
+    pub memory: Option<VmMemory>,
     /// What is wrong with it.
     pub problem: Option<String>,
+}
+
+/// The memory of a VM that is in a memory pool.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmMemory {
+    /// The pool.
+    pub pool: String,
+    /// Bytes of the memory.
+    pub bytes: u64,
+    /// Bytes of it that are in the pool; the rest is local.
+    pub bytes_in_pool: u64,
 }
 
 /// Asks to start a VM.
@@ -98,6 +112,9 @@ pub struct RunVm {
     #[serde(default)]
     #[schema(minimum = 1_048_576, multiple_of = 4096)]
     pub memory_bytes: Option<u64>,
+    /// The memory pool that its memory is put in; local memory when left out.
+    #[serde(default)]
+    pub memory_pool: Option<String>,
     /// Virtual processors; 1 when left out.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1024)]
@@ -166,6 +183,8 @@ pub enum MemoryMode {
     PostCopy,
     /// Once before the switchover; what was written meanwhile follows after it.
     Hybrid,
+    /// Never before the switchover: both nodes map it from a memory pool.
+    ZeroCopy,
 }
 
 impl MemoryMode {
@@ -175,12 +194,13 @@ impl MemoryMode {
             Self::PreCopy => "pre-copy",
             Self::PostCopy => "post-copy",
             Self::Hybrid => "hybrid",
+            Self::ZeroCopy => "zero-copy",
         }
     }
 
     /// Whether the guest runs at the destination before all its memory is there.
     pub const fn pulls(self) -> bool {
-        !matches!(self, Self::PreCopy)
+        matches!(self, Self::PostCopy | Self::Hybrid)
     }
 }
 
@@ -197,6 +217,10 @@ pub struct MigrateVm {
     /// When the memory moves.
     #[serde(default)]
     pub memory: MemoryMode,
+    /// With zero-copy: leave the memory in the memory pool. Left out, it follows into the destination's local
+    /// memory.
+    #[serde(default)]
+    pub stay_in_pool: bool,
     /// How the disks are moved.
     #[serde(default)]
     pub policy: Policy,

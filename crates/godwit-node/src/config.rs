@@ -71,6 +71,8 @@ pub struct NodeConfig {
     pub peers: Vec<PeerConfig>,
     /// Where disks that arrive may be put, besides the data directory.
     pub pools: Vec<PoolConfig>,
+    /// Where the memory of virtual machines may be that other nodes map, too.
+    pub memory_pools: Vec<MemoryPoolConfig>,
 }
 
 /// PEM files that prove who a node is.
@@ -97,6 +99,15 @@ pub struct PeerConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
     /// Its name: the same characters as a disk's name.
+    pub name: String,
+    /// The folder, from the root.
+    pub folder: PathBuf,
+}
+
+/// A folder of memory that other nodes map, too, under the same name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPoolConfig {
+    /// Its name: the same characters as a disk's name, and the same at every node.
     pub name: String,
     /// The folder, from the root.
     pub folder: PathBuf,
@@ -212,6 +223,25 @@ impl NodeConfig {
                 ));
             }
         }
+        let mut seen = BTreeSet::new();
+        for pool in &self.memory_pools {
+            if let Err(error) = names::check("memory pool", &pool.name) {
+                return wrong(error.message);
+            }
+            if !seen.insert(&pool.name) {
+                return wrong(format!(
+                    "two memory pools are named {}: each needs its own name",
+                    pool.name
+                ));
+            }
+            if !pool.folder.is_absolute() {
+                return wrong(format!(
+                    "memory pool {}: {} is no path from /",
+                    pool.name,
+                    pool.folder.display()
+                ));
+            }
+        }
         match (&self.tls, self.insecure_loopback) {
             (None, false) => {
                 return wrong(String::from(
@@ -280,6 +310,7 @@ pub(crate) mod tests {
                 address: String::from("b:1"),
             }],
             pools: Vec::new(),
+            memory_pools: Vec::new(),
         }
     }
 
@@ -337,6 +368,13 @@ pub(crate) mod tests {
         }
     }
 
+    fn memory_pool(name: &str, folder: &str) -> MemoryPoolConfig {
+        MemoryPoolConfig {
+            name: name.to_owned(),
+            folder: PathBuf::from(folder),
+        }
+    }
+
     #[test]
     fn names_are_checked_and_differ() {
         let own_name = PeerConfig {
@@ -370,6 +408,18 @@ pub(crate) mod tests {
             },
             NodeConfig {
                 pools: vec![pool("p", "srv")],
+                ..loopback()
+            },
+            NodeConfig {
+                memory_pools: vec![memory_pool("p/q", "/srv")],
+                ..loopback()
+            },
+            NodeConfig {
+                memory_pools: vec![memory_pool("p", "/srv"), memory_pool("p", "/mnt")],
+                ..loopback()
+            },
+            NodeConfig {
+                memory_pools: vec![memory_pool("p", "srv")],
                 ..loopback()
             },
         ] {

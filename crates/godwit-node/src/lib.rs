@@ -20,7 +20,7 @@ mod store;
 mod transport;
 mod vms;
 
-pub use config::{IncomingLimits, NodeConfig, PeerConfig, PoolConfig, TlsFiles};
+pub use config::{IncomingLimits, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig, TlsFiles};
 pub use daemon::run::run;
 pub use godwit_core::GovernorParts;
 pub use godwit_qemu::QemuUser;

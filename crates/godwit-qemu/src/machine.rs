@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// The id of the shared memory that the node adds.
 const MEMORY_ID: &str = "godwit-memory";
 
+/// The folder in which QEMU makes a file without a name for local memory.
+const LOCAL_MEMORY: &str = "/dev/shm";
+
 /// Longest wait of QEMU before it connects to a disk's socket again, in milliseconds.
 const RECONNECT_MS: u32 = 100;
 
@@ -25,6 +28,11 @@ pub enum Word {
         disk: String,
         /// What comes after.
         after: String,
+    },
+    /// The description of the guest's memory: a file of a memory pool, or local memory.
+    Memory {
+        /// Bytes of the memory.
+        memory_bytes: u64,
     },
 }
 
@@ -53,6 +61,8 @@ pub struct Parts<'a> {
     pub disks: &'a [String],
     /// Bytes of memory.
     pub memory: u64,
+    /// Whether the memory may be in a memory pool, now or later.
+    pub poolable: bool,
     /// Virtual processors.
     pub cpus: u32,
     /// The machine type; QEMU's own arguments may name it instead.
@@ -158,11 +168,20 @@ impl Machine {
             push(["-smp", &parts.cpus.to_string()]);
         }
         if !shares_memory {
-            let size = parts.memory;
-            let backend = format!("memory-backend-memfd,id={MEMORY_ID},size={size}B,share=on");
-            push(["-object", &backend]);
-            push(["-machine", &format!("memory-backend={MEMORY_ID}")]);
+            let backend = match parts.poolable {
+                true => Word::Memory {
+                    memory_bytes: parts.memory,
+                },
+                false => Word::Plain(format!(
+                    "memory-backend-memfd,id={MEMORY_ID},size={}B,share=on",
+                    parts.memory
+                )),
+            };
+            words.extend([Word::Plain(String::from("-object")), backend]);
+            let machine = format!("memory-backend={MEMORY_ID}");
+            words.extend(["-machine", &machine].map(|w| Word::Plain(w.to_owned())));
         }
+        let mut push = |pair: [&str; 2]| words.extend(pair.map(|w| Word::Plain(w.to_owned())));
         if !has(given, &["display", "nographic", "vnc", "spice"]) {
             push(["-display", "none"]);
         }
@@ -277,13 +296,22 @@ impl Machine {
         }
     }
 
+    /// Whether the guest's memory may be in a memory pool.
+    pub fn is_poolable(&self) -> bool {
+        self.words
+            .iter()
+            .any(|word| matches!(word, Word::Memory { .. }))
+    }
+
     /// The words with which this node starts the VM, the program aside. `machine_type` is what an
-    /// alias such as `q35` meant where the VM was started first.
+    /// alias such as `q35` meant where the VM was started first; `memory` is the file that a memory
+    /// pool has for the guest, which gets local memory without one.
     pub fn command_line(
         &self,
         places: &Places,
         disk_socket: impl Fn(&str) -> PathBuf,
         machine_type: Option<&str>,
+        memory: Option<&Path>,
     ) -> Vec<String> {
         let mut line: Vec<String> = self
             .words
@@ -295,6 +323,7 @@ impl Machine {
                     disk,
                     after,
                 } => format!("{before}{}{after}", escaped(&disk_socket(disk))),
+                Word::Memory { memory_bytes } => memory_backend(*memory_bytes, memory),
             })
             .collect();
         let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
@@ -325,7 +354,7 @@ impl Machine {
         let named = self.last_value(&["accel"]).map(str::to_owned);
         let property = self.words.iter().find_map(|word| match word {
             Word::Plain(word) => field(word, "accel").map(|(_, value)| value),
-            Word::Disk { .. } => None,
+            Word::Disk { .. } | Word::Memory { .. } => None,
         });
         let named = named.or(property).unwrap_or_default();
         if plain("enable-kvm") || named.starts_with("kvm") {
@@ -370,6 +399,13 @@ fn monitor_backends(given: &[String]) -> Vec<String> {
             None => pair[1].split(',').next().map(str::to_owned),
         })
         .collect()
+}
+
+/// Memory that QEMU takes from a file. It sends no memory of a named file to another QEMU that maps the
+/// same one; a memfd it would send.
+fn memory_backend(bytes: u64, file: Option<&Path>) -> String {
+    let path = escaped(file.unwrap_or(Path::new(LOCAL_MEMORY)));
+    format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path={path}")
 }
 
 /// A path as a value of one of QEMU's options, where a comma ends a value unless it is doubled.
@@ -425,13 +461,19 @@ mod tests {
             name: "v",
             disks: &disks,
             memory: 512 << 20,
+            poolable: false,
             cpus: 2,
             machine: Some("q35"),
             accelerator: "tcg",
             arguments: &arguments,
         };
         Machine::build("qemu-system-x86_64", &parts)
-            .command_line(&places(), |disk| PathBuf::from(format!("/n/{disk}")), None)
+            .command_line(
+                &places(),
+                |disk| PathBuf::from(format!("/n/{disk}")),
+                None,
+                None,
+            )
             .join(" ")
     }
 
@@ -512,6 +554,7 @@ mod tests {
             &places(),
             |disk| PathBuf::from(format!("/other,{disk}")),
             Some("pc-i440fx-9.0"),
+            None,
         );
         assert_eq!(
             line.join(" "),

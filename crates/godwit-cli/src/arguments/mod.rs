@@ -112,6 +112,9 @@ pub(crate) struct MigrateArguments {
     /// When the memory of a virtual machine moves: pre-copy when left out
     #[arg(long, value_enum)]
     pub memory: Option<MemoryArgument>,
+    /// With --memory zero-copy: leave the memory in the memory pool, on which the guest then depends
+    #[arg(long)]
+    pub stay_in_pool: bool,
     /// How it is moved
     #[arg(long, value_enum, default_value_t)]
     pub policy: PolicyArgument,
@@ -197,6 +200,9 @@ pub(crate) enum MemoryArgument {
     PostCopy,
     /// Once before the switchover; what was written meanwhile follows after it, as with post-copy
     Hybrid,
+    /// Never before the switchover: both nodes map it from a memory pool, so the guest stands still for
+    /// milliseconds whatever the memory's size
+    ZeroCopy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -374,6 +380,9 @@ pub(crate) struct VmRunArguments {
     /// Its memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "512M")]
     pub memory: u64,
+    /// The memory pool that its memory is put in; local memory when left out
+    #[arg(long, value_name = "NAME")]
+    pub memory_pool: Option<String>,
     /// Its processors
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,

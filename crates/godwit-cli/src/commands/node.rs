@@ -1,7 +1,8 @@
 //! `godwit node`
 
 use godwit_node::{
-    IncomingLimits, LogFormat, NodeConfig, PeerConfig, PoolConfig, TlsFiles, init_logging,
+    IncomingLimits, LogFormat, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig, TlsFiles,
+    init_logging,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -55,6 +56,7 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
     };
     let peers = arguments.peers.into_iter();
     let pools = arguments.pools.into_iter();
+    let memory_pools = arguments.memory_pools.into_iter();
     Ok(NodeConfig {
         name: arguments.name,
         data_dir: arguments.data_dir,
@@ -79,6 +81,9 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
             .collect(),
         pools: pools
             .map(|(name, folder)| PoolConfig { name, folder })
+            .collect(),
+        memory_pools: memory_pools
+            .map(|(name, folder)| MemoryPoolConfig { name, folder })
             .collect(),
     })
 }

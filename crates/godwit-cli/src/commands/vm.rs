@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use godwit_api::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};
+use godwit_api::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmMemory, VmState};
 use serde_json::json;
 
 use super::console;
@@ -12,6 +12,7 @@ use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
+use crate::show::units::format_bytes;
 
 /// How long a command waits before it tells what for.
 const NOTE_AFTER: Duration = Duration::from_millis(500);
@@ -97,6 +98,7 @@ fn request(arguments: VmRunArguments) -> RunVm {
         name: arguments.name,
         disks: arguments.disks,
         memory_bytes: Some(arguments.memory),
+        memory_pool: arguments.memory_pool,
         cpus: Some(arguments.cpus),
         machine: arguments.machine,
         accelerator: match arguments.accel {
@@ -154,6 +156,7 @@ fn show(vm: &Vm) -> String {
         ("state", Some(format!("{}: {}", vm.state.name(), vm.status))),
         ("problem", vm.problem.clone()),
         ("disks", (!vm.disks.is_empty()).then(|| vm.disks.join(", "))),
+        ("memory", vm.memory.as_ref().map(memory)),
         ("from", Some(vm.origin.clone())),
         ("on", vm.moved_to.clone()),
         ("migration", vm.migration.clone()),
@@ -163,6 +166,22 @@ fn show(vm: &Vm) -> String {
         ("console", vm.console.clone()),
         ("log", vm.log.clone()),
     ])
+}
+
+fn memory(memory: &VmMemory) -> String {
+    let VmMemory {
+        pool,
+        bytes,
+        bytes_in_pool,
+    } = memory;
+    let total = format_bytes(*bytes);
+    match bytes_in_pool {
+        0 => format!("{total}, local"),
+        in_pool => format!(
+            "{} of {total} in memory pool {pool}, on which the guest depends",
+            format_bytes(*in_pool)
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -183,6 +202,7 @@ mod tests {
             qmp: "/n/qmp.sock".to_owned(),
             console: Some("/n/console.sock".to_owned()),
             log: None,
+            memory: None,
             problem: None,
         }
     }

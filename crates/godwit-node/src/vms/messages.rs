@@ -37,6 +37,8 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use godwit_api::MemoryMode;
 use godwit_qemu::machine::Machine;
 
+use crate::vms::pooled::PoolOffer;
+
 /// Longest message in bytes: a command line is the longest part.
 const MAX_MESSAGE: u32 = 1 << 20;
 
@@ -117,6 +119,9 @@ pub(crate) struct MachineOffer {
     pub(crate) memory_bytes: u64,
     /// When the memory moves.
     pub(crate) memory: MemoryMode,
+    /// The memory that stays where it is, if it does.
+    #[serde(default)]
+    pub(crate) pool: Option<PoolOffer>,
     /// Each disk's name and the bytes that its image occupies.
     pub(crate) disks: Vec<(String, u64)>,
 }

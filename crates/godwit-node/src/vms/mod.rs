@@ -5,6 +5,7 @@ mod incoming;
 pub(crate) mod lifecycle;
 mod messages;
 pub(crate) mod outgoing;
+pub(crate) mod pooled;
 pub(crate) mod tunnel;
 pub(crate) mod view;
 pub(crate) mod vm;

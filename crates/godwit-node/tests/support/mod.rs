@@ -56,6 +56,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         qemu_sandbox: true,
         qemu_user: None,
         pools: Vec::new(),
+        memory_pools: Vec::new(),
         peers: Vec::new(),
     }
 }

@@ -76,7 +76,9 @@ pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
             None | Some(MemoryArgument::PreCopy) => MemoryMode::PreCopy,
             Some(MemoryArgument::PostCopy) => MemoryMode::PostCopy,
             Some(MemoryArgument::Hybrid) => MemoryMode::Hybrid,
+            Some(MemoryArgument::ZeroCopy) => MemoryMode::ZeroCopy,
         },
+        stay_in_pool: arguments.stay_in_pool,
         policy: match arguments.policy {
             PolicyArgument::DoubleWrite => Policy::DoubleWrite,
             PolicyArgument::PreCopy => Policy::PreCopy,

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
+use godwit_memory::ownership::Arrival;
 use tokio::task::AbortHandle;
 
 use crate::disks::disk::Activity;
@@ -26,6 +27,7 @@ use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::incoming::{let_run, pour, start};
 use crate::vms::lifecycle::run::forget;
 use crate::vms::messages::{Answer, MachineOffer, Order};
+use crate::vms::pooled;
 use crate::vms::tunnel::OpenDoor;
 use crate::vms::vm::{Qemu, Vm, VmGuard};
 use godwit_qemu::inspect;
@@ -250,12 +252,19 @@ impl<'a> Incoming<'a> {
 
     fn claim(&self) -> Claim {
         let disks = self.disks();
+        let memory = pooled::arrival(self.node, self.vm);
         if disks.is_empty() {
-            // Nothing but the source's word tells. Without it the guest stands still for good if it
-            // could have been given.
+            // The memory's title tells, or nothing but the source's word. Without both the guest stands still
+            // for good if it could have been given.
             let told = self.told_loaded || self.offer.is_none();
             let could = self.qemu.is_some() && told;
-            return match (self.given, could && self.link.is_none()) {
+            let given = match memory {
+                None => self.given,
+                Some(Arrival::Given) => true,
+                Some(Arrival::Elsewhere) => return Claim::Elsewhere,
+                Some(Arrival::Undecided) => false,
+            };
+            return match (given, could && self.link.is_none()) {
                 (true, _) => Claim::Owned,
                 (false, false) => Claim::Elsewhere,
                 (false, true) => Claim::Open,
@@ -276,7 +285,8 @@ impl<'a> Incoming<'a> {
                 }
             }
         }
-        if owned == disks.len() {
+        let has_memory = matches!(memory, None | Some(Arrival::Given));
+        if owned == disks.len() && has_memory {
             Claim::Owned
         } else if owned > 0 || open {
             Claim::Open
@@ -306,7 +316,11 @@ impl<'a> Incoming<'a> {
             self.vm.lock().entry.mark,
             Some(VmMark::Incoming { runs: false, .. })
         );
-        let ready = if runs { let_run(qemu).await } else { Ok(()) };
+        let ready = match pooled::may_run(self.node, self.vm) {
+            Ok(()) if runs => let_run(qemu).await,
+            Ok(()) => Ok(()),
+            Err(error) => Err(QmpError::Unexpected(error.message)),
+        };
         match ready {
             Ok(()) => {}
             // Its main loop waits for memory that comes only once it is pulled: then it runs.
@@ -386,6 +400,9 @@ impl<'a> Incoming<'a> {
             let mut inner = self.vm.lock();
             inner.entry.mark = mark;
             inner.problem = problem;
+            if let Some(memory) = &mut inner.entry.memory {
+                memory.epoch += 1;
+            }
             inner.entry.clone()
         };
         // A restart would find the mark, and come to the same end.

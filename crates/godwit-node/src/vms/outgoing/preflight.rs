@@ -95,7 +95,8 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
     blockers.extend(paths(node, vm, &offer.machine, &places));
     blockers.extend(disks(node, vm, offer).await);
     blockers.extend(files(here, &offer.machine));
-    if let Some(free) = free_memory()
+    if offer.pool.is_none()
+        && let Some(free) = free_memory()
         && free < offer.memory_bytes
     {
         blockers.push(format!(
@@ -226,7 +227,7 @@ async fn qemu(here: &str, offer: &MachineOffer, user: Option<&QemuUser>) -> Vec<
             "the VM runs with KVM, which node '{here}' cannot use"
         ));
     }
-    let copies = offer.memory != MemoryMode::PostCopy;
+    let copies = matches!(offer.memory, MemoryMode::PreCopy | MemoryMode::Hybrid);
     for (version, node) in [(own, here), (offer.qemu, "the source")] {
         if accelerator == Some("tcg") && copies && version < FIRST_SOUND_TCG {
             let [major, minor, micro] = version;
