@@ -4,6 +4,7 @@
 mod disk;
 mod error;
 mod job;
+mod memory;
 mod migration;
 mod node;
 mod promise;
@@ -13,6 +14,7 @@ mod vm;
 pub use disk::*;
 pub use error::{ErrorBody, ErrorCode, advice};
 pub use job::*;
+pub use memory::*;
 pub use migration::*;
 pub use node::*;
 pub use promise::*;

@@ -82,6 +82,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Vm(command) => with_client(&connection, async |client| {
             commands::vm::run(command, client, output).await
         }),
+        Command::MemoryPool(command) => with_client(&connection, async |client| {
+            commands::memory_pool::run(command, client, output).await
+        }),
         Command::Peer(command) => with_client(&connection, async |client| {
             commands::peer::run(command, client, output).await
         }),

@@ -10,6 +10,7 @@ pub(crate) const MIGRATIONS: &str = "/v1/migrations";
 pub(crate) const VMS: &str = "/v1/vms";
 pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
 pub(crate) const VM_MIGRATIONS: &str = "/v1/vm-migrations";
+pub(crate) const MEMORY_POOLS: &str = "/v1/memory-pools";
 pub(crate) const PEERS: &str = "/v1/peers";
 
 pub(crate) fn disk(name: &str) -> String {
@@ -72,6 +73,10 @@ pub(crate) fn vm_migration(id: &str) -> String {
 
 pub(crate) fn vm_migration_cancel(id: &str) -> String {
     format!("{}/cancel", vm_migration(id))
+}
+
+pub(crate) fn memory_pool(name: &str) -> String {
+    format!("{MEMORY_POOLS}/{}", segment(name))
 }
 
 pub(crate) fn job(id: &str) -> String {

@@ -73,6 +73,9 @@ pub(crate) enum Command {
     /// Run virtual machines on disks of a node
     #[command(subcommand)]
     Vm(VmCommand),
+    /// Look at memory that other nodes map, too
+    #[command(subcommand)]
+    MemoryPool(MemoryPoolCommand),
     /// Look at the other nodes
     #[command(subcommand)]
     Peer(PeerCommand),
@@ -409,6 +412,17 @@ pub(crate) enum AcceleratorArgument {
     Kvm,
     /// QEMU's translator
     Tcg,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MemoryPoolCommand {
+    /// List the node's memory pools and how much is free
+    List,
+    /// Show the machines whose memory is in a memory pool, and which node may run each
+    Show {
+        /// The memory pool
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]

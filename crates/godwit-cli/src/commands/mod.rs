@@ -4,6 +4,7 @@ pub(crate) mod certs;
 mod console;
 pub(crate) mod disk;
 mod job;
+pub(crate) mod memory_pool;
 pub(crate) mod moves;
 pub(crate) mod node;
 pub(crate) mod peer;

@@ -4,7 +4,7 @@ use utoipa::openapi::path::{Operation, ParameterIn};
 use utoipa::openapi::{self, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, routes, vm_routes};
+use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, memory_routes, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -42,6 +42,8 @@ use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, routes, vm_routes
         vm_routes::list_vm_migrations,
         vm_routes::show_vm_migration,
         vm_routes::cancel_vm_migration,
+        memory_routes::list_memory_pools,
+        memory_routes::show_memory_pool,
     ),
     components(schemas(ErrorBody, Disk, Migration, Vm)),
     modifiers(&Namesakes, &Refusals)

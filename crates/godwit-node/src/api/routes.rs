@@ -14,12 +14,12 @@ use godwit_core::wire::PROTOCOL_VERSION;
 use serde::{Deserialize, Serialize};
 
 use super::refusal::Refusal;
-use super::vm_routes;
 use super::{
     ClaimDisk, CreateDisk, Disk, ExportDisk, ImportDisk, Job, MigrateRequest, Migration,
     Node as NodeView, Peer,
 };
 use super::{ErrorBody, ErrorCode};
+use super::{memory_routes, vm_routes};
 use crate::clock;
 use crate::disks::lifecycle::{claim, create, remove};
 use crate::disks::storage::promised;
@@ -57,6 +57,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/peers", get(list_peers)),
     ];
     routes.extend(vm_routes::routes());
+    routes.extend(memory_routes::routes());
     routes
 }
 

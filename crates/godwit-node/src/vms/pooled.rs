@@ -11,11 +11,11 @@ use godwit_memory::pool::segment::Segment;
 use godwit_memory::pool::{Pool, PoolError};
 use serde::{Deserialize, Serialize};
 
-use crate::config::NodeConfig;
+use crate::config::{MemoryPoolConfig, NodeConfig};
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark};
 use crate::vms::vm::Vm;
-use godwit_api::{ErrorBody, ErrorCode};
+use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
 
 /// How long to wait before a title that could not be written is written again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -41,22 +41,77 @@ pub(crate) struct PoolOffer {
 /// A sentence that names the pool, and what to do.
 pub(crate) fn open(config: &NodeConfig, name: &str) -> Result<Pool, ErrorBody> {
     let here = &config.name;
-    let Some(found) = config.memory_pools.iter().find(|pool| pool.name == name) else {
+    let found = configured(config, name)?;
+    Pool::open(&found.folder).map_err(|error| refused(here, name, &error))
+}
+
+/// The pool's part of the configuration.
+fn configured<'a>(config: &'a NodeConfig, name: &str) -> Result<&'a MemoryPoolConfig, ErrorBody> {
+    let here = &config.name;
+    let found = config.memory_pools.iter().find(|pool| pool.name == name);
+    found.ok_or_else(|| {
         let shown: String = name.chars().take(128).collect();
-        let known: Vec<_> = config
-            .memory_pools
-            .iter()
-            .map(|p| p.name.as_str())
-            .collect();
-        let known = match known.as_slice() {
+        let known = config.memory_pools.iter().map(|pool| pool.name.as_str());
+        let known = match known.collect::<Vec<_>>().as_slice() {
             [] => String::from("it has none"),
             known => format!("it has {}", known.join(", ")),
         };
         let text = format!("node '{here}' has no memory pool named {shown:?}: {known}");
-        return Err(ErrorBody::new(ErrorCode::NotFound, text)
-            .hint("start the node with --memory-pool NAME=FOLDER"));
+        ErrorBody::new(ErrorCode::NotFound, text)
+            .hint("start the node with --memory-pool NAME=FOLDER")
+    })
+}
+
+/// All pools as the API shows them.
+pub(crate) fn show_all(config: &NodeConfig) -> Vec<MemoryPool> {
+    let pools = config.memory_pools.iter();
+    pools.map(|pool| shown(config, pool)).collect()
+}
+
+/// One of them.
+///
+/// # Errors
+/// There is none of this name.
+pub(crate) fn show(config: &NodeConfig, name: &str) -> Result<MemoryPool, ErrorBody> {
+    configured(config, name).map(|pool| shown(config, pool))
+}
+
+fn shown(config: &NodeConfig, of: &MemoryPoolConfig) -> MemoryPool {
+    let mut shown = MemoryPool {
+        name: of.name.clone(),
+        folder: of.folder.display().to_string(),
+        bytes: None,
+        free_bytes: None,
+        segments: Vec::new(),
+        problem: None,
     };
-    Pool::open(&found.folder).map_err(|error| refused(here, name, &error))
+    let looked = Pool::open(&of.folder).and_then(|pool| {
+        let room = pool.room()?;
+        (shown.bytes, shown.free_bytes) = (Some(room.total), Some(room.free));
+        let names = pool.segments()?.into_iter();
+        shown.segments = names.map(|name| shown_segment(&pool, name)).collect();
+        Ok(())
+    });
+    if let Err(error) = looked {
+        shown.problem = Some(refused(&config.name, &of.name, &error).message);
+    }
+    shown
+}
+
+fn shown_segment(pool: &Pool, name: String) -> MemorySegment {
+    let read =
+        Segment::open(pool, &name).and_then(|segment| Ok((segment.bytes(), segment.title()?)));
+    let (bytes, title, problem) = match read {
+        Ok((bytes, title)) => (Some(bytes), Some(title), None),
+        Err(error) => (None, None, Some(error.to_string())),
+    };
+    MemorySegment {
+        vm: name,
+        bytes,
+        epoch: title.as_ref().map(|title| title.epoch),
+        owner: title.map(|title| title.owner),
+        problem,
+    }
 }
 
 /// What a pool refused, as this node says it.

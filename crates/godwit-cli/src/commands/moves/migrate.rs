@@ -23,7 +23,7 @@ pub(crate) async fn run(
         let vm = vm.to_owned();
         return crate::commands::moves::vm_migrate::run(&vm, arguments, client, output).await;
     }
-    if arguments.memory.is_some() {
+    if arguments.memory.is_some() || arguments.stay_in_pool {
         return Err(Failure::usage(format!(
             "'{}' is a disk and has no memory to move",
             arguments.disk
