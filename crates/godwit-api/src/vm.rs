@@ -88,7 +88,7 @@ pub struct Vm {
 }
 
 /// The memory of a VM that is in a memory pool.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VmMemory {
     /// The pool.
     pub pool: String,
@@ -96,6 +96,64 @@ pub struct VmMemory {
     pub bytes: u64,
     /// Bytes of it that are in the pool; the rest is local.
     pub bytes_in_pool: u64,
+    /// The last move of it between pool and node, under way or ended.
+    #[serde(default)]
+    pub moving: Option<MemoryMove>,
+}
+
+/// A move of a VM's memory between its memory pool and its node, while the guest runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryMove {
+    /// Where it goes.
+    pub to: MemoryPlace,
+    /// Whether it has ended.
+    pub ended: bool,
+    /// Bytes that have moved.
+    pub bytes_moved: u64,
+    /// Seconds that it took so far.
+    pub seconds: f64,
+    /// Longest time for which a page was held, in microseconds.
+    pub longest_hold_us: u64,
+    /// Longest time for which the disks took no requests, in microseconds.
+    pub longest_still_us: u64,
+    /// Why it ended before all had moved.
+    pub problem: Option<String>,
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryPlace {
+    /// At the node that runs the VM.
+    Local,
+    /// In the VM's memory pool.
+    Pool,
+}
+
+impl MemoryPlace {
+    /// The place's name as the API spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Pool => "pool",
+        }
+    }
+}
+
+/// Asks to move a VM's memory between its memory pool and its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveMemory {
+    /// Where to.
+    pub to: MemoryPlace,
+    /// Longest time for which a page should be held, in microseconds; 2000 when left out.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub hold_us: Option<u64>,
+    /// Most bytes per second.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub max_bandwidth: Option<u64>,
 }
 
 /// Asks to start a VM.

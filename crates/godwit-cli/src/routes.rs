@@ -63,6 +63,14 @@ pub(crate) fn vm_resume(name: &str) -> String {
     format!("{}/resume", vm(name))
 }
 
+pub(crate) fn vm_memory(name: &str) -> String {
+    format!("{}/memory", vm(name))
+}
+
+pub(crate) fn vm_memory_cancel(name: &str) -> String {
+    format!("{}/cancel", vm_memory(name))
+}
+
 pub(crate) fn vm_migrate(name: &str) -> String {
     format!("{}/migrate", vm(name))
 }

@@ -126,6 +126,16 @@ impl Places {
         self.folder.join("outgoing.sock")
     }
 
+    /// The socket of the part of QEMU that moves its memory.
+    pub fn agent(&self) -> PathBuf {
+        self.folder.join("memory.sock")
+    }
+
+    /// The library that is that part.
+    pub fn agent_library(&self) -> PathBuf {
+        self.folder.join("memory-agent.so")
+    }
+
     /// Where QEMU's debugger stub is while it is used.
     pub fn debugger(&self) -> PathBuf {
         self.folder.join("gdb.sock")
@@ -294,6 +304,15 @@ impl Machine {
             self.bound_here
                 .push(format!("it was given open files ({shown})"));
         }
+    }
+
+    /// The words of the command line that are the same on every node.
+    pub fn plain_words(&self) -> Vec<String> {
+        let words = self.words.iter().filter_map(|word| match word {
+            Word::Plain(word) => Some(word.clone()),
+            Word::Disk { .. } | Word::Memory { .. } => None,
+        });
+        words.collect()
     }
 
     /// Whether the guest's memory may be in a memory pool.

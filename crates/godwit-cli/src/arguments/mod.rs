@@ -353,6 +353,23 @@ pub(crate) enum VmCommand {
         #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "force")]
         timeout: Option<u64>,
     },
+    /// Move a virtual machine's memory between its memory pool and its node, while it runs
+    Memory {
+        /// The virtual machine
+        name: String,
+        /// Where to
+        #[arg(long, value_enum, required_unless_present = "cancel")]
+        to: Option<MemoryPlaceArgument>,
+        /// Longest time for which a page should be held, in microseconds; 2000 when left out
+        #[arg(long, value_name = "MICROSECONDS", requires = "to")]
+        memory_hold: Option<u64>,
+        /// Most bytes per second
+        #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate, requires = "to")]
+        max_bandwidth: Option<u64>,
+        /// End a move under way: what has moved stays where it is
+        #[arg(long, conflicts_with = "to")]
+        cancel: bool,
+    },
     /// Let a virtual machine go on that stands still
     Resume {
         /// The virtual machine
@@ -371,6 +388,14 @@ pub(crate) enum VmCommand {
         /// The virtual machine
         name: String,
     },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MemoryPlaceArgument {
+    /// The node that runs the machine
+    Local,
+    /// The machine's memory pool
+    Pool,
 }
 
 #[derive(Debug, Args)]

@@ -10,7 +10,7 @@ use super::ErrorBody;
 use super::refusal::Refusal;
 use super::routes::Shared;
 use crate::node::{Node, blocking};
-use crate::vms::pooled;
+use crate::vms::memory::pooled;
 use godwit_api::MemoryPool;
 
 /// The routes with their paths.

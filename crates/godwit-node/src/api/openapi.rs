@@ -38,6 +38,8 @@ use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, memory_routes, ro
         vm_routes::stop_vm,
         vm_routes::resume_vm,
         vm_routes::forget_vm,
+        vm_routes::move_memory,
+        vm_routes::cancel_memory,
         vm_routes::migrate_vm,
         vm_routes::list_vm_migrations,
         vm_routes::show_vm_migration,

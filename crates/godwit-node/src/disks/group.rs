@@ -30,7 +30,7 @@ use crate::failpoint;
 use crate::node::Node;
 use crate::store::DiskEntry;
 use crate::store::machine::VmEntry;
-use crate::vms::pooled;
+use crate::vms::memory::pooled;
 
 /// How long to wait before a failed store is tried again.
 const STORE_RETRY: Duration = Duration::from_secs(1);

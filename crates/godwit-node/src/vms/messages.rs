@@ -37,7 +37,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use godwit_api::MemoryMode;
 use godwit_qemu::machine::Machine;
 
-use crate::vms::pooled::PoolOffer;
+use crate::vms::memory::pooled::PoolOffer;
 
 /// Longest message in bytes: a command line is the longest part.
 const MAX_MESSAGE: u32 = 1 << 20;

@@ -3,9 +3,9 @@
 mod control;
 mod incoming;
 pub(crate) mod lifecycle;
+pub(crate) mod memory;
 mod messages;
 pub(crate) mod outgoing;
-pub(crate) mod pooled;
 pub(crate) mod tunnel;
 pub(crate) mod view;
 pub(crate) mod vm;

@@ -2,7 +2,7 @@
 
 use crate::store::machine::{VmMark, VmOrigin};
 use crate::vms::vm::{Inner, Vm};
-use godwit_api::{MemoryMode, MemoryProgress, VmMemory, VmState};
+use godwit_api::{MemoryMode, MemoryMove, MemoryProgress, VmMemory, VmState};
 use godwit_qemu::migration::{self, Pull, Shared};
 
 /// The VM as the API shows it.
@@ -56,7 +56,16 @@ fn pooled(inner: &Inner) -> Option<VmMemory> {
     inner.entry.moved_to.is_none().then(|| VmMemory {
         pool: memory.pool.clone(),
         bytes: memory.bytes,
-        bytes_in_pool: memory.bytes,
+        bytes_in_pool: memory.bytes.saturating_sub(inner.local_bytes),
+        moving: inner.moving.as_ref().map(|moving| MemoryMove {
+            to: moving.to,
+            ended: moving.ended,
+            bytes_moved: moving.bytes_moved,
+            seconds: moving.took.as_secs_f64(),
+            longest_hold_us: moving.longest_hold.as_micros() as u64,
+            longest_still_us: moving.longest_still.as_micros() as u64,
+            problem: moving.problem.clone(),
+        }),
     })
 }
 

@@ -26,10 +26,11 @@ use crate::vms::control::Link;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::incoming::{let_run, pour, start};
 use crate::vms::lifecycle::run::forget;
+use crate::vms::memory::{mover, pooled};
 use crate::vms::messages::{Answer, MachineOffer, Order};
-use crate::vms::pooled;
 use crate::vms::tunnel::OpenDoor;
 use crate::vms::vm::{Qemu, Vm, VmGuard};
+use godwit_api::{MemoryPlace, MoveMemory};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::QmpError;
 
@@ -346,6 +347,10 @@ impl<'a> Incoming<'a> {
         })
         .await;
         tracing::info!(vm = self.vm.name, runs, "the VM is here");
+        let follows = self.offer.as_ref().and_then(|offer| offer.pool.as_ref());
+        if follows.is_some_and(|pool| !pool.stays) {
+            self.let_memory_follow().await;
+        }
         let Some((migration, from)) = pulls else {
             return;
         };
@@ -365,6 +370,19 @@ impl<'a> Incoming<'a> {
         // What came before is of no use any more, and would be kept as long as the memory takes.
         drop(self);
         pulling.run().await;
+    }
+
+    /// Moves the memory from its memory pool to this node. The guest runs, whatever becomes of it.
+    async fn let_memory_follow(&self) {
+        let request = MoveMemory {
+            to: MemoryPlace::Local,
+            hold_us: None,
+            max_bandwidth: None,
+        };
+        if let Err(error) = mover::start(self.node, &self.vm.name, request).await {
+            tracing::warn!(vm = self.vm.name, %error, "the VM's memory stays in its memory pool");
+            self.vm.lock().problem = Some(error.message);
+        }
     }
 
     /// The migration and the node whose QEMU has the rest of the memory, if it is to run without it.

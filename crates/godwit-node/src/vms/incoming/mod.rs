@@ -17,9 +17,9 @@ use crate::vms::control::Link;
 use crate::vms::incoming::arrival::{DestinationLink, Incoming};
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
+use crate::vms::memory::pooled::{self, PoolOffer};
 use crate::vms::messages::{self, Answer, MachineOffer, Order, SILENCE};
 use crate::vms::outgoing::preflight;
-use crate::vms::pooled::{self, PoolOffer};
 use crate::vms::tunnel;
 use crate::vms::view::{pull, shared};
 use crate::vms::vm::{Qemu, Vm, VmActivity};
@@ -194,7 +194,8 @@ pub(crate) async fn start(
         line.extend(spare::arguments(&vm.places));
     }
     let user = node.config.qemu_user.as_ref();
-    let (process, qmp) = process::start(&machine.program, &line, &vm.places, user)
+    let preload = run::preload(machine);
+    let (process, qmp) = process::start(&machine.program, &line, &vm.places, user, preload)
         .await
         .map_err(|error| run::not_started(&vm.name, &error))?;
     let qemu = Qemu {

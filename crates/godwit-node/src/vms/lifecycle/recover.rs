@@ -17,8 +17,8 @@ use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::lifecycle::room;
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
+use crate::vms::memory::{pooled, relocated};
 use crate::vms::outgoing::post_copy_source;
-use crate::vms::pooled;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
@@ -88,6 +88,7 @@ pub(crate) async fn recover(
                 take_back(node, &vm, qemu, runs).await;
             }
             (_, Some(qemu)) => {
+                relocated::note(node, &vm, qemu.process.pid);
                 watch::attach(node, &vm, qemu).await;
                 room::take_up(node, &vm).await;
             }

@@ -11,12 +11,13 @@ use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use crate::vms::lifecycle::watch;
-use crate::vms::pooled;
+use crate::vms::memory::pooled;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
+use godwit_memory::mover::agent;
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, Parts, Places};
-use godwit_qemu::process::{self, StartError, sandbox};
+use godwit_qemu::process::{self, Preload, StartError, sandbox};
 use godwit_qemu::{QemuUser, mac};
 
 const DEFAULT_QEMU: &str = "qemu-system-x86_64";
@@ -322,7 +323,8 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let places = vm.places.clone();
     make_folder(node, &vm.name, places).await?;
     let user = node.config.qemu_user.as_ref();
-    let (process, qmp) = process::start(&program, &line, &vm.places, user)
+    let preload = preload(&entry.machine);
+    let (process, qmp) = process::start(&program, &line, &vm.places, user, preload)
         .await
         .map_err(|error| not_started(&vm.name, &error))?;
     let qemu = Qemu {
@@ -348,6 +350,14 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     vm.lock().entry = entry;
     watch::attach(node, vm, qemu).await;
     Ok(())
+}
+
+/// What moves the machine's memory from inside its QEMU, if that may be in a memory pool.
+pub(crate) fn preload(machine: &Machine) -> Option<Preload<'static>> {
+    machine.is_poolable().then_some(Preload {
+        library: agent::LIBRARY,
+        variable: agent::SOCKET_VARIABLE,
+    })
 }
 
 /// Makes the VM's folder.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use godwit_core::authority::Ownership;
 use godwit_core::event::AbortReason;
+use godwit_core::units::Bytes;
 use godwit_core::wire::{Purpose, TrafficClass};
 use serde_json::json;
 use tokio::sync::{Notify, oneshot, watch};
@@ -26,13 +27,13 @@ use crate::migrations::options;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
 use crate::store::machine::VmMark;
+use crate::vms::memory::{mover, pooled};
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
 use crate::vms::outgoing::planes::Plane;
 use crate::vms::outgoing::planes::disks::Disks;
 use crate::vms::outgoing::planes::memory::Memory;
 use crate::vms::outgoing::post_copy_source::{Giving, unmark};
-use crate::vms::pooled;
 use crate::vms::vm::{Inner, Qemu, VmActivity, VmGuard};
 use godwit_api::{
     ErrorBody, ErrorCode, MemoryMode, MigrateVm, VmMigration, VmMigrationPhase as Phase,
@@ -261,7 +262,22 @@ impl Move {
         if self.of.request.memory == MemoryMode::ZeroCopy {
             let (name, migration) = (&self.of.vm.name, self.of.id.to_string());
             match pooled::offer(&self.of.node, name, &mut entry, &migration) {
-                Ok((offer, asked)) => (pool, question) = (Some(offer), Some(asked)),
+                Ok((mut offer, asked)) => {
+                    offer.stays = self.of.request.stay_in_pool;
+                    if !offer.stays {
+                        blockers.extend(mover::blockers(&entry.machine.plain_words()));
+                    }
+                    let local = self.of.vm.lock().local_bytes;
+                    blockers.extend((local > 0).then(|| {
+                        format!(
+                            "{} of its memory is not in memory pool {}: bring it back first with 'godwit \
+                             vm memory {name} --to pool'",
+                            Bytes(local),
+                            offer.pool
+                        )
+                    }));
+                    (pool, question) = (Some(offer), Some(asked));
+                }
                 Err(blocker) => blockers.push(blocker),
             }
         }

@@ -95,7 +95,17 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
     blockers.extend(paths(node, vm, &offer.machine, &places));
     blockers.extend(disks(node, vm, offer).await);
     blockers.extend(files(here, &offer.machine));
-    if offer.pool.is_none()
+    let stays = offer.pool.as_ref().is_some_and(|pool| pool.stays);
+    if !stays
+        && offer.pool.is_some()
+        && let Err(error) = godwit_vhost::may_wait_for_pages()
+    {
+        blockers.push(format!(
+            "node '{here}' may not hold pages of memory that follows a VM (userfaultfd: {error}): give it \
+             CAP_SYS_PTRACE or access to /dev/userfaultfd, or leave the memory in its pool with --stay-in-pool"
+        ));
+    }
+    if !stays
         && let Some(free) = free_memory()
         && free < offer.memory_bytes
     {

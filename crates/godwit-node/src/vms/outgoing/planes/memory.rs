@@ -9,13 +9,13 @@ use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 
 use crate::failpoint;
+use crate::vms::memory::pooled;
 use crate::vms::messages::{Answer, Order};
 use crate::vms::outgoing::departure::{Departure, SourceLink};
 use crate::vms::outgoing::planes::Plane;
 use crate::vms::outgoing::planes::convergence::Convergence;
 use crate::vms::outgoing::planes::rollback::{self, TakenBack};
 use crate::vms::outgoing::preflight;
-use crate::vms::pooled;
 use crate::vms::tunnel;
 use crate::vms::view::{memory_progress, pull, shared};
 use godwit_api::{ErrorBody, ErrorCode};

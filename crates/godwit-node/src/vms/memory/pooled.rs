@@ -31,6 +31,9 @@ pub(crate) struct PoolOffer {
     pub(crate) bytes: u64,
     /// The epoch of the title that is offered.
     pub(crate) epoch: u64,
+    /// Whether the memory stays in the pool for good.
+    #[serde(default)]
+    pub(crate) stays: bool,
     /// What the source wrote into the pool for the destination to find.
     pub(crate) nonce: String,
 }
@@ -211,6 +214,14 @@ fn segment(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(Pool, Segmen
     Ok((pool, segment))
 }
 
+/// The file of a VM's memory.
+///
+/// # Errors
+/// It is not there.
+pub(super) fn file_of(node: &Node, vm: &str, memory: &PooledMemory) -> Result<PathBuf, ErrorBody> {
+    segment(node, vm, memory).map(|(_, segment)| segment.memory().to_owned())
+}
+
 /// The file that a VM's QEMU maps.
 ///
 /// # Errors
@@ -287,6 +298,7 @@ pub(crate) fn offer(
         id: segment.id(),
         bytes: segment.bytes(),
         epoch: title.epoch,
+        stays: false,
         nonce: question.nonce(),
     };
     Ok((offer, question))
