@@ -85,6 +85,7 @@ fn memory_moved(node: &Node) -> Value {
 /// Two processors, and disks that are written as fast as they take it: their requests read and write the memory that
 /// moves.
 #[test]
+#[ignore = "takes minutes on a busy machine: make test-memory"]
 fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
     let turn = Scenario::begin("zero_copy", "the_memory_of_a_guest_under_load_follows");
     let pool = pool();
