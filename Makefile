@@ -39,6 +39,13 @@ sim-plants:
 	scripts/install-deps
 	scripts/sim-plants
 
+# A guest under load whose memory leaves its memory pool and goes back.
+.PHONY: test-memory
+test-memory: guest
+	$(CARGO) build --locked -p godwit-cli --features failpoints
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test zero_copy -- --ignored --nocapture
+
 # As many runs as you like: make soak SEEDS=200000 FIRST=1000000.
 soak:
 	scripts/install-deps

@@ -4,6 +4,7 @@
 mod disk;
 mod error;
 mod job;
+mod memory;
 mod migration;
 mod nic;
 mod node;
@@ -14,6 +15,7 @@ mod vm;
 pub use disk::*;
 pub use error::{ErrorBody, ErrorCode, advice};
 pub use job::*;
+pub use memory::*;
 pub use migration::*;
 pub use nic::*;
 pub use node::*;

@@ -81,8 +81,80 @@ pub struct Vm {
     pub console: Option<String>,
     /// Where QEMU's messages are, when the node started it.
     pub log: Option<String>,
+    /// Its memory, when the node knows of a memory pool for it.
+    #[serde(default)]
+    pub memory: Option<VmMemory>,
     /// What is wrong with it.
     pub problem: Option<String>,
+}
+
+/// The memory of a VM that is in a memory pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct VmMemory {
+    /// The pool.
+    pub pool: String,
+    /// Bytes of the memory.
+    pub bytes: u64,
+    /// Bytes of it that are in the pool; the rest is local.
+    pub bytes_in_pool: u64,
+    /// The last move of it between pool and node, under way or ended.
+    #[serde(default)]
+    pub moving: Option<MemoryMove>,
+}
+
+/// A move of a VM's memory between its memory pool and its node, while the guest runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MemoryMove {
+    /// Where it goes.
+    pub to: MemoryPlace,
+    /// Whether it has ended.
+    pub ended: bool,
+    /// Bytes that have moved.
+    pub bytes_moved: u64,
+    /// Seconds that it took so far.
+    pub seconds: f64,
+    /// Longest time for which a page was held, in microseconds.
+    pub longest_hold_us: u64,
+    /// Longest time for which the disks took no requests, in microseconds.
+    pub longest_still_us: u64,
+    /// Why it ended before all had moved.
+    pub problem: Option<String>,
+}
+
+/// Where memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MemoryPlace {
+    /// At the node that runs the VM.
+    Local,
+    /// In the VM's memory pool.
+    Pool,
+}
+
+impl MemoryPlace {
+    /// The place's name as the API spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Pool => "pool",
+        }
+    }
+}
+
+/// Asks to move a VM's memory between its memory pool and its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MoveMemory {
+    /// Where to.
+    pub to: MemoryPlace,
+    /// Longest time for which a page should be held, in microseconds; 2000 when left out.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub hold_us: Option<u64>,
+    /// Most bytes per second.
+    #[serde(default)]
+    #[schema(minimum = 1)]
+    pub max_bandwidth: Option<u64>,
 }
 
 /// Asks to start a VM.
@@ -102,6 +174,9 @@ pub struct RunVm {
     #[serde(default)]
     #[schema(minimum = 1_048_576, multiple_of = 4096)]
     pub memory_bytes: Option<u64>,
+    /// The memory pool that its memory is put in; local memory when left out.
+    #[serde(default)]
+    pub memory_pool: Option<String>,
     /// Virtual processors; 1 when left out.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1024)]
@@ -170,6 +245,8 @@ pub enum MemoryMode {
     PostCopy,
     /// Once before the switchover; what was written meanwhile follows after it.
     Hybrid,
+    /// Never before the switchover: both nodes map it from a memory pool.
+    ZeroCopy,
 }
 
 impl MemoryMode {
@@ -179,12 +256,13 @@ impl MemoryMode {
             Self::PreCopy => "pre-copy",
             Self::PostCopy => "post-copy",
             Self::Hybrid => "hybrid",
+            Self::ZeroCopy => "zero-copy",
         }
     }
 
     /// Whether the guest runs at the destination before all its memory is there.
     pub const fn pulls(self) -> bool {
-        !matches!(self, Self::PreCopy)
+        matches!(self, Self::PostCopy | Self::Hybrid)
     }
 }
 
@@ -201,6 +279,10 @@ pub struct MigrateVm {
     /// When the memory moves.
     #[serde(default)]
     pub memory: MemoryMode,
+    /// With zero-copy: leave the memory in the memory pool. Left out, it follows into the destination's local
+    /// memory.
+    #[serde(default)]
+    pub stay_in_pool: bool,
     /// How the disks are moved. Left out, the node chooses for each, and may choose otherwise while it runs.
     #[serde(default)]
     pub policy: Option<Policy>,

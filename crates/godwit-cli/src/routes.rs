@@ -11,6 +11,7 @@ pub(crate) const VMS: &str = "/v1/vms";
 pub(crate) const NICS: &str = "/v1/nics";
 pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
 pub(crate) const VM_MIGRATIONS: &str = "/v1/vm-migrations";
+pub(crate) const MEMORY_POOLS: &str = "/v1/memory-pools";
 pub(crate) const PEERS: &str = "/v1/peers";
 
 pub(crate) fn disk(name: &str) -> String {
@@ -73,6 +74,14 @@ pub(crate) fn vm_resume(name: &str) -> String {
     format!("{}/resume", vm(name))
 }
 
+pub(crate) fn vm_memory(name: &str) -> String {
+    format!("{}/memory", vm(name))
+}
+
+pub(crate) fn vm_memory_cancel(name: &str) -> String {
+    format!("{}/cancel", vm_memory(name))
+}
+
 pub(crate) fn vm_migrate(name: &str) -> String {
     format!("{}/migrate", vm(name))
 }
@@ -87,6 +96,10 @@ pub(crate) fn vm_migration_cancel(id: &str) -> String {
 
 pub(crate) fn vm_migration_switch(id: &str) -> String {
     format!("{}/switch", vm_migration(id))
+}
+
+pub(crate) fn memory_pool(name: &str) -> String {
+    format!("{MEMORY_POOLS}/{}", segment(name))
 }
 
 pub(crate) fn job(id: &str) -> String {

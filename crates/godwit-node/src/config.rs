@@ -75,6 +75,8 @@ pub struct NodeConfig {
     pub pools: Vec<PoolConfig>,
     /// Where images are that disks are created from.
     pub images: ImagesConfig,
+    /// Where the memory of virtual machines may be that other nodes map, too.
+    pub memory_pools: Vec<MemoryPoolConfig>,
 }
 
 /// Where images come from, and what if they do not.
@@ -110,6 +112,15 @@ pub struct PeerConfig {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PoolConfig {
     /// Its name: the same characters as a disk's name.
+    pub name: String,
+    /// The folder, from the root.
+    pub folder: PathBuf,
+}
+
+/// A folder of memory that other nodes map, too, under the same name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryPoolConfig {
+    /// Its name: the same characters as a disk's name, and the same at every node.
     pub name: String,
     /// The folder, from the root.
     pub folder: PathBuf,
@@ -230,6 +241,25 @@ impl NodeConfig {
                 ));
             }
         }
+        let mut seen = BTreeSet::new();
+        for pool in &self.memory_pools {
+            if let Err(error) = names::check("memory pool", &pool.name) {
+                return wrong(error.message);
+            }
+            if !seen.insert(&pool.name) {
+                return wrong(format!(
+                    "two memory pools are named {}: each needs its own name",
+                    pool.name
+                ));
+            }
+            if !pool.folder.is_absolute() {
+                return wrong(format!(
+                    "memory pool {}: {} is no path from /",
+                    pool.name,
+                    pool.folder.display()
+                ));
+            }
+        }
         match (&self.tls, self.insecure_loopback) {
             (None, false) => {
                 return wrong(String::from(
@@ -299,6 +329,7 @@ pub(crate) mod tests {
             }],
             pools: Vec::new(),
             images: ImagesConfig::default(),
+            memory_pools: Vec::new(),
         }
     }
 
@@ -356,6 +387,13 @@ pub(crate) mod tests {
         }
     }
 
+    fn memory_pool(name: &str, folder: &str) -> MemoryPoolConfig {
+        MemoryPoolConfig {
+            name: name.to_owned(),
+            folder: PathBuf::from(folder),
+        }
+    }
+
     #[test]
     fn names_are_checked_and_differ() {
         let own_name = PeerConfig {
@@ -389,6 +427,18 @@ pub(crate) mod tests {
             },
             NodeConfig {
                 pools: vec![pool("p", "srv")],
+                ..loopback()
+            },
+            NodeConfig {
+                memory_pools: vec![memory_pool("p/q", "/srv")],
+                ..loopback()
+            },
+            NodeConfig {
+                memory_pools: vec![memory_pool("p", "/srv"), memory_pool("p", "/mnt")],
+                ..loopback()
+            },
+            NodeConfig {
+                memory_pools: vec![memory_pool("p", "srv")],
                 ..loopback()
             },
         ] {

@@ -16,6 +16,19 @@ pub(crate) async fn reach(name: String) {
 #[cfg(not(feature = "failpoints"))]
 pub(crate) async fn reach(_name: String) {}
 
+/// As [`reach`], on a thread that may block.
+#[cfg(feature = "failpoints")]
+pub(crate) fn reach_blocking(name: &str) {
+    if fail::list().iter().any(|(point, _)| point == name) {
+        tracing::info!(point = name, "at a fail point");
+    }
+    fail::fail_point!(name);
+}
+
+/// Nothing: the feature `failpoints` is off.
+#[cfg(not(feature = "failpoints"))]
+pub(crate) fn reach_blocking(_name: &str) {}
+
 /// Reads the fail points that the environment sets, once for the process.
 #[cfg(feature = "failpoints")]
 pub(crate) fn set_up() {

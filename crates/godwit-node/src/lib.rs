@@ -22,7 +22,9 @@ mod store;
 mod transport;
 mod vms;
 
-pub use config::{ImagesConfig, IncomingLimits, NodeConfig, PeerConfig, PoolConfig, TlsFiles};
+pub use config::{
+    ImagesConfig, IncomingLimits, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig, TlsFiles,
+};
 pub use daemon::run::run;
 pub use godwit_core::GovernorParts;
 pub use godwit_qemu::QemuUser;

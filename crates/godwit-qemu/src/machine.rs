@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// The id of the shared memory that the node adds.
 const MEMORY_ID: &str = "godwit-memory";
 
+/// The folder in which QEMU makes a file without a name for local memory.
+const LOCAL_MEMORY: &str = "/dev/shm";
+
 /// Longest wait of QEMU before it connects to a disk's socket again, in milliseconds.
 const RECONNECT_MS: u32 = 100;
 
@@ -34,6 +37,11 @@ pub enum Word {
         nic: usize,
         /// What comes after.
         after: String,
+    },
+    /// The description of the guest's memory: a file of a memory pool, or local memory.
+    Memory {
+        /// Bytes of the memory.
+        memory_bytes: u64,
     },
 }
 
@@ -86,6 +94,8 @@ pub struct Parts<'a> {
     pub nics: &'a [MachineNic],
     /// Bytes of memory.
     pub memory: u64,
+    /// Whether the memory may be in a memory pool, now or later.
+    pub poolable: bool,
     /// Virtual processors.
     pub cpus: u32,
     /// The machine type; QEMU's own arguments may name it instead.
@@ -154,6 +164,16 @@ impl Places {
         self.folder.join("outgoing.sock")
     }
 
+    /// The socket of the part of QEMU that moves its memory.
+    pub fn agent(&self) -> PathBuf {
+        self.folder.join("memory.sock")
+    }
+
+    /// The library that is that part.
+    pub fn agent_library(&self) -> PathBuf {
+        self.folder.join("memory-agent.so")
+    }
+
     /// Where QEMU's debugger stub is while it is used.
     pub fn debugger(&self) -> PathBuf {
         self.folder.join("gdb.sock")
@@ -196,11 +216,20 @@ impl Machine {
             push(["-smp", &parts.cpus.to_string()]);
         }
         if !shares_memory {
-            let size = parts.memory;
-            let backend = format!("memory-backend-memfd,id={MEMORY_ID},size={size}B,share=on");
-            push(["-object", &backend]);
-            push(["-machine", &format!("memory-backend={MEMORY_ID}")]);
+            let backend = match parts.poolable {
+                true => Word::Memory {
+                    memory_bytes: parts.memory,
+                },
+                false => Word::Plain(format!(
+                    "memory-backend-memfd,id={MEMORY_ID},size={}B,share=on",
+                    parts.memory
+                )),
+            };
+            words.extend([Word::Plain(String::from("-object")), backend]);
+            let machine = format!("memory-backend={MEMORY_ID}");
+            words.extend(["-machine", &machine].map(|w| Word::Plain(w.to_owned())));
         }
+        let mut push = |pair: [&str; 2]| words.extend(pair.map(|w| Word::Plain(w.to_owned())));
         if !has(given, &["display", "nographic", "vnc", "spice"]) {
             push(["-display", "none"]);
         }
@@ -332,13 +361,31 @@ impl Machine {
         }
     }
 
+    /// The words of the command line that are the same on every node.
+    pub fn plain_words(&self) -> Vec<String> {
+        let words = self.words.iter().filter_map(|word| match word {
+            Word::Plain(word) => Some(word.clone()),
+            Word::Disk { .. } | Word::Nic { .. } | Word::Memory { .. } => None,
+        });
+        words.collect()
+    }
+
+    /// Whether the guest's memory may be in a memory pool.
+    pub fn is_poolable(&self) -> bool {
+        self.words
+            .iter()
+            .any(|word| matches!(word, Word::Memory { .. }))
+    }
+
     /// The words with which this node starts the VM, the program aside. `machine_type` is what an
-    /// alias such as `q35` meant where the VM was started first.
+    /// alias such as `q35` meant where the VM was started first; `memory` is the file that a memory
+    /// pool has for the guest, which gets local memory without one.
     pub fn command_line(
         &self,
         places: &Places,
         disk_socket: impl Fn(&str) -> PathBuf,
         machine_type: Option<&str>,
+        memory: Option<&Path>,
     ) -> Vec<String> {
         let mut line: Vec<String> = self
             .words
@@ -353,6 +400,7 @@ impl Machine {
                 Word::Nic { before, nic, after } => {
                     format!("{before}{}{after}", escaped(&places.nic(*nic)))
                 }
+                Word::Memory { memory_bytes } => memory_backend(*memory_bytes, memory),
             })
             .collect();
         let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
@@ -383,7 +431,7 @@ impl Machine {
         let named = self.last_value(&["accel"]).map(str::to_owned);
         let property = self.words.iter().find_map(|word| match word {
             Word::Plain(word) => field(word, "accel").map(|(_, value)| value),
-            Word::Disk { .. } | Word::Nic { .. } => None,
+            Word::Disk { .. } | Word::Nic { .. } | Word::Memory { .. } => None,
         });
         let named = named.or(property).unwrap_or_default();
         if plain("enable-kvm") || named.starts_with("kvm") {
@@ -428,6 +476,13 @@ fn monitor_backends(given: &[String]) -> Vec<String> {
             None => pair[1].split(',').next().map(str::to_owned),
         })
         .collect()
+}
+
+/// Memory that QEMU takes from a file. It sends no memory of a named file to another QEMU that maps the
+/// same one; a memfd it would send.
+fn memory_backend(bytes: u64, file: Option<&Path>) -> String {
+    let path = escaped(file.unwrap_or(Path::new(LOCAL_MEMORY)));
+    format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path={path}")
 }
 
 /// A path as a value of one of QEMU's options, where a comma ends a value unless it is doubled.
@@ -488,13 +543,19 @@ mod tests {
             disks: &disks,
             nics,
             memory: 512 << 20,
+            poolable: false,
             cpus: 2,
             machine: Some("q35"),
             accelerator: "tcg",
             arguments: &arguments,
         };
         Machine::build("qemu-system-x86_64", &parts)
-            .command_line(&places(), |disk| PathBuf::from(format!("/n/{disk}")), None)
+            .command_line(
+                &places(),
+                |disk| PathBuf::from(format!("/n/{disk}")),
+                None,
+                None,
+            )
             .join(" ")
     }
 
@@ -588,6 +649,7 @@ mod tests {
             &places(),
             |disk| PathBuf::from(format!("/other,{disk}")),
             Some("pc-i440fx-9.0"),
+            None,
         );
         assert_eq!(
             line.join(" "),

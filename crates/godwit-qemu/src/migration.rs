@@ -48,12 +48,18 @@ pub enum MemoryError {
 ///
 /// # Errors
 /// [`QmpError::Refused`] with what QEMU cannot do.
-pub async fn set_capabilities(qmp: &Qmp, pull: Pull, leaves: bool) -> Result<(), QmpError> {
+pub async fn set_capabilities(
+    qmp: &Qmp,
+    pull: Pull,
+    shared: Shared,
+    leaves: bool,
+) -> Result<(), QmpError> {
     let capability = |name: &str, on: bool| json!({ "capability": name, "state": on });
     let capabilities = [
         capability("events", true),
         capability("pause-before-switchover", leaves),
         capability("postcopy-ram", pull != Pull::Never),
+        capability("x-ignore-shared", shared == Shared::Stays),
     ];
     qmp.execute(
         "migrate-set-capabilities",
@@ -158,6 +164,15 @@ pub enum Pull {
     AtOnce,
     /// After one pass over all of it (hybrid).
     AfterFirstPass,
+}
+
+/// What becomes of memory that both QEMUs map from one file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shared {
+    /// It is sent like any other.
+    Moves,
+    /// It stays where it is, and nothing of it is sent (paper 002, section 4.1).
+    Stays,
 }
 
 /// How far QEMU's migration is.

@@ -85,6 +85,9 @@ pub(crate) enum Command {
     /// Look at the NICs of virtual machines
     #[command(subcommand)]
     Nic(NicCommand),
+    /// Look at memory that other nodes map, too
+    #[command(subcommand)]
+    MemoryPool(MemoryPoolCommand),
     /// Look at the other nodes
     #[command(subcommand)]
     Peer(PeerCommand),
@@ -124,6 +127,9 @@ pub(crate) struct MigrateArguments {
     /// When the memory of a virtual machine moves: pre-copy when left out
     #[arg(long, value_enum)]
     pub memory: Option<MemoryArgument>,
+    /// With --memory zero-copy: leave the memory in the memory pool, on which the guest then depends
+    #[arg(long)]
+    pub stay_in_pool: bool,
     /// How it is moved
     #[arg(long, value_enum, default_value_t)]
     pub policy: PolicyArgument,
@@ -209,6 +215,9 @@ pub(crate) enum MemoryArgument {
     PostCopy,
     /// Once before the switchover; what was written meanwhile follows after it, as with post-copy
     Hybrid,
+    /// Never before the switchover: both nodes map it from a memory pool, so the guest stands still for
+    /// milliseconds whatever the memory's size
+    ZeroCopy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -366,6 +375,23 @@ pub(crate) enum VmCommand {
         #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "force")]
         timeout: Option<u64>,
     },
+    /// Move a virtual machine's memory between its memory pool and its node, while it runs
+    Memory {
+        /// The virtual machine
+        name: String,
+        /// Where to
+        #[arg(long, value_enum, required_unless_present = "cancel")]
+        to: Option<MemoryPlaceArgument>,
+        /// Longest time for which a page should be held, in microseconds; 2000 when left out
+        #[arg(long, value_name = "MICROSECONDS", requires = "to")]
+        memory_hold: Option<u64>,
+        /// Most bytes per second
+        #[arg(long, value_name = "SIZE[/s]", value_parser = parse_rate, requires = "to")]
+        max_bandwidth: Option<u64>,
+        /// End a move under way: what has moved stays where it is
+        #[arg(long, conflicts_with = "to")]
+        cancel: bool,
+    },
     /// Let a virtual machine go on that stands still
     Resume {
         /// The virtual machine
@@ -386,6 +412,14 @@ pub(crate) enum VmCommand {
     },
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum MemoryPlaceArgument {
+    /// The node that runs the machine
+    Local,
+    /// The machine's memory pool
+    Pool,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct VmRunArguments {
     /// Its name, the same on every node
@@ -399,6 +433,9 @@ pub(crate) struct VmRunArguments {
     /// Its memory
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "512M")]
     pub memory: u64,
+    /// The memory pool that its memory is put in; local memory when left out
+    #[arg(long, value_name = "NAME")]
+    pub memory_pool: Option<String>,
     /// Its processors
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub cpus: u32,
@@ -425,6 +462,17 @@ pub(crate) enum AcceleratorArgument {
     Kvm,
     /// QEMU's translator
     Tcg,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum MemoryPoolCommand {
+    /// List the node's memory pools and how much is free
+    List,
+    /// Show the machines whose memory is in a memory pool, and which node may run each
+    Show {
+        /// The memory pool
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -47,6 +47,17 @@ pub(crate) struct NodeArguments {
         value_parser = parse_pool
     )]
     pub pools: Vec<(String, PathBuf)>,
+    /// A folder of memory that other nodes map, too, under the same name: a mounted CXL or DAX file system, or
+    /// a folder below /dev/shm that two nodes of one host share; may be repeated
+    #[arg(
+        long = "memory-pool",
+        env = "GODWIT_MEMORY_POOLS",
+        value_name = "NAME=FOLDER",
+        value_delimiter = ',',
+        action = ArgAction::Append,
+        value_parser = parse_memory_pool
+    )]
+    pub memory_pools: Vec<(String, PathBuf)>,
     /// Serve the API over mutual TLS here, besides its unix socket
     #[arg(long, env = "GODWIT_API_LISTEN", value_name = "ADDR:PORT")]
     pub api_listen: Option<SocketAddr>,
@@ -119,6 +130,10 @@ fn parse_pool(text: &str) -> Result<(String, PathBuf), String> {
         }
         _ => Err("a pool is NAME=FOLDER, like fast=/mnt/nvme".to_owned()),
     }
+}
+
+fn parse_memory_pool(text: &str) -> Result<(String, PathBuf), String> {
+    parse_pool(text).map_err(|_| "a memory pool is NAME=FOLDER, like cxl=/mnt/cxl".to_owned())
 }
 
 fn parse_peer(text: &str) -> Result<(String, String), String> {

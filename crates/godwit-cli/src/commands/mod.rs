@@ -5,6 +5,7 @@ mod console;
 pub(crate) mod disk;
 pub(crate) mod image;
 mod job;
+pub(crate) mod memory_pool;
 pub(crate) mod moves;
 pub(crate) mod nic;
 pub(crate) mod node;

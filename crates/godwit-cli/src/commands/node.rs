@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use godwit_node::{
-    ImagesConfig, IncomingLimits, LogFormat, NodeConfig, PeerConfig, PoolConfig, TlsFiles,
-    init_logging,
+    ImagesConfig, IncomingLimits, LogFormat, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig,
+    TlsFiles, init_logging,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -62,6 +62,7 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         repository: arguments.repository.location()?,
         wait: arguments.image_wait.map(Duration::from_secs),
     };
+    let memory_pools = arguments.memory_pools.into_iter();
     Ok(NodeConfig {
         images,
         name: arguments.name,
@@ -87,6 +88,9 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
             .collect(),
         pools: pools
             .map(|(name, folder)| PoolConfig { name, folder })
+            .collect(),
+        memory_pools: memory_pools
+            .map(|(name, folder)| MemoryPoolConfig { name, folder })
             .collect(),
     })
 }

@@ -2,17 +2,22 @@
 
 use std::time::Duration;
 
-use godwit_api::{Accelerator, AdoptVm, RunVm, StopVm, Vm, VmState};
+use godwit_api::{
+    Accelerator, AdoptVm, MemoryPlace, MoveMemory, RunVm, StopVm, Vm, VmMemory, VmState,
+};
 use serde_json::json;
 
 use super::console;
 use super::disk::node_path;
-use crate::arguments::{AcceleratorArgument, VmCommand, VmRunArguments};
+use crate::arguments::{AcceleratorArgument, MemoryPlaceArgument, VmCommand, VmRunArguments};
 use crate::client::Client;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
+use crate::show::units::format_bytes;
 
+/// How often a machine is asked how far its memory is.
+const MEMORY_POLL: Duration = Duration::from_millis(50);
 /// How long a command waits before it tells what for.
 const NOTE_AFTER: Duration = Duration::from_millis(500);
 
@@ -58,6 +63,35 @@ pub(crate) async fn run(
             stop(client, &name, &request, output).await?;
             output.print(&json!({ "name": name }), |_| format!("stopped VM '{name}'"))
         }
+        VmCommand::Memory {
+            name, cancel: true, ..
+        } => {
+            client
+                .order(&routes::vm_memory_cancel(&name), &json!({}))
+                .await?;
+            output.print(&json!({ "name": name }), |_| {
+                format!("the memory of VM '{name}' stays where it is now")
+            })
+        }
+        VmCommand::Memory {
+            name,
+            to,
+            memory_hold,
+            max_bandwidth,
+            cancel: false,
+        } => {
+            let request = MoveMemory {
+                to: match to {
+                    Some(MemoryPlaceArgument::Local) | None => MemoryPlace::Local,
+                    Some(MemoryPlaceArgument::Pool) => MemoryPlace::Pool,
+                },
+                hold_us: memory_hold,
+                max_bandwidth,
+            };
+            client.order(&routes::vm_memory(&name), &request).await?;
+            let vm = memory_moved(client, &name).await?;
+            output.print(&vm, show)
+        }
         VmCommand::Resume { name } => {
             client.order(&routes::vm_resume(&name), &json!({})).await?;
             output.print(&json!({ "name": name }), |_| format!("VM '{name}' goes on"))
@@ -70,6 +104,27 @@ pub(crate) async fn run(
             let vm: Vm = client.get(&routes::vm(&name)).await?;
             let socket = console_socket(&vm, client.is_local())?;
             console::run(&name, &socket).await
+        }
+    }
+}
+
+/// Waits until a machine's memory has moved.
+async fn memory_moved(client: &mut Client, name: &str) -> Result<Vm, Failure> {
+    loop {
+        let vm: Vm = client.get(&routes::vm(name)).await?;
+        let moving = vm.memory.as_ref().and_then(|memory| memory.moving.as_ref());
+        match moving {
+            Some(moving) if !moving.ended => tokio::time::sleep(MEMORY_POLL).await,
+            Some(moving) => {
+                return match &moving.problem {
+                    None => Ok(vm),
+                    Some(problem) => Err(Failure::new(format!(
+                        "the memory of VM '{name}' has not moved: {problem}"
+                    ))
+                    .hint(format!("see how much has: godwit vm show {name}"))),
+                };
+            }
+            None => return Ok(vm),
         }
     }
 }
@@ -98,6 +153,7 @@ fn request(arguments: VmRunArguments) -> RunVm {
         disks: arguments.disks,
         nics: arguments.nics,
         memory_bytes: Some(arguments.memory),
+        memory_pool: arguments.memory_pool,
         cpus: Some(arguments.cpus),
         machine: arguments.machine,
         accelerator: match arguments.accel {
@@ -155,6 +211,7 @@ fn show(vm: &Vm) -> String {
         ("state", Some(format!("{}: {}", vm.state.name(), vm.status))),
         ("problem", vm.problem.clone()),
         ("disks", (!vm.disks.is_empty()).then(|| vm.disks.join(", "))),
+        ("memory", vm.memory.as_ref().map(memory)),
         ("from", Some(vm.origin.clone())),
         ("on", vm.moved_to.clone()),
         ("migration", vm.migration.clone()),
@@ -164,6 +221,23 @@ fn show(vm: &Vm) -> String {
         ("console", vm.console.clone()),
         ("log", vm.log.clone()),
     ])
+}
+
+fn memory(memory: &VmMemory) -> String {
+    let VmMemory {
+        pool,
+        bytes,
+        bytes_in_pool,
+        ..
+    } = memory;
+    let total = format_bytes(*bytes);
+    match bytes_in_pool {
+        0 => format!("{total}, local"),
+        in_pool => format!(
+            "{} of {total} in memory pool {pool}, on which the guest depends",
+            format_bytes(*in_pool)
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -184,6 +258,7 @@ mod tests {
             qmp: "/n/qmp.sock".to_owned(),
             console: Some("/n/console.sock".to_owned()),
             log: None,
+            memory: None,
             problem: None,
         }
     }

@@ -77,15 +77,13 @@ impl Session {
                     .filter_map(|ring| ring.split.check(ram.memory()).err())
                     .next();
                 self.ram = Some(ram);
-                self.still = false;
-                for ring in self.rings.iter_mut().flatten() {
-                    ring.ready = true;
-                }
+                self.go_on();
                 if let Some(error) = lost {
                     return Err(error.into());
                 }
             }
             FrontEndCommand::Still => self.still = true,
+            FrontEndCommand::GoOn => self.go_on(),
             FrontEndCommand::Log { log } => self.log = Some(log),
             FrontEndCommand::Features { features } => self.features = features,
             FrontEndCommand::Start { ring, setup } => self.start(ring, *setup)?,
@@ -123,6 +121,14 @@ impl Session {
             FrontEndCommand::Attach { .. } | FrontEndCommand::Detach => {}
         }
         Ok(0)
+    }
+
+    /// Rings are looked at again.
+    fn go_on(&mut self) {
+        self.still = false;
+        for ring in self.rings.iter_mut().flatten() {
+            ring.ready = true;
+        }
     }
 
     fn slot(&mut self, index: u16) -> Result<&mut Option<Box<NetRing>>, FrontEndError> {

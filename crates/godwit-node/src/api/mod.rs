@@ -1,6 +1,7 @@
 //! The server of the node's JSON API. What it speaks is `godwit-api`'s.
 
 pub mod access;
+mod memory_routes;
 mod nic_routes;
 mod openapi;
 mod refusal;

@@ -4,7 +4,8 @@ use utoipa::openapi::path::{Operation, ParameterIn};
 use utoipa::openapi::{self, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
-use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, nic_routes, routes, vm_routes};
+use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access};
+use super::{memory_routes, nic_routes, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -39,6 +40,8 @@ use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, nic_routes, route
         vm_routes::stop_vm,
         vm_routes::resume_vm,
         vm_routes::forget_vm,
+        vm_routes::move_memory,
+        vm_routes::cancel_memory,
         vm_routes::migrate_vm,
         vm_routes::list_vm_migrations,
         vm_routes::show_vm_migration,
@@ -46,6 +49,8 @@ use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access, nic_routes, route
         vm_routes::switch_vm_migration,
         nic_routes::list_nics,
         nic_routes::show_nic,
+        memory_routes::list_memory_pools,
+        memory_routes::show_memory_pool,
     ),
     components(schemas(ErrorBody, Disk, Migration, Vm)),
     modifiers(&Namesakes, &Refusals)

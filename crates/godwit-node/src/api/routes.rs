@@ -19,7 +19,7 @@ use super::{
     Node as NodeView, Peer, SwitchMigration,
 };
 use super::{ErrorBody, ErrorCode};
-use super::{nic_routes, vm_routes};
+use super::{memory_routes, nic_routes, vm_routes};
 use crate::clock;
 use crate::disks::lifecycle::{claim, create, remove};
 use crate::disks::storage::promised;
@@ -59,6 +59,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     ];
     routes.extend(vm_routes::routes());
     routes.extend(nic_routes::routes());
+    routes.extend(memory_routes::routes());
     routes
 }
 

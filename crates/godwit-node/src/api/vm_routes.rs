@@ -13,7 +13,9 @@ use super::refusal::Refusal;
 use super::routes::{Body, Parameters, Shared, detached};
 use super::{AdoptVm, MigrateVm, RunVm, StopVm, SwitchMigration, Vm, VmMigration};
 use crate::node::Node;
+use crate::vms::memory::mover;
 use crate::vms::{self, view};
+use godwit_api::MoveMemory;
 
 /// Where machines are taken over.
 pub(super) const ADOPT: &str = "/v1/vms/adopt";
@@ -36,6 +38,8 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/vms/{name}", get(show_vm).delete(forget_vm)),
         ("/v1/vms/{name}/stop", post(stop_vm)),
         ("/v1/vms/{name}/resume", post(resume_vm)),
+        ("/v1/vms/{name}/memory", post(move_memory)),
+        ("/v1/vms/{name}/memory/cancel", post(cancel_memory)),
         ("/v1/vms/{name}/migrate", post(migrate_vm)),
         ("/v1/vm-migrations", get(list_vm_migrations)),
         ("/v1/vm-migrations/{id}", get(show_vm_migration)),
@@ -122,6 +126,37 @@ pub(super) async fn resume_vm(
         move |node| async move { vms::resume(&node, &name).await },
     );
     resumed.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Starts to move a VM's memory between its memory pool and this node, while the guest runs. The VM shows how far it
+/// is.
+#[utoipa::path(post, path = "/v1/vms/{name}/memory", params(("name" = String, Path)),
+    request_body = MoveMemory, responses((status = 204, description = "It moves"),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody), (status = 500, body = ErrorBody)))]
+pub(super) async fn move_memory(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Body(request): Body<MoveMemory>,
+) -> Result<StatusCode, Refusal> {
+    node.check_open()?;
+    let begun = detached(node, move |node| async move {
+        mover::start(&node, &name, request).await
+    });
+    begun.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Ends a move of a VM's memory where it is: the guest goes on with a part here and a part there.
+#[utoipa::path(post, path = "/v1/vms/{name}/memory/cancel", params(("name" = String, Path)),
+    responses((status = 204, description = "It ends"), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn cancel_memory(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<StatusCode, Refusal> {
+    mover::cancel(&node, &name)?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -30,6 +30,7 @@ use crate::failpoint;
 use crate::node::Node;
 use crate::store::DiskEntry;
 use crate::store::machine::VmEntry;
+use crate::vms::memory::pooled;
 
 /// How long to wait before a failed store is tried again.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -172,6 +173,8 @@ impl SwitchGroup {
             }
         }
         failpoint::reach(String::from("persist::after::group")).await;
+        pooled::hand_over(node, &self.vm, &self.moved).await;
+        failpoint::reach(String::from("vm::memory-given")).await;
         for held in all {
             {
                 let mut inner = held.disk.lock();

@@ -18,6 +18,25 @@ pub(crate) struct VmEntry {
     pub(crate) mark: Option<VmMark>,
     /// The node that it moved to.
     pub(crate) moved_to: Option<String>,
+    /// Its memory, when that is in a memory pool.
+    #[serde(default)]
+    pub(crate) memory: Option<PooledMemory>,
+}
+
+/// The memory of a VM in a memory pool: a segment of the VM's name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PooledMemory {
+    /// The pool.
+    pub(crate) pool: String,
+    /// The segment's id in hexadecimal; empty until it is allocated.
+    pub(crate) id: String,
+    /// Bytes.
+    pub(crate) bytes: u64,
+    /// The epoch of the title that was offered last.
+    pub(crate) epoch: u64,
+    /// Whom the segment goes to: stored with the machine's departure, before the segment says so.
+    #[serde(default)]
+    pub(crate) given_to: Option<String>,
 }
 
 impl VmEntry {

@@ -41,6 +41,7 @@ use godwit_api::MemoryMode;
 use godwit_qemu::machine::Machine;
 
 use crate::nics::pieces::NicPiece;
+use crate::vms::memory::pooled::PoolOffer;
 
 /// Longest message in bytes: a command line is the longest part.
 const MAX_MESSAGE: u32 = 1 << 20;
@@ -131,6 +132,9 @@ pub(crate) struct MachineOffer {
     pub(crate) memory_bytes: u64,
     /// When the memory moves.
     pub(crate) memory: MemoryMode,
+    /// The memory that stays where it is, if it does.
+    #[serde(default)]
+    pub(crate) pool: Option<PoolOffer>,
     /// Each disk's name and the bytes that its image occupies.
     pub(crate) disks: Vec<(String, u64)>,
     /// Bytes of an IP packet that each NIC's uplink takes at most.

@@ -3,6 +3,7 @@
 mod control;
 mod incoming;
 pub(crate) mod lifecycle;
+pub(crate) mod memory;
 mod messages;
 pub(crate) mod outgoing;
 pub(crate) mod tunnel;

@@ -2,8 +2,8 @@
 
 use crate::store::machine::{VmMark, VmOrigin};
 use crate::vms::vm::{Inner, Vm};
-use godwit_api::{MemoryMode, MemoryProgress, VmState};
-use godwit_qemu::migration::{self, Pull};
+use godwit_api::{MemoryMode, MemoryMove, MemoryProgress, VmMemory, VmState};
+use godwit_qemu::migration::{self, Pull, Shared};
 
 /// The VM as the API shows it.
 pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
@@ -39,6 +39,7 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
             .then(|| vm.places.log())
             .filter(|log| log.exists())
             .map(|log| log.display().to_string()),
+        memory: pooled(&inner),
         problem: inner.problem.clone().or_else(|| {
             let disk = inner.lacks_room.as_ref()?;
             Some(format!(
@@ -47,6 +48,25 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
             ))
         }),
     }
+}
+
+/// What of the VM's memory is in a memory pool, while the VM is here.
+fn pooled(inner: &Inner) -> Option<VmMemory> {
+    let memory = inner.entry.memory.as_ref()?;
+    inner.entry.moved_to.is_none().then(|| VmMemory {
+        pool: memory.pool.clone(),
+        bytes: memory.bytes,
+        bytes_in_pool: memory.bytes.saturating_sub(inner.local_bytes),
+        moving: inner.moving.as_ref().map(|moving| MemoryMove {
+            to: moving.to,
+            ended: moving.ended,
+            bytes_moved: moving.bytes_moved,
+            seconds: moving.took.as_secs_f64(),
+            longest_hold_us: moving.longest_hold.as_micros() as u64,
+            longest_still_us: moving.longest_still.as_micros() as u64,
+            problem: moving.problem.clone(),
+        }),
+    })
 }
 
 fn status(inner: &Inner, state: VmState) -> String {
@@ -93,10 +113,18 @@ pub(super) const fn memory_progress(seen: migration::Progress) -> MemoryProgress
     }
 }
 
+/// What becomes of memory that both QEMUs map.
+pub(super) const fn shared(mode: MemoryMode) -> Shared {
+    match mode {
+        MemoryMode::ZeroCopy => Shared::Stays,
+        MemoryMode::PreCopy | MemoryMode::PostCopy | MemoryMode::Hybrid => Shared::Moves,
+    }
+}
+
 /// What QEMU has to do for memory that moves like this.
 pub(super) const fn pull(mode: MemoryMode) -> Pull {
     match mode {
-        MemoryMode::PreCopy => Pull::Never,
+        MemoryMode::PreCopy | MemoryMode::ZeroCopy => Pull::Never,
         MemoryMode::PostCopy => Pull::AtOnce,
         MemoryMode::Hybrid => Pull::AfterFirstPass,
     }

@@ -8,6 +8,7 @@ use godwit_core::units::MigrationId;
 use crate::config::NodeConfig;
 use crate::nics::served::ServedNic;
 use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::memory::mover::MovingMemory;
 use godwit_api::{ErrorBody, ErrorCode, VmState};
 use godwit_qemu::machine::Places;
 use godwit_qemu::monitor::Monitor;
@@ -31,6 +32,8 @@ pub(crate) enum VmActivity {
     Pausing,
     /// It is let go on.
     Resuming,
+    /// Its memory moves, and the VM does not.
+    MovingMemory,
     /// It moves away.
     Outgoing(MigrationId),
     /// It comes in.
@@ -46,6 +49,7 @@ impl VmActivity {
             Self::Stopping => "being stopped",
             Self::Pausing => "being made to stand still",
             Self::Resuming => "being let go on",
+            Self::MovingMemory => "having its memory moved between its memory pool and its node",
             Self::Outgoing(_) => "migrating to another node",
             Self::Incoming(_) => "being received from another node",
         }
@@ -89,6 +93,10 @@ pub(crate) struct Inner {
     pub(crate) run_state: Option<String>,
     /// The disk for which there is no room, while the VM is stopped because of that.
     pub(crate) lacks_room: Option<String>,
+    /// Bytes of its memory that are not in its memory pool any more: the first ones.
+    pub(crate) local_bytes: u64,
+    /// The last move of its memory, if there was one.
+    pub(crate) moving: Option<MovingMemory>,
     /// What is wrong with it.
     pub(crate) problem: Option<String>,
     /// Why the guest was ended, when that is known.
@@ -127,6 +135,8 @@ impl Vm {
                 spare: None,
                 run_state: None,
                 lacks_room: None,
+                local_bytes: 0,
+                moving: None,
                 problem: None,
                 ended_for: None,
             }),

@@ -119,6 +119,15 @@ impl StartError {
     }
 }
 
+/// A library that QEMU is started with.
+#[derive(Clone, Copy, Debug)]
+pub struct Preload<'a> {
+    /// What is in it.
+    pub library: &'a [u8],
+    /// The variable of the environment that tells it where to listen.
+    pub variable: &'a str,
+}
+
 /// Starts QEMU in a session of its own, with its messages in the VM's log, and waits until its
 /// monitor answers.
 ///
@@ -129,12 +138,13 @@ pub async fn start(
     line: &[String],
     places: &Places,
     user: Option<&QemuUser>,
+    preload: Option<Preload<'_>>,
 ) -> Result<(Process, Qmp), StartError> {
     let cannot = |cause| StartError::Program {
         program: program.to_owned(),
         cause,
     };
-    let mut child = spawn(program, line, places, user).map_err(cannot)?;
+    let mut child = spawn(program, line, places, user, preload).map_err(cannot)?;
     let pid = child.id().unwrap_or_default();
     let process = Process::open(pid).map_err(|error| StartError::Ended {
         arguments: false,
@@ -182,6 +192,7 @@ fn spawn(
     line: &[String],
     places: &Places,
     user: Option<&QemuUser>,
+    preload: Option<Preload<'_>>,
 ) -> io::Result<tokio::process::Child> {
     for socket in [places.qmp(), places.console(), places.incoming()] {
         match std::fs::remove_file(socket) {
@@ -206,6 +217,14 @@ fn spawn(
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
         .stderr(log);
+    if let Some(preload) = preload {
+        let library = places.agent_library();
+        std::fs::write(&library, preload.library)?;
+        let readable = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        std::fs::set_permissions(&library, readable)?;
+        command.env("LD_PRELOAD", library);
+        command.env(preload.variable, places.agent());
+    }
     // SAFETY: between fork and exec only the system call is made, which allocates nothing and takes
     // no lock.
     unsafe {

@@ -18,5 +18,5 @@ mod stream;
 pub use console::GuestConsole;
 pub use guest::{GuestImage, check_disk, format_disk, format_image};
 pub use machine::{ConsoleSocket, GuestLoad, GuestMachine, GuestNetwork, MachineDisk, block_nodes};
-pub use on_nodes::{Gaps, NodeGuest, VM};
+pub use on_nodes::{Gaps, NodeGuest, NodeMachine, VM};
 pub use stream::{Finished, Latency, Report};

@@ -18,6 +18,27 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const SIGN_OF_LIFE: u64 = 50;
 const MIB: u64 = 1 << 20;
 
+/// What a guest's machine has beside its disks.
+#[derive(Clone, Debug)]
+pub struct NodeMachine {
+    /// MiB of memory.
+    pub memory_mib: u64,
+    /// Processors.
+    pub cpus: u32,
+    /// The memory pool that its memory is in; local memory without one.
+    pub memory_pool: Option<String>,
+}
+
+impl Default for NodeMachine {
+    fn default() -> Self {
+        Self {
+            memory_mib: 192,
+            cpus: 1,
+            memory_pool: None,
+        }
+    }
+}
+
 /// A guest whose machine runs on a node of a cluster.
 #[derive(Debug)]
 pub struct NodeGuest {
@@ -48,6 +69,21 @@ impl NodeGuest {
         disk_mib: u64,
         load: &GuestLoad,
     ) -> io::Result<Self> {
+        let machine = NodeMachine::default();
+        Self::start_machine(cluster, node, (disks, disk_mib), load, &machine)
+    }
+
+    /// As [`NodeGuest::start`], with so many disks of so many MiB, and another machine.
+    ///
+    /// # Errors
+    /// When anything of that fails, with what the guest said.
+    pub fn start_machine(
+        cluster: &Cluster,
+        node: &str,
+        (disks, disk_mib): (usize, u64),
+        load: &GuestLoad,
+        machine: &NodeMachine,
+    ) -> io::Result<Self> {
         let node = cluster.node(node);
         let names: Vec<String> = (0..disks).map(|number| format!("disk{number}")).collect();
         for name in &names {
@@ -57,7 +93,7 @@ impl NodeGuest {
                 .json()?;
             std::fs::remove_file(path)?;
         }
-        Self::boot(cluster, node, names, load)
+        Self::boot_machine(cluster, node, names, load, machine)
     }
 
     /// Runs the guest on disks that the node has, which a guest used before, and waits until it
@@ -71,6 +107,16 @@ impl NodeGuest {
         disks: Vec<String>,
         load: &GuestLoad,
     ) -> io::Result<Self> {
+        Self::boot_machine(cluster, node, disks, load, &NodeMachine::default())
+    }
+
+    fn boot_machine(
+        cluster: &Cluster,
+        node: &Node,
+        disks: Vec<String>,
+        load: &GuestLoad,
+        machine: &NodeMachine,
+    ) -> io::Result<Self> {
         let image = GuestImage::build_or_cached()?;
         let console = GuestConsole::new();
         let socket = cluster.dir().join("console.sock");
@@ -78,7 +124,7 @@ impl NodeGuest {
         let _ = std::fs::remove_file(&socket);
         console.listen(&socket)?;
         let guest = Self { console, disks };
-        let arguments = guest.arguments(&image, &socket, load);
+        let arguments = guest.arguments(&image, &socket, load, machine);
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         node.godwit(&words).json()?;
         guest.console.started(PATIENCE)?;
@@ -86,13 +132,27 @@ impl NodeGuest {
         Ok(guest)
     }
 
-    fn arguments(&self, image: &GuestImage, console: &Path, load: &GuestLoad) -> Vec<String> {
-        let mut words: Vec<String> = ["vm", "run", VM, "--memory", "192MiB", "--accel", "tcg"]
+    fn arguments(
+        &self,
+        image: &GuestImage,
+        console: &Path,
+        load: &GuestLoad,
+        machine: &NodeMachine,
+    ) -> Vec<String> {
+        let memory = format!("{}MiB", machine.memory_mib);
+        let cpus = machine.cpus.to_string();
+        let mut words: Vec<String> = ["vm", "run", VM, "--memory", &memory, "--cpus", &cpus]
             .map(str::to_owned)
             .to_vec();
-        words.extend([String::from("--disk"), self.disks.join(",")]);
         if let Some(network) = &load.network {
             words.extend([String::from("--nic"), network.nic.clone()]);
+        }
+        words.extend(["--accel", "tcg"].map(str::to_owned));
+        if let Some(pool) = &machine.memory_pool {
+            words.extend([String::from("--memory-pool"), pool.clone()]);
+        }
+        if !self.disks.is_empty() {
+            words.extend([String::from("--disk"), self.disks.join(",")]);
         }
         words.extend(
             [

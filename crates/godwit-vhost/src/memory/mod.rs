@@ -7,6 +7,7 @@
 pub mod dirty_log;
 pub(crate) mod peer_memory;
 pub(crate) mod post_copy;
+pub mod relocated;
 mod userfault;
 
 use std::fs::File;
@@ -21,6 +22,7 @@ use vm_memory::{
 };
 
 use crate::memory::post_copy::Arrival;
+use crate::memory::relocated::{FileId, Mapped, Part};
 
 /// Why the guest's memory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,9 @@ pub enum MemoryError {
         /// Where the region ends in it.
         end: u64,
     },
+    /// Parts of it that are in another file.
+    #[error("cannot map guest memory that has moved")]
+    Moved(#[source] io::Error),
     /// The kernel refused, or regions overlap.
     #[error("cannot map guest memory: {0}")]
     Map(String),
@@ -72,6 +77,8 @@ pub struct GuestRam {
     memory: GuestMemoryMmap,
     /// In the front end's order.
     translations: Vec<Translation>,
+    /// Which part of which file each region is.
+    mapped: Vec<Mapped>,
     arrival: Arc<Arrival>,
 }
 
@@ -84,7 +91,9 @@ impl GuestRam {
     ) -> Result<Self, MemoryError> {
         let mut mapped = Vec::with_capacity(regions.len());
         let mut translations = Vec::with_capacity(regions.len());
+        let mut files_mapped = Vec::with_capacity(regions.len());
         for (region, file) in regions.iter().zip(files) {
+            let id = FileId::of(&file).map_err(MemoryError::Inspect)?;
             let mapping = map_file(file, region.mmap_offset, region.memory_size)?;
             let base = GuestAddress(region.guest_phys_addr);
             let mapping = GuestRegionMmap::new(mapping, base)
@@ -95,6 +104,14 @@ impl GuestRam {
                 here: mapping.as_ptr() as u64,
                 length: region.memory_size,
             });
+            files_mapped.push(Mapped {
+                file: id,
+                part: Part {
+                    offset: region.mmap_offset,
+                    bytes: region.memory_size,
+                },
+                here: mapping.as_ptr() as u64,
+            });
             mapped.push(mapping);
         }
         mapped.sort_by_key(GuestMemoryRegion::start_addr);
@@ -103,8 +120,18 @@ impl GuestRam {
         Ok(Self {
             memory,
             translations,
+            mapped: files_mapped,
             arrival,
         })
+    }
+
+    /// Maps a part of a file's memory from another file. Whoever touches it must stand still.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn remap(&self, file: FileId, part: Part, target: &File) -> io::Result<()> {
+        let mut regions = self.mapped.iter();
+        regions.try_for_each(|region| region.remap(file, part, target))
     }
 
     /// How much of it is there.

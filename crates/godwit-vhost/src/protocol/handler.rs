@@ -16,10 +16,11 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use crate::features::{EVENT_INDEX, LARGEST_RING, MOST_RINGS, PROTOCOL, TRANSPORT};
-use crate::memory::GuestRam;
 use crate::memory::dirty_log::DirtyLog;
 use crate::memory::peer_memory;
 use crate::memory::post_copy::{self, Arrival, PostCopy};
+use crate::memory::relocated::Relocation;
+use crate::memory::{GuestRam, MemoryError};
 use crate::protocol::device::Device;
 use crate::protocol::session::{FrontEndCommand, FrontEndError, RingSetup};
 use crate::rings::inflight::InflightArea;
@@ -270,9 +271,14 @@ impl<D: Device> VhostUserBackendReqHandlerMut for Handler<D> {
         if self.post_copy.is_none() && peer_memory::is_arriving(&self.socket, &addresses) {
             return Err(self.refuse(FrontEndError::StillArriving));
         }
+        // Nothing moves between the mapping and its use.
+        let mut relocation = Relocation::begin();
         let ram = GuestRam::new(regions, files, Arc::new(Arrival::default()))
             .map_err(|error| self.refuse(error))?;
         let ram = Arc::new(ram);
+        relocation
+            .follow(&ram)
+            .map_err(|error| self.refuse(MemoryError::Moved(error)))?;
         self.ram = Some(Arc::clone(&ram));
         self.ask(FrontEndCommand::Memory { ram }, PROMPT)?;
         Ok(None)

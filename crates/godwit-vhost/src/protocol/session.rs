@@ -138,6 +138,8 @@ pub enum FrontEndCommand {
     /// Take nothing from any ring until the memory changes. The answer comes when nothing that was
     /// taken is left.
     Still,
+    /// Go on after [`FrontEndCommand::Still`]: the memory is where it was for the device.
+    GoOn,
     /// The guest's memory is this from now on.
     Memory {
         /// All of it.

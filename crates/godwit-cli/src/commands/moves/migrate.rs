@@ -23,7 +23,7 @@ pub(crate) async fn run(
         let vm = vm.to_owned();
         return crate::commands::moves::vm_migrate::run(&vm, arguments, client, output).await;
     }
-    if arguments.memory.is_some() {
+    if arguments.memory.is_some() || arguments.stay_in_pool {
         return Err(Failure::usage(format!(
             "'{}' is a disk and has no memory to move",
             arguments.disk
@@ -76,7 +76,9 @@ pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
             None | Some(MemoryArgument::PreCopy) => MemoryMode::PreCopy,
             Some(MemoryArgument::PostCopy) => MemoryMode::PostCopy,
             Some(MemoryArgument::Hybrid) => MemoryMode::Hybrid,
+            Some(MemoryArgument::ZeroCopy) => MemoryMode::ZeroCopy,
         },
+        stay_in_pool: arguments.stay_in_pool,
         policy: match arguments.policy {
             PolicyArgument::Auto => None,
             PolicyArgument::DoubleWrite => Some(Policy::DoubleWrite),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use godwit_core::authority::Ownership;
 use godwit_core::units::MigrationId;
+use godwit_memory::ownership::Arrival;
 use tokio::task::AbortHandle;
 
 use crate::disks::disk::Activity;
@@ -26,9 +27,11 @@ use crate::vms::incoming::nics::ArrivingNics;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::incoming::{let_run, pour, start};
 use crate::vms::lifecycle::run::forget;
+use crate::vms::memory::{mover, pooled};
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::tunnel::OpenDoor;
 use crate::vms::vm::{Qemu, Vm, VmGuard};
+use godwit_api::{MemoryPlace, MoveMemory};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::QmpError;
 
@@ -265,12 +268,19 @@ impl<'a> Incoming<'a> {
 
     fn claim(&self) -> Claim {
         let disks = self.disks();
+        let memory = pooled::arrival(self.node, self.vm);
         if disks.is_empty() {
-            // Nothing but the source's word tells. Without it the guest stands still for good if it
-            // could have been given.
+            // The memory's title tells, or nothing but the source's word. Without both the guest stands still
+            // for good if it could have been given.
             let told = self.told_loaded || self.offer.is_none();
             let could = self.qemu.is_some() && told;
-            return match (self.given, could && self.link.is_none()) {
+            let given = match memory {
+                None => self.given,
+                Some(Arrival::Given) => true,
+                Some(Arrival::Elsewhere) => return Claim::Elsewhere,
+                Some(Arrival::Undecided) => false,
+            };
+            return match (given, could && self.link.is_none()) {
                 (true, _) => Claim::Owned,
                 (false, false) => Claim::Elsewhere,
                 (false, true) => Claim::Open,
@@ -291,7 +301,8 @@ impl<'a> Incoming<'a> {
                 }
             }
         }
-        if owned == disks.len() {
+        let has_memory = matches!(memory, None | Some(Arrival::Given));
+        if owned == disks.len() && has_memory {
             Claim::Owned
         } else if owned > 0 || open {
             Claim::Open
@@ -323,7 +334,11 @@ impl<'a> Incoming<'a> {
         );
         // The network learns of it first: what the guest sends would tell it, too.
         ArrivingNics::take_over(self.vm, self.link.as_ref()).await;
-        let ready = if runs { let_run(qemu).await } else { Ok(()) };
+        let ready = match pooled::may_run(self.node, self.vm) {
+            Ok(()) if runs => let_run(qemu).await,
+            Ok(()) => Ok(()),
+            Err(error) => Err(QmpError::Unexpected(error.message)),
+        };
         match ready {
             Ok(()) => {}
             // Its main loop waits for memory that comes only once it is pulled: then it runs.
@@ -354,6 +369,10 @@ impl<'a> Incoming<'a> {
         })
         .await;
         tracing::info!(vm = self.vm.name, runs, "the VM is here");
+        let follows = self.offer.as_ref().and_then(|offer| offer.pool.as_ref());
+        if follows.is_some_and(|pool| !pool.stays) {
+            self.let_memory_follow().await;
+        }
         let Some((migration, from)) = pulls else {
             return;
         };
@@ -373,6 +392,19 @@ impl<'a> Incoming<'a> {
         // What came before is of no use any more, and would be kept as long as the memory takes.
         drop(self);
         pulling.run().await;
+    }
+
+    /// Moves the memory from its memory pool to this node. The guest runs, whatever becomes of it.
+    async fn let_memory_follow(&self) {
+        let request = MoveMemory {
+            to: MemoryPlace::Local,
+            hold_us: None,
+            max_bandwidth: None,
+        };
+        if let Err(error) = mover::start(self.node, &self.vm.name, request).await {
+            tracing::warn!(vm = self.vm.name, %error, "the VM's memory stays in its memory pool");
+            self.vm.lock().problem = Some(error.message);
+        }
     }
 
     /// The migration and the node whose QEMU has the rest of the memory, if it is to run without it.
@@ -408,6 +440,9 @@ impl<'a> Incoming<'a> {
             let mut inner = self.vm.lock();
             inner.entry.mark = mark;
             inner.problem = problem;
+            if let Some(memory) = &mut inner.entry.memory {
+                memory.epoch += 1;
+            }
             inner.entry.clone()
         };
         // A restart would find the mark, and come to the same end.

@@ -19,10 +19,11 @@ use crate::vms::control::Link;
 use crate::vms::incoming::arrival::{DestinationLink, Incoming};
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
+use crate::vms::memory::pooled::{self, PoolOffer};
 use crate::vms::messages::{self, Answer, MachineOffer, Order, SILENCE};
 use crate::vms::outgoing::preflight;
 use crate::vms::tunnel;
-use crate::vms::view::pull;
+use crate::vms::view::{pull, shared};
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::migration;
@@ -54,7 +55,11 @@ pub(crate) async fn take_machine(node: Arc<Node>, mut connection: PeerConnection
     };
     let link = link();
     tracing::info!(peer = hello.node, vm = hello.disk, migration = %hello.migration, "offered a VM");
-    let blockers = preflight::coming(&node, &hello.disk, &offer).await;
+    let mut blockers = preflight::coming(&node, &hello.disk, &offer).await;
+    if let Some(pool) = &offer.pool {
+        let migration = hello.migration.to_string();
+        blockers.extend(pooled::take_up(&node, &hello.disk, &migration, pool).err());
+    }
     if !blockers.is_empty() {
         tracing::warn!(vm = hello.disk, ?blockers, "the VM cannot come");
         link.say(Answer::Blocked(blockers)).await;
@@ -149,7 +154,16 @@ async fn reserve(
         pulls: offer.memory.pulls(),
         runs: true,
     };
-    run::reserve(node, &hello.disk, offer.machine.clone(), origin, mark).await
+    let memory = offer.pool.as_ref().map(PoolOffer::expected);
+    run::reserve(
+        node,
+        &hello.disk,
+        offer.machine.clone(),
+        origin,
+        mark,
+        memory,
+    )
+    .await
 }
 
 /// Starts a QEMU that waits for the VM's memory.
@@ -163,7 +177,9 @@ pub(crate) async fn start(
 ) -> Result<Qemu, ErrorBody> {
     let machine = &offer.machine;
     let socket = |disk: &str| node.config.vhost_socket(disk);
-    let mut line = machine.command_line(&vm.places, socket, offer.machine_type.as_deref());
+    let memory = pooled::file(node, vm)?;
+    let machine_type = offer.machine_type.as_deref();
+    let mut line = machine.command_line(&vm.places, socket, machine_type, memory.as_deref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }
@@ -181,7 +197,8 @@ pub(crate) async fn start(
         line.extend(spare::arguments(&vm.places));
     }
     let user = node.config.qemu_user.as_ref();
-    let (process, qmp) = process::start(&machine.program, &line, &vm.places, user)
+    let preload = run::preload(machine);
+    let (process, qmp) = process::start(&machine.program, &line, &vm.places, user, preload)
         .await
         .map_err(|error| run::not_started(&vm.name, &error))?;
     let qemu = Qemu {
@@ -192,7 +209,8 @@ pub(crate) async fn start(
         if pulls {
             begin_spare(vm).await?;
         }
-        migration::set_capabilities(&qemu.qmp, pull(offer.memory), false).await?;
+        let (pull, shared) = (pull(offer.memory), shared(offer.memory));
+        migration::set_capabilities(&qemu.qmp, pull, shared, false).await?;
         migration::listen(&qemu.qmp, &vm.places.incoming()).await
     };
     if let Err(error) = ready.await {

@@ -69,6 +69,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         origin: VmOrigin::Adopted,
         mark: None,
         moved_to: None,
+        memory: None,
     };
     let vm = Vm::new(&node.config, name.clone(), entry.clone(), VmActivity::Idle);
     let places = vm.places.clone();

@@ -11,12 +11,13 @@ use tokio::net::UnixStream;
 
 use crate::disks::vhost::Held;
 use crate::node::Node;
-use crate::store::machine::{VmEntry, VmMark, VmOrigin};
+use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use crate::vms::incoming::arrival::Incoming;
 use crate::vms::incoming::post_copy_destination::Pulling;
 use crate::vms::lifecycle::room;
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
+use crate::vms::memory::{pooled, relocated};
 use crate::vms::outgoing::post_copy_source;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
@@ -74,7 +75,12 @@ pub(crate) async fn recover(
                 run::forget(node, &vm).await;
             }
             // Its disks went with it: what is left here must never run.
-            (_, Some(qemu)) if moved => qemu.process.kill().await,
+            (_, qemu) if moved => {
+                if let Some(qemu) = qemu {
+                    qemu.process.kill().await;
+                }
+                give_memory(node, &vm).await;
+            }
             (Some(VmMark::Incoming { migration, .. }), qemu) => {
                 take_in(node, &vm, &migration, qemu, held).await;
             }
@@ -82,6 +88,7 @@ pub(crate) async fn recover(
                 take_back(node, &vm, qemu, runs).await;
             }
             (_, Some(qemu)) => {
+                relocated::note(node, &vm, qemu.process.pid);
                 watch::attach(node, &vm, qemu).await;
                 room::take_up(node, &vm).await;
             }
@@ -251,9 +258,15 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
         inspect::is_live(&state) || matches!(state.as_str(), "finish-migrate" | "postmigrate")
     };
     let ran = ran && state.is_ok_and(moved);
-    let problem = crate::vms::outgoing::planes::rollback::take_back(vm, &qemu.qmp, ran)
-        .await
-        .err();
+    let entry = vm.lock().entry.clone();
+    pooled::keep(node, &vm.name, &entry);
+    let problem = match pooled::may_run(node, vm) {
+        Ok(()) => crate::vms::outgoing::planes::rollback::take_back(vm, &qemu.qmp, ran)
+            .await
+            .err()
+            .map(|error| error.to_string()),
+        Err(error) => Some(error.message),
+    };
     watch::attach(node, vm, qemu).await;
     let entry = {
         let mut inner = vm.lock();
@@ -263,6 +276,19 @@ async fn take_back(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Qemu, ran: bool) {
     };
     if let Err(error) = node.store.put_vm(&vm.name, &entry).await {
         tracing::error!(vm = vm.name, %error, "cannot store that the VM stays");
+    }
+}
+
+/// A VM that is another node's now: so is its memory, or the memory was copied and is of no more use here.
+async fn give_memory(node: &Arc<Node>, vm: &Arc<Vm>) {
+    let entry = vm.lock().entry.clone();
+    let is_given = |memory: &PooledMemory| memory.given_to.is_some();
+    if entry.memory.as_ref().is_some_and(is_given) {
+        let (node, vm) = (Arc::clone(node), Arc::clone(vm));
+        // Until the pool can be used again.
+        tokio::spawn(async move { pooled::hand_over(&node, &vm.name, &entry).await });
+    } else {
+        pooled::release(node, &vm.name, &entry).await;
     }
 }
 

@@ -10,13 +10,15 @@ use crate::config::MAX_SOCKET_PATH;
 use crate::names;
 use crate::nics::{request, served};
 use crate::node::{Node, blocking};
-use crate::store::machine::{VmEntry, VmMark, VmOrigin};
+use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use crate::vms::lifecycle::watch;
+use crate::vms::memory::pooled;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_api::{Accelerator, DiskState, ErrorBody, ErrorCode, RunVm};
+use godwit_memory::mover::agent;
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::{Machine, Parts, Places};
-use godwit_qemu::process::{self, StartError, sandbox};
+use godwit_qemu::process::{self, Preload, StartError, sandbox};
 use godwit_qemu::{QemuUser, mac};
 
 const DEFAULT_QEMU: &str = "qemu-system-x86_64";
@@ -34,7 +36,9 @@ const MAX_ARGUMENTS: usize = 1024;
 pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, ErrorBody> {
     let host = mac::host();
     let user = node.config.qemu_user.as_ref();
-    let machine = machine(&request, &node.config.name, &host, user)?;
+    let poolable = !node.config.memory_pools.is_empty();
+    let machine = machine(&request, &node.config.name, &host, user, poolable)?;
+    let memory = pooled_memory(node, &request, &machine)?;
     for disk in &machine.disks {
         usable(node, &request.name, disk)?;
         unused(node, &request.name, disk)?;
@@ -50,6 +54,7 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
         machine,
         VmOrigin::Run,
         VmMark::Starting,
+        memory,
     )
     .await?;
     let guard = vm.begin(VmActivity::Starting, |_| Ok(()))?;
@@ -64,12 +69,40 @@ pub(crate) async fn run(node: &Arc<Node>, request: RunVm) -> Result<Arc<Vm>, Err
     }
 }
 
+/// Where the memory of the machine goes that is asked for.
+fn pooled_memory(
+    node: &Node,
+    request: &RunVm,
+    machine: &Machine,
+) -> Result<Option<PooledMemory>, ErrorBody> {
+    let Some(pool) = &request.memory_pool else {
+        return Ok(None);
+    };
+    pooled::open(&node.config, pool)?;
+    if !machine.is_poolable() {
+        let text = format!(
+            "VM {}: its arguments for QEMU say where its memory is, so it cannot be put in memory pool {pool}",
+            request.name
+        );
+        return Err(ErrorBody::new(ErrorCode::Invalid, text)
+            .hint("leave memory-backend out of them, or --memory-pool"));
+    }
+    Ok(Some(PooledMemory {
+        pool: pool.clone(),
+        id: String::new(),
+        bytes: request.memory_bytes.unwrap_or(DEFAULT_MEMORY),
+        epoch: 1,
+        given_to: None,
+    }))
+}
+
 /// The machine that is asked for, as node `here` of `host` starts it.
 fn machine(
     request: &RunVm,
     here: &str,
     host: &str,
     user: Option<&QemuUser>,
+    poolable: bool,
 ) -> Result<Machine, ErrorBody> {
     names::check("VM", &request.name)?;
     let name = &request.name;
@@ -151,6 +184,7 @@ fn machine(
         disks: &request.disks,
         nics: &nics,
         memory,
+        poolable,
         cpus,
         machine,
         accelerator,
@@ -225,6 +259,7 @@ pub(crate) async fn reserve(
     machine: Machine,
     origin: VmOrigin,
     mark: VmMark,
+    memory: Option<PooledMemory>,
 ) -> Result<Arc<Vm>, ErrorBody> {
     let places = Places {
         folder: node.config.vms_dir().join(name),
@@ -251,6 +286,7 @@ pub(crate) async fn reserve(
         origin,
         mark: Some(mark),
         moved_to: None,
+        memory,
     };
     let vm = Vm::new(
         &node.config,
@@ -284,10 +320,13 @@ pub(crate) fn check_socket_path(vm: &str, path: &Path) -> Result<(), ErrorBody> 
 
 async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
-    let mut line =
-        entry
-            .machine
-            .command_line(&vm.places, |disk| node.config.vhost_socket(disk), None);
+    pooled::allocate(node, &vm.name, &mut entry).await?;
+    vm.lock().entry.memory = entry.memory.clone();
+    let memory = pooled::file(node, vm)?;
+    let socket = |disk: &str| node.config.vhost_socket(disk);
+    let mut line = entry
+        .machine
+        .command_line(&vm.places, socket, None, memory.as_deref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }
@@ -296,7 +335,8 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     make_folder(node, &vm.name, places).await?;
     served::serve(node, vm).await?;
     let user = node.config.qemu_user.as_ref();
-    let (process, qmp) = process::start(&program, &line, &vm.places, user)
+    let preload = preload(&entry.machine);
+    let (process, qmp) = process::start(&program, &line, &vm.places, user, preload)
         .await
         .map_err(|error| not_started(&vm.name, &error))?;
     let qemu = Qemu {
@@ -322,6 +362,14 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     vm.lock().entry = entry;
     watch::attach(node, vm, qemu).await;
     Ok(())
+}
+
+/// What moves the machine's memory from inside its QEMU, if that may be in a memory pool.
+pub(crate) fn preload(machine: &Machine) -> Option<Preload<'static>> {
+    machine.is_poolable().then_some(Preload {
+        library: agent::LIBRARY,
+        variable: agent::SOCKET_VARIABLE,
+    })
 }
 
 /// Makes the VM's folder.
@@ -359,6 +407,9 @@ pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result
 /// Removes what is left of a VM that has no QEMU here.
 pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>) {
     served::end(vm).await;
+    let entry = vm.lock().entry.clone();
+    // Before its name can be given to another.
+    pooled::release(node, &vm.name, &entry).await;
     node.vms.remove(vm);
     if let Err(error) = node.store.remove_vm(&vm.name).await {
         tracing::error!(vm = vm.name, %error, "cannot forget the VM");
@@ -408,13 +459,14 @@ mod tests {
             disks: vec![String::from("a")],
             nics: Vec::new(),
             memory_bytes: None,
+            memory_pool: None,
             cpus: None,
             machine: None,
             accelerator: Accelerator::Tcg,
             qemu: None,
             arguments: Vec::new(),
         };
-        machine(&good(), "a", "h", None).expect("is fine");
+        machine(&good(), "a", "h", None, false).expect("is fine");
         for wrong in [
             RunVm {
                 name: String::from("a/b"),
@@ -446,7 +498,7 @@ mod tests {
             },
         ] {
             let shown = format!("{wrong:?}");
-            let error = machine(&wrong, "a", "h", None).expect_err(&shown);
+            let error = machine(&wrong, "a", "h", None, false).expect_err(&shown);
             assert_eq!(error.code, ErrorCode::Invalid, "{shown}");
             assert!(error.hint.is_some(), "{shown}");
         }

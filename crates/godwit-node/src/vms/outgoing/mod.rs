@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use godwit_core::authority::Ownership;
 use godwit_core::event::AbortReason;
+use godwit_core::units::Bytes;
 use godwit_core::wire::{Purpose, TrafficClass};
 use serde_json::json;
 use tokio::sync::{Notify, oneshot, watch};
@@ -30,6 +31,7 @@ use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
 use crate::store::machine::VmMark;
+use crate::vms::memory::{mover, pooled};
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
 use crate::vms::outgoing::planes::Plane;
@@ -38,7 +40,9 @@ use crate::vms::outgoing::planes::memory::Memory;
 use crate::vms::outgoing::planes::nics::Nics;
 use crate::vms::outgoing::post_copy_source::{Giving, unmark};
 use crate::vms::vm::{Inner, Qemu, VmActivity, VmGuard};
-use godwit_api::{ErrorBody, ErrorCode, MigrateVm, VmMigration, VmMigrationPhase as Phase};
+use godwit_api::{
+    ErrorBody, ErrorCode, MemoryMode, MigrateVm, VmMigration, VmMigrationPhase as Phase,
+};
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::Machine;
 
@@ -70,6 +74,12 @@ pub(crate) async fn migrate(
     if request.to == node.config.name {
         let text = format!("VM {name} is on node '{}' already", request.to);
         return Err(ErrorBody::new(ErrorCode::Invalid, text).hint("name another node"));
+    }
+    let zero_copy = request.memory == MemoryMode::ZeroCopy;
+    if request.stay_in_pool && !zero_copy {
+        let text = format!("VM {name}: only memory that moves by zero-copy can stay in its pool");
+        return Err(ErrorBody::new(ErrorCode::Invalid, text)
+            .hint("give --memory zero-copy as well, or leave --stay-in-pool out"));
     }
     let peer = node.peer(&request.to)?.clone();
     let id = options::new_id()?;
@@ -257,6 +267,30 @@ impl Move {
             || Order::Ping,
             |answer| matches!(answer, Answer::Pong),
         );
+        let mut question = None;
+        let mut pool = None;
+        if self.of.request.memory == MemoryMode::ZeroCopy {
+            let (name, migration) = (&self.of.vm.name, self.of.id.to_string());
+            match pooled::offer(&self.of.node, name, &mut entry, &migration) {
+                Ok((mut offer, asked)) => {
+                    offer.stays = self.of.request.stay_in_pool;
+                    if !offer.stays {
+                        blockers.extend(mover::blockers(&entry.machine.plain_words()));
+                    }
+                    let local = self.of.vm.lock().local_bytes;
+                    blockers.extend((local > 0).then(|| {
+                        format!(
+                            "{} of its memory is not in memory pool {}: bring it back first with 'godwit \
+                             vm memory {name} --to pool'",
+                            Bytes(local),
+                            offer.pool
+                        )
+                    }));
+                    (pool, question) = (Some(offer), Some(asked));
+                }
+                Err(blocker) => blockers.push(blocker),
+            }
+        }
         let version = self.of.qemu.qmp.version();
         let offer = MachineOffer {
             machine: entry.machine.clone(),
@@ -264,12 +298,20 @@ impl Move {
             qemu: [version.major, version.minor, version.micro],
             memory_bytes: facts.memory_bytes,
             memory: self.of.request.memory,
+            pool,
             disks: self.sizes(&entry.machine.disks).await?,
             nic_mtus: nic_mtus(&entry.machine),
         };
         link.say(Order::Offer(Box::new(offer))).await;
         match link.hear_within(CHECK_TIMEOUT).await {
-            Some(Answer::Ready) => {}
+            Some(Answer::Ready) => {
+                let peer = &self.of.peer.name;
+                let answered = question.as_ref().map(|asked| asked.answered_by(peer));
+                if let Some(Err(error)) = answered {
+                    let name = entry.memory.as_ref().map_or("", |memory| &memory.pool);
+                    blockers.push(pooled::refused(peer, name, &error).message);
+                }
+            }
             Some(Answer::Blocked(more)) => blockers.extend(more),
             _ => {
                 return Err(self
@@ -293,6 +335,11 @@ impl Move {
             migration: self.of.id.to_string(),
         });
         entry.moved_to = Some(self.of.peer.name.clone());
+        if self.of.request.memory == MemoryMode::ZeroCopy
+            && let Some(memory) = &mut entry.memory
+        {
+            memory.given_to = entry.moved_to.clone();
+        }
         let disks = entry.machine.disks.len();
         let group = SwitchGroup::new(self.of.vm.name.clone(), entry, disks);
         Ok(Working {
@@ -444,6 +491,9 @@ impl Move {
                 unmark(&self.of.node, &self.of.vm).await;
             }
         }
+        // What was copied out of a memory pool is of no more use there.
+        let entry = self.of.vm.lock().entry.clone();
+        pooled::release(&self.of.node, &self.of.vm.name, &entry).await;
         // The other node may be gone, and then they stay in doubt here.
         let _ = tokio::time::timeout(DEPART_TIMEOUT, self.disks_departed()).await;
         result

@@ -98,7 +98,18 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
     blockers.extend(disks(node, vm, offer).await);
     blockers.extend(nics(node, vm, offer));
     blockers.extend(files(here, &offer.machine));
-    if let Some(free) = free_memory()
+    let stays = offer.pool.as_ref().is_some_and(|pool| pool.stays);
+    if !stays
+        && offer.pool.is_some()
+        && let Err(error) = godwit_vhost::may_wait_for_pages()
+    {
+        blockers.push(format!(
+            "node '{here}' may not hold pages of memory that follows a VM (userfaultfd: {error}): give it \
+             CAP_SYS_PTRACE or access to /dev/userfaultfd, or leave the memory in its pool with --stay-in-pool"
+        ));
+    }
+    if !stays
+        && let Some(free) = free_memory()
         && free < offer.memory_bytes
     {
         blockers.push(format!(
@@ -256,7 +267,7 @@ async fn qemu(here: &str, offer: &MachineOffer, user: Option<&QemuUser>) -> Vec<
             "the VM runs with KVM, which node '{here}' cannot use"
         ));
     }
-    let copies = offer.memory != MemoryMode::PostCopy;
+    let copies = matches!(offer.memory, MemoryMode::PreCopy | MemoryMode::Hybrid);
     for (version, node) in [(own, here), (offer.qemu, "the source")] {
         if accelerator == Some("tcg") && copies && version < FIRST_SOUND_TCG {
             let [major, minor, micro] = version;

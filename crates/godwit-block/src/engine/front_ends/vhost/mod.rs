@@ -255,6 +255,12 @@ impl Engine {
                     return Err(error.into());
                 }
             }
+            FrontEndCommand::GoOn => {
+                front_end.still = false;
+                for (index, ring) in front_end.rings.iter().enumerate() {
+                    self.vhost.ready |= u16::from(ring.is_some()) << index;
+                }
+            }
             FrontEndCommand::Log { log } => front_end.log = Some(log),
             FrontEndCommand::Features { features } => front_end.features = features,
             FrontEndCommand::Enable { ring, enabled } => {

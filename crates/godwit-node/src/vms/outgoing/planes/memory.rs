@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 
 use crate::failpoint;
+use crate::vms::memory::pooled;
 use crate::vms::messages::{Answer, Order};
 use crate::vms::outgoing::departure::{Departure, SourceLink};
 use crate::vms::outgoing::planes::Plane;
@@ -16,7 +17,7 @@ use crate::vms::outgoing::planes::convergence::Convergence;
 use crate::vms::outgoing::planes::rollback::{self, TakenBack};
 use crate::vms::outgoing::preflight;
 use crate::vms::tunnel;
-use crate::vms::view::{memory_progress, pull};
+use crate::vms::view::{memory_progress, pull, shared};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::inspect::{self, Facts};
 use godwit_qemu::machine::Machine;
@@ -90,7 +91,8 @@ impl Plane for Memory {
         self.note_ran(of, inspect::is_live(&state)).await?;
         let (socket, carrying) = tunnel::lead(&of.node, &of.vm, &of.peer, of.id).await?;
         let start = async {
-            migration::set_capabilities(qmp, pull(of.request.memory), true).await?;
+            let mode = of.request.memory;
+            migration::set_capabilities(qmp, pull(mode), shared(mode), true).await?;
             let bandwidth = of.node.vm_migrations.memory_bandwidth(of.id);
             migration::start(qmp, &socket, bandwidth).await
         };
@@ -215,7 +217,14 @@ impl Plane for Memory {
     }
 
     async fn take_back(&mut self, of: &Departure) {
+        let entry = of.vm.lock().entry.clone();
+        pooled::keep(&of.node, &of.vm.name, &entry);
         let Some(ran) = self.ran else { return };
+        if let Err(error) = pooled::may_run(&of.node, &of.vm) {
+            tracing::error!(vm = of.vm.name, %error, "the guest does not go on");
+            of.vm.lock().problem = Some(error.message);
+            return;
+        }
         match rollback::take_back(&of.vm, &of.qemu.qmp, ran).await {
             Ok(TakenBack::AsBefore) => {}
             Ok(TakenBack::Bound) => of.warn(format!("the guest goes on, but {}", rollback::BOUND)),

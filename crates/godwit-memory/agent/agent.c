@@ -1,0 +1,316 @@
+/*
+ * The part of the mover that runs inside QEMU: `vm run` preloads it (LD_PRELOAD), and nothing in QEMU calls it.
+ *
+ * It listens at the unix socket that GODWIT_MEMORY_AGENT names, serves one node at a time, and moves the guest's
+ * memory chunk by chunk from the file that QEMU maps to another one (paper 002, figure 4). A chunk is a single
+ * request: when the node dies, no page stays held. Each path that leaves a held chunk lets go of it.
+ *
+ * Requests and answers are structures of 64 bytes in the host's byte order: src/mover/protocol.rs has the other side.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef USERFAULTFD_IOC_NEW
+#define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
+#endif
+
+#define MAGIC UINT64_C(0x31544d474f44)
+
+enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4 };
+
+struct request {
+    uint64_t magic;
+    uint64_t kind;
+    uint64_t address; /* BEGIN: where QEMU has the memory. */
+    uint64_t bytes;   /* BEGIN: all of it. MOVE: of the chunk. */
+    uint64_t offset;  /* MOVE: of the chunk in the memory. */
+    uint64_t unused[3];
+};
+
+struct answer {
+    uint64_t magic;
+    int64_t error;     /* 0, or an errno. */
+    uint64_t held_ns;  /* How long the chunk was held. */
+    uint64_t copied;   /* Bytes that were copied; less than the chunk where it has holes. */
+    uint64_t unused[4];
+};
+
+/* One move of the memory, under way. */
+static struct {
+    char *memory;
+    uint64_t bytes;
+    int from, to, faults;
+    char *scratch; /* All of the target, for copying into it. */
+} moving = { .from = -1, .to = -1, .faults = -1 };
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* A userfaultfd that holds writers in the kernel as well, or -errno. `device` is an open /dev/userfaultfd, or -1. */
+static int open_faults(int device)
+{
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 && device >= 0)
+        fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return -errno;
+    struct uffdio_api api = { .api = UFFD_API,
+        .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
+    if (ioctl(fd, UFFDIO_API, &api) < 0) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    return fd;
+}
+
+static void end_move(void)
+{
+    if (moving.faults >= 0) {
+        struct uffdio_range range = { (uintptr_t)moving.memory, moving.bytes };
+        /* Wakes whoever waits, and lets them write. */
+        ioctl(moving.faults, UFFDIO_UNREGISTER, &range);
+        close(moving.faults);
+    }
+    if (moving.scratch)
+        munmap(moving.scratch, moving.bytes);
+    moving.scratch = NULL;
+    moving.faults = -1;
+    /* The files stay open: a node that was started again finds local memory by them. */
+}
+
+/* `fds` are the file that the memory is in, the one that it goes to, and perhaps /dev/userfaultfd. */
+static int begin_move(const struct request *request, int *fds)
+{
+    end_move();
+    if (fds[0] < 0 || fds[1] < 0 || request->bytes == 0 || request->bytes % 4096 || request->address % 4096)
+        return EINVAL;
+    if (moving.from >= 0)
+        close(moving.from);
+    if (moving.to >= 0)
+        close(moving.to);
+    moving.memory = (char *)(uintptr_t)request->address;
+    moving.bytes = request->bytes;
+    moving.from = fds[0];
+    moving.to = fds[1];
+    fds[0] = fds[1] = -1;
+    void *scratch = mmap(NULL, moving.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, moving.to, 0);
+    if (scratch == MAP_FAILED) {
+        int error = errno;
+        end_move();
+        return error;
+    }
+    moving.scratch = scratch;
+    int faults = open_faults(fds[2]);
+    if (faults < 0) {
+        end_move();
+        return -faults;
+    }
+    moving.faults = faults;
+    struct uffdio_register range = { .range = { request->address, moving.bytes },
+        .mode = UFFDIO_REGISTER_MODE_WP };
+    if (ioctl(faults, UFFDIO_REGISTER, &range) < 0) {
+        int error = errno;
+        close(moving.faults);
+        moving.faults = -1;
+        end_move();
+        return error;
+    }
+    return 0;
+}
+
+static int protect(uint64_t offset, uint64_t bytes, int on)
+{
+    struct uffdio_writeprotect change = { .range = { (uintptr_t)moving.memory + offset, bytes },
+        .mode = on ? UFFDIO_WRITEPROTECT_MODE_WP : 0 };
+    return ioctl(moving.faults, UFFDIO_WRITEPROTECT, &change) < 0 ? errno : 0;
+}
+
+/* Copies what is there of a chunk; the target has zeroes where the source has holes. */
+static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
+{
+    off_t at = (off_t)offset, end = (off_t)(offset + bytes);
+    while (at < end) {
+        off_t data = lseek(moving.from, at, SEEK_DATA);
+        if (data < 0 && errno == ENXIO)
+            return 0;
+        if (data < 0)
+            return errno;
+        if (data >= end)
+            return 0;
+        off_t hole = lseek(moving.from, data, SEEK_HOLE);
+        if (hole < 0)
+            return errno;
+        if (hole > end)
+            hole = end;
+        while (data < hole) {
+            /* Reads of the file make no pages where it has none, as reads of a mapping would. */
+            ssize_t got = pread(moving.from, moving.scratch + data, (size_t)(hole - data), data);
+            if (got < 0 && errno == EINTR)
+                continue;
+            if (got <= 0)
+                return got < 0 ? errno : EIO;
+            data += got;
+            *copied += (uint64_t)got;
+        }
+        at = hole;
+    }
+    return 0;
+}
+
+static int move_chunk(const struct request *request, struct answer *answer)
+{
+    uint64_t offset = request->offset, bytes = request->bytes;
+    if (moving.faults < 0 || bytes == 0 || bytes % 4096 || offset % 4096 || offset > moving.bytes
+        || bytes > moving.bytes - offset)
+        return EINVAL;
+    /* Memory that cannot be had is an error here and would be a signal later. */
+    while (fallocate(moving.to, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0)
+        if (errno != EINTR)
+            return errno;
+    if (madvise(moving.scratch + offset, bytes, MADV_POPULATE_WRITE) < 0 && errno != EINVAL)
+        return errno;
+    uint64_t begun = now();
+    int error = protect(offset, bytes, 1);
+    if (error) {
+        protect(offset, bytes, 0);
+        return error;
+    }
+    error = copy(offset, bytes, &answer->copied);
+    if (!error) {
+        void *at = mmap(moving.memory + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, moving.to,
+            (off_t)offset);
+        error = at == MAP_FAILED ? errno : 0;
+    }
+    if (error) {
+        protect(offset, bytes, 0);
+        return error;
+    }
+    struct uffdio_range range = { (uintptr_t)moving.memory + offset, bytes };
+    ioctl(moving.faults, UFFDIO_WAKE, &range);
+    answer->held_ns = now() - begun;
+    /* So that the guest meets no page fault a page. It would only be slower without. */
+    madvise(moving.memory + offset, bytes, MADV_POPULATE_WRITE);
+    madvise(moving.scratch + offset, bytes, MADV_DONTNEED);
+    return 0;
+}
+
+static void serve(int node)
+{
+    for (;;) {
+        struct request request;
+        int fds[3] = { -1, -1, -1 };
+        union {
+            char space[CMSG_SPACE(sizeof fds)];
+            struct cmsghdr align;
+        } control;
+        struct iovec part = { &request, sizeof request };
+        struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.space,
+            .msg_controllen = sizeof control.space };
+        ssize_t got = recvmsg(node, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+        if (got < 0 && errno == EINTR)
+            continue;
+        for (struct cmsghdr *c = got > 0 ? CMSG_FIRSTHDR(&message) : NULL; c; c = CMSG_NXTHDR(&message, c))
+            if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
+                memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
+        if (got != sizeof request || request.magic != MAGIC) {
+            for (int i = 0; i < 3; i++)
+                if (fds[i] >= 0)
+                    close(fds[i]);
+            return;
+        }
+        struct answer answer = { .magic = MAGIC };
+        switch (request.kind) {
+        case HELLO: {
+            int faults = open_faults(fds[0]);
+            if (faults >= 0)
+                close(faults);
+            answer.error = faults < 0 ? -faults : 0;
+            break;
+        }
+        case BEGIN:
+            answer.error = begin_move(&request, fds);
+            break;
+        case MOVE:
+            answer.error = move_chunk(&request, &answer);
+            break;
+        case END:
+            end_move();
+            break;
+        default:
+            answer.error = EINVAL;
+        }
+        for (int i = 0; i < 3; i++)
+            if (fds[i] >= 0)
+                close(fds[i]);
+        if (send(node, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer)
+            return;
+    }
+}
+
+static void *listen_forever(void *listener)
+{
+    for (;;) {
+        int node = accept4((int)(intptr_t)listener, NULL, NULL, SOCK_CLOEXEC);
+        if (node < 0) {
+            if (errno != EINTR && errno != ECONNABORTED)
+                usleep(100000);
+            continue;
+        }
+        serve(node);
+        close(node);
+        /* The chunks that have moved stay where they are; whoever comes next goes on. */
+        end_move();
+    }
+    return NULL;
+}
+
+__attribute__((constructor)) static void start(void)
+{
+    const char *path = getenv("GODWIT_MEMORY_AGENT");
+    /* Programs that QEMU starts are not QEMU. */
+    unsetenv("LD_PRELOAD");
+    if (!path)
+        return;
+    struct sockaddr_un address = { .sun_family = AF_UNIX };
+    if (strlen(path) < sizeof address.sun_path) {
+        strcpy(address.sun_path, path);
+        int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        unlink(path);
+        sigset_t all, before;
+        pthread_t thread;
+        if (listener >= 0 && bind(listener, (struct sockaddr *)&address, sizeof address) == 0
+            && listen(listener, 1) == 0) {
+            /* QEMU's signals are for QEMU's threads. */
+            sigfillset(&all);
+            pthread_sigmask(SIG_SETMASK, &all, &before);
+            if (pthread_create(&thread, NULL, listen_forever, (void *)(intptr_t)listener) == 0)
+                pthread_detach(thread);
+            pthread_sigmask(SIG_SETMASK, &before, NULL);
+        } else if (listener >= 0) {
+            close(listener);
+        }
+    }
+    unsetenv("GODWIT_MEMORY_AGENT");
+}

@@ -1,0 +1,11 @@
+//! The memory of virtual machines where two hosts can map the same bytes: a CXL pool, memory that another host
+//! lends, or a file that two nodes of one host share (paper 002).
+//!
+//! - [`ownership`]: who may run a guest on a segment. Pure.
+//! - [`pool`]: folders of segments; [`pool::segment`]: one guest's memory with its header; [`pool::proof`]: how two
+//!   nodes prove to each other that they see the same bytes.
+//! - [`mover`]: moves the memory of a guest that runs from one file to another.
+
+pub mod mover;
+pub mod ownership;
+pub mod pool;

@@ -1,0 +1,161 @@
+//! The agent inside QEMU: a library that `vm run` preloads, which listens at a unix socket.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSlice, Read};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+use crate::mover::plan::Chunk;
+use crate::mover::protocol::{Answer, BYTES, Request};
+
+/// The library, to be written where QEMU can read it.
+pub const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/godwit-memory-agent.so"));
+
+/// The variable of the environment that tells the library where to listen.
+pub const SOCKET_VARIABLE: &str = "GODWIT_MEMORY_AGENT";
+
+/// How long the agent may take for a step: it waits for nothing but memory.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why memory does not move.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// QEMU was started without it.
+    #[error("its QEMU was started without the part that moves memory")]
+    Absent,
+    /// QEMU's user may not hold pages.
+    #[error(
+        "its QEMU may not hold pages of memory (userfaultfd: {0}): let the node run as root, or set \
+         vm.unprivileged_userfaultfd to 1"
+    )]
+    NoUserfault(io::Error),
+    /// It does not answer, or not so that it makes sense.
+    #[error("the part of its QEMU that moves memory does not answer: {0}")]
+    Silent(io::Error),
+    /// A chunk does not move; it is where it was, and nobody waits for it.
+    #[error("a part of its memory does not move: {0}")]
+    Refused(io::Error),
+}
+
+/// A connection to the agent of one QEMU. When it ends, nothing is held any more.
+#[derive(Debug)]
+pub struct Agent {
+    socket: UnixStream,
+}
+
+/// A chunk that has moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MovedChunk {
+    /// How long its pages were held.
+    pub held: Duration,
+    /// Bytes that were copied: fewer than it has where it had holes.
+    pub copied: u64,
+}
+
+impl Agent {
+    /// Connects, and asks whether pages can be held.
+    ///
+    /// # Errors
+    /// [`AgentError`].
+    pub fn connect(path: &Path) -> Result<Self, AgentError> {
+        let socket = UnixStream::connect(path).map_err(|_| AgentError::Absent)?;
+        let timeouts = socket
+            .set_read_timeout(Some(PATIENCE))
+            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
+        timeouts.map_err(AgentError::Silent)?;
+        let mut agent = Self { socket };
+        let device = userfault_device();
+        let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
+        let answer = agent.ask(Request::Hello, &files)?;
+        match answer.error {
+            0 => Ok(agent),
+            error => Err(AgentError::NoUserfault(io::Error::from_raw_os_error(error))),
+        }
+    }
+
+    /// Begins to move memory of `bytes` bytes that QEMU has at `address`.
+    ///
+    /// # Errors
+    /// [`AgentError`].
+    pub fn begin(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        from: &File,
+        to: &File,
+    ) -> Result<(), AgentError> {
+        let device = userfault_device();
+        let mut files = vec![from.as_fd(), to.as_fd()];
+        files.extend(device.iter().map(AsFd::as_fd));
+        let answer = self.ask(Request::Begin { address, bytes }, &files)?;
+        done(answer).map(drop)
+    }
+
+    /// Moves a chunk. QEMU's guest waits for its pages only as long as the answer says.
+    ///
+    /// # Errors
+    /// [`AgentError::Refused`] when the chunk is where it was; after [`AgentError::Silent`] only QEMU's mappings say
+    /// where it is.
+    pub fn move_chunk(&mut self, chunk: Chunk) -> Result<MovedChunk, AgentError> {
+        let Chunk { offset, bytes } = chunk;
+        let answer = self.ask(Request::Move { offset, bytes }, &[])?;
+        done(answer).map(|answer| MovedChunk {
+            held: Duration::from_nanos(answer.held_ns),
+            copied: answer.copied,
+        })
+    }
+
+    /// Ends the move, however far it is.
+    ///
+    /// # Errors
+    /// [`AgentError`].
+    pub fn end(&mut self) -> Result<(), AgentError> {
+        self.ask(Request::End, &[]).and_then(done).map(drop)
+    }
+
+    fn ask(&mut self, request: Request, files: &[BorrowedFd<'_>]) -> Result<Answer, AgentError> {
+        let bytes = request.to_bytes();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(files));
+        }
+        let sent = sendmsg(
+            &self.socket,
+            &[IoSlice::new(&bytes)],
+            &mut control,
+            SendFlags::NOSIGNAL,
+        );
+        let sent = sent.map_err(|error| AgentError::Silent(error.into()))?;
+        if sent != BYTES {
+            let error = io::Error::from(io::ErrorKind::WriteZero);
+            return Err(AgentError::Silent(error));
+        }
+        let mut answer = [0; BYTES];
+        self.socket
+            .read_exact(&mut answer)
+            .map_err(AgentError::Silent)?;
+        Answer::from_bytes(&answer)
+            .ok_or_else(|| AgentError::Silent(io::Error::other("its answer makes no sense")))
+    }
+}
+
+fn done(answer: Answer) -> Result<Answer, AgentError> {
+    match answer.error {
+        0 => Ok(answer),
+        error => Err(AgentError::Refused(io::Error::from_raw_os_error(error))),
+    }
+}
+
+/// What lets a process have a userfaultfd that may not have one by itself.
+fn userfault_device() -> Option<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/userfaultfd")
+        .ok()
+}

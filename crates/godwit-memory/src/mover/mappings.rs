@@ -1,0 +1,178 @@
+//! Where a process has a file mapped, from `/proc/PID/maps`.
+
+use std::io;
+
+/// A mapping of a part of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Address of its first byte in the process.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// Of its first byte in the file.
+    pub offset: u64,
+    /// The file's device, as major and minor number.
+    pub device: (u32, u32),
+    /// The file's number there.
+    pub inode: u64,
+}
+
+/// Which file is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct File {
+    /// Its device, as major and minor number.
+    pub device: (u32, u32),
+    /// Its number there.
+    pub inode: u64,
+}
+
+impl File {
+    /// This file.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(file: &std::fs::File) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+        let metadata = file.metadata()?;
+        let device = metadata.dev();
+        Ok(Self {
+            device: (rustix::fs::major(device), rustix::fs::minor(device)),
+            inode: metadata.ino(),
+        })
+    }
+}
+
+/// All mappings of files by a process.
+///
+/// # Errors
+/// The process is gone, or somebody else's.
+pub fn of_process(pid: u32) -> io::Result<Vec<Mapping>> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    Ok(text.lines().filter_map(parse).collect())
+}
+
+fn parse(line: &str) -> Option<Mapping> {
+    let mut words = line.split_ascii_whitespace();
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, end) = words.next()?.split_once('-')?;
+    let (start, end) = (number(start)?, number(end)?);
+    let offset = number(words.nth(1)?)?;
+    let (major, minor) = words.next()?.split_once(':')?;
+    let device = (
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+    );
+    let inode = words.next()?.parse().ok().filter(|inode| *inode > 0)?;
+    Some(Mapping {
+        address: start,
+        bytes: end.checked_sub(start)?,
+        offset,
+        device,
+        inode,
+    })
+}
+
+/// How a guest's memory of `bytes` bytes, which begins in `home`, is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Address of its first byte.
+    pub address: u64,
+    /// Bytes from the start that are not in `home` but in another file.
+    pub away: u64,
+    /// That file, if there is one.
+    pub away_file: Option<File>,
+}
+
+/// Finds a guest's memory among a process's mappings: a run of `bytes` bytes, of which the first are in another file
+/// and the rest in `home`. Nothing when it is not there, or not in this order.
+pub fn find(mappings: &[Mapping], home: File, bytes: u64, other: Option<File>) -> Option<Layout> {
+    let is = |mapping: &Mapping, file: File| {
+        mapping.device == file.device && mapping.inode == file.inode
+    };
+    let known =
+        |mapping: &&Mapping| is(mapping, home) || other.is_some_and(|other| is(mapping, other));
+    // The agent inside QEMU maps the target whole for a while: that run has no part of the home.
+    let starts = mappings.iter().filter(known).filter(|m| m.offset == 0);
+    let layout = |start: &Mapping| {
+        let (mut end, mut away, mut away_file) = (0, 0, None);
+        while end < bytes {
+            let at = start.address + end;
+            let next = mappings.iter().filter(known).find(|m| m.address == at)?;
+            if next.offset != end {
+                return None;
+            }
+            end += next.bytes;
+            if !is(next, home) {
+                if away != next.offset {
+                    return None;
+                }
+                away = end;
+                away_file = other;
+            }
+        }
+        (end == bytes).then_some(Layout {
+            address: start.address,
+            away,
+            away_file,
+        })
+    };
+    let found: Vec<Layout> = starts.filter_map(layout).collect();
+    let mixed = found.iter().find(|layout| layout.away < bytes);
+    mixed.or(found.first()).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOME: File = File {
+        device: (0, 0x1f),
+        inode: 12,
+    };
+    const OTHER: File = File {
+        device: (0, 1),
+        inode: 1048,
+    };
+
+    fn mappings(text: &str) -> Vec<Mapping> {
+        text.lines().filter_map(parse).collect()
+    }
+
+    #[test]
+    fn memory_is_found_however_far_it_has_moved() {
+        let before = mappings(
+            "7f00-8f00 rw-s 00000000 00:1f 12 /dev/shm/p/v.memory\n\
+             9000-9100 r--p 00000000 fe:00 77 /usr/bin/q\nstack\n",
+        );
+        let layout = find(&before, HOME, 0x1000, None).expect("is there");
+        assert_eq!((layout.address, layout.away), (0x7f00, 0));
+        assert_eq!(find(&before, HOME, 0x2000, None), None);
+        let half = mappings(
+            "7f00-8000 rw-s 00000000 00:01 1048 /memfd:m (deleted)\n\
+             8000-8f00 rw-s 00000100 00:1f 12 /dev/shm/p/v.memory\n\
+             a000-b000 rw-s 00000000 00:01 1048 /memfd:m (deleted)\n",
+        );
+        let layout = find(&half, HOME, 0x1000, Some(OTHER)).expect("is there");
+        assert_eq!((layout.address, layout.away), (0x7f00, 0x100));
+        assert_eq!(layout.away_file, Some(OTHER));
+        let back =
+            mappings("7f00-8000 rw-s 00000000 00:1f 12 x\n8000-8f00 rw-s 00000100 00:01 1048 y\n");
+        assert_eq!(
+            find(&back, HOME, 0x1000, Some(OTHER)),
+            None,
+            "the other way round"
+        );
+        let all = mappings("7f00-8f00 rw-s 00000000 00:01 1048 y\n");
+        assert_eq!(
+            find(&all, HOME, 0x1000, Some(OTHER)).expect("all").away,
+            0x1000
+        );
+    }
+
+    #[test]
+    fn odd_lines_are_left_out() {
+        assert_eq!(mappings("x\n1-2\n1-2 r z 0:0 1\n2-1 rw-s 0 0:0 5\n\n"), []);
+        let own = of_process(std::process::id()).expect("is readable");
+        assert!(!own.is_empty());
+    }
+}

@@ -1,0 +1,102 @@
+//! What a node and the agent inside QEMU say to each other: structures of 64 bytes, as in `agent/agent.c`.
+
+/// Bytes of a request, and of an answer.
+pub(super) const BYTES: usize = 64;
+/// The first word of each.
+const MAGIC: u64 = 0x3154_4d47_4f44;
+
+/// What the agent is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Request {
+    /// Whether it may hold pages. Goes with a file of `/dev/userfaultfd`, if there is one.
+    Hello,
+    /// To begin to move this memory. Goes with the file that it is in, and the one that it goes to.
+    Begin {
+        /// Where QEMU has it.
+        address: u64,
+        /// All of it.
+        bytes: u64,
+    },
+    /// To move a chunk.
+    Move {
+        /// Of its first byte in the memory.
+        offset: u64,
+        /// Of the chunk.
+        bytes: u64,
+    },
+    /// To hold nothing any more.
+    End,
+}
+
+impl Request {
+    pub(super) fn to_bytes(self) -> [u8; BYTES] {
+        let (kind, address, bytes, offset) = match self {
+            Self::Hello => (1, 0, 0, 0),
+            Self::Begin { address, bytes } => (2, address, bytes, 0),
+            Self::Move { offset, bytes } => (3, 0, bytes, offset),
+            Self::End => (4, 0, 0, 0),
+        };
+        let words: [u64; BYTES / 8] = [MAGIC, kind, address, bytes, offset, 0, 0, 0];
+        let mut encoded = [0; BYTES];
+        for (place, word) in encoded.chunks_exact_mut(8).zip(words) {
+            place.copy_from_slice(&word.to_ne_bytes());
+        }
+        encoded
+    }
+}
+
+/// What it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// Zero, or an errno.
+    pub(super) error: i32,
+    /// Nanoseconds for which the chunk was held.
+    pub(super) held_ns: u64,
+    /// Bytes that were copied.
+    pub(super) copied: u64,
+}
+
+impl Answer {
+    /// Nothing when the bytes are no answer.
+    pub(super) fn from_bytes(bytes: &[u8; BYTES]) -> Option<Self> {
+        let word = |index: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[index * 8..index * 8 + 8]);
+            u64::from_ne_bytes(word)
+        };
+        let error = i32::try_from(word(1) as i64)
+            .ok()
+            .filter(|error| *error >= 0)?;
+        (word(0) == MAGIC).then(|| Self {
+            error,
+            held_ns: word(2),
+            copied: word(3),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_answer_is_not_taken_for_one() {
+        let encode = |words: [u64; 8]| {
+            let mut bytes = [0; BYTES];
+            for (place, word) in bytes.chunks_exact_mut(8).zip(words) {
+                place.copy_from_slice(&word.to_ne_bytes());
+            }
+            bytes
+        };
+        let good = encode([MAGIC, 28, 7, 9, 0, 0, 0, 0]);
+        let answer = Answer::from_bytes(&good).expect("is one");
+        assert_eq!((answer.error, answer.held_ns, answer.copied), (28, 7, 9));
+        for bad in [
+            encode([0; 8]),
+            encode([MAGIC, u64::MAX, 0, 0, 0, 0, 0, 0]),
+            encode([MAGIC, 1 << 40, 0, 0, 0, 0, 0, 0]),
+        ] {
+            assert_eq!(Answer::from_bytes(&bad), None);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! A segment's header: a page that all nodes map and that says what the segment is and whose.
+//!
+//! The title is replaced without a lock and without a moment at which it is torn: the next epoch's owner is written
+//! beside the present one's, and then one word makes it the present one.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::ownership::Title;
+use crate::pool::PAGE_BYTES;
+
+/// The first word of each header.
+const MAGIC: u64 = u64::from_le_bytes(*b"GODWITMS");
+/// The layout's version.
+const VERSION: u64 = 1;
+/// Longest name of an owner in bytes: that of a node.
+const LONGEST_NAME: usize = 128;
+/// Words of an owner's slot: its name's length, then its name.
+const SLOT_WORDS: usize = 1 + LONGEST_NAME / 8;
+
+/// Words of the page.
+const AT_MAGIC: usize = 0;
+const AT_VERSION: usize = 1;
+const AT_BYTES: usize = 2;
+const AT_ID: usize = 3;
+const AT_EPOCH: usize = 8;
+const AT_SLOTS: usize = 16;
+const WORDS: usize = PAGE_BYTES as usize / 8;
+
+/// A header's page, mapped.
+#[derive(Debug)]
+pub(super) struct Header {
+    page: NonNull<AtomicU64>,
+}
+
+// SAFETY: the page is shared with other processes anyway; it is only used through atomics.
+unsafe impl Send for Header {}
+// SAFETY: as above.
+unsafe impl Sync for Header {}
+
+impl Header {
+    /// Maps the header in a file of at least a page.
+    ///
+    /// # Errors
+    /// The file is shorter, or the kernel refuses.
+    pub(super) fn map(file: &File) -> io::Result<Self> {
+        if file.metadata()?.len() < PAGE_BYTES {
+            return Err(io::Error::other("it is shorter than a page"));
+        }
+        // SAFETY: a new mapping that nothing else in this process refers to. Somebody may make the file shorter
+        // afterwards; whoever may write to the pool's folder is trusted not to.
+        let page = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                PAGE_BYTES as usize,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                file.as_fd(),
+                0,
+            )?
+        };
+        let page =
+            NonNull::new(page.cast()).ok_or_else(|| io::Error::other("it has no address"))?;
+        Ok(Self { page })
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        assert!(index < WORDS, "inside the page");
+        // SAFETY: the mapping has a page of aligned words and lives as long as `self`.
+        unsafe { self.page.add(index).as_ref() }
+    }
+
+    /// Writes a whole header. Nobody else may know of the segment yet.
+    pub(super) fn write(&self, bytes: u64, id: [u8; 16], title: &Title) {
+        let id = u128::from_le_bytes(id);
+        self.word(AT_VERSION).store(VERSION, Ordering::Relaxed);
+        self.word(AT_BYTES).store(bytes, Ordering::Relaxed);
+        self.word(AT_ID).store(id as u64, Ordering::Relaxed);
+        self.word(AT_ID + 1)
+            .store((id >> 64) as u64, Ordering::Relaxed);
+        self.write_slot(title);
+        self.word(AT_EPOCH).store(title.epoch, Ordering::Release);
+        self.word(AT_MAGIC).store(MAGIC, Ordering::Release);
+    }
+
+    /// Bytes of the segment's memory, and its id.
+    ///
+    /// # Errors
+    /// What is wrong with the header.
+    pub(super) fn read(&self) -> Result<(u64, [u8; 16]), &'static str> {
+        if self.word(AT_MAGIC).load(Ordering::Acquire) != MAGIC {
+            return Err("it does not begin as a segment's does");
+        }
+        if self.word(AT_VERSION).load(Ordering::Relaxed) != VERSION {
+            return Err("another version of Godwit wrote it");
+        }
+        let bytes = self.word(AT_BYTES).load(Ordering::Relaxed);
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+            return Err("its size is no number of whole pages");
+        }
+        let low = u128::from(self.word(AT_ID).load(Ordering::Relaxed));
+        let high = u128::from(self.word(AT_ID + 1).load(Ordering::Relaxed));
+        Ok((bytes, (high << 64 | low).to_le_bytes()))
+    }
+
+    /// The title by now.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(super) fn title(&self) -> Result<Title, &'static str> {
+        // It changes a few times in a machine's life, so a second look is nearly always the last.
+        for _ in 0..1000 {
+            let epoch = self.word(AT_EPOCH).load(Ordering::Acquire);
+            let owner = self.read_slot(epoch);
+            if self.word(AT_EPOCH).load(Ordering::Acquire) == epoch {
+                let owner = owner.ok_or("its owner's name makes no sense")?;
+                return Ok(Title { epoch, owner });
+            }
+        }
+        Err("its title changes all the time")
+    }
+
+    /// Replaces the title of the epoch before. False when that is not the present one.
+    pub(super) fn replace(&self, title: &Title) -> bool {
+        let before = title.epoch - 1;
+        if self.word(AT_EPOCH).load(Ordering::Acquire) != before {
+            return false;
+        }
+        self.write_slot(title);
+        self.word(AT_EPOCH)
+            .compare_exchange(before, title.epoch, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    fn slot(epoch: u64) -> usize {
+        AT_SLOTS + (epoch % 2) as usize * 32
+    }
+
+    fn write_slot(&self, title: &Title) {
+        let slot = Self::slot(title.epoch);
+        let name = title.owner.as_bytes();
+        let name = &name[..name.len().min(LONGEST_NAME)];
+        self.word(slot).store(name.len() as u64, Ordering::Relaxed);
+        for index in 1..SLOT_WORDS {
+            let mut word = [0; 8];
+            let from = ((index - 1) * 8).min(name.len());
+            let part = &name[from..name.len().min(from + 8)];
+            word[..part.len()].copy_from_slice(part);
+            self.word(slot + index)
+                .store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+    }
+
+    fn read_slot(&self, epoch: u64) -> Option<String> {
+        let slot = Self::slot(epoch);
+        let length = usize::try_from(self.word(slot).load(Ordering::Relaxed)).ok()?;
+        let mut name = Vec::with_capacity(LONGEST_NAME);
+        for index in 1..SLOT_WORDS {
+            name.extend(
+                self.word(slot + index)
+                    .load(Ordering::Relaxed)
+                    .to_le_bytes(),
+            );
+        }
+        if length == 0 || length > name.len() {
+            return None;
+        }
+        name.truncate(length);
+        String::from_utf8(name).ok()
+    }
+}
+
+impl Drop for Header {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is `self`'s alone, and no reference into it outlives `self`.
+        let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), PAGE_BYTES as usize) };
+    }
+}

@@ -1,0 +1,130 @@
+//! How two nodes prove to each other that a pool of one name is the same memory: each writes there what only the
+//! other's present question explains, and reads what the other wrote.
+//!
+//! The source writes a nonce and sends it. The destination finds the same nonce in its own folder, and so sees what
+//! the source wrote; it writes the nonce's echo, which the source finds, and so sees what the destination wrote.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::pool::{Pool, PoolError};
+
+/// A nonce, or its echo, in bytes.
+const BYTES: usize = 32;
+
+/// A question that the source asks.
+#[derive(Debug)]
+pub struct Question {
+    path: PathBuf,
+    nonce: [u8; BYTES],
+}
+
+/// What a node's echo of a nonce is.
+fn echo(nonce: &[u8; BYTES], node: &str) -> [u8; BYTES] {
+    blake3::keyed_hash(nonce, node.as_bytes()).into()
+}
+
+fn path(pool: &Pool, migration: &str) -> PathBuf {
+    pool.folder().join(format!(".{migration}.proof"))
+}
+
+impl Question {
+    /// Writes a nonce into the pool on behalf of a migration, whose id names the file.
+    ///
+    /// # Errors
+    /// [`PoolError::Io`].
+    pub fn ask(pool: &Pool, migration: &str) -> Result<Self, PoolError> {
+        let path = path(pool, migration);
+        let mut nonce = [0; BYTES];
+        rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
+            .map_err(io::Error::from)
+            .map_err(PoolError::io(&path))?;
+        std::fs::write(&path, nonce).map_err(PoolError::io(&path))?;
+        Ok(Self { path, nonce })
+    }
+
+    /// The nonce, in hexadecimal, for the other node.
+    pub fn nonce(&self) -> String {
+        self.nonce
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    }
+
+    /// Whether `node` has answered in this memory.
+    ///
+    /// # Errors
+    /// [`PoolError::OtherMemory`] when it has not.
+    pub fn answered_by(&self, node: &str) -> Result<(), PoolError> {
+        let written = std::fs::read(&self.path).map_err(PoolError::io(&self.path))?;
+        if written.get(BYTES..) == Some(echo(&self.nonce, node).as_slice()) {
+            return Ok(());
+        }
+        Err(PoolError::OtherMemory)
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        // One that stays is a small file that nobody reads.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+/// Answers the question of a migration's source, as node `node`.
+///
+/// # Errors
+/// [`PoolError::OtherMemory`] when the nonce is not in this memory.
+pub fn answer(pool: &Pool, migration: &str, nonce: &str, node: &str) -> Result<(), PoolError> {
+    let path = path(pool, migration);
+    let written = match std::fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(PoolError::OtherMemory);
+        }
+        read => read.map_err(PoolError::io(&path))?,
+    };
+    let Ok(written) = <[u8; BYTES]>::try_from(written) else {
+        return Err(PoolError::OtherMemory);
+    };
+    let shown: String = written.iter().map(|byte| format!("{byte:02x}")).collect();
+    if shown != nonce {
+        return Err(PoolError::OtherMemory);
+    }
+    let both = [written, echo(&written, node)].concat();
+    // In place: a new file of this name need not be the one that the source wrote.
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .map_err(PoolError::io(&path))?;
+    std::os::unix::fs::FileExt::write_all_at(&file, &both, 0).map_err(PoolError::io(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_folder_proves_itself_and_another_does_not() {
+        let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+        let [here, there] = folders
+            .each_ref()
+            .map(|folder| Pool::open(folder.path()).expect("a pool"));
+        let question = Question::ask(&here, "m").expect("asks");
+        assert!(matches!(
+            question.answered_by("b"),
+            Err(PoolError::OtherMemory)
+        ));
+        let elsewhere = answer(&there, "m", &question.nonce(), "b");
+        assert!(matches!(elsewhere, Err(PoolError::OtherMemory)));
+        // A copy of the folder from before knows another nonce.
+        std::fs::write(there.folder().join(".m.proof"), [7; 32]).expect("writes");
+        answer(&there, "m", &question.nonce(), "b").expect_err("an old copy");
+        answer(&here, "m", &question.nonce(), "b").expect("answers");
+        question.answered_by("b").expect("is answered");
+        question
+            .answered_by("c")
+            .expect_err("somebody else's answer");
+        drop(question);
+        assert_eq!(std::fs::read_dir(here.folder()).expect("lists").count(), 0);
+    }
+}

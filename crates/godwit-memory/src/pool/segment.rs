@@ -1,0 +1,297 @@
+//! One guest's memory in a pool.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use rustix::fs::FallocateFlags;
+
+use crate::ownership::Title;
+use crate::pool::header::Header;
+use crate::pool::{PAGE_BYTES, Pool, PoolError};
+
+/// How the files of memory end.
+pub(super) const MEMORY: &str = "memory";
+/// How the files of headers end.
+pub(super) const SEGMENT: &str = "segment";
+
+/// A segment, whose header is mapped.
+#[derive(Debug)]
+pub struct Segment {
+    name: String,
+    memory: PathBuf,
+    bytes: u64,
+    id: [u8; 16],
+    header: Header,
+}
+
+impl Segment {
+    /// Allocates a segment of `bytes` zeroes, owned by `owner`: its room is reserved, and it survives a crash of this
+    /// process whole or not at all.
+    ///
+    /// # Errors
+    /// [`PoolError`]: also when the name is taken or there is not enough room.
+    pub fn allocate(pool: &Pool, name: &str, bytes: u64, owner: &str) -> Result<Self, PoolError> {
+        let free = pool.room()?.free;
+        if free < bytes.saturating_add(PAGE_BYTES) {
+            return Err(PoolError::Full {
+                free,
+                wanted: bytes,
+            });
+        }
+        match Self::open(pool, name) {
+            Ok(other) => {
+                let owner = other.title().map(|title| title.owner).unwrap_or_default();
+                let name = name.to_owned();
+                return Err(PoolError::Exists { name, owner });
+            }
+            Err(PoolError::NoSegment(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let memory = pool.memory_path(name);
+        let header_path = pool.header_path(name);
+        let begun = header_path.with_extension("new");
+        let made = Self::make(&memory, &begun, bytes, owner).and_then(|()| {
+            std::fs::rename(&begun, &header_path).map_err(PoolError::io(&header_path))
+        });
+        if let Err(error) = made {
+            let _ = std::fs::remove_file(&memory);
+            let _ = std::fs::remove_file(&begun);
+            return Err(error);
+        }
+        // The header's name is what makes the segment exist.
+        let folder = File::open(pool.folder()).map_err(PoolError::io(pool.folder()))?;
+        folder.sync_all().map_err(PoolError::io(pool.folder()))?;
+        Self::open(pool, name)
+    }
+
+    fn make(memory: &PathBuf, header: &PathBuf, bytes: u64, owner: &str) -> Result<(), PoolError> {
+        let create = |path: &PathBuf, bytes: u64| -> Result<File, PoolError> {
+            // What is left of an allocation that did not end has no header.
+            let _ = std::fs::remove_file(path);
+            let file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(path)
+                .map_err(PoolError::io(path))?;
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
+                .map_err(io::Error::from)
+                .map_err(PoolError::io(path))?;
+            Ok(file)
+        };
+        create(memory, bytes)?
+            .sync_all()
+            .map_err(PoolError::io(memory))?;
+        let file = create(header, PAGE_BYTES)?;
+        let mut id = [0; 16];
+        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
+            .map_err(io::Error::from)
+            .map_err(PoolError::io(header))?;
+        Header::map(&file)
+            .map_err(PoolError::io(header))?
+            .write(bytes, id, &Title::new(owner));
+        file.sync_all().map_err(PoolError::io(header))
+    }
+
+    /// Opens a segment that is there.
+    ///
+    /// # Errors
+    /// [`PoolError`]: also when its header makes no sense.
+    pub fn open(pool: &Pool, name: &str) -> Result<Self, PoolError> {
+        let path = pool.header_path(name);
+        let opened = OpenOptions::new().read(true).write(true).open(&path);
+        let file = match opened {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(PoolError::NoSegment(name.to_owned()));
+            }
+            opened => opened.map_err(PoolError::io(&path))?,
+        };
+        let header = Header::map(&file).map_err(PoolError::io(&path))?;
+        let damaged = |why| PoolError::Damaged {
+            name: name.to_owned(),
+            why,
+        };
+        let (bytes, id) = header.read().map_err(damaged)?;
+        let memory = pool.memory_path(name);
+        let length = std::fs::metadata(&memory)
+            .map_err(PoolError::io(&memory))?
+            .len();
+        if length != bytes {
+            return Err(damaged("its memory has another size"));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            memory,
+            bytes,
+            id,
+            header,
+        })
+    }
+
+    /// Its name: that of its machine.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The file that QEMU maps.
+    pub fn memory(&self) -> &std::path::Path {
+        &self.memory
+    }
+
+    /// Bytes of its memory.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// What tells it from an earlier segment of its name, in hexadecimal.
+    pub fn id(&self) -> String {
+        self.id.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Who owns it, by now.
+    ///
+    /// # Errors
+    /// [`PoolError::Damaged`].
+    pub fn title(&self) -> Result<Title, PoolError> {
+        self.header.title().map_err(|why| PoolError::Damaged {
+            name: self.name.clone(),
+            why,
+        })
+    }
+
+    /// Ends the offer of epoch `offered` that `from` made, in favour of `to`. When that has been done already, it
+    /// stays so.
+    ///
+    /// # Errors
+    /// [`PoolError::Refused`] when `from` is not the owner, or the offer ended otherwise.
+    pub fn decide(&self, from: &str, offered: u64, to: &str) -> Result<Title, PoolError> {
+        let title = self.title()?;
+        if title.epoch == offered + 1 && title.owner == to {
+            return Ok(title);
+        }
+        let refused = |why| PoolError::Refused {
+            name: self.name.clone(),
+            why,
+        };
+        let next = title.decided(from, offered, to).map_err(refused)?;
+        if self.header.replace(&next) {
+            return Ok(next);
+        }
+        let now = self.title()?.epoch;
+        Err(refused(crate::ownership::Refused::Changed { now, offered }))
+    }
+
+    /// Removes the segment, which must be used by nobody any more.
+    ///
+    /// # Errors
+    /// [`PoolError::Io`].
+    pub fn remove(self, pool: &Pool) -> Result<(), PoolError> {
+        // Without its header it does not exist, and what is left of it is overwritten.
+        for path in [pool.header_path(&self.name), pool.memory_path(&self.name)] {
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(PoolError::io(&path)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ownership::{Arrival, Refused};
+
+    fn pool() -> (tempfile::TempDir, Pool) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let pool = Pool::open(folder.path()).expect("a pool");
+        (folder, pool)
+    }
+
+    #[test]
+    fn two_nodes_see_one_title_and_it_changes_once_an_epoch() {
+        let (_folder, pool) = pool();
+        let here = Segment::allocate(&pool, "v", 1 << 20, "a").expect("allocates");
+        let there = Segment::open(&pool, "v").expect("opens");
+        assert_eq!(there.id(), here.id());
+        assert_eq!(there.bytes(), 1 << 20);
+        here.decide("a", 1, "b").expect("gives");
+        assert_eq!(
+            there.title().expect("reads").arrival("b", 1),
+            Arrival::Given
+        );
+        here.decide("a", 1, "b").expect("again changes nothing");
+        for (from, offered, to) in [("a", 1, "a"), ("a", 2, "a"), ("b", 1, "b"), ("b", 3, "a")] {
+            // The last but one is what has been done already.
+            let decided = there.decide(from, offered, to);
+            assert_eq!(decided.is_ok(), to == "b", "{from} {offered} {to}");
+        }
+        there.decide("b", 2, "a").expect("gives back");
+        assert_eq!(here.title().expect("reads").epoch, 3);
+    }
+
+    #[test]
+    fn names_and_room_are_not_given_twice() {
+        let (_folder, pool) = pool();
+        Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
+        let again = Segment::allocate(&pool, "v", 4096, "b");
+        assert!(matches!(again, Err(PoolError::Exists { owner, .. }) if owner == "a"));
+        let free = pool.room().expect("is known").free;
+        let huge = Segment::allocate(&pool, "w", (free / 4096 + 10) * 4096, "a");
+        assert!(matches!(huge, Err(PoolError::Full { .. })));
+        assert_eq!(pool.segments().expect("lists").len(), 1);
+        let segment = Segment::open(&pool, "v").expect("opens");
+        segment.remove(&pool).expect("removes");
+        assert!(matches!(
+            Segment::open(&pool, "v"),
+            Err(PoolError::NoSegment(_))
+        ));
+        assert_eq!(std::fs::read_dir(pool.folder()).expect("lists").count(), 0);
+    }
+
+    #[test]
+    fn hostile_headers_are_refused() {
+        let (_folder, pool) = pool();
+        Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
+        let path = pool.header_path("v");
+        let good = std::fs::read(&path).expect("reads");
+        let changed = |at: usize, value: u64| {
+            let mut bytes = good.clone();
+            bytes[at * 8..at * 8 + 8].copy_from_slice(&value.to_le_bytes());
+            bytes
+        };
+        for bad in [
+            changed(0, 1),
+            changed(1, 9),
+            changed(2, 5000),
+            changed(2, 0),
+            changed(2, 8192),
+            good[..100].to_vec(),
+        ] {
+            std::fs::write(&path, bad).expect("writes");
+            Segment::open(&pool, "v").expect_err("makes no sense");
+        }
+        for slot in [0, 200, u64::MAX] {
+            std::fs::write(&path, changed(48, slot)).expect("writes");
+            let segment = Segment::open(&pool, "v").expect("opens");
+            assert!(segment.title().is_err(), "{slot}");
+        }
+    }
+
+    #[test]
+    fn an_offer_that_ended_is_told_by_its_epoch() {
+        let (_folder, pool) = pool();
+        let segment = Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
+        segment.decide("a", 1, "a").expect("keeps");
+        let late = segment.decide("a", 1, "b").expect_err("decided");
+        let PoolError::Refused { why, .. } = late else {
+            panic!("{late}")
+        };
+        assert_eq!(why, Refused::Changed { now: 2, offered: 1 });
+    }
+}

@@ -1,0 +1,248 @@
+//! The agent, loaded into a process that is not QEMU: memory that is written all the time moves back and forth, and no
+//! write is lost.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::AsFd;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use godwit_memory::mover::agent::{Agent, AgentError, LIBRARY, SOCKET_VARIABLE};
+use godwit_memory::mover::mappings;
+use godwit_memory::mover::plan::{Chunk, Plan};
+
+const BYTES: u64 = 64 << 20;
+/// The variable that makes the test's own program the process whose memory moves.
+const WRITES: &str = "GODWIT_AGENT_TEST_WRITES";
+
+/// Maps a file and rewrites it again and again; each pass expects what the pass before wrote. Ends with a line.
+#[test]
+fn the_process_whose_memory_moves() {
+    let Some(path) = std::env::var_os(WRITES) else {
+        return;
+    };
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    // SAFETY: a new mapping of whole pages, which only this thread uses through volatile accesses.
+    let memory = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            BYTES as usize,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            std::os::fd::AsRawFd::as_raw_fd(&file),
+            0,
+        )
+    };
+    assert_ne!(memory, libc::MAP_FAILED);
+    let words = memory.cast::<u64>();
+    // A quarter stays a hole.
+    let count = BYTES as usize / 8 / 4 * 3;
+    println!("\nready");
+    std::io::stdout().flush().unwrap();
+    let stop = std::thread::spawn(|| std::io::stdin().lines().next());
+    let (mut pass, mut lost) = (0_u64, 0_u64);
+    while !stop.is_finished() {
+        for index in (0..count).step_by(64) {
+            // SAFETY: the index is inside the mapping.
+            unsafe {
+                let word = words.add(index);
+                let expected = if pass == 0 { 0 } else { pass ^ index as u64 };
+                lost += u64::from(word.read_volatile() != expected);
+                word.write_volatile((pass + 1) ^ index as u64);
+            }
+        }
+        pass += 1;
+    }
+    println!("\npasses {pass} lost {lost}");
+    std::process::exit(0);
+}
+
+struct Process {
+    child: Child,
+    lines: BufReader<std::process::ChildStdout>,
+}
+
+fn start(folder: &Path, memory: &Path) -> Process {
+    let library = folder.join("agent.so");
+    std::fs::write(&library, LIBRARY).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "the_process_whose_memory_moves", "--nocapture"])
+        .env(WRITES, memory)
+        .env("LD_PRELOAD", &library)
+        .env(SOCKET_VARIABLE, folder.join("agent.sock"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap());
+    let mut process = Process { child, lines };
+    process.line("ready");
+    process
+}
+
+impl Process {
+    fn line(&mut self, start: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
+            if line.starts_with(start) {
+                return line;
+            }
+        }
+    }
+
+    fn lost(mut self) -> String {
+        writeln!(self.child.stdin.take().unwrap()).unwrap();
+        let line = self.line("passes");
+        assert!(self.child.wait().unwrap().success());
+        line
+    }
+}
+
+fn memfd() -> File {
+    let made = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let file = File::from(made);
+    file.set_len(BYTES).unwrap();
+    file
+}
+
+fn home(folder: &Path) -> (std::path::PathBuf, File) {
+    let path = folder.join("v.memory");
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(&path)
+        .unwrap();
+    file.set_len(BYTES).unwrap();
+    (path, file)
+}
+
+fn move_all(agent: &mut Agent, address: u64, from: &File, to: &File) -> Plan {
+    agent.begin(address, BYTES, from, to).unwrap();
+    let mut plan = Plan::new(BYTES, 0, Duration::from_millis(1));
+    let begun = Instant::now();
+    while let Some(chunk) = plan.next() {
+        plan.moved(agent.move_chunk(chunk).unwrap().held);
+        let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(from.as_fd(), punch, chunk.offset, chunk.bytes).unwrap();
+    }
+    agent.end().unwrap();
+    println!(
+        "moved in {:?}, held {:?} at most",
+        begun.elapsed(),
+        plan.longest_hold()
+    );
+    plan
+}
+
+fn shm() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap()
+}
+
+#[test]
+fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
+    let folder = shm();
+    let (path, home) = home(folder.path());
+    let process = start(folder.path(), &path);
+    let pid = process.child.id();
+    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    let id = mappings::File::of(&home).unwrap();
+    for _ in 0..3 {
+        let all = mappings::of_process(pid).unwrap();
+        let layout = mappings::find(&all, id, BYTES, None).unwrap();
+        let away = memfd();
+        move_all(&mut agent, layout.address, &home, &away);
+        let all = mappings::of_process(pid).unwrap();
+        assert_eq!(
+            mappings::find(&all, id, BYTES, None),
+            None,
+            "nothing stayed"
+        );
+        let away_id = Some(mappings::File::of(&away).unwrap());
+        let moved = mappings::find(&all, id, BYTES, away_id).unwrap();
+        assert_eq!((moved.address, moved.away), (layout.address, BYTES));
+        std::thread::sleep(Duration::from_millis(100));
+        move_all(&mut agent, layout.address, &away, &home);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let told = process.lost();
+    println!("{told}");
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+#[test]
+fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
+    let folder = shm();
+    let (path, home) = home(folder.path());
+    let process = start(folder.path(), &path);
+    let all = mappings::of_process(process.child.id()).unwrap();
+    let id = mappings::File::of(&home).unwrap();
+    let layout = mappings::find(&all, id, BYTES, None).unwrap();
+    let away = memfd();
+    for chunk in 0..8 {
+        // Each time another node, which goes without a word.
+        let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+        agent.begin(layout.address, BYTES, &home, &away).unwrap();
+        let bytes = 1 << 20;
+        let offset = chunk * bytes;
+        agent.move_chunk(Chunk { offset, bytes }).unwrap();
+    }
+    let all = mappings::of_process(process.child.id()).unwrap();
+    let away_id = mappings::File::of(&away).unwrap();
+    let half = mappings::find(&all, id, BYTES, Some(away_id)).unwrap();
+    assert_eq!(half.away, 8 << 20);
+    let told = process.lost();
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+#[test]
+fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
+    let folder = shm();
+    let (path, home) = home(folder.path());
+    let process = start(folder.path(), &path);
+    let all = mappings::of_process(process.child.id()).unwrap();
+    let id = mappings::File::of(&home).unwrap();
+    let layout = mappings::find(&all, id, BYTES, None).unwrap();
+    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    let early = agent.move_chunk(Chunk {
+        offset: 0,
+        bytes: 4096,
+    });
+    assert!(matches!(early, Err(AgentError::Refused(_))), "{early:?}");
+    // A target that takes no room: sealed against growth and too short.
+    let made = rustix::fs::memfd_create(
+        "short",
+        rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
+    );
+    let short = File::from(made.unwrap());
+    rustix::fs::fcntl_add_seals(&short, rustix::fs::SealFlags::GROW).unwrap();
+    agent.begin(layout.address, BYTES, &home, &short).unwrap();
+    for (offset, bytes) in [
+        (0, 1 << 20),
+        (1, 4096),
+        (0, 0),
+        (0, 5),
+        (BYTES, 4096),
+        (u64::MAX - 4095, 4096),
+    ] {
+        let moved = agent.move_chunk(Chunk { offset, bytes });
+        assert!(
+            matches!(moved, Err(AgentError::Refused(_))),
+            "{offset} {bytes}: {moved:?}"
+        );
+    }
+    let all = mappings::of_process(process.child.id()).unwrap();
+    assert_eq!(mappings::find(&all, id, BYTES, None), Some(layout));
+    std::thread::sleep(Duration::from_millis(50));
+    let told = process.lost();
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+#[test]
+fn a_process_without_the_agent_is_told_from_one_that_has_it() {
+    let folder = shm();
+    let absent = Agent::connect(&folder.path().join("agent.sock"));
+    assert!(matches!(absent, Err(AgentError::Absent)));
+}

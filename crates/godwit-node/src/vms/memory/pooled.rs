@@ -1,0 +1,425 @@
+//! The memory of VMs in memory pools: which segment a VM has, and whether this node may run the guest on it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::units::Bytes;
+use godwit_memory::ownership::Arrival;
+use godwit_memory::pool::proof::{self, Question};
+use godwit_memory::pool::segment::Segment;
+use godwit_memory::pool::{Pool, PoolError};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{MemoryPoolConfig, NodeConfig};
+use crate::node::{Node, blocking};
+use crate::store::machine::{PooledMemory, VmEntry, VmMark};
+use crate::vms::vm::Vm;
+use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
+
+/// How long to wait before a title that could not be written is written again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// What the source of a move says about memory that stays where it is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct PoolOffer {
+    /// The pool, which has the same name at both nodes.
+    pub(crate) pool: String,
+    /// The segment's id.
+    pub(crate) id: String,
+    /// Bytes of the memory.
+    pub(crate) bytes: u64,
+    /// The epoch of the title that is offered.
+    pub(crate) epoch: u64,
+    /// Whether the memory stays in the pool for good.
+    #[serde(default)]
+    pub(crate) stays: bool,
+    /// What the source wrote into the pool for the destination to find.
+    pub(crate) nonce: String,
+}
+
+/// A pool of this node's configuration, ready for use.
+///
+/// # Errors
+/// A sentence that names the pool, and what to do.
+pub(crate) fn open(config: &NodeConfig, name: &str) -> Result<Pool, ErrorBody> {
+    let here = &config.name;
+    let found = configured(config, name)?;
+    Pool::open(&found.folder).map_err(|error| refused(here, name, &error))
+}
+
+/// The pool's part of the configuration.
+fn configured<'a>(config: &'a NodeConfig, name: &str) -> Result<&'a MemoryPoolConfig, ErrorBody> {
+    let here = &config.name;
+    let found = config.memory_pools.iter().find(|pool| pool.name == name);
+    found.ok_or_else(|| {
+        let shown: String = name.chars().take(128).collect();
+        let known = config.memory_pools.iter().map(|pool| pool.name.as_str());
+        let known = match known.collect::<Vec<_>>().as_slice() {
+            [] => String::from("it has none"),
+            known => format!("it has {}", known.join(", ")),
+        };
+        let text = format!("node '{here}' has no memory pool named {shown:?}: {known}");
+        ErrorBody::new(ErrorCode::NotFound, text)
+            .hint("start the node with --memory-pool NAME=FOLDER")
+    })
+}
+
+/// All pools as the API shows them.
+pub(crate) fn show_all(config: &NodeConfig) -> Vec<MemoryPool> {
+    let pools = config.memory_pools.iter();
+    pools.map(|pool| shown(config, pool)).collect()
+}
+
+/// One of them.
+///
+/// # Errors
+/// There is none of this name.
+pub(crate) fn show(config: &NodeConfig, name: &str) -> Result<MemoryPool, ErrorBody> {
+    configured(config, name).map(|pool| shown(config, pool))
+}
+
+fn shown(config: &NodeConfig, of: &MemoryPoolConfig) -> MemoryPool {
+    let mut shown = MemoryPool {
+        name: of.name.clone(),
+        folder: of.folder.display().to_string(),
+        bytes: None,
+        free_bytes: None,
+        segments: Vec::new(),
+        problem: None,
+    };
+    let looked = Pool::open(&of.folder).and_then(|pool| {
+        let room = pool.room()?;
+        (shown.bytes, shown.free_bytes) = (Some(room.total), Some(room.free));
+        let names = pool.segments()?.into_iter();
+        shown.segments = names.map(|name| shown_segment(&pool, name)).collect();
+        Ok(())
+    });
+    if let Err(error) = looked {
+        shown.problem = Some(refused(&config.name, &of.name, &error).message);
+    }
+    shown
+}
+
+fn shown_segment(pool: &Pool, name: String) -> MemorySegment {
+    let read =
+        Segment::open(pool, &name).and_then(|segment| Ok((segment.bytes(), segment.title()?)));
+    let (bytes, title, problem) = match read {
+        Ok((bytes, title)) => (Some(bytes), Some(title), None),
+        Err(error) => (None, None, Some(error.to_string())),
+    };
+    MemorySegment {
+        vm: name,
+        bytes,
+        epoch: title.as_ref().map(|title| title.epoch),
+        owner: title.map(|title| title.owner),
+        problem,
+    }
+}
+
+/// What a pool refused, as this node says it.
+pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
+    let (code, hint) = match error {
+        PoolError::Missing(_) | PoolError::NotFolder(_) => (
+            ErrorCode::Conflict,
+            "mount it, or start the node with another --memory-pool",
+        ),
+        PoolError::Forbidden(_) => (
+            ErrorCode::Conflict,
+            "let the node's user write there, or start the node with another --memory-pool",
+        ),
+        PoolError::PageSize(_) => (ErrorCode::Conflict, "use a pool of ordinary pages"),
+        PoolError::Full { .. } => (
+            ErrorCode::NoSpace,
+            "stop a machine whose memory is there, or make the pool larger",
+        ),
+        PoolError::Exists { .. } => (
+            ErrorCode::Exists,
+            "choose another name for the machine: all nodes that map the pool share its names",
+        ),
+        PoolError::NoSegment(_) | PoolError::Damaged { .. } | PoolError::Refused { .. } => (
+            ErrorCode::Conflict,
+            "see 'godwit memory-pool show' at each node that maps the pool",
+        ),
+        PoolError::OtherMemory => (
+            ErrorCode::Conflict,
+            "give both nodes the same memory under this name, or different names to different memory",
+        ),
+        PoolError::Io { .. } => (ErrorCode::Internal, "see the node's log"),
+    };
+    let text = match error {
+        PoolError::Full { free, wanted } => format!(
+            "memory pool {pool} of node '{here}' has {} free, and {} are needed",
+            Bytes(*free),
+            Bytes(*wanted)
+        ),
+        error => format!("memory pool {pool} of node '{here}' cannot be used: {error}"),
+    };
+    ErrorBody::new(code, text).hint(hint)
+}
+
+/// Gives a new VM a segment, which its QEMU may map.
+///
+/// # Errors
+/// No such pool, not enough room, or the name is taken.
+pub(crate) async fn allocate(
+    node: &Arc<Node>,
+    vm: &str,
+    entry: &mut VmEntry,
+) -> Result<(), ErrorBody> {
+    let Some(memory) = &mut entry.memory else {
+        return Ok(());
+    };
+    let pool = open(&node.config, &memory.pool)?;
+    let (here, name, bytes) = (node.config.name.clone(), vm.to_owned(), memory.bytes);
+    let allocated = blocking(move || {
+        // The node has no machine of the name, so what it owns there was left by a crash.
+        if let Ok(left) = Segment::open(&pool, &name)
+            && left.title().is_ok_and(|title| title.owner == here)
+        {
+            left.remove(&pool)?;
+        }
+        Segment::allocate(&pool, &name, bytes, &here)
+    })
+    .await?
+    .map_err(|error| refused(&node.config.name, &memory.pool, &error))?;
+    memory.id = allocated.id();
+    if let Some(user) = &node.config.qemu_user {
+        user.own(allocated.memory()).map_err(|error| {
+            let text = format!(
+                "VM {vm}: cannot give its memory to user {}: {error}",
+                user.name()
+            );
+            ErrorBody::new(ErrorCode::Internal, text)
+        })?;
+    }
+    Ok(())
+}
+
+/// The segment of a VM, as it was stored.
+///
+/// # Errors
+/// It is not there any more, or it is another one of its name.
+fn segment(node: &Node, vm: &str, memory: &PooledMemory) -> Result<(Pool, Segment), ErrorBody> {
+    let pool = open(&node.config, &memory.pool)?;
+    let failed = |error| refused(&node.config.name, &memory.pool, &error);
+    let segment = Segment::open(&pool, vm).map_err(failed)?;
+    if !memory.id.is_empty() && segment.id() != memory.id {
+        let why = "another machine's segment has its name";
+        return Err(failed(PoolError::Damaged {
+            name: vm.to_owned(),
+            why,
+        }));
+    }
+    Ok((pool, segment))
+}
+
+/// The file of a VM's memory.
+///
+/// # Errors
+/// It is not there.
+pub(super) fn file_of(node: &Node, vm: &str, memory: &PooledMemory) -> Result<PathBuf, ErrorBody> {
+    segment(node, vm, memory).map(|(_, segment)| segment.memory().to_owned())
+}
+
+/// The file that a VM's QEMU maps.
+///
+/// # Errors
+/// It is not there.
+pub(crate) fn file(node: &Node, vm: &Vm) -> Result<Option<PathBuf>, ErrorBody> {
+    let memory = vm.lock().entry.memory.clone();
+    let Some(memory) = memory else {
+        return Ok(None);
+    };
+    let (_, segment) = segment(node, &vm.name, &memory)?;
+    Ok(Some(segment.memory().to_owned()))
+}
+
+/// Whether this node may run the VM's guest, as far as its memory says.
+///
+/// # Errors
+/// The memory is another node's, or cannot be looked at.
+pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
+    let (memory, gone) = {
+        let inner = vm.lock();
+        (inner.entry.memory.clone(), inner.entry.moved_to.is_some())
+    };
+    let Some(memory) = memory else {
+        return Ok(());
+    };
+    let (_, segment) = segment(node, &vm.name, &memory)?;
+    let title = segment
+        .title()
+        .map_err(|error| refused(&node.config.name, &memory.pool, &error))?;
+    if title.may_run(&node.config.name, gone) {
+        return Ok(());
+    }
+    let text = format!(
+        "the memory of VM {} belongs to node '{}': its guest must not run here",
+        vm.name, title.owner
+    );
+    Err(ErrorBody::new(ErrorCode::Conflict, text)
+        .hint(format!("see 'godwit vm show {}' there", vm.name)))
+}
+
+/// Offers the VM's title. The question goes into the pool for the destination to answer.
+///
+/// # Errors
+/// What stands in the way of moving the memory, a sentence.
+pub(crate) fn offer(
+    node: &Node,
+    vm: &str,
+    entry: &mut VmEntry,
+    migration: &str,
+) -> Result<(PoolOffer, Question), String> {
+    let Some(memory) = &mut entry.memory else {
+        return Err(match entry.machine.is_poolable() {
+            true => String::from(
+                "its memory is in no memory pool: bring it into one with 'godwit vm memory', or use \
+                 another way of moving memory",
+            ),
+            false => String::from(
+                "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or use \
+                 another way of moving memory",
+            ),
+        });
+    };
+    let told = |error: ErrorBody| error.message;
+    let failed = |error: PoolError| refused(&node.config.name, &memory.pool, &error).message;
+    let (pool, segment) = segment(node, vm, memory).map_err(told)?;
+    let title = segment.title().map_err(failed)?;
+    if title.owner != node.config.name {
+        return Err(format!("its memory belongs to node '{}'", title.owner));
+    }
+    let question = Question::ask(&pool, migration).map_err(failed)?;
+    memory.epoch = title.epoch;
+    let offer = PoolOffer {
+        pool: memory.pool.clone(),
+        id: segment.id(),
+        bytes: segment.bytes(),
+        epoch: title.epoch,
+        stays: false,
+        nonce: question.nonce(),
+    };
+    Ok((offer, question))
+}
+
+/// Destination: looks at a segment that is offered, and shows the source that both see the same.
+///
+/// # Errors
+/// What stands in the way here, a sentence.
+pub(crate) fn take_up(
+    node: &Node,
+    vm: &str,
+    migration: &str,
+    offer: &PoolOffer,
+) -> Result<(), String> {
+    let failed = |error: PoolError| refused(&node.config.name, &offer.pool, &error).message;
+    let pool = open(&node.config, &offer.pool).map_err(|error| error.message)?;
+    proof::answer(&pool, migration, &offer.nonce, &node.config.name).map_err(failed)?;
+    let (_, segment) = segment(node, vm, &offer.expected()).map_err(|error| error.message)?;
+    let title = segment.title().map_err(failed)?;
+    if title.epoch != offer.epoch || segment.bytes() != offer.bytes {
+        return Err(format!(
+            "the segment of VM {vm} in memory pool {} is not the one that was offered",
+            offer.pool
+        ));
+    }
+    Ok(())
+}
+
+impl PoolOffer {
+    /// What the destination stores about it.
+    pub(crate) fn expected(&self) -> PooledMemory {
+        PooledMemory {
+            pool: self.pool.clone(),
+            id: self.id.clone(),
+            bytes: self.bytes,
+            epoch: self.epoch,
+            given_to: None,
+        }
+    }
+}
+
+/// Destination: what the title says by now; nothing when the memory is in no pool. What cannot be looked at says
+/// nothing yet.
+pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
+    let memory = vm.lock().entry.memory.clone()?;
+    let title = segment(node, &vm.name, &memory).and_then(|(_, segment)| {
+        segment
+            .title()
+            .map_err(|error| refused(&node.config.name, &memory.pool, &error))
+    });
+    match title {
+        Ok(title) => Some(title.arrival(&node.config.name, memory.epoch)),
+        Err(error) => {
+            tracing::debug!(vm = vm.name, %error, "the VM's memory cannot be looked at");
+            Some(Arrival::Undecided)
+        }
+    }
+}
+
+/// Source: makes the title say what is stored durably: that the VM is another node's. Tried until it works, or the node
+/// ends; the next process then does it.
+pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
+    let Some(memory) = &gone.memory else { return };
+    let Some(to) = &memory.given_to else { return };
+    loop {
+        let decided = segment(node, vm, memory).and_then(|(_, segment)| {
+            segment
+                .decide(&node.config.name, memory.epoch, to)
+                .map_err(|error| refused(&node.config.name, &memory.pool, &error))
+        });
+        match decided {
+            Ok(_) => return,
+            // It is stored, so nobody else could have decided: the title went on from there.
+            Err(error) if error.code == ErrorCode::Conflict => {
+                tracing::info!(vm, %error, "the VM's memory has gone on since it was given away");
+                return;
+            }
+            Err(error) => {
+                tracing::error!(vm, %error, "cannot give the VM's memory away; trying again");
+            }
+        }
+        tokio::select! {
+            () = tokio::time::sleep(RETRY) => {}
+            () = node.closed() => return,
+        }
+    }
+}
+
+/// Source: ends an offer in this node's own favour, so that the destination knows that the VM does not come.
+pub(crate) fn keep(node: &Node, vm: &str, entry: &VmEntry) {
+    let Some(memory) = &entry.memory else { return };
+    if !matches!(entry.mark, Some(VmMark::Outgoing { .. })) {
+        return;
+    }
+    let kept = segment(node, vm, memory).and_then(|(_, segment)| {
+        segment
+            .decide(&node.config.name, memory.epoch, &node.config.name)
+            .map_err(|error| refused(&node.config.name, &memory.pool, &error))
+    });
+    if let Err(error) = kept {
+        // The title is this node's all the same.
+        tracing::warn!(vm, %error, "cannot note that the VM's memory stays");
+    }
+}
+
+/// Frees a VM's segment if it is this node's, once no QEMU of this node maps it any more.
+pub(crate) async fn release(node: &Arc<Node>, vm: &str, entry: &VmEntry) {
+    let Some(memory) = entry.memory.clone() else {
+        return;
+    };
+    let (shared, name) = (Arc::clone(node), vm.to_owned());
+    let released = blocking(move || -> Result<(), ErrorBody> {
+        let (pool, segment) = segment(&shared, &name, &memory)?;
+        let failed = |error: PoolError| refused(&shared.config.name, &memory.pool, &error);
+        if segment.title().map_err(failed)?.owner == shared.config.name {
+            segment.remove(&pool).map_err(failed)?;
+        }
+        Ok(())
+    });
+    if let Err(error) = released.await.flatten() {
+        tracing::debug!(vm, %error, "the VM's memory is not there to be freed");
+    }
+}

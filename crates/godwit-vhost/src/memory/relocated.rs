@@ -1,0 +1,316 @@
+//! Guest memory of which parts are in another file than the front end's: memory that is moved while the guest runs
+//! (paper 002, section 4.2).
+//!
+//! The front end shares one file for all of a guest's memory, and goes on sharing it when chunks of the memory have
+//! been remapped to another. So each mapping of that file here has the same chunks remapped, both those that exist
+//! when a chunk moves and those that are made later, after a restart of either side. While chunks move nobody maps guest memory and no
+//! device touches it: see [`Relocation`].
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+
+use crate::memory::GuestRam;
+
+/// A file, whoever opened it: its device and its number there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// Which file this is.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+        })
+    }
+}
+
+/// A part of a file: its first byte and its length, in whole pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Of the first byte.
+    pub offset: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+impl Part {
+    const fn end(self) -> u64 {
+        self.offset.saturating_add(self.bytes)
+    }
+
+    /// What both have.
+    fn common(self, other: Self) -> Option<Self> {
+        let offset = self.offset.max(other.offset);
+        let end = self.end().min(other.end());
+        (offset < end).then(|| Self {
+            offset,
+            bytes: end - offset,
+        })
+    }
+}
+
+/// Adds a part to parts that do not touch each other, in order.
+fn add(parts: &mut Vec<Part>, mut part: Part) {
+    parts.retain(|other| {
+        let apart = other.end() < part.offset || part.end() < other.offset;
+        if !apart {
+            let offset = part.offset.min(other.offset);
+            let end = part.end().max(other.end());
+            part = Part {
+                offset,
+                bytes: end - offset,
+            };
+        }
+        apart
+    });
+    let at = parts.partition_point(|other| other.offset < part.offset);
+    parts.insert(at, part);
+}
+
+/// Takes a part away from them.
+fn remove(parts: &mut Vec<Part>, part: Part) {
+    *parts = parts
+        .iter()
+        .flat_map(|&other| {
+            let before = Part {
+                offset: other.offset,
+                bytes: part.offset.saturating_sub(other.offset).min(other.bytes),
+            };
+            let from = part.end().max(other.offset);
+            let after = Part {
+                offset: from,
+                bytes: other.end().saturating_sub(from),
+            };
+            [before, after]
+        })
+        .filter(|part| part.bytes > 0)
+        .collect();
+}
+
+/// The parts of a file's memory that are elsewhere.
+#[derive(Debug)]
+struct Away {
+    file: File,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug, Default)]
+struct Relocated {
+    files: HashMap<FileId, Away>,
+    mapped: Vec<Weak<GuestRam>>,
+}
+
+/// What is relocated concerns all devices of the process: several disks map one guest's memory.
+static RELOCATED: Mutex<Option<Relocated>> = Mutex::new(None);
+
+/// Nobody else maps guest memory while this lives, and nothing else is relocated.
+#[derive(Debug)]
+pub struct Relocation(MutexGuard<'static, Option<Relocated>>);
+
+impl Relocation {
+    /// Waits until it is the only one.
+    pub fn begin() -> Self {
+        Self(RELOCATED.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn all(&mut self) -> &mut Relocated {
+        self.0.get_or_insert_default()
+    }
+
+    /// From now on `away` is where parts of `home` can be; none is yet, or those that were are in `away` as well.
+    pub fn set(&mut self, home: FileId, away: File) {
+        let away = Away {
+            file: away,
+            parts: Vec::new(),
+        };
+        self.all().files.insert(home, away);
+    }
+
+    /// Nothing of `home` is elsewhere any more.
+    pub fn forget(&mut self, home: FileId) {
+        self.all().files.remove(&home);
+    }
+
+    /// A part of `home` has moved away, or back into `home`. The devices that map it must stand still, because each
+    /// mapping changes at once and not together with what they do.
+    ///
+    /// # Errors
+    /// The kernel's; a mapping may be as it was then, and its device must go on standing still.
+    pub fn moved(&mut self, home: &File, part: Part, is_away: bool) -> io::Result<()> {
+        let id = FileId::of(home)?;
+        let Relocated { files, mapped } = self.all();
+        let away = files
+            .get_mut(&id)
+            .ok_or_else(|| io::Error::other("nothing says where the memory goes"))?;
+        match is_away {
+            true => add(&mut away.parts, part),
+            false => remove(&mut away.parts, part),
+        }
+        let target = if is_away { &away.file } else { home };
+        mapped.retain(|ram| ram.strong_count() > 0);
+        for ram in mapped.iter().filter_map(Weak::upgrade) {
+            ram.remap(id, part, target)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the parts that are elsewhere into memory that was mapped just now, which follows what moves from now on.
+    pub(crate) fn follow(&mut self, ram: &std::sync::Arc<GuestRam>) -> io::Result<()> {
+        let all = self.all();
+        for (id, away) in &all.files {
+            for part in &away.parts {
+                ram.remap(*id, *part, &away.file)?;
+            }
+        }
+        all.mapped.retain(|ram| ram.strong_count() > 0);
+        all.mapped.push(std::sync::Arc::downgrade(ram));
+        Ok(())
+    }
+}
+
+/// Where a region's file is mapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mapped {
+    pub(crate) file: FileId,
+    /// What of the file is mapped.
+    pub(crate) part: Part,
+    /// The address of its first byte in this process.
+    pub(crate) here: u64,
+}
+
+impl Mapped {
+    /// Maps a part of the file's memory from `target` instead, at the same offset.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn remap(&self, file: FileId, part: Part, target: &File) -> io::Result<()> {
+        let Some(common) = self.part.common(part).filter(|_| self.file == file) else {
+            return Ok(());
+        };
+        let at = self.here + (common.offset - self.part.offset);
+        // SAFETY: the range lies in a mapping of the memory's owner, which stays mapped: its bytes are guest memory,
+        // to which no references exist, and which others change at any time.
+        let mapped = unsafe {
+            libc::mmap(
+                at as *mut libc::c_void,
+                common.bytes as usize,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                target.as_raw_fd(),
+                common.offset as libc::off_t,
+            )
+        };
+        match mapped {
+            libc::MAP_FAILED => Err(io::Error::last_os_error()),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::sync::Arc;
+
+    use vhost::vhost_user::message::VhostUserMemoryRegion;
+
+    use super::*;
+    use crate::memory::Segment;
+    use crate::memory::post_copy::Arrival;
+
+    const PAGE: u64 = 4096;
+
+    fn part(first: u64, pages: u64) -> Part {
+        Part {
+            offset: first * PAGE,
+            bytes: pages * PAGE,
+        }
+    }
+
+    #[test]
+    fn parts_are_joined_and_cut() {
+        let mut parts = Vec::new();
+        for (first, pages) in [(4, 2), (0, 1), (1, 1), (9, 1)] {
+            add(&mut parts, part(first, pages));
+        }
+        assert_eq!(parts, [part(0, 2), part(4, 2), part(9, 1)]);
+        add(&mut parts, part(2, 2));
+        assert_eq!(parts, [part(0, 6), part(9, 1)]);
+        remove(&mut parts, part(2, 1));
+        assert_eq!(parts, [part(0, 2), part(3, 3), part(9, 1)]);
+        remove(&mut parts, part(0, 20));
+        assert_eq!(parts, []);
+    }
+
+    fn file(byte: u8) -> File {
+        let file = tempfile::tempfile().expect("a file");
+        file.write_all_at(&[byte; 8 * PAGE as usize], 0)
+            .expect("writes");
+        file
+    }
+
+    fn map(home: &File) -> Arc<GuestRam> {
+        let region = VhostUserMemoryRegion::new(0x10_0000, 6 * PAGE, 0x7000_0000, 2 * PAGE);
+        let files = vec![home.try_clone().expect("another")];
+        let mut relocation = Relocation::begin();
+        let ram = GuestRam::new(&[region], files, Arc::new(Arrival::default())).expect("maps");
+        let ram = Arc::new(ram);
+        relocation.follow(&ram).expect("follows");
+        ram
+    }
+
+    /// The first byte of each page of the region, which begins at the file's third page.
+    fn seen(ram: &GuestRam) -> Vec<u8> {
+        let byte = |page: u64| {
+            let mut byte = [0];
+            let segment = Segment {
+                address: 0x10_0000 + page * PAGE,
+                length: 1,
+            };
+            assert!(ram.gather(&[segment], &mut byte));
+            byte[0]
+        };
+        (0..6).map(byte).collect()
+    }
+
+    #[test]
+    fn mappings_before_and_after_a_move_see_the_same() {
+        let (home, away) = (file(1), file(2));
+        let before = map(&home);
+        let mut relocation = Relocation::begin();
+        relocation.set(
+            FileId::of(&home).expect("a file"),
+            away.try_clone().expect("another"),
+        );
+        relocation.moved(&home, part(0, 4), true).expect("moves");
+        drop(relocation);
+        let after = map(&home);
+        let other = map(&file(3));
+        assert_eq!(seen(&before), [2, 2, 1, 1, 1, 1]);
+        assert_eq!(seen(&after), seen(&before));
+        assert_eq!(seen(&other), [3; 6], "another guest's");
+        let mut relocation = Relocation::begin();
+        relocation
+            .moved(&home, part(3, 2), false)
+            .expect("moves back");
+        relocation.moved(&home, part(7, 1), true).expect("moves");
+        drop(relocation);
+        for ram in [before, after, map(&home)] {
+            assert_eq!(seen(&ram), [2, 1, 1, 1, 1, 2]);
+        }
+        Relocation::begin().forget(FileId::of(&home).expect("a file"));
+        assert_eq!(seen(&map(&home)), [1; 6]);
+    }
+}
