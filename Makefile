@@ -59,6 +59,15 @@ demo-vm: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-vm
 
+# Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
+.PHONY: demo-rdma
+demo-rdma:
+	scripts/install-deps
+	scripts/install-qemu
+	scripts/build-rdma-guest >/dev/null
+	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma
+	target/debug/godwit-demo-rdma
+
 # Godwit beside its peers, in less than ten minutes: bench/README.md. BENCH takes more options.
 bench: bench-build
 	target/release/godwit-bench quick $(BENCH)
