@@ -1,5 +1,6 @@
 //! Unmodified RDMA programs of Debian move between virtual machines while they run.
 
+mod holder;
 mod programs;
 mod report;
 mod run;

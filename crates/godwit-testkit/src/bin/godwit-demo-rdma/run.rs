@@ -1,7 +1,7 @@
 //! The demo: each program, each side.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -9,6 +9,7 @@ use godwit_testkit::process::target_dir;
 use godwit_testkit::rdma::{Bed, Moved, Place, RdmaGuest, move_process};
 use godwit_testkit::report::write_report;
 
+use crate::holder::move_holder;
 use crate::programs::{PROGRAMS, Program, Side};
 use crate::report::{Move, Report};
 
@@ -28,6 +29,16 @@ pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
         holder: None,
         moves: Vec::new(),
     };
+    if "holder".contains(only) {
+        let holder = move_holder(&bed)?;
+        println!(
+            "  a process that only holds a device: CRIU alone refused it: {}; with the plugin it runs on guest 2: {}",
+            holder.refused_without_plugin, holder.restored_with_plugin
+        );
+        report.passed &= holder.refused_without_plugin && holder.restored_with_plugin;
+        report.holder = Some(holder);
+        clean_up(&bed)?;
+    }
     for program in PROGRAMS
         .iter()
         .filter(|program| program.name.contains(only))
@@ -71,7 +82,7 @@ pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
             }
         }
     }
-    Ok(report.passed && !report.moves.is_empty())
+    Ok(report.passed && (report.holder.is_some() || !report.moves.is_empty()))
 }
 
 /// What goes into the guests, without symbols.
@@ -98,6 +109,15 @@ fn payload() -> io::Result<Vec<PathBuf>> {
         }
         files.push(file);
     }
+    let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../criu-plugin/build");
+    let plugins = into.join("plugins");
+    let compiled = Command::new(plugin).arg(&plugins).output()?;
+    if !compiled.status.success() {
+        return Err(io::Error::other(
+            String::from_utf8_lossy(&compiled.stderr).into_owned(),
+        ));
+    }
+    files.push(plugins);
     Ok(files)
 }
 
