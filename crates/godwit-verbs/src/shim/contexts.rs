@@ -100,13 +100,14 @@ pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
         return (real().close_device)(context);
     };
     let mut world = running_world();
-    if world.roadmap.user_of(shadow.id).is_some() {
-        return libc::EBUSY;
-    }
     let result = (real().close_device)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         libc::close(shadow.face.async_fd);
-        world.remove(shadow.id);
+        // The kernel gives back what the application left in it, and libibverbs allows that. The shadows
+        // stay in memory, since the application may still name them.
+        for gone in world.roadmap.remove_with_users(shadow.id) {
+            world.objects.remove(&gone);
+        }
         drop(Box::from_raw(context.cast::<ShadowContext>()));
     }
     result

@@ -150,6 +150,19 @@ impl Roadmap {
             .ok_or(Broken::Missing(object))
     }
 
+    /// Forgets an object and whatever was made from it. Gives all of them.
+    pub fn remove_with_users(&mut self, object: ObjectId) -> Vec<ObjectId> {
+        let mut gone = vec![object];
+        // Users have greater numbers than what they use, so one pass in order finds all.
+        for (user, call) in &self.calls {
+            if call.parents().any(|parent| gone.contains(&parent)) {
+                gone.push(*user);
+            }
+        }
+        gone.retain(|object| self.calls.remove(object).is_some());
+        gone
+    }
+
     /// An object that was made from this one.
     pub fn user_of(&self, object: ObjectId) -> Option<ObjectId> {
         let mut users = self
@@ -188,6 +201,23 @@ mod tests {
         assert_eq!(
             map.add(Call::AddressHandle { pd }),
             Err(Broken::Missing(pd))
+        );
+    }
+
+    #[test]
+    fn a_context_takes_with_it_what_was_left_in_it() {
+        let mut map = Roadmap::default();
+        let (closed, open) = (
+            map.add(Call::Context).unwrap(),
+            map.add(Call::Context).unwrap(),
+        );
+        let kept = map.add(Call::ProtectionDomain { context: open }).unwrap();
+        let pd = map.add(Call::ProtectionDomain { context: closed }).unwrap();
+        let handle = map.add(Call::AddressHandle { pd }).unwrap();
+        assert_eq!(map.remove_with_users(closed), [closed, pd, handle]);
+        assert_eq!(
+            map.calls().map(|(object, _)| object).collect::<Vec<_>>(),
+            [open, kept]
         );
     }
 

@@ -124,8 +124,11 @@ fn payload() -> io::Result<Vec<PathBuf>> {
 /// Starts the program at guests 1 and 3, moves one side to guest 2, and waits for both to end.
 fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::Result<()> {
     let (source, destination, fixed) = (bed.guest(1), bed.guest(2), bed.guest(3));
-    source.must(&format!("ip addr add {ALIAS} dev eth0"))?;
     let alias = ALIAS.split('/').next().unwrap_or(ALIAS);
+    // Announced, since the partner may know the address at the guest that it moved to before.
+    source.must(&format!(
+        "ip addr add {ALIAS} dev eth0; arping -q -U -c 1 -I eth0 {alias} >/dev/null 2>&1; true"
+    ))?;
     let command = format!(
         "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so {}",
         program.command
