@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -77,6 +77,14 @@ demo-vm: guest
 demo-net: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-net
+
+# Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
+demo-rdma:
+	scripts/install-deps
+	scripts/install-qemu
+	scripts/build-rdma-guest >/dev/null
+	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma
+	target/debug/godwit-demo-rdma
 
 # Godwit beside its peers, in less than ten minutes: bench/README.md. BENCH takes more options.
 bench: bench-build

@@ -8,6 +8,7 @@
 //! - [`proxy`] and [`network`] put a link between nodes that is slow, shared with other traffic,
 //!   stalls or is cut.
 //! - [`vm`] runs virtual machines whose guest checks its disks and its memory.
+//! - [`rdma`] runs virtual machines with soft-RoCE on one network.
 //! - [`vhost_client`] is a virtual machine without one: it shares memory with a vhost-user-blk
 //!   server and drives virtqueues in it.
 //! - [`small_fs`] is a file system with little room.
@@ -23,6 +24,7 @@ pub mod network;
 pub mod process;
 pub mod proxy;
 pub mod random;
+pub mod rdma;
 pub mod report;
 pub mod scenario;
 pub mod small_fs;

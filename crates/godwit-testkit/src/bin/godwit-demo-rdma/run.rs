@@ -1,0 +1,269 @@
+//! The demo: each program, each side.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use godwit_testkit::process::target_dir;
+use godwit_testkit::rdma::{Bed, Moved, Place, RdmaGuest, move_process};
+use godwit_testkit::report::write_report;
+
+use crate::holder::move_holder;
+use crate::programs::{PROGRAMS, Program, Side};
+use crate::report::{Move, Report};
+
+/// The address that moves along.
+const ALIAS: &str = "10.0.0.100/24";
+/// How long a program may take to end after its move.
+const END: Duration = Duration::from_secs(90);
+
+pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
+    let began = Instant::now();
+    println!("booting three virtual machines with soft-RoCE");
+    let bed = Bed::start(3, &payload()?)?;
+    println!("  they run after {:.0} s", began.elapsed().as_secs_f64());
+    let mut report = Report {
+        passed: true,
+        pre_setup: false,
+        holder: None,
+        moves: Vec::new(),
+    };
+    if "holder".contains(only) {
+        let holder = move_holder(&bed)?;
+        println!(
+            "  a process that only holds a device: CRIU alone refused it: {}; with the plugin it runs on guest 2: {}",
+            holder.refused_without_plugin, holder.restored_with_plugin
+        );
+        report.passed &= holder.refused_without_plugin && holder.restored_with_plugin;
+        report.holder = Some(holder);
+        clean_up(&bed)?;
+    }
+    for program in PROGRAMS
+        .iter()
+        .filter(|program| program.name.contains(only))
+    {
+        for side in [Side::Server, Side::Client] {
+            let mut moved = Moved::default();
+            let error = one_move(&bed, program, side, &mut moved)
+                .err()
+                .map(|error| error.to_string());
+            match &error {
+                None => println!(
+                    "  {:20} {:6} {} QPs  blackout {:5.0} ms, wait-before-stop {:4.0} ms: both sides ended with success",
+                    program.name,
+                    side.name(),
+                    moved.qps,
+                    moved.blackout_ms,
+                    moved.wbs_ms
+                ),
+                Some(error) => println!("  {:20} {:6} FAILED: {error}", program.name, side.name()),
+            }
+            report.passed &= error.is_none();
+            report
+                .moves
+                .push(Move::new(program.name, side.name(), moved, error));
+            clean_up(&bed)?;
+        }
+    }
+    let path = write_report("demo-rdma", &report)?;
+    println!("report: {}", path.display());
+    if keep_logs {
+        for entry in std::fs::read_dir(bed.logs())?.flatten() {
+            if entry
+                .path()
+                .extension()
+                .is_some_and(|extension| extension == "log")
+            {
+                std::fs::copy(
+                    entry.path(),
+                    target_dir().join("demo-rdma").join(entry.file_name()),
+                )?;
+            }
+        }
+    }
+    Ok(report.passed && (report.holder.is_some() || !report.moves.is_empty()))
+}
+
+/// What goes into the guests, without symbols.
+fn payload() -> io::Result<Vec<PathBuf>> {
+    let here = std::env::current_exe()?;
+    let built = here
+        .parent()
+        .ok_or_else(|| io::Error::other("this program is in no directory"))?;
+    let into = target_dir().join("demo-rdma");
+    std::fs::create_dir_all(&into)?;
+    let mut files = Vec::new();
+    for name in ["libgodwit_verbs.so", "godwit-verbs"] {
+        let file = into.join(name);
+        let stripped = Command::new("strip")
+            .arg("-o")
+            .arg(&file)
+            .arg(built.join(name))
+            .status()?;
+        if !stripped.success() {
+            return Err(io::Error::other(format!(
+                "{} is missing; build the package godwit-verbs",
+                built.join(name).display()
+            )));
+        }
+        files.push(file);
+    }
+    let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../criu-plugin/build");
+    let plugins = into.join("plugins");
+    let compiled = Command::new(plugin).arg(&plugins).output()?;
+    if !compiled.status.success() {
+        return Err(io::Error::other(
+            String::from_utf8_lossy(&compiled.stderr).into_owned(),
+        ));
+    }
+    files.push(plugins);
+    Ok(files)
+}
+
+/// Starts the program at guests 1 and 3, moves one side to guest 2, and waits for both to end.
+fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::Result<()> {
+    let (source, destination, fixed) = (bed.guest(1), bed.guest(2), bed.guest(3));
+    let alias = ALIAS.split('/').next().unwrap_or(ALIAS);
+    // Announced, since the partner may know the address at the guest that it moved to before.
+    source.must(&format!(
+        "ip addr add {ALIAS} dev eth0; arping -q -U -c 1 -I eth0 {alias} >/dev/null 2>&1; true"
+    ))?;
+    let command = format!(
+        "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so {}",
+        program.command
+    );
+    let (server_guest, client_guest) = match side {
+        Side::Server => (source, fixed),
+        Side::Client => (fixed, source),
+    };
+    let to = match side {
+        Side::Server => alias.to_owned(),
+        Side::Client => {
+            // What the client says comes from the address that moves along.
+            source.must(&format!(
+                "ip route replace {}/32 dev eth0 src {alias}",
+                fixed.address()
+            ))?;
+            fixed.address()
+        }
+    };
+    let server = server_guest.background("server", &command)?;
+    listening(server_guest)?;
+    let client = client_guest.background("client", &format!("{command} {to}"))?;
+    let (server, client) = (
+        Place {
+            guest: server_guest,
+            pid: server,
+        },
+        Place {
+            guest: client_guest,
+            pid: client,
+        },
+    );
+    connected(server)?;
+    std::thread::sleep(Duration::from_secs_f64(program.work_seconds));
+    let (mover, partner, log) = match side {
+        Side::Server => (server, client, "run/server.log"),
+        Side::Client => (client, server, "run/client.log"),
+    };
+    *moved = move_process(mover, destination, partner, ALIAS, log)?;
+    ended(
+        Place {
+            guest: destination,
+            pid: mover.pid,
+        },
+        log,
+    )?;
+    let other = if log == "run/server.log" {
+        "run/client.log"
+    } else {
+        "run/server.log"
+    };
+    ended(partner, other)
+}
+
+fn listening(guest: &RdmaGuest) -> io::Result<()> {
+    guest.must("for i in $(seq 200); do ss -ltn | grep -q ':18515' && exit 0; sleep 0.05; done; cat /run/server.log; exit 1").map(drop)
+}
+
+/// Waits until the process has a queue pair that sends.
+fn connected(place: Place<'_>) -> io::Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(20) {
+        // A process that has not opened its device yet does not answer.
+        if let Ok(status) = place.status()
+            && !status.queue_pairs.is_empty()
+            && status.queue_pairs.iter().all(|pair| pair.remote.is_some())
+        {
+            return Ok(());
+        }
+    }
+    let said = place.guest.run("cat /run/server.log")?.text;
+    Err(io::Error::other(format!(
+        "the program did not connect; it said: {said}"
+    )))
+}
+
+/// Waits until the process has ended and judges by what it said: a restored process is nobody's child
+/// whose exit status could be asked.
+fn ended(place: Place<'_>, log: &str) -> io::Result<()> {
+    let began = Instant::now();
+    let gone = format!(
+        "[ ! -e /proc/{0} ] || grep -q '^State:.Z' /proc/{0}/status",
+        place.pid
+    );
+    while began.elapsed() < END {
+        if place.guest.run(&gone)?.status == 0 {
+            let said = place.guest.must(&format!("cat /{log}"))?;
+            return if succeeded(&said) {
+                Ok(())
+            } else {
+                Err(io::Error::other(format!(
+                    "guest {}'s side ended with: {said}",
+                    place.guest.number()
+                )))
+            };
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let status = place
+        .status()
+        .map(|status| format!("{:?}", status.queue_pairs));
+    let said = place.guest.must(&format!("cat /{log}"))?;
+    Err(io::Error::other(format!(
+        "guest {}'s side still runs {} s after the move; it said {said}; its queue pairs are {}",
+        place.guest.number(),
+        END.as_secs(),
+        status.unwrap_or_else(|error| error.to_string()),
+    )))
+}
+
+/// Whether a program's output is that of a run to its end.
+fn succeeded(said: &str) -> bool {
+    let bad = ["ailed", "rror", "ouldn't", "nable"]
+        .iter()
+        .any(|word| said.contains(word));
+    let pingpong = said.contains("iters in");
+    // perftest prints its result between two lines below the header.
+    let perftest = said
+        .lines()
+        .skip_while(|line| !line.contains("#bytes"))
+        .nth(1)
+        .is_some_and(|line| {
+            line.trim()
+                .starts_with(|first: char| first.is_ascii_digit())
+        });
+    !bad && (pingpong || perftest)
+}
+
+/// Everything as before the first move.
+fn clean_up(bed: &Bed) -> io::Result<()> {
+    for number in 1..=3 {
+        bed.guest(number).run(&format!(
+            "pkill -9 -f '^ib'; ip addr del {ALIAS} dev eth0; \
+             ip route flush 10.0.0.3/32; nft flush ruleset; rm -rf /run/image /run/*.log; true"
+        ))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,361 @@
+//! A move of one RDMA process between guests, step by step, as a node's mover will take them.
+//!
+//! 1. Both sides: keep new requests back, wait until nothing is in flight.
+//! 2. Source: give the device's objects back, dump with CRIU, with the address that moves along.
+//! 3. Destination: restore behind a guard that drops what comes too early, make the objects again.
+//! 4. Both sides: connect to each other's new queue pairs, go on.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use godwit_verbs::control::{Answer, Request, Status};
+use godwit_verbs::shim::{Connection, QueuePairState, Recreated};
+use serde::Serialize;
+
+use super::RdmaGuest;
+
+/// How long requests in flight may take to complete.
+const DRAIN_BOUND: Duration = Duration::from_secs(20);
+
+/// A process in a guest.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    /// The guest.
+    pub guest: &'a RdmaGuest,
+    /// The process; it keeps its number when it moves.
+    pub pid: u32,
+}
+
+impl Place<'_> {
+    /// Asks the process's library.
+    ///
+    /// # Errors
+    /// Also if the library answers with an error.
+    pub fn ask(&self, request: &Request) -> io::Result<Answer> {
+        let text = serde_json::to_string(request)?;
+        let said = self
+            .guest
+            .must(&format!("godwit-verbs ask {} '{text}'", self.pid))?;
+        match serde_json::from_str(&said)? {
+            Answer::Error(error) => Err(io::Error::other(error)),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Its queue pairs, and what keeps it from moving.
+    ///
+    /// # Errors
+    /// Those of [`Place::ask`].
+    pub fn status(&self) -> io::Result<Status> {
+        match self.ask(&Request::Status)? {
+            Answer::Status(status) => Ok(status),
+            other => Err(unexpected(&other)),
+        }
+    }
+}
+
+fn unexpected(answer: &Answer) -> io::Error {
+    io::Error::other(format!(
+        "the library gave an answer to another question: {answer:?}"
+    ))
+}
+
+/// Where the time of a move went, in milliseconds. The process does nothing with RDMA from the first
+/// suspension to the end: that is the blackout.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Breakdown {
+    /// Giving the device's objects back.
+    pub dump_rdma: f64,
+    /// CRIU's dump.
+    pub dump_others: f64,
+    /// The image on its way.
+    pub transfer: f64,
+    /// Making the objects again and connecting them.
+    pub restore_rdma: f64,
+    /// CRIU's restore.
+    pub full_restore: f64,
+}
+
+/// What a move took.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct Moved {
+    /// From the first suspension until both sides go on, in milliseconds.
+    pub blackout_ms: f64,
+    /// Its parts.
+    pub breakdown_ms: Breakdown,
+    /// Wait-before-stop, in milliseconds: asked for and done.
+    pub wbs_ms: f64,
+    /// Queue pairs that moved.
+    pub qps: usize,
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// Does `first` and `second` at once.
+fn both<T: Send, U: Send>(
+    first: impl FnOnce() -> io::Result<T> + Send,
+    second: impl FnOnce() -> io::Result<U> + Send,
+) -> io::Result<(T, U)> {
+    std::thread::scope(|scope| {
+        let first = scope.spawn(first);
+        let second = second();
+        let first = first
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("a thread of the move panicked")));
+        Ok((first?, second?))
+    })
+}
+
+/// Moves `from`'s process to `to`, with `alias` (an address and its length) and the files in `carried`.
+/// `partner` is the process that it is connected to. If something fails before the dump, both go on
+/// where they are.
+///
+/// # Errors
+/// What failed, in one sentence.
+pub fn move_process(
+    from: Place<'_>,
+    to: &RdmaGuest,
+    partner: Place<'_>,
+    alias: &str,
+    carried: &str,
+) -> io::Result<Moved> {
+    let pairs = preflight(from, to)?;
+    let links = links(&pairs, &partner.status()?.queue_pairs)?;
+    let partners: Vec<u32> = links.iter().map(|(_, theirs)| *theirs).collect();
+    let mut moved = Moved {
+        qps: pairs.len(),
+        ..Moved::default()
+    };
+    let began = Instant::now();
+    let stopped = stop(from, partner, &links, &partners);
+    moved.wbs_ms = milliseconds(began);
+    if let Err(error) = stopped {
+        resume_at_source(from, partner, &partners);
+        return Err(error);
+    }
+    let step = Instant::now();
+    if let Err(error) = from.ask(&Request::Release) {
+        go_on_at_source(from, partner, &links, &partners);
+        return Err(error);
+    }
+    moved.breakdown_ms.dump_rdma = milliseconds(step);
+
+    let step = Instant::now();
+    let dumped = from.guest.must(&format!(
+        "rm -rf /run/image && mkdir /run/image && criu dump -t {} -D /run/image -o dump.log \
+         --tcp-established --network-lock nftables || {{ grep -a Error /run/image/dump.log; exit 1; }}",
+        from.pid
+    ));
+    if let Err(error) = dumped {
+        go_on_at_source(from, partner, &links, &partners);
+        return Err(error);
+    }
+    moved.breakdown_ms.dump_others = milliseconds(step);
+
+    let step = Instant::now();
+    to.must("rm -rf /run/image; (setsid socat -u TCP-LISTEN:8000,reuseaddr EXEC:'tar -xf - -C /' >/run/socat.log 2>&1; echo $? >/run/socat.status) & until ss -ltn | grep -q :8000; do sleep 0.02; done")?;
+    from.guest.must(&format!(
+        "ip addr del {alias} dev eth0 2>/dev/null; nft list tables | grep 'inet CRIU' | while read -r table; do nft delete $table; done; \
+         tar -C / -cf - run/image {carried} | socat -u - TCP:{}:8000",
+        to.address()
+    ))?;
+    to.must("until [ -s /run/socat.status ]; do sleep 0.02; done; [ $(cat /run/socat.status) = 0 ]; s=$?; rm /run/socat.status; exit $s")?;
+    moved.breakdown_ms.transfer = milliseconds(step);
+
+    let step = Instant::now();
+    let bare = alias.split('/').next().unwrap_or(alias);
+    to.must(&format!(
+        "nft table ip guard '{{ chain in {{ type filter hook input priority -300; ip daddr {bare} drop; }}; }}' && \
+         ip addr add {alias} dev eth0 && \
+         {{ criu restore -D /run/image -o restore.log --tcp-established -d || {{ grep -a Error /run/image/restore.log; exit 1; }}; }} && \
+         nft delete table ip guard && (arping -q -U -c 1 -I eth0 {bare} >/dev/null 2>&1 &)"
+    ))?;
+    moved.breakdown_ms.full_restore = milliseconds(step);
+
+    let step = Instant::now();
+    let here = Place {
+        guest: to,
+        pid: from.pid,
+    };
+    reconnect(here, partner, &links)?;
+    both(
+        || here.ask(&Request::Resume { only: None }),
+        || {
+            partner.ask(&Request::Resume {
+                only: Some(partners),
+            })
+        },
+    )?;
+    moved.breakdown_ms.restore_rdma = milliseconds(step);
+    moved.blackout_ms = milliseconds(began);
+    Ok(moved)
+}
+
+/// All reasons against the move at once, or the queue pairs.
+fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<QueuePairState>> {
+    let status = from.status()?;
+    let mut against: Vec<String> = status
+        .obstacles
+        .into_iter()
+        .map(|obstacle| obstacle.what)
+        .collect();
+    if to.run("rdma link show | grep -q rxe0")?.status != 0 {
+        against.push(format!("guest {} has no RDMA device rxe0", to.number()));
+    }
+    if to.run("criu check >/dev/null 2>&1")?.status != 0 {
+        against.push(format!("CRIU does not work on guest {}", to.number()));
+    }
+    if to.run(&format!("[ ! -e /proc/{} ]", from.pid))?.status != 0 {
+        against.push(format!(
+            "guest {} has a process {} already",
+            to.number(),
+            from.pid
+        ));
+    }
+    if against.is_empty() {
+        Ok(status.queue_pairs)
+    } else {
+        Err(io::Error::other(against.join("; ")))
+    }
+}
+
+/// Which queue pair is connected to which of the partner's, by the numbers that applications know.
+fn links(ours: &[QueuePairState], theirs: &[QueuePairState]) -> io::Result<Vec<(u32, u32)>> {
+    let connected = ours.iter().filter(|pair| pair.remote.is_some());
+    connected
+        .map(|pair| {
+            let other = theirs.iter().find(|other| {
+                Some(other.physical) == pair.remote_physical
+                    && other.local == pair.remote
+                    && other.remote_physical == Some(pair.physical)
+                    && other.remote == pair.local
+            });
+            other
+                .map(|other| (pair.number, other.number))
+                .ok_or_else(|| {
+                    io::Error::other(format!(
+                        "queue pair {} is connected to a process that does not use the library",
+                        pair.number
+                    ))
+                })
+        })
+        .collect()
+}
+
+/// Wait-before-stop at both sides.
+fn stop(
+    from: Place<'_>,
+    partner: Place<'_>,
+    links: &[(u32, u32)],
+    partners: &[u32],
+) -> io::Result<()> {
+    let suspended = both(
+        || from.ask(&Request::Suspend { only: None }),
+        || {
+            partner.ask(&Request::Suspend {
+                only: Some(partners.to_vec()),
+            })
+        },
+    )?;
+    let (Answer::Suspended(ours), Answer::Suspended(theirs)) = &suspended else {
+        return Err(unexpected(&suspended.0));
+    };
+    let sent = |pairs: &[QueuePairState], number| {
+        pairs
+            .iter()
+            .find(|pair| pair.number == number)
+            .map_or(0, |pair| pair.sent)
+    };
+    let mut for_us = Vec::new();
+    let mut for_them = Vec::new();
+    for (our, their) in links {
+        for_us.push((*our, sent(theirs, *their)));
+        for_them.push((*their, sent(ours, *our)));
+    }
+    let bound_ms = DRAIN_BOUND.as_millis() as u64;
+    both(
+        || {
+            from.ask(&Request::Drain {
+                peer_sent: for_us,
+                bound_ms,
+            })
+        },
+        || {
+            partner.ask(&Request::Drain {
+                peer_sent: for_them,
+                bound_ms,
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// Makes the objects of `moved` again and connects both sides.
+fn reconnect(moved: Place<'_>, partner: Place<'_>, links: &[(u32, u32)]) -> io::Result<()> {
+    let answer = moved.ask(&Request::Recreate { device: None })?;
+    let Answer::Recreated(Recreated {
+        remote_keys,
+        queue_pairs,
+    }) = answer
+    else {
+        return Err(unexpected(&answer));
+    };
+    let theirs = partner.status()?.queue_pairs;
+    let find = |pairs: &[QueuePairState], number| {
+        let found = pairs.iter().find(|pair| pair.number == number).cloned();
+        found.ok_or_else(|| io::Error::other(format!("queue pair {number} is gone")))
+    };
+    let (mut at_partner, mut at_moved) = (Vec::new(), Vec::new());
+    for (our, their) in links {
+        let (new, old) = (find(&queue_pairs, *our)?, find(&theirs, *their)?);
+        let (Some(new_port), Some(old_port)) = (new.local, old.local) else {
+            return Err(io::Error::other(format!(
+                "queue pair {our} has no address at its new place"
+            )));
+        };
+        at_partner.push(Connection {
+            number: *their,
+            remote: new_port,
+            remote_physical: new.physical,
+            remote_keys: Some(remote_keys.clone()),
+        });
+        at_moved.push(Connection {
+            number: *our,
+            remote: old_port,
+            remote_physical: old.physical,
+            remote_keys: None,
+        });
+    }
+    both(
+        || {
+            partner.ask(&Request::Connect {
+                connections: at_partner,
+            })
+        },
+        || {
+            moved.ask(&Request::Connect {
+                connections: at_moved,
+            })
+        },
+    )?;
+    Ok(())
+}
+
+/// After a failure once the objects were given back: they are made again where the process is.
+fn go_on_at_source(from: Place<'_>, partner: Place<'_>, links: &[(u32, u32)], partners: &[u32]) {
+    if let Err(error) = reconnect(from, partner, links) {
+        eprintln!("the connections were not made again: {error}");
+    }
+    resume_at_source(from, partner, partners);
+}
+
+/// Both sides go on with each other where they are.
+fn resume_at_source(from: Place<'_>, partner: Place<'_>, partners: &[u32]) {
+    for (place, only) in [(from, None), (partner, Some(partners.to_vec()))] {
+        if let Err(error) = place.ask(&Request::Resume { only }) {
+            eprintln!("guest {} did not go on: {error}", place.guest.number());
+        }
+    }
+}

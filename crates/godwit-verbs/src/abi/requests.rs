@@ -1,0 +1,124 @@
+//! Work requests and completions.
+
+use std::ffi::{c_int, c_uint};
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+pub struct ibv_sge {
+    pub addr: u64,
+    pub length: u32,
+    pub lkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_recv_wr {
+    pub wr_id: u64,
+    pub next: *mut ibv_recv_wr,
+    pub sg_list: *mut ibv_sge,
+    pub num_sge: c_int,
+}
+
+/// A work request to send. `wr` is the header's union: where the remote address, the remote key or
+/// the address handle lie depends on the opcode and the type of the queue pair.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_send_wr {
+    pub wr_id: u64,
+    pub next: *mut ibv_send_wr,
+    pub sg_list: *mut ibv_sge,
+    pub num_sge: c_int,
+    pub opcode: c_int,
+    pub send_flags: c_uint,
+    pub imm_data: u32,
+    pub wr: ibv_send_wr_union,
+    pub qp_type: u64,
+    pub bind_mw: [u64; 6],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub union ibv_send_wr_union {
+    pub rdma: ibv_rdma,
+    pub atomic: ibv_atomic,
+    pub ud: ibv_ud,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_rdma {
+    pub remote_addr: u64,
+    pub rkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_atomic {
+    pub remote_addr: u64,
+    pub compare_add: u64,
+    pub swap: u64,
+    pub rkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_ud {
+    pub ah: *mut super::ibv_ah,
+    pub remote_qpn: u32,
+    pub remote_qkey: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug)]
+pub struct ibv_wc {
+    pub wr_id: u64,
+    pub status: c_int,
+    pub opcode: c_int,
+    pub vendor_err: u32,
+    pub byte_len: u32,
+    pub imm_data: u32,
+    pub qp_num: u32,
+    pub src_qp: u32,
+    pub wc_flags: c_uint,
+    pub pkey_index: u16,
+    pub slid: u16,
+    pub sl: u8,
+    pub dlid_path_bits: u8,
+}
+
+pub const IBV_WR_RDMA_WRITE: c_int = 0;
+pub const IBV_WR_RDMA_WRITE_WITH_IMM: c_int = 1;
+pub const IBV_WR_SEND: c_int = 2;
+pub const IBV_WR_SEND_WITH_IMM: c_int = 3;
+pub const IBV_WR_RDMA_READ: c_int = 4;
+pub const IBV_WR_ATOMIC_CMP_AND_SWP: c_int = 5;
+pub const IBV_WR_ATOMIC_FETCH_AND_ADD: c_int = 6;
+pub const IBV_WR_SEND_WITH_INV: c_int = 9;
+
+pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
+pub const IBV_SEND_INLINE: c_uint = 1 << 3;
+
+pub const IBV_WC_SUCCESS: c_int = 0;
+/// Opcodes of completions of receives have this bit.
+pub const IBV_WC_RECV: c_int = 1 << 7;
+
+impl ibv_send_wr {
+    /// Whether this request uses up a receive at the other side.
+    pub fn is_two_sided(&self) -> bool {
+        matches!(
+            self.opcode,
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV | IBV_WR_RDMA_WRITE_WITH_IMM
+        )
+    }
+}
+
+const _: () = {
+    use std::mem::{offset_of, size_of};
+    assert!(size_of::<ibv_sge>() == 16);
+    assert!(size_of::<ibv_recv_wr>() == 32);
+    assert!(size_of::<ibv_send_wr>() == 128);
+    assert!(offset_of!(ibv_send_wr, wr) == 40);
+    assert!(offset_of!(ibv_send_wr, bind_mw) == 80);
+    assert!(size_of::<ibv_wc>() == 48);
+    assert!(offset_of!(ibv_wc, qp_num) == 28);
+};

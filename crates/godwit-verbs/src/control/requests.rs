@@ -1,0 +1,107 @@
+//! What can be asked.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::shim::{self, Connection, Obstacle, QueuePairState, Recreated};
+
+/// A request to a process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "do", deny_unknown_fields)]
+pub enum Request {
+    /// What it has, and what keeps it from moving.
+    Status,
+    /// Keep back new requests.
+    Suspend {
+        /// Of these queue pairs (numbers the application knows); of all and everything if absent.
+        only: Option<Vec<u32>>,
+    },
+    /// Wait until nothing is in flight.
+    Drain {
+        /// Two-sided requests that the peer posted, by the queue pair's number.
+        peer_sent: Vec<(u32, u32)>,
+        /// At most this long.
+        bound_ms: u64,
+    },
+    /// Give the device's objects back.
+    Release,
+    /// Make them again.
+    Recreate {
+        /// The device's name here, if it is another one.
+        device: Option<String>,
+    },
+    /// Connect queue pairs to where their peers are.
+    Connect {
+        /// Which, and where to.
+        connections: Vec<Connection>,
+    },
+    /// Let the application work.
+    Resume {
+        /// These queue pairs; all and everything if absent.
+        only: Option<Vec<u32>>,
+    },
+}
+
+/// What a process has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Its queue pairs.
+    pub queue_pairs: Vec<QueuePairState>,
+    /// Why it cannot move; empty if it can.
+    pub obstacles: Vec<Obstacle>,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    /// It was not done, and why.
+    Error(String),
+    /// To [`Request::Status`].
+    Status(Status),
+    /// To [`Request::Suspend`].
+    Suspended(Vec<QueuePairState>),
+    /// To [`Request::Drain`].
+    Drained {
+        /// How long it took.
+        microseconds: u64,
+    },
+    /// To [`Request::Recreate`].
+    Recreated(Recreated),
+    /// To the others.
+    Done,
+}
+
+impl Request {
+    /// Does it in this process.
+    pub(super) fn carry_out(self) -> Answer {
+        let done = match self {
+            Request::Status => {
+                let (queue_pairs, obstacles) = (shim::queue_pairs(), shim::obstacles());
+                Ok(Answer::Status(Status {
+                    queue_pairs,
+                    obstacles,
+                }))
+            }
+            Request::Suspend { only } => shim::suspend(only.as_deref()).map(Answer::Suspended),
+            Request::Drain {
+                peer_sent,
+                bound_ms,
+            } => shim::drain(
+                &peer_sent.into_iter().collect(),
+                Duration::from_millis(bound_ms),
+            )
+            .map(|took| Answer::Drained {
+                microseconds: took.as_micros() as u64,
+            }),
+            Request::Release => shim::release().map(|()| Answer::Done),
+            Request::Recreate { device } => {
+                shim::recreate(device.as_deref()).map(Answer::Recreated)
+            }
+            Request::Connect { connections } => shim::connect(&connections).map(|()| Answer::Done),
+            Request::Resume { only } => shim::resume(only.as_deref()).map(|()| Answer::Done),
+        };
+        done.unwrap_or_else(Answer::Error)
+    }
+}

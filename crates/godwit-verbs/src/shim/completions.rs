@@ -1,0 +1,322 @@
+//! Completion queues and the channels that tell of their events.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::contexts::refuse;
+use super::gate::Gate;
+use super::objects::{self, *};
+use super::real::real;
+use super::world::{Object, running_world};
+use crate::abi::*;
+use crate::tables::Call;
+
+/// Entries beyond what the application asked for: markers of suspended queue pairs complete into them.
+const SPARE_ENTRIES: c_int = 64;
+
+/// `ibv_create_comp_channel`
+pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    let Some(parent) = objects::context(context) else {
+        return (real().create_comp_channel)(context);
+    };
+    let mut world = running_world();
+    let made = (real().create_comp_channel)(parent.real.load(Ordering::Acquire));
+    if made.is_null() {
+        return made;
+    }
+    let wake = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
+    // A number of its own for the application: another channel can be put behind it.
+    let fd = libc::fcntl((*made).fd, libc::F_DUPFD_CLOEXEC, 0);
+    let id = if wake < 0 || fd < 0 {
+        None
+    } else {
+        world.add(Call::CompletionChannel { context: parent.id })
+    };
+    let Some(id) = id else {
+        (real().destroy_comp_channel)(made);
+        return refuse(libc::EMFILE);
+    };
+    let shadow = Box::into_raw(Box::new(ShadowChannel {
+        face: ibv_comp_channel {
+            context,
+            fd,
+            refcnt: 0,
+        },
+        id,
+        real: AtomicPtr::new(made),
+        wake,
+        state: Mutex::new(ChannelState::default()),
+        changed: Condvar::new(),
+    }));
+    world.objects.insert(id, Object::Channel(shadow));
+    shadow.cast()
+}
+
+/// `ibv_destroy_comp_channel`
+pub unsafe fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let Some(shadow) = objects::channel(channel) else {
+        return (real().destroy_comp_channel)(channel);
+    };
+    let mut world = running_world();
+    if world.roadmap.user_of(shadow.id).is_some() {
+        return libc::EBUSY;
+    }
+    let result = (real().destroy_comp_channel)(shadow.real.load(Ordering::Acquire));
+    if result == 0 {
+        libc::close(shadow.face.fd);
+        libc::close(shadow.wake);
+        world.remove(shadow.id);
+        drop(Box::from_raw(channel.cast::<ShadowChannel>()));
+    }
+    result
+}
+
+/// A completion queue of the device, with room for markers if the device has it.
+pub(super) unsafe fn make_cq(
+    context: *mut ibv_context,
+    entries: c_int,
+    shadow: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    let made = (real().create_cq)(
+        context,
+        entries.saturating_add(SPARE_ENTRIES),
+        shadow,
+        channel,
+        vector,
+    );
+    if made.is_null() {
+        (real().create_cq)(context, entries, shadow, channel, vector)
+    } else {
+        made
+    }
+}
+
+/// `ibv_create_cq`
+pub unsafe fn create_cq(
+    context: *mut ibv_context,
+    entries: c_int,
+    cookie: *mut c_void,
+    channel: *mut ibv_comp_channel,
+    vector: c_int,
+) -> *mut ibv_cq {
+    let Some(parent) = objects::context(context) else {
+        return (real().create_cq)(context, entries, cookie, channel, vector);
+    };
+    if entries <= 0 {
+        return refuse(libc::EINVAL);
+    }
+    let mut world = running_world();
+    let events = objects::channel(channel);
+    let context_behind = parent.real.load(Ordering::Acquire);
+    let channel_behind = events.map_or(ptr::null_mut(), |events| {
+        events.real.load(Ordering::Acquire)
+    });
+    // The device's queue carries the shadow's address, which is known only once the shadow is made.
+    let shadow = Box::into_raw(Box::<ShadowCq>::new_uninit());
+    let made = make_cq(
+        context_behind,
+        entries,
+        shadow.cast(),
+        channel_behind,
+        vector,
+    );
+    let call = Call::CompletionQueue {
+        context: parent.id,
+        channel: events.map(|events| events.id),
+        entries,
+        vector,
+    };
+    let id = if made.is_null() {
+        None
+    } else {
+        world.add(call)
+    };
+    let Some(id) = id else {
+        if !made.is_null() {
+            (real().destroy_cq)(made);
+        }
+        drop(Box::from_raw(shadow));
+        return ptr::null_mut();
+    };
+    let operations = &(*context_behind).ops;
+    let (Some(poll), Some(notify)) = (operations.poll_cq, operations.req_notify_cq) else {
+        (real().destroy_cq)(made);
+        world.remove(id);
+        drop(Box::from_raw(shadow));
+        return refuse(libc::EOPNOTSUPP);
+    };
+    let shadow = shadow.cast::<ShadowCq>();
+    shadow.write(ShadowCq {
+        face: ibv_cq {
+            context,
+            channel,
+            cq_context: cookie,
+            handle: (*made).handle,
+            cqe: (*made).cqe.saturating_sub(SPARE_ENTRIES).max(entries),
+            mutex: [0; 5],
+            cond: [0; 6],
+            comp_events_completed: 0,
+            async_events_completed: 0,
+        },
+        id,
+        vector,
+        lane: Gate::new(CqLane {
+            real: made,
+            poll,
+            notify,
+            routes: Vec::new(),
+            last: (0, ptr::null()),
+            drained: VecDeque::new(),
+            suspended: false,
+            markers: 0,
+            armed: Armed::No,
+        }),
+    });
+    world.objects.insert(id, Object::Cq(shadow));
+    shadow.cast()
+}
+
+/// `ibv_destroy_cq`
+pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let Some(shadow) = objects::cq(cq) else {
+        return (real().destroy_cq)(cq);
+    };
+    let mut world = running_world();
+    if world.roadmap.user_of(shadow.id).is_some() {
+        return libc::EBUSY;
+    }
+    let device_queue = shadow.lane.lock().real;
+    let result = (real().destroy_cq)(device_queue);
+    if result == 0 {
+        if let Some(events) = objects::channel(shadow.face.channel) {
+            state(events).events.retain(|event| *event != cq as usize);
+        }
+        world.remove(shadow.id);
+        drop(Box::from_raw(cq.cast::<ShadowCq>()));
+    }
+    result
+}
+
+pub(super) fn state(channel: &ShadowChannel) -> MutexGuard<'_, ChannelState> {
+    channel.state.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes whoever waits for events look again.
+pub(super) fn wake(channel: &ShadowChannel) {
+    let one = 1u64;
+    // SAFETY: eight bytes to an eventfd that the channel owns.
+    unsafe { libc::write(channel.wake, (&raw const one).cast(), 8) };
+    channel.changed.notify_all();
+}
+
+/// Tells of a completion that was drained for the application.
+pub(super) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
+    state(channel).events.push_back(cq as usize);
+    wake(channel);
+}
+
+/// Takes the device's event, if there is one. The device's count of events that were not acknowledged
+/// stays zero, so that its queue can be destroyed at any time; the application's own acknowledgements
+/// end in the shadow.
+pub(super) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
+    let mut ready = libc::pollfd {
+        fd: channel.face.fd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    if libc::poll(&raw mut ready, 1, 0) != 1 || ready.revents & libc::POLLIN == 0 {
+        return None;
+    }
+    let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
+    if (real().get_cq_event)(
+        channel.real.load(Ordering::Acquire),
+        &raw mut queue,
+        &raw mut cookie,
+    ) != 0
+    {
+        return None;
+    }
+    (real().ack_cq_events)(queue, 1);
+    Some(cookie.cast())
+}
+
+/// The next event, without waiting: one of a drained completion, or the device's.
+unsafe fn next_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
+    let mut state = state(channel);
+    if let Some(event) = state.events.pop_front() {
+        return Some(event as *mut ShadowCq);
+    }
+    if state.parked {
+        return None;
+    }
+    let queue = take_event(channel)?;
+    drop(state);
+    // An event is told once for each time that the application asks.
+    match (*queue).lane.enter() {
+        Some(mut lane) => lane.armed = Armed::No,
+        None => (*queue).lane.lock().armed = Armed::No,
+    }
+    Some(queue)
+}
+
+/// `ibv_get_cq_event`
+pub unsafe fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    cq: *mut *mut ibv_cq,
+    cookie: *mut *mut c_void,
+) -> c_int {
+    let Some(shadow) = objects::channel(channel) else {
+        return (real().get_cq_event)(channel, cq, cookie);
+    };
+    let may_wait = libc::fcntl(shadow.face.fd, libc::F_GETFL) & libc::O_NONBLOCK == 0;
+    loop {
+        if let Some(queue) = next_event(shadow) {
+            *cq = queue.cast();
+            *cookie = (*queue).face.cq_context;
+            return 0;
+        }
+        let mut waiting = state(shadow);
+        if !may_wait {
+            *libc::__errno_location() = libc::EAGAIN;
+            return -1;
+        }
+        if !waiting.events.is_empty() {
+            continue;
+        }
+        if waiting.parked {
+            drop(
+                shadow
+                    .changed
+                    .wait(waiting)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+            continue;
+        }
+        waiting.polling += 1;
+        drop(waiting);
+        let mut ready = [shadow.face.fd, shadow.wake].map(|fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        libc::poll(ready.as_mut_ptr(), 2, -1);
+        if ready[1].revents & libc::POLLIN != 0 {
+            let mut count = 0u64;
+            libc::read(shadow.wake, (&raw mut count).cast(), 8);
+        }
+        state(shadow).polling -= 1;
+        shadow.changed.notify_all();
+    }
+}
+
+/// `ibv_ack_cq_events`
+pub unsafe fn ack_cq_events(cq: *mut ibv_cq, count: c_uint) {
+    if objects::cq(cq).is_none() {
+        (real().ack_cq_events)(cq, count);
+    }
+}

@@ -1,0 +1,284 @@
+//! Devices, protection domains, memory regions and address handles.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use super::objects::{self, *};
+use super::real::real;
+use super::world::{KEYS, Object, running_world};
+use super::{data_path, objects::context_is_ours};
+use crate::abi::*;
+use crate::tables::Call;
+
+/// Sets `errno` and returns a null pointer, as libibverbs does when it cannot make an object.
+pub(super) fn refuse<T>(errno: c_int) -> *mut T {
+    // SAFETY: the thread's own errno.
+    unsafe { *libc::__errno_location() = errno };
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn no_memory_window(_: *mut ibv_pd, _: c_int) -> *mut c_void {
+    refuse(libc::EOPNOTSUPP)
+}
+
+unsafe extern "C" fn no_bind(_: *mut ibv_qp, _: *mut c_void, _: *mut c_void) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn no_shared_receive(
+    _: *mut ibv_srq,
+    _: *mut ibv_recv_wr,
+    _: *mut *mut ibv_recv_wr,
+) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+unsafe extern "C" fn no_dealloc(_: *mut c_void) -> c_int {
+    libc::EOPNOTSUPP
+}
+
+/// The operations of a shadow context. It carries no extended verbs: their functions live in the
+/// object's own memory, and applications fall back to these.
+fn operations() -> ibv_context_ops {
+    ibv_context_ops {
+        compat_control: [ptr::null_mut(); 7],
+        alloc_mw: Some(no_memory_window),
+        bind_mw: Some(no_bind),
+        dealloc_mw: Some(no_dealloc),
+        compat_create_cq: ptr::null_mut(),
+        poll_cq: Some(data_path::poll_cq),
+        req_notify_cq: Some(data_path::req_notify_cq),
+        compat_cq: [ptr::null_mut(); 7],
+        post_srq_recv: Some(no_shared_receive),
+        compat_qp: [ptr::null_mut(); 4],
+        post_send: Some(data_path::post_send),
+        post_recv: Some(data_path::post_recv),
+        compat_rest: [ptr::null_mut(); 5],
+    }
+}
+
+/// `ibv_open_device`
+pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let mut world = running_world();
+    let opened = (real().open_device)(device);
+    if opened.is_null() {
+        return opened;
+    }
+    // libibverbs frees a device's description with the last context and list that name it. The shadow
+    // names this one for as long as it lives, on whatever device; so one list is never given back.
+    let mut count = 0;
+    let _kept_for_good = (real().get_device_list)(&raw mut count);
+    crate::control::start();
+    let Some(id) = world.add(Call::Context) else {
+        return refuse(libc::ENOMEM);
+    };
+    let shadow = Box::into_raw(Box::new(ShadowContext {
+        face: ibv_context {
+            device,
+            ops: operations(),
+            cmd_fd: (*opened).cmd_fd,
+            // The application may wait on this number, so it has to stay when the device's goes.
+            async_fd: libc::fcntl((*opened).async_fd, libc::F_DUPFD_CLOEXEC, 0),
+            num_comp_vectors: (*opened).num_comp_vectors,
+            mutex: [0; 5],
+            abi_compat: ptr::null_mut(),
+        },
+        id,
+        real: AtomicPtr::new(opened),
+        device_name: CStr::from_ptr((real().get_device_name)(device))
+            .to_string_lossy()
+            .into_owned(),
+    }));
+    world.objects.insert(id, Object::Context(shadow));
+    shadow.cast()
+}
+
+/// `ibv_close_device`
+pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
+    let Some(shadow) = objects::context(context) else {
+        return (real().close_device)(context);
+    };
+    let mut world = running_world();
+    let result = (real().close_device)(shadow.real.load(Ordering::Acquire));
+    if result == 0 {
+        libc::close(shadow.face.async_fd);
+        // The kernel gives back what the application left in it, and libibverbs allows that. The shadows
+        // stay in memory, since the application may still name them.
+        for gone in world.roadmap.remove_with_users(shadow.id) {
+            world.objects.remove(&gone);
+        }
+        drop(Box::from_raw(context.cast::<ShadowContext>()));
+    }
+    result
+}
+
+/// `ibv_alloc_pd`
+pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let Some(parent) = objects::context(context) else {
+        return (real().alloc_pd)(context);
+    };
+    let mut world = running_world();
+    let made = (real().alloc_pd)(parent.real.load(Ordering::Acquire));
+    if made.is_null() {
+        return made;
+    }
+    let Some(id) = world.add(Call::ProtectionDomain { context: parent.id }) else {
+        (real().dealloc_pd)(made);
+        return refuse(libc::EINVAL);
+    };
+    let face = ibv_pd {
+        context,
+        handle: (*made).handle,
+    };
+    let shadow = Box::into_raw(Box::new(ShadowPd {
+        face,
+        id,
+        real: AtomicPtr::new(made),
+    }));
+    world.objects.insert(id, Object::Pd(shadow));
+    shadow.cast()
+}
+
+/// `ibv_dealloc_pd`
+pub unsafe fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let Some(shadow) = objects::pd(pd) else {
+        return (real().dealloc_pd)(pd);
+    };
+    let mut world = running_world();
+    if world.roadmap.user_of(shadow.id).is_some() {
+        return libc::EBUSY;
+    }
+    let result = (real().dealloc_pd)(shadow.real.load(Ordering::Acquire));
+    if result == 0 {
+        world.remove(shadow.id);
+        drop(Box::from_raw(pd.cast::<ShadowPd>()));
+    }
+    result
+}
+
+/// Bits of `access` that a device may ignore (`IBV_ACCESS_OPTIONAL_RANGE`).
+const OPTIONAL_ACCESS: u32 = 0x3ff0_0000;
+
+/// `ibv_reg_mr_iova2`, which all ways to register memory of the process come down to.
+pub unsafe fn reg_mr(
+    pd: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+) -> *mut ibv_mr {
+    let Some(parent) = objects::pd(pd) else {
+        return (real().reg_mr_iova2)(pd, address, length, iova, access);
+    };
+    let mut world = running_world();
+    let access = access & !OPTIONAL_ACCESS;
+    let made = (real().reg_mr_iova2)(
+        parent.real.load(Ordering::Acquire),
+        address,
+        length,
+        iova,
+        access,
+    );
+    if made.is_null() {
+        return made;
+    }
+    let (Ok(lkey), Some(id)) = (
+        KEYS.give((*made).lkey),
+        world.add(Call::MemoryRegion {
+            pd: parent.id,
+            address: address as u64,
+            length: length as u64,
+            iova,
+            access: access as i32,
+        }),
+    ) else {
+        (real().dereg_mr)(made);
+        return refuse(libc::ENOMEM);
+    };
+    let face = ibv_mr {
+        context: parent.face.context,
+        pd,
+        addr: address,
+        length,
+        handle: (*made).handle,
+        lkey,
+        rkey: (*made).rkey,
+    };
+    let physical_rkey = AtomicU32::new((*made).rkey);
+    let shadow = Box::into_raw(Box::new(ShadowMr {
+        face,
+        id,
+        real: AtomicPtr::new(made),
+        physical_rkey,
+    }));
+    world.objects.insert(id, Object::Mr(shadow));
+    shadow.cast()
+}
+
+/// `ibv_dereg_mr`
+pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let Some(shadow) = objects::mr(mr) else {
+        return (real().dereg_mr)(mr);
+    };
+    let mut world = running_world();
+    let result = (real().dereg_mr)(shadow.real.load(Ordering::Acquire));
+    if result == 0 {
+        KEYS.take_back(shadow.face.lkey);
+        world.remove(shadow.id);
+        drop(Box::from_raw(mr.cast::<ShadowMr>()));
+    }
+    result
+}
+
+/// `ibv_create_ah`
+pub unsafe fn create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah {
+    let Some(parent) = objects::pd(pd) else {
+        return (real().create_ah)(pd, attributes);
+    };
+    let mut world = running_world();
+    let made = (real().create_ah)(parent.real.load(Ordering::Acquire), attributes);
+    if made.is_null() {
+        return made;
+    }
+    let Some(id) = world.add(Call::AddressHandle { pd: parent.id }) else {
+        (real().destroy_ah)(made);
+        return refuse(libc::EINVAL);
+    };
+    let face = ibv_ah {
+        context: parent.face.context,
+        pd,
+        handle: (*made).handle,
+    };
+    let shadow = Box::into_raw(Box::new(ShadowAh {
+        face,
+        id,
+        real: AtomicPtr::new(made),
+    }));
+    world.objects.insert(id, Object::Ah(shadow));
+    shadow.cast()
+}
+
+/// `ibv_destroy_ah`
+pub unsafe fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    let Some(shadow) = objects::ah(ah) else {
+        return (real().destroy_ah)(ah);
+    };
+    let mut world = running_world();
+    let result = (real().destroy_ah)(shadow.real.load(Ordering::Acquire));
+    if result == 0 {
+        world.remove(shadow.id);
+        drop(Box::from_raw(ah.cast::<ShadowAh>()));
+    }
+    result
+}
+
+/// The device's context for a query: the one behind a shadow, or the context itself. A query waits
+/// while the process moves.
+pub(super) unsafe fn behind(context: *mut ibv_context) -> *mut ibv_context {
+    if !context_is_ours(context) {
+        return context;
+    }
+    let _running = running_world();
+    objects::context(context).map_or(context, |shadow| shadow.real.load(Ordering::Acquire))
+}

@@ -1,0 +1,403 @@
+//! Posting and polling: no lock of ours, no allocation, no system call for the thread that owns the
+//! queue.
+//!
+//! Requests are copied, because the application's own must stay as they are: they may lie in memory
+//! that it shares or uses again. The copy carries the keys and handles of the device.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::Ordering;
+
+use super::objects::{self, *};
+use super::world::KEYS;
+use super::{completions, doorbell};
+use crate::abi::*;
+use crate::tables::LocalKeys;
+
+/// `ibv_post_send`
+pub unsafe extern "C" fn post_send(
+    qp: *mut ibv_qp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let shadow = &*qp.cast::<ShadowQp>();
+    match shadow.lane.enter() {
+        Some(mut lane) => lane.send(first, bad),
+        None => post_send_slowly(shadow, first, bad),
+    }
+}
+
+#[cold]
+unsafe fn post_send_slowly(
+    shadow: &ShadowQp,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let mut lane = shadow.lane.lock();
+    if lane.suspended {
+        return lane.keep(shadow.init.cap.max_send_wr as usize, first, bad);
+    }
+    let result = lane.send(first, bad);
+    lane.own();
+    result
+}
+
+impl QpLane {
+    /// Translates requests and posts them to the device.
+    #[inline]
+    pub(super) unsafe fn send(
+        &mut self,
+        first: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        let keys: &LocalKeys = &KEYS;
+        let mut next = first;
+        while !next.is_null() {
+            let batch_first = next;
+            let (mut count, mut pieces, mut two_sided) = (0, 0, 0);
+            while !next.is_null() && count < BATCH_REQUESTS {
+                let request = &*next;
+                let wanted = usize::try_from(request.num_sge).unwrap_or(0);
+                if pieces + wanted > BATCH_PIECES {
+                    break;
+                }
+                let copy = self.sends.as_mut_ptr().add(count);
+                copy.write(*request);
+                let target = self.pieces.as_mut_ptr().add(pieces);
+                for piece in 0..wanted {
+                    let original = &*request.sg_list.add(piece);
+                    target.add(piece).write(ibv_sge {
+                        lkey: keys.physical(original.lkey),
+                        ..*original
+                    });
+                }
+                (*copy).sg_list = target;
+                (*copy).next = copy.add(1);
+                self.translate_remote(&mut *copy);
+                two_sided += u32::from(request.is_two_sided());
+                pieces += wanted;
+                count += 1;
+                next = request.next;
+            }
+            if count == 0 {
+                // More pieces than any device takes.
+                *bad = next;
+                return libc::EINVAL;
+            }
+            self.sends[count - 1].next = ptr::null_mut();
+            let mut refused = ptr::null_mut();
+            let copies = self.sends.as_mut_ptr();
+            let mut result = (self.post_send)(self.real, copies, &raw mut refused);
+            if result == libc::EACCES && refused.is_null() {
+                // Nothing is refused but the doorbell.
+                result = doorbell::ring(self.real);
+            }
+            if result != 0 {
+                let place = if refused.is_null() {
+                    0
+                } else {
+                    refused.offset_from(copies).clamp(0, count as isize - 1)
+                };
+                let mut reached = batch_first;
+                for _ in 0..place {
+                    self.sent = self.sent.wrapping_add(u32::from((*reached).is_two_sided()));
+                    reached = (*reached).next;
+                }
+                *bad = reached;
+                return result;
+            }
+            self.sent = self.sent.wrapping_add(two_sided);
+        }
+        0
+    }
+
+    #[inline]
+    unsafe fn translate_remote(&self, request: &mut ibv_send_wr) {
+        if self.datagrams {
+            if let Some(handle) = objects::ah(request.wr.ud.ah) {
+                request.wr.ud.ah = handle.real.load(Ordering::Acquire);
+            }
+            return;
+        }
+        match request.opcode {
+            IBV_WR_RDMA_WRITE | IBV_WR_RDMA_WRITE_WITH_IMM | IBV_WR_RDMA_READ => {
+                request.wr.rdma.rkey = self.remote_keys.physical(request.wr.rdma.rkey);
+            }
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                request.wr.atomic.rkey = self.remote_keys.physical(request.wr.atomic.rkey);
+            }
+            IBV_WR_SEND_WITH_INV => request.imm_data = self.remote_keys.physical(request.imm_data),
+            _ => {}
+        }
+    }
+
+    /// Keeps requests until the queue pair is connected again; the application believes them posted.
+    unsafe fn keep(
+        &mut self,
+        most: usize,
+        first: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        let mut next = first;
+        while !next.is_null() {
+            let request = *next;
+            let count = usize::try_from(request.num_sge).unwrap_or(0);
+            if self.kept.len() >= most || count > BATCH_PIECES {
+                *bad = next;
+                return libc::ENOMEM;
+            }
+            let mut kept = KeptSend {
+                request,
+                pieces: Vec::with_capacity(count),
+                inline: Vec::new(),
+            };
+            for piece in 0..count {
+                let piece = *request.sg_list.add(piece);
+                if request.send_flags & IBV_SEND_INLINE != 0 {
+                    // The application may use this memory again as soon as we return.
+                    let data =
+                        std::slice::from_raw_parts(piece.addr as *const u8, piece.length as usize);
+                    kept.inline.extend_from_slice(data);
+                } else {
+                    kept.pieces.push(piece);
+                }
+            }
+            self.kept.push_back(kept);
+            next = request.next;
+        }
+        0
+    }
+
+    /// Posts what was kept. Says how far it came if the device refuses a request.
+    pub(super) unsafe fn send_kept(&mut self) -> Result<(), c_int> {
+        while let Some(mut kept) = self.kept.pop_front() {
+            let mut inline = [ibv_sge {
+                addr: kept.inline.as_ptr() as u64,
+                length: kept.inline.len() as u32,
+                lkey: 0,
+            }];
+            let pieces = if kept.inline.is_empty() {
+                &mut kept.pieces[..]
+            } else {
+                &mut inline[..]
+            };
+            let mut request = kept.request;
+            request.next = ptr::null_mut();
+            request.num_sge = pieces.len() as c_int;
+            request.sg_list = pieces.as_mut_ptr();
+            let mut bad = ptr::null_mut();
+            let result = self.send(&raw mut request, &raw mut bad);
+            if result != 0 {
+                self.kept.push_front(kept);
+                return Err(result);
+            }
+        }
+        Ok(())
+    }
+
+    /// Translates receives, posts them to the device if there is one, and notes them if `shadow` is to.
+    #[inline]
+    pub(super) unsafe fn receive(
+        &mut self,
+        noted_by: Option<&ShadowQp>,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        let keys: &LocalKeys = &KEYS;
+        let mut next = first;
+        while !next.is_null() {
+            let request = &*next;
+            let count = usize::try_from(request.num_sge).unwrap_or(0);
+            if count > BATCH_PIECES {
+                *bad = next;
+                return libc::EINVAL;
+            }
+            let target = self.pieces.as_mut_ptr();
+            for piece in 0..count {
+                let original = &*request.sg_list.add(piece);
+                target.add(piece).write(ibv_sge {
+                    lkey: keys.physical(original.lkey),
+                    ..*original
+                });
+            }
+            let copy = self.recvs.as_mut_ptr();
+            copy.write(ibv_recv_wr {
+                sg_list: target,
+                next: ptr::null_mut(),
+                ..*request
+            });
+            if !self.real.is_null() {
+                let mut refused = ptr::null_mut();
+                let result = (self.post_recv)(self.real, copy, &raw mut refused);
+                if result != 0 {
+                    *bad = next;
+                    return result;
+                }
+            }
+            if let Some(shadow) = noted_by {
+                let pieces = if count == 0 {
+                    &[]
+                } else {
+                    std::slice::from_raw_parts(request.sg_list, count)
+                };
+                shadow.receives.push(request.wr_id, pieces);
+            }
+            next = request.next;
+        }
+        0
+    }
+}
+
+/// `ibv_post_recv`
+pub unsafe extern "C" fn post_recv(
+    qp: *mut ibv_qp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let shadow = &*qp.cast::<ShadowQp>();
+    match shadow.lane.enter() {
+        Some(mut lane) => lane.receive(Some(shadow), first, bad),
+        None => post_recv_slowly(shadow, first, bad),
+    }
+}
+
+#[cold]
+unsafe fn post_recv_slowly(
+    shadow: &ShadowQp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let mut lane = shadow.lane.lock();
+    // A suspended queue pair still receives: what its peer sent before needs a place to arrive at.
+    let result = lane.receive(Some(shadow), first, bad);
+    if !lane.suspended {
+        lane.own();
+    }
+    result
+}
+
+/// `ibv_poll_cq`
+pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    let shadow = &*cq.cast::<ShadowCq>();
+    match shadow.lane.enter() {
+        Some(mut lane) => lane.poll(most, into),
+        None => poll_slowly(shadow, most, into),
+    }
+}
+
+#[cold]
+unsafe fn poll_slowly(shadow: &ShadowCq, most: c_int, into: *mut ibv_wc) -> c_int {
+    let mut lane = shadow.lane.lock();
+    if !lane.suspended && lane.drained.is_empty() && lane.markers == 0 {
+        let result = lane.poll(most, into);
+        lane.own();
+        return result;
+    }
+    lane.drain(shadow);
+    let mut count = 0;
+    while count < most {
+        let Some(completion) = lane.drained.pop_front() else {
+            break;
+        };
+        into.add(count as usize).write(completion);
+        count += 1;
+    }
+    count
+}
+
+impl CqLane {
+    /// Polls the device.
+    #[inline]
+    unsafe fn poll(&mut self, most: c_int, into: *mut ibv_wc) -> c_int {
+        let count = (self.poll)(self.real, most, into);
+        for place in 0..count {
+            self.settle(&mut *into.add(place as usize));
+        }
+        count
+    }
+
+    /// Counts a completion and gives it the number that the application knows.
+    #[inline]
+    unsafe fn settle(&mut self, completion: &mut ibv_wc) -> *const ShadowQp {
+        if self.last.0 != completion.qp_num {
+            match self
+                .routes
+                .binary_search_by_key(&completion.qp_num, |route| route.0)
+            {
+                Ok(place) => self.last = self.routes[place],
+                Err(_) => return ptr::null(),
+            }
+        }
+        if self.last.1.is_null() {
+            return ptr::null();
+        }
+        let shadow = &*self.last.1;
+        if completion.status != IBV_WC_SUCCESS {
+            shadow.failed.store(true, Ordering::Release);
+        } else if completion.opcode & IBV_WC_RECV != 0 {
+            shadow.receives.complete_one();
+        }
+        completion.qp_num = shadow.face.qp_num;
+        shadow
+    }
+
+    /// Takes what has completed for the application, and the markers for us. Tells the application's
+    /// channel if it waits for an event.
+    pub(super) unsafe fn drain(&mut self, queue: &ShadowCq) {
+        if self.real.is_null() {
+            return;
+        }
+        let mut completions = [ibv_wc::default(); 32];
+        loop {
+            let count = (self.poll)(
+                self.real,
+                completions.len() as c_int,
+                completions.as_mut_ptr(),
+            );
+            if count <= 0 {
+                return;
+            }
+            for completion in &mut completions[..count as usize] {
+                let is_marker = completion.wr_id == MARKER && self.markers > 0;
+                let succeeded = completion.status == IBV_WC_SUCCESS;
+                let pair = self.settle(completion);
+                if is_marker {
+                    self.markers -= 1;
+                    if !pair.is_null() && succeeded {
+                        (*pair).marker_done.store(true, Ordering::Release);
+                    }
+                    continue;
+                }
+                self.drained.push_back(*completion);
+                if self.armed != Armed::No {
+                    self.armed = Armed::No;
+                    if let Some(channel) = objects::channel(queue.face.channel) {
+                        completions::tell(channel, queue);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `ibv_req_notify_cq`
+pub unsafe extern "C" fn req_notify_cq(cq: *mut ibv_cq, solicited: c_int) -> c_int {
+    let shadow = &*cq.cast::<ShadowCq>();
+    let armed = if solicited != 0 {
+        Armed::Solicited
+    } else {
+        Armed::Any
+    };
+    let arm = |lane: &mut CqLane| {
+        lane.armed = armed;
+        if lane.real.is_null() {
+            0
+        } else {
+            (lane.notify)(lane.real, solicited)
+        }
+    };
+    match shadow.lane.enter() {
+        Some(mut lane) => arm(&mut lane),
+        None => arm(&mut shadow.lane.lock()),
+    }
+}

@@ -1,0 +1,98 @@
+//! Soft-RoCE's doorbell in a process that was restored from an image.
+//!
+//! Soft-RoCE tells the kernel of new requests with write(2) on the device's file, and the kernel takes
+//! writes only from a thread whose credentials are the very object with which the file was opened
+//! (`ib_safe_file_access`). CRIU gives every thread an object of its own, so those of the application
+//! are refused (EACCES) after the control thread has opened the device. The same command as an
+//! ioctl(2) is not held to that. Devices whose doorbell is memory never come here.
+
+use std::ffi::c_int;
+
+use crate::abi::ibv_qp;
+
+/// `RDMA_VERBS_IOCTL`
+const VERBS_IOCTL: libc::c_ulong = 0xc018_1b01;
+/// `RDMA_DRIVER_RXE`
+const DRIVER_RXE: u32 = 14;
+/// `IB_USER_VERBS_CMD_POST_SEND`
+const COMMAND_POST_SEND: u64 = 28;
+/// `UVERBS_ATTR_CORE_IN`, `UVERBS_ATTR_CORE_OUT`, `UVERBS_ATTR_WRITE_CMD`
+const CORE_IN: u16 = 0;
+const CORE_OUT: u16 = 1;
+const WRITE_CMD: u16 = 2;
+/// `UVERBS_ATTR_F_MANDATORY`
+const MANDATORY: u16 = 1;
+
+/// `struct ib_uverbs_attr`
+#[repr(C)]
+struct Attribute {
+    id: u16,
+    length: u16,
+    flags: u16,
+    reserved: u16,
+    data: u64,
+}
+
+/// `struct ib_uverbs_ioctl_hdr` with three attributes. Object 0 is the device, and its method 0
+/// carries a command of write(2).
+#[repr(C)]
+struct Invoke {
+    length: u16,
+    object: u16,
+    method: u16,
+    attributes: u16,
+    reserved1: u64,
+    driver: u32,
+    reserved2: u32,
+    list: [Attribute; 3],
+}
+
+/// `struct ib_uverbs_post_send`, which names the queue pair and carries no request: they lie in the
+/// queue already.
+#[repr(C)]
+struct PostSend {
+    response: u64,
+    queue_pair: u32,
+    requests: u32,
+    pieces: u32,
+    request_size: u32,
+}
+
+/// Rings the doorbell of the device's queue pair. Gives an errno value, or 0.
+#[cold]
+pub(super) unsafe fn ring(pair: *mut ibv_qp) -> c_int {
+    let command = PostSend {
+        response: 0,
+        queue_pair: (*pair).handle,
+        requests: 0,
+        pieces: 0,
+        request_size: size_of::<crate::abi::ibv_send_wr>() as u32,
+    };
+    let mut first_refused = 0u32;
+    let attribute = |id, length: usize, data| Attribute {
+        id,
+        length: length as u16,
+        flags: MANDATORY,
+        reserved: 0,
+        data,
+    };
+    let mut invoke = Invoke {
+        length: size_of::<Invoke>() as u16,
+        object: 0,
+        method: 0,
+        attributes: 3,
+        reserved1: 0,
+        driver: DRIVER_RXE,
+        reserved2: 0,
+        list: [
+            attribute(CORE_IN, size_of::<PostSend>(), &raw const command as u64),
+            attribute(CORE_OUT, size_of::<u32>(), &raw mut first_refused as u64),
+            attribute(WRITE_CMD, size_of::<u64>(), COMMAND_POST_SEND),
+        ],
+    };
+    if libc::ioctl((*(*pair).context).cmd_fd, VERBS_IOCTL, &raw mut invoke) == 0 {
+        0
+    } else {
+        *libc::__errno_location()
+    }
+}

@@ -1,0 +1,250 @@
+//! Exclusive access that costs its usual holder no atomic operation.
+//!
+//! A queue is nearly always used by one thread. That thread owns the queue's gate: to enter, it writes
+//! its own slot and compares one pointer. Whoever else wants in (another thread, the mover) takes the
+//! gate's mutex, takes ownership away, makes the kernel run a barrier on all threads of the process
+//! (membarrier(2)), and waits until the owner is outside. So the rare side pays for both.
+
+use std::cell::{Cell, UnsafeCell};
+use std::ops::{Deref, DerefMut};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, compiler_fence};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// After this many changes of hands a gate is no longer owned: its threads take turns by the mutex.
+const REVOCATIONS_BEFORE_SHARING: u32 = 16;
+
+/// Says whether its thread is inside a gate. One per thread, never freed: a mover may look at it.
+#[repr(align(64))]
+struct ThreadSlot {
+    inside: AtomicU32,
+}
+
+thread_local! {
+    static SLOT: Cell<*const ThreadSlot> = const { Cell::new(ptr::null()) };
+}
+
+#[inline]
+fn slot() -> &'static ThreadSlot {
+    let known = SLOT.get();
+    if known.is_null() {
+        return first_slot();
+    }
+    // SAFETY: slots are leaked.
+    unsafe { &*known }
+}
+
+#[cold]
+fn first_slot() -> &'static ThreadSlot {
+    let made: &'static ThreadSlot = Box::leak(Box::new(ThreadSlot {
+        inside: AtomicU32::new(0),
+    }));
+    SLOT.set(made);
+    made
+}
+
+/// Whether the kernel runs barriers for us; without it no gate is ever owned.
+fn barriers_work() -> bool {
+    static WORK: OnceLock<bool> = OnceLock::new();
+    *WORK.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED))
+}
+
+fn membarrier(command: libc::c_int) -> bool {
+    // SAFETY: takes no pointer.
+    unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
+}
+
+fn barrier_everywhere() {
+    if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+        // A process that was restored from an image has to register again.
+        membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
+        if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
+            // The slow global barrier needs no registration and exists wherever this one did.
+            membarrier(libc::MEMBARRIER_CMD_GLOBAL);
+        }
+    }
+}
+
+/// A value with one user at a time.
+pub(super) struct Gate<T> {
+    owner: AtomicPtr<ThreadSlot>,
+    mutex: Mutex<u32>,
+    shared: AtomicBool,
+    value: UnsafeCell<T>,
+}
+
+// SAFETY: the value is reached by one thread at a time (see the module's description).
+unsafe impl<T: Send> Sync for Gate<T> {}
+
+impl<T> Gate<T> {
+    pub(super) fn new(value: T) -> Self {
+        Self {
+            owner: AtomicPtr::new(ptr::null_mut()),
+            mutex: Mutex::new(0),
+            shared: AtomicBool::new(false),
+            value: UnsafeCell::new(value),
+        }
+    }
+
+    /// Enters if this thread owns the gate.
+    #[inline]
+    pub(super) fn enter(&self) -> Option<Inside<'_, T>> {
+        let slot = slot();
+        // Only this thread writes its slot, so a plain store is enough. The compiler must not move it
+        // behind the comparison; that the processor does not is what the mover's barrier sees to.
+        slot.inside.store(
+            slot.inside.load(Ordering::Relaxed).wrapping_add(1),
+            Ordering::Relaxed,
+        );
+        compiler_fence(Ordering::SeqCst);
+        if ptr::eq(self.owner.load(Ordering::Relaxed), slot) {
+            return Some(Inside { gate: self, slot });
+        }
+        leave(slot);
+        None
+    }
+
+    /// Enters by the mutex, after whoever owned the gate.
+    #[cold]
+    pub(super) fn lock(&self) -> Locked<'_, T> {
+        let mut revocations = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let owner = self.owner.swap(ptr::null_mut(), Ordering::SeqCst);
+        if !owner.is_null() {
+            *revocations += 1;
+            if *revocations >= REVOCATIONS_BEFORE_SHARING {
+                self.shared.store(true, Ordering::Relaxed);
+            }
+            barrier_everywhere();
+            // SAFETY: slots are leaked.
+            let owner = unsafe { &*owner };
+            let seen = owner.inside.load(Ordering::Acquire);
+            // Odd means inside. Any change means that it has been outside since, and it cannot come
+            // back into this gate. This thread may be the owner itself, and then it is outside.
+            while seen % 2 == 1 && owner.inside.load(Ordering::Acquire) == seen {
+                std::thread::yield_now();
+            }
+        }
+        Locked {
+            gate: self,
+            _mutex: revocations,
+        }
+    }
+}
+
+#[inline]
+fn leave(slot: &ThreadSlot) {
+    slot.inside.store(
+        slot.inside.load(Ordering::Relaxed).wrapping_add(1),
+        Ordering::Release,
+    );
+}
+
+/// A value that its owner uses.
+pub(super) struct Inside<'a, T> {
+    gate: &'a Gate<T>,
+    slot: &'static ThreadSlot,
+}
+
+impl<T> Deref for Inside<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: this thread owns the gate and is inside.
+        unsafe { &*self.gate.value.get() }
+    }
+}
+
+impl<T> DerefMut for Inside<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above; the guard is borrowed exclusively.
+        unsafe { &mut *self.gate.value.get() }
+    }
+}
+
+impl<T> Drop for Inside<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        leave(self.slot);
+    }
+}
+
+/// A value that the holder of the mutex uses.
+pub(super) struct Locked<'a, T> {
+    gate: &'a Gate<T>,
+    _mutex: MutexGuard<'a, u32>,
+}
+
+impl<T> Locked<'_, T> {
+    /// Makes this thread the owner, so that it enters quickly from now on.
+    pub(super) fn own(&self) {
+        if !self.gate.shared.load(Ordering::Relaxed) && barriers_work() {
+            self.gate
+                .owner
+                .store(ptr::from_ref(slot()).cast_mut(), Ordering::SeqCst);
+        }
+    }
+}
+
+impl<T> Deref for Locked<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        // SAFETY: the mutex is held and nobody owns the gate, or this thread does.
+        unsafe { &*self.gate.value.get() }
+    }
+}
+
+impl<T> DerefMut for Locked<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as above; the guard is borrowed exclusively.
+        unsafe { &mut *self.gate.value.get() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// Threads that own and threads that take away count together; a lost step would show.
+    #[test]
+    fn one_thread_at_a_time() {
+        let gate = Arc::new(Gate::new(0u64));
+        let threads: Vec<_> = (0..3)
+            .map(|number| {
+                let gate = Arc::clone(&gate);
+                std::thread::spawn(move || {
+                    for step in 0..20_000 {
+                        // The last one only ever takes the gate away, as a mover does.
+                        if let Some(mut value) = (number < 2).then(|| gate.enter()).flatten() {
+                            *value += 1;
+                            continue;
+                        }
+                        let mut value = gate.lock();
+                        *value += 1;
+                        // Ownership is given out although the gate has become shared, which is what
+                        // makes the other threads revoke it all the time.
+                        if number < 2 && step % 64 == 0 {
+                            gate.owner
+                                .store(ptr::from_ref(slot()).cast_mut(), Ordering::SeqCst);
+                        }
+                    }
+                })
+            })
+            .collect();
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(*gate.lock(), 60_000);
+    }
+
+    #[test]
+    fn an_owner_enters_until_somebody_locks() {
+        let gate = Gate::new(());
+        assert!(gate.enter().is_none());
+        gate.lock().own();
+        assert!(gate.enter().is_some());
+        drop(gate.lock());
+        assert!(gate.enter().is_none());
+    }
+}

@@ -1,0 +1,33 @@
+//! What applications call instead of libibverbs.
+//!
+//! Every function here takes pointers that an application got from this library, in the same way and
+//! with the same demands as the function of libibverbs that it stands for: that is what makes them
+//! `unsafe`, and the one reason for most of the unsafe code.
+
+#![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
+
+mod completions;
+mod contexts;
+mod data_path;
+mod doorbell;
+mod exports;
+mod gate;
+mod moving;
+mod objects;
+mod queue_pairs;
+mod real;
+mod world;
+
+pub use completions::{
+    ack_cq_events, create_comp_channel, create_cq, destroy_comp_channel, destroy_cq, get_cq_event,
+};
+pub use contexts::{
+    alloc_pd, close_device, create_ah, dealloc_pd, dereg_mr, destroy_ah, open_device, reg_mr,
+};
+pub use data_path::{poll_cq, post_recv, post_send, req_notify_cq};
+pub use moving::{
+    Connection, Obstacle, QueuePairState, Recreated, connect, drain, obstacles, queue_pairs,
+    recreate, release, resume, suspend,
+};
+pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
+pub use real::{Real, install};

@@ -1,0 +1,152 @@
+//! Connecting, and letting the application work.
+
+use super::{Connection, check, chosen};
+use crate::abi::*;
+use crate::shim::completions::{state, wake};
+use crate::shim::objects::*;
+use crate::shim::real::real;
+use crate::shim::world::{Phase, announce_running, world};
+use crate::tables::RemoteKeys;
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+/// Connects queue pairs to where their peers are now: those that were made again, and those whose peer
+/// has moved. Receives that wait for data are posted again, with what is kept still kept.
+///
+/// # Errors
+/// One sentence that names the queue pair and what the device refused.
+pub fn connect(connections: &[Connection]) -> Result<(), String> {
+    let world = world();
+    for connection in connections {
+        // SAFETY: objects live while the world is locked.
+        unsafe {
+            let pairs = chosen(&world, Some(&[connection.number]));
+            let pair = pairs
+                .first()
+                .ok_or_else(|| format!("there is no queue pair {}", connection.number))?;
+            connect_one(pair, connection)
+                .map_err(|error| format!("queue pair {}: {error}", connection.number))?;
+        }
+    }
+    Ok(())
+}
+
+unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), String> {
+    let mut lane = pair.lane.lock();
+    if !lane.suspended || lane.real.is_null() {
+        return Err("it is not suspended, or has no object of the device".to_owned());
+    }
+    let mut reset = ibv_qp_attr {
+        qp_state: IBV_QPS_RESET,
+        ..Default::default()
+    };
+    check(
+        (real().modify_qp)(lane.real, &raw mut reset, IBV_QP_STATE),
+        "its reset",
+    )?;
+    let transitions = pair
+        .transitions
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .clone();
+    for step in transitions {
+        let mut attributes = step.attributes;
+        if step.mask & IBV_QP_DEST_QPN != 0 {
+            attributes.dest_qp_num = connection.remote_physical;
+        }
+        if step.mask & IBV_QP_AV != 0 {
+            attributes.ah_attr.grh.dgid = ibv_gid {
+                raw: connection.remote.0,
+            };
+        }
+        let to = attributes.qp_state;
+        check(
+            (real().modify_qp)(lane.real, &raw mut attributes, step.mask),
+            &format!("its change to state {to}"),
+        )?;
+        if step.mask & IBV_QP_STATE != 0 && to == IBV_QPS_INIT {
+            // Before the peer can send anything.
+            post_again(pair, &mut lane)?;
+        }
+    }
+    pair.failed.store(false, Ordering::Release);
+    pair.marker_done.store(true, Ordering::Release);
+    if let Some(pairs) = &connection.remote_keys {
+        lane.remote_keys = RemoteKeys::new(pairs.clone());
+    }
+    Ok(())
+}
+
+unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<(), String> {
+    for mut receive in pair.receives.outstanding() {
+        let mut request = ibv_recv_wr {
+            wr_id: receive.wr_id,
+            next: ptr::null_mut(),
+            sg_list: receive.sges.as_mut_ptr(),
+            num_sge: receive.sges.len() as c_int,
+        };
+        let mut bad = ptr::null_mut();
+        check(
+            lane.receive(None, &raw mut request, &raw mut bad),
+            "a receive that was posted before",
+        )?;
+    }
+    Ok(())
+}
+
+/// Lets the application work again: of the queue pairs that are named, or of all.
+///
+/// # Errors
+/// One sentence that names the queue pair whose requests the device refused.
+pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
+    let mut world = world();
+    // SAFETY: objects live while the world is locked.
+    unsafe {
+        let pairs = chosen(&world, only);
+        for pair in &pairs {
+            let mut lane = pair.lane.lock();
+            if lane.real.is_null() {
+                return Err(format!(
+                    "queue pair {} has no object of the device",
+                    pair.face.qp_num
+                ));
+            }
+            let number = pair.face.qp_num;
+            lane.send_kept().map_err(|errno| {
+                format!(
+                    "queue pair {number}: a request that was kept back failed with errno {errno}"
+                )
+            })?;
+            lane.suspended = false;
+        }
+        // A queue goes on when none of its queue pairs is suspended.
+        let held: Vec<_> = world
+            .queue_pairs()
+            .filter(|pair| (**pair).lane.lock().suspended)
+            .flat_map(|pair| [(*pair).face.send_cq, (*pair).face.recv_cq])
+            .collect();
+        for queue in world.completion_queues() {
+            let mut lane = (*queue).lane.lock();
+            if lane.real.is_null() || held.contains(&queue.cast()) {
+                continue;
+            }
+            lane.suspended = false;
+            if lane.armed != Armed::No {
+                (lane.notify)(lane.real, c_int::from(lane.armed == Armed::Solicited));
+                // What completed before the new queue was armed is told of now.
+                lane.drain(&*queue);
+            }
+        }
+        for channel in world.channels() {
+            state(&*channel).parked = false;
+            wake(&*channel);
+        }
+    }
+    if only.is_none() {
+        world.phase = Phase::Running;
+        announce_running();
+    }
+    Ok(())
+}

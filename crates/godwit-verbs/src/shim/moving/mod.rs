@@ -1,0 +1,193 @@
+//! What a mover does with the process's objects: suspend, drain, release (`stopping`), recreate
+//! (`making`), connect, resume (`connecting`).
+
+mod connecting;
+mod making;
+mod stopping;
+
+pub use connecting::{connect, resume};
+pub use making::recreate;
+pub use stopping::{drain, release, suspend};
+
+use crate::abi::*;
+use crate::shim::objects::{self, *};
+use crate::shim::real::real;
+use crate::shim::world::{Object, World, world};
+use crate::tables::Gid;
+use serde::{Deserialize, Serialize};
+use std::ffi::c_int;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+/// A queue pair as the mover sees it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct QueuePairState {
+    /// The number that the application knows.
+    pub number: u32,
+    /// The number that the device knows.
+    pub physical: u32,
+    /// `IBV_QPS_*`
+    pub state: i32,
+    /// Whether it is a reliable connection.
+    pub reliable_connection: bool,
+    /// Whether a request has failed.
+    pub failed: bool,
+    /// The address of the port that it uses; known once it is connected.
+    pub local: Option<Gid>,
+    /// The port that it is connected to.
+    pub remote: Option<Gid>,
+    /// The number that the peer's device knows.
+    pub remote_physical: Option<u32>,
+    /// Two-sided requests posted (n_sent).
+    pub sent: u32,
+    /// Receives completed (n_recv).
+    pub received: u32,
+    /// Receives that wait for data.
+    pub receives_outstanding: usize,
+    /// Requests that are kept back.
+    pub kept: usize,
+}
+
+/// Why this process cannot move, in words for its operator.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Obstacle {
+    /// One sentence.
+    pub what: String,
+}
+
+/// Where a queue pair goes on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Connection {
+    /// The number that the application knows.
+    pub number: u32,
+    /// The peer's port.
+    pub remote: Gid,
+    /// The number that the peer's device knows.
+    pub remote_physical: u32,
+    /// The peer's remote keys: what applications know, and what its device knows. Absent: as before.
+    pub remote_keys: Option<Vec<(u32, u32)>>,
+}
+
+/// What came of recreation.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Recreated {
+    /// The process's remote keys: what applications know, and what the device knows.
+    pub remote_keys: Vec<(u32, u32)>,
+    /// Its queue pairs.
+    pub queue_pairs: Vec<QueuePairState>,
+}
+
+/// The transition that set the peer, with the mask bit for it.
+fn last_with(transitions: &[Transition], bit: c_int) -> Option<&ibv_qp_attr> {
+    transitions
+        .iter()
+        .rev()
+        .find(|step| step.mask & bit != 0)
+        .map(|step| &step.attributes)
+}
+
+unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
+    let lane = pair.lane.lock();
+    let transitions = pair
+        .transitions
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let route = last_with(&transitions, IBV_QP_AV);
+    let local = route.and_then(|attributes| {
+        let context = objects::context(pair.face.context)?
+            .real
+            .load(Ordering::Acquire);
+        let mut gid = ibv_gid::default();
+        let index = c_int::from(attributes.ah_attr.grh.sgid_index);
+        let asked = !context.is_null()
+            && (real().query_gid)(context, attributes.ah_attr.port_num, index, &raw mut gid) == 0;
+        asked.then_some(Gid(gid.raw))
+    });
+    let device = (!lane.real.is_null())
+        .then(|| device_peer(lane.real))
+        .flatten();
+    QueuePairState {
+        number: pair.face.qp_num,
+        physical: pair.physical.load(Ordering::Acquire),
+        state: pair.face.state.load(Ordering::Relaxed),
+        reliable_connection: pair.face.qp_type == IBV_QPT_RC,
+        failed: pair.failed.load(Ordering::Acquire),
+        local,
+        remote: device.map(|(gid, _)| gid),
+        remote_physical: device.map(|(_, number)| number),
+        sent: lane.sent,
+        received: pair.receives.completed(),
+        receives_outstanding: pair.receives.outstanding().len(),
+        kept: lane.kept.len(),
+    }
+}
+
+/// Where the device's queue pair is connected to.
+unsafe fn device_peer(pair: *mut ibv_qp) -> Option<(Gid, u32)> {
+    let (mut attributes, mut init) = (
+        ibv_qp_attr::default(),
+        std::mem::zeroed::<ibv_qp_init_attr>(),
+    );
+    let mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_DEST_QPN;
+    let asked = (real().query_qp)(pair, &raw mut attributes, mask, &raw mut init) == 0;
+    let connected = asked && attributes.qp_state >= IBV_QPS_RTR;
+    connected.then_some((Gid(attributes.ah_attr.grh.dgid.raw), attributes.dest_qp_num))
+}
+
+/// The process's queue pairs.
+pub fn queue_pairs() -> Vec<QueuePairState> {
+    let world = world();
+    // SAFETY: objects live while the world is locked.
+    world
+        .queue_pairs()
+        .map(|pair| unsafe { describe(&*pair) })
+        .collect()
+}
+
+/// What this version cannot move.
+pub fn obstacles() -> Vec<Obstacle> {
+    let world = world();
+    let mut found = Vec::new();
+    for pair in world.queue_pairs() {
+        // SAFETY: as above.
+        let pair = unsafe { &*pair };
+        if pair.face.qp_type != IBV_QPT_RC {
+            let number = pair.face.qp_num;
+            found.push(Obstacle {
+                what: format!("queue pair {number} is no reliable connection; only those can move"),
+            });
+        }
+        if pair.failed.load(Ordering::Acquire) {
+            let number = pair.face.qp_num;
+            found.push(Obstacle {
+                what: format!(
+                    "queue pair {number} has a failed request; its connection is broken already"
+                ),
+            });
+        }
+    }
+    if world
+        .objects
+        .values()
+        .any(|object| matches!(object, Object::Ah(_)))
+    {
+        found.push(Obstacle {
+            what: "the process has address handles; datagrams cannot move".to_owned(),
+        });
+    }
+    found
+}
+
+unsafe fn chosen<'a>(world: &World, only: Option<&[u32]>) -> Vec<&'a ShadowQp> {
+    let all = world.queue_pairs().map(|pair| &*pair);
+    all.filter(|pair| only.is_none_or(|only| only.contains(&pair.face.qp_num)))
+        .collect()
+}
+
+fn check(result: c_int, what: &str) -> Result<(), String> {
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(format!("{what} failed with errno {result}"))
+    }
+}

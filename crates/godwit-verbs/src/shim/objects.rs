@@ -1,0 +1,201 @@
+//! Shadow objects: what an application holds in place of the device's.
+//!
+//! Each begins with the structure of libibverbs that applications see, so that a pointer to one is a
+//! pointer to the other. A pointer from an application is one of ours if its context is, and a context
+//! is ours if its table of operations is: libibverbs also calls itself through the names that this
+//! library takes over, with its own objects.
+
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
+use std::sync::{Condvar, Mutex};
+
+use super::gate::Gate;
+use crate::abi::*;
+use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys};
+
+/// Marks the end of a drained send queue; completions with it never reach the application.
+pub(super) const MARKER: u64 = 0x6764_7774_6d61_726b;
+
+#[repr(C)]
+pub(super) struct ShadowContext {
+    pub(super) face: ibv_context,
+    pub(super) id: ObjectId,
+    pub(super) real: AtomicPtr<ibv_context>,
+    pub(super) device_name: String,
+}
+
+#[repr(C)]
+pub(super) struct ShadowPd {
+    pub(super) face: ibv_pd,
+    pub(super) id: ObjectId,
+    pub(super) real: AtomicPtr<ibv_pd>,
+}
+
+#[repr(C)]
+pub(super) struct ShadowMr {
+    pub(super) face: ibv_mr,
+    pub(super) id: ObjectId,
+    pub(super) real: AtomicPtr<ibv_mr>,
+    /// The key that the device knows now; `face.rkey` is what it was when the region was registered.
+    pub(super) physical_rkey: AtomicU32,
+}
+
+#[repr(C)]
+pub(super) struct ShadowAh {
+    pub(super) face: ibv_ah,
+    pub(super) id: ObjectId,
+    pub(super) real: AtomicPtr<ibv_ah>,
+}
+
+#[repr(C)]
+pub(super) struct ShadowChannel {
+    pub(super) face: ibv_comp_channel,
+    pub(super) id: ObjectId,
+    pub(super) real: AtomicPtr<ibv_comp_channel>,
+    /// Interrupts whoever waits for events; an eventfd.
+    pub(super) wake: c_int,
+    pub(super) state: Mutex<ChannelState>,
+    pub(super) changed: Condvar,
+}
+
+/// What an event channel holds while its device's channel does not.
+#[derive(Default)]
+pub(super) struct ChannelState {
+    /// Whether there is no channel of the device behind it.
+    pub(super) parked: bool,
+    /// Threads that wait in poll(2) with the device's channel in hand.
+    pub(super) polling: u32,
+    /// Queues (`*mut ShadowCq`) whose completions were drained while they were armed.
+    pub(super) events: VecDeque<usize>,
+}
+
+#[repr(C)]
+pub(super) struct ShadowCq {
+    pub(super) face: ibv_cq,
+    pub(super) id: ObjectId,
+    pub(super) vector: c_int,
+    pub(super) lane: Gate<CqLane>,
+}
+
+/// How an application asked to be told of the next completion.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Armed {
+    No,
+    Any,
+    Solicited,
+}
+
+pub(super) struct CqLane {
+    /// Null while the device's objects are released.
+    pub(super) real: *mut ibv_cq,
+    pub(super) poll: PollCq,
+    pub(super) notify: ReqNotifyCq,
+    /// Queue pairs by the number that the device knows, sorted.
+    pub(super) routes: Vec<(u32, *const ShadowQp)>,
+    /// The route of the last completion.
+    pub(super) last: (u32, *const ShadowQp),
+    /// Completions that were drained and not yet polled, with the numbers the application knows.
+    pub(super) drained: VecDeque<ibv_wc>,
+    /// Whether completions are drained.
+    pub(super) suspended: bool,
+    /// Markers that have not completed.
+    pub(super) markers: u32,
+    pub(super) armed: Armed,
+}
+
+// SAFETY: the pointers are to objects that live until the application destroys them, which takes them
+// out of here first.
+unsafe impl Send for CqLane {}
+
+#[repr(C)]
+pub(super) struct ShadowQp {
+    pub(super) face: ibv_qp,
+    pub(super) id: ObjectId,
+    /// What the application asked for and what it was told it has.
+    pub(super) init: ibv_qp_init_attr,
+    /// The number that the device knows.
+    pub(super) physical: AtomicU32,
+    pub(super) receives: ReceiveQueue,
+    /// Whether a request has failed.
+    pub(super) failed: AtomicBool,
+    /// Whether the marker behind the last request has completed.
+    pub(super) marker_done: AtomicBool,
+    pub(super) transitions: Mutex<Vec<Transition>>,
+    pub(super) lane: Gate<QpLane>,
+}
+
+/// A change of a queue pair's state that the application asked for.
+#[derive(Clone, Copy)]
+pub(super) struct Transition {
+    pub(super) attributes: ibv_qp_attr,
+    pub(super) mask: c_int,
+}
+
+/// Requests that are translated at a time.
+pub(super) const BATCH_REQUESTS: usize = 32;
+/// Pieces of those requests.
+pub(super) const BATCH_PIECES: usize = 256;
+
+pub(super) struct QpLane {
+    /// Null while the device's objects are released.
+    pub(super) real: *mut ibv_qp,
+    pub(super) post_send: PostSend,
+    pub(super) post_recv: PostRecv,
+    pub(super) datagrams: bool,
+    /// Whether requests to send are kept back.
+    pub(super) suspended: bool,
+    pub(super) kept: VecDeque<KeptSend>,
+    pub(super) remote_keys: RemoteKeys,
+    /// Two-sided requests since the queue pair was made (n_sent), modulo 2^32.
+    pub(super) sent: u32,
+    pub(super) sends: Box<[ibv_send_wr; BATCH_REQUESTS]>,
+    pub(super) recvs: Box<[ibv_recv_wr; BATCH_REQUESTS]>,
+    pub(super) pieces: Box<[ibv_sge; BATCH_PIECES]>,
+}
+
+// SAFETY: as for `CqLane`.
+unsafe impl Send for QpLane {}
+
+/// A request that was posted while its queue pair was suspended.
+pub(super) struct KeptSend {
+    pub(super) request: ibv_send_wr,
+    pub(super) pieces: Vec<ibv_sge>,
+    /// Data that was to be taken at once (`IBV_SEND_INLINE`).
+    pub(super) inline: Vec<u8>,
+}
+
+pub(super) unsafe fn context_is_ours(context: *const ibv_context) -> bool {
+    let ours = super::data_path::poll_cq as PollCq;
+    !context.is_null()
+        && (*context)
+            .ops
+            .poll_cq
+            .is_some_and(|poll| std::ptr::fn_addr_eq(poll, ours))
+}
+
+macro_rules! shadow {
+    ($find:ident, $face:ident, $shadow:ident) => {
+        /// The shadow that the application means, unless this is an object of libibverbs itself.
+        pub(super) unsafe fn $find<'a>(face: *mut $face) -> Option<&'a $shadow> {
+            (!face.is_null() && context_is_ours((*face).context)).then(|| &*face.cast::<$shadow>())
+        }
+    };
+}
+
+shadow!(pd, ibv_pd, ShadowPd);
+shadow!(mr, ibv_mr, ShadowMr);
+shadow!(ah, ibv_ah, ShadowAh);
+shadow!(channel, ibv_comp_channel, ShadowChannel);
+shadow!(cq, ibv_cq, ShadowCq);
+shadow!(qp, ibv_qp, ShadowQp);
+
+/// As the others, for a context.
+pub(super) unsafe fn context<'a>(face: *mut ibv_context) -> Option<&'a ShadowContext> {
+    context_is_ours(face).then(|| &*face.cast::<ShadowContext>())
+}
+
+/// A shadow as the address that libibverbs carries for us.
+pub(super) fn as_cookie<T>(shadow: *const T) -> *mut c_void {
+    shadow.cast_mut().cast()
+}

@@ -1,0 +1,229 @@
+//! Queue pairs: made, changed, asked, destroyed.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use super::contexts::refuse;
+use super::gate::Gate;
+use super::objects::{self, *};
+use super::real::real;
+use super::world::{Object, running_world};
+use crate::abi::*;
+use crate::tables::{Call, ReceiveQueue, RemoteKeys};
+
+/// Remote writes to the queue pair: a marker is a write of nothing, which a queue pair that forbids
+/// writes would answer with an error. What may be written is up to the memory regions, as ever.
+const ACCESS_REMOTE_WRITE: u32 = 2;
+const QP_ACCESS_FLAGS: c_int = 1 << 3;
+
+/// What the device is asked for: the device's completion queues, and one entry more for a marker.
+pub(super) unsafe fn device_attributes(
+    shadow: *const ShadowQp,
+    wanted: &ibv_qp_init_attr,
+) -> ibv_qp_init_attr {
+    let mut attributes = *wanted;
+    attributes.qp_context = objects::as_cookie(shadow);
+    attributes.send_cq =
+        objects::cq(wanted.send_cq).map_or(wanted.send_cq, |queue| queue.lane.lock().real);
+    attributes.recv_cq =
+        objects::cq(wanted.recv_cq).map_or(wanted.recv_cq, |queue| queue.lane.lock().real);
+    attributes.cap.max_send_wr += 1;
+    attributes
+}
+
+/// `ibv_create_qp`
+pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let Some(parent) = objects::pd(pd) else {
+        return (real().create_qp)(pd, wanted);
+    };
+    let mut world = running_world();
+    let (Some(send_cq), Some(recv_cq)) = (
+        objects::cq((*wanted).send_cq),
+        objects::cq((*wanted).recv_cq),
+    ) else {
+        return refuse(libc::EINVAL);
+    };
+    if !(*wanted).srq.is_null() {
+        return refuse(libc::EOPNOTSUPP);
+    }
+    let shadow = Box::into_raw(Box::<ShadowQp>::new_uninit()).cast::<ShadowQp>();
+    let mut attributes = device_attributes(shadow, &*wanted);
+    let made = (real().create_qp)(parent.real.load(Ordering::Acquire), &raw mut attributes);
+    let give_up = |errno| {
+        if !made.is_null() {
+            (real().destroy_qp)(made);
+        }
+        drop(Box::from_raw(
+            shadow.cast::<std::mem::MaybeUninit<ShadowQp>>(),
+        ));
+        refuse(errno)
+    };
+    if made.is_null() {
+        return give_up(*libc::__errno_location());
+    }
+    let call = Call::QueuePair {
+        pd: parent.id,
+        send_cq: send_cq.id,
+        recv_cq: recv_cq.id,
+        transport: (*wanted).qp_type,
+    };
+    let operations = &(*(*made).context).ops;
+    let (Some(post_send), Some(post_recv)) = (operations.post_send, operations.post_recv) else {
+        return give_up(libc::EOPNOTSUPP);
+    };
+    let Some(id) = world.add(call) else {
+        return give_up(libc::EINVAL);
+    };
+    (*wanted).cap = attributes.cap;
+    (*wanted).cap.max_send_wr -= 1;
+    let number = (*made).qp_num;
+    shadow.write(ShadowQp {
+        face: ibv_qp {
+            context: parent.face.context,
+            qp_context: (*wanted).qp_context,
+            pd,
+            send_cq: (*wanted).send_cq,
+            recv_cq: (*wanted).recv_cq,
+            srq: ptr::null_mut(),
+            handle: (*made).handle,
+            qp_num: number,
+            state: AtomicI32::new(IBV_QPS_RESET),
+            qp_type: (*wanted).qp_type,
+            mutex: [0; 5],
+            cond: [0; 6],
+            events_completed: 0,
+        },
+        id,
+        init: *wanted,
+        physical: AtomicU32::new(number),
+        receives: ReceiveQueue::new(attributes.cap.max_recv_wr, attributes.cap.max_recv_sge),
+        failed: AtomicBool::new(false),
+        marker_done: AtomicBool::new(true),
+        transitions: Mutex::new(Vec::new()),
+        lane: Gate::new(QpLane {
+            real: made,
+            post_send,
+            post_recv,
+            datagrams: (*wanted).qp_type == IBV_QPT_UD,
+            suspended: false,
+            kept: VecDeque::new(),
+            remote_keys: RemoteKeys::default(),
+            sent: 0,
+            // SAFETY: integers, null pointers and a union of both.
+            sends: Box::new([std::mem::zeroed(); BATCH_REQUESTS]),
+            recvs: Box::new([std::mem::zeroed(); BATCH_REQUESTS]),
+            pieces: Box::new([ibv_sge::default(); BATCH_PIECES]),
+        }),
+    });
+    for queue in [send_cq, recv_cq] {
+        add_route(queue, number, shadow);
+    }
+    world.objects.insert(id, Object::Qp(shadow));
+    shadow.cast()
+}
+
+/// From now on completions of the device's queue pair `number` are this one's.
+pub(super) fn add_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
+    let mut lane = queue.lane.lock();
+    match lane.routes.binary_search_by_key(&number, |route| route.0) {
+        Ok(place) => lane.routes[place].1 = shadow,
+        Err(place) => lane.routes.insert(place, (number, shadow)),
+    }
+    lane.last = (number, shadow);
+}
+
+/// The queue pair's number means nothing any more.
+pub(super) fn remove_route(queue: &ShadowCq, shadow: *const ShadowQp) {
+    let mut lane = queue.lane.lock();
+    lane.routes.retain(|route| !ptr::eq(route.1, shadow));
+    lane.last = (0, ptr::null());
+}
+
+/// `ibv_destroy_qp`
+pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let Some(shadow) = objects::qp(qp) else {
+        return (real().destroy_qp)(qp);
+    };
+    let mut world = running_world();
+    let device_pair = shadow.lane.lock().real;
+    let result = (real().destroy_qp)(device_pair);
+    if result == 0 {
+        for queue in [shadow.face.send_cq, shadow.face.recv_cq] {
+            if let Some(queue) = objects::cq(queue) {
+                remove_route(queue, shadow);
+            }
+        }
+        world.remove(shadow.id);
+        drop(Box::from_raw(qp.cast::<ShadowQp>()));
+    }
+    result
+}
+
+/// `ibv_modify_qp`
+pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int {
+    let Some(shadow) = objects::qp(qp) else {
+        return (real().modify_qp)(qp, attributes, mask);
+    };
+    let _world = running_world();
+    let mut asked = *attributes;
+    if mask & QP_ACCESS_FLAGS != 0 && shadow.face.qp_type == IBV_QPT_RC {
+        asked.qp_access_flags |= ACCESS_REMOTE_WRITE;
+    }
+    let device_pair = shadow.lane.lock().real;
+    let result = (real().modify_qp)(device_pair, &raw mut asked, mask);
+    if result == 0 {
+        let mut transitions = shadow
+            .transitions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if mask & IBV_QP_STATE != 0 {
+            shadow.face.state.store(asked.qp_state, Ordering::Relaxed);
+            if asked.qp_state == IBV_QPS_RESET {
+                // Nothing that was before leads to where it is now.
+                transitions.clear();
+            }
+        }
+        if shadow.face.state.load(Ordering::Relaxed) != IBV_QPS_RESET {
+            transitions.push(super::objects::Transition {
+                attributes: asked,
+                mask,
+            });
+        }
+    }
+    result
+}
+
+/// `ibv_query_qp`
+pub unsafe fn query_qp(
+    qp: *mut ibv_qp,
+    attributes: *mut ibv_qp_attr,
+    mask: c_int,
+    init: *mut ibv_qp_init_attr,
+) -> c_int {
+    let Some(shadow) = objects::qp(qp) else {
+        return (real().query_qp)(qp, attributes, mask, init);
+    };
+    let _world = running_world();
+    let device_pair = shadow.lane.lock().real;
+    let result = (real().query_qp)(device_pair, attributes, mask, init);
+    if result == 0 {
+        *init = shadow.init;
+        (*attributes).cap = shadow.init.cap;
+        // The number that the application connected to, wherever its peer is now.
+        let transitions = shadow
+            .transitions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(to) = transitions
+            .iter()
+            .rev()
+            .find(|step| step.mask & IBV_QP_DEST_QPN != 0)
+        {
+            (*attributes).dest_qp_num = to.attributes.dest_qp_num;
+        }
+    }
+    result
+}

@@ -1,0 +1,105 @@
+//! All shadow objects of the process.
+
+use std::collections::BTreeMap;
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use super::objects::*;
+use crate::tables::{Call, LocalKeys, ObjectId, Roadmap};
+
+/// Memory regions that a process may have: 4 MiB of address space, touched as far as it is used.
+const LOCAL_KEYS: usize = 1 << 20;
+
+/// The translation of local keys.
+pub(super) static KEYS: LazyLock<LocalKeys> = LazyLock::new(|| LocalKeys::new(LOCAL_KEYS));
+
+#[derive(Clone, Copy)]
+pub(super) enum Object {
+    Context(*mut ShadowContext),
+    Pd(*mut ShadowPd),
+    Mr(*mut ShadowMr),
+    Channel(*mut ShadowChannel),
+    Cq(*mut ShadowCq),
+    Qp(*mut ShadowQp),
+    Ah(*mut ShadowAh),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Phase {
+    /// The application works on the device.
+    Running,
+    /// All its queue pairs are suspended; the device's objects are there.
+    Suspended,
+    /// The device's objects are gone.
+    Released,
+}
+
+pub(super) struct World {
+    pub(super) roadmap: Roadmap,
+    pub(super) objects: BTreeMap<ObjectId, Object>,
+    pub(super) phase: Phase,
+}
+
+// SAFETY: the pointers are to objects that live until the application destroys them, which takes them
+// out of here first.
+unsafe impl Send for World {}
+
+static WORLD: Mutex<World> = Mutex::new(World {
+    roadmap: Roadmap::new(),
+    objects: BTreeMap::new(),
+    phase: Phase::Running,
+});
+static RESUMED: Condvar = Condvar::new();
+
+/// The world, whatever its phase: for the mover.
+pub(super) fn world() -> MutexGuard<'static, World> {
+    WORLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The world once the application may change it: a control call waits while the process moves.
+pub(super) fn running_world() -> MutexGuard<'static, World> {
+    let mut world = world();
+    while world.phase != Phase::Running {
+        world = RESUMED.wait(world).unwrap_or_else(PoisonError::into_inner);
+    }
+    world
+}
+
+/// Lets control calls go on.
+pub(super) fn announce_running() {
+    RESUMED.notify_all();
+}
+
+impl World {
+    /// Notes a call that succeeded; its parents are shadows that the caller holds, so they are there
+    /// unless the application destroyed them meanwhile, which is its error and undefined as ever.
+    pub(super) fn add(&mut self, call: Call) -> Option<ObjectId> {
+        self.roadmap.add(call).ok()
+    }
+
+    pub(super) fn remove(&mut self, id: ObjectId) {
+        if self.roadmap.remove(id).is_ok() {
+            self.objects.remove(&id);
+        }
+    }
+
+    pub(super) fn queue_pairs(&self) -> impl Iterator<Item = *mut ShadowQp> {
+        self.objects.values().filter_map(|object| match object {
+            Object::Qp(qp) => Some(*qp),
+            _ => None,
+        })
+    }
+
+    pub(super) fn completion_queues(&self) -> impl Iterator<Item = *mut ShadowCq> {
+        self.objects.values().filter_map(|object| match object {
+            Object::Cq(cq) => Some(*cq),
+            _ => None,
+        })
+    }
+
+    pub(super) fn channels(&self) -> impl Iterator<Item = *mut ShadowChannel> {
+        self.objects.values().filter_map(|object| match object {
+            Object::Channel(channel) => Some(*channel),
+            _ => None,
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! Wait-before-stop (paper 001, section 3.4) of one queue pair: when nothing of it is in flight.
+
+use std::time::Duration;
+
+/// What is known of a queue pair that takes no new requests.
+///
+/// The shim posts a marker of its own behind the application's last request; its completion says
+/// that all before it are done, signalled or not. What the peer sent is here when as many receives
+/// have completed as the peer counted two-sided requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// Whether the queue pair is connected; one that is not has nothing in flight.
+    pub connected: bool,
+    /// Whether the marker has completed.
+    pub marker_done: bool,
+    /// Whether a request failed: its queue pair is in the error state and never becomes empty.
+    pub failed: bool,
+    /// Receives completed since the queue pair was made (n_recv), modulo 2^32.
+    pub received: u32,
+    /// Two-sided requests that the peer has posted (n_sent), modulo 2^32; not known until it says so.
+    pub peer_sent: Option<u32>,
+    /// How long it has been waited.
+    pub waited: Duration,
+    /// How long it may be waited.
+    pub bound: Duration,
+}
+
+/// What to do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Something may be in flight: wait.
+    Wait,
+    /// Nothing is in flight.
+    Empty,
+    /// The time is up, and something may be in flight.
+    TimedOut,
+    /// The connection is broken already.
+    Failed,
+}
+
+impl Drain {
+    /// Decides.
+    pub fn verdict(&self) -> Verdict {
+        let all_received = self.peer_sent == Some(self.received);
+        if !self.connected {
+            Verdict::Empty
+        } else if self.failed {
+            Verdict::Failed
+        } else if self.marker_done && all_received {
+            Verdict::Empty
+        } else if self.waited >= self.bound {
+            Verdict::TimedOut
+        } else {
+            Verdict::Wait
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const QUIET: Drain = Drain {
+        connected: true,
+        marker_done: true,
+        failed: false,
+        received: 7,
+        peer_sent: Some(7),
+        waited: Duration::ZERO,
+        bound: Duration::from_secs(1),
+    };
+
+    #[test]
+    fn each_condition_is_waited_for() {
+        assert_eq!(QUIET.verdict(), Verdict::Empty);
+        assert_eq!(
+            Drain {
+                marker_done: false,
+                ..QUIET
+            }
+            .verdict(),
+            Verdict::Wait
+        );
+        assert_eq!(
+            Drain {
+                received: 6,
+                ..QUIET
+            }
+            .verdict(),
+            Verdict::Wait
+        );
+        assert_eq!(
+            Drain {
+                peer_sent: None,
+                ..QUIET
+            }
+            .verdict(),
+            Verdict::Wait
+        );
+    }
+
+    #[test]
+    fn waiting_has_an_end_but_what_is_empty_is_never_late() {
+        let late = Drain {
+            waited: Duration::from_secs(1),
+            ..QUIET
+        };
+        assert_eq!(late.verdict(), Verdict::Empty);
+        assert_eq!(
+            Drain {
+                marker_done: false,
+                ..late
+            }
+            .verdict(),
+            Verdict::TimedOut
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_in_flight_is_never_claimed_while_something_may_be(
+            connected: bool, marker_done: bool, failed: bool, received: u32,
+            peer_sent in prop::option::of(any::<u32>()), waited in 0u64..3000,
+        ) {
+            let drain = Drain {
+                connected, marker_done, failed, received, peer_sent,
+                waited: Duration::from_millis(waited), bound: Duration::from_secs(1),
+            };
+            let quiet = !connected || (marker_done && !failed && peer_sent == Some(received));
+            prop_assert_eq!(drain.verdict() == Verdict::Empty, quiet);
+        }
+    }
+}

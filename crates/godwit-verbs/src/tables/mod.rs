@@ -1,0 +1,13 @@
+//! Decisions without I/O: which value stands for which, what has to be made again, what is in flight.
+
+mod drain;
+mod local_keys;
+mod receives;
+mod remote;
+mod roadmap;
+
+pub use drain::{Drain, Verdict};
+pub use local_keys::{Full, LocalKeys};
+pub use receives::{Receive, ReceiveQueue};
+pub use remote::{Gid, RemoteKeys};
+pub use roadmap::{Broken, Call, ObjectId, Roadmap};

@@ -1,0 +1,161 @@
+//! Receives that were posted and have not completed: what has to be posted again on a new queue.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::abi::ibv_sge;
+
+/// A receive as the application posted it, with the local keys that it knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Receive {
+    /// The application's name for it.
+    pub wr_id: u64,
+    /// Where the data goes.
+    pub sges: Vec<ibv_sge>,
+}
+
+/// A receive queue's shadow: a ring with one writer (who posts) and one reader (who polls).
+///
+/// The counters run on without end; a receive lies at its number modulo the ring's length. `head`
+/// is written by the holder of the queue pair's gate, `tail` by the holder of its completion
+/// queue's, so that neither waits for the other.
+pub struct ReceiveQueue {
+    head: AtomicU32,
+    tail: AtomicU32,
+    sges_each: usize,
+    headers: Box<[UnsafeCell<(u64, u32)>]>,
+    sges: Box<[UnsafeCell<ibv_sge>]>,
+}
+
+// SAFETY: cells between `tail` and `head` are read, others are written; `head` is published with
+// release and read with acquire, and each counter has one writer (see the type's description).
+unsafe impl Sync for ReceiveQueue {}
+// SAFETY: nothing in it belongs to a thread.
+unsafe impl Send for ReceiveQueue {}
+
+impl ReceiveQueue {
+    /// A queue for `length` receives of at most `sges_each` pieces each.
+    pub fn new(length: u32, sges_each: u32) -> Self {
+        // One cell more than the device's queue holds: a completion can be polled, and its place
+        // used again, before the receive that it completes was noted here.
+        let length = (length as usize + 1).next_power_of_two();
+        let sges_each = sges_each.max(1) as usize;
+        Self {
+            head: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+            sges_each,
+            headers: (0..length).map(|_| UnsafeCell::new((0, 0))).collect(),
+            sges: (0..length * sges_each)
+                .map(|_| UnsafeCell::new(ibv_sge::default()))
+                .collect(),
+        }
+    }
+
+    fn place(&self, number: u32) -> usize {
+        number as usize & (self.headers.len() - 1)
+    }
+
+    /// Notes a receive. Pieces beyond what the queue was made for are left out; a device refuses such
+    /// a request before it gets here.
+    #[inline]
+    pub fn push(&self, wr_id: u64, sges: &[ibv_sge]) {
+        let head = self.head.load(Ordering::Relaxed);
+        let place = self.place(head);
+        let count = sges.len().min(self.sges_each);
+        // SAFETY: this cell is not between tail and head, and the caller is the only writer.
+        unsafe { *self.headers[place].get() = (wr_id, count as u32) };
+        for (piece, cell) in sges
+            .iter()
+            .zip(&self.sges[place * self.sges_each..][..count])
+        {
+            // SAFETY: as above.
+            unsafe { *cell.get() = *piece };
+        }
+        self.head.store(head.wrapping_add(1), Ordering::Release);
+    }
+
+    /// The oldest receive has completed.
+    #[inline]
+    pub fn complete_one(&self) {
+        let tail = self.tail.load(Ordering::Relaxed);
+        self.tail.store(tail.wrapping_add(1), Ordering::Release);
+    }
+
+    /// How many receives completed since the queue pair was made; wraps around.
+    pub fn completed(&self) -> u32 {
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// The receives that have not completed, oldest first. The caller holds both gates.
+    pub fn outstanding(&self) -> Vec<Receive> {
+        let (head, tail) = (
+            self.head.load(Ordering::Acquire),
+            self.tail.load(Ordering::Acquire),
+        );
+        let count = head.wrapping_sub(tail);
+        if count as usize > self.headers.len() {
+            return Vec::new();
+        }
+        (0..count)
+            .map(|step| {
+                let place = self.place(tail.wrapping_add(step));
+                // SAFETY: between tail and head nobody writes while the caller holds the gates.
+                let (wr_id, pieces) = unsafe { *self.headers[place].get() };
+                let sges = self.sges[place * self.sges_each..][..pieces as usize]
+                    .iter()
+                    // SAFETY: as above.
+                    .map(|cell| unsafe { *cell.get() })
+                    .collect();
+                Receive { wr_id, sges }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    #[test]
+    fn a_completion_may_be_seen_before_its_receive_was_noted() {
+        let queue = ReceiveQueue::new(2, 1);
+        queue.complete_one();
+        assert_eq!(queue.outstanding(), []);
+        queue.push(1, &[]);
+        assert_eq!(queue.outstanding(), []);
+        queue.push(2, &[]);
+        assert_eq!(
+            queue.outstanding(),
+            [Receive {
+                wr_id: 2,
+                sges: Vec::new()
+            }]
+        );
+    }
+
+    proptest! {
+        /// What is outstanding is what was posted and not completed, in order, with its pieces.
+        #[test]
+        fn outstanding_receives_are_those_not_completed(
+            length in 1u32..20,
+            steps in prop::collection::vec((any::<bool>(), any::<u64>(), 0usize..4), 0..300),
+        ) {
+            let queue = ReceiveQueue::new(length, 3);
+            let mut model: VecDeque<Receive> = VecDeque::new();
+            for (post, wr_id, pieces) in steps {
+                if post && model.len() < length as usize {
+                    let sges: Vec<_> = (0..pieces as u32)
+                        .map(|piece| ibv_sge { addr: wr_id ^ u64::from(piece), length: piece, lkey: 7 })
+                        .collect();
+                    queue.push(wr_id, &sges);
+                    model.push_back(Receive { wr_id, sges });
+                } else if !post && model.pop_front().is_some() {
+                    queue.complete_one();
+                }
+                prop_assert_eq!(queue.outstanding(), Vec::from(model.clone()));
+            }
+        }
+    }
+}
