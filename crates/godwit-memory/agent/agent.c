@@ -2,7 +2,7 @@
  * The part of the mover that runs inside QEMU: `vm run` preloads it (LD_PRELOAD), and nothing in QEMU calls it.
  *
  * It listens at the unix socket that GODWIT_MEMORY_AGENT names, serves one node at a time, and moves the guest's
- * memory chunk by chunk from the file that QEMU maps to another one (paper 002, figure 4). A chunk is a single
+ * memory chunk by chunk from the file that QEMU maps to another one (the zero-copy migration paper, figure 4). A chunk is a single
  * request: when the node dies, no page stays held. Each path that leaves a held chunk lets go of it.
  *
  * Requests and answers are structures of 64 bytes in the host's byte order: src/mover/protocol.rs has the other side.

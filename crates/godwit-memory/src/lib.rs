@@ -1,5 +1,5 @@
 //! The memory of virtual machines where two hosts can map the same bytes: a CXL pool, memory that another host
-//! lends, or a file that two nodes of one host share (paper 002).
+//! lends, or a file that two nodes of one host share (the zero-copy migration paper).
 //!
 //! - [`ownership`]: who may run a guest on a segment. Pure.
 //! - [`pool`]: folders of segments; [`pool::segment`]: one guest's memory with its header; [`pool::proof`]: how two

@@ -1,4 +1,4 @@
-//! The whole state of a NIC as bytes, which cross from node to node (paper 004, section 3.1: clone interface).
+//! The whole state of a NIC as bytes, which cross from node to node (the ReNIC paper, section 3.1: clone interface).
 //!
 //! How far the rings are is not in it: QEMU moves that itself. All numbers are little-endian:
 //!

@@ -1,4 +1,4 @@
-//! The NIC of a virtual machine that moves with it, after the replicable NIC of paper 004 (section 3): a
+//! The NIC of a virtual machine that moves with it, after the replicable NIC of the ReNIC paper (section 3): a
 //! vhost-user-net device that a node serves.
 //!
 //! ```text

@@ -171,7 +171,7 @@ pub enum Pull {
 pub enum Shared {
     /// It is sent like any other.
     Moves,
-    /// It stays where it is, and nothing of it is sent (paper 002, section 4.1).
+    /// It stays where it is, and nothing of it is sent (the zero-copy migration paper, section 4.1).
     Stays,
 }
 

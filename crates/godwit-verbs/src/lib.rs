@@ -1,5 +1,5 @@
 //! A library in front of libibverbs (`LD_PRELOAD`) that lets unmodified RDMA applications move
-//! between hosts, after paper 001 ("MigrRDMA").
+//! between hosts, after the RDMA live-migration paper.
 //!
 //! The application holds *shadow* objects (`shim::objects`) in the layout of libibverbs' own. Behind
 //! each stands the device's object, which can be closed and made again, here or on another host, while

@@ -1,4 +1,4 @@
-//! Moves the memory of a guest that runs from one file to another, chunk by chunk (paper 002, section 4.2 and
+//! Moves the memory of a guest that runs from one file to another, chunk by chunk (the zero-copy migration paper, section 4.2 and
 //! figure 4): a chunk's pages are write-protected, copied, remapped, and let go.
 //!
 //! - [`plan`]: which chunk is next and how long to wait before it. Pure.

@@ -1,6 +1,6 @@
 //! Every decision of the NIC, without I/O.
 //!
-//! - `nic.rs`: the NIC, whose modes are those of paper 004, section 3.1
+//! - `nic.rs`: the NIC, whose modes are those of the ReNIC paper, section 3.1
 //! - `held.rs`: packets that wait for the guest, in order and bounded
 //! - `addresses.rs`: which addresses the guest used lately
 //! - `counters.rs`: what happened

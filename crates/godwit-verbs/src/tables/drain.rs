@@ -1,4 +1,4 @@
-//! Wait-before-stop (paper 001, section 3.4) of one queue pair: when nothing of it is in flight.
+//! Wait-before-stop (the RDMA live-migration paper, section 3.4) of one queue pair: when nothing of it is in flight.
 
 use std::time::Duration;
 

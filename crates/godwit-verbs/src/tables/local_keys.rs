@@ -1,4 +1,4 @@
-//! Virtual local keys (paper 001, section 3.3): handed out one by one, so that translation is one
+//! Virtual local keys (the RDMA live-migration paper, section 3.3): handed out one by one, so that translation is one
 //! array access.
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Remote keys of a peer that has moved (paper 001, section 3.3).
+//! Remote keys of a peer that has moved (the RDMA live-migration paper, section 3.3).
 //!
 //! A remote key travels from application to application past the library. Therefore a region's
 //! virtual remote key is the physical one that it was registered with: a peer without Godwit can use

@@ -1,4 +1,4 @@
-//! The control calls that make a process's objects again (paper 001, section 3.2), without those
+//! The control calls that make a process's objects again (the RDMA live-migration paper, section 3.2), without those
 //! whose objects are gone.
 
 use std::collections::BTreeMap;

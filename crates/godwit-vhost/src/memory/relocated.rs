@@ -1,5 +1,5 @@
 //! Guest memory of which parts are in another file than the front end's: memory that is moved while the guest runs
-//! (paper 002, section 4.2).
+//! (the zero-copy migration paper, section 4.2).
 //!
 //! The front end shares one file for all of a guest's memory, and goes on sharing it when chunks of the memory have
 //! been remapped to another. So each mapping of that file here has the same chunks remapped, both those that exist

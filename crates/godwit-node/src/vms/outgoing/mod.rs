@@ -280,8 +280,8 @@ impl Move {
                     let local = self.of.vm.lock().local_bytes;
                     blockers.extend((local > 0).then(|| {
                         format!(
-                            "{} of its memory is not in memory pool {}: bring it back first with 'godwit \
-                             vm memory {name} --to pool'",
+                            "{} of its memory is not in memory pool {}: bring it back first with \
+                             'godwit vm memory {name} --to pool'",
                             Bytes(local),
                             offer.pool
                         )

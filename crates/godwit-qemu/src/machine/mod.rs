@@ -1,9 +1,13 @@
 //! How a VM's QEMU is started: the words of its command line, with gaps for what differs from node
 //! to node.
 
+mod words;
+
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+pub use self::words::{MachineNic, NicUplink, Word};
 
 /// The id of the shared memory that the node adds.
 const MEMORY_ID: &str = "godwit-memory";
@@ -13,56 +17,6 @@ const LOCAL_MEMORY: &str = "/dev/shm";
 
 /// Longest wait of QEMU before it connects to a disk's socket again, in milliseconds.
 const RECONNECT_MS: u32 = 100;
-
-/// One word of a command line.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum Word {
-    /// The same on every node.
-    Plain(String),
-    /// The socket of a disk stands between two parts.
-    Disk {
-        /// What comes before the socket's path.
-        before: String,
-        /// Whose socket it is.
-        disk: String,
-        /// What comes after.
-        after: String,
-    },
-    /// The socket of one of the machine's NICs stands between two parts.
-    Nic {
-        /// What comes before the socket's path.
-        before: String,
-        /// Which NIC, from 0.
-        nic: usize,
-        /// What comes after.
-        after: String,
-    },
-    /// The description of the guest's memory: a file of a memory pool, or local memory.
-    Memory {
-        /// Bytes of the memory.
-        memory_bytes: u64,
-    },
-}
-
-/// Where a NIC that the node serves is plugged in on the host. The same is meant on every node.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum NicUplink {
-    /// A tap that somebody made, by its name.
-    Tap(String),
-    /// A tap that the node makes and plugs into this bridge.
-    Bridge(String),
-}
-
-/// A NIC that the node serves.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct MachineNic {
-    /// Its MAC address, as six pairs of hexadecimal digits.
-    pub mac: String,
-    /// Where its packets go.
-    pub uplink: NicUplink,
-}
 
 /// A VM as every node would start it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -518,182 +472,4 @@ pub fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn strings(words: &[&str]) -> Vec<String> {
-        words.iter().map(|&word| word.to_owned()).collect()
-    }
-
-    fn places() -> Places {
-        Places {
-            folder: PathBuf::from("/n/vms/v"),
-        }
-    }
-
-    fn built(arguments: &[&str]) -> String {
-        built_with(&[], arguments)
-    }
-
-    fn built_with(nics: &[MachineNic], arguments: &[&str]) -> String {
-        let disks = strings(&["root", "data"]);
-        let arguments = strings(arguments);
-        let parts = Parts {
-            name: "v",
-            disks: &disks,
-            nics,
-            memory: 512 << 20,
-            poolable: false,
-            cpus: 2,
-            machine: Some("q35"),
-            accelerator: "tcg",
-            arguments: &arguments,
-        };
-        Machine::build("qemu-system-x86_64", &parts)
-            .command_line(
-                &places(),
-                |disk| PathBuf::from(format!("/n/{disk}")),
-                None,
-                None,
-            )
-            .join(" ")
-    }
-
-    #[test]
-    fn a_new_vm_has_shared_memory_disks_a_monitor_and_a_console() {
-        assert_eq!(
-            built(&["-nic", "none"]),
-            "-name v -machine q35 -accel tcg -m 536870912B -smp 2 \
-             -object memory-backend-memfd,id=godwit-memory,size=536870912B,share=on \
-             -machine memory-backend=godwit-memory -display none \
-             -chardev socket,id=godwit-disk0,path=/n/root,reconnect-ms=100 \
-             -device vhost-user-blk-pci,chardev=godwit-disk0,num-queues=2 \
-             -chardev socket,id=godwit-disk1,path=/n/data,reconnect-ms=100 \
-             -device vhost-user-blk-pci,chardev=godwit-disk1,num-queues=2 -nic none \
-             -chardev socket,id=godwit-console,path=/n/vms/v/console.sock,server=on,wait=off \
-             -serial chardev:godwit-console \
-             -chardev socket,id=godwit-qmp,path=/n/vms/v/qmp.sock,server=on,wait=off \
-             -mon chardev=godwit-qmp,mode=control -monitor none"
-        );
-    }
-
-    #[test]
-    fn a_nic_of_the_nodes_has_a_socket_and_its_address() {
-        let nic = MachineNic {
-            mac: String::from("52:54:00:00:00:07"),
-            uplink: NicUplink::Tap(String::from("tap0")),
-        };
-        let line = built_with(&[nic], &[]);
-        let wanted = "-chardev socket,id=godwit-nic0,path=/n/vms/v/nic0.vhost,reconnect-ms=100 \
-                      -netdev vhost-user,id=godwit-net0,chardev=godwit-nic0 \
-                      -device virtio-net-pci,netdev=godwit-net0,mac=52:54:00:00:00:07,romfile=";
-        assert!(line.contains(wanted), "{line}");
-    }
-
-    #[test]
-    fn what_the_arguments_say_is_not_said_twice() {
-        let line = built(&[
-            "--accel",
-            "kvm",
-            "-m",
-            "1G",
-            "-smp",
-            "4",
-            "-nographic",
-            "-machine",
-            "memory-backend=own",
-            "-serial",
-            "file:/x",
-        ]);
-        for absent in [
-            "tcg",
-            "536870912",
-            "godwit-memory",
-            "-display",
-            "console",
-            "-smp 2",
-        ] {
-            assert!(!line.contains(absent), "{absent}: {line}");
-        }
-    }
-
-    #[test]
-    fn an_adopted_command_line_keeps_what_is_the_machines_own() {
-        let command = strings(&[
-            "/usr/bin/qemu-system-x86_64",
-            "-machine",
-            "pc,memory-backend=m",
-            "-S",
-            "-daemonize",
-            "-pidfile",
-            "/p",
-            "-qmp",
-            "unix:/q,server",
-            "-chardev",
-            "socket,path=/m,id=mon0",
-            "-mon",
-            "chardev=mon0,mode=control",
-            "-nographic",
-            "-chardev",
-            "socket,id=c,path=/a,,b.vhost,reconnect-ms=5",
-            "-device",
-            "vhost-user-blk-pci,chardev=c",
-            "-incoming",
-            "defer",
-        ]);
-        let disk_of = |path: &Path| (path == Path::new("/a,b.vhost")).then(|| "root".to_owned());
-        let machine = Machine::adopt(&command, disk_of).expect("a machine");
-        assert_eq!(machine.disks, ["root"]);
-        assert!(machine.bound_here.is_empty(), "{machine:?}");
-        let line = machine.command_line(
-            &places(),
-            |disk| PathBuf::from(format!("/other,{disk}")),
-            Some("pc-i440fx-9.0"),
-            None,
-        );
-        assert_eq!(
-            line.join(" "),
-            "-machine pc,memory-backend=m -display none \
-             -chardev socket,id=c,path=/other,,root,reconnect-ms=5 \
-             -device vhost-user-blk-pci,chardev=c -machine type=pc-i440fx-9.0 \
-             -chardev socket,id=godwit-console,path=/n/vms/v/console.sock,server=on,wait=off \
-             -serial chardev:godwit-console \
-             -chardev socket,id=godwit-qmp,path=/n/vms/v/qmp.sock,server=on,wait=off \
-             -mon chardev=godwit-qmp,mode=control -monitor none"
-        );
-    }
-
-    #[test]
-    fn what_cannot_be_repeated_elsewhere_is_noted() {
-        let command = strings(&["q", "-netdev", "tap,fd=22,id=n", "-add-fd", "set=1,fd=3"]);
-        let machine = Machine::adopt(&command, |_| None).expect("a machine");
-        assert!(machine.bound_here.len() >= 2, "{:?}", machine.bound_here);
-    }
-
-    #[test]
-    fn fields_are_found_whatever_stands_around_them() {
-        for (option, key, value) in [
-            ("socket,id=a,path=/x", "path", Some("/x")),
-            ("path=/x,,y,id=a", "path", Some("/x,y")),
-            ("path=/x,,", "path", Some("/x,")),
-            ("socket,mypath=/x", "path", None),
-            ("path=", "path", Some("")),
-            (",,,", "path", None),
-            ("", "path", None),
-            ("a=1,fd=2", "fd", Some("2")),
-        ] {
-            let found = field(option, key).map(|(_, value)| value);
-            assert_eq!(found.as_deref(), value, "{option}");
-        }
-    }
-
-    #[test]
-    fn a_machine_survives_the_store() {
-        let command = strings(&["q", "-chardev", "socket,path=/a,id=c", "-m", "1G"]);
-        let machine = Machine::adopt(&command, |_| Some(String::from("root"))).expect("a machine");
-        let stored = serde_json::to_vec(&machine).expect("writes");
-        let read: Machine = serde_json::from_slice(&stored).expect("reads");
-        assert_eq!(read, machine);
-        assert_eq!(read.last_value(&["m"]), Some("1G"));
-    }
-}
+mod tests;

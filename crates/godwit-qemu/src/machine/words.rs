@@ -1,0 +1,53 @@
+//! What a command line is made of: words, with gaps for what differs from node to node.
+
+use serde::{Deserialize, Serialize};
+
+/// One word of a command line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Word {
+    /// The same on every node.
+    Plain(String),
+    /// The socket of a disk stands between two parts.
+    Disk {
+        /// What comes before the socket's path.
+        before: String,
+        /// Whose socket it is.
+        disk: String,
+        /// What comes after.
+        after: String,
+    },
+    /// The socket of one of the machine's NICs stands between two parts.
+    Nic {
+        /// What comes before the socket's path.
+        before: String,
+        /// Which NIC, from 0.
+        nic: usize,
+        /// What comes after.
+        after: String,
+    },
+    /// The description of the guest's memory: a file of a memory pool, or local memory.
+    Memory {
+        /// Bytes of the memory.
+        memory_bytes: u64,
+    },
+}
+
+/// Where a NIC that the node serves is plugged in on the host. The same is meant on every node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NicUplink {
+    /// A tap that somebody made, by its name.
+    Tap(String),
+    /// A tap that the node makes and plugs into this bridge.
+    Bridge(String),
+}
+
+/// A NIC that the node serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MachineNic {
+    /// Its MAC address, as six pairs of hexadecimal digits.
+    pub mac: String,
+    /// Where its packets go.
+    pub uplink: NicUplink,
+}
