@@ -34,11 +34,11 @@ pub(crate) fn move_holder(bed: &Bed) -> io::Result<Holder> {
         "tar -C / -cf - run/image run/holder.log | socat -u - TCP:{}:8000",
         destination.address()
     ))?;
-    destination.must(&format!(
+    destination.must(
         "until [ -s /run/socat.status ]; do sleep 0.02; done; rm /run/socat.status; \
          criu restore -D /run/image -o restore.log -L /opt/godwit/plugins -d || \
-         {{ grep -a Error /run/image/restore.log; exit 1; }}"
-    ))?;
+         { grep -a Error /run/image/restore.log; exit 1; }",
+    )?;
     // It runs at the destination: its socket listens, it holds the device, and the source is rid of it.
     let alive = destination.run(&format!(
         "ss -ltnp | grep -q ':18515.*pid={pid},' && ls -l /proc/{pid}/fd | grep -q uverbs0"
