@@ -7,6 +7,9 @@ pub(crate) struct Program {
     pub(crate) command: &'static str,
     /// How long to let it work before the move, in seconds.
     pub(crate) work_seconds: f64,
+    /// Whether its server prints no result. Its client's result then stands for both: the client ends
+    /// with one only after the server has answered its last message.
+    pub(crate) silent_server: bool,
 }
 
 /// Which side moves.
@@ -31,30 +34,36 @@ pub(crate) const PROGRAMS: &[Program] = &[
         name: "ibv_rc_pingpong -e",
         command: "ibv_rc_pingpong -d rxe0 -g 1 -e -n 4000",
         work_seconds: 1.0,
+        silent_server: false,
     },
     Program {
         name: "ibv_rc_pingpong",
         command: "ibv_rc_pingpong -d rxe0 -g 1 -n 1500",
         work_seconds: 1.0,
+        silent_server: false,
     },
     Program {
         name: "ib_write_bw",
         command: "ib_write_bw -d rxe0 -F -x 1 -s 65536 -n 4000",
         work_seconds: 1.5,
+        silent_server: false,
     },
     Program {
         name: "ib_send_bw",
         command: "ib_send_bw -d rxe0 -F -x 1 -s 65536 -n 3000",
         work_seconds: 1.5,
+        silent_server: false,
     },
     Program {
         name: "ib_read_bw -q 4",
-        command: "ib_read_bw -d rxe0 -F -x 1 -q 4 -s 65536 -n 800",
+        command: "ib_read_bw -d rxe0 -F -x 1 -q 4 -t 8 -s 65536 -n 800",
         work_seconds: 1.5,
+        silent_server: false,
     },
     Program {
         name: "ib_atomic_lat",
-        command: "ib_atomic_lat -d rxe0 -F -x 1 -n 2000",
+        command: "ib_atomic_lat -d rxe0 -F -x 1 -n 20000",
         work_seconds: 1.5,
+        silent_server: true,
     },
 ];
