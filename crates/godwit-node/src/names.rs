@@ -1,5 +1,8 @@
 //! Which names disks and nodes may have.
 
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Longest name in bytes.
@@ -33,6 +36,22 @@ pub(crate) fn check(what: &str, name: &str) -> Result<(), ErrorBody> {
     .hint("use letters, digits, '.', '_' and '-', at most 128, starting with a letter or digit"))
 }
 
+/// Sees whether a path that a client names is whole, and one that a file can have. `of` says whose it is.
+///
+/// # Errors
+/// [`ErrorCode::Invalid`].
+pub(crate) fn check_path(of: &str, path: &Path) -> Result<(), ErrorBody> {
+    let why = if !path.is_absolute() {
+        "is not absolute"
+    } else if path.as_os_str().as_bytes().contains(&0) {
+        "has a byte of zero in it"
+    } else {
+        return Ok(());
+    };
+    let text = format!("{of}: the path {path:?} {why}");
+    Err(ErrorBody::new(ErrorCode::Invalid, text).hint("give the whole path from /"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,5 +73,14 @@ mod tests {
             assert_eq!(error.code, ErrorCode::Invalid, "{name}");
             assert!(error.hint.is_some());
         }
+    }
+
+    #[test]
+    fn a_path_is_whole_and_one_that_a_file_can_have() {
+        let refused = |path: &str| check_path("disk d", Path::new(path)).unwrap_err();
+        assert!(refused("images/d").message.contains("not absolute"));
+        assert!(refused("/images\0/d").message.contains("a byte of zero"));
+        assert_eq!(refused("/\0").code, ErrorCode::Invalid);
+        assert!(check_path("disk d", Path::new("/images/d")).is_ok());
     }
 }

@@ -75,8 +75,7 @@ fn read_often(socket: &Path, times: u32) {
 async fn what_cannot_be_promised_is_refused_before_anything_starts() {
     let dir = tempfile::tempdir().expect("a folder");
     let (a, b) = pair(dir.path()).await;
-    let hurried =
-        json!({"deadline_seconds": 1, "max_bandwidth": MIB, "policy": "double-write"});
+    let hurried = json!({"deadline_seconds": 1, "max_bandwidth": MIB, "policy": "double-write"});
     let path = dir.path().join("a/disks/root.raw");
     let image = std::fs::File::options().write(true).open(path);
     let data = vec![7; 64 * MIB as usize];

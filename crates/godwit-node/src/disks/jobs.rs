@@ -280,14 +280,8 @@ async fn copy_out(
 
 fn absolute(disk: &str, path: &str) -> Result<PathBuf, ErrorBody> {
     let path = PathBuf::from(path);
-    if path.is_absolute() {
-        return Ok(path);
-    }
-    Err(ErrorBody::new(
-        ErrorCode::Invalid,
-        format!("disk {disk}: the path {} is not absolute", path.display()),
-    )
-    .hint("give the whole path from /"))
+    names::check_path(&format!("disk {disk}"), &path)?;
+    Ok(path)
 }
 
 /// The size of a file or block device in bytes.

@@ -203,13 +203,7 @@ async fn attach(
     size: Option<u64>,
     format: Option<ImageFormat>,
 ) -> Result<Arc<Disk>, ErrorBody> {
-    if !path.is_absolute() {
-        return Err(ErrorBody::new(
-            ErrorCode::Invalid,
-            format!("disk {name}: the path {} is not absolute", path.display()),
-        )
-        .hint("give the whole path from /"));
-    }
+    names::check_path(&format!("disk {name}"), &path)?;
     if let Some(other) = user_of(node, &path) {
         return Err(ErrorBody::new(
             ErrorCode::Conflict,

@@ -26,12 +26,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         ErrorBody::new(code, format!("cannot adopt VM {name}: {why}"))
     };
     let path = PathBuf::from(&request.qmp);
-    if !path.is_absolute() {
-        return Err(
-            refused(ErrorCode::Invalid, &"the monitor's path is not absolute")
-                .hint("give the whole path from /"),
-        );
-    }
+    names::check_path(&format!("cannot adopt VM {name}"), &path)?;
     if let Some(user) = user_of(node, &path) {
         let why = format!("VM {user} uses the monitor {}", path.display());
         return Err(refused(ErrorCode::Conflict, &why));
