@@ -454,16 +454,19 @@ impl Controller {
     }
 
     /// Whether a frame has not been answered. The source drains before it asks for acceptance, so
-    /// one that has not breaks the protocol; but for a comparison of before a pause, which changes nothing
-    /// and which the source has made again since.
+    /// one that has not breaks the protocol; but for what the source gave up when it began a new generation: a
+    /// comparison, which it has made again since, and what it wrote, which it sent again or tells to be lacking. Those are on the disk
+    /// before this node accepts.
     pub(in crate::controller) fn owes_answers(&self) -> bool {
         let Some(destination) = &self.destination else {
             return false;
         };
         let given_up = self.slots.select(|slot| match slot.work {
-            Work::Verify { generation, .. } | Work::VerifyHole { generation, .. } => {
-                generation < destination.generation
-            }
+            Work::Verify { generation, .. }
+            | Work::VerifyHole { generation, .. }
+            | Work::Copy { generation, .. }
+            | Work::DelayedWrite { generation, .. }
+            | Work::DoubleWrite { generation, .. } => generation < destination.generation,
             _ => false,
         });
         destination.in_flight > destination.unwritten.frames + given_up.len() as u32
