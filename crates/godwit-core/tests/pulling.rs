@@ -378,6 +378,31 @@ fn what_came_since_the_flush_began_counts_as_missing_when_that_is_stored() {
 }
 
 #[test]
+fn what_was_durable_before_stays_so_beside_what_came_since_the_flush_began() {
+    let mut owner = lacking(&[(extent(0, 64), 0)]);
+    owner.write(1, 0, 8);
+    owner.ask(2, Operation::Flush);
+    assert!(owner.answered(2), "its first block is durable");
+    owner.write(6, 56, 8);
+    owner.hold_disk = true;
+    owner.ask(3, Operation::Flush);
+    let held = std::mem::take(&mut owner.held);
+    owner.hold_disk = false;
+    // It goes over that block, and over one that was missing.
+    owner.write(4, 0, 16);
+    owner.hold_store = true;
+    for tag in held {
+        owner
+            .core
+            .handle_disk_done(owner.now, tag, Ok(Content::Data));
+    }
+    owner.settle();
+    // Pulled again after a power loss, it would lose what was flushed.
+    let (mut words, _) = owner.core.missing_to_store().expect("it lacks something");
+    assert_eq!(words.next(), Some(0b0111_1110));
+}
+
+#[test]
 fn after_a_lost_connection_everything_is_asked_for_again() {
     let mut owner = lacking(&[(extent(0, 16), 0)]);
     owner.connect();

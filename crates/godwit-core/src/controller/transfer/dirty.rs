@@ -92,6 +92,18 @@ impl DirtyBitmap {
         self.count_in(extent) == blocks.end - blocks.start
     }
 
+    /// Sets the blocks that the extent touches and that are set in `other`, which has the same shape.
+    pub(super) fn set_those_of(&mut self, other: &Self, extent: Extent) {
+        debug_assert_eq!(self.block_sectors, other.block_sectors, "one shape");
+        let blocks = self.blocks(extent);
+        let Self { words, count, .. } = self;
+        each_word(blocks, |word, mask| {
+            let added = mask & other.words[word] & !words[word];
+            *count += u64::from(added.count_ones());
+            words[word] |= added;
+        });
+    }
+
     fn set_blocks(&mut self, blocks: core::ops::Range<u64>) {
         let Self { words, count, .. } = self;
         each_word(blocks, |word, mask| {

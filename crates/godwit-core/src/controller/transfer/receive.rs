@@ -454,19 +454,20 @@ impl Controller {
     }
 
     /// Whether a frame has not been answered. The source drains before it asks for acceptance, so
-    /// one that has not breaks the protocol; but for what the source gave up when it began a new generation: a
-    /// comparison, which it has made again since, and what it wrote, which it sent again or tells to be lacking. Those are on the disk
-    /// before this node accepts.
+    /// one that has not breaks the protocol; but for what the source gave up when it began a new generation. A
+    /// comparison it has made again since. What it wrote it has sent again, or tells to be lacking; that is on the
+    /// disk before this node accepts.
     pub(in crate::controller) fn owes_answers(&self) -> bool {
         let Some(destination) = &self.destination else {
             return false;
         };
+        let of_before = |generation| generation < destination.generation;
         let given_up = self.slots.select(|slot| match slot.work {
             Work::Verify { generation, .. }
             | Work::VerifyHole { generation, .. }
             | Work::Copy { generation, .. }
-            | Work::DelayedWrite { generation, .. }
-            | Work::DoubleWrite { generation, .. } => generation < destination.generation,
+            | Work::DelayedWrite { generation, .. } => of_before(generation),
+            Work::DoubleWrite { generation, .. } => !slot.acknowledged && of_before(generation),
             _ => false,
         });
         destination.in_flight > destination.unwritten.frames + given_up.len() as u32

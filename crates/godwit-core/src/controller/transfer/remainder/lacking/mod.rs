@@ -152,8 +152,11 @@ impl Controller {
         let Some(lacking) = &mut self.lacking else {
             return;
         };
+        // Of what was here before, the last checkpoint made durable what it could: that must not count as missing
+        // again, or it would be pulled over what the guest has flushed.
+        let came = lacking.missing.blocks();
+        lacking.young.set_those_of(came, extent);
         lacking.missing.clear(extent);
-        lacking.young.set(extent);
         lacking.unsaved = true;
         self.act(Action::NoteHere { extent });
         self.wake_for_missing();
