@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+
 /// A child process that does not outlive its handle.
 #[derive(Debug)]
 pub struct Process {
@@ -150,6 +152,28 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
 
+/// Ends every QEMU whose command line names something in this directory, which is a test's own.
+pub fn end_machines_of(directory: &Path) {
+    let directory = directory.as_os_str().as_encoded_bytes();
+    let names = |line: &[u8]| line.windows(directory.len()).any(|part| part == directory);
+    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let Some(pid) = process
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok())
+        else {
+            continue;
+        };
+        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let program = line.split(|&byte| byte == 0).next().unwrap_or_default();
+        let is_qemu = program.windows(11).any(|part| part == b"qemu-system");
+        if let (true, true, Some(pid)) = (is_qemu, names(&line), Pid::from_raw(pid)) {
+            // It may have ended by itself.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -168,5 +192,21 @@ mod tests {
         let mut gone = Process::spawn(&mut Command::new("true")).expect("a process");
         gone.wait(Duration::from_secs(20)).expect("its end");
         assert!(cpu_seconds(gone.id()).is_none());
+    }
+
+    #[test]
+    fn machines_of_a_directory_end_and_nothing_else_does() {
+        let (ours, theirs) = (scratch_dir().unwrap(), scratch_dir().unwrap());
+        let sleeper = |directory: &Path, name: &str| {
+            let program = directory.join(name);
+            std::os::unix::fs::symlink("/bin/sleep", &program).unwrap();
+            Process::spawn(Command::new(program).arg("600")).unwrap()
+        };
+        let mut machine = sleeper(ours.path(), "qemu-system-test");
+        let mut node = sleeper(ours.path(), "godwit");
+        let mut other = sleeper(theirs.path(), "qemu-system-test");
+        end_machines_of(ours.path());
+        machine.wait(Duration::from_secs(10)).unwrap();
+        assert!(node.ended().is_none() && other.ended().is_none());
     }
 }

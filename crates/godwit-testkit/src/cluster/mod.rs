@@ -20,7 +20,7 @@ pub use node::{Node, NodeSpec, StandsStill};
 
 pub use self::memory_disk::MemoryDisk;
 use crate::network::Namespace;
-use crate::process::{run, scratch_dir};
+use crate::process::{end_machines_of, run, scratch_dir};
 use crate::proxy::Proxy;
 
 /// Where [`free_port`] looks.
@@ -242,6 +242,8 @@ impl Drop for Cluster {
                 );
             }
         }
+        // Machines outlive their node, and those of a test that failed would run for ever.
+        end_machines_of(self.dir.path());
     }
 }
 
