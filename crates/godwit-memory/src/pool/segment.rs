@@ -281,6 +281,13 @@ mod tests {
             let segment = Segment::open(&pool, "v").expect("opens");
             assert!(segment.title().is_err(), "{slot}");
         }
+        for epoch in [0, u64::MAX] {
+            std::fs::write(&path, changed(8, epoch)).expect("writes");
+            let segment = Segment::open(&pool, "v").expect("opens");
+            // Slots of even and odd epochs: neither says that the segment has an owner.
+            assert!(segment.title().is_err(), "{epoch}");
+            segment.decide("a", epoch, "b").expect_err("makes no sense");
+        }
     }
 
     #[test]

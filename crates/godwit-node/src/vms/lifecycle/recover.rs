@@ -92,6 +92,11 @@ pub(crate) async fn recover(
                 watch::attach(node, &vm, qemu).await;
                 room::take_up(node, &vm).await;
             }
+            (Some(VmMark::Outgoing { .. }), None) => {
+                // There is nothing to go on with, and the destination hears that it does not come.
+                let entry = vm.lock().entry.clone();
+                pooled::keep(node, &vm.name, &entry);
+            }
             (_, None) => {}
         }
     }
