@@ -132,3 +132,67 @@ fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
     }
     println!("{:?}", guest.finish(a).unwrap());
 }
+
+/// The node dies while memory moves, and the next one finds where it is: its disks go on in the right pages.
+#[test]
+fn a_node_that_dies_while_memory_moves_finds_it_again() {
+    let turn = Scenario::begin("zero_copy", "a_node_that_dies_while_memory_moves_finds_it");
+    let pool = pool();
+    let mut cluster = cluster(pool.path());
+    let load = GuestLoad {
+        seed: turn.seed,
+        ..GuestLoad::default()
+    };
+    let guest = NodeGuest::start_machine(&cluster, "a", (1, DISK_MIB), &load, &pooled()).unwrap();
+    for to in ["local", "pool"] {
+        let a = cluster.node("a");
+        let begin = memory_of(a)["bytes_in_pool"].clone();
+        let slowly = ["vm", "memory", VM, "--to", to, "--max-bandwidth", "64M"];
+        std::thread::scope(|scope| {
+            // It ends with the node.
+            scope.spawn(|| a.godwit(&slowly).json().unwrap_err());
+            wait_for(PATIENCE, || {
+                let memory = memory_of(a);
+                let moved = memory["moving"]["bytes_moved"].as_u64()?;
+                let ends = memory["moving"]["ended"] == true || memory["moving"]["to"] != to;
+                (!ends && moved > 32 << 20).then_some(())
+            })
+            .unwrap();
+            let pid = i32::try_from(a.pid().unwrap()).unwrap();
+            rustix::process::kill_process(
+                rustix::process::Pid::from_raw(pid).unwrap(),
+                rustix::process::Signal::KILL,
+            )
+            .unwrap();
+        });
+        cluster.node_mut("a").kill();
+        cluster.node_mut("a").start(&[]).unwrap();
+        let a = cluster.node("a");
+        let memory = memory_of(a);
+        println!("{begin} in the pool before, and after the restart {memory}");
+        let in_pool = memory["bytes_in_pool"].as_u64().unwrap();
+        assert!(
+            0 < in_pool && in_pool < memory["bytes"].as_u64().unwrap(),
+            "{memory}"
+        );
+        guest.alive().unwrap();
+        // What the node no longer remembers stands in the way of a move all the same.
+        let refused = guest.try_migrate(a, "b", &["--memory", "zero-copy"]);
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("is not in memory pool cxl"), "{refused}");
+        a.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+        guest.alive().unwrap();
+    }
+    println!("{:?}", guest.finish(cluster.node("a")).unwrap());
+    let a = cluster.node("a");
+    a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    assert_eq!(
+        std::fs::read_dir(pool.path()).unwrap().count(),
+        0,
+        "the pool is free again"
+    );
+}
+
+fn memory_of(node: &Node) -> Value {
+    node.godwit(&["vm", "show", VM]).json().unwrap()["memory"].clone()
+}

@@ -21,6 +21,7 @@ use godwit_vhost::protocol::device::Device;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 use rustix::fs::FallocateFlags;
 
+use crate::config::NodeConfig;
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::vms::memory::pooled;
@@ -28,6 +29,7 @@ use crate::vms::memory::relocated::{self, Found};
 use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
 use godwit_qemu::inspect;
+use godwit_qemu::machine::Machine;
 
 /// How long a page may be held when nothing else is asked for.
 const DEFAULT_HOLD: Duration = Duration::from_millis(2);
@@ -57,8 +59,14 @@ pub(crate) struct MovingMemory {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// What stands in the way of moving a VM's memory at all, a sentence each.
-pub(crate) fn blockers(words: &[String]) -> Vec<String> {
+/// What stands in the way of moving a VM's memory out of its memory pool and back at all, a sentence each.
+pub(crate) fn blockers(config: &NodeConfig, pool: &str, machine: &Machine) -> Vec<String> {
+    let mut blockers = devices(&machine.plain_words());
+    blockers.extend(pooled::immovable(config, pool));
+    blockers
+}
+
+fn devices(words: &[String]) -> Vec<String> {
     let foreign = |word: &&String| {
         word.contains("vhost-user") && !word.starts_with("vhost-user-blk-pci,chardev=godwit-disk")
     };
@@ -120,7 +128,8 @@ pub(crate) async fn start(
     };
     let qemu = vm.qemu()?;
     let pid = qemu.process.pid;
-    let mut blockers = blockers(&vm.lock().entry.machine.plain_words());
+    let machine = vm.lock().entry.machine.clone();
+    let mut blockers = blockers(&node.config, &memory.pool, &machine);
     let direct = inspect::direct_drives(&qemu.qmp).await.map_err(|error| {
         refused(
             ErrorCode::Conflict,
@@ -472,5 +481,30 @@ fn still(devices: &[EngineHandle]) -> Result<(), String> {
 fn go_on(devices: &[EngineHandle]) {
     for engine in devices {
         BlockDevice::new(engine.clone()).front_end(FrontEndCommand::GoOn, Box::new(|_| {}));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_keep_pages_are_refused_by_name() {
+        let words = [
+            "vhost-user-blk-pci,chardev=godwit-disk0,num-queues=1",
+            "tap,id=n,vhost=off",
+            "virtio-blk-pci,drive=d",
+            "vhost-user-fs-pci,chardev=c",
+            "vhost-vdpa,vhostdev=/dev/vhost-vdpa-0",
+            "vhost-scsi-pci,wwpn=naa.5",
+            "tap,id=m,vhost=on",
+            "vfio-pci,host=01:00.0",
+            "scsi-generic,drive=d",
+        ];
+        let refused = devices(&words.map(str::to_owned));
+        for (refused, name) in refused.iter().zip(["vhost-user-fs-pci", "vhost-vdpa"]) {
+            assert!(refused.contains(name), "{refused}");
+        }
+        assert_eq!(refused.len(), 6, "{refused:?}");
     }
 }

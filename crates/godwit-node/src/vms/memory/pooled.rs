@@ -266,6 +266,22 @@ pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
         .hint(format!("see 'godwit vm show {}' there", vm.name)))
 }
 
+/// What keeps a pool's memory from moving out of it while a guest runs, a sentence.
+pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
+    let moves = open(config, name).and_then(|pool| {
+        let moves = pool.lets_memory_move();
+        moves.map_err(|error| refused(&config.name, name, &error))
+    });
+    match moves {
+        Ok(true) => None,
+        Ok(false) => Some(format!(
+            "memory pool {name} is not on tmpfs, and Linux moves no other file system's memory under a guest: leave it \
+             in the pool with --stay-in-pool"
+        )),
+        Err(error) => Some(error.message),
+    }
+}
+
 /// Offers the VM's title. The question goes into the pool for the destination to answer.
 ///
 /// # Errors

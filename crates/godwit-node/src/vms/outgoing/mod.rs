@@ -275,7 +275,8 @@ impl Move {
                 Ok((mut offer, asked)) => {
                     offer.stays = self.of.request.stay_in_pool;
                     if !offer.stays {
-                        blockers.extend(mover::blockers(&entry.machine.plain_words()));
+                        let config = &self.of.node.config;
+                        blockers.extend(mover::blockers(config, &offer.pool, &entry.machine));
                     }
                     blockers.extend(self.not_in_pool(&entry, &offer.pool).await);
                     (pool, question) = (Some(offer), Some(asked));
