@@ -175,7 +175,9 @@ impl Header {
             return None;
         }
         name.truncate(length);
-        String::from_utf8(name).ok()
+        let name = String::from_utf8(name).ok()?;
+        // It is shown as it is.
+        (!name.contains(char::is_control)).then_some(name)
     }
 }
 

@@ -188,10 +188,11 @@ impl Pool {
         for entry in entries.flatten() {
             let file = entry.file_name();
             let name = file.to_str().and_then(|name| name.strip_suffix(SEGMENT));
-            names.extend(
-                name.and_then(|name| name.strip_suffix('.'))
-                    .map(str::to_owned),
-            );
+            // Others may put anything there; names are shown as they are.
+            let name = name
+                .and_then(|name| name.strip_suffix('.'))
+                .filter(|name| !name.contains(char::is_control));
+            names.extend(name.map(str::to_owned));
         }
         names.sort();
         Ok(names)

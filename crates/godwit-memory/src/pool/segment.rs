@@ -281,6 +281,12 @@ mod tests {
             let segment = Segment::open(&pool, "v").expect("opens");
             assert!(segment.title().is_err(), "{slot}");
         }
+        let escape = u64::from_le_bytes(*b"\x1b[2Jabcd");
+        std::fs::write(&path, changed(49, escape)).expect("writes");
+        let segment = Segment::open(&pool, "v").expect("opens");
+        assert!(segment.title().is_err(), "what a terminal obeys");
+        std::fs::write(pool.header_path("w\n"), &good).expect("writes");
+        assert_eq!(pool.segments().expect("lists"), ["v"]);
         for epoch in [0, u64::MAX] {
             std::fs::write(&path, changed(8, epoch)).expect("writes");
             let segment = Segment::open(&pool, "v").expect("opens");

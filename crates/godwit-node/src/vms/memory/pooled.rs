@@ -379,8 +379,8 @@ pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
     }
 }
 
-/// Source: makes the title say what is stored durably: that the VM is another node's. Tried until it works, until the VM
-/// is forgotten, or until the node ends; the next process then does it.
+/// Source: makes the title say what is stored durably: that the VM is another node's. Tried until it works, or the
+/// node ends; the next process then does it.
 pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
     let mut said = false;
     while let Err(error) = give(node, vm, gone) {
@@ -391,9 +391,6 @@ pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
             () = node.closed() => return,
-        }
-        if node.vms.find(vm).is_none() {
-            return;
         }
     }
 }
