@@ -12,6 +12,7 @@ use godwit_memory::pool::{Pool, PoolError};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MemoryPoolConfig, NodeConfig};
+use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark};
 use crate::vms::memory::relocated;
@@ -180,6 +181,7 @@ pub(crate) async fn allocate(
         {
             left.remove(&pool)?;
         }
+        Segment::clear(&pool, &name, &here)?;
         let made = Segment::allocate(&pool, &name, bytes, &here)?;
         // A file system gives the number of a file that is gone to another.
         let _ = relocated::forget(made.memory());
@@ -335,6 +337,8 @@ pub(crate) fn take_up(
     offer: &PoolOffer,
 ) -> Result<(), String> {
     let failed = |error: PoolError| refused(&node.config.name, &offer.pool, &error).message;
+    // It names files.
+    names::check("VM", vm).map_err(|error| error.message)?;
     let pool = open(&node.config, &offer.pool).map_err(|error| error.message)?;
     proof::answer(&pool, migration, &offer.nonce, &node.config.name).map_err(failed)?;
     let (_, segment) = segment(node, vm, &offer.expected()).map_err(|error| error.message)?;
