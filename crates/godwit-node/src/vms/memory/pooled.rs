@@ -295,16 +295,10 @@ pub(crate) fn offer(
     migration: &str,
 ) -> Result<(PoolOffer, Question), String> {
     let Some(memory) = &mut entry.memory else {
-        return Err(match entry.machine.is_poolable() {
-            true => String::from(
-                "its memory is in no memory pool: bring it into one with 'godwit vm memory', or use \
-                 another way of moving memory",
-            ),
-            false => String::from(
-                "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or use \
-                 another way of moving memory",
-            ),
-        });
+        return Err(String::from(
+            "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or use another way of \
+             moving memory",
+        ));
     };
     let told = |error: ErrorBody| error.message;
     let failed = |error: PoolError| refused(&node.config.name, &memory.pool, &error).message;
