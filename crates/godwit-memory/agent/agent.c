@@ -147,6 +147,13 @@ static int protect(uint64_t offset, uint64_t bytes, int on)
     return ioctl(moving.faults, UFFDIO_WRITEPROTECT, &change) < 0 ? errno : 0;
 }
 
+/* Lets go of a chunk that stays where it was. When the kernel refuses, everything is let go of: nobody may wait. */
+static void let_go(uint64_t offset, uint64_t bytes)
+{
+    if (protect(offset, bytes, 0))
+        end_move();
+}
+
 /* Copies what is there of a chunk; the target has zeroes where the source has holes. */
 static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
 {
@@ -194,7 +201,7 @@ static int move_chunk(const struct request *request, struct answer *answer)
     uint64_t begun = now();
     int error = protect(offset, bytes, 1);
     if (error) {
-        protect(offset, bytes, 0);
+        let_go(offset, bytes);
         return error;
     }
     error = copy(offset, bytes, &answer->copied);
@@ -204,7 +211,7 @@ static int move_chunk(const struct request *request, struct answer *answer)
         error = at == MAP_FAILED ? errno : 0;
     }
     if (error) {
-        protect(offset, bytes, 0);
+        let_go(offset, bytes);
         return error;
     }
     struct uffdio_range range = { (uintptr_t)moving.memory + offset, bytes };

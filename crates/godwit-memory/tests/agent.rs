@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use godwit_memory::mover::agent::{Agent, AgentError, LIBRARY, SOCKET_VARIABLE};
 use godwit_memory::mover::mappings;
 use godwit_memory::mover::plan::{Chunk, Plan};
+use godwit_memory::pool::Pool;
 
 const BYTES: u64 = 64 << 20;
 /// The variable that makes the test's own program the process whose memory moves.
@@ -245,4 +246,26 @@ fn a_process_without_the_agent_is_told_from_one_that_has_it() {
     let folder = shm();
     let absent = Agent::connect(&folder.path().join("agent.sock"));
     assert!(matches!(absent, Err(AgentError::Absent)));
+}
+
+/// `Pool::lets_memory_move` says so before anything begins.
+#[test]
+fn memory_on_a_disk_s_file_system_does_not_move() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let pool = Pool::open(folder.path()).unwrap();
+    let moves = pool.lets_memory_move().unwrap();
+    let (path, home) = home(folder.path());
+    let process = start(folder.path(), &path);
+    let all = mappings::of_process(process.child.id()).unwrap();
+    let id = mappings::File::of(&home).unwrap();
+    let layout = mappings::find(&all, id, BYTES, None).unwrap();
+    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    let begun = agent.begin(layout.address, BYTES, &home, &memfd());
+    assert_eq!(begun.is_ok(), moves, "{begun:?}");
+    drop(agent);
+    let told = process.lost();
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+    let shm = shm();
+    let pool = Pool::open(shm.path()).unwrap();
+    assert!(pool.lets_memory_move().unwrap(), "tmpfs");
 }

@@ -90,6 +90,40 @@ impl Facts {
     }
 }
 
+/// The drives and files of QEMU's own that it reads and writes past the page cache: their requests go straight to pages
+/// of the guest's memory.
+///
+/// # Errors
+/// [`QmpError`].
+pub async fn direct_drives(qmp: &Qmp) -> Result<Vec<String>, QmpError> {
+    let nodes = qmp
+        .execute("query-named-block-nodes", json!({ "flat": true }))
+        .await?;
+    Ok(items(&nodes).iter().filter_map(direct).collect())
+}
+
+/// Drivers that reach the guest's memory whatever their cache is said to be.
+const DIRECT_DRIVERS: [&str; 6] = [
+    "nvme",
+    "nvme-io_uring",
+    "io_uring",
+    "virtio-blk-vfio-pci",
+    "virtio-blk-vhost-user",
+    "virtio-blk-vhost-vdpa",
+];
+
+fn direct(node: &Value) -> Option<String> {
+    let driver = text(node, "drv");
+    let is_direct = node["cache"]["direct"] == true || DIRECT_DRIVERS.contains(&driver.as_str());
+    is_direct.then(|| {
+        format!(
+            "{} ({driver}, {})",
+            text(node, "node-name"),
+            text(node, "file")
+        )
+    })
+}
+
 /// The run state that QEMU is in.
 ///
 /// # Errors
@@ -144,6 +178,18 @@ mod tests {
                 "{path}"
             );
         }
+    }
+
+    #[test]
+    fn drives_that_bypass_the_page_cache_are_told_from_others() {
+        let named = |is_direct: bool, drv: &str| {
+            let cache = json!({ "direct": is_direct, "writeback": true, "no-flush": false });
+            direct(&json!({ "node-name": "n", "drv": drv, "file": "/x", "cache": cache }))
+        };
+        assert_eq!(named(false, "file"), None);
+        assert_eq!(named(true, "file").as_deref(), Some("n (file, /x)"));
+        assert!(named(false, "nvme").is_some());
+        assert_eq!(direct(&json!(7)), None);
     }
 
     #[test]

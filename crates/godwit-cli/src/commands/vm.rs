@@ -124,7 +124,13 @@ async fn memory_moved(client: &mut Client, name: &str) -> Result<Vm, Failure> {
                     .hint(format!("see how much has: godwit vm show {name}"))),
                 };
             }
-            None => return Ok(vm),
+            None => {
+                let text =
+                    format!("the node was started again while the memory of VM '{name}' moved");
+                return Err(Failure::new(text).hint(format!(
+                    "see how much has: godwit vm show {name}; the same command goes on from there"
+                )));
+            }
         }
     }
 }

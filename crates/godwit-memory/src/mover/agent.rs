@@ -2,12 +2,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, IoSlice, Read};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
+use rustix::net::{
+    self, AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, sendmsg,
+};
 
 use crate::mover::plan::Chunk;
 use crate::mover::protocol::{Answer, BYTES, Request};
@@ -36,6 +42,9 @@ pub enum AgentError {
     /// It does not answer, or not so that it makes sense.
     #[error("the part of its QEMU that moves memory does not answer: {0}")]
     Silent(io::Error),
+    /// QEMU's mappings do not say where the memory is.
+    #[error("its memory is not found: {0}")]
+    Lost(io::Error),
     /// A chunk does not move; it is where it was, and nobody waits for it.
     #[error("a part of its memory does not move: {0}")]
     Refused(io::Error),
@@ -62,11 +71,7 @@ impl Agent {
     /// # Errors
     /// [`AgentError`].
     pub fn connect(path: &Path) -> Result<Self, AgentError> {
-        let socket = UnixStream::connect(path).map_err(|_| AgentError::Absent)?;
-        let timeouts = socket
-            .set_read_timeout(Some(PATIENCE))
-            .and_then(|()| socket.set_write_timeout(Some(PATIENCE)));
-        timeouts.map_err(AgentError::Silent)?;
+        let socket = dial(path)?;
         let mut agent = Self { socket };
         let device = userfault_device();
         let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
@@ -117,6 +122,12 @@ impl Agent {
         self.ask(Request::End, &[]).and_then(done).map(drop)
     }
 
+    /// Lets the agent go, which ends the move once it has answered what it was asked.
+    pub fn hang_up(&self) {
+        // It may have gone first.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
     fn ask(&mut self, request: Request, files: &[BorrowedFd<'_>]) -> Result<Answer, AgentError> {
         let bytes = request.to_bytes();
         let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
@@ -141,6 +152,23 @@ impl Agent {
             .map_err(AgentError::Silent)?;
         Answer::from_bytes(&answer)
             .ok_or_else(|| AgentError::Silent(io::Error::other("its answer makes no sense")))
+    }
+}
+
+/// A process that stands still takes no connections, and is not waited for without an end.
+fn dial(path: &Path) -> Result<UnixStream, AgentError> {
+    let silent = |error: Errno| AgentError::Silent(error.into());
+    let flags = SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let socket = socket.map_err(silent)?;
+    for direction in [Timeout::Send, Timeout::Recv] {
+        sockopt::set_socket_timeout(&socket, direction, Some(PATIENCE)).map_err(silent)?;
+    }
+    let address = SocketAddrUnix::new(path).map_err(silent)?;
+    match net::connect(&socket, &address) {
+        Ok(()) => Ok(UnixStream::from(socket)),
+        Err(error @ (Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT)) => Err(silent(error)),
+        Err(_) => Err(AgentError::Absent),
     }
 }
 

@@ -118,6 +118,10 @@ impl Header {
             let epoch = self.word(AT_EPOCH).load(Ordering::Acquire);
             let owner = self.read_slot(epoch);
             if self.word(AT_EPOCH).load(Ordering::Acquire) == epoch {
+                // Nobody counts that far; the next one would be none.
+                if epoch == 0 || epoch == u64::MAX {
+                    return Err("its epoch makes no sense");
+                }
                 let owner = owner.ok_or("its owner's name makes no sense")?;
                 return Ok(Title { epoch, owner });
             }
@@ -171,7 +175,9 @@ impl Header {
             return None;
         }
         name.truncate(length);
-        String::from_utf8(name).ok()
+        let name = String::from_utf8(name).ok()?;
+        // It is shown as it is.
+        (!name.contains(char::is_control)).then_some(name)
     }
 }
 

@@ -141,6 +141,19 @@ impl Pool {
         &self.folder
     }
 
+    /// Whether its memory can move out of it and back while a guest runs: Linux write-protects pages of shared memory
+    /// alone (userfaultfd).
+    ///
+    /// # Errors
+    /// [`PoolError::Io`].
+    pub fn lets_memory_move(&self) -> Result<bool, PoolError> {
+        const TMPFS: u64 = 0x0102_1994;
+        let system = rustix::fs::statfs(&self.folder)
+            .map_err(io::Error::from)
+            .map_err(PoolError::io(&self.folder))?;
+        Ok(system.f_type as u64 == TMPFS)
+    }
+
     /// How much it holds.
     ///
     /// # Errors
@@ -175,10 +188,11 @@ impl Pool {
         for entry in entries.flatten() {
             let file = entry.file_name();
             let name = file.to_str().and_then(|name| name.strip_suffix(SEGMENT));
-            names.extend(
-                name.and_then(|name| name.strip_suffix('.'))
-                    .map(str::to_owned),
-            );
+            // Others may put anything there; names are shown as they are.
+            let name = name
+                .and_then(|name| name.strip_suffix('.'))
+                .filter(|name| !name.contains(char::is_control));
+            names.extend(name.map(str::to_owned));
         }
         names.sort();
         Ok(names)

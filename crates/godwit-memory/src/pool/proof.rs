@@ -4,8 +4,10 @@
 //! The source writes a nonce and sends it. The destination finds the same nonce in its own folder, and so sees what
 //! the source wrote; it writes the nonce's echo, which the source finds, and so sees what the destination wrote.
 
-use std::io;
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
 use crate::pool::{Pool, PoolError};
 
@@ -26,6 +28,20 @@ fn echo(nonce: &[u8; BYTES], node: &str) -> [u8; BYTES] {
 
 fn path(pool: &Pool, migration: &str) -> PathBuf {
     pool.folder().join(format!(".{migration}.proof"))
+}
+
+/// Opens what another node may have put there: what the name leads to elsewhere is not opened, and nothing is waited for.
+fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    options.custom_flags(flags.bits() as i32).open(path)
+}
+
+/// As much of it as matters, and a byte that shows that there is more.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = open(OpenOptions::new().read(true), path)?;
+    let mut bytes = Vec::with_capacity(2 * BYTES + 1);
+    file.take(2 * BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 impl Question {
@@ -56,7 +72,7 @@ impl Question {
     /// # Errors
     /// [`PoolError::OtherMemory`] when it has not.
     pub fn answered_by(&self, node: &str) -> Result<(), PoolError> {
-        let written = std::fs::read(&self.path).map_err(PoolError::io(&self.path))?;
+        let written = read(&self.path).map_err(PoolError::io(&self.path))?;
         if written.get(BYTES..) == Some(echo(&self.nonce, node).as_slice()) {
             return Ok(());
         }
@@ -77,7 +93,7 @@ impl Drop for Question {
 /// [`PoolError::OtherMemory`] when the nonce is not in this memory.
 pub fn answer(pool: &Pool, migration: &str, nonce: &str, node: &str) -> Result<(), PoolError> {
     let path = path(pool, migration);
-    let written = match std::fs::read(&path) {
+    let written = match read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(PoolError::OtherMemory);
         }
@@ -92,10 +108,7 @@ pub fn answer(pool: &Pool, migration: &str, nonce: &str, node: &str) -> Result<(
     }
     let both = [written, echo(&written, node)].concat();
     // In place: a new file of this name need not be the one that the source wrote.
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .map_err(PoolError::io(&path))?;
+    let file = open(OpenOptions::new().write(true), &path).map_err(PoolError::io(&path))?;
     std::os::unix::fs::FileExt::write_all_at(&file, &both, 0).map_err(PoolError::io(&path))
 }
 
@@ -124,6 +137,14 @@ mod tests {
         question
             .answered_by("c")
             .expect_err("somebody else's answer");
+        // What another node puts there is not followed, waited for, or read without an end.
+        let path = here.folder().join(".n.proof");
+        std::os::unix::fs::symlink(here.folder().join(".m.proof"), &path).expect("links");
+        answer(&here, "n", &question.nonce(), "b").expect_err("is elsewhere");
+        std::fs::remove_file(&path).expect("removes");
+        std::fs::write(&path, vec![0; 1 << 20]).expect("writes");
+        assert_eq!(read(&path).expect("reads").len(), 2 * BYTES + 1);
+        std::fs::remove_file(&path).expect("removes");
         drop(question);
         assert_eq!(std::fs::read_dir(here.folder()).expect("lists").count(), 0);
     }

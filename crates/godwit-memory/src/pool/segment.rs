@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
 
@@ -51,13 +51,27 @@ impl Segment {
         }
         let memory = pool.memory_path(name);
         let header_path = pool.header_path(name);
-        let begun = header_path.with_extension("new");
-        let made = Self::make(&memory, &begun, bytes, owner).and_then(|()| {
-            std::fs::rename(&begun, &header_path).map_err(PoolError::io(&header_path))
-        });
+        // Two nodes may allocate the same name at once: each makes files of its own, and one takes the name.
+        let begun = begun(name, owner);
+        let new = |kind| pool.folder().join(format!(".{begun}.{kind}.new"));
+        let (new_memory, new_header) = (new(MEMORY), new(SEGMENT));
+        let take = || {
+            rename_new(&new_header, &header_path).map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => {
+                    let owner = Self::open(pool, name).and_then(|other| other.title());
+                    let owner = owner.map(|title| title.owner).unwrap_or_default();
+                    let name = name.to_owned();
+                    PoolError::Exists { name, owner }
+                }
+                _ => PoolError::io(&header_path)(error),
+            })
+        };
+        let made = Self::make(&new_memory, &new_header, bytes, owner)
+            .and_then(|()| take())
+            .and_then(|()| std::fs::rename(&new_memory, &memory).map_err(PoolError::io(&memory)));
         if let Err(error) = made {
-            let _ = std::fs::remove_file(&memory);
-            let _ = std::fs::remove_file(&begun);
+            let _ = std::fs::remove_file(&new_memory);
+            let _ = std::fs::remove_file(&new_header);
             return Err(error);
         }
         // The header's name is what makes the segment exist.
@@ -94,6 +108,24 @@ impl Segment {
             .map_err(PoolError::io(header))?
             .write(bytes, id, &Title::new(owner));
         file.sync_all().map_err(PoolError::io(header))
+    }
+
+    /// Removes what `owner` left of an allocation that ended between its two files: a header of its own, and no memory.
+    ///
+    /// # Errors
+    /// [`PoolError::Io`].
+    pub fn clear(pool: &Pool, name: &str, owner: &str) -> Result<(), PoolError> {
+        let path = pool.header_path(name);
+        let memory = pool.memory_path(name);
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else {
+            return Ok(());
+        };
+        let header = Header::map(&file).map_err(PoolError::io(&path))?;
+        let is_own = header.title().is_ok_and(|title| title == Title::new(owner));
+        if is_own && !memory.exists() {
+            std::fs::remove_file(&path).map_err(PoolError::io(&path))?;
+        }
+        Ok(())
     }
 
     /// Opens a segment that is there.
@@ -202,6 +234,18 @@ impl Segment {
     }
 }
 
+/// What a node calls an allocation before it has the name: short, and the same after a crash, so that the next attempt
+/// replaces what was left.
+fn begun(name: &str, owner: &str) -> blake3::Hash {
+    blake3::hash(format!("{name}\0{owner}").as_bytes())
+}
+
+/// Gives a file a name that no other has.
+fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(io::Error::from)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,6 +299,46 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_allocate_one_name_at_once_get_one_segment() {
+        let (_folder, pool) = pool();
+        for _ in 0..50 {
+            let nodes = ["a", "b", "c"];
+            let made = std::thread::scope(|scope| {
+                let pool = &pool;
+                let begun = nodes
+                    .map(|node| scope.spawn(move || Segment::allocate(pool, "v", 1 << 16, node)));
+                begun.map(|thread| thread.join().expect("ends"))
+            });
+            let won: Vec<_> = nodes
+                .iter()
+                .zip(&made)
+                .filter(|(_, made)| made.is_ok())
+                .collect();
+            let [(node, Ok(segment))] = won[..] else {
+                panic!("{made:?}")
+            };
+            assert_eq!(segment.title().expect("reads"), Title::new(node));
+            let files = std::fs::read_dir(pool.folder()).expect("lists").count();
+            assert_eq!(files, 2, "nothing is left of the others'");
+            let segment = Segment::open(&pool, "v").expect("opens");
+            segment.remove(&pool).expect("removes");
+        }
+    }
+
+    #[test]
+    fn what_an_allocation_left_between_its_files_is_cleared_by_its_owner() {
+        let (_folder, pool) = pool();
+        Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
+        Segment::clear(&pool, "v", "a").expect("looks");
+        Segment::open(&pool, "v").expect("is whole");
+        std::fs::remove_file(pool.memory_path("v")).expect("removes");
+        Segment::clear(&pool, "v", "b").expect("looks");
+        Segment::allocate(&pool, "v", 4096, "b").expect_err("is not b's");
+        Segment::clear(&pool, "v", "a").expect("clears");
+        Segment::allocate(&pool, "v", 4096, "b").expect("allocates");
+    }
+
+    #[test]
     fn hostile_headers_are_refused() {
         let (_folder, pool) = pool();
         Segment::allocate(&pool, "v", 4096, "a").expect("allocates");
@@ -280,6 +364,19 @@ mod tests {
             std::fs::write(&path, changed(48, slot)).expect("writes");
             let segment = Segment::open(&pool, "v").expect("opens");
             assert!(segment.title().is_err(), "{slot}");
+        }
+        let escape = u64::from_le_bytes(*b"\x1b[2Jabcd");
+        std::fs::write(&path, changed(49, escape)).expect("writes");
+        let segment = Segment::open(&pool, "v").expect("opens");
+        assert!(segment.title().is_err(), "what a terminal obeys");
+        std::fs::write(pool.header_path("w\n"), &good).expect("writes");
+        assert_eq!(pool.segments().expect("lists"), ["v"]);
+        for epoch in [0, u64::MAX] {
+            std::fs::write(&path, changed(8, epoch)).expect("writes");
+            let segment = Segment::open(&pool, "v").expect("opens");
+            // Slots of even and odd epochs: neither says that the segment has an owner.
+            assert!(segment.title().is_err(), "{epoch}");
+            segment.decide("a", epoch, "b").expect_err("makes no sense");
         }
     }
 

@@ -62,8 +62,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
             .map_err(|error| NodeError::Store(error.to_string()))?;
     }
     let held = crate::vms::lifecycle::recover::hold_disks(node, &contents.vms);
-    // Their VMs find no disk for as long as it is not known where their memory is.
-    let _unfound = crate::vms::memory::relocated::restore(node, &contents.vms);
+    crate::vms::memory::relocated::restore(node, &contents.vms).await;
     for disk in node.disks.all() {
         run::open_and_start(node, &disk).await;
     }

@@ -34,6 +34,8 @@ pub(crate) enum VmActivity {
     Resuming,
     /// Its memory moves, and the VM does not.
     MovingMemory,
+    /// It has moved away, and the title of its memory does not say so yet.
+    GivingMemory,
     /// It moves away.
     Outgoing(MigrationId),
     /// It comes in.
@@ -50,6 +52,7 @@ impl VmActivity {
             Self::Pausing => "being made to stand still",
             Self::Resuming => "being let go on",
             Self::MovingMemory => "having its memory moved between its memory pool and its node",
+            Self::GivingMemory => "gone, and its memory pool cannot be told so yet",
             Self::Outgoing(_) => "migrating to another node",
             Self::Incoming(_) => "being received from another node",
         }

@@ -125,6 +125,11 @@ impl GuestRam {
         })
     }
 
+    /// Whether it has a part of a file.
+    fn maps(&self, file: FileId) -> bool {
+        self.mapped.iter().any(|region| region.file == file)
+    }
+
     /// Maps a part of a file's memory from another file. Whoever touches it must stand still.
     ///
     /// # Errors

@@ -104,6 +104,8 @@ fn remove(parts: &mut Vec<Part>, part: Part) {
 struct Away {
     file: File,
     parts: Vec<Part>,
+    /// Nobody knows which parts those are.
+    is_lost: bool,
 }
 
 #[derive(Debug, Default)]
@@ -134,8 +136,41 @@ impl Relocation {
         let away = Away {
             file: away,
             parts: Vec::new(),
+            is_lost: false,
         };
         self.all().files.insert(home, away);
+    }
+
+    /// Nobody knows any more what of `home` is elsewhere: it cannot be mapped until [`Self::found`] says so.
+    pub fn lose(&mut self, home: FileId) {
+        if let Some(away) = self.all().files.get_mut(&home) {
+            away.is_lost = true;
+        }
+    }
+
+    /// The first `away` bytes of `home`, which has `bytes`, are elsewhere, and nothing else of it is.
+    ///
+    /// # Errors
+    /// As [`Self::moved`].
+    pub fn found(&mut self, home: &File, bytes: u64, away: u64) -> io::Result<()> {
+        let rest = Part {
+            offset: away,
+            bytes: bytes.saturating_sub(away),
+        };
+        let first = Part {
+            offset: 0,
+            bytes: away,
+        };
+        for (part, is_away) in [(first, true), (rest, false)] {
+            if part.bytes > 0 {
+                self.moved(home, part, is_away)?;
+            }
+        }
+        let id = FileId::of(home)?;
+        if let Some(away) = self.all().files.get_mut(&id) {
+            away.is_lost = false;
+        }
+        Ok(())
     }
 
     /// Nothing of `home` is elsewhere any more.
@@ -170,6 +205,9 @@ impl Relocation {
     pub(crate) fn follow(&mut self, ram: &std::sync::Arc<GuestRam>) -> io::Result<()> {
         let all = self.all();
         for (id, away) in &all.files {
+            if away.is_lost && ram.maps(*id) {
+                return Err(io::Error::other("nobody knows where parts of it are"));
+            }
             for part in &away.parts {
                 ram.remap(*id, *part, &away.file)?;
             }
@@ -261,12 +299,16 @@ mod tests {
         file
     }
 
-    fn map(home: &File) -> Arc<GuestRam> {
+    fn ram(home: &File) -> Arc<GuestRam> {
         let region = VhostUserMemoryRegion::new(0x10_0000, 6 * PAGE, 0x7000_0000, 2 * PAGE);
         let files = vec![home.try_clone().expect("another")];
-        let mut relocation = Relocation::begin();
         let ram = GuestRam::new(&[region], files, Arc::new(Arrival::default())).expect("maps");
-        let ram = Arc::new(ram);
+        Arc::new(ram)
+    }
+
+    fn map(home: &File) -> Arc<GuestRam> {
+        let mut relocation = Relocation::begin();
+        let ram = ram(home);
         relocation.follow(&ram).expect("follows");
         ram
     }
@@ -307,8 +349,20 @@ mod tests {
             .expect("moves back");
         relocation.moved(&home, part(7, 1), true).expect("moves");
         drop(relocation);
+        for ram in [&before, &after, &map(&home)] {
+            assert_eq!(seen(ram), [2, 1, 1, 1, 1, 2]);
+        }
+        let mut relocation = Relocation::begin();
+        relocation.lose(FileId::of(&home).expect("a file"));
+        let unknown = ram(&home);
+        relocation.follow(&unknown).expect_err("nobody knows");
+        relocation.follow(&ram(&file(3))).expect("another guest's");
+        relocation
+            .found(&home, 8 * PAGE, 3 * PAGE)
+            .expect("is found");
+        drop(relocation);
         for ram in [before, after, map(&home)] {
-            assert_eq!(seen(&ram), [2, 1, 1, 1, 1, 2]);
+            assert_eq!(seen(&ram), [2, 1, 1, 1, 1, 1]);
         }
         Relocation::begin().forget(FileId::of(&home).expect("a file"));
         assert_eq!(seen(&map(&home)), [1; 6]);

@@ -92,6 +92,11 @@ pub(crate) async fn recover(
                 watch::attach(node, &vm, qemu).await;
                 room::take_up(node, &vm).await;
             }
+            (Some(VmMark::Outgoing { .. }), None) => {
+                // There is nothing to go on with, and the destination hears that it does not come.
+                let entry = vm.lock().entry.clone();
+                pooled::keep(node, &vm.name, &entry);
+            }
             (_, None) => {}
         }
     }
@@ -285,8 +290,13 @@ async fn give_memory(node: &Arc<Node>, vm: &Arc<Vm>) {
     let is_given = |memory: &PooledMemory| memory.given_to.is_some();
     if entry.memory.as_ref().is_some_and(is_given) {
         let (node, vm) = (Arc::clone(node), Arc::clone(vm));
-        // Until the pool can be used again.
-        tokio::spawn(async move { pooled::hand_over(&node, &vm.name, &entry).await });
+        // Until the pool can be used again. Nobody forgets the VM before, or takes its name: the memory would look as if
+        // it were still this node's.
+        let guard = vm.begin(VmActivity::GivingMemory, |_| Ok(()));
+        tokio::spawn(async move {
+            pooled::hand_over(&node, &vm.name, &entry).await;
+            drop(guard);
+        });
     } else {
         pooled::release(node, &vm.name, &entry).await;
     }

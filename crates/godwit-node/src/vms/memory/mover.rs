@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -18,19 +19,24 @@ use godwit_memory::mover::plan::{self, Chunk, Plan};
 use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
 use godwit_vhost::protocol::device::Device;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
-use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::fs::FallocateFlags;
 
+use crate::config::NodeConfig;
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::vms::memory::pooled;
-use crate::vms::memory::relocated::{self, Found, LOCAL};
+use crate::vms::memory::relocated::{self, Found};
 use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
+use godwit_qemu::inspect;
+use godwit_qemu::machine::Machine;
 
 /// How long a page may be held when nothing else is asked for.
 const DEFAULT_HOLD: Duration = Duration::from_millis(2);
 /// How long the requests of a disk that stands still may take.
 const DRAIN: Duration = Duration::from_secs(5);
+/// How often a move that waits looks whether it is cancelled.
+const LISTEN: Duration = Duration::from_millis(100);
 
 /// A move of memory, under way or ended.
 #[derive(Clone, Debug)]
@@ -53,12 +59,31 @@ pub(crate) struct MovingMemory {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// What stands in the way of moving a VM's memory at all, a sentence each.
-pub(crate) fn blockers(words: &[String]) -> Vec<String> {
+/// What stands in the way of moving a VM's memory out of its memory pool and back at all, a sentence each.
+pub(crate) fn blockers(config: &NodeConfig, pool: &str, machine: &Machine) -> Vec<String> {
+    let mut blockers = devices(&machine.plain_words());
+    blockers.extend(pooled::immovable(config, pool));
+    blockers
+}
+
+fn devices(words: &[String]) -> Vec<String> {
     let foreign = |word: &&String| {
         word.contains("vhost-user") && !word.starts_with("vhost-user-blk-pci,chardev=godwit-disk")
     };
-    let mapped = |word: &&String| word.contains("vfio-") || word.contains("vhost=on");
+    // Each pins pages, or lets a device reach them: what it does to pages that have moved is lost.
+    let pinned = [
+        "vfio-",
+        "vhost=on",
+        "vhost=true",
+        "vhost=y",
+        "vhostf",
+        "vhost-scsi",
+        "vhost-vdpa",
+        "vhost-vsock",
+        "scsi-generic",
+        "scsi-block",
+    ];
+    let mapped = |word: &&String| pinned.iter().any(|part| word.contains(part));
     let name = |word: &String| word.split(',').next().unwrap_or_default().to_owned();
     let foreign = words.iter().filter(foreign).map(|word| {
         format!(
@@ -101,25 +126,33 @@ pub(crate) async fn start(
                 .hint("start the machine with 'godwit vm run --memory-pool'"),
         );
     };
-    let pid = vm.qemu()?.process.pid;
-    let blockers = blockers(&vm.lock().entry.machine.plain_words());
+    let qemu = vm.qemu()?;
+    let pid = qemu.process.pid;
+    let machine = vm.lock().entry.machine.clone();
+    let mut blockers = blockers(&node.config, &memory.pool, &machine);
+    let direct = inspect::direct_drives(&qemu.qmp).await.map_err(|error| {
+        refused(
+            ErrorCode::Conflict,
+            format!("QEMU does not tell what drives it has: {error}"),
+        )
+    })?;
+    blockers.extend(direct.into_iter().map(|drive| {
+        format!("QEMU's own drive {drive} bypasses the page cache, and pages of the memory must not move under it: open it with cache=writeback")
+    }));
     if !blockers.is_empty() {
         return Err(refused(ErrorCode::Conflict, blockers.join("; ")));
     }
     let file = pooled::file_of(node, name, &memory)?;
-    let socket = vm.places.agent();
-    let disks = vm.lock().entry.machine.disks.clone();
-    let engines = disks
-        .iter()
-        .filter_map(|disk| node.disks.find(disk)?.engine());
-    let devices: Vec<EngineHandle> = engines.collect();
-    let bytes = memory.bytes;
+    let of = Of {
+        node: Arc::clone(node),
+        vm: Arc::clone(&vm),
+        socket: vm.places.agent(),
+        pid,
+        file,
+        bytes: memory.bytes,
+    };
     let to = request.to;
-    let prepared = blocking(move || -> Result<Move, String> {
-        let agent = Agent::connect(&socket).map_err(|error| error.to_string())?;
-        let found = relocated::find(pid, &file, bytes).map_err(|error| error.to_string())?;
-        Move::prepare(agent, found, bytes, to, devices).map_err(|error| error.to_string())
-    });
+    let prepared = blocking(move || Move::prepare(of, to).map_err(|error| error.to_string()));
     let mut work = prepared
         .await?
         .map_err(|why| refused(ErrorCode::Conflict, why))?;
@@ -137,10 +170,9 @@ pub(crate) async fn start(
     });
     let node = Arc::clone(node);
     tokio::spawn(async move {
-        let shared = (Arc::clone(&node), Arc::clone(&vm));
         let moved = blocking(move || {
-            let stop = || cancelled.load(Ordering::Relaxed) || shared.0.is_closing();
-            work.run(hold, request.max_bandwidth, stop, &shared.1)
+            let stop = || cancelled.load(Ordering::Relaxed) || node.is_closing();
+            work.run(hold, request.max_bandwidth, stop)
         });
         let result = moved.await.map_err(|error| error.message).flatten();
         {
@@ -178,8 +210,33 @@ pub(crate) fn cancel(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody> {
     }
 }
 
+/// Whose memory moves.
+struct Of {
+    node: Arc<Node>,
+    vm: Arc<Vm>,
+    /// The agent's.
+    socket: PathBuf,
+    pid: u32,
+    /// The memory's in the pool.
+    file: PathBuf,
+    /// Of all the memory.
+    bytes: u64,
+}
+
+impl Of {
+    /// The disks' engines by now. One that starts later maps no memory while nobody may.
+    fn devices(&self, _: &Relocation) -> Vec<EngineHandle> {
+        let disks = self.vm.lock().entry.machine.disks.clone();
+        let engines = disks
+            .iter()
+            .filter_map(|disk| self.node.disks.find(disk)?.engine());
+        engines.collect()
+    }
+}
+
 /// A move, ready to go.
 struct Move {
+    of: Of,
     agent: Agent,
     home: File,
     away: File,
@@ -187,28 +244,27 @@ struct Move {
     /// Bytes at the start of the memory that are local when it begins.
     local: u64,
     bytes: u64,
-    devices: Vec<EngineHandle>,
+}
+
+/// Why a batch ended early.
+enum Trouble {
+    /// The disks go on, or the sentence says that they do not.
+    Ended(String),
+    /// Nobody knows where a chunk is, and the disks stand still.
+    Lost(String),
 }
 
 impl Move {
-    fn prepare(
-        mut agent: Agent,
-        found: Found,
-        bytes: u64,
-        to: MemoryPlace,
-        devices: Vec<EngineHandle>,
-    ) -> Result<Self, AgentError> {
-        let Found { home, away, layout } = found;
+    fn prepare(of: Of, to: MemoryPlace) -> Result<Self, AgentError> {
         let failed = |error: io::Error| AgentError::Silent(error);
+        let mut agent = Agent::connect(&of.socket)?;
+        let bytes = of.bytes;
+        let Found { home, away, layout } =
+            relocated::find(of.pid, &of.file, bytes).map_err(AgentError::Lost)?;
         let is_new = away.is_none();
         let away = match away {
             Some(away) => away,
-            None => {
-                let made = rustix::fs::memfd_create(LOCAL, MemfdFlags::CLOEXEC);
-                let file = File::from(made.map_err(io::Error::from).map_err(failed)?);
-                file.set_len(bytes).map_err(failed)?;
-                file
-            }
+            None => relocated::make(bytes).map_err(failed)?,
         };
         let (from, target) = match to {
             MemoryPlace::Local => (&home, &away),
@@ -221,13 +277,13 @@ impl Move {
             Relocation::begin().set(id, other);
         }
         Ok(Self {
+            of,
             agent,
             home,
             away,
             to,
             local: layout.away,
             bytes,
-            devices,
         })
     }
 
@@ -248,7 +304,6 @@ impl Move {
         hold: Duration,
         max_bandwidth: Option<u64>,
         stop: impl Fn() -> bool,
-        vm: &Vm,
     ) -> Result<(), String> {
         let mut plan = match self.to {
             MemoryPlace::Local => Plan::new(self.bytes, self.local, hold),
@@ -268,7 +323,7 @@ impl Move {
             longest_still = longest_still.max(still);
             let now = plan.bytes_moved();
             {
-                let mut inner = vm.lock();
+                let mut inner = self.of.vm.lock();
                 inner.local_bytes = match self.to {
                     MemoryPlace::Local => now,
                     MemoryPlace::Pool => self.local - now,
@@ -280,20 +335,32 @@ impl Move {
                     moving.took = begun.elapsed();
                 }
             }
-            moved?;
+            match moved {
+                Ok(()) => {}
+                Err(Trouble::Ended(why)) => return Err(why),
+                Err(Trouble::Lost(why)) => return Err(self.look_again(&why, &stop)),
+            }
             failpoint::reach_blocking("vm::moving-memory");
             self.give_back(before, now);
-            std::thread::sleep(plan::rest(still, now - before, max_bandwidth));
+            // A slow move may rest for long, and can be cancelled all the same.
+            let until = Instant::now() + plan::rest(still, now - before, max_bandwidth);
+            while !stop()
+                && let Some(left) = until.checked_duration_since(Instant::now())
+                && !left.is_zero()
+            {
+                std::thread::sleep(left.min(LISTEN));
+            }
         }
         self.agent.end().map_err(|error| error.to_string())
     }
 
     /// Moves some chunks while no device touches the memory.
-    fn batch(&mut self, plan: &mut Plan) -> Result<(), String> {
+    fn batch(&mut self, plan: &mut Plan) -> Result<(), Trouble> {
         let mut relocation = Relocation::begin();
-        if let Err(why) = still(&self.devices) {
-            go_on(&self.devices);
-            return Err(why);
+        let devices = self.of.devices(&relocation);
+        if let Err(why) = still(&devices) {
+            go_on(&devices);
+            return Err(Trouble::Ended(why));
         }
         let before = plan.bytes_moved();
         let mut failed = None;
@@ -303,31 +370,72 @@ impl Move {
         {
             match self.agent.move_chunk(self.place(chunk)) {
                 Ok(moved) => plan.moved(moved.held),
-                Err(error @ AgentError::Silent(_)) => {
-                    // Nobody knows where that chunk is, so the disks must not go on.
-                    return Err(format!("{error}; its disks stand still: stop the VM"));
-                }
-                Err(error) => failed = Some(error.to_string()),
+                Err(error) => failed = Some(error),
             }
         }
         let bytes = plan.bytes_moved() - before;
-        if bytes > 0 {
-            let Chunk { offset, bytes } = self.place(Chunk {
+        let follow = || {
+            let place = self.place(Chunk {
                 offset: before,
                 bytes,
             });
+            let part = Part {
+                offset: place.offset,
+                bytes,
+            };
             let is_away = self.to == MemoryPlace::Local;
-            relocation
-                .moved(&self.home, Part { offset, bytes }, is_away)
-                .map_err(|error| {
-                    format!(
-                        "its disks cannot follow its memory and stand still: {error}; stop the VM"
-                    )
-                })?;
+            relocation.moved(&self.home, part, is_away)
+        };
+        let followed = (bytes > 0).then(follow).transpose();
+        if let Some(error @ AgentError::Silent(_)) = failed {
+            let lost = FileId::of(&self.home).map(|home| relocation.lose(home));
+            return Err(Trouble::Lost(match lost {
+                Ok(()) => error.to_string(),
+                Err(other) => format!("{error}; {other}"),
+            }));
+        }
+        if let Err(error) = followed {
+            let why =
+                format!("its disks cannot follow its memory and stand still: {error}; stop the VM");
+            return Err(Trouble::Ended(why));
         }
         drop(relocation);
-        go_on(&self.devices);
-        failed.map_or(Ok(()), Err)
+        go_on(&devices);
+        failed.map_or(Ok(()), |error| Err(Trouble::Ended(error.to_string())))
+    }
+
+    /// The agent has not answered, so only QEMU's mappings say where the memory is, once the agent listens again. Then
+    /// the disks go on. Gives how that ended.
+    fn look_again(&mut self, why: &str, stop: impl Fn() -> bool) -> String {
+        tracing::warn!(vm = self.of.vm.name, why, "looking for the VM's memory");
+        // It serves one connection at a time, and ends what it was asked first.
+        self.agent.hang_up();
+        let agent = loop {
+            match Agent::connect(&self.of.socket) {
+                Err(AgentError::Silent(_)) if !stop() => std::thread::sleep(LISTEN),
+                connected => break connected,
+            }
+        };
+        let found = agent.map_err(|error| error.to_string()).and_then(|agent| {
+            let found = relocated::find(self.of.pid, &self.of.file, self.bytes);
+            let away = found.map_err(|error| error.to_string())?.layout.away;
+            let mut relocation = Relocation::begin();
+            let devices = self.of.devices(&relocation);
+            relocation
+                .found(&self.home, self.bytes, away)
+                .map_err(|error| error.to_string())?;
+            drop(relocation);
+            go_on(&devices);
+            self.agent = agent;
+            self.of.vm.lock().local_bytes = away;
+            Ok(())
+        });
+        match found {
+            Ok(()) => format!("{why}; what has moved stays where it is"),
+            Err(error) => format!(
+                "{why}; its disks stand still, for its memory is not found: {error}; stop the VM"
+            ),
+        }
     }
 
     /// Frees what was left between two points of the plan. Freed and not overwritten: a request that ended late would
@@ -373,5 +481,30 @@ fn still(devices: &[EngineHandle]) -> Result<(), String> {
 fn go_on(devices: &[EngineHandle]) {
     for engine in devices {
         BlockDevice::new(engine.clone()).front_end(FrontEndCommand::GoOn, Box::new(|_| {}));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_that_keep_pages_are_refused_by_name() {
+        let words = [
+            "vhost-user-blk-pci,chardev=godwit-disk0,num-queues=1",
+            "tap,id=n,vhost=off",
+            "virtio-blk-pci,drive=d",
+            "vhost-user-fs-pci,chardev=c",
+            "vhost-vdpa,vhostdev=/dev/vhost-vdpa-0",
+            "vhost-scsi-pci,wwpn=naa.5",
+            "tap,id=m,vhost=on",
+            "vfio-pci,host=01:00.0",
+            "scsi-generic,drive=d",
+        ];
+        let refused = devices(&words.map(str::to_owned));
+        for (refused, name) in refused.iter().zip(["vhost-user-fs-pci", "vhost-vdpa"]) {
+            assert!(refused.contains(name), "{refused}");
+        }
+        assert_eq!(refused.len(), 6, "{refused:?}");
     }
 }

@@ -12,8 +12,10 @@ use godwit_memory::pool::{Pool, PoolError};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{MemoryPoolConfig, NodeConfig};
+use crate::names;
 use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark};
+use crate::vms::memory::relocated;
 use crate::vms::vm::Vm;
 use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
 
@@ -179,7 +181,11 @@ pub(crate) async fn allocate(
         {
             left.remove(&pool)?;
         }
-        Segment::allocate(&pool, &name, bytes, &here)
+        Segment::clear(&pool, &name, &here)?;
+        let made = Segment::allocate(&pool, &name, bytes, &here)?;
+        // A file system gives the number of a file that is gone to another.
+        let _ = relocated::forget(made.memory());
+        Ok(made)
     })
     .await?
     .map_err(|error| refused(&node.config.name, &memory.pool, &error))?;
@@ -262,6 +268,22 @@ pub(crate) fn may_run(node: &Node, vm: &Vm) -> Result<(), ErrorBody> {
         .hint(format!("see 'godwit vm show {}' there", vm.name)))
 }
 
+/// What keeps a pool's memory from moving out of it while a guest runs, a sentence.
+pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
+    let moves = open(config, name).and_then(|pool| {
+        let moves = pool.lets_memory_move();
+        moves.map_err(|error| refused(&config.name, name, &error))
+    });
+    match moves {
+        Ok(true) => None,
+        Ok(false) => Some(format!(
+            "memory pool {name} is not on tmpfs, and Linux moves no other file system's memory under a guest: leave it \
+             in the pool with --stay-in-pool"
+        )),
+        Err(error) => Some(error.message),
+    }
+}
+
 /// Offers the VM's title. The question goes into the pool for the destination to answer.
 ///
 /// # Errors
@@ -273,16 +295,10 @@ pub(crate) fn offer(
     migration: &str,
 ) -> Result<(PoolOffer, Question), String> {
     let Some(memory) = &mut entry.memory else {
-        return Err(match entry.machine.is_poolable() {
-            true => String::from(
-                "its memory is in no memory pool: bring it into one with 'godwit vm memory', or use \
-                 another way of moving memory",
-            ),
-            false => String::from(
-                "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or use \
-                 another way of moving memory",
-            ),
-        });
+        return Err(String::from(
+            "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or use another way of \
+             moving memory",
+        ));
     };
     let told = |error: ErrorBody| error.message;
     let failed = |error: PoolError| refused(&node.config.name, &memory.pool, &error).message;
@@ -315,6 +331,8 @@ pub(crate) fn take_up(
     offer: &PoolOffer,
 ) -> Result<(), String> {
     let failed = |error: PoolError| refused(&node.config.name, &offer.pool, &error).message;
+    // It names files.
+    names::check("VM", vm).map_err(|error| error.message)?;
     let pool = open(&node.config, &offer.pool).map_err(|error| error.message)?;
     proof::answer(&pool, migration, &offer.nonce, &node.config.name).map_err(failed)?;
     let (_, segment) = segment(node, vm, &offer.expected()).map_err(|error| error.message)?;
@@ -359,33 +377,58 @@ pub(crate) fn arrival(node: &Node, vm: &Vm) -> Option<Arrival> {
     }
 }
 
-/// Source: makes the title say what is stored durably: that the VM is another node's. Tried until it works, or the node
-/// ends; the next process then does it.
+/// Source: makes the title say what is stored durably: that the VM is another node's. Tried until it works, or the
+/// node ends; the next process then does it.
 pub(crate) async fn hand_over(node: &Arc<Node>, vm: &str, gone: &VmEntry) {
-    let Some(memory) = &gone.memory else { return };
-    let Some(to) = &memory.given_to else { return };
-    loop {
-        let decided = segment(node, vm, memory).and_then(|(_, segment)| {
-            segment
-                .decide(&node.config.name, memory.epoch, to)
-                .map_err(|error| refused(&node.config.name, &memory.pool, &error))
-        });
-        match decided {
-            Ok(_) => return,
-            // It is stored, so nobody else could have decided: the title went on from there.
-            Err(error) if error.code == ErrorCode::Conflict => {
-                tracing::info!(vm, %error, "the VM's memory has gone on since it was given away");
-                return;
-            }
-            Err(error) => {
-                tracing::error!(vm, %error, "cannot give the VM's memory away; trying again");
-            }
+    let mut said = false;
+    while let Err(error) = give(node, vm, gone) {
+        // Once is enough: a pool may stay away for long.
+        if !std::mem::replace(&mut said, true) {
+            tracing::error!(vm, %error, "cannot give the VM's memory away; trying again");
         }
         tokio::select! {
             () = tokio::time::sleep(RETRY) => {}
             () = node.closed() => return,
         }
     }
+}
+
+/// Makes the title say that the VM's memory is the node's to which it was given, if it was and does not say so yet.
+///
+/// # Errors
+/// The segment cannot be looked at now.
+fn give(node: &Node, vm: &str, gone: &VmEntry) -> Result<(), ErrorBody> {
+    let Some((memory, to)) = given(gone) else {
+        return Ok(());
+    };
+    let pool = open(&node.config, &memory.pool)?;
+    let decided = Segment::open(&pool, vm).and_then(|segment| {
+        if segment.id() != memory.id {
+            tracing::info!(
+                vm,
+                "another machine's memory has the name of the VM's, which has gone on since"
+            );
+            return Ok(());
+        }
+        segment
+            .decide(&node.config.name, memory.epoch, to)
+            .map(drop)
+    });
+    match decided {
+        // It is stored, so nobody else could have decided: the title went on from there.
+        Err(PoolError::Refused { why, .. }) => {
+            tracing::info!(vm, %why, "the VM's memory has gone on since it was given away");
+            Ok(())
+        }
+        // Also a pool that is not mounted looks as if it had no such segment.
+        decided => decided.map_err(|error| refused(&node.config.name, &memory.pool, &error)),
+    }
+}
+
+/// The memory that goes with a VM that was given to another node, and to which.
+fn given(entry: &VmEntry) -> Option<(&PooledMemory, &str)> {
+    let memory = entry.memory.as_ref()?;
+    Some((memory, memory.given_to.as_deref()?))
 }
 
 /// Source: ends an offer in this node's own favour, so that the destination knows that the VM does not come.
@@ -410,8 +453,16 @@ pub(crate) async fn release(node: &Arc<Node>, vm: &str, entry: &VmEntry) {
     let Some(memory) = entry.memory.clone() else {
         return;
     };
-    let (shared, name) = (Arc::clone(node), vm.to_owned());
+    let (shared, name, gone) = (Arc::clone(node), vm.to_owned(), entry.clone());
     let released = blocking(move || -> Result<(), ErrorBody> {
+        if let Ok(pool) = open(&shared.config, &memory.pool) {
+            // Without its file nothing can map it any more either.
+            let _ = relocated::forget(&pool.memory_path(&name));
+        }
+        if given(&gone).is_some() {
+            // Whatever the title says by now, the guest runs on it elsewhere.
+            return give(&shared, &name, &gone);
+        }
         let (pool, segment) = segment(&shared, &name, &memory)?;
         let failed = |error: PoolError| refused(&shared.config.name, &memory.pool, &error);
         if segment.title().map_err(failed)?.owner == shared.config.name {

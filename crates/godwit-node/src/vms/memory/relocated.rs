@@ -2,21 +2,29 @@
 //! node they alone tell.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
+use godwit_memory::mover::agent::{Agent, AgentError};
 use godwit_memory::mover::mappings::{self, Layout};
 use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
+use rustix::fs::{MemfdFlags, SealFlags};
+use tokio::net::UnixStream;
 
 use crate::disks::vhost::Held;
-use crate::node::Node;
-use crate::store::machine::VmEntry;
+use crate::node::{Node, blocking};
+use crate::store::machine::{PooledMemory, VmEntry};
 use crate::vms::memory::pooled;
 use crate::vms::vm::Vm;
-use godwit_api::ErrorBody;
+use godwit_qemu::machine::Places;
+
+/// How long to wait before memory that was not found is looked for again.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// What a VM's local memory is called among its QEMU's files.
-pub(super) const LOCAL: &str = "godwit-memory";
+const LOCAL: &str = "godwit-memory";
 
 /// The files of a VM's memory and how they are mapped.
 #[derive(Debug)]
@@ -26,6 +34,15 @@ pub(super) struct Found {
     /// The local one, if some of the memory is there.
     pub(super) away: Option<File>,
     pub(super) layout: Layout,
+}
+
+/// Makes a file for local memory, whose size nobody changes any more.
+pub(super) fn make(bytes: u64) -> std::io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = File::from(rustix::fs::memfd_create(LOCAL, flags)?);
+    file.set_len(bytes)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
 }
 
 /// Finds the memory of `bytes` bytes of a QEMU that maps this file of a memory pool, or did.
@@ -58,39 +75,6 @@ pub(super) fn find(pid: u32, memory: &Path, bytes: u64) -> std::io::Result<Found
     ))
 }
 
-/// Lets the devices map what has moved where it is, before their sockets are served again after a restart of this
-/// node. Disks of a VM whose memory cannot be found stay without a socket: to write to the wrong memory would be worse.
-pub(crate) fn restore(node: &Arc<Node>, stored: &[(String, VmEntry)]) -> Vec<Held> {
-    let mut held = Vec::new();
-    for (name, entry) in stored {
-        let Some(memory) = entry.memory.as_ref().filter(|_| entry.moved_to.is_none()) else {
-            continue;
-        };
-        let Some(pid) = listener(&entry.qmp) else {
-            continue;
-        };
-        let restored = pooled::file_of(node, name, memory).and_then(|file| {
-            let failed = |error: std::io::Error| {
-                ErrorBody::new(godwit_api::ErrorCode::Internal, error.to_string())
-            };
-            let Found { home, away, layout } = find(pid, &file, memory.bytes).map_err(failed)?;
-            let Some(away) = away else { return Ok(()) };
-            let mut relocation = Relocation::begin();
-            relocation.set(FileId::of(&home).map_err(failed)?, away);
-            let part = Part {
-                offset: 0,
-                bytes: layout.away,
-            };
-            relocation.moved(&home, part, true).map_err(failed)
-        });
-        if let Err(error) = restored {
-            tracing::error!(vm = name, %error, "cannot find the VM's memory, so its disks are not served to it");
-            held.push(Held::new(node, &entry.machine.disks));
-        }
-    }
-    held
-}
-
 /// Notes how much of a VM's memory is not in its memory pool.
 pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
     let memory = vm.lock().entry.memory.clone();
@@ -103,9 +87,132 @@ pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
     }
 }
 
-/// The process that listens at a monitor's socket.
-fn listener(path: &Path) -> Option<u32> {
-    let socket = std::os::unix::net::UnixStream::connect(path).ok()?;
-    let credentials = rustix::net::sockopt::socket_peercred(&socket).ok()?;
-    u32::try_from(credentials.pid.as_raw_nonzero().get()).ok()
+/// As [`find`], once the agent has ended whatever an earlier process of this node asked of it: until then a chunk may
+/// still move, and QEMU has a second mapping of all of the file that it moves to.
+fn find_settled(
+    agent: &Path,
+    pid: u32,
+    memory: &Path,
+    bytes: u64,
+) -> Result<Found, Box<dyn std::error::Error>> {
+    match Agent::connect(agent) {
+        // What has no agent, or one that may not hold pages, moves nothing.
+        Ok(_) | Err(AgentError::Absent | AgentError::NoUserfault(_)) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(find(pid, memory, bytes)?)
+}
+
+/// How many bytes of a VM's memory are not in its memory pool, as its QEMU says by itself.
+///
+/// # Errors
+/// A sentence: nobody can tell.
+pub(crate) async fn local_bytes(
+    node: &Node,
+    vm: &Vm,
+    memory: &PooledMemory,
+    pid: u32,
+) -> Result<u64, String> {
+    let file = pooled::file_of(node, &vm.name, memory).map_err(|error| error.message)?;
+    let (agent, bytes) = (vm.places.agent(), memory.bytes);
+    let found = blocking(move || {
+        let found = find_settled(&agent, pid, &file, bytes).map_err(|error| error.to_string());
+        found.map(|found| found.layout.away)
+    });
+    let found = found.await.map_err(|error| error.message)?;
+    found.map_err(|error| format!("cannot tell where its memory is: {error}"))
+}
+
+/// Lets the devices map what has moved where it is, before their sockets are served again after a restart of this
+/// node. Disks of a VM whose memory cannot be found have no socket until it is, or until its QEMU has ended: to write to
+/// the wrong memory would be worse.
+pub(crate) async fn restore(node: &Arc<Node>, stored: &[(String, VmEntry)]) {
+    for (name, entry) in stored {
+        let Err(error) = restore_one(node, name, entry).await else {
+            continue;
+        };
+        tracing::error!(
+            vm = name,
+            error,
+            "cannot find the VM's memory, so its disks are not served to it yet"
+        );
+        let held = Held::new(node, &entry.machine.disks);
+        let (node, name, entry) = (Arc::clone(node), name.clone(), entry.clone());
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    () = tokio::time::sleep(RETRY) => {}
+                    () = node.closed() => return,
+                }
+                match restore_one(&node, &name, &entry).await {
+                    Ok(away) => {
+                        tracing::info!(
+                            vm = name,
+                            "the VM's memory is found, or its QEMU has ended"
+                        );
+                        if let Some(vm) = node.vms.find(&name) {
+                            vm.lock().local_bytes = away;
+                        }
+                        return drop(held);
+                    }
+                    Err(error) => {
+                        tracing::debug!(vm = name, error, "the VM's memory is still not found")
+                    }
+                }
+            }
+        });
+    }
+}
+
+/// Gives how many bytes of the VM's memory are not in its memory pool; none when no QEMU runs it.
+async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u64, String> {
+    let Some(memory) = entry.memory.as_ref().filter(|_| entry.moved_to.is_none()) else {
+        return Ok(0);
+    };
+    let listener = listener(&entry.qmp).await;
+    let Some(pid) = listener.map_err(|error| format!("its QEMU's monitor: {error}"))? else {
+        return Ok(0);
+    };
+    let file = pooled::file_of(node, name, memory).map_err(|error| error.message)?;
+    let places = Places {
+        folder: node.config.vms_dir().join(name),
+    };
+    let bytes = memory.bytes;
+    let restored = blocking(move || {
+        let failed = |error: std::io::Error| error.to_string();
+        let found = find_settled(&places.agent(), pid, &file, bytes);
+        let Found { home, away, layout } = found.map_err(|error| error.to_string())?;
+        let Some(away) = away else { return Ok(0) };
+        let mut relocation = Relocation::begin();
+        relocation.set(FileId::of(&home).map_err(failed)?, away);
+        let part = Part {
+            offset: 0,
+            bytes: layout.away,
+        };
+        relocation.moved(&home, part, true).map_err(failed)?;
+        Ok(layout.away)
+    });
+    restored.await.map_err(|error| error.message).flatten()
+}
+
+/// Nothing of a segment's memory is elsewhere any more, because no QEMU of this node uses it: its local memory is freed,
+/// and another file that gets its number is not taken for it.
+pub(super) fn forget(memory: &Path) -> std::io::Result<()> {
+    let file = FileId::of(&File::open(memory)?)?;
+    Relocation::begin().forget(file);
+    Ok(())
+}
+
+/// The process that listens at a monitor's socket; nothing when none does.
+async fn listener(path: &Path) -> std::io::Result<Option<u32>> {
+    match UnixStream::connect(path).await {
+        Ok(socket) => Ok(socket
+            .peer_cred()?
+            .pid()
+            .and_then(|pid| pid.try_into().ok())),
+        Err(error) => match error.kind() {
+            ErrorKind::NotFound | ErrorKind::ConnectionRefused => Ok(None),
+            _ => Err(error),
+        },
+    }
 }

@@ -30,8 +30,8 @@ use crate::migrations::options;
 use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
-use crate::store::machine::VmMark;
-use crate::vms::memory::{mover, pooled};
+use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::memory::{mover, pooled, relocated};
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
 use crate::vms::outgoing::planes::Plane;
@@ -275,17 +275,10 @@ impl Move {
                 Ok((mut offer, asked)) => {
                     offer.stays = self.of.request.stay_in_pool;
                     if !offer.stays {
-                        blockers.extend(mover::blockers(&entry.machine.plain_words()));
+                        let config = &self.of.node.config;
+                        blockers.extend(mover::blockers(config, &offer.pool, &entry.machine));
                     }
-                    let local = self.of.vm.lock().local_bytes;
-                    blockers.extend((local > 0).then(|| {
-                        format!(
-                            "{} of its memory is not in memory pool {}: bring it back first with \
-                             'godwit vm memory {name} --to pool'",
-                            Bytes(local),
-                            offer.pool
-                        )
-                    }));
+                    blockers.extend(self.not_in_pool(&entry, &offer.pool).await);
                     (pool, question) = (Some(offer), Some(asked));
                 }
                 Err(blocker) => blockers.push(blocker),
@@ -348,6 +341,21 @@ impl Move {
             memory: Memory::default(),
             nics: Nics,
         })
+    }
+
+    /// Memory that is elsewhere would be lost. Its QEMU is asked: what this node remembers may be from before a restart.
+    async fn not_in_pool(&self, entry: &VmEntry, pool: &str) -> Option<String> {
+        let (of, memory) = (&self.of, entry.memory.as_ref()?);
+        match relocated::local_bytes(&of.node, &of.vm, memory, of.qemu.process.pid).await {
+            Ok(0) => None,
+            Ok(local) => Some(format!(
+                "{} of its memory is not in memory pool {pool}: bring it back first with \
+                 'godwit vm memory {} --to pool'",
+                Bytes(local),
+                of.vm.name
+            )),
+            Err(why) => Some(why),
+        }
     }
 
     fn blocked(&self, blockers: &[String]) -> ErrorBody {
