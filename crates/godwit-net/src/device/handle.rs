@@ -227,3 +227,55 @@ impl Device for NetDevice {
         self.tell(Command::FrontEnd(command, reply));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::frame::announce::rarp;
+    use crate::frame::packet::HEADER;
+
+    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    /// Longer than the first time after which a place is announced again.
+    const WHILE: Duration = Duration::from_millis(120);
+
+    /// The answer to a question.
+    fn ask<T: Send + 'static>(question: impl FnOnce(Reply<T>)) -> T {
+        let (reply, answer) = mpsc::channel();
+        question(Box::new(move |answered| {
+            let _ = reply.send(answered);
+        }));
+        let answer = answer.recv_timeout(Duration::from_secs(10));
+        answer.expect("the thread answers")
+    }
+
+    /// Announcements that leave within a while.
+    fn announced(network: &UnixDatagram) -> usize {
+        network.set_read_timeout(Some(WHILE)).expect("a limit");
+        let mut packet = [0; 2048];
+        let mut count = 0;
+        while let Ok(length) = network.recv(&mut packet) {
+            assert_eq!(packet[HEADER..length], rarp(MAC));
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn a_machine_that_moves_on_is_announced_here_no_more_unless_it_stays() {
+        let (uplink, network) = UnixDatagram::pair().expect("a pair");
+        uplink.set_nonblocking(true).expect("does not block");
+        let uplink = Uplink::from_packets(uplink.into());
+        let (nic, thread) =
+            NetDevice::spawn("web/0", Nic::arriving(MAC), uplink).expect("a thread");
+        ask(|reply| nic.take_over(false, reply));
+        ask(|reply| nic.freeze(reply));
+        assert_eq!(announced(&network), 1, "the first alone");
+        nic.release();
+        assert!(announced(&network) > 0, "the machine stays after all");
+        nic.end();
+        assert!(thread.join_within(Duration::from_secs(10)));
+    }
+}

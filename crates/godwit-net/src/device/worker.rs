@@ -145,22 +145,22 @@ impl Worker {
 
     /// When something has to be done that nobody tells of.
     fn due(&self) -> Option<Instant> {
-        let again = self
-            .announced
-            .and_then(|(since, count)| Some(since + *ANNOUNCE_AGAIN.get(count)?));
-        [again, self.late_until, self.uplink_rests]
+        [self.announces_at(), self.late_until, self.uplink_rests]
             .into_iter()
             .flatten()
             .min()
     }
 
+    /// When the machine's place is announced again: not while the machine moves on to another.
+    fn announces_at(&self) -> Option<Instant> {
+        let (since, count) = self.announced.filter(|_| self.nic.may_transmit())?;
+        Some(since + *ANNOUNCE_AGAIN.get(count)?)
+    }
+
     fn timers(&mut self) {
         let now = Instant::now();
-        if let Some((since, count)) = self.announced
-            && let Some(after) = ANNOUNCE_AGAIN.get(count)
-            && now >= since + *after
-        {
-            self.announced = Some((since, count + 1));
+        if self.announces_at().is_some_and(|due| now >= due) {
+            self.announced = self.announced.map(|(since, count)| (since, count + 1));
             let frames = self.nic.announcements();
             self.announce(&frames);
         }
@@ -215,6 +215,8 @@ impl Worker {
             Command::FrontEnd(command, reply) => self.front_end(command, reply),
             Command::Freeze(reply) => {
                 self.nic.buffer();
+                // Nothing that comes from its former place now is awaited.
+                self.late_until = None;
                 self.drain();
                 reply(self.nic.read_state());
             }

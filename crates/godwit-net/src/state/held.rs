@@ -62,6 +62,12 @@ impl HeldPackets {
         new
     }
 
+    /// Copies of all, whatever was copied before: for another node than then.
+    pub fn copy_all(&mut self) -> Vec<Packet> {
+        self.copied = 0;
+        self.copy_new()
+    }
+
     /// Takes all.
     pub fn take(&mut self) -> VecDeque<Packet> {
         self.bytes = 0;
@@ -105,6 +111,8 @@ mod tests {
         assert!(held.push(packet(2)));
         assert_eq!(held.pop(), Some(packet(0)));
         assert_eq!(held.copy_new(), [packet(2)]);
+        assert_eq!(held.copy_new(), [] as [Packet; 0]);
+        assert_eq!(held.copy_all(), [packet(1), packet(2)]);
         assert_eq!(held.copy_new(), [] as [Packet; 0]);
         assert_eq!(held.take(), [packet(1), packet(2)]);
         assert!(held.push(packet(3)));

@@ -14,6 +14,8 @@
 //! came there is all at the new place ([`Nic::late`], [`Nic::late_ended`]), the new place keeps what its own uplink
 //! brings back, since that is newer.
 
+use std::collections::HashMap;
+
 use crate::clone::State;
 use crate::frame::packet::{SMALLEST, destination, frame_of};
 use crate::frame::{announce, source};
@@ -77,7 +79,7 @@ struct Arrival {
     /// What its own uplink brought, which is newer than what is still to come from its former place.
     newer: HeldPackets,
     /// Packets for many that came from the former place after the announcement, which this uplink may have brought too.
-    twins: Vec<Packet>,
+    twins: HeldPackets,
 }
 
 /// A NIC.
@@ -147,8 +149,10 @@ impl Nic {
         self.addresses.iter()
     }
 
-    /// Holds packets back from now on. The hardware's tail stays where it is.
+    /// Holds packets back from now on. The hardware's tail stays where it is. A machine that moves on before all came
+    /// from its former place takes what is here with it.
     pub fn buffer(&mut self) {
+        self.late_ended();
         self.mode = Mode::Buffering;
         self.announced_elsewhere = false;
     }
@@ -165,7 +169,7 @@ impl Nic {
             mac: self.mac,
             counters: self.counters,
             addresses: self.addresses.clone(),
-            held: self.held.copy_new(),
+            held: self.held.copy_all(),
         };
         self.mode = mode;
         state
@@ -210,35 +214,34 @@ impl Nic {
 
     /// A packet came to the former place before the network knew the new one.
     pub fn late(&mut self, packet: Packet) {
-        if let Some(arrival) = &mut self.arrival
-            && is_for_many(&packet)
+        let twin = (self.awaits_late() && is_for_many(&packet)).then(|| packet.clone());
+        if self.hold(packet) == Fate::Held
+            && let (Some(arrival), Some(twin)) = (&mut self.arrival, twin)
         {
-            arrival.twins.push(packet.clone());
+            // The guest gets the twins of more than are remembered.
+            let _ = arrival.twins.push(twin);
         }
-        self.hold(packet);
     }
 
     /// All that came to the former place is here, or will never be: what came here meanwhile follows.
     pub fn late_ended(&mut self) {
-        let Some(Arrival {
-            mut newer,
-            mut twins,
-        }) = self.arrival.take()
-        else {
+        let Some(mut arrival) = self.arrival.take() else {
             return;
         };
-        for packet in newer.take() {
-            let twin = twins
-                .iter()
-                .position(|twin| frame_of(twin) == frame_of(&packet));
-            match twin {
-                Some(twin) => {
-                    twins.swap_remove(twin);
+        let twins = arrival.twins.take();
+        let mut given: HashMap<&[u8], usize> = HashMap::new();
+        for twin in twins.iter().filter_map(|twin| frame_of(twin)) {
+            *given.entry(twin).or_default() += 1;
+        }
+        for packet in arrival.newer.take() {
+            match frame_of(&packet).and_then(|frame| given.get_mut(frame)) {
+                Some(times @ 1..) => {
+                    *times -= 1;
                     self.counters.twins_dropped += 1;
                 }
                 // It was counted as held when it came.
-                None if self.held.push(packet) => {}
-                None => self.counters.held_overflow += 1,
+                _ if self.held.push(packet) => {}
+                _ => self.counters.held_overflow += 1,
             }
         }
     }

@@ -1,5 +1,6 @@
 use super::*;
 use crate::frame::packet::HEADER;
+use crate::state::held::MOST_PACKETS;
 use proptest::prelude::*;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -255,4 +256,65 @@ proptest! {
         let all: Vec<Packet> = (1..=number).map(|number| numbered(MAC, number)).collect();
         prop_assert_eq!(got, all);
     }
+}
+
+#[test]
+fn a_move_after_one_that_failed_takes_what_the_guest_has_not_got_yet_with_it() {
+    let mut nic = Nic::new(MAC);
+    nic.buffer();
+    assert_eq!(nic.from_uplink(&numbered(MAC, 0)), Fate::Held);
+    assert_eq!(nic.read_state().held.len(), 1);
+    // The machine stays, and moves before its guest has room for what was held.
+    nic.release();
+    nic.buffer();
+    assert_eq!(nic.from_uplink(&numbered(MAC, 1)), Fate::Held);
+    let mut destination = moved(&mut nic);
+    destination.take_over(false);
+    assert_eq!(
+        drain(&mut destination),
+        [numbered(MAC, 0), numbered(MAC, 1)]
+    );
+}
+
+#[test]
+fn a_machine_that_moves_on_before_all_came_takes_what_came_meanwhile_with_it() {
+    let mut nic = Nic::arriving(MAC);
+    nic.take_over(true);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 1)), Fate::Held);
+    nic.late(numbered(MAC, 0));
+    nic.buffer();
+    assert_eq!(nic.from_uplink(&numbered(MAC, 2)), Fate::Held);
+    let mut next = moved(&mut nic);
+    next.take_over(false);
+    let all: Vec<Packet> = (0..3).map(|number| numbered(MAC, number)).collect();
+    assert_eq!(drain(&mut next), all);
+}
+
+#[test]
+fn late_packets_without_end_are_bounded_also_while_the_guest_takes_them() {
+    let mut nic = Nic::arriving(MAC);
+    nic.take_over(true);
+    let everybody = Mac([0xff; 6]);
+    for number in 0..3 * MOST_PACKETS as u32 {
+        nic.late(numbered(everybody, number));
+        drain(&mut nic);
+    }
+    let twins = nic.arrival.as_ref().map(|arrival| arrival.twins.len());
+    assert!(twins <= Some(MOST_PACKETS), "{twins:?}");
+}
+
+#[test]
+fn a_late_packet_that_found_no_room_is_no_reason_to_drop_its_twin() {
+    let mut nic = Nic::arriving(MAC);
+    nic.take_over(true);
+    let everybody = Mac([0xff; 6]);
+    for number in 0..MOST_PACKETS as u32 {
+        nic.late(numbered(MAC, number));
+    }
+    nic.late(numbered(everybody, 0));
+    assert_eq!(nic.counters().held_overflow, 1);
+    assert_eq!(nic.from_uplink(&numbered(everybody, 0)), Fate::Held);
+    drain(&mut nic);
+    nic.late_ended();
+    assert_eq!(drain(&mut nic), [numbered(everybody, 0)]);
 }

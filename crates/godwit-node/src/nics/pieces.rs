@@ -47,7 +47,7 @@ pub(crate) fn cut(nic: usize, content: Content, bytes: &[u8]) -> Vec<NicPiece> {
         .collect()
 }
 
-/// Puts pieces together. One is needed for each kind of content and NIC.
+/// Puts pieces together. One is needed for each NIC: the pieces of a content come one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Pieces(Vec<u8>);
 

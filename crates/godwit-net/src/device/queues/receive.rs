@@ -48,17 +48,14 @@ pub(in crate::device) fn give(
             false => ring.take(guest, chain, None)?,
         };
         let Some(taken) = next else {
-            let all: Vec<Taken> = buffers.iter().map(|buffer| buffer.taken).collect();
-            ring.put_back(&all);
-            if full {
-                return Ok(Given::TooLarge);
-            }
-            if ring.rest(guest)? {
-                buffers.clear();
-                room = 0;
+            // The guest is asked before the buffers are put back, so that it tells of what comes after them. Asked
+            // after that, the ring would always seem to have more.
+            if !full && ring.rest(guest)? {
                 continue;
             }
-            return Ok(Given::NoRoom);
+            let all: Vec<Taken> = buffers.iter().map(|buffer| buffer.taken).collect();
+            ring.put_back(&all);
+            return Ok(if full { Given::TooLarge } else { Given::NoRoom });
         };
         let bytes = chain
             .writable
@@ -107,4 +104,115 @@ fn shorten(segments: &mut Vec<Segment>, mut bytes: usize) {
         bytes -= segment.length as usize;
         segment.length > 0
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::sync::{Arc, mpsc};
+    use std::thread;
+    use std::time::Duration;
+
+    use godwit_vhost::memory::GuestRam;
+    use godwit_vhost::protocol::session::OpenedRing;
+    use godwit_vhost::rings::split::{RingLayout, SplitRing};
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use vhost::vhost_user::message::VhostUserMemoryRegion;
+    use vm_memory::{Bytes, GuestAddress};
+
+    use super::*;
+    use crate::device::queues::features::VERSION_1;
+    use crate::device::wake::Wake;
+
+    const SIZE: u16 = 8;
+    const AVAILABLE: u64 = 0x1000;
+    const USED: u64 = 0x2000;
+    const BUFFERS: u64 = 0x10000;
+    /// Bytes of each buffer that the guest offers.
+    const BUFFER: u32 = 1000;
+    /// The descriptor's buffer is the device's to write (`VIRTQ_DESC_F_WRITE`).
+    const WRITABLE: u16 = 2;
+
+    fn ram() -> GuestRam {
+        let bytes = 1 << 20;
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
+        ftruncate(&memory, bytes).expect("grows");
+        let region = VhostUserMemoryRegion::new(0, bytes, 0, 0);
+        let files = vec![File::from(memory)];
+        GuestRam::new(&[region], files, Arc::default()).expect("maps")
+    }
+
+    fn ring(ram: &GuestRam) -> NetRing {
+        let layout = RingLayout {
+            size: SIZE,
+            descriptors: GuestAddress(0),
+            available: GuestAddress(AVAILABLE),
+            used: GuestAddress(USED),
+        };
+        let opened = OpenedRing {
+            split: SplitRing::new(ram.memory(), layout, 0, true, None).expect("a ring"),
+            inflight: None,
+            again: Vec::new(),
+        };
+        let kick = Wake::new().expect("a counter");
+        NetRing::new(opened, true, [Some(kick), None, None]).expect("has a kick")
+    }
+
+    /// The guest offers its buffers up to this number.
+    fn offer(ram: &GuestRam, count: u16) {
+        let memory = ram.memory();
+        let put =
+            |at: u64, number: u16| memory.write_obj(number, GuestAddress(at)).expect("memory");
+        for number in 0..count {
+            let descriptor = u64::from(number) * 16;
+            let buffer = BUFFERS + u64::from(number) * 0x1000;
+            memory
+                .write_obj(buffer, GuestAddress(descriptor))
+                .expect("memory");
+            memory
+                .write_obj(BUFFER, GuestAddress(descriptor + 8))
+                .expect("memory");
+            put(descriptor + 12, WRITABLE);
+            put(AVAILABLE + 4 + u64::from(number) * 2, number);
+        }
+        put(AVAILABLE + 2, count);
+    }
+
+    #[test]
+    fn a_packet_for_which_only_a_part_of_the_room_is_there_waits_for_more() {
+        let (done, is_done) = mpsc::channel();
+        // A device that looks again and again never comes back.
+        thread::spawn(move || {
+            let ram = ram();
+            let mut ring = ring(&ram);
+            let guest = Guest {
+                ram: &ram,
+                log: None,
+                features: VERSION_1 | MERGEABLE,
+            };
+            let mut chain = Chain::default();
+            let mut packet = vec![7; 2500];
+            offer(&ram, 2);
+            let given = give(&mut ring, guest, &mut chain, &mut packet);
+            assert_eq!(given.expect("a ring"), Given::NoRoom);
+            let told_after: u16 = ram
+                .memory()
+                .read_obj(GuestAddress(USED + 4 + 8 * u64::from(SIZE)))
+                .expect("memory");
+            assert_eq!(told_after, 2, "the guest tells of the next buffer");
+            offer(&ram, 3);
+            let given = give(&mut ring, guest, &mut chain, &mut packet);
+            assert_eq!(given.expect("a ring"), Given::Taken);
+            assert_eq!(packet[BUFFERS_AT..HEADER], [3, 0]);
+            ring.publish(guest).expect("a ring");
+            let used: u16 = ram
+                .memory()
+                .read_obj(GuestAddress(USED + 2))
+                .expect("memory");
+            assert_eq!(used, 3);
+            done.send(()).expect("is waited for");
+        });
+        let ended = is_done.recv_timeout(Duration::from_secs(10));
+        ended.expect("the packet waits, and then has room");
+    }
 }
