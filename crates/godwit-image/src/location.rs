@@ -123,6 +123,10 @@ impl Location {
             .strip_prefix("http://")
             .or_else(|| address.strip_prefix("https://"));
         match (self, rest) {
+            // Locations are shown and logged, so this error does not repeat it either.
+            _ if address.contains('@') => Err(String::from(
+                "an endpoint with a user in it is refused: credentials belong into AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            )),
             (_, None | Some("")) => Err(format!(
                 "{address:?} is not http://HOST:PORT or https://HOST"
             )),
@@ -232,6 +236,8 @@ mod tests {
         let directory: Location = "/srv".parse().unwrap();
         assert!(directory.at(String::from("http://h")).is_err());
         let bucket: Location = "s3://x".parse().unwrap();
-        assert!(bucket.at(String::from("h:9000")).is_err());
+        assert!(bucket.clone().at(String::from("h:9000")).is_err());
+        let refused = bucket.at(String::from("https://me:secret@h")).unwrap_err();
+        assert!(!refused.contains("secret"), "{refused}");
     }
 }

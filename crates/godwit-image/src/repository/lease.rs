@@ -6,6 +6,8 @@
 //! quarter of an hour is its dead owner's: the age is told by the store's clock alone, since it is compared with an
 //! object that was just written.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use object_store::ObjectMeta;
@@ -27,17 +29,20 @@ const COLLECTING: &str = "collecting";
 pub(super) struct Lease {
     repository: Repository,
     path: Path,
+    /// It was seen to be away: somebody took its owner for dead, and it must not come back.
+    lost: Arc<AtomicBool>,
     renewal: tokio::task::JoinHandle<()>,
 }
 
 impl Lease {
     async fn write(repository: &Repository, path: Path) -> Result<Self, RepositoryError> {
         repository.put(&path, Vec::new()).await?;
-        let (again, at) = (repository.clone(), path.clone());
+        let lost = Arc::new(AtomicBool::new(false));
+        let (again, at, gone) = (repository.clone(), path.clone(), Arc::clone(&lost));
         let renewal = tokio::spawn(async move {
-            loop {
+            while !gone.load(Ordering::Relaxed) {
                 tokio::time::sleep(RENEWAL).await;
-                if let Err(error) = again.put(&at, Vec::new()).await {
+                if let Err(error) = renew(&again, &at, &gone).await {
                     tracing::warn!(%error, "cannot renew a lease; trying on");
                 }
             }
@@ -45,13 +50,15 @@ impl Lease {
         Ok(Self {
             repository: repository.clone(),
             path,
+            lost,
             renewal,
         })
     }
 
     /// Whether it has been there all the time, as far as that can be told.
     pub(super) async fn holds(&self) -> Result<bool, RepositoryError> {
-        Ok(self.repository.head(&self.path).await?.is_some())
+        let there = self.repository.head(&self.path).await?.is_some();
+        Ok(there && !self.lost.load(Ordering::Relaxed))
     }
 
     /// Removes it. One that cannot be removed ends by itself.
@@ -136,6 +143,20 @@ impl Repository {
     }
 }
 
+/// Writes a lease again. One that is away was removed as a dead owner's, for instance while this host was suspended:
+/// written again it would look as if it had been there all the time.
+async fn renew(
+    repository: &Repository,
+    path: &Path,
+    lost: &AtomicBool,
+) -> Result<(), RepositoryError> {
+    if repository.head(path).await?.is_none() {
+        lost.store(true, Ordering::Relaxed);
+        return Ok(());
+    }
+    repository.put(path, Vec::new()).await
+}
+
 /// Whether this was written not long before that.
 fn is_alive(this: &ObjectMeta, that: &ObjectMeta) -> bool {
     let age = that.last_modified.signed_duration_since(this.last_modified);
@@ -151,4 +172,27 @@ fn unique() -> String {
     let _ = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     let number = u128::from_le_bytes(random);
     format!("{nanos:x}-{:x}-{number:032x}", std::process::id())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_lease_that_was_taken_for_a_dead_ones_does_not_come_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let location = folder.path().to_str().expect("text").parse();
+        let location: crate::Location = location.expect("a directory");
+        let repository = Repository::open(&location).expect("opened");
+        let lease = repository.lease().await.expect("a lease");
+        renew(&repository, &lease.path, &lease.lost)
+            .await
+            .expect("renewed");
+        assert!(lease.holds().await.expect("an answer"));
+        repository.delete(&lease.path).await.expect("removed");
+        renew(&repository, &lease.path, &lease.lost)
+            .await
+            .expect("an answer");
+        assert!(!lease.holds().await.expect("an answer"));
+    }
 }

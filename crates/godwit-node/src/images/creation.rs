@@ -76,11 +76,17 @@ async fn fill(
     size: Option<u64>,
     prefetch: bool,
 ) -> Result<Made, ErrorBody> {
-    let user = uses::user(node, &disk.name).await?;
     let repository = node.images.repository()?;
-    let asked = tokio::time::timeout(ANSWER, repository.begin_use(image, &user)).await;
-    let (id, manifest) = match asked {
-        Ok(found) => found.map_err(|error| body(&error))?,
+    let asked = async {
+        // Until the manifest is kept, so that nobody removes it, or the note, for the sake of an earlier disk.
+        let noting = node.images.noting.lock().await;
+        let user = uses::user(node, &disk.name).await?;
+        let found = repository.begin_use(image, &user).await;
+        let (id, manifest) = found.map_err(|error| body(&error))?;
+        Ok::<_, ErrorBody>((noting, id, manifest))
+    };
+    let (_noting, id, manifest) = match tokio::time::timeout(ANSWER, asked).await {
+        Ok(found) => found?,
         Err(_) => {
             let text = format!(
                 "the repository {} does not answer within {} s",

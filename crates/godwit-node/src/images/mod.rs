@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use godwit_image::{Repository, RepositoryError};
-use tokio::sync::Notify;
+use tokio::sync::{Mutex, Notify};
 
 use crate::config::{ImagesConfig, NodeConfig};
 use crate::images::chunks::Chunks;
@@ -28,6 +28,9 @@ pub(crate) struct Images {
     manifests: Manifests,
     /// A disk is whole, or gone: the repository is to be told.
     released: Notify,
+    /// Held while a disk's need is noted and its manifest kept, and while what nobody needs is removed: a new disk may
+    /// have the name and the image of one that was just removed.
+    noting: Mutex<()>,
 }
 
 impl Images {
@@ -41,6 +44,7 @@ impl Images {
             manifests: Manifests::new(folder.join("manifests")),
             folder,
             released: Notify::new(),
+            noting: Mutex::default(),
         }
     }
 

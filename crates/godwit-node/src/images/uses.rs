@@ -77,6 +77,8 @@ pub(crate) async fn watch(node: Arc<Node>) {
 }
 
 async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
+    // A disk that is created meanwhile waits: what it notes may be what is removed here.
+    let _noting = node.images.noting.lock().await;
     let own = user(node, "").await?;
     let repository = node.images.repository()?;
     let noted = repository
