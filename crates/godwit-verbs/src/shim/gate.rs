@@ -50,7 +50,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         SLOT.set(ptr::null());
         // One that was ended inside a gate left its value in the middle of a change.
-        if self.0.inside.load(Ordering::Relaxed) % 2 == 0 {
+        if self.0.inside.load(Ordering::Relaxed).is_multiple_of(2) {
             unused().push(self.0);
         }
     }
