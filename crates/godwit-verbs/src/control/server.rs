@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::catch_unwind;
 use std::sync::Once;
 use std::time::Duration;
 
@@ -18,12 +19,7 @@ pub fn start() {
         let listener =
             match address(std::process::id()).and_then(|name| UnixListener::bind_addr(&name)) {
                 Ok(listener) => listener,
-                Err(error) => {
-                    eprintln!(
-                        "godwit-verbs: this process cannot be moved: its control socket: {error}"
-                    );
-                    return;
-                }
+                Err(error) => return complain("socket", &error),
             };
         // The application's signals are for its own threads; a thread inherits its maker's mask.
         let spawned = with_signals_blocked(|| {
@@ -32,9 +28,17 @@ pub fn start() {
                 .spawn(move || serve(&listener))
         });
         if let Err(error) = spawned {
-            eprintln!("godwit-verbs: this process cannot be moved: its control thread: {error}");
+            complain("thread", &error);
         }
     });
+}
+
+/// Unlike `eprintln!`, ends nothing if nobody reads what the application says.
+fn complain(what: &str, error: &io::Error) {
+    let _unheard = writeln!(
+        io::stderr(),
+        "godwit-verbs: this process cannot be moved: its control {what}: {error}"
+    );
 }
 
 fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
@@ -70,7 +74,9 @@ fn answer(mut stream: &UnixStream) -> io::Result<()> {
     let mut line = String::new();
     BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
     let answer = match serde_json::from_str::<Request>(&line) {
-        Ok(request) => request.carry_out(),
+        // The application goes on whatever this library did wrong, and the mover hears of it.
+        Ok(request) => catch_unwind(|| request.carry_out())
+            .unwrap_or_else(|_| Answer::Error("the library panicked over this request".to_owned())),
         Err(error) => Answer::Error(format!("the request cannot be read: {error}")),
     };
     let mut line = serde_json::to_string(&answer)?;
@@ -99,4 +105,40 @@ fn may_ask(stream: &UnixStream) -> bool {
     // SAFETY: takes and touches nothing.
     let own = unsafe { libc::geteuid() };
     asked == 0 && (who.uid == 0 || who.uid == own)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(to: &[u8]) -> String {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(to).unwrap();
+        theirs.shutdown(std::net::Shutdown::Write).unwrap();
+        answer(&ours).unwrap();
+        drop(ours);
+        let mut text = String::new();
+        theirs.read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn what_is_no_request_is_answered_with_an_error() {
+        for request in [&b""[..], b"{}\n", b"{\"do\":\"explode\"}\n", b"[[[[\n"] {
+            assert!(said(request).starts_with("{\"error\":\"the request cannot be read"));
+        }
+    }
+
+    #[test]
+    fn steps_out_of_order_are_refused() {
+        assert!(said(b"{\"do\":\"release\"}\n").contains("not suspended"));
+        assert!(said(b"{\"do\":\"recreate\",\"device\":null}\n").contains("has its objects"));
+        assert!(said(b"{\"do\":\"suspend\",\"only\":[7]}\n").contains("no queue pair 7"));
+        assert!(
+            said(b"{\"do\":\"drain\",\"peer_sent\":[[7,0]],\"bound_ms\":1}\n")
+                .contains("queue pair 7 is not suspended")
+        );
+        let connect = b"{\"do\":\"connect\",\"connections\":[{\"number\":7,\"remote\":\"::1\",\"remote_physical\":1,\"remote_keys\":null}]}\n";
+        assert!(said(connect).contains("no queue pair 7"));
+    }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::contexts::refuse;
+use super::descriptors;
 use super::gate::Gate;
 use super::objects::{self, *};
 use super::real::real;
@@ -29,13 +30,16 @@ pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_ch
     }
     let wake = libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK);
     // A number of its own for the application: another channel can be put behind it.
-    let fd = libc::fcntl((*made).fd, libc::F_DUPFD_CLOEXEC, 0);
+    let fd = descriptors::duplicate((*made).fd).unwrap_or(-1);
     let id = if wake < 0 || fd < 0 {
         None
     } else {
         world.add(Call::CompletionChannel { context: parent.id })
     };
     let Some(id) = id else {
+        for number in [wake, fd].into_iter().filter(|number| *number >= 0) {
+            libc::close(number);
+        }
         (real().destroy_comp_channel)(made);
         return refuse(libc::EMFILE);
     };
@@ -173,6 +177,7 @@ pub unsafe fn create_cq(
             last: (0, ptr::null()),
             drained: VecDeque::new(),
             suspended: false,
+            backlog: false,
             markers: 0,
             armed: Armed::No,
         }),

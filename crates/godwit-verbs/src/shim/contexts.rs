@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use super::objects::{self, *};
 use super::real::real;
 use super::world::{KEYS, Object, running_world};
-use super::{data_path, objects::context_is_ours};
+use super::{data_path, descriptors, objects::context_is_ours};
 use crate::abi::*;
-use crate::tables::Call;
+use crate::tables::{Call, make_allowed};
 
 /// Sets `errno` and returns a null pointer, as libibverbs does when it cannot make an object.
 pub(super) fn refuse<T>(errno: c_int) -> *mut T {
@@ -65,27 +65,37 @@ pub unsafe fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     if opened.is_null() {
         return opened;
     }
-    // libibverbs frees a device's description with the last context and list that name it. The shadow
-    // names this one for as long as it lives, on whatever device; so one list is never given back.
-    let mut count = 0;
-    let _kept_for_good = (real().get_device_list)(&raw mut count);
     crate::control::start();
+    // The application may wait on this number, so it has to stay when the device's goes.
+    let async_fd = match descriptors::duplicate((*opened).async_fd) {
+        Ok(number) => number,
+        Err(error) => {
+            (real().close_device)(opened);
+            return refuse(error.raw_os_error().unwrap_or(libc::EMFILE));
+        }
+    };
     let Some(id) = world.add(Call::Context) else {
+        libc::close(async_fd);
+        (real().close_device)(opened);
         return refuse(libc::ENOMEM);
     };
+    // libibverbs frees a device's description with the last context and list that name it. The shadow
+    // names this one for as long as it lives, on whatever device; so it has a list of its own.
+    let mut count = 0;
+    let devices = (real().get_device_list)(&raw mut count);
     let shadow = Box::into_raw(Box::new(ShadowContext {
         face: ibv_context {
             device,
             ops: operations(),
             cmd_fd: (*opened).cmd_fd,
-            // The application may wait on this number, so it has to stay when the device's goes.
-            async_fd: libc::fcntl((*opened).async_fd, libc::F_DUPFD_CLOEXEC, 0),
+            async_fd,
             num_comp_vectors: (*opened).num_comp_vectors,
             mutex: [0; 5],
             abi_compat: ptr::null_mut(),
         },
         id,
         real: AtomicPtr::new(opened),
+        devices,
         device_name: CStr::from_ptr((real().get_device_name)(device))
             .to_string_lossy()
             .into_owned(),
@@ -107,6 +117,9 @@ pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
         // stay in memory, since the application may still name them.
         for gone in world.roadmap.remove_with_users(shadow.id) {
             world.objects.remove(&gone);
+        }
+        if !shadow.devices.is_null() {
+            (real().free_device_list)(shadow.devices);
         }
         drop(Box::from_raw(context.cast::<ShadowContext>()));
     }
@@ -173,16 +186,12 @@ pub unsafe fn reg_mr(
     };
     let mut world = running_world();
     let access = access & !OPTIONAL_ACCESS;
-    let made = (real().reg_mr_iova2)(
-        parent.real.load(Ordering::Acquire),
-        address,
-        length,
-        iova,
-        access,
-    );
-    if made.is_null() {
-        return made;
-    }
+    let domain = parent.real.load(Ordering::Acquire);
+    let Some(made) = register(domain, address, length, iova, access, |key| {
+        !world.spoken_keys.contains(&key)
+    }) else {
+        return ptr::null_mut();
+    };
     let (Ok(lkey), Some(id)) = (
         KEYS.give((*made).lkey),
         world.add(Call::MemoryRegion {
@@ -214,6 +223,27 @@ pub unsafe fn reg_mr(
     }));
     world.objects.insert(id, Object::Mr(shadow));
     shadow.cast()
+}
+
+/// A region of the device whose remote key is `allowed`.
+pub(super) unsafe fn register(
+    domain: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    iova: u64,
+    access: u32,
+    allowed: impl Fn(u32) -> bool,
+) -> Option<*mut ibv_mr> {
+    make_allowed(
+        || {
+            let made = (real().reg_mr_iova2)(domain, address, length, iova, access);
+            (!made.is_null()).then_some(made)
+        },
+        |made| allowed((**made).rkey),
+        |refused| {
+            (real().dereg_mr)(refused);
+        },
+    )
 }
 
 /// `ibv_dereg_mr`

@@ -34,8 +34,12 @@ unsafe fn post_send_slowly(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let mut lane = shadow.lane.lock();
-    if lane.suspended {
-        return lane.keep(shadow.init.cap.max_send_wr as usize, first, bad);
+    if !lane.suspended && !lane.kept.is_empty() {
+        // Whatever goes wrong, what is kept stays kept and in its order.
+        let _still_full = lane.send_kept();
+    }
+    if lane.suspended || !lane.kept.is_empty() {
+        return lane.keep(&shadow.init.cap, first, bad);
     }
     let result = lane.send(first, bad);
     lane.own();
@@ -134,7 +138,7 @@ impl QpLane {
     /// Keeps requests until the queue pair is connected again; the application believes them posted.
     unsafe fn keep(
         &mut self,
-        most: usize,
+        limits: &ibv_qp_cap,
         first: *mut ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
@@ -142,9 +146,19 @@ impl QpLane {
         while !next.is_null() {
             let request = *next;
             let count = usize::try_from(request.num_sge).unwrap_or(0);
-            if self.kept.len() >= most || count > BATCH_PIECES {
+            if self.kept.len() >= limits.max_send_wr as usize {
                 *bad = next;
                 return libc::ENOMEM;
+            }
+            // What the device would refuse is refused now: later, nobody could be told.
+            let inline = request.send_flags & IBV_SEND_INLINE != 0;
+            let bytes: u64 = (0..count)
+                .map(|piece| u64::from((*request.sg_list.add(piece)).length))
+                .sum();
+            let too_long = inline && bytes > u64::from(limits.max_inline_data);
+            if count > (limits.max_send_sge as usize).min(BATCH_PIECES) || too_long {
+                *bad = next;
+                return libc::EINVAL;
             }
             let mut kept = KeptSend {
                 request,
@@ -153,7 +167,7 @@ impl QpLane {
             };
             for piece in 0..count {
                 let piece = *request.sg_list.add(piece);
-                if request.send_flags & IBV_SEND_INLINE != 0 {
+                if inline {
                     // The application may use this memory again as soon as we return.
                     let data =
                         std::slice::from_raw_parts(piece.addr as *const u8, piece.length as usize);
@@ -212,6 +226,13 @@ impl QpLane {
                 *bad = next;
                 return libc::EINVAL;
             }
+            if self.real.is_null()
+                && let Some(shadow) = noted_by
+                && let Err(errno) = shadow.takes_receive(count)
+            {
+                *bad = next;
+                return errno;
+            }
             let target = self.pieces.as_mut_ptr();
             for piece in 0..count {
                 let original = &*request.sg_list.add(piece);
@@ -245,6 +266,19 @@ impl QpLane {
             next = request.next;
         }
         0
+    }
+}
+
+impl ShadowQp {
+    /// What a device would say to one more receive, while there is none behind.
+    fn takes_receive(&self, pieces: usize) -> Result<(), c_int> {
+        if pieces > self.init.cap.max_recv_sge as usize {
+            Err(libc::EINVAL)
+        } else if self.receives.waiting() >= self.init.cap.max_recv_wr {
+            Err(libc::ENOMEM)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -288,12 +322,15 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc
 #[cold]
 unsafe fn poll_slowly(shadow: &ShadowCq, most: c_int, into: *mut ibv_wc) -> c_int {
     let mut lane = shadow.lane.lock();
-    if !lane.suspended && lane.drained.is_empty() && lane.markers == 0 {
+    if !lane.suspended && !lane.backlog && lane.drained.is_empty() && lane.markers == 0 {
         let result = lane.poll(most, into);
         lane.own();
         return result;
     }
     lane.drain(shadow);
+    if lane.backlog && !lane.suspended {
+        lane.send_backlog(shadow);
+    }
     let mut count = 0;
     while count < most {
         let Some(completion) = lane.drained.pop_front() else {
@@ -339,6 +376,23 @@ impl CqLane {
         }
         completion.qp_num = shadow.face.qp_num;
         shadow
+    }
+
+    /// Posts what is kept of the queue pairs whose sends complete here, as far as there is room.
+    unsafe fn send_backlog(&mut self, queue: &ShadowCq) {
+        self.backlog = false;
+        for (_, pair) in &self.routes {
+            // No deadlock: nobody who holds a queue pair waits for a completion queue.
+            if !std::ptr::eq((**pair).face.send_cq.cast(), queue) {
+                continue;
+            }
+            let mut lane = (**pair).lane.lock();
+            if lane.suspended || lane.real.is_null() {
+                continue;
+            }
+            let _still_full = lane.send_kept();
+            self.backlog |= !lane.kept.is_empty();
+        }
     }
 
     /// Takes what has completed for the application, and the markers for us. Tells the application's

@@ -140,12 +140,18 @@ pub unsafe extern "C" fn ibv_get_async_event(
     let result = (real().get_async_event)(behind(context), event);
     if result == 0 {
         let cookie = (*event).element;
+        let mut taken = ibv_async_event {
+            element: cookie,
+            event_type: (*event).event_type,
+        };
         // The device's objects carry their shadows' addresses.
         if names_queue_pair((*event).event_type) {
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
         } else if (*event).event_type == CQ_ERR {
             (*event).element = (*cookie.cast::<ibv_cq>()).cq_context;
         }
+        // At once, so that the device's object can be given back at any time: its end waits for this.
+        (real().ack_async_event)(&raw mut taken);
     }
     result
 }
@@ -154,19 +160,16 @@ unsafe fn may_wait(fd: c_int) -> bool {
     libc::fcntl(fd, libc::F_GETFL) & libc::O_NONBLOCK == 0
 }
 
-/// `ibv_ack_async_event`
+/// `ibv_ack_async_event`. Those of shadows were acknowledged when they were taken.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
-    let mut behind = ibv_async_event {
-        element: (*event).element,
-        event_type: (*event).event_type,
+    let element = (*event).element;
+    let ours = match (*event).event_type {
+        kind if names_queue_pair(kind) => objects::qp(element.cast()).is_some(),
+        CQ_ERR => objects::cq(element.cast()).is_some(),
+        _ => false,
     };
-    if names_queue_pair(behind.event_type) {
-        behind.element = pair_behind(behind.element.cast()).cast();
-    } else if behind.event_type == CQ_ERR
-        && let Some(queue) = objects::cq(behind.element.cast())
-    {
-        behind.element = queue.lane.lock().real.cast();
+    if !ours {
+        (real().ack_async_event)(event);
     }
-    (real().ack_async_event)(&raw mut behind);
 }

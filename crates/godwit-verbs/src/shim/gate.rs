@@ -6,6 +6,7 @@
 //! (membarrier(2)), and waits until the owner is outside. So the rare side pays for both.
 
 use std::cell::{Cell, UnsafeCell};
+use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, compiler_fence};
@@ -14,7 +15,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 /// After this many changes of hands a gate is no longer owned: its threads take turns by the mutex.
 const REVOCATIONS_BEFORE_SHARING: u32 = 16;
 
-/// Says whether its thread is inside a gate. One per thread, never freed: a mover may look at it.
+/// Says whether its thread is inside a gate. One per thread, never freed: a mover may look at it. The slot of
+/// a thread that has ended is a later thread's, with what it owned: nobody else can have it.
 #[repr(align(64))]
 struct ThreadSlot {
     inside: AtomicU32,
@@ -34,13 +36,42 @@ fn slot() -> &'static ThreadSlot {
     unsafe { &*known }
 }
 
+/// Slots of threads that have ended. Its lock also hands on what such a thread wrote into what it owned.
+static UNUSED: Mutex<Vec<&'static ThreadSlot>> = Mutex::new(Vec::new());
+
+fn unused() -> MutexGuard<'static, Vec<&'static ThreadSlot>> {
+    UNUSED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Gives a thread's slot on when the thread ends.
+struct Lease(&'static ThreadSlot);
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        SLOT.set(ptr::null());
+        // One that was ended inside a gate left its value in the middle of a change.
+        if self.0.inside.load(Ordering::Relaxed).is_multiple_of(2) {
+            unused().push(self.0);
+        }
+    }
+}
+
+thread_local! {
+    static LEASE: Cell<Option<Lease>> = const { Cell::new(None) };
+}
+
 #[cold]
 fn first_slot() -> &'static ThreadSlot {
-    let made: &'static ThreadSlot = Box::leak(Box::new(ThreadSlot {
-        inside: AtomicU32::new(0),
-    }));
-    SLOT.set(made);
-    made
+    let again = unused().pop();
+    let slot = again.unwrap_or_else(|| {
+        Box::leak(Box::new(ThreadSlot {
+            inside: AtomicU32::new(0),
+        }))
+    });
+    SLOT.set(slot);
+    // A thread that is ending has no lease any more, and keeps its slot for good.
+    let _ending = LEASE.try_with(|lease| lease.set(Some(Lease(slot))));
+    slot
 }
 
 /// Whether the kernel runs barriers for us; without it no gate is ever owned.
@@ -60,7 +91,14 @@ fn barrier_everywhere() {
         membarrier(libc::MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
         if !membarrier(libc::MEMBARRIER_CMD_PRIVATE_EXPEDITED) {
             // The slow global barrier needs no registration and exists wherever this one did.
-            membarrier(libc::MEMBARRIER_CMD_GLOBAL);
+            if !membarrier(libc::MEMBARRIER_CMD_GLOBAL) {
+                // Two threads in one queue would corrupt what the application sends.
+                let _unheard = writeln!(
+                    io::stderr(),
+                    "godwit-verbs: membarrier(2) worked before and is refused now; this process cannot go on"
+                );
+                std::process::abort();
+            }
         }
     }
 }
@@ -90,12 +128,15 @@ impl<T> Gate<T> {
     #[inline]
     pub(super) fn enter(&self) -> Option<Inside<'_, T>> {
         let slot = slot();
+        let outside = slot.inside.load(Ordering::Relaxed);
+        if outside % 2 == 1 {
+            // This thread is inside another gate, and its slot can say only one.
+            return None;
+        }
         // Only this thread writes its slot, so a plain store is enough. The compiler must not move it
         // behind the comparison; that the processor does not is what the mover's barrier sees to.
-        slot.inside.store(
-            slot.inside.load(Ordering::Relaxed).wrapping_add(1),
-            Ordering::Relaxed,
-        );
+        slot.inside
+            .store(outside.wrapping_add(1), Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         if ptr::eq(self.owner.load(Ordering::Relaxed), slot) {
             return Some(Inside { gate: self, slot });
@@ -109,7 +150,7 @@ impl<T> Gate<T> {
     pub(super) fn lock(&self) -> Locked<'_, T> {
         let mut revocations = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         let owner = self.owner.swap(ptr::null_mut(), Ordering::SeqCst);
-        if !owner.is_null() {
+        if !owner.is_null() && !ptr::eq(owner, slot()) {
             *revocations += 1;
             if *revocations >= REVOCATIONS_BEFORE_SHARING {
                 self.shared.store(true, Ordering::Relaxed);
@@ -119,7 +160,7 @@ impl<T> Gate<T> {
             let owner = unsafe { &*owner };
             let seen = owner.inside.load(Ordering::Acquire);
             // Odd means inside. Any change means that it has been outside since, and it cannot come
-            // back into this gate. This thread may be the owner itself, and then it is outside.
+            // back into this gate.
             while seen % 2 == 1 && owner.inside.load(Ordering::Acquire) == seen {
                 std::thread::yield_now();
             }
@@ -236,6 +277,32 @@ mod tests {
             thread.join().unwrap();
         }
         assert_eq!(*gate.lock(), 60_000);
+    }
+
+    #[test]
+    fn a_thread_inside_one_gate_takes_another_by_its_mutex() {
+        let (first, second) = (Gate::new(0), Gate::new(0));
+        first.lock().own();
+        second.lock().own();
+        let inside = first.enter().unwrap();
+        assert!(second.enter().is_none());
+        // It owns the second one itself, so there is nobody to wait for.
+        *second.lock() += 1;
+        assert_eq!(slot().inside.load(Ordering::Relaxed) % 2, 1);
+        drop(inside);
+        assert_eq!((*first.lock(), *second.lock()), (0, 1));
+    }
+
+    #[test]
+    fn threads_that_ended_leave_their_slots_to_later_ones() {
+        let slot_of_a_thread = || {
+            std::thread::spawn(|| ptr::from_ref(slot()) as usize)
+                .join()
+                .unwrap()
+        };
+        let seen: std::collections::BTreeSet<_> = (0..200).map(|_| slot_of_a_thread()).collect();
+        // Threads of other tests take and leave slots meanwhile.
+        assert!(seen.len() < 50, "{} slots", seen.len());
     }
 
     #[test]

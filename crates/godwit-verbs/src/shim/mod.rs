@@ -9,6 +9,7 @@
 mod completions;
 mod contexts;
 mod data_path;
+mod descriptors;
 mod doorbell;
 mod exports;
 mod gate;

@@ -22,6 +22,8 @@ pub(super) struct ShadowContext {
     pub(super) face: ibv_context,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_context>,
+    /// Keeps the description of the device that `face` names.
+    pub(super) devices: *mut *mut ibv_device,
     pub(super) device_name: String,
 }
 
@@ -99,6 +101,8 @@ pub(super) struct CqLane {
     pub(super) drained: VecDeque<ibv_wc>,
     /// Whether completions are drained.
     pub(super) suspended: bool,
+    /// Whether requests may be kept back of a queue pair whose sends complete here, and which goes on.
+    pub(super) backlog: bool,
     /// Markers that have not completed.
     pub(super) markers: u32,
     pub(super) armed: Armed,
@@ -119,6 +123,9 @@ pub(super) struct ShadowQp {
     pub(super) receives: ReceiveQueue,
     /// Whether a request has failed.
     pub(super) failed: AtomicBool,
+    /// Whether the application has taken it back to its first state: what its queues and counters held
+    /// before is gone, and its partner's counters with it.
+    pub(super) was_reset: AtomicBool,
     /// Whether the marker behind the last request has completed.
     pub(super) marker_done: AtomicBool,
     pub(super) transitions: Mutex<Vec<Transition>>,
@@ -145,6 +152,8 @@ pub(super) struct QpLane {
     pub(super) datagrams: bool,
     /// Whether requests to send are kept back.
     pub(super) suspended: bool,
+    /// Whether nothing of it was in flight when it was waited for, since it was suspended.
+    pub(super) empty: bool,
     pub(super) kept: VecDeque<KeptSend>,
     pub(super) remote_keys: RemoteKeys,
     /// Two-sided requests since the queue pair was made (n_sent), modulo 2^32.

@@ -10,9 +10,9 @@ use super::contexts::refuse;
 use super::gate::Gate;
 use super::objects::{self, *};
 use super::real::real;
-use super::world::{Object, running_world};
+use super::world::{Object, World, running_world};
 use crate::abi::*;
-use crate::tables::{Call, ReceiveQueue, RemoteKeys};
+use crate::tables::{Call, ReceiveQueue, RemoteKeys, make_allowed};
 
 /// Remote writes to the queue pair: a marker is a write of nothing, which a queue pair that forbids
 /// writes would answer with an error. What may be written is up to the memory regions, as ever.
@@ -20,7 +20,7 @@ const ACCESS_REMOTE_WRITE: u32 = 2;
 const QP_ACCESS_FLAGS: c_int = 1 << 3;
 
 /// What the device is asked for: the device's completion queues, and one entry more for a marker.
-pub(super) unsafe fn device_attributes(
+unsafe fn device_attributes(
     shadow: *const ShadowQp,
     wanted: &ibv_qp_init_attr,
 ) -> ibv_qp_init_attr {
@@ -30,8 +30,32 @@ pub(super) unsafe fn device_attributes(
         objects::cq(wanted.send_cq).map_or(wanted.send_cq, |queue| queue.lane.lock().real);
     attributes.recv_cq =
         objects::cq(wanted.recv_cq).map_or(wanted.recv_cq, |queue| queue.lane.lock().real);
-    attributes.cap.max_send_wr += 1;
+    attributes.cap.max_send_wr = attributes.cap.max_send_wr.saturating_add(1);
     attributes
+}
+
+/// A queue pair of the device, whose number means no other one; null if there is none. With it, what
+/// the device made of the attributes.
+pub(super) unsafe fn make_pair(
+    domain: *mut ibv_pd,
+    shadow: *const ShadowQp,
+    wanted: &ibv_qp_init_attr,
+    world: &World,
+) -> (*mut ibv_qp, ibv_qp_init_attr) {
+    let asked = device_attributes(shadow, wanted);
+    let mut attributes = asked;
+    let made = make_allowed(
+        || {
+            attributes = asked;
+            let made = (real().create_qp)(domain, &raw mut attributes);
+            (!made.is_null()).then_some(made)
+        },
+        |made| world.allows_number((**made).qp_num, shadow),
+        |refused| {
+            (real().destroy_qp)(refused);
+        },
+    );
+    (made.unwrap_or(ptr::null_mut()), attributes)
 }
 
 /// `ibv_create_qp`
@@ -50,8 +74,8 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         return refuse(libc::EOPNOTSUPP);
     }
     let shadow = Box::into_raw(Box::<ShadowQp>::new_uninit()).cast::<ShadowQp>();
-    let mut attributes = device_attributes(shadow, &*wanted);
-    let made = (real().create_qp)(parent.real.load(Ordering::Acquire), &raw mut attributes);
+    let domain = parent.real.load(Ordering::Acquire);
+    let (made, attributes) = make_pair(domain, shadow, &*wanted, &world);
     let give_up = |errno| {
         if !made.is_null() {
             (real().destroy_qp)(made);
@@ -78,7 +102,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         return give_up(libc::EINVAL);
     };
     (*wanted).cap = attributes.cap;
-    (*wanted).cap.max_send_wr -= 1;
+    (*wanted).cap.max_send_wr = attributes.cap.max_send_wr.saturating_sub(1);
     let number = (*made).qp_num;
     shadow.write(ShadowQp {
         face: ibv_qp {
@@ -101,6 +125,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         physical: AtomicU32::new(number),
         receives: ReceiveQueue::new(attributes.cap.max_recv_wr, attributes.cap.max_recv_sge),
         failed: AtomicBool::new(false),
+        was_reset: AtomicBool::new(false),
         marker_done: AtomicBool::new(true),
         transitions: Mutex::new(Vec::new()),
         lane: Gate::new(QpLane {
@@ -109,6 +134,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
             post_recv,
             datagrams: (*wanted).qp_type == IBV_QPT_UD,
             suspended: false,
+            empty: false,
             kept: VecDeque::new(),
             remote_keys: RemoteKeys::default(),
             sent: 0,
@@ -148,8 +174,15 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
         return (real().destroy_qp)(qp);
     };
     let mut world = running_world();
-    let device_pair = shadow.lane.lock().real;
-    let result = (real().destroy_qp)(device_pair);
+    let result = {
+        // Whoever polls a completion queue of it may post what was kept back, until its routes are gone.
+        let mut lane = shadow.lane.lock();
+        let result = (real().destroy_qp)(lane.real);
+        if result == 0 {
+            lane.real = ptr::null_mut();
+        }
+        result
+    };
     if result == 0 {
         for queue in [shadow.face.send_cq, shadow.face.recv_cq] {
             if let Some(queue) = objects::cq(queue) {
@@ -169,6 +202,12 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
     };
     let _world = running_world();
     let mut asked = *attributes;
+    let connects = mask & IBV_QP_STATE != 0 && matches!(asked.qp_state, IBV_QPS_INIT | IBV_QPS_RTR);
+    if connects && shadow.physical.load(Ordering::Acquire) != shadow.face.qp_num {
+        // Partners would look for it under the number that the application knows, which is another
+        // process's here, or nobody's.
+        return libc::EOPNOTSUPP;
+    }
     if mask & QP_ACCESS_FLAGS != 0 && shadow.face.qp_type == IBV_QPT_RC {
         asked.qp_access_flags |= ACCESS_REMOTE_WRITE;
     }
@@ -184,6 +223,9 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
             if asked.qp_state == IBV_QPS_RESET {
                 // Nothing that was before leads to where it is now.
                 transitions.clear();
+                shadow.was_reset.store(true, Ordering::Release);
+                // The next partner's keys mean what they say.
+                shadow.lane.lock().remote_keys = RemoteKeys::default();
             }
         }
         if shadow.face.state.load(Ordering::Relaxed) != IBV_QPS_RESET {

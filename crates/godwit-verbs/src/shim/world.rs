@@ -1,6 +1,7 @@
 //! All shadow objects of the process.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::Ordering;
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use super::objects::*;
@@ -23,13 +24,28 @@ pub(super) enum Object {
     Ah(*mut ShadowAh),
 }
 
+impl Object {
+    /// Whether no object of the device stands behind it.
+    pub(super) unsafe fn is_released(self) -> bool {
+        match self {
+            Object::Context(context) => (*context).real.load(Ordering::Acquire).is_null(),
+            Object::Pd(domain) => (*domain).real.load(Ordering::Acquire).is_null(),
+            Object::Mr(region) => (*region).real.load(Ordering::Acquire).is_null(),
+            Object::Channel(channel) => (*channel).real.load(Ordering::Acquire).is_null(),
+            Object::Cq(queue) => (*queue).lane.lock().real.is_null(),
+            Object::Qp(pair) => (*pair).lane.lock().real.is_null(),
+            Object::Ah(handle) => (*handle).real.load(Ordering::Acquire).is_null(),
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Phase {
     /// The application works on the device.
     Running,
     /// All its queue pairs are suspended; the device's objects are there.
     Suspended,
-    /// The device's objects are gone.
+    /// Some of the device's objects are gone, or all.
     Released,
 }
 
@@ -37,6 +53,9 @@ pub(super) struct World {
     pub(super) roadmap: Roadmap,
     pub(super) objects: BTreeMap<ObjectId, Object>,
     pub(super) phase: Phase,
+    /// Remote keys in the tables that partners got at the last move: those of the regions that there were
+    /// then. One that is gone stays here until the next move, as it does in the tables.
+    pub(super) spoken_keys: BTreeSet<u32>,
 }
 
 // SAFETY: the pointers are to objects that live until the application destroys them, which takes them
@@ -47,6 +66,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     roadmap: Roadmap::new(),
     objects: BTreeMap::new(),
     phase: Phase::Running,
+    spoken_keys: BTreeSet::new(),
 });
 static RESUMED: Condvar = Condvar::new();
 
@@ -89,9 +109,32 @@ impl World {
         })
     }
 
+    /// Whether no other queue pair than `own` is known to partners and to the application as `number`.
+    pub(super) fn allows_number(&self, number: u32, own: *const ShadowQp) -> bool {
+        // SAFETY: objects live while the world is locked.
+        let known = |pair: *mut ShadowQp| unsafe { (*pair).face.qp_num };
+        !self
+            .queue_pairs()
+            .any(|pair| !std::ptr::eq(pair, own) && known(pair) == number)
+    }
+
     pub(super) fn completion_queues(&self) -> impl Iterator<Item = *mut ShadowCq> {
         self.objects.values().filter_map(|object| match object {
             Object::Cq(cq) => Some(*cq),
+            _ => None,
+        })
+    }
+
+    /// The remote keys that partners know, and what the device knows.
+    pub(super) fn regions(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.objects.values().filter_map(|object| match object {
+            // SAFETY: objects live while the world is locked.
+            Object::Mr(region) => Some(unsafe {
+                (
+                    (**region).face.rkey,
+                    (**region).physical_rkey.load(Ordering::Acquire),
+                )
+            }),
             _ => None,
         })
     }

@@ -2,12 +2,14 @@
 
 mod drain;
 mod local_keys;
+mod numbers;
 mod receives;
 mod remote;
 mod roadmap;
 
 pub use drain::{Drain, Verdict};
 pub use local_keys::{Full, LocalKeys};
+pub use numbers::make_allowed;
 pub use receives::{Receive, ReceiveQueue};
 pub use remote::{Gid, RemoteKeys};
 pub use roadmap::{Broken, Call, ObjectId, Roadmap};

@@ -86,17 +86,21 @@ impl ReceiveQueue {
         self.tail.load(Ordering::Acquire)
     }
 
+    /// How many receives have not completed; 0 while one completed before it was noted.
+    pub fn waiting(&self) -> u32 {
+        let tail = self.tail.load(Ordering::Acquire);
+        let count = self.head.load(Ordering::Acquire).wrapping_sub(tail);
+        if count as usize > self.headers.len() {
+            0
+        } else {
+            count
+        }
+    }
+
     /// The receives that have not completed, oldest first. The caller holds both gates.
     pub fn outstanding(&self) -> Vec<Receive> {
-        let (head, tail) = (
-            self.head.load(Ordering::Acquire),
-            self.tail.load(Ordering::Acquire),
-        );
-        let count = head.wrapping_sub(tail);
-        if count as usize > self.headers.len() {
-            return Vec::new();
-        }
-        (0..count)
+        let tail = self.tail.load(Ordering::Acquire);
+        (0..self.waiting())
             .map(|step| {
                 let place = self.place(tail.wrapping_add(step));
                 // SAFETY: between tail and head nobody writes while the caller holds the gates.
@@ -154,6 +158,7 @@ mod tests {
                 } else if !post && model.pop_front().is_some() {
                     queue.complete_one();
                 }
+                prop_assert_eq!(queue.waiting() as usize, model.len());
                 prop_assert_eq!(queue.outstanding(), Vec::from(model.clone()));
             }
         }

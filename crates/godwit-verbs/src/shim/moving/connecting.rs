@@ -3,7 +3,7 @@
 use super::{Connection, check, chosen};
 use crate::abi::*;
 use crate::shim::completions::{state, wake};
-use crate::shim::objects::*;
+use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::world::{Phase, announce_running, world};
 use crate::tables::RemoteKeys;
@@ -37,6 +37,10 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
     let mut lane = pair.lane.lock();
     if !lane.suspended || lane.real.is_null() {
         return Err("it is not suspended, or has no object of the device".to_owned());
+    }
+    if !lane.empty {
+        // Its reset would lose what is in flight.
+        return Err("it has not been waited for".to_owned());
     }
     let mut reset = ibv_qp_attr {
         qp_state: IBV_QPS_RESET,
@@ -102,24 +106,29 @@ unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<(), String> {
 /// One sentence that names the queue pair whose requests the device refused.
 pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
     let mut world = world();
+    if world.phase == Phase::Released {
+        return Err("the device's objects have not been made again".to_owned());
+    }
+    let mut refused = Vec::new();
     // SAFETY: objects live while the world is locked.
     unsafe {
-        let pairs = chosen(&world, only);
-        for pair in &pairs {
+        for pair in &chosen(&world, only) {
             let mut lane = pair.lane.lock();
-            if lane.real.is_null() {
-                return Err(format!(
-                    "queue pair {} has no object of the device",
+            match lane.send_kept() {
+                Ok(()) => lane.suspended = false,
+                // A queue that is full, after a move that was given up, takes the rest as it empties.
+                Err(errno) if errno.abs() == libc::ENOMEM => lane.suspended = false,
+                // What the application believes posted stays kept, and its other queue pairs go on.
+                Err(errno) => refused.push(format!(
+                    "queue pair {}: a request that was kept back failed with errno {errno}",
                     pair.face.qp_num
-                ));
+                )),
             }
-            let number = pair.face.qp_num;
-            lane.send_kept().map_err(|errno| {
-                format!(
-                    "queue pair {number}: a request that was kept back failed with errno {errno}"
-                )
-            })?;
-            lane.suspended = false;
+            let behind = !lane.kept.is_empty();
+            drop(lane);
+            if let Some(queue) = objects::cq(pair.face.send_cq).filter(|_| behind) {
+                queue.lane.lock().backlog = true;
+            }
         }
         // A queue goes on when none of its queue pairs is suspended.
         let held: Vec<_> = world
@@ -148,5 +157,9 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
         world.phase = Phase::Running;
         announce_running();
     }
-    Ok(())
+    if refused.is_empty() {
+        Ok(())
+    } else {
+        Err(refused.join("; "))
+    }
 }

@@ -3,10 +3,12 @@
 use super::{Recreated, describe};
 use crate::abi::*;
 use crate::shim::completions::make_cq;
+use crate::shim::contexts::register;
+use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
-use crate::shim::queue_pairs::{add_route, device_attributes};
+use crate::shim::queue_pairs::{add_route, make_pair};
 use crate::shim::real::real;
-use crate::shim::world::{KEYS, Object, Phase, world};
+use crate::shim::world::{KEYS, Object, Phase, World, world};
 use crate::tables::Call;
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -16,26 +18,22 @@ use std::sync::atomic::Ordering;
 /// # Errors
 /// One sentence that names what the device refused.
 pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
-    let world = world();
+    let mut world = world();
     if world.phase != Phase::Released {
         return Err("this process has its objects".to_owned());
     }
+    world.spoken_keys = world.regions().map(|(known, _)| known).collect();
     // SAFETY: objects live while the world is locked; parents come before what is made from them.
     unsafe {
         for (id, call) in world.roadmap.calls() {
             if let Some(object) = world.objects.get(&id) {
-                make_again(*object, call, device)?;
+                make_again(&world, *object, call, device)?;
             }
         }
-        let regions = world.objects.values().filter_map(|object| match object {
-            Object::Mr(region) => Some((
-                (**region).face.rkey,
-                (**region).physical_rkey.load(Ordering::Acquire),
-            )),
-            _ => None,
-        });
+        // What there is can be given back once more, or used.
+        world.phase = Phase::Suspended;
         Ok(Recreated {
-            remote_keys: regions.collect(),
+            remote_keys: world.regions().collect(),
             queue_pairs: world.queue_pairs().map(|pair| describe(&*pair)).collect(),
         })
     }
@@ -52,12 +50,29 @@ fn made<T>(made: *mut T, what: &str) -> Result<*mut T, String> {
     }
 }
 
-unsafe fn make_again(object: Object, call: &Call, device: Option<&str>) -> Result<(), String> {
+unsafe fn make_again(
+    world: &World,
+    object: Object,
+    call: &Call,
+    device: Option<&str>,
+) -> Result<(), String> {
+    if !object.is_released() {
+        // It was not given back, or an earlier attempt has made it.
+        if let Object::Channel(channel) = object {
+            let device_channel = (*channel).real.load(Ordering::Acquire);
+            descriptors::replace((*channel).face.fd, (*device_channel).fd)
+                .map_err(|error| format!("the descriptor for events of completions: {error}"))?;
+        }
+        return Ok(());
+    }
     match object {
         Object::Context(context) => {
             let name = device.unwrap_or(&(*context).device_name);
             let opened = open_by_name(name)?;
-            libc::dup2((*opened).async_fd, (*context).face.async_fd);
+            if let Err(error) = descriptors::replace((*context).face.async_fd, (*opened).async_fd) {
+                (real().close_device)(opened);
+                return Err(format!("the descriptor for events of the device: {error}"));
+            }
             (*context).real.store(opened, Ordering::Release);
         }
         Object::Pd(domain) => {
@@ -74,10 +89,10 @@ unsafe fn make_again(object: Object, call: &Call, device: Option<&str>) -> Resul
                 return Ok(());
             };
             let (address, length) = ((*region).face.addr, (*region).face.length);
-            let again = made(
-                (real().reg_mr_iova2)(domain, address, length, iova, access as u32),
-                "ibv_reg_mr",
-            )?;
+            let known = (*region).face.rkey;
+            let allowed = |key| key == known || !world.spoken_keys.contains(&key);
+            let again = register(domain, address, length, iova, access as u32, allowed);
+            let again = made(again.unwrap_or(ptr::null_mut()), "ibv_reg_mr")?;
             KEYS.change((*region).face.lkey, (*again).lkey);
             (*region)
                 .physical_rkey
@@ -92,7 +107,10 @@ unsafe fn make_again(object: Object, call: &Call, device: Option<&str>) -> Resul
                 (real().create_comp_channel)(context),
                 "ibv_create_comp_channel",
             )?;
-            libc::dup2((*again).fd, (*channel).face.fd);
+            if let Err(error) = descriptors::replace((*channel).face.fd, (*again).fd) {
+                (real().destroy_comp_channel)(again);
+                return Err(format!("the descriptor for events of completions: {error}"));
+            }
             (*channel).real.store(again, Ordering::Release);
         }
         Object::Cq(queue) => {
@@ -116,11 +134,8 @@ unsafe fn make_again(object: Object, call: &Call, device: Option<&str>) -> Resul
         }
         Object::Qp(pair) => {
             let domain = behind_pd((*pair).face.pd);
-            let mut attributes = device_attributes(pair, &(*pair).init);
-            let again = made(
-                (real().create_qp)(domain, &raw mut attributes),
-                "ibv_create_qp",
-            )?;
+            let (again, _) = make_pair(domain, pair, &(*pair).init, world);
+            let again = made(again, "ibv_create_qp")?;
             (*pair).physical.store((*again).qp_num, Ordering::Release);
             (*pair).lane.lock().real = again;
             for queue in [(*pair).face.send_cq, (*pair).face.recv_cq] {

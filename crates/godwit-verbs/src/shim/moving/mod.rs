@@ -117,7 +117,7 @@ unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
         remote_physical: device.map(|(_, number)| number),
         sent: lane.sent,
         received: pair.receives.completed(),
-        receives_outstanding: pair.receives.outstanding().len(),
+        receives_outstanding: pair.receives.waiting() as usize,
         kept: lane.kept.len(),
     }
 }
@@ -146,19 +146,37 @@ pub fn queue_pairs() -> Vec<QueuePairState> {
 
 /// What this version cannot move.
 pub fn obstacles() -> Vec<Obstacle> {
-    let world = world();
+    obstacles_of(&world())
+}
+
+fn obstacles_of(world: &World) -> Vec<Obstacle> {
     let mut found = Vec::new();
     for pair in world.queue_pairs() {
         // SAFETY: as above.
         let pair = unsafe { &*pair };
+        let number = pair.face.qp_num;
         if pair.face.qp_type != IBV_QPT_RC {
-            let number = pair.face.qp_num;
             found.push(Obstacle {
                 what: format!("queue pair {number} is no reliable connection; only those can move"),
             });
         }
+        if pair.was_reset.load(Ordering::Acquire) {
+            found.push(Obstacle {
+                what: format!(
+                    "queue pair {number} was reset by the application; what its queues held is not known"
+                ),
+            });
+        } else if !matches!(
+            pair.face.state.load(Ordering::Relaxed),
+            IBV_QPS_RTR | IBV_QPS_RTS
+        ) {
+            found.push(Obstacle {
+                what: format!(
+                    "queue pair {number} is not connected; its partner could not find it after a move"
+                ),
+            });
+        }
         if pair.failed.load(Ordering::Acquire) {
-            let number = pair.face.qp_num;
             found.push(Obstacle {
                 what: format!(
                     "queue pair {number} has a failed request; its connection is broken already"
@@ -182,6 +200,14 @@ unsafe fn chosen<'a>(world: &World, only: Option<&[u32]>) -> Vec<&'a ShadowQp> {
     let all = world.queue_pairs().map(|pair| &*pair);
     all.filter(|pair| only.is_none_or(|only| only.contains(&pair.face.qp_num)))
         .collect()
+}
+
+/// The first of `numbers` that none of `pairs` has.
+fn missing(pairs: &[&ShadowQp], numbers: &[u32]) -> Option<u32> {
+    numbers
+        .iter()
+        .copied()
+        .find(|number| !pairs.iter().any(|pair| pair.face.qp_num == *number))
 }
 
 fn check(result: c_int, what: &str) -> Result<(), String> {

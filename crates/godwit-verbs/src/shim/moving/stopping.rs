@@ -1,13 +1,13 @@
 //! Wait-before-stop, and giving the device's objects back.
 
-use super::{QueuePairState, check, chosen, describe, resume};
+use super::{QueuePairState, check, chosen, describe, missing, obstacles_of, resume};
 use crate::abi::*;
 use crate::shim::completions::{state, take_event, wake};
-use crate::shim::doorbell;
 use crate::shim::objects::{self, *};
 use crate::shim::queue_pairs::remove_route;
 use crate::shim::real::real;
 use crate::shim::world::{Object, Phase, world};
+use crate::shim::{descriptors, doorbell};
 use crate::tables::{Drain, Verdict};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -26,16 +26,42 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
     if world.phase != Phase::Running {
         return Err("this process is being moved already".to_owned());
     }
+    if only.is_none()
+        && let Some(first) = obstacles_of(&world).first()
+    {
+        return Err(first.what.clone());
+    }
     // SAFETY: objects live while the world is locked; the requests are built here.
     unsafe {
         let pairs = chosen(&world, only);
+        if let Some(missing) = missing(&pairs, only.unwrap_or(&[])) {
+            return Err(format!("there is no queue pair {missing}"));
+        }
+        if let Some(pair) = pairs
+            .iter()
+            .find(|pair| pair.was_reset.load(Ordering::Acquire))
+        {
+            return Err(format!(
+                "queue pair {} was reset by the application; what its queues held is not known",
+                pair.face.qp_num
+            ));
+        }
+        if let Some(pair) = pairs.iter().find(|pair| pair.lane.lock().suspended) {
+            // Its other move would take it for empty once this one lets it go.
+            return Err(format!(
+                "queue pair {} is suspended already",
+                pair.face.qp_num
+            ));
+        }
         for pair in &pairs {
             for queue in [pair.face.send_cq, pair.face.recv_cq] {
                 if let Some(queue) = objects::cq(queue) {
                     queue.lane.lock().suspended = true;
                 }
             }
-            pair.lane.lock().suspended = true;
+            let mut lane = pair.lane.lock();
+            lane.suspended = true;
+            lane.empty = false;
         }
         for pair in &pairs {
             if let Err(errno) = post_marker(pair) {
@@ -105,14 +131,20 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
                 }
             }
         }
-        for pair in world.queue_pairs() {
-            // SAFETY: as above.
-            let pair = unsafe { &*pair };
-            if !pair.lane.lock().suspended {
-                continue;
-            }
+        // SAFETY: as above.
+        let pairs = unsafe { chosen(&world, None) };
+        let named: Vec<u32> = peer_sent.keys().copied().collect();
+        let suspended: Vec<_> = pairs
+            .into_iter()
+            .filter(|pair| pair.lane.lock().suspended)
+            .collect();
+        if let Some(number) = missing(&suspended, &named) {
+            return Err(format!("queue pair {number} is not suspended"));
+        }
+        for pair in suspended {
             let verdict = Drain {
-                connected: pair.face.state.load(Ordering::Relaxed) == IBV_QPS_RTS,
+                // One that only receives has something in flight as well.
+                connected: pair.face.state.load(Ordering::Relaxed) >= IBV_QPS_RTR,
                 marker_done: pair.marker_done.load(Ordering::Acquire),
                 failed: pair.failed.load(Ordering::Acquire),
                 received: pair.receives.completed(),
@@ -122,7 +154,7 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
             }
             .verdict();
             match verdict {
-                Verdict::Empty => {}
+                Verdict::Empty => pair.lane.lock().empty = true,
                 Verdict::Wait => waiting += 1,
                 Verdict::TimedOut => late.push(pair.face.qp_num),
                 Verdict::Failed => failed.push(pair.face.qp_num),
@@ -154,6 +186,15 @@ pub fn release() -> Result<(), String> {
     if world.phase != Phase::Suspended {
         return Err("this process is not suspended".to_owned());
     }
+    // SAFETY: objects live while the world is locked.
+    for pair in unsafe { chosen(&world, None) } {
+        if !pair.lane.lock().empty {
+            return Err(format!(
+                "queue pair {} has not been waited for",
+                pair.face.qp_num
+            ));
+        }
+    }
     let objects: Vec<Object> = world
         .roadmap
         .calls()
@@ -162,19 +203,24 @@ pub fn release() -> Result<(), String> {
         .collect();
     // SAFETY: objects live while the world is locked, and nobody is inside a suspended queue.
     unsafe {
+        // A failure below leaves some objects, and recreation makes the others again.
+        world.phase = Phase::Released;
         for channel in world.channels() {
-            park(&*channel);
+            park(&*channel)?;
+        }
+        // While every completion still finds its queue pair.
+        for queue in world.completion_queues() {
+            (*queue).lane.lock().drain(&*queue);
         }
         for object in objects {
             give_back(object)?;
         }
     }
-    world.phase = Phase::Released;
     Ok(())
 }
 
 /// Takes the device's channel away from those who wait for its events.
-unsafe fn park(channel: &ShadowChannel) {
+unsafe fn park(channel: &ShadowChannel) -> Result<(), String> {
     let mut waiting = state(channel);
     waiting.parked = true;
     while waiting.polling > 0 {
@@ -185,52 +231,69 @@ unsafe fn park(channel: &ShadowChannel) {
             .unwrap_or_else(PoisonError::into_inner);
         waiting = again;
     }
+    let mut told = Vec::new();
     while let Some(queue) = take_event(channel) {
         waiting.events.push_back(queue as usize);
+        told.push(queue);
+    }
+    let silenced = descriptors::silence(channel.face.fd);
+    // A thread that drains a queue holds the queue and waits for the channel, so the channel is let go.
+    drop(waiting);
+    for queue in told {
         (*queue).lane.lock().armed = Armed::No;
     }
-    libc::dup2(channel.wake, channel.face.fd);
+    channel.changed.notify_all();
+    silenced.map_err(|error| format!("the descriptor for events of completions: {error}"))
 }
 
 unsafe fn give_back(object: Object) -> Result<(), String> {
-    fn take<T>(place: &AtomicPtr<T>) -> *mut T {
-        place.swap(ptr::null_mut(), Ordering::AcqRel)
+    /// What the device refuses to take back stays where it is.
+    unsafe fn take<T>(
+        place: &AtomicPtr<T>,
+        end: unsafe extern "C" fn(*mut T) -> c_int,
+        what: &str,
+    ) -> Result<(), String> {
+        check(end(place.load(Ordering::Acquire)), what)?;
+        place.store(ptr::null_mut(), Ordering::Release);
+        Ok(())
     }
     match object {
+        object if object.is_released() => Ok(()),
         Object::Qp(pair) => {
+            {
+                let mut lane = (*pair).lane.lock();
+                check((real().destroy_qp)(lane.real), "ibv_destroy_qp")?;
+                lane.real = ptr::null_mut();
+            }
             for queue in [(*pair).face.send_cq, (*pair).face.recv_cq] {
                 if let Some(queue) = objects::cq(queue) {
                     remove_route(queue, pair);
                 }
             }
-            let mut lane = (*pair).lane.lock();
-            let behind = std::mem::replace(&mut lane.real, ptr::null_mut());
-            check((real().destroy_qp)(behind), "ibv_destroy_qp")
+            Ok(())
         }
         Object::Cq(queue) => {
             let mut lane = (*queue).lane.lock();
             lane.drain(&*queue);
             lane.markers = 0;
             lane.suspended = true;
-            let behind = std::mem::replace(&mut lane.real, ptr::null_mut());
-            check((real().destroy_cq)(behind), "ibv_destroy_cq")
+            check((real().destroy_cq)(lane.real), "ibv_destroy_cq")?;
+            lane.real = ptr::null_mut();
+            Ok(())
         }
-        Object::Mr(region) => check((real().dereg_mr)(take(&(*region).real)), "ibv_dereg_mr"),
-        Object::Ah(handle) => check((real().destroy_ah)(take(&(*handle).real)), "ibv_destroy_ah"),
-        Object::Pd(domain) => check((real().dealloc_pd)(take(&(*domain).real)), "ibv_dealloc_pd"),
-        Object::Channel(channel) => check(
-            (real().destroy_comp_channel)(take(&(*channel).real)),
+        Object::Mr(region) => take(&(*region).real, real().dereg_mr, "ibv_dereg_mr"),
+        Object::Ah(handle) => take(&(*handle).real, real().destroy_ah, "ibv_destroy_ah"),
+        Object::Pd(domain) => take(&(*domain).real, real().dealloc_pd, "ibv_dealloc_pd"),
+        Object::Channel(channel) => take(
+            &(*channel).real,
+            real().destroy_comp_channel,
             "ibv_destroy_comp_channel",
         ),
         Object::Context(context) => {
+            take(&(*context).real, real().close_device, "ibv_close_device")?;
             // The application may wait on this number; it is an event that never comes meanwhile.
-            let placeholder = libc::eventfd(0, libc::EFD_CLOEXEC);
-            libc::dup2(placeholder, (*context).face.async_fd);
-            libc::close(placeholder);
-            check(
-                (real().close_device)(take(&(*context).real)),
-                "ibv_close_device",
-            )
+            descriptors::silence((*context).face.async_fd)
+                .map_err(|error| format!("the descriptor for events of the device: {error}"))
         }
     }
 }

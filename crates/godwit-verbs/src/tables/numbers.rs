@@ -1,0 +1,76 @@
+//! Remote keys and queue pair numbers that partners know, and that mean something else to the device since a move.
+//!
+//! A partner translates the numbers in its table and passes on all others. A device at a new place
+//! may hand out a number that the process has told its partners for another object: a write to the one would then
+//! silently reach the other. So such a number is never taken from the device.
+
+/// How many numbers are refused before the object is not made at all. A device that hands out
+/// numbers in turn needs one attempt for each run of numbers that are taken.
+const ATTEMPTS: usize = 256;
+
+/// Makes objects until one is `allowed`. Those that are not are given back only then, because a device
+/// would hand out the same number again. Nothing if `make` fails or no number was allowed.
+pub fn make_allowed<T>(
+    mut make: impl FnMut() -> Option<T>,
+    allowed: impl Fn(&T) -> bool,
+    give_back: impl FnMut(T),
+) -> Option<T> {
+    let mut refused = Vec::new();
+    let mut found = None;
+    while refused.len() < ATTEMPTS {
+        match make() {
+            Some(object) if allowed(&object) => {
+                found = Some(object);
+                break;
+            }
+            Some(object) => refused.push(object),
+            None => break,
+        }
+    }
+    refused.into_iter().for_each(give_back);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+    use std::collections::BTreeSet;
+
+    /// A device that hands out the smallest free number.
+    #[derive(Default)]
+    struct Device(RefCell<BTreeSet<u32>>);
+
+    impl Device {
+        fn make(&self) -> Option<u32> {
+            let number = (1..).find(|number| !self.0.borrow().contains(number))?;
+            self.0.borrow_mut().insert(number);
+            Some(number)
+        }
+    }
+
+    #[test]
+    fn a_number_that_partners_know_is_not_used_for_another_object() {
+        let device = Device::default();
+        let spoken = [1, 2, 3];
+        let made = make_allowed(
+            || device.make(),
+            |number| !spoken.contains(number),
+            |number| assert!(device.0.borrow_mut().remove(&number)),
+        );
+        assert_eq!(made, Some(4));
+        assert_eq!(*device.0.borrow(), BTreeSet::from([4]));
+    }
+
+    #[test]
+    fn it_ends_when_no_number_is_allowed_and_leaves_nothing() {
+        let device = Device::default();
+        let made = make_allowed(
+            || device.make(),
+            |_| false,
+            |number| assert!(device.0.borrow_mut().remove(&number)),
+        );
+        assert_eq!(made, None);
+        assert_eq!(device.0.borrow().len(), 0);
+    }
+}
