@@ -10,7 +10,11 @@ use serde::Serialize;
 use crate::chunk::ChunkId;
 use crate::error::RepositoryError;
 use crate::manifest::ManifestId;
+use crate::repository::lease::Lease;
 use crate::repository::{PARALLEL, Repository, manifest_path};
+
+/// Chunks that are removed before it is looked again whether that is still allowed: a few seconds' worth.
+const AT_ONCE: usize = 256;
 
 /// What was removed, or would be.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -34,12 +38,22 @@ impl Repository {
     /// needs; or the store does not do its part.
     pub async fn collect(&self, really: bool) -> Result<Collected, RepositoryError> {
         let marker = self.begin_collecting().await?;
-        let collected = self.sweep(really).await;
+        let collected = self.sweep(really, &marker).await;
         marker.end().await;
         collected
     }
 
-    async fn sweep(&self, really: bool) -> Result<Collected, RepositoryError> {
+    /// Who collects must not be taken for dead: somebody would begin to rely on what is being removed.
+    async fn still_collects(&self, marker: &Lease) -> Result<(), RepositoryError> {
+        match marker.holds().await? {
+            true => Ok(()),
+            false => {
+                Err(self.busy("this gc stood still for too long and was given up; run it again"))
+            }
+        }
+    }
+
+    async fn sweep(&self, really: bool, marker: &Lease) -> Result<Collected, RepositoryError> {
         let manifests = self.list(&Path::from("manifests")).await?;
         let chunks = self.list(&Path::from("chunks")).await?;
         let mut roots: HashSet<ManifestId> = HashSet::new();
@@ -58,6 +72,9 @@ impl Repository {
         for id in &roots {
             let manifest = self.manifest(*id).await?;
             kept.extend(manifest.chunks().iter().map(|chunk| chunk.id));
+        }
+        if really {
+            self.still_collects(marker).await?;
         }
         let mut collected = Collected::default();
         let mut doomed = Vec::new();
@@ -83,9 +100,10 @@ impl Repository {
                 None => {}
             }
         }
-        if really {
-            stream::iter(doomed.into_iter().map(Ok))
-                .try_for_each_concurrent(PARALLEL, async |path| self.delete(&path).await)
+        for some in doomed.chunks(AT_ONCE).filter(|_| really) {
+            self.still_collects(marker).await?;
+            stream::iter(some.iter().map(Ok))
+                .try_for_each_concurrent(PARALLEL, async |path| self.delete(path).await)
                 .await?;
         }
         Ok(collected)
@@ -94,4 +112,38 @@ impl Repository {
 
 fn named<T: std::str::FromStr>(meta: &ObjectMeta) -> Option<T> {
     meta.location.filename()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn who_stood_still_for_too_long_removes_nothing_more() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let chunk = folder.path().join(format!("chunks/{}", "ab".repeat(32)));
+        std::fs::create_dir_all(folder.path().join("chunks")).expect("a folder");
+        std::fs::write(&chunk, b"nobody names it").expect("written");
+        let location = folder.path().to_str().expect("text").parse();
+        let location: crate::Location = location.expect("a directory");
+        let repository = Repository::open(&location).expect("opened");
+        let marker = repository.begin_collecting().await.expect("it begins");
+        let make_old = || {
+            let file = std::fs::File::open(folder.path().join("collecting")).expect("its file");
+            let old = SystemTime::now() - Duration::from_secs(3600);
+            file.set_modified(old).expect("made old");
+        };
+        make_old();
+        let error = repository.sweep(true, &marker).await.expect_err("refused");
+        assert!(error.to_string().contains("stood still"), "{error}");
+        assert!(chunk.exists());
+        // What it left behind ends by itself.
+        drop(marker);
+        make_old();
+        let collected = repository.collect(true).await.expect("another one does");
+        assert_eq!(collected.chunks, 1);
+        assert!(!chunk.exists());
+    }
 }

@@ -55,15 +55,19 @@ impl Lease {
         })
     }
 
-    /// Whether it has been there all the time, as far as that can be told.
+    /// Renews it. Whether nobody can have taken its owner for dead until now.
     pub(super) async fn holds(&self) -> Result<bool, RepositoryError> {
-        let there = self.repository.head(&self.path).await?.is_some();
-        Ok(there && !self.lost.load(Ordering::Relaxed))
+        renew(&self.repository, &self.path, &self.lost).await?;
+        Ok(!self.lost.load(Ordering::Relaxed))
     }
 
     /// Removes it. One that cannot be removed ends by itself.
     pub(super) async fn end(self) {
         self.renewal.abort();
+        if self.lost.load(Ordering::Relaxed) {
+            // What is there now may be somebody else's.
+            return;
+        }
         if let Err(error) = self.repository.delete(&self.path).await {
             tracing::warn!(%error, "cannot remove a lease; it ends by itself in a quarter of an hour");
         }
@@ -135,7 +139,7 @@ impl Repository {
         Ok(())
     }
 
-    fn busy(&self, why: &str) -> RepositoryError {
+    pub(super) fn busy(&self, why: &str) -> RepositoryError {
         RepositoryError::Busy {
             repository: self.shown.to_string(),
             why: why.to_owned(),
@@ -143,18 +147,26 @@ impl Repository {
     }
 }
 
-/// Writes a lease again. One that is away was removed as a dead owner's, for instance while this host was suspended:
-/// written again it would look as if it had been there all the time.
+/// Writes a lease again. One that is away was removed as a dead owner's, for instance while this host was suspended, and
+/// one that is older than it may be could have been taken for that: written again it looks as if it had been there all
+/// the time, so it is noted that it has not.
 async fn renew(
     repository: &Repository,
     path: &Path,
     lost: &AtomicBool,
 ) -> Result<(), RepositoryError> {
-    if repository.head(path).await?.is_none() {
-        lost.store(true, Ordering::Relaxed);
-        return Ok(());
+    let before = repository.head(path).await?;
+    if before.is_some() {
+        repository.put(path, Vec::new()).await?;
     }
-    repository.put(path, Vec::new()).await
+    let after = repository.head(path).await?;
+    let held = before
+        .zip(after)
+        .is_some_and(|(before, after)| is_alive(&before, &after));
+    if !held {
+        lost.store(true, Ordering::Relaxed);
+    }
+    Ok(())
 }
 
 /// Whether this was written not long before that.
@@ -189,6 +201,14 @@ mod tests {
             .await
             .expect("renewed");
         assert!(lease.holds().await.expect("an answer"));
+        let old = std::time::SystemTime::now() - LIFETIME - RENEWAL;
+        let file = std::fs::File::open(folder.path().join(lease.path.as_ref())).expect("its file");
+        file.set_modified(old).expect("made old");
+        assert!(
+            !lease.holds().await.expect("an answer"),
+            "somebody may have taken its owner for dead"
+        );
+        let lease = repository.lease().await.expect("another");
         repository.delete(&lease.path).await.expect("removed");
         renew(&repository, &lease.path, &lease.lost)
             .await

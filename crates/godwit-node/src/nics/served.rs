@@ -21,6 +21,9 @@ use crate::vms::vm::Vm;
 /// How long a NIC's thread may take to close its uplink.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How long it may take to answer what it does between two of its turns.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// A NIC that is served.
 #[derive(Debug)]
 pub(crate) struct ServedNic {
@@ -50,7 +53,7 @@ impl Drop for ServedNic {
 }
 
 impl ServedNic {
-    /// Asks the NIC's thread; nothing when it has ended.
+    /// Asks the NIC's thread; nothing when it has ended, or does not answer in time: a guest may stand still meanwhile.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
         question: impl FnOnce(&NetDevice, Box<dyn FnOnce(T) + Send>),
@@ -60,7 +63,8 @@ impl ServedNic {
             let _ = reply.send(answered);
         });
         question(&self.device, reply);
-        answer.await.ok()
+        let answered = tokio::time::timeout(ANSWER_TIMEOUT, answer).await;
+        answered.ok()?.ok()
     }
 }
 
