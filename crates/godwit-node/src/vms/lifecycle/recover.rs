@@ -52,53 +52,109 @@ pub(crate) async fn recover(
             tokio::spawn(take_up(Arc::clone(node), vm, held));
             continue;
         }
-        let qemu = match Qmp::connect(&path).await {
-            Ok(qmp) => find(qmp),
+        match Qmp::connect(&path).await {
+            Ok(qmp) => settle(node, &vm, find(qmp), held).await,
             Err(QmpError::Timeout { .. }) if runs_unheard(node, &vm) => {
                 tokio::spawn(take_up(Arc::clone(node), vm, held));
-                continue;
+            }
+            Err(error @ QmpError::Timeout { .. }) => {
+                tracing::warn!(vm = vm.name, %error, "the VM's QEMU is there and does not answer");
+                wait_for_answer(node, &vm, &path, held).await;
             }
             Err(error) => {
                 tracing::info!(vm = vm.name, %error, "no QEMU runs the VM");
-                None
+                settle(node, &vm, None, held).await;
             }
+        }
+    }
+}
+
+/// A QEMU that is there and does not answer. One that never ran its guest and never may is ended: it can
+/// wait for a disk that is gone, for ever. Any other gets the time it needs, and nobody starts a second one meanwhile.
+async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, path: &Path, held: Option<Held>) {
+    let Some(process) = listener(path).await else {
+        return settle(node, vm, None, held).await;
+    };
+    if never_runs(node, vm) {
+        process.kill().await;
+        return settle(node, vm, None, held).await;
+    }
+    let process = Arc::new(process);
+    vm.lock().silent = Some(Arc::clone(&process));
+    let (node, vm, path) = (Arc::clone(node), Arc::clone(vm), path.to_owned());
+    tokio::spawn(async move {
+        let qemu = connect_patiently(&node, &vm, &path, process).await;
+        if qemu.is_some() || !node.is_closing() {
+            settle(&node, &vm, qemu, held).await;
+        }
+    });
+}
+
+/// Whether the QEMU of a VM was started for nothing: its start was not finished, or its disks are another
+/// node's and none of them comes.
+fn never_runs(node: &Node, vm: &Vm) -> bool {
+    let (mark, moved, disks) = {
+        let entry = &vm.lock().entry;
+        let disks = entry.machine.disks.clone();
+        (entry.mark.clone(), entry.moved_to.is_some(), disks)
+    };
+    let none_is_here = || {
+        let undecided = |disk: &String| {
+            let disk = node.disks.find(disk);
+            disk.is_some_and(|disk| {
+                let ownership = &disk.lock().record.ownership;
+                matches!(ownership, Ownership::Serving | Ownership::Accepted { .. })
+            })
         };
-        let moved = vm.lock().entry.moved_to.is_some();
-        if let Some(qemu) = &qemu {
-            tracing::info!(vm = vm.name, pid = qemu.process.pid, "found the VM's QEMU");
+        !disks.is_empty() && !disks.iter().any(undecided)
+    };
+    match mark {
+        Some(VmMark::Starting) => true,
+        Some(VmMark::Incoming { .. }) => none_is_here(),
+        _ => moved,
+    }
+}
+
+/// What a VM does after the restart, now that it is known whether it has a QEMU.
+async fn settle(node: &Arc<Node>, vm: &Arc<Vm>, qemu: Option<Qemu>, held: Option<Held>) {
+    let (mark, moved) = {
+        let entry = &vm.lock().entry;
+        (entry.mark.clone(), entry.moved_to.is_some())
+    };
+    if let Some(qemu) = &qemu {
+        tracing::info!(vm = vm.name, pid = qemu.process.pid, "found the VM's QEMU");
+    }
+    match (mark, qemu) {
+        (Some(VmMark::Starting), qemu) => {
+            if let Some(qemu) = qemu {
+                qemu.process.kill().await;
+            }
+            run::forget(node, vm).await;
         }
-        match (mark, qemu) {
-            (Some(VmMark::Starting), qemu) => {
-                if let Some(qemu) = qemu {
-                    qemu.process.kill().await;
-                }
-                run::forget(node, &vm).await;
+        // Its disks went with it: what is left here must never run.
+        (_, qemu) if moved => {
+            if let Some(qemu) = qemu {
+                qemu.process.kill().await;
             }
-            // Its disks went with it: what is left here must never run.
-            (_, qemu) if moved => {
-                if let Some(qemu) = qemu {
-                    qemu.process.kill().await;
-                }
-                give_memory(node, &vm).await;
-            }
-            (Some(VmMark::Incoming { migration, .. }), qemu) => {
-                take_in(node, &vm, &migration, qemu, held).await;
-            }
-            (Some(VmMark::Outgoing { runs, .. }), Some(qemu)) => {
-                take_back(node, &vm, qemu, runs).await;
-            }
-            (_, Some(qemu)) => {
-                relocated::note(node, &vm, qemu.process.pid);
-                watch::attach(node, &vm, qemu).await;
-                room::take_up(node, &vm).await;
-            }
-            (Some(VmMark::Outgoing { .. }), None) => {
-                // There is nothing to go on with, and the destination hears that it does not come.
-                let entry = vm.lock().entry.clone();
-                pooled::keep(node, &vm.name, &entry);
-            }
-            (_, None) => {}
+            give_memory(node, vm).await;
         }
+        (Some(VmMark::Incoming { migration, .. }), qemu) => {
+            take_in(node, vm, &migration, qemu, held).await;
+        }
+        (Some(VmMark::Outgoing { runs, .. }), Some(qemu)) => {
+            take_back(node, vm, qemu, runs).await;
+        }
+        (_, Some(qemu)) => {
+            relocated::note(node, vm, qemu.process.pid);
+            watch::attach(node, vm, qemu).await;
+            room::take_up(node, vm).await;
+        }
+        (Some(VmMark::Outgoing { .. }), None) => {
+            // There is nothing to go on with, and the destination hears that it does not come.
+            let entry = vm.lock().entry.clone();
+            pooled::keep(node, &vm.name, &entry);
+        }
+        (_, None) => {}
     }
 }
 
@@ -210,8 +266,21 @@ async fn listener(path: &Path) -> Option<Process> {
     Process::open(u32::try_from(pid).ok()?).ok()
 }
 
-/// Connects to the monitor of a QEMU however long it takes to answer; nothing when it ends.
+/// Attaches the QEMU of a VM however long it takes to answer; nothing when it ends.
 async fn attach_patiently(
+    node: &Arc<Node>,
+    vm: &Arc<Vm>,
+    path: &Path,
+    process: Arc<Process>,
+) -> Option<Qemu> {
+    let qemu = connect_patiently(node, vm, path, process).await?;
+    tracing::info!(vm = vm.name, pid = qemu.process.pid, "found the VM's QEMU");
+    watch::attach(node, vm, qemu.clone()).await;
+    Some(qemu)
+}
+
+/// Connects to the monitor of a QEMU however long it takes to answer; nothing when it ends, or the node does.
+async fn connect_patiently(
     node: &Arc<Node>,
     vm: &Arc<Vm>,
     path: &Path,
@@ -227,12 +296,7 @@ async fn attach_patiently(
             () = node.closed() => return None,
         };
         match connected {
-            Ok(qmp) => {
-                tracing::info!(vm = vm.name, pid = process.pid, "found the VM's QEMU");
-                let qemu = Qemu { qmp, process };
-                watch::attach(node, vm, qemu.clone()).await;
-                return Some(qemu);
-            }
+            Ok(qmp) => return Some(Qemu { qmp, process }),
             Err(error) => {
                 tracing::warn!(vm = vm.name, %error, "the VM's QEMU does not answer; trying again");
                 tokio::time::sleep(RETRY).await;

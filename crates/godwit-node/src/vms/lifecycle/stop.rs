@@ -47,7 +47,9 @@ pub(crate) async fn stop(node: &Arc<Node>, name: &str, request: StopVm) -> Resul
     };
     if let Some(silent) = silent {
         if !request.force {
-            let text = format!("VM {name} waits for its memory and cannot be told to shut down");
+            let text = format!(
+                "VM {name} cannot be told to shut down: its QEMU does not answer, or waits for its memory"
+            );
             return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
                 "wait for it, or stop it with --force: that is like a power failure for the guest",
             ));
