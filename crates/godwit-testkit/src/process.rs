@@ -152,25 +152,27 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
 
+/// The processes of the QEMUs whose command lines name something in this directory, which is a test's own.
+pub fn machines_in(directory: &Path) -> Vec<Pid> {
+    let directory = directory.as_os_str().as_encoded_bytes();
+    let processes = std::fs::read_dir("/proc").into_iter().flatten();
+    let ours = processes.filter_map(|process| {
+        let process = process.ok()?;
+        let number = process.file_name().to_str()?.parse().ok()?;
+        let line = std::fs::read(process.path().join("cmdline")).ok()?;
+        let program = line.split(|&byte| byte == 0).next()?;
+        let is_qemu = program.windows(11).any(|part| part == b"qemu-system");
+        let names_it = line.windows(directory.len()).any(|part| part == directory);
+        Pid::from_raw(number).filter(|_| is_qemu && names_it)
+    });
+    ours.collect()
+}
+
 /// Ends every QEMU whose command line names something in this directory, which is a test's own.
 pub fn end_machines_of(directory: &Path) {
-    let directory = directory.as_os_str().as_encoded_bytes();
-    let names = |line: &[u8]| line.windows(directory.len()).any(|part| part == directory);
-    for process in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = process
-            .file_name()
-            .to_str()
-            .and_then(|name| name.parse().ok())
-        else {
-            continue;
-        };
-        let line = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
-        let program = line.split(|&byte| byte == 0).next().unwrap_or_default();
-        let is_qemu = program.windows(11).any(|part| part == b"qemu-system");
-        if let (true, true, Some(pid)) = (is_qemu, names(&line), Pid::from_raw(pid)) {
-            // It may have ended by itself.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
+    for machine in machines_in(directory) {
+        // It may have ended by itself.
+        let _ = rustix::process::kill_process(machine, rustix::process::Signal::KILL);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What every system test begins with: a turn of its own, a seed, and disks under a checked load.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -15,23 +15,40 @@ use crate::random::seed;
 /// How long anything that must happen may take on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-static TURN: Mutex<()> = Mutex::new(());
+/// How many tests run, and the change of that.
+static RUNNING: (Mutex<usize>, Condvar) = (Mutex::new(0), Condvar::new());
 
-/// A system test's turn: they need the machine for themselves, so one runs at a time.
+/// A system test's turn: most need the machine for themselves, so one runs at a time.
 #[derive(Debug)]
 pub struct Scenario {
     /// From which the test derives its random choices.
     pub seed: u64,
-    _turn: MutexGuard<'static, ()>,
 }
 
 impl Scenario {
     /// Waits for the turn and prints the command that repeats the test (shown when it fails).
     pub fn begin(file: &str, test: &str) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::among(1, file, test)
+    }
+
+    /// The same for a test that mostly waits: up to `most` of its file run at once. All tests of a file must
+    /// give the same number.
+    pub fn among(most: usize, file: &str, test: &str) -> Self {
+        let (running, changed) = &RUNNING;
+        let turns = running.lock().unwrap_or_else(PoisonError::into_inner);
+        let turns = changed.wait_while(turns, |running| *running >= most);
+        *turns.unwrap_or_else(PoisonError::into_inner) += 1;
         let seed = seed(1);
         println!("repeat: GODWIT_SEED={seed} cargo test -p godwit-testkit --test {file} -- {test}");
-        Self { seed, _turn: turn }
+        Self { seed }
+    }
+}
+
+impl Drop for Scenario {
+    fn drop(&mut self) {
+        let (running, changed) = &RUNNING;
+        *running.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        changed.notify_one();
     }
 }
 

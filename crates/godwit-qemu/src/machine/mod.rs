@@ -73,6 +73,11 @@ impl Places {
         self.folder.join("qmp.sock")
     }
 
+    /// What QEMU is told of its monitor: no other process has this word in its command line.
+    pub fn monitor_word(&self) -> String {
+        server("godwit-qmp", &self.qmp())
+    }
+
     /// The socket of the first serial port.
     pub fn console(&self) -> PathBuf {
         self.folder.join("console.sock")
@@ -361,14 +366,11 @@ impl Machine {
         if let Some(machine_type) = machine_type {
             push(["-machine", &format!("type={machine_type}")]);
         }
-        let server = |id: &str, path: &Path| {
-            format!("socket,id={id},path={},server=on,wait=off", escaped(path))
-        };
         if self.console {
             push(["-chardev", &server("godwit-console", &places.console())]);
             push(["-serial", "chardev:godwit-console"]);
         }
-        push(["-chardev", &server("godwit-qmp", &places.qmp())]);
+        push(["-chardev", &places.monitor_word()]);
         push(["-mon", "chardev=godwit-qmp,mode=control"]);
         // Without it QEMU would put a monitor of its own on standard input.
         push(["-monitor", "none"]);
@@ -437,6 +439,11 @@ fn monitor_backends(given: &[String]) -> Vec<String> {
 fn memory_backend(bytes: u64, file: Option<&Path>) -> String {
     let path = escaped(file.unwrap_or(Path::new(LOCAL_MEMORY)));
     format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path={path}")
+}
+
+/// A character device at whose socket QEMU listens.
+fn server(id: &str, path: &Path) -> String {
+    format!("socket,id={id},path={},server=on,wait=off", escaped(path))
 }
 
 /// A path as a value of one of QEMU's options, where a comma ends a value unless it is doubled.

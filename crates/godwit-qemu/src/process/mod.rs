@@ -54,6 +54,15 @@ impl Process {
         Ok(Self { pid, handle })
     }
 
+    /// The QEMU that was started with this VM's places, whether it listens yet, answers, or does neither.
+    pub fn started_in(places: &Places) -> Option<Self> {
+        let word = places.monitor_word();
+        let names_it = |pid: &u32| command_line(*pid).is_ok_and(|line| line.contains(&word));
+        let processes = std::fs::read_dir("/proc").ok()?.flatten();
+        let mut pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+        Self::open(pids.find(names_it)?).ok()
+    }
+
     /// Ready once the process has ended.
     pub async fn ended(&self) {
         // The descriptor becomes readable at the end and stays so; it cannot fail otherwise.

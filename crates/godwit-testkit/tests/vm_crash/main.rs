@@ -18,6 +18,8 @@ use godwit_testkit::vm::VM;
 
 use site::{Side, Site};
 
+/// Guests, nodes and the test wait for each other most of the time.
+const AT_ONCE: usize = 2;
 /// Long enough to strike, short enough for everybody to wait and to go on.
 const HOLD: &str = "sleep(2000)";
 /// Only marks the moment in the log.
@@ -156,7 +158,7 @@ impl Site {
 }
 
 fn blows(test: &str, all: &[(&Moment, Victim, Outcome)]) {
-    let turn = Scenario::begin("vm_crash", test);
+    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
     let mut site = Site::new(turn.seed, 2);
     for (moment, victim, outcome) in all {
         site.blow(moment, *victim, *outcome);
@@ -250,7 +252,11 @@ fn the_destinations_qemu_dies() {
 /// QEMU connects again to the node's next process and hands over the requests that were under way.
 #[test]
 fn a_node_dies_again_and_again_under_its_guest() {
-    let turn = Scenario::begin("vm_crash", "a_node_dies_again_and_again_under_its_guest");
+    let turn = Scenario::among(
+        AT_ONCE,
+        "vm_crash",
+        "a_node_dies_again_and_again_under_its_guest",
+    );
     let mut site = Site::with_load(turn.seed, 2, 0);
     let pid = site.pid("a");
     for away in [0, 50, 300, 1500, 0] {
@@ -272,7 +278,11 @@ fn a_node_dies_again_and_again_under_its_guest() {
 /// Both disks of a machine change hands, or neither.
 #[test]
 fn a_disk_that_cannot_move_keeps_all_here() {
-    let turn = Scenario::begin("vm_crash", "a_disk_that_cannot_move_keeps_all_here");
+    let turn = Scenario::among(
+        AT_ONCE,
+        "vm_crash",
+        "a_disk_that_cannot_move_keeps_all_here",
+    );
     let mut site = Site::new(turn.seed, 2);
     // The first disk that makes itself durable at the destination fails, the other does not.
     for (point, action) in [

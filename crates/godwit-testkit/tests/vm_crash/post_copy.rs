@@ -5,7 +5,9 @@
 use godwit_testkit::scenario::Scenario;
 
 use super::site::{Side, Site};
-use super::{DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim};
+use super::{
+    AT_ONCE, DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim,
+};
 
 /// So slow that the rest of the memory is under way for some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "32MiB"];
@@ -59,7 +61,7 @@ enum After {
 use After::{Bound, Either, Free};
 
 fn blows(test: &str, all: &[(&Moment, Victim, Outcome, After)]) {
-    let turn = Scenario::begin("vm_crash", test);
+    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
     let mut site = Site::new(turn.seed, 2);
     for (moment, victim, outcome, after) in all {
         let from = site.place(Side::Source);

@@ -10,7 +10,7 @@ use godwit_testkit::scenario::{PATIENCE, Scenario};
 use serde_json::Value;
 
 use super::site::{Side, Site};
-use super::{AWAY, HOLD, PASS, Victim};
+use super::{AT_ONCE, AWAY, HOLD, PASS, Victim};
 
 /// So slow that the rest of the memory takes some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "8MiB"];
@@ -78,7 +78,7 @@ fn survives_at(
     hold: (Side, &'static str, &'static str),
     mut strike: impl FnMut(&mut Site),
 ) -> (Scenario, Site) {
-    let turn = Scenario::begin("vm_crash", test);
+    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
     let mut site = Site::new(turn.seed, 1);
     let id = site.pull(hold);
     strike(&mut site);

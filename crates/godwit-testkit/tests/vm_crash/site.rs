@@ -6,7 +6,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
-use godwit_testkit::process::{cpu_seconds, run, wait_for};
+use godwit_testkit::process::{cpu_seconds, end_machines_of, machines_in, run, wait_for};
 use godwit_testkit::proxy::{Conditions, Proxy};
 use godwit_testkit::scenario::{PATIENCE, one_owner};
 use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
@@ -51,7 +51,7 @@ impl Site {
         };
         let guest = NodeGuest::start(&cluster, "a", disks, DISK_MIB, &load);
         if guest.is_err() {
-            kill_all(cluster.dir());
+            end_machines_of(cluster.dir());
         }
         Self {
             guest: guest.unwrap(),
@@ -165,9 +165,9 @@ impl Site {
     }
 
     /// The process of the node's QEMU.
-    pub(crate) fn pid(&self, node: &str) -> i32 {
+    pub(crate) fn pid(&self, node: &str) -> Pid {
         let directory = &self.cluster.node(node).spec().dir;
-        let only = || <[i32; 1]>::try_from(qemus(directory)).ok();
+        let only = || <[Pid; 1]>::try_from(machines_in(directory)).ok();
         // The destination's is being started while the disks are copied.
         let [pid] = wait_for(PATIENCE, only).unwrap_or_else(|| {
             panic!("not one QEMU at {node}, which shows {}", self.shown(node));
@@ -176,7 +176,8 @@ impl Site {
     }
 
     pub(crate) fn kill_qemu(&self, node: &str) {
-        kill(self.pid(node));
+        // It may have ended by itself.
+        let _ = kill_process(self.pid(node), Signal::KILL);
     }
 
     /// What both nodes show, destination first: a machine that moves is never seen to run twice.
@@ -205,7 +206,7 @@ impl Site {
         };
         let at = wait_for(PATIENCE, settled);
         let at = at.unwrap_or_else(|| panic!("it does not run once: {:?}", self.states()));
-        let alone = || (qemus(self.cluster.dir()).len() == 1).then_some(());
+        let alone = || (machines_in(self.cluster.dir()).len() == 1).then_some(());
         wait_for(PATIENCE, alone).expect("one QEMU is left");
         self.pid(at);
         for disk in self.guest.disks() {
@@ -226,7 +227,7 @@ impl Site {
             println!("at {at}: {:?}", self.cluster.node(at).disk(disk));
         }
         println!("at {at}: {}", self.shown(at));
-        let pid = self.pid(at) as u32;
+        let pid = self.pid(at).as_raw_pid() as u32;
         let used = [cpu_seconds(pid), {
             std::thread::sleep(Duration::from_secs(1));
             cpu_seconds(pid)
@@ -241,13 +242,14 @@ impl Site {
         let settled = || {
             let (here, there) = (self.shown(owner), self.shown(other));
             let over = here["state"] == "stopped" && here["migration"].is_null();
-            (over && nothing_left(&there) && qemus(self.cluster.dir()).is_empty()).then_some(())
+            (over && nothing_left(&there) && machines_in(self.cluster.dir()).is_empty())
+                .then_some(())
         };
         assert!(
             wait_for(PATIENCE, settled).is_some(),
             "it crashed at {owner}: {:?}; QEMUs {:?}",
             self.states(),
-            qemus(self.cluster.dir())
+            machines_in(self.cluster.dir())
         );
         std::thread::sleep(QUIET);
         for disk in self.guest.disks() {
@@ -267,38 +269,9 @@ impl Site {
     }
 }
 
-impl Drop for Site {
-    fn drop(&mut self) {
-        kill_all(self.cluster.dir());
-    }
-}
-
 /// Whether a node that shows this of the machine has no part in it any more.
 fn nothing_left(shown: &Value) -> bool {
     shown.is_null() || (shown["state"] == "departed" && shown["migration"].is_null())
-}
-
-/// The processes of the QEMUs whose files are in a directory.
-fn qemus(directory: &Path) -> Vec<i32> {
-    let wanted = directory.as_os_str().as_encoded_bytes();
-    let numbers = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
-        let number = entry.ok()?.file_name().to_str()?.parse().ok()?;
-        let line = std::fs::read(format!("/proc/{number}/cmdline")).ok()?;
-        let program = line.split(|&byte| byte == 0).next()?;
-        let ours = program.starts_with(b"qemu-system")
-            && line.windows(wanted.len()).any(|window| window == wanted);
-        ours.then_some(number)
-    });
-    numbers.collect()
-}
-
-fn kill(process: i32) {
-    // It may have ended by itself.
-    let _ = kill_process(Pid::from_raw(process).unwrap(), Signal::KILL);
-}
-
-fn kill_all(directory: &Path) {
-    qemus(directory).into_iter().for_each(kill);
 }
 
 /// What the next boot would do, on a copy: replays the journal, and then finds nothing wrong.

@@ -10,7 +10,7 @@ use godwit_core::units::MigrationId;
 use tokio::net::UnixStream;
 
 use crate::disks::vhost::Held;
-use crate::node::Node;
+use crate::node::{Node, blocking};
 use crate::store::machine::{PooledMemory, VmEntry, VmMark, VmOrigin};
 use crate::vms::incoming::arrival::Incoming;
 use crate::vms::incoming::post_copy_destination::Pulling;
@@ -57,31 +57,48 @@ pub(crate) async fn recover(
             Err(QmpError::Timeout { .. }) if runs_unheard(node, &vm) => {
                 tokio::spawn(take_up(Arc::clone(node), vm, held));
             }
-            Err(error @ QmpError::Timeout { .. }) => {
-                tracing::warn!(vm = vm.name, %error, "the VM's QEMU is there and does not answer");
-                wait_for_answer(node, &vm, &path, held).await;
-            }
-            Err(error) => {
-                tracing::info!(vm = vm.name, %error, "no QEMU runs the VM");
-                settle(node, &vm, None, held).await;
-            }
+            Err(error) => match silent(&vm, &path).await {
+                Some(process) => {
+                    let pid = process.pid;
+                    tracing::warn!(vm = vm.name, pid, %error, "the VM's QEMU does not answer");
+                    wait_for_answer(node, &vm, process, held).await;
+                }
+                None => {
+                    tracing::info!(vm = vm.name, %error, "no QEMU runs the VM");
+                    settle(node, &vm, None, held).await;
+                }
+            },
         }
     }
 }
 
-/// A QEMU that is there and does not answer. One that never ran its guest and never may is ended: it can
-/// wait for a disk that is gone, for ever. Any other gets the time it needs, and nobody starts a second one meanwhile.
-async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, path: &Path, held: Option<Held>) {
-    let Some(process) = listener(path).await else {
-        return settle(node, vm, None, held).await;
-    };
+/// The QEMU of a VM that cannot be talked to. It may not listen yet, and one that has stopped answering
+/// has no room for a new connection sooner or later.
+async fn silent(vm: &Vm, monitor: &Path) -> Option<Process> {
+    match listener(monitor).await {
+        Some(process) => Some(process),
+        None => {
+            let places = vm.places.clone();
+            blocking(move || Process::started_in(&places)).await.ok()?
+        }
+    }
+}
+
+/// Waits for a QEMU that is there and does not answer. One that never ran its guest and never may is ended:
+/// it can wait for a disk that is gone, for ever. Any other gets the time it needs, and nobody starts a
+/// second one meanwhile.
+async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, process: Process, held: Option<Held>) {
     if never_runs(node, vm) {
         process.kill().await;
         return settle(node, vm, None, held).await;
     }
     let process = Arc::new(process);
-    vm.lock().silent = Some(Arc::clone(&process));
-    let (node, vm, path) = (Arc::clone(node), Arc::clone(vm), path.to_owned());
+    let path = {
+        let mut inner = vm.lock();
+        inner.silent = Some(Arc::clone(&process));
+        inner.entry.qmp.clone()
+    };
+    let (node, vm) = (Arc::clone(node), Arc::clone(vm));
     tokio::spawn(async move {
         let qemu = connect_patiently(&node, &vm, &path, process).await;
         if qemu.is_some() || !node.is_closing() {
@@ -223,7 +240,7 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
             entry.moved_to.clone(),
         )
     };
-    let process = listener(&path).await.map(Arc::new);
+    let process = silent(&vm, &path).await.map(Arc::new);
     match (mark, moved_to, process) {
         (Some(VmMark::Giving { migration }), Some(to), process) => {
             let id = migration.parse().unwrap_or_default();
@@ -298,7 +315,7 @@ async fn connect_patiently(
         match connected {
             Ok(qmp) => return Some(Qemu { qmp, process }),
             Err(error) => {
-                tracing::warn!(vm = vm.name, %error, "the VM's QEMU does not answer; trying again");
+                tracing::debug!(vm = vm.name, %error, "the VM's QEMU does not answer; trying again");
                 tokio::time::sleep(RETRY).await;
             }
         }
