@@ -59,7 +59,15 @@ impl Controller {
 
     /// When the guest is held and everything it had in flight is done: compares what was written
     /// since the last pass, then asks the destination to accept.
+    #[inline]
     pub(in crate::controller) fn check_drained(&mut self) {
+        let freezes = |source: &Source| source.stage.is_freezing();
+        if self.source.as_deref().is_some_and(freezes) {
+            self.close_when_drained();
+        }
+    }
+
+    fn close_when_drained(&mut self) {
         let forgets_delayed = self.has_bug(PlantedBug::SwitchoverWithDelayed);
         let forgets_posted = self.has_bug(PlantedBug::SwitchoverWithPosted);
         let Some(source) = &mut self.source else {
