@@ -1,5 +1,6 @@
 //! A network namespace that goes with its handle.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
@@ -70,6 +71,31 @@ impl Namespace {
             .zip(bytes("tx"))
             .map(|(received, sent)| received + sent)
             .ok_or_else(|| io::Error::other(format!("'{interface}' shows no bytes: {shown}")))
+    }
+
+    /// Packets that the interfaces inside have dropped, by interface and direction: those that have dropped any.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn dropped(&self) -> io::Result<BTreeMap<String, u64>> {
+        let output = run(Command::new("ip").args([
+            "-n",
+            &self.name,
+            "-json",
+            "-statistics",
+            "link",
+            "show",
+        ]))?;
+        let shown: Value = serde_json::from_slice(&output.stdout)?;
+        let interfaces = shown.as_array().map(Vec::as_slice).unwrap_or_default();
+        let counters = interfaces.iter().flat_map(|interface| {
+            let name = interface["ifname"].as_str().unwrap_or_default();
+            ["rx", "tx"].map(|direction| {
+                let count = interface["stats64"][direction]["dropped"].as_u64();
+                (format!("{name}.{direction}"), count.unwrap_or(0))
+            })
+        });
+        Ok(counters.filter(|(_, count)| *count > 0).collect())
     }
 
     /// A command that runs inside once the program and its arguments were added.
