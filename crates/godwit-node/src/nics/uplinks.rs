@@ -1,5 +1,6 @@
 //! Taps and bridges of the host.
 
+use godwit_net::device::uplink::tap::TapError;
 use godwit_net::device::uplink::{Uplink, tap};
 use godwit_qemu::machine::NicUplink;
 use rtnetlink::LinkUnspec;
@@ -34,7 +35,13 @@ pub(crate) async fn open(
         NicUplink::Bridge(bridge) => {
             let mtu = bridge_mtu(bridge)?;
             let name = tap_name(node, vm, number);
-            let uplink = tap::make(&name).map_err(|error| error.to_string())?;
+            let uplink = tap::make(&name).map_err(|error| match error {
+                TapError::NotAllowed(_) => format!(
+                    "no tap can be made for bridge {bridge}: the node lacks CAP_NET_ADMIN; give it that, or give the \
+                     NIC a tap that you made with tap=NAME"
+                ),
+                error => error.to_string(),
+            })?;
             plug(&name, address(&name), bridge, mtu).await?;
             Ok(OpenUplink { uplink, tap: name })
         }

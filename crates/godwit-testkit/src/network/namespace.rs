@@ -127,13 +127,20 @@ impl Namespace {
         run(Command::new("tc").args(["-n", &self.name]).args(args)).map(drop)
     }
 
-    /// Moves the calling thread into it for the rest of the thread's life: sockets that it opens
-    /// from now on belong there.
-    fn enter(name: &str) -> io::Result<()> {
-        let file = File::open(Path::new(NAMED).join(name))?;
-        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-        Ok(())
+    /// Moves the calling thread into it for the rest of the thread's life: sockets that it opens from now on belong
+    /// there, and so do the threads and processes that it starts.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn enter(&self) -> io::Result<()> {
+        enter(&self.name)
     }
+}
+
+fn enter(name: &str) -> io::Result<()> {
+    let file = File::open(Path::new(NAMED).join(name))?;
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+    Ok(())
 }
 
 impl Drop for Namespace {
@@ -149,7 +156,7 @@ pub(super) fn inside<T: Send + 'static>(
 ) -> JoinHandle<io::Result<T>> {
     let name = namespace.name().to_owned();
     std::thread::spawn(move || {
-        Namespace::enter(&name)?;
+        enter(&name)?;
         work()
     })
 }
