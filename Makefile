@@ -46,6 +46,14 @@ test-memory: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test zero_copy -- --ignored --nocapture
 
+# Deaths of nodes and QEMUs in every phase of a move, moves that are cancelled, and nodes that are started again under
+# a machine with a NIC and a client that checks what it gets. Needs root, for network namespaces.
+.PHONY: test-nics
+test-nics: guest
+	$(CARGO) build --locked -p godwit-cli --features failpoints
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 nics::
+
 # As many runs as you like: make soak SEEDS=200000 FIRST=1000000.
 soak:
 	scripts/install-deps

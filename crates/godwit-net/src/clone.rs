@@ -4,22 +4,26 @@
 //!
 //! ```text
 //! "GWNIC" | version u8 | MAC 6 | counters: count u16, u64 each
-//! | addresses: count u8, each 4 or 6 and its bytes | packets: count u32, each length u32 and its bytes
+//! | addresses: count u8, each 4 or 6 and its bytes
+//! | pace: buffers that the guest has offered u16, packets ahead of it: count u8, buffers of each u16
+//! | token of the move 16 | packets: count u32, each length u32 and its bytes
 //! | the first 16 bytes of the BLAKE3 hash of all that stands before
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use crate::frame::announce::Token;
 use crate::frame::packet::{LARGEST, SMALLEST};
 use crate::mac::Mac;
 use crate::state::addresses::{AddressBook, MOST_ADDRESSES};
 use crate::state::counters::{COUNT, Counters};
 use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
+use crate::state::pace::Pace;
 
 const MAGIC: &[u8; 5] = b"GWNIC";
 
 /// What this crate writes, and the only one that it reads.
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 const HASH: usize = 16;
 
@@ -35,6 +39,10 @@ pub struct State {
     pub counters: Counters,
     /// The addresses that the guest used lately.
     pub addresses: AddressBook,
+    /// How far the guest is behind what it was given.
+    pub pace: Pace,
+    /// What the announcement of this move says.
+    pub token: Token,
     /// Packets that wait for the guest, in order.
     pub held: Vec<Packet>,
 }
@@ -85,6 +93,12 @@ impl State {
                 }
             }
         }
+        bytes.extend_from_slice(&self.pace.offered_so_far().to_le_bytes());
+        bytes.push(self.pace.ahead().len() as u8);
+        for buffers in self.pace.ahead() {
+            bytes.extend_from_slice(&buffers.to_le_bytes());
+        }
+        bytes.extend_from_slice(&self.token.0);
         put_packets(&mut bytes, &self.held);
         seal(bytes)
     }
@@ -124,9 +138,18 @@ impl State {
             .into_iter()
             .rev()
             .for_each(|address| addresses.used(address));
+        let offered = u16::from_le_bytes(reader.array()?);
+        let [count] = reader.array()?;
+        let ahead = (0..count).map(|_| Ok(u16::from_le_bytes(reader.array()?)));
+        let ahead = ahead.collect::<Result<Vec<u16>, CloneError>>()?;
+        let pace = Pace::from_told(ahead, offered)
+            .ok_or(CloneError::Range("no guest is so far behind"))?;
+        let token = Token(reader.array()?);
         let held = reader.packets()?;
         reader.end()?;
         Ok(Self {
+            pace,
+            token,
             mac,
             counters: Counters::from_array(numbers),
             addresses,
@@ -238,27 +261,39 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::pace::MOST_AHEAD;
     use proptest::prelude::*;
 
     fn states() -> impl Strategy<Value = State> {
         let packets =
             prop::collection::vec(prop::collection::vec(any::<u8>(), SMALLEST..200), 0..20);
         let addresses = prop::collection::vec(any::<IpAddr>(), 0..MOST_ADDRESSES);
-        (any::<[u8; 6]>(), any::<[u64; COUNT]>(), addresses, packets).prop_map(
-            |(mut mac, numbers, found, packets)| {
-                mac[0] &= 0xfe;
-                let mut addresses = AddressBook::default();
-                found
-                    .into_iter()
-                    .for_each(|address| addresses.used(address));
-                State {
-                    mac: Mac(mac),
-                    counters: Counters::from_array(numbers),
-                    addresses,
-                    held: packets.into_iter().map(Into::into).collect(),
-                }
-            },
+        let pace = (prop::collection::vec(1_u16.., 0..MOST_AHEAD), any::<u16>());
+        let others = (pace, any::<[u8; 16]>());
+        (
+            any::<[u8; 6]>(),
+            any::<[u64; COUNT]>(),
+            addresses,
+            packets,
+            others,
         )
+            .prop_map(
+                |(mut mac, numbers, found, packets, ((ahead, offered), token))| {
+                    mac[0] &= 0xfe;
+                    let mut addresses = AddressBook::default();
+                    found
+                        .into_iter()
+                        .for_each(|address| addresses.used(address));
+                    State {
+                        mac: Mac(mac),
+                        counters: Counters::from_array(numbers),
+                        addresses,
+                        pace: Pace::from_told(ahead, offered).expect("can be"),
+                        token: Token(token),
+                        held: packets.into_iter().map(Into::into).collect(),
+                    }
+                },
+            )
     }
 
     proptest! {
@@ -301,6 +336,8 @@ mod tests {
             mac: Mac([2, 0, 0, 0, 0, 1]),
             counters: Counters::default(),
             addresses: AddressBook::default(),
+            pace: Pace::default(),
+            token: Token::default(),
             held: Vec::new(),
         };
         let content = |state: &State| {
@@ -313,7 +350,7 @@ mod tests {
             State::decode(&seal(bytes))
         };
         let places = content(&state).len();
-        let (addresses, packets) = (places - 5, places - 4);
+        let (addresses, ahead, packets) = (places - 24, places - 21, places - 4);
         assert!(matches!(
             sealed(&|bytes| bytes[5] = 9),
             Err(CloneError::Version(9))
@@ -330,6 +367,12 @@ mod tests {
             sealed(&|bytes| bytes[addresses] = 0xff),
             Err(CloneError::Range(_))
         ));
+        let behind = |bytes: &mut Vec<u8>| {
+            bytes[ahead] = 0xff;
+            let zeros = [0; 2 * 0xff];
+            bytes.splice(ahead + 1..ahead + 1, zeros);
+        };
+        assert!(matches!(sealed(&behind), Err(CloneError::Range(_))));
         let many = |bytes: &mut Vec<u8>| bytes[packets..].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(matches!(sealed(&many), Err(CloneError::Range(_))));
         let missing = |bytes: &mut Vec<u8>| bytes[packets] = 1;

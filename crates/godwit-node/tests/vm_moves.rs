@@ -554,7 +554,41 @@ async fn network_cards_keep_addresses_of_their_own() {
         stop(&b).await;
     }
     assert!(seen[0].starts_with("user,mac="), "{seen:?}");
+    // What that costs is said before anything moves.
+    let moves = a.get("/v1/vm-migrations").await.json();
+    let warned = moves[0]["warnings"][0].as_str().expect("a warning");
+    assert!(warned.contains("network card"), "{warned}");
     assert!(seen.iter().all(|card| *card == seen[0]), "{seen:?}");
+    a.stop().await;
+    b.stop().await;
+}
+
+/// QEMU itself tells the network where the machine is before anybody has decided so: it tells once more when the guest
+/// runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn cards_that_qemu_serves_are_announced_when_the_guest_runs() {
+    const BY_ITSELF: usize = 5;
+    let dir = MachineFolder::new();
+    let (a, b) = pair(dir.path()).await;
+    let network = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let port = network.local_addr().expect("an address").port();
+    let own = std::net::UdpSocket::bind("127.0.0.1:0").expect("a socket");
+    let theirs = own.local_addr().expect("an address").port();
+    drop(own);
+    let net = format!("socket,id=n,udp=127.0.0.1:{port},localaddr=127.0.0.1:{theirs}");
+    run(&a, &["-netdev", &net, "-device", "e1000,netdev=n"]).await;
+    let moved = migrate(&a, "b", "pre-copy").await;
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    network
+        .set_read_timeout(Some(Duration::from_secs(2)))
+        .expect("a limit");
+    let mut frame = [0; 2048];
+    let mut announced = 0;
+    while let Ok(length) = network.recv(&mut frame) {
+        announced += usize::from(frame[..length].get(12..14) == Some(&[0x80, 0x35]));
+    }
+    assert!(announced > BY_ITSELF, "{announced} announcements");
+    stop(&b).await;
     a.stop().await;
     b.stop().await;
 }

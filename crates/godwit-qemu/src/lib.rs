@@ -1,6 +1,7 @@
 //! QEMU as a program that somebody else runs: its command line, its process, its monitor, its own migration. It
 //! knows nothing of nodes, peers and disks beyond the sockets that a command line names.
 
+pub mod cards;
 pub mod debugger;
 pub mod inspect;
 pub mod mac;

@@ -142,7 +142,7 @@ fn json_with_address(option: &str, value: String, next: &mut impl FnMut() -> Mac
     Value::Object(device).to_string()
 }
 
-fn is_card(driver: &str) -> bool {
+pub(crate) fn is_card(driver: &str) -> bool {
     CARDS.iter().any(|card| driver.starts_with(card))
 }
 

@@ -1,13 +1,15 @@
 //! A machine's NIC moves with it: a client outside loses no packet and no connection.
 
+use std::fs::Permissions;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, Node};
-use godwit_testkit::network::{Lan, Pinger, Talk};
-use godwit_testkit::process::wait_for;
+use godwit_testkit::cluster::{ClusterOptions, Failure, Node};
+use godwit_testkit::network::{Lan, Namespace, Pinger, Talk};
+use godwit_testkit::process::{self, wait_for};
 use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest};
 use serde_json::Value;
 
@@ -127,6 +129,91 @@ fn a_move_that_fails_after_the_guest_stopped_gives_everything_back() -> io::Resu
     Ok(())
 }
 
+/// Runs a machine that does nothing, with this NIC.
+fn run(node: &Node, name: &str, nic: &str) -> Result<Value, Failure> {
+    let rest = [
+        "--memory",
+        "64MiB",
+        "--accel",
+        "tcg",
+        "--",
+        "-S",
+        "-nodefaults",
+    ];
+    let words = [&["vm", "run", name, "--nic", nic], &rest[..]].concat();
+    node.godwit(&words).json()
+}
+
+/// Runs `ip` on a host.
+fn ip(host: &Namespace, words: &str) -> io::Result<()> {
+    let mut command = host.command();
+    command.arg("ip").args(words.split(' '));
+    process::run(&mut command).map(drop)
+}
+
+#[test]
+fn what_is_missing_at_the_destination_is_named_before_anything_moves() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let cluster = cluster(&lan, &[])?;
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    run(a, "one", "tap=tap0")?;
+    for (change, said) in [
+        (
+            "link set tap0 mtu 1400",
+            "MTU of 1400 bytes there and of 1500",
+        ),
+        ("link set tap0 down", "tap tap0 is down"),
+        ("link del tap0", "there is no interface tap0"),
+    ] {
+        ip(&lan.hosts()[1], change)?;
+        let refused = a.refusal(&["migrate", "vm/one", "--to", "b"]);
+        assert!(refused.contains(said), "{change}: {refused}");
+        let nic = a.godwit(&["nic", "show", "one/0"]).json()?;
+        assert!(
+            nic["attached"] == true && nic["mode"] == "releasing",
+            "{nic}"
+        );
+        b.refusal(&["vm", "show", "one"]);
+    }
+    a.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    Ok(())
+}
+
+#[test]
+fn a_node_that_may_not_administer_the_network_says_so() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(1)?;
+    let hosts = [("a", Some(&lan.hosts()[0]))];
+    let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
+    let limited = cluster.dir().join("limited");
+    let program = cluster.node("a").spec().godwit.display().to_string();
+    let script = format!("#!/bin/sh\nexec setpriv --bounding-set=-net_admin {program} \"$@\"\n");
+    std::fs::write(&limited, script)?;
+    std::fs::set_permissions(&limited, Permissions::from_mode(0o755))?;
+    cluster.node_mut("a").spec_mut().godwit = limited;
+    cluster.node_mut("a").start(&[])?;
+    let a = cluster.node("a");
+    ip(&lan.hosts()[0], "tuntap add theirs mode tap user 4711")?;
+    ip(&lan.hosts()[0], "link set theirs up")?;
+    for (nic, said) in [
+        (
+            "bridge=br0",
+            "no tap can be made for bridge br0: the node lacks CAP_NET_ADMIN",
+        ),
+        ("tap=theirs", "tap theirs belongs to another user"),
+    ] {
+        let refused = run(a, "one", nic).expect_err(nic).to_string();
+        assert!(refused.contains(said), "{nic}: {refused}");
+        a.refusal(&["vm", "show", "one"]);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
     if !may_run() {
@@ -135,20 +222,8 @@ fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
     let lan = Lan::new(2)?;
     let cluster = cluster(&lan, &[])?;
     let a = cluster.node("a");
-    let run = |name: &str, nic: &str| {
-        let rest = [
-            "--memory",
-            "64MiB",
-            "--accel",
-            "tcg",
-            "--",
-            "-S",
-            "-nodefaults",
-        ];
-        let words = [&["vm", "run", name, "--nic", nic], &rest[..]].concat();
-        a.godwit(&words).json()
-    };
     let mac = "mac=52:54:00:00:00:01";
+    let run = |name: &str, nic: &str| run(a, name, nic);
     run("one", &format!("tap=tap0,{mac}"))?;
     for (nic, said) in [
         ("tap=missing", "there is no interface missing"),
@@ -156,6 +231,7 @@ fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
         ("tap=up0", "is no tap"),
         ("bridge=tap0", "is no bridge"),
         ("tap=tap0", "in use"),
+        ("bridge=br0,queues=2", "queues"),
         (&format!("bridge=br0,{mac}"), "has the MAC address"),
     ] {
         let refused = run("two", nic).expect_err(nic).to_string();

@@ -17,7 +17,7 @@ use crate::device::wake::Wake;
 use crate::device::worker::Worker;
 use crate::mac::Mac;
 use crate::state::counters::Counters;
-use crate::state::held::Packet;
+use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
 use crate::state::nic::{Mode, Nic, RestoreError};
 
 /// Gets an answer of the thread; dropped without one when the thread has ended.
@@ -40,7 +40,7 @@ pub(super) enum Command {
     CopyLate(Reply<LatePackets>),
     Restore(Box<State>, Reply<Result<(), RestoreError>>),
     TakeOver { awaits_late: bool, reply: Reply<()> },
-    Late(Vec<Packet>),
+    Late { packets: Vec<Packet>, lost: u64 },
     LateEnded,
     End,
 }
@@ -68,16 +68,49 @@ pub struct Snapshot {
 pub(super) struct Shared {
     pub(super) name: String,
     pub(super) wake: Wake,
+    /// Late packets that the thread has not taken yet.
+    pub(super) unread: Unread,
     snapshot: Mutex<Snapshot>,
 }
 
 impl Shared {
-    pub(super) fn publish(&self, snapshot: Snapshot) {
-        *self.lock() = snapshot;
+    pub(super) fn publish(&self, change: impl FnOnce(&mut Snapshot)) {
+        change(&mut self.lock());
     }
 
     fn lock(&self) -> MutexGuard<'_, Snapshot> {
         self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many packets are on their way to the thread, and how many bytes. No more than the thread itself would hold may
+/// be, however slow it is.
+#[derive(Debug, Default)]
+pub(super) struct Unread(Mutex<(usize, usize)>);
+
+impl Unread {
+    /// Room for as many packets from the first on as fit.
+    fn add(&self, packets: &[Packet]) -> usize {
+        let mut unread = self.lock();
+        for (place, packet) in packets.iter().enumerate() {
+            let (count, bytes) = *unread;
+            if count >= MOST_PACKETS || bytes + packet.len() > MOST_BYTES {
+                return place;
+            }
+            *unread = (count + 1, bytes + packet.len());
+        }
+        packets.len()
+    }
+
+    /// The thread has taken these.
+    pub(super) fn remove(&self, packets: &[Packet]) {
+        let bytes: usize = packets.iter().map(|packet| packet.len()).sum();
+        let mut unread = self.lock();
+        *unread = (unread.0 - packets.len(), unread.1 - bytes);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, (usize, usize)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -126,6 +159,7 @@ impl NetDevice {
         let shared = Arc::new(Shared {
             name: name.to_owned(),
             wake: Wake::new()?,
+            unread: Unread::default(),
             snapshot: Mutex::new(Snapshot {
                 mac: nic.mac(),
                 mode: nic.mode(),
@@ -178,9 +212,12 @@ impl NetDevice {
         self.tell(Command::TakeOver { awaits_late, reply });
     }
 
-    /// Destination: packets that came to the former place.
-    pub fn late(&self, packets: Vec<Packet>) {
-        self.tell(Command::Late(packets));
+    /// Destination: packets that came to the former place. Those that the thread has no room for are lost, and counted.
+    pub fn late(&self, mut packets: Vec<Packet>) {
+        let fit = self.shared.unread.add(&packets);
+        let lost = (packets.len() - fit) as u64;
+        packets.truncate(fit);
+        self.tell(Command::Late { packets, lost });
     }
 
     /// Destination: nothing more comes from the former place.
@@ -234,7 +271,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::frame::announce::rarp;
+    use crate::frame::announce::{Token, rarp};
     use crate::frame::packet::HEADER;
 
     const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -257,10 +294,25 @@ mod tests {
         let mut packet = [0; 2048];
         let mut count = 0;
         while let Ok(length) = network.recv(&mut packet) {
-            assert_eq!(packet[HEADER..length], rarp(MAC));
+            let frame = &packet[HEADER..length];
+            assert_eq!(frame[..42], rarp(MAC, Token::default())[..42]);
             count += 1;
         }
         count
+    }
+
+    #[test]
+    fn late_packets_for_a_thread_that_does_not_take_them_are_bounded() {
+        let unread = Unread::default();
+        let packets = vec![Packet::from([0; 100]); MOST_PACKETS];
+        assert_eq!(unread.add(&packets[..10]), 10);
+        assert_eq!(unread.add(&packets), MOST_PACKETS - 10);
+        assert_eq!(unread.add(&packets[..1]), 0);
+        unread.remove(&packets[..3]);
+        assert_eq!(unread.add(&packets[..10]), 3);
+        unread.remove(&packets);
+        let large = Packet::from(vec![0; MOST_BYTES]);
+        assert_eq!(unread.add(&[large.clone(), large]), 1);
     }
 
     #[test]

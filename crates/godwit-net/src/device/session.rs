@@ -57,6 +57,11 @@ impl Session {
         (ring.enabled && !ring.broken).then_some((ring, guest))
     }
 
+    /// Whether what is written into the guest's memory is logged, as it is while the memory moves.
+    pub(super) const fn logs(&self) -> bool {
+        self.features & LOG_ALL != 0
+    }
+
     /// Whether a ring rests because of what the guest put into it.
     pub(super) fn is_broken(&self) -> bool {
         self.rings.iter().flatten().any(|ring| ring.broken)

@@ -10,14 +10,16 @@ use godwit_vhost::protocol::device::FrontEndReply;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+use rustix::rand::GetRandomFlags;
 
-use crate::device::handle::{Command, LatePackets, Shared, Snapshot};
+use crate::device::handle::{Command, LatePackets, Shared};
 use crate::device::queues::receive::{Given, give};
 use crate::device::queues::ring::Broken;
 use crate::device::queues::transmit::{Space, transmit};
 use crate::device::session::{RECEIVE, RINGS, Session, TRANSMIT};
 use crate::device::uplink::{Uplink, tap};
+use crate::frame::announce::Token;
 use crate::frame::packet::HEADER;
 use crate::state::nic::{Fate, Nic};
 
@@ -37,6 +39,14 @@ const ANNOUNCE_AGAIN: [Duration; 4] = [
 
 /// How long packets from a machine's former place are awaited.
 const LATE: Duration = Duration::from_secs(1);
+
+/// How long everything is kept for a guest after its ring was stopped, or is served again: a guest that stood still
+/// has much to catch up on.
+const KEEPS: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to come to any of the packets that it has, before it is taken for one that offers its
+/// buffers again late.
+const COMES_TO_THEM: Duration = Duration::from_secs(1);
 
 /// How long the uplink rests after it could not be read.
 const UPLINK_RESTS: Duration = Duration::from_millis(100);
@@ -63,6 +73,10 @@ pub(super) struct Worker {
     announced: Option<(Instant, usize)>,
     /// Until when late packets are awaited.
     late_until: Option<Instant>,
+    /// Until when everything is kept for the guest.
+    keeps_until: Option<Instant>,
+    /// Since when the guest has not come to any of the packets that it has.
+    ahead_since: Option<Instant>,
     /// Until when the uplink is left alone.
     uplink_rests: Option<Instant>,
     ended: bool,
@@ -96,16 +110,19 @@ impl Worker {
             space: Space::new(),
             announced: None,
             late_until: None,
+            keeps_until: None,
+            ahead_since: None,
             uplink_rests: None,
             ended: false,
         })
     }
 
     pub(super) fn run(mut self) {
+        let mut events = Vec::with_capacity(8);
         let mut eager = false;
         while !self.ended {
             self.watch_uplink();
-            self.wait(eager);
+            self.wait(eager, &mut events);
             self.commands();
             self.timers();
             eager = self.transmit();
@@ -118,15 +135,14 @@ impl Worker {
     }
 
     /// Waits until there is something to do; not at all when there is.
-    fn wait(&mut self, eager: bool) {
-        let mut events = Vec::with_capacity(8);
+    fn wait(&mut self, eager: bool, events: &mut Vec<Event>) {
         let now = Instant::now();
         let due = self.due().map(|due| due.saturating_duration_since(now));
         let limit = if eager { Some(Duration::ZERO) } else { due };
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         // An interrupted wait is one that found nothing.
-        let _ = epoll::wait(&self.poller, spare_capacity(&mut events), limit.as_ref());
-        for event in events {
+        let _ = epoll::wait(&self.poller, spare_capacity(events), limit.as_ref());
+        for event in events.drain(..) {
             match event.data.u64() {
                 COMMANDS => self.shared.wake.clear(),
                 UPLINK => {}
@@ -136,19 +152,32 @@ impl Worker {
                     if let Some(ring) = ring {
                         ring.kick.clear();
                         ring.ready = true;
-                        self.room |= index == RECEIVE;
+                        if index == RECEIVE {
+                            self.guest_may_have_room();
+                        }
                     }
                 }
             }
         }
     }
 
+    fn guest_may_have_room(&mut self) {
+        self.room = true;
+        self.ahead_since = None;
+    }
+
     /// When something has to be done that nobody tells of.
     fn due(&self) -> Option<Instant> {
-        [self.announces_at(), self.late_until, self.uplink_rests]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            self.announces_at(),
+            self.late_until,
+            self.keeps_until,
+            self.ahead_since.map(|since| since + COMES_TO_THEM),
+            self.uplink_rests,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// When the machine's place is announced again: not while the machine moves on to another.
@@ -172,6 +201,18 @@ impl Worker {
             self.late_until = None;
             self.nic.late_ended();
         }
+        if self.keeps_until.is_some_and(|until| now >= until) {
+            self.keeps_until = None;
+        }
+        let ahead = self.ahead_since.map(|since| since + COMES_TO_THEM);
+        if ahead.is_some_and(|until| now >= until) {
+            tracing::debug!(
+                nic = self.shared.name,
+                "the guest does not come to its packets"
+            );
+            self.nic.pace().lift();
+            self.guest_may_have_room();
+        }
         if self.uplink_rests.is_some_and(|until| now >= until) {
             self.uplink_rests = None;
         }
@@ -179,6 +220,8 @@ impl Worker {
 
     /// Lets the kernel tell of packets only while some are wanted.
     fn watch_uplink(&mut self) {
+        let moves = self.session.as_ref().is_some_and(Session::logs);
+        self.nic.keep_all(moves || self.keeps_until.is_some());
         let wanted = self.uplink_rests.is_none() && self.nic.wants_uplink(self.room);
         if wanted == self.watches_uplink {
             return;
@@ -214,13 +257,16 @@ impl Worker {
         match command {
             Command::FrontEnd(command, reply) => self.front_end(command, reply),
             Command::Freeze(reply) => {
-                self.nic.buffer();
+                self.nic.buffer(token());
                 // Nothing that comes from its former place now is awaited.
                 self.late_until = None;
                 self.drain();
                 reply(self.nic.read_state());
             }
-            Command::Release => self.nic.release(),
+            Command::Release => {
+                self.nic.release();
+                self.keeps_until = Some(Instant::now() + KEEPS);
+            }
             Command::CopyLate(reply) => {
                 self.drain();
                 reply(LatePackets {
@@ -237,9 +283,12 @@ impl Worker {
                 let now = Instant::now();
                 self.announced = Some((now, 0));
                 self.late_until = awaits_late.then_some(now + LATE);
+                self.keeps_until = Some(now + KEEPS);
                 reply(());
             }
-            Command::Late(packets) => {
+            Command::Late { packets, lost } => {
+                self.shared.unread.remove(&packets);
+                self.nic.late_lost(lost);
                 packets.into_iter().for_each(|packet| self.nic.late(packet));
             }
             Command::LateEnded => {
@@ -263,6 +312,7 @@ impl Worker {
                 (0..RINGS).for_each(|index| self.unwatch_kicks(index));
                 self.session = None;
                 self.room = false;
+                self.ahead_since = None;
                 Ok(0)
             }
             command => self.change(command),
@@ -280,7 +330,19 @@ impl Worker {
             FrontEndCommand::Features { features } => (None, Some(tap::offloads(*features))),
             _ => (None, None),
         };
+        let stops_or_starts = matches!(
+            &command,
+            FrontEndCommand::Start { ring, .. } | FrontEndCommand::Stop { ring }
+                if usize::from(*ring) == RECEIVE
+        );
         let answer = session.change(command)?;
+        if stops_or_starts {
+            self.keeps_until = Some(Instant::now() + KEEPS);
+            if let Some(ring) = &session.rings[RECEIVE] {
+                let split = &ring.split;
+                self.nic.pace().starts(split.base(), split.layout().size);
+            }
+        }
         if let Some(offloads) = offloads
             && let Err(error) = self.uplink.set_offloads(offloads)
         {
@@ -293,7 +355,7 @@ impl Worker {
             epoll::add(&self.poller, ring.kick.as_fd(), data, EventFlags::IN)
                 .map_err(|_| FrontEndError::NotEventfd)?;
         }
-        self.room = true;
+        self.guest_may_have_room();
         Ok(answer)
     }
 
@@ -311,7 +373,7 @@ impl Worker {
         for _ in 0..DRAIN {
             match self.uplink.read(&mut self.space.packet) {
                 Ok(Some(length)) => {
-                    self.nic.from_uplink(&self.space.packet[..length]);
+                    self.nic.from_uplink(&self.space.packet[..length], false);
                 }
                 Ok(None) | Err(_) => return,
             }
@@ -376,15 +438,24 @@ impl Worker {
             self.room = false;
             return Ok(self.read_uplink().is_some());
         };
+        if self.room && self.nic.pace().is_ahead() {
+            let available = ring.split.available(guest.ram.memory())?;
+            self.nic.pace().offered(available);
+            if self.nic.pace().is_ahead() && !ring.rest_behind(guest, available)? {
+                self.room = false;
+                self.ahead_since = Some(Instant::now());
+            }
+            return Ok(true);
+        }
         if self.room
             && let Some(packet) = self.nic.for_guest()
         {
             let bytes = packet.len() - HEADER;
-            let given = give(ring, guest, &mut self.space.chain, packet)?;
+            let given = give(ring, guest, &mut self.space.buffers, packet)?;
             match given {
-                Given::Taken => {
+                Given::Taken(buffers) => {
                     self.nic.took_first();
-                    self.nic.received(bytes);
+                    self.nic.received(bytes, buffers);
                 }
                 Given::TooLarge => {
                     self.nic.took_first();
@@ -405,8 +476,8 @@ impl Worker {
             return Ok(false);
         };
         let packet = &mut self.space.packet[..length];
-        match give(ring, guest, &mut self.space.chain, packet)? {
-            Given::Taken => self.nic.received(length - HEADER),
+        match give(ring, guest, &mut self.space.buffers, packet)? {
+            Given::Taken(buffers) => self.nic.received(length - HEADER, buffers),
             Given::TooLarge => self.nic.was_too_large(),
             Given::NoRoom | Given::Lost => {
                 self.room = false;
@@ -422,7 +493,10 @@ impl Worker {
             return None;
         }
         match self.uplink.read(&mut self.space.packet) {
-            Ok(Some(length)) => Some((length, self.nic.from_uplink(&self.space.packet[..length]))),
+            Ok(Some(length)) => {
+                let packet = &self.space.packet[..length];
+                Some((length, self.nic.from_uplink(packet, self.room)))
+            }
             Ok(None) => None,
             Err(error) => {
                 tracing::debug!(nic = self.shared.name, %error, "the uplink cannot be read");
@@ -454,14 +528,21 @@ impl Worker {
 
     fn publish(&self) {
         let session = self.session.as_ref();
-        self.shared.publish(Snapshot {
-            mac: self.nic.mac(),
-            mode: self.nic.mode(),
-            attached: session.is_some(),
-            broken: session.is_some_and(Session::is_broken),
-            counters: *self.nic.counters(),
-            waiting: self.nic.waiting(),
-            addresses: self.nic.addresses().collect(),
+        self.shared.publish(|snapshot| {
+            snapshot.mode = self.nic.mode();
+            snapshot.attached = session.is_some();
+            snapshot.broken = session.is_some_and(Session::is_broken);
+            snapshot.counters = *self.nic.counters();
+            snapshot.waiting = self.nic.waiting();
+            snapshot.addresses.clear();
+            snapshot.addresses.extend(self.nic.addresses());
         });
     }
+}
+
+/// What nobody can guess. A kernel without randomness leaves a token that anybody can.
+fn token() -> Token {
+    let mut bytes = [0; 16];
+    let _ = rustix::rand::getrandom(&mut bytes[..], GetRandomFlags::empty());
+    Token(bytes)
 }

@@ -20,22 +20,38 @@ const BROADCAST: [u8; 6] = [0xff; 6];
 /// The IPv6 multicast address of all nodes.
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 
+/// What tells the announcement of a machine's move from what any station of the network might send: the former place
+/// chooses it for each move, and nobody else knows it until the machine is announced.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Token(pub [u8; 16]);
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// Where a [`rarp`] has its token: behind the message, in what makes the frame long enough.
+const TOKEN_AT: usize = 42;
+
 /// Says where the MAC address is.
-pub fn rarp(mac: Mac) -> Vec<u8> {
+pub fn rarp(mac: Mac, token: Token) -> Vec<u8> {
     let request = [
         &[0, 1, 8, 0, 6, 4, 0, 3][..],
         &mac.0,
         &[0; 4],
         &mac.0,
         &[0; 4],
+        &token.0,
     ]
     .concat();
     frame(BROADCAST, mac, RARP, &request)
 }
 
-/// Whether a frame is [`rarp`] of this address: the last that a switch brings to the machine's former place.
-pub fn is_rarp_of(frame: &[u8], mac: Mac) -> bool {
-    sender(frame) == Some(mac) && ether_type(frame) == Some(RARP)
+/// Whether a frame is [`rarp`] of this address and move: the last that a switch brings to the machine's former place.
+pub fn is_rarp_of(frame: &[u8], mac: Mac, token: Token) -> bool {
+    let told = frame.get(TOKEN_AT..).and_then(|rest| rest.first_chunk());
+    sender(frame) == Some(mac) && ether_type(frame) == Some(RARP) && told == Some(&token.0)
 }
 
 /// Says who has an IPv4 address.
@@ -86,12 +102,12 @@ pub fn unsolicited_advertisement(mac: Mac, address: Ipv6Addr) -> Vec<u8> {
 }
 
 /// Everything that is to be announced of a machine with these addresses.
-pub fn all(mac: Mac, addresses: impl IntoIterator<Item = IpAddr>) -> Vec<Vec<u8>> {
+pub fn all(mac: Mac, token: Token, addresses: impl IntoIterator<Item = IpAddr>) -> Vec<Vec<u8>> {
     let named = addresses.into_iter().map(|address| match address {
         IpAddr::V4(address) => gratuitous_arp(mac, address),
         IpAddr::V6(address) => unsolicited_advertisement(mac, address),
     });
-    std::iter::once(rarp(mac)).chain(named).collect()
+    std::iter::once(rarp(mac, token)).chain(named).collect()
 }
 
 fn frame(to: [u8; 6], from: Mac, kind: u16, body: &[u8]) -> Vec<u8> {
@@ -121,16 +137,19 @@ mod tests {
     #[test]
     fn announcements_come_from_the_machine_and_are_for_everybody() {
         let addresses = ["10.0.0.9".parse().unwrap(), "fe80::9".parse().unwrap()];
-        let frames = all(MAC, addresses);
+        let token = Token([7; 16]);
+        let frames = all(MAC, token, addresses);
         assert_eq!(frames.len(), 3);
         for frame in &frames {
             assert_eq!(sender(frame), Some(MAC));
             assert_eq!(frame[0] & 1, 1, "{frame:?}");
             assert!(frame.len() >= SHORTEST);
         }
-        assert!(is_rarp_of(&frames[0], MAC));
-        assert!(!is_rarp_of(&frames[1], MAC));
-        assert!(!is_rarp_of(&frames[0], Mac([2, 0, 0, 0, 0, 2])));
+        assert!(is_rarp_of(&frames[0], MAC, token));
+        assert!(!is_rarp_of(&frames[1], MAC, token));
+        assert!(!is_rarp_of(&frames[0], Mac([2, 0, 0, 0, 0, 2]), token));
+        let forged = rarp(MAC, Token([8; 16]));
+        assert!(!is_rarp_of(&forged, MAC, token), "any station can say so");
     }
 
     #[test]

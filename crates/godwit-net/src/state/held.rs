@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use crate::frame::packet::LARGEST;
+
 /// Most packets that are held for a guest.
 pub const MOST_PACKETS: usize = 16_384;
 
@@ -30,6 +32,11 @@ impl HeldPackets {
         self.bytes += packet.len();
         self.packets.push_back(packet);
         true
+    }
+
+    /// Whether there is room for any packet.
+    pub fn has_room(&self) -> bool {
+        self.packets.len() < MOST_PACKETS && self.bytes + LARGEST <= MOST_BYTES
     }
 
     /// The one that came first.
@@ -92,15 +99,19 @@ mod tests {
     #[test]
     fn packets_are_bounded_and_in_order() {
         let mut held = HeldPackets::default();
+        assert!(held.has_room());
         for number in 0..MOST_PACKETS as u32 {
             assert!(held.push(packet(number)));
         }
-        assert!(!held.push(packet(0)), "there is no room");
+        assert!(
+            !held.has_room() && !held.push(packet(0)),
+            "there is no room"
+        );
         for number in 0..MOST_PACKETS as u32 {
             assert_eq!(held.pop(), Some(packet(number)));
         }
         assert!(held.push(vec![0; MOST_BYTES].into()));
-        assert!(!held.push(packet(0)), "there is no room for bytes");
+        assert!(!held.has_room() && !held.push(packet(0)), "nor for bytes");
     }
 
     #[test]

@@ -3,9 +3,11 @@
 //! - `nic.rs`: the NIC, whose modes are those of the ReNIC paper, section 3.1
 //! - `held.rs`: packets that wait for the guest, in order and bounded
 //! - `addresses.rs`: which addresses the guest used lately
+//! - `pace.rs`: how many packets the guest is given before it has come to those that it has
 //! - `counters.rs`: what happened
 
 pub mod addresses;
 pub mod counters;
 pub mod held;
 pub mod nic;
+pub mod pace;

@@ -17,12 +17,14 @@
 use std::collections::HashMap;
 
 use crate::clone::State;
+use crate::frame::announce::{self, Token};
 use crate::frame::packet::{SMALLEST, destination, frame_of};
-use crate::frame::{announce, source};
+use crate::frame::source;
 use crate::mac::Mac;
 use crate::state::addresses::AddressBook;
 use crate::state::counters::Counters;
 use crate::state::held::{HeldPackets, Packet};
+use crate::state::pace::Pace;
 
 /// What a NIC does with packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,9 +89,12 @@ struct Arrival {
 pub struct Nic {
     mac: Mac,
     mode: Mode,
-    /// The tail up to which packets of the guest's may be taken, while it is not the guest's own.
-    hardware_tail: u16,
     held: HeldPackets,
+    pace: Pace,
+    /// Packets for which the guest has no room are held, and not left to the uplink, whose own queue is short.
+    keeps_all: bool,
+    /// What the announcement of the move that is under way, or was last, says.
+    token: Token,
     arrival: Option<Arrival>,
     /// The machine's announcement from its new place was seen here.
     announced_elsewhere: bool,
@@ -103,8 +108,10 @@ impl Nic {
         Self {
             mac,
             mode: Mode::Releasing,
-            hardware_tail: 0,
             held: HeldPackets::default(),
+            pace: Pace::default(),
+            keeps_all: false,
+            token: Token::default(),
             arrival: None,
             announced_elsewhere: false,
             addresses: AddressBook::default(),
@@ -150,9 +157,10 @@ impl Nic {
     }
 
     /// Holds packets back from now on. The hardware's tail stays where it is. A machine that moves on before all came
-    /// from its former place takes what is here with it.
-    pub fn buffer(&mut self) {
+    /// from its former place takes what is here with it. The token is the move's own, and not to be guessed.
+    pub fn buffer(&mut self, token: Token) {
         self.late_ended();
+        self.token = token;
         self.mode = Mode::Buffering;
         self.announced_elsewhere = false;
     }
@@ -169,6 +177,8 @@ impl Nic {
             mac: self.mac,
             counters: self.counters,
             addresses: self.addresses.clone(),
+            pace: self.pace.clone(),
+            token: self.token,
             held: self.held.copy_all(),
         };
         self.mode = mode;
@@ -191,6 +201,8 @@ impl Nic {
         }
         self.counters = state.counters;
         self.addresses = state.addresses;
+        self.pace = state.pace;
+        self.token = state.token;
         self.held.clear();
         for packet in state.held {
             self.hold(packet);
@@ -209,7 +221,7 @@ impl Nic {
 
     /// The frames that tell the network where the machine is.
     pub fn announcements(&self) -> Vec<Vec<u8>> {
-        announce::all(self.mac, self.addresses.iter())
+        announce::all(self.mac, self.token, self.addresses.iter())
     }
 
     /// A packet came to the former place before the network knew the new one.
@@ -221,6 +233,12 @@ impl Nic {
             // The guest gets the twins of more than are remembered.
             let _ = arrival.twins.push(twin);
         }
+    }
+
+    /// So many packets of the former place's found no room on their way here.
+    pub const fn late_lost(&mut self, count: u64) {
+        self.counters.held += count;
+        self.counters.held_overflow += count;
     }
 
     /// All that came to the former place is here, or will never be: what came here meanwhile follows.
@@ -262,16 +280,24 @@ impl Nic {
         self.announced_elsewhere
     }
 
+    /// Whether packets are held, and not left to the uplink, while the guest has no room for them: while its machine
+    /// moves or stands still, for some time after that, and at no other time. They are copied, which costs.
+    pub const fn keep_all(&mut self, keeps: bool) {
+        self.keeps_all = keeps;
+    }
+
     /// Whether packets of the uplink are to be read. A guest without room for more lets them wait in the uplink.
     pub fn wants_uplink(&self, guest_has_room: bool) -> bool {
         match self.mode {
             Mode::Buffering | Mode::Clone => true,
-            Mode::Releasing => self.awaits_late() || guest_has_room && self.held.is_empty(),
+            Mode::Releasing if self.awaits_late() => true,
+            Mode::Releasing if self.keeps_all => self.held.has_room(),
+            Mode::Releasing => guest_has_room && self.held.is_empty(),
         }
     }
 
     /// What becomes of a packet that the uplink brought; when it is held, the NIC has taken a copy.
-    pub fn from_uplink(&mut self, packet: &[u8]) -> Fate {
+    pub fn from_uplink(&mut self, packet: &[u8], guest_has_room: bool) -> Fate {
         if packet.len() < SMALLEST {
             return Fate::Dropped;
         }
@@ -283,7 +309,9 @@ impl Nic {
                 Fate::Dropped
             }
             Mode::Buffering => {
-                if frame_of(packet).is_some_and(|frame| announce::is_rarp_of(frame, self.mac)) {
+                if frame_of(packet)
+                    .is_some_and(|frame| announce::is_rarp_of(frame, self.mac, self.token))
+                {
                     self.announced_elsewhere = true;
                     return Fate::Dropped;
                 }
@@ -299,7 +327,7 @@ impl Nic {
                         Fate::Dropped
                     }
                 }
-                None if self.held.is_empty() => Fate::Deliver,
+                None if guest_has_room && self.held.is_empty() => Fate::Deliver,
                 None => self.hold(packet.into()),
             },
         }
@@ -338,8 +366,14 @@ impl Nic {
         self.held.pop();
     }
 
-    /// The guest got a packet of this many bytes.
-    pub const fn received(&mut self, packet_bytes: usize) {
+    /// How far the guest is behind what it was given.
+    pub const fn pace(&mut self) -> &mut Pace {
+        &mut self.pace
+    }
+
+    /// The guest got a packet of this many bytes, in so many of its buffers.
+    pub fn received(&mut self, packet_bytes: usize, buffers: u16) {
+        self.pace.given(buffers);
         self.counters.received_packets += 1;
         self.counters.received_bytes += packet_bytes as u64;
     }
@@ -349,16 +383,8 @@ impl Nic {
         self.counters.receive_too_large += 1;
     }
 
-    /// The tail up to which packets of the guest's may be taken, whose own is `guest_tail`; both modulo 65536.
-    pub const fn transmit_tail(&mut self, guest_tail: u16) -> u16 {
-        match self.mode {
-            Mode::Releasing => self.hardware_tail = guest_tail,
-            Mode::Buffering | Mode::Clone => {}
-        }
-        self.hardware_tail
-    }
-
-    /// Whether packets of the guest's may be taken at all.
+    /// Whether packets of the guest's may be taken: the hardware's tail follows the guest's own, or stands still where
+    /// it is, which is behind the last packet that was taken.
     pub const fn may_transmit(&self) -> bool {
         matches!(self.mode, Mode::Releasing)
     }

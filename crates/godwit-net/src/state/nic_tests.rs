@@ -4,6 +4,7 @@ use crate::state::held::MOST_PACKETS;
 use proptest::prelude::*;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+const TOKEN: Token = Token([7; 16]);
 const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
 
 fn packet_of(frame: &[u8]) -> Packet {
@@ -16,7 +17,7 @@ fn numbered(to: Mac, number: u32) -> Packet {
 }
 
 fn announcement() -> Packet {
-    packet_of(&announce::rarp(MAC))
+    packet_of(&announce::rarp(MAC, TOKEN))
 }
 
 /// All packets that the guest can get now.
@@ -40,70 +41,100 @@ fn moved(source: &mut Nic) -> Nic {
 #[test]
 fn packets_pass_while_it_releases() {
     let mut nic = Nic::new(MAC);
-    assert_eq!(nic.from_uplink(&numbered(MAC, 1)), Fate::Deliver);
-    assert_eq!(nic.transmit_tail(7), 7);
-    assert_eq!(nic.from_uplink(&[0; 13]), Fate::Dropped, "no frame");
+    assert_eq!(nic.from_uplink(&numbered(MAC, 1), true), Fate::Deliver);
+    assert_eq!(nic.from_uplink(&[0; 13], true), Fate::Dropped, "no frame");
 }
 
 #[test]
-fn while_it_buffers_the_guests_tail_goes_on_and_the_hardwares_stands() {
+fn while_it_buffers_what_the_guest_offers_stays_in_its_ring() {
     let mut nic = Nic::new(MAC);
-    assert_eq!(nic.transmit_tail(65_535), 65_535);
-    nic.buffer();
+    assert!(nic.may_transmit());
+    nic.buffer(TOKEN);
     assert!(!nic.may_transmit());
-    assert_eq!(nic.transmit_tail(3), 65_535, "what the guest offers stays");
     nic.release();
-    assert_eq!(nic.transmit_tail(3), 3, "and leaves when it is released");
+    assert!(nic.may_transmit(), "and leaves when it is released");
+}
+
+#[test]
+fn what_the_guest_has_no_room_for_is_held_while_its_machine_moves_and_waits_in_the_uplink_otherwise()
+ {
+    let mut nic = Nic::new(MAC);
+    assert!(!nic.wants_uplink(false));
+    nic.keep_all(true);
+    assert!(nic.wants_uplink(false));
+    assert_eq!(nic.from_uplink(&numbered(MAC, 0), false), Fate::Held);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 1), true), Fate::Held);
+    let mut count = 2;
+    while nic.wants_uplink(false) {
+        assert_eq!(nic.from_uplink(&numbered(MAC, count), false), Fate::Held);
+        count += 1;
+    }
+    assert_eq!(count as usize, MOST_PACKETS, "the uplink has the rest");
+    nic.keep_all(false);
+    let all: Vec<Packet> = (0..count).map(|number| numbered(MAC, number)).collect();
+    assert_eq!(drain(&mut nic), all);
+    assert!(!nic.wants_uplink(false) && nic.wants_uplink(true));
+}
+
+#[test]
+fn a_station_that_only_claims_to_announce_the_machine_changes_nothing() {
+    let mut nic = Nic::new(MAC);
+    nic.buffer(TOKEN);
+    let forged = packet_of(&announce::rarp(MAC, Token([8; 16])));
+    nic.from_uplink(&forged, true);
+    assert!(!nic.is_announced_elsewhere());
+    nic.from_uplink(&announcement(), true);
+    assert!(nic.is_announced_elsewhere());
 }
 
 #[test]
 fn a_move_that_fails_gives_everything_back_in_order() {
     let mut nic = Nic::new(MAC);
-    nic.buffer();
+    nic.buffer(TOKEN);
     for number in 0..3 {
-        assert_eq!(nic.from_uplink(&numbered(MAC, number)), Fate::Held);
+        assert_eq!(nic.from_uplink(&numbered(MAC, number), true), Fate::Held);
     }
     assert_eq!(nic.read_state().held.len(), 3);
     for number in 3..5 {
-        assert_eq!(nic.from_uplink(&numbered(MAC, number)), Fate::Held);
+        assert_eq!(nic.from_uplink(&numbered(MAC, number), true), Fate::Held);
     }
     assert_eq!(nic.copy_new().len(), 2);
     assert_eq!(nic.for_guest(), None);
     nic.release();
     // A packet that comes now is newer than those that wait.
     assert!(!nic.wants_uplink(true));
-    assert_eq!(nic.from_uplink(&numbered(MAC, 5)), Fate::Held);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 5), true), Fate::Held);
     let all: Vec<Packet> = (0..6).map(|number| numbered(MAC, number)).collect();
     assert_eq!(drain(&mut nic), all);
-    assert_eq!(nic.from_uplink(&numbered(MAC, 6)), Fate::Deliver);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 6), true), Fate::Deliver);
 }
 
 #[test]
 fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
     let mut source = Nic::new(MAC);
     source.sent(&announce::gratuitous_arp(MAC, [10, 0, 0, 9].into()), 60);
-    source.buffer();
-    source.from_uplink(&numbered(MAC, 0));
+    source.buffer(TOKEN);
+    source.from_uplink(&numbered(MAC, 0), true);
     let mut destination = moved(&mut source);
     assert_eq!(
-        destination.from_uplink(&numbered(MAC, 0)),
+        destination.from_uplink(&numbered(MAC, 0), true),
         Fate::Dropped,
         "its former place has it"
     );
-    source.from_uplink(&numbered(MAC, 1));
+    source.from_uplink(&numbered(MAC, 1), true);
     let frames = destination.take_over(true);
     assert_eq!(
         frames.len(),
         2,
         "the MAC and the address that the guest used"
     );
-    source.from_uplink(&numbered(MAC, 2));
-    assert_eq!(destination.from_uplink(&numbered(MAC, 3)), Fate::Held);
+    source.from_uplink(&numbered(MAC, 2), true);
+    assert_eq!(destination.from_uplink(&numbered(MAC, 3), true), Fate::Held);
     assert!(!source.is_announced_elsewhere());
-    source.from_uplink(&packet_of(&frames[0]));
+    source.from_uplink(&packet_of(&frames[0]), true);
     assert!(source.is_announced_elsewhere());
     assert_eq!(
-        source.from_uplink(&numbered(Mac([0xff; 6]), 9)),
+        source.from_uplink(&numbered(Mac([0xff; 6]), 9), true),
         Fate::Dropped,
         "the new place has it"
     );
@@ -126,12 +157,12 @@ fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
 #[test]
 fn a_packet_that_the_announcement_has_overtaken_is_not_lost() {
     let mut source = Nic::new(MAC);
-    source.buffer();
+    source.buffer(TOKEN);
     let mut destination = moved(&mut source);
     destination.take_over(true);
-    source.from_uplink(&announcement());
+    source.from_uplink(&announcement(), true);
     destination.late_ended();
-    assert_eq!(source.from_uplink(&numbered(MAC, 1)), Fate::Held);
+    assert_eq!(source.from_uplink(&numbered(MAC, 1), true), Fate::Held);
     for packet in source.copy_new() {
         destination.late(packet);
     }
@@ -142,13 +173,13 @@ fn a_packet_that_the_announcement_has_overtaken_is_not_lost() {
 fn a_packet_for_many_that_came_to_both_places_is_given_once() {
     let many = Mac([0xff; 6]);
     let mut source = Nic::new(MAC);
-    source.buffer();
+    source.buffer(TOKEN);
     let mut destination = moved(&mut source);
     destination.take_over(true);
-    source.from_uplink(&numbered(many, 1));
-    destination.from_uplink(&numbered(many, 1));
-    destination.from_uplink(&numbered(many, 1));
-    destination.from_uplink(&numbered(MAC, 1));
+    source.from_uplink(&numbered(many, 1), true);
+    destination.from_uplink(&numbered(many, 1), true);
+    destination.from_uplink(&numbered(many, 1), true);
+    destination.from_uplink(&numbered(MAC, 1), true);
     source
         .copy_new()
         .into_iter()
@@ -178,9 +209,9 @@ fn a_state_is_written_only_in_clone_mode_and_only_to_the_same_nic() {
 #[test]
 fn what_overflows_is_counted() {
     let mut nic = Nic::new(MAC);
-    nic.buffer();
+    nic.buffer(TOKEN);
     let large: Packet = vec![0; 1 << 20].into();
-    let fates: Vec<Fate> = (0..40).map(|_| nic.from_uplink(&large)).collect();
+    let fates: Vec<Fate> = (0..40).map(|_| nic.from_uplink(&large, true)).collect();
     assert_eq!(fates.iter().filter(|&&fate| fate == Fate::Held).count(), 32);
     assert_eq!(nic.counters().held_overflow, 8);
     assert_eq!(nic.counters().held, 40);
@@ -211,16 +242,16 @@ proptest! {
         let mut source = Nic::new(MAC);
         for _ in 0..before {
             let packet = next();
-            prop_assert_eq!(source.from_uplink(&packet), Fate::Deliver);
+            prop_assert_eq!(source.from_uplink(&packet, true), Fate::Deliver);
             got.push(packet);
         }
-        source.buffer();
+        source.buffer(TOKEN);
         for _ in 0..frozen {
-            source.from_uplink(&next());
+            source.from_uplink(&next(), true);
         }
         let mut destination = moved(&mut source);
         for _ in 0..until_announced {
-            source.from_uplink(&next());
+            source.from_uplink(&next(), true);
         }
         if fails {
             source.release();
@@ -228,12 +259,12 @@ proptest! {
         } else {
             destination.take_over(true);
             let mut ended = false;
-            source.from_uplink(&announcement());
+            source.from_uplink(&announcement(), true);
             for step in steps {
                 match step {
                     Step::Packet => {
                         let packet = next();
-                        if destination.from_uplink(&packet) == Fate::Deliver {
+                        if destination.from_uplink(&packet, true) == Fate::Deliver {
                             prop_assert!(destination.for_guest().is_none());
                             got.push(packet);
                         }
@@ -261,13 +292,13 @@ proptest! {
 #[test]
 fn a_move_after_one_that_failed_takes_what_the_guest_has_not_got_yet_with_it() {
     let mut nic = Nic::new(MAC);
-    nic.buffer();
-    assert_eq!(nic.from_uplink(&numbered(MAC, 0)), Fate::Held);
+    nic.buffer(TOKEN);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 0), true), Fate::Held);
     assert_eq!(nic.read_state().held.len(), 1);
     // The machine stays, and moves before its guest has room for what was held.
     nic.release();
-    nic.buffer();
-    assert_eq!(nic.from_uplink(&numbered(MAC, 1)), Fate::Held);
+    nic.buffer(TOKEN);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 1), true), Fate::Held);
     let mut destination = moved(&mut nic);
     destination.take_over(false);
     assert_eq!(
@@ -280,10 +311,10 @@ fn a_move_after_one_that_failed_takes_what_the_guest_has_not_got_yet_with_it() {
 fn a_machine_that_moves_on_before_all_came_takes_what_came_meanwhile_with_it() {
     let mut nic = Nic::arriving(MAC);
     nic.take_over(true);
-    assert_eq!(nic.from_uplink(&numbered(MAC, 1)), Fate::Held);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 1), true), Fate::Held);
     nic.late(numbered(MAC, 0));
-    nic.buffer();
-    assert_eq!(nic.from_uplink(&numbered(MAC, 2)), Fate::Held);
+    nic.buffer(TOKEN);
+    assert_eq!(nic.from_uplink(&numbered(MAC, 2), true), Fate::Held);
     let mut next = moved(&mut nic);
     next.take_over(false);
     let all: Vec<Packet> = (0..3).map(|number| numbered(MAC, number)).collect();
@@ -313,7 +344,7 @@ fn a_late_packet_that_found_no_room_is_no_reason_to_drop_its_twin() {
     }
     nic.late(numbered(everybody, 0));
     assert_eq!(nic.counters().held_overflow, 1);
-    assert_eq!(nic.from_uplink(&numbered(everybody, 0)), Fate::Held);
+    assert_eq!(nic.from_uplink(&numbered(everybody, 0), true), Fate::Held);
     drain(&mut nic);
     nic.late_ended();
     assert_eq!(drain(&mut nic), [numbered(everybody, 0)]);

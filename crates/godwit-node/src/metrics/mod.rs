@@ -1,5 +1,6 @@
 //! Metrics in the text formats of OpenMetrics and Prometheus, gathered when they are asked for.
 
+mod nics;
 mod text;
 
 use std::collections::BTreeMap;
@@ -129,6 +130,7 @@ struct Gathered {
     /// What ends when, in seconds since 1970.
     certificates: Vec<(&'static str, i64)>,
     vms: Vec<(String, VmState)>,
+    nics: Vec<api::Nic>,
     /// Moves of VMs away from here that ended, oldest first.
     vm_moves: Vec<VmMigration>,
     cpu_seconds: f64,
@@ -176,6 +178,7 @@ fn gather(node: &Arc<Node>) -> Gathered {
             .iter()
             .map(|vm| (vm.name.clone(), vm.lock().state()))
             .collect(),
+        nics: crate::nics::view::all(node),
         vm_moves: node
             .vm_migrations
             .all(node)
@@ -198,6 +201,7 @@ impl prometheus_client::collector::Collector for Collector {
         self.latency(&mut encoder)?;
         self.migrations(&mut encoder)?;
         self.vms(&mut encoder)?;
+        nics::encode(&self.gathered.nics, &mut encoder)?;
         self.certificates(&mut encoder)?;
         self.node(&mut encoder)
     }

@@ -82,6 +82,22 @@ pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBod
         (inner.entry.machine.nics.clone(), arrives)
     };
     let mut served = Vec::with_capacity(wanted.len());
+    if let Err(error) = serve_all(node, vm, wanted, arrives, &mut served).await {
+        // Those that are served already end, for which their threads are waited for.
+        let _ = blocking(move || drop(served)).await;
+        return Err(error);
+    }
+    vm.lock().nics = served;
+    Ok(())
+}
+
+async fn serve_all(
+    node: &Arc<Node>,
+    vm: &Arc<Vm>,
+    wanted: Vec<MachineNic>,
+    arrives: bool,
+    served: &mut Vec<Arc<ServedNic>>,
+) -> Result<(), ErrorBody> {
     for (number, nic) in wanted.into_iter().enumerate() {
         let failed = |why: &dyn std::fmt::Display| {
             let text = format!("VM {}: NIC {number} cannot be served: {why}", vm.name);
@@ -106,7 +122,6 @@ pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBod
             parts: Mutex::new(Some((server, thread))),
         }));
     }
-    vm.lock().nics = served;
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! Taps and bridges of the host.
 
+use godwit_net::device::uplink::tap::TapError;
 use godwit_net::device::uplink::{Uplink, tap};
 use godwit_qemu::machine::NicUplink;
 use rtnetlink::LinkUnspec;
@@ -34,8 +35,14 @@ pub(crate) async fn open(
         NicUplink::Bridge(bridge) => {
             let mtu = bridge_mtu(bridge)?;
             let name = tap_name(node, vm, number);
-            let uplink = tap::make(&name).map_err(|error| error.to_string())?;
-            plug(&name, bridge, mtu).await?;
+            let uplink = tap::make(&name).map_err(|error| match error {
+                TapError::NotAllowed(_) => format!(
+                    "no tap can be made for bridge {bridge}: the node lacks CAP_NET_ADMIN; give it that, or give the \
+                     NIC a tap that you made with tap=NAME"
+                ),
+                error => error.to_string(),
+            })?;
+            plug(&name, address(&name), bridge, mtu).await?;
             Ok(OpenUplink { uplink, tap: name })
         }
     }
@@ -88,10 +95,7 @@ fn bridge_mtu(bridge: &str) -> Result<u32, String> {
         )
     };
     let mtu = tap::mtu(bridge).map_err(|_| missing())?;
-    let is_bridge = std::path::Path::new("/sys/class/net")
-        .join(bridge)
-        .join("bridge");
-    if is_bridge.exists() {
+    if tap::is_bridge(bridge).map_err(|error| error.to_string())? {
         Ok(mtu)
     } else {
         Err(format!(
@@ -100,7 +104,14 @@ fn bridge_mtu(bridge: &str) -> Result<u32, String> {
     }
 }
 
-async fn plug(tap: &str, bridge: &str, mtu: u32) -> Result<(), String> {
+/// The address of a tap that a node makes, which nobody sends to. A bridge takes the lowest address of its ports for its
+/// own: one that came and went with taps would make the host itself unreachable for a while.
+fn address(tap: &str) -> Vec<u8> {
+    let hash = blake3::hash(tap.as_bytes());
+    [&[0xfe], &hash.as_bytes()[..5]].concat()
+}
+
+async fn plug(tap: &str, address: Vec<u8>, bridge: &str, mtu: u32) -> Result<(), String> {
     let failed = |error: &dyn std::fmt::Display| {
         format!(
             "tap {tap} cannot be plugged into bridge {bridge} ({error}): the node needs CAP_NET_ADMIN"
@@ -112,6 +123,7 @@ async fn plug(tap: &str, bridge: &str, mtu: u32) -> Result<(), String> {
         let index = tap::index(bridge).map_err(|error| failed(&error))?;
         let change = LinkUnspec::new_with_name(tap)
             .mtu(mtu)
+            .address(address)
             .controller(index)
             .up()
             .build();

@@ -18,6 +18,9 @@ const LOCAL_MEMORY: &str = "/dev/shm";
 /// Longest wait of QEMU before it connects to a disk's socket again, in milliseconds.
 const RECONNECT_MS: u32 = 100;
 
+/// Network back ends of NICs that the node serves are called so, with a number behind it.
+pub(crate) const NETDEV: &str = "godwit-net";
+
 /// A VM as every node would start it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
@@ -205,7 +208,7 @@ impl Machine {
         }
         for (number, nic) in parts.nics.iter().enumerate() {
             let chardev = format!("godwit-nic{number}");
-            let netdev = format!("godwit-net{number}");
+            let netdev = format!("{NETDEV}{number}");
             words.push(Word::Plain(String::from("-chardev")));
             words.push(Word::Nic {
                 before: format!("socket,id={chardev},path="),

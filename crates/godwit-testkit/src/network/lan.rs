@@ -59,6 +59,29 @@ impl Lan {
         Ok(lan)
     }
 
+    /// Plugs a port into the switch's bridge whose address is an ordinary card's, for virtual machines that are on the
+    /// switch itself: a bridge has the lowest address of its ports.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn add_card(&self) -> io::Result<()> {
+        let switch = &self.switch;
+        switch.ip(&[
+            "link",
+            "add",
+            "card0",
+            "address",
+            "52:54:00:80:00:01",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable0",
+        ])?;
+        switch.ip(&["link", "set", "cable0", "up"])?;
+        switch.ip(&["link", "set", "card0", "master", BRIDGE, "up"])
+    }
+
     /// Where clients are.
     pub const fn switch(&self) -> &Namespace {
         &self.switch

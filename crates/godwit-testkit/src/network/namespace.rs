@@ -1,5 +1,6 @@
 //! A network namespace that goes with its handle.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::net::Ipv4Addr;
@@ -72,6 +73,31 @@ impl Namespace {
             .ok_or_else(|| io::Error::other(format!("'{interface}' shows no bytes: {shown}")))
     }
 
+    /// Packets that the interfaces inside have dropped, by interface and direction: those that have dropped any.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn dropped(&self) -> io::Result<BTreeMap<String, u64>> {
+        let output = run(Command::new("ip").args([
+            "-n",
+            &self.name,
+            "-json",
+            "-statistics",
+            "link",
+            "show",
+        ]))?;
+        let shown: Value = serde_json::from_slice(&output.stdout)?;
+        let interfaces = shown.as_array().map(Vec::as_slice).unwrap_or_default();
+        let counters = interfaces.iter().flat_map(|interface| {
+            let name = interface["ifname"].as_str().unwrap_or_default();
+            ["rx", "tx"].map(|direction| {
+                let count = interface["stats64"][direction]["dropped"].as_u64();
+                (format!("{name}.{direction}"), count.unwrap_or(0))
+            })
+        });
+        Ok(counters.filter(|(_, count)| *count > 0).collect())
+    }
+
     /// A command that runs inside once the program and its arguments were added.
     pub fn command(&self) -> Command {
         let mut command = Command::new("ip");
@@ -101,13 +127,20 @@ impl Namespace {
         run(Command::new("tc").args(["-n", &self.name]).args(args)).map(drop)
     }
 
-    /// Moves the calling thread into it for the rest of the thread's life: sockets that it opens
-    /// from now on belong there.
-    fn enter(name: &str) -> io::Result<()> {
-        let file = File::open(Path::new(NAMED).join(name))?;
-        move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
-        Ok(())
+    /// Moves the calling thread into it for the rest of the thread's life: sockets that it opens from now on belong
+    /// there, and so do the threads and processes that it starts.
+    ///
+    /// # Errors
+    /// Without root.
+    pub fn enter(&self) -> io::Result<()> {
+        enter(&self.name)
     }
+}
+
+fn enter(name: &str) -> io::Result<()> {
+    let file = File::open(Path::new(NAMED).join(name))?;
+    move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))?;
+    Ok(())
 }
 
 impl Drop for Namespace {
@@ -123,7 +156,7 @@ pub(super) fn inside<T: Send + 'static>(
 ) -> JoinHandle<io::Result<T>> {
     let name = namespace.name().to_owned();
     std::thread::spawn(move || {
-        Namespace::enter(&name)?;
+        enter(&name)?;
         work()
     })
 }

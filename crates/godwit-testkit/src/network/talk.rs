@@ -11,8 +11,8 @@ use super::{Namespace, inside};
 
 /// Bytes that are sent at once.
 const BLOCK: usize = 16 << 10;
-/// Longest wait for anything: a move takes less.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest wait for anything: a move takes less, and so does TCP's next try after a node was away.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What became of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 //! guest that survives one blow takes the next, from wherever it is: that each move reaches its phase
 //! shows that the one before left nothing in its way.
 
+mod nics;
 mod post_copy;
 mod pulling;
 mod site;
@@ -108,6 +109,73 @@ const DESTINATION: Victim = Victim::Node(Side::Destination);
 const SOURCE_QEMU: Victim = Victim::Qemu(Side::Source);
 const DESTINATION_QEMU: Victim = Victim::Qemu(Side::Destination);
 
+/// A moment, what is struck in it, and what must become of the guest.
+type Blow = (&'static Moment, Victim, Outcome);
+
+/// The source is killed.
+const SOURCE_DIES: &[Blow] = &[
+    (&COPYING_DISKS, SOURCE, Outcome::Stays),
+    (&MEMORY, SOURCE, Outcome::Stays),
+    (&STOPPED, SOURCE, Outcome::Stays),
+    (&ACCEPTING, SOURCE, Outcome::Stays),
+    (&GIVING, SOURCE, Outcome::Stays),
+    (&GIVEN, SOURCE, Outcome::Moves),
+    (&BEFORE_RUN, SOURCE, Outcome::Moves),
+    (&COMPLETING, SOURCE, Outcome::Moves),
+];
+
+/// The destination is killed.
+const DESTINATION_DIES: &[Blow] = &[
+    (&COPYING_DISKS, DESTINATION, Outcome::Stays),
+    (&MEMORY, DESTINATION, Outcome::Stays),
+    (&STOPPED, DESTINATION, Outcome::Stays),
+    (&ACCEPTING, DESTINATION, Outcome::Stays),
+    // Nothing takes back what the source is about to store.
+    (&GIVING, DESTINATION, Outcome::Moves),
+    (&BEFORE_RUN, DESTINATION, Outcome::Moves),
+    (&COMPLETING, DESTINATION, Outcome::Moves),
+];
+
+/// The nodes cannot reach each other for a while.
+const LINK_IS_CUT: &[Blow] = &[
+    (&COPYING_DISKS, Victim::Link, Outcome::Stays),
+    (&MEMORY, Victim::Link, Outcome::Stays),
+    (&STOPPED, Victim::Link, Outcome::Stays),
+    (&ACCEPTING, Victim::Link, Outcome::Survives),
+    (&GIVING, Victim::Link, Outcome::Moves),
+    (&BEFORE_RUN, Victim::Link, Outcome::Moves),
+    (&COMPLETING, Victim::Link, Outcome::Moves),
+];
+
+/// The source's QEMU is killed.
+const SOURCES_QEMU_DIES: &[Blow] = &[
+    (&COPYING_DISKS, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
+    (&MEMORY, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
+    (&STOPPED, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
+    // The destination has the memory.
+    (&GIVING, SOURCE_QEMU, Outcome::Moves),
+    (&BEFORE_RUN, SOURCE_QEMU, Outcome::Moves),
+    (&COMPLETING, SOURCE_QEMU, Outcome::Moves),
+];
+
+/// The destination's QEMU is killed.
+const DESTINATIONS_QEMU_DIES: &[Blow] = &[
+    (&COPYING_DISKS, DESTINATION_QEMU, Outcome::Stays),
+    (&MEMORY, DESTINATION_QEMU, Outcome::Stays),
+    (&STOPPED, DESTINATION_QEMU, Outcome::Stays),
+    (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays),
+    (
+        &BEFORE_RUN,
+        DESTINATION_QEMU,
+        Outcome::Crashes(Side::Destination),
+    ),
+    (
+        &COMPLETING,
+        DESTINATION_QEMU,
+        Outcome::Crashes(Side::Destination),
+    ),
+];
+
 impl Site {
     /// Kills, and lets come back what can.
     fn strike(&mut self, victim: Victim) {
@@ -157,7 +225,7 @@ impl Site {
     }
 }
 
-fn blows(test: &str, all: &[(&Moment, Victim, Outcome)]) {
+fn blows(test: &str, all: &[Blow]) {
     let turn = Scenario::among(AT_ONCE, "vm_crash", test);
     let mut site = Site::new(turn.seed, 2);
     for (moment, victim, outcome) in all {
@@ -169,84 +237,27 @@ fn blows(test: &str, all: &[(&Moment, Victim, Outcome)]) {
 
 #[test]
 fn the_source_dies() {
-    blows(
-        "the_source_dies",
-        &[
-            (&COPYING_DISKS, SOURCE, Outcome::Stays),
-            (&MEMORY, SOURCE, Outcome::Stays),
-            (&STOPPED, SOURCE, Outcome::Stays),
-            (&ACCEPTING, SOURCE, Outcome::Stays),
-            (&GIVING, SOURCE, Outcome::Stays),
-            (&GIVEN, SOURCE, Outcome::Moves),
-            (&BEFORE_RUN, SOURCE, Outcome::Moves),
-            (&COMPLETING, SOURCE, Outcome::Moves),
-        ],
-    );
+    blows("the_source_dies", SOURCE_DIES);
 }
 
 #[test]
 fn the_destination_dies() {
-    blows(
-        "the_destination_dies",
-        &[
-            (&COPYING_DISKS, DESTINATION, Outcome::Stays),
-            (&MEMORY, DESTINATION, Outcome::Stays),
-            (&STOPPED, DESTINATION, Outcome::Stays),
-            (&ACCEPTING, DESTINATION, Outcome::Stays),
-            // Nothing takes back what the source is about to store.
-            (&GIVING, DESTINATION, Outcome::Moves),
-            (&BEFORE_RUN, DESTINATION, Outcome::Moves),
-            (&COMPLETING, DESTINATION, Outcome::Moves),
-        ],
-    );
+    blows("the_destination_dies", DESTINATION_DIES);
 }
 
 #[test]
 fn the_link_is_cut() {
-    blows(
-        "the_link_is_cut",
-        &[
-            (&COPYING_DISKS, Victim::Link, Outcome::Stays),
-            (&MEMORY, Victim::Link, Outcome::Stays),
-            (&STOPPED, Victim::Link, Outcome::Stays),
-            (&ACCEPTING, Victim::Link, Outcome::Survives),
-            (&GIVING, Victim::Link, Outcome::Moves),
-            (&BEFORE_RUN, Victim::Link, Outcome::Moves),
-            (&COMPLETING, Victim::Link, Outcome::Moves),
-        ],
-    );
+    blows("the_link_is_cut", LINK_IS_CUT);
 }
 
 #[test]
 fn the_sources_qemu_dies() {
-    blows(
-        "the_sources_qemu_dies",
-        &[
-            (&COPYING_DISKS, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
-            (&MEMORY, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
-            (&STOPPED, SOURCE_QEMU, Outcome::Crashes(Side::Source)),
-            // The destination has the memory.
-            (&GIVING, SOURCE_QEMU, Outcome::Moves),
-            (&BEFORE_RUN, SOURCE_QEMU, Outcome::Moves),
-            (&COMPLETING, SOURCE_QEMU, Outcome::Moves),
-        ],
-    );
+    blows("the_sources_qemu_dies", SOURCES_QEMU_DIES);
 }
 
 #[test]
 fn the_destinations_qemu_dies() {
-    let lost = Outcome::Crashes(Side::Destination);
-    blows(
-        "the_destinations_qemu_dies",
-        &[
-            (&COPYING_DISKS, DESTINATION_QEMU, Outcome::Stays),
-            (&MEMORY, DESTINATION_QEMU, Outcome::Stays),
-            (&STOPPED, DESTINATION_QEMU, Outcome::Stays),
-            (&ACCEPTING, DESTINATION_QEMU, Outcome::Stays),
-            (&BEFORE_RUN, DESTINATION_QEMU, lost),
-            (&COMPLETING, DESTINATION_QEMU, lost),
-        ],
-    );
+    blows("the_destinations_qemu_dies", DESTINATIONS_QEMU_DIES);
 }
 
 /// QEMU connects again to the node's next process and hands over the requests that were under way.

@@ -42,13 +42,18 @@ impl Site {
 
     /// A guest that writes so many blocks a second; with 0 as many as it can.
     pub(crate) fn with_load(seed: u64, disks: usize, rate: u64) -> Self {
-        let (cluster, links) = Cluster::start_linked(seed).unwrap();
         let load = GuestLoad {
             rate,
             file_mb: 16,
             seed,
             ..GuestLoad::default()
         };
+        Self::with_guest(seed, disks, load)
+    }
+
+    /// A guest with this load.
+    pub(crate) fn with_guest(seed: u64, disks: usize, load: GuestLoad) -> Self {
+        let (cluster, links) = Cluster::start_linked(seed).unwrap();
         let guest = NodeGuest::start(&cluster, "a", disks, DISK_MIB, &load);
         if guest.is_err() {
             end_machines_of(cluster.dir());
@@ -111,12 +116,15 @@ impl Site {
         );
     }
 
-    pub(crate) fn start_move(&self, options: &[&str]) {
+    /// Begins a move; gives its id.
+    pub(crate) fn start_move(&self, options: &[&str]) -> String {
         let options = [&["--detach"], options].concat();
         let (from, to) = (self.place(Side::Source), self.place(Side::Destination));
-        self.guest
+        let moving = self
+            .guest
             .try_migrate(self.cluster.node(from), to, &options)
             .unwrap();
+        moving["id"].as_str().expect("an id").to_owned()
     }
 
     /// A move that nothing happens to.

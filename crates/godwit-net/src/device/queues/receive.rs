@@ -11,8 +11,8 @@ use crate::frame::packet::{BUFFERS_AT, HEADER};
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::device) enum Given {
-    /// The guest has it.
-    Taken,
+    /// The guest has it, in so many buffers.
+    Taken(u16),
     /// The guest has offered no room; it will tell when it does.
     NoRoom,
     /// No room that the guest offers is large enough.
@@ -22,39 +22,61 @@ pub(in crate::device) enum Given {
 }
 
 /// A buffer that the guest offers: its chain, and where it is.
+#[derive(Clone, Copy)]
 struct Buffer {
     taken: Taken,
-    segments: Vec<Segment>,
+    /// How many of the segments are its.
+    segments: usize,
     bytes: usize,
+}
+
+/// The buffers of one packet, whose space is used again for the next.
+#[derive(Default)]
+pub(in crate::device) struct Buffers {
+    chain: Chain,
+    all: Vec<Buffer>,
+    segments: Vec<Segment>,
+    taken: Vec<Taken>,
+    /// A packet with the short header.
+    shortened: Vec<u8>,
 }
 
 /// Puts a packet into the guest's buffers. Its header is changed to say into how many.
 pub(in crate::device) fn give(
     ring: &mut NetRing,
     guest: Guest<'_>,
-    chain: &mut Chain,
+    buffers: &mut Buffers,
     packet: &mut [u8],
 ) -> Result<Given, Broken> {
+    let Buffers {
+        chain,
+        all,
+        segments,
+        taken,
+        shortened,
+    } = buffers;
+    all.clear();
+    segments.clear();
     let header = header_bytes(guest.features);
     let total = packet.len() - HEADER + header;
     let mergeable = guest.features & MERGEABLE != 0;
-    let mut buffers: Vec<Buffer> = Vec::with_capacity(1);
     let mut room = 0;
     while room < total {
         let most = usize::from(ring.split.layout().size);
-        let full = buffers.len() == most || !mergeable && !buffers.is_empty();
+        let full = all.len() == most || !mergeable && !all.is_empty();
         let next = match full {
             true => None,
-            false => ring.take(guest, chain, None)?,
+            false => ring.take(guest, chain)?,
         };
-        let Some(taken) = next else {
+        let Some(next) = next else {
             // The guest is asked before the buffers are put back, so that it tells of what comes after them. Asked
             // after that, the ring would always seem to have more.
             if !full && ring.rest(guest)? {
                 continue;
             }
-            let all: Vec<Taken> = buffers.iter().map(|buffer| buffer.taken).collect();
-            ring.put_back(&all);
+            taken.clear();
+            taken.extend(all.iter().map(|buffer| buffer.taken));
+            ring.put_back(taken);
             return Ok(if full { Given::TooLarge } else { Given::NoRoom });
         };
         let bytes = chain
@@ -63,47 +85,57 @@ pub(in crate::device) fn give(
             .map(|segment| segment.length as usize)
             .sum();
         room += bytes;
-        buffers.push(Buffer {
-            taken,
-            segments: std::mem::take(&mut chain.writable),
+        segments.extend_from_slice(&chain.writable);
+        all.push(Buffer {
+            taken: next,
+            segments: chain.writable.len(),
             bytes,
         });
     }
     ring.split.ignore(guest.ram.memory(), guest.log)?;
-    let count = buffers.len() as u16;
+    let count = all.len() as u16;
     packet[BUFFERS_AT..HEADER].copy_from_slice(&count.to_le_bytes());
-    let shortened;
     let mut rest: &[u8] = if header == HEADER {
         packet
     } else {
-        shortened = [&packet[..header], &packet[HEADER..]].concat();
-        &shortened
+        shortened.clear();
+        shortened.extend_from_slice(&packet[..header]);
+        shortened.extend_from_slice(&packet[HEADER..]);
+        shortened
     };
-    for buffer in &mut buffers {
+    let mut places: &mut [Segment] = segments;
+    for buffer in all {
         let (here, after) = rest.split_at(rest.len().min(buffer.bytes));
         rest = after;
-        shorten(&mut buffer.segments, here.len());
-        if !guest.ram.scatter(here, &buffer.segments) {
+        let (own, others) = places.split_at_mut(buffer.segments);
+        places = others;
+        let own = shorten(own, here.len());
+        if !guest.ram.scatter(here, own) {
             return Err(Broken::Buffer);
         }
         if let Some(log) = guest.log {
-            log.mark_all(&buffer.segments)?;
+            log.mark_all(own)?;
         }
         ring.answer(buffer.taken, here.len() as u32);
     }
     if guest.ram.arrival().is_lost() {
         return Ok(Given::Lost);
     }
-    Ok(Given::Taken)
+    Ok(Given::Taken(count))
 }
 
 /// Leaves so many bytes of the segments.
-fn shorten(segments: &mut Vec<Segment>, mut bytes: usize) {
-    segments.retain_mut(|segment| {
+fn shorten(segments: &mut [Segment], mut bytes: usize) -> &[Segment] {
+    let mut count = 0;
+    for segment in segments.iter_mut() {
+        if bytes == 0 {
+            break;
+        }
         segment.length = segment.length.min(bytes as u32);
         bytes -= segment.length as usize;
-        segment.length > 0
-    });
+        count += 1;
+    }
+    &segments[..count]
 }
 
 #[cfg(test)]
@@ -190,10 +222,10 @@ mod tests {
                 log: None,
                 features: VERSION_1 | MERGEABLE,
             };
-            let mut chain = Chain::default();
+            let mut buffers = Buffers::default();
             let mut packet = vec![7; 2500];
             offer(&ram, 2);
-            let given = give(&mut ring, guest, &mut chain, &mut packet);
+            let given = give(&mut ring, guest, &mut buffers, &mut packet);
             assert_eq!(given.expect("a ring"), Given::NoRoom);
             let told_after: u16 = ram
                 .memory()
@@ -201,8 +233,8 @@ mod tests {
                 .expect("memory");
             assert_eq!(told_after, 2, "the guest tells of the next buffer");
             offer(&ram, 3);
-            let given = give(&mut ring, guest, &mut chain, &mut packet);
-            assert_eq!(given.expect("a ring"), Given::Taken);
+            let given = give(&mut ring, guest, &mut buffers, &mut packet);
+            assert_eq!(given.expect("a ring"), Given::Taken(3));
             assert_eq!(packet[BUFFERS_AT..HEADER], [3, 0]);
             ring.publish(guest).expect("a ring");
             let used: u16 = ram

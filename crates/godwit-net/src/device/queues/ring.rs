@@ -81,18 +81,16 @@ impl NetRing {
         })
     }
 
-    /// Takes the next chain, and follows it. The ring is asked for no more than `tail` allows.
+    /// Takes the next chain, and follows it.
     pub(in crate::device) fn take(
         &mut self,
         guest: Guest<'_>,
         chain: &mut Chain,
-        tail: Option<u16>,
     ) -> Result<Option<Taken>, Broken> {
         let memory = guest.ram.memory();
         let again = self.again.front().copied();
         let head = match again {
             Some(head) => head,
-            None if tail == Some(self.split.base()) => return Ok(None),
             None => match self.split.peek(memory)? {
                 Some(head) => head,
                 None => return Ok(None),
@@ -141,6 +139,20 @@ impl NetRing {
     pub(in crate::device) fn rest(&mut self, guest: Guest<'_>) -> Result<bool, Broken> {
         self.ready = self.split.listen(guest.ram.memory(), guest.log)?;
         Ok(self.ready)
+    }
+
+    /// Asks the guest to tell when it offers more than it has offered so far, which is not all taken; true when it did
+    /// already.
+    pub(in crate::device) fn rest_behind(
+        &mut self,
+        guest: Guest<'_>,
+        offered: u16,
+    ) -> Result<bool, Broken> {
+        let base = self.split.base();
+        self.split.set_base(offered);
+        let more = self.rest(guest);
+        self.split.set_base(base);
+        more
     }
 
     /// Shows the guest what it got back, and wakes it if it wants that.

@@ -3,6 +3,7 @@
 use godwit_vhost::rings::chain::Chain;
 
 use crate::device::queues::features::VERSION_1;
+use crate::device::queues::receive::Buffers;
 use crate::device::queues::ring::{Broken, Guest, NetRing};
 use crate::device::uplink::Uplink;
 use crate::frame::packet::{HEADER, LARGEST, SHORT_HEADER, SMALLEST};
@@ -21,10 +22,18 @@ pub(in crate::device) const fn header_bytes(features: u64) -> usize {
     }
 }
 
+/// Where a packet lies in this process.
+struct Places(Vec<libc::iovec>);
+
+// SAFETY: the addresses are used only by the thread that has just found them, for the packet that it sends.
+unsafe impl Send for Places {}
+
 /// Space that is used again for each packet.
 pub(in crate::device) struct Space {
     pub(in crate::device) chain: Chain,
     pub(in crate::device) packet: Box<[u8]>,
+    pub(in crate::device) buffers: Buffers,
+    places: Places,
 }
 
 impl Space {
@@ -32,6 +41,8 @@ impl Space {
         Self {
             chain: Chain::default(),
             packet: vec![0; LARGEST].into(),
+            buffers: Buffers::default(),
+            places: Places(Vec::new()),
         }
     }
 }
@@ -49,8 +60,7 @@ pub(in crate::device) fn transmit(
         if !nic.may_transmit() {
             return Ok(false);
         }
-        let tail = nic.transmit_tail(ring.split.available(memory)?);
-        let Some(taken) = ring.take(guest, &mut space.chain, Some(tail))? else {
+        let Some(taken) = ring.take(guest, &mut space.chain)? else {
             if ring.rest(guest)? {
                 continue;
             }
@@ -76,8 +86,17 @@ fn send(guest: Guest<'_>, nic: &mut Nic, uplink: &Uplink, space: &mut Space) -> 
         return Ok(());
     }
     let total = total as usize;
-    // Memory that may still vanish, and short headers, are copied; everything else leaves from where it is.
-    let copies = header != HEADER || guest.ram.arrival().is_under_way();
+    // Memory that may still vanish, short headers, and more pieces than the kernel takes at once are copied; everything
+    // else leaves from where it is.
+    let mut copies = header != HEADER || guest.ram.arrival().is_under_way();
+    let Places(places) = &mut space.places;
+    if !copies {
+        places.clear();
+        if !guest.ram.locate(segments, places) {
+            return Err(Broken::Buffer);
+        }
+        copies = places.len() > Uplink::MOST_PLACES;
+    }
     let known = if copies {
         total
     } else {
@@ -98,12 +117,8 @@ fn send(guest: Guest<'_>, nic: &mut Nic, uplink: &Uplink, space: &mut Space) -> 
         }
         uplink.write(&space.packet[..HEADER - header + total])
     } else {
-        let mut places = Vec::with_capacity(segments.len());
-        if !guest.ram.locate(segments, &mut places) {
-            return Err(Broken::Buffer);
-        }
         // SAFETY: the places are in the guest's memory, which stays mapped as long as `guest` is borrowed.
-        unsafe { uplink.write_from(&places) }
+        unsafe { uplink.write_from(places) }
     };
     match sent {
         Ok(()) => {

@@ -14,6 +14,9 @@ pub struct Uplink {
 }
 
 impl Uplink {
+    /// Most places from which a packet can be written at once.
+    pub(super) const MOST_PLACES: usize = libc::UIO_MAXIOV as usize;
+
     /// Anything that keeps packets apart, such as a datagram socket; it must not block.
     pub const fn from_packets(fd: OwnedFd) -> Self {
         Self { fd, is_tap: false }
@@ -34,12 +37,12 @@ impl Uplink {
         Ok(())
     }
 
-    /// Writes a packet that lies in these places.
+    /// Writes a packet that lies in these places, of which there are at most [`Self::MOST_PLACES`].
     ///
     /// # Safety
     /// The places are mapped memory, which stays mapped during the call; others may change its content.
     pub(super) unsafe fn write_from(&self, places: &[libc::iovec]) -> io::Result<()> {
-        let count = places.len().min(libc::UIO_MAXIOV as usize) as libc::c_int;
+        let count = places.len() as libc::c_int;
         // SAFETY: the caller vouches for the places; the descriptor is open.
         match unsafe { libc::writev(self.fd.as_raw_fd(), places.as_ptr(), count) } {
             0.. => Ok(()),

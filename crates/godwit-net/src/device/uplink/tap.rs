@@ -123,6 +123,27 @@ pub fn index(name: &str) -> Result<u32, TapError> {
         .map_err(|_| TapError::Missing(name.to_owned()))
 }
 
+/// Whether an interface is a bridge: what its driver calls itself. The process' own network tells, which need not be the
+/// one that is seen below `/sys`.
+///
+/// # Errors
+/// When the interface has no name that one can have.
+pub fn is_bridge(name: &str) -> Result<bool, TapError> {
+    check_name(name)?;
+    let socket = socket(name)?;
+    let mut driver = DriverInfo {
+        command: ETHTOOL_GDRVINFO,
+        driver: [0; 32],
+        rest: [0; 160],
+    };
+    let mut request = Request::new(name);
+    let place = std::ptr::from_mut(&mut driver).expose_provenance();
+    request.value[..size_of::<usize>()].copy_from_slice(&place.to_ne_bytes());
+    // SAFETY: the operation fills in the structure whose address it gets, which lives and has the size of Linux's.
+    let asked = unsafe { control(&socket, libc::SIOCETHTOOL as _, &mut request) };
+    Ok(asked.is_ok() && driver.driver.starts_with(b"bridge\0"))
+}
+
 /// Which packets a guest with these features takes unfinished: without a checksum, or not yet cut.
 pub(in crate::device) const fn offloads(features: u64) -> libc::c_uint {
     let mut offloads = 0;
@@ -243,6 +264,19 @@ impl Request {
     }
 }
 
+/// Asks which driver an interface has.
+const ETHTOOL_GDRVINFO: u32 = 3;
+
+/// Linux's `struct ethtool_drvinfo`.
+#[repr(C)]
+struct DriverInfo {
+    command: u32,
+    driver: [u8; 32],
+    rest: [u8; 160],
+}
+
+const _: () = assert!(size_of::<DriverInfo>() == 196);
+
 /// # Safety
 /// The operation reads and writes nothing but `argument`.
 unsafe fn control<T>(fd: &OwnedFd, operation: libc::c_ulong, argument: &mut T) -> io::Result<()> {
@@ -265,6 +299,7 @@ mod tests {
         for name in ["", "a/b", "a b", "tap%d", "..", "0123456789abcdef"] {
             assert!(matches!(check(name), Err(TapError::Name(_))), "{name:?}");
         }
+        assert!(!is_bridge("lo").expect("a name") && !is_bridge("godwit-none").expect("a name"));
         let error = check("godwit-none").expect_err("is not there");
         assert!(matches!(error, TapError::Missing(_)), "{error}");
     }

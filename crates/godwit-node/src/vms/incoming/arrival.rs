@@ -29,6 +29,7 @@ use crate::vms::incoming::{let_run, pour, start};
 use crate::vms::lifecycle::run::forget;
 use crate::vms::memory::{mover, pooled};
 use crate::vms::messages::{Answer, MachineOffer, Order};
+use crate::vms::outgoing::planes::nics::announce_cards;
 use crate::vms::tunnel::OpenDoor;
 use crate::vms::vm::{Qemu, Vm, VmGuard};
 use godwit_api::{MemoryPlace, MoveMemory};
@@ -351,6 +352,10 @@ impl<'a> Incoming<'a> {
             }
         }
         let running = Instant::now();
+        if runs {
+            let machine = self.vm.lock().entry.machine.clone();
+            announce_cards(&self.vm.name, &machine, qemu);
+        }
         if let Some(link) = &mut self.link {
             std::mem::take(&mut self.nics)
                 .take_late(self.vm, link)

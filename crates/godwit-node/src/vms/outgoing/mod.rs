@@ -318,6 +318,9 @@ impl Move {
             link.say(Order::Abort { reason }).await;
             return Err(self.blocked(&blockers));
         }
+        if let Some(notice) = Nics::notice(&entry.machine) {
+            self.of.warn(notice);
+        }
         entry.mark = Some(VmMark::Outgoing {
             migration: self.of.id.to_string(),
             to: self.of.peer.name.clone(),

@@ -1,5 +1,7 @@
 //! What the demo leaves behind: `target/demo-net/report.json`.
 
+use std::collections::BTreeMap;
+
 use godwit_testkit::network::{Ping, Talked};
 use godwit_testkit::report::median;
 use serde::Serialize;
@@ -20,6 +22,9 @@ pub(crate) struct Report {
     pub(crate) bytes_checked: u64,
     pub(crate) bytes_wrong: u64,
     pub(crate) connections_reset: u32,
+    /// Packets that the interfaces of each host and of the switch dropped in all, to tell where one was lost: those for
+    /// nobody there are among them.
+    pub(crate) dropped_by_kernel: BTreeMap<String, BTreeMap<String, u64>>,
     /// Medians over all moves.
     pub(crate) blackout_ms_guest: f64,
     pub(crate) gap_ms_client: f64,
@@ -72,6 +77,7 @@ impl Report {
             bytes_checked: talked.bytes,
             bytes_wrong: talked.wrong,
             connections_reset: u32::from(talked.reset),
+            dropped_by_kernel: BTreeMap::new(),
             blackout_ms_guest: of(|moved| moved.blackout_ms_guest),
             gap_ms_client: of(|moved| moved.gap_ms_client),
             gap_beyond_blackout_ms: beyond,

@@ -8,6 +8,7 @@ use std::time::Duration;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Node, release_binary};
 use godwit_testkit::network::{Lan, Pinger, Talk};
+use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest, VM};
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ const PING_EVERY: Duration = Duration::from_millis(1);
 /// What of the time before and after a move counts as part of it.
 const AROUND: Duration = Duration::from_millis(500);
 /// How long the last answers may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Plays it.
 ///
@@ -51,6 +52,9 @@ pub(crate) fn play(moves: usize, disk_mib: u64) -> io::Result<Report> {
     let guest = NodeGuest::start(&cluster, "a", 1, disk_mib, &load)?;
     let server = SocketAddr::from((GUEST, ECHO_PORT));
     let talk = Talk::start(lan.switch(), server, BYTES_PER_SECOND);
+    // Pings that come before the client knows the guest's address would be lost at the client.
+    let answers = || (talk.bytes() > 0).then_some(());
+    wait_for(PATIENCE, answers).ok_or_else(|| io::Error::other("the guest does not answer"))?;
     let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
     let mut moved: Vec<(Moved, Range<usize>)> = Vec::new();
     let (mut from, mut to) = ("a", "b");
@@ -88,7 +92,12 @@ pub(crate) fn play(moves: usize, disk_mib: u64) -> io::Result<Report> {
         moved.judge(&pings[range]);
         moved
     });
-    Ok(Report::new(moves.collect(), &pings, talked))
+    let mut report = Report::new(moves.collect(), &pings, talked);
+    for (name, place) in [("a", a), ("b", b), ("switch", lan.switch())] {
+        let dropped = place.dropped()?;
+        report.dropped_by_kernel.insert(name.to_owned(), dropped);
+    }
+    Ok(report)
 }
 
 /// How many packets the machine's NIC has held so far.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_net::clone::encode_packets;
 use godwit_net::device::handle::LatePackets;
+use godwit_qemu::cards;
 use godwit_qemu::inspect::Facts;
 use godwit_qemu::machine::Machine;
 use tokio::sync::{mpsc, watch};
@@ -16,7 +17,7 @@ use crate::nics::served::ServedNic;
 use crate::vms::messages::Order;
 use crate::vms::outgoing::departure::{Departure, SourceLink};
 use crate::vms::outgoing::planes::Plane;
-use crate::vms::vm::Vm;
+use crate::vms::vm::{Qemu, Vm};
 
 /// How often the NICs are asked whether something came.
 const LOOK: Duration = Duration::from_millis(1);
@@ -39,7 +40,32 @@ fn served(vm: &Vm) -> Vec<Arc<ServedNic>> {
     vm.lock().nics.clone()
 }
 
+/// Tells the network where the cards are that QEMU itself serves, while others go on.
+pub(in crate::vms) fn announce_cards(vm: &str, machine: &Machine, qemu: &Qemu) {
+    if cards::own(machine).is_empty() {
+        return;
+    }
+    let (vm, qmp) = (vm.to_owned(), qemu.qmp.clone());
+    tokio::spawn(async move {
+        if let Err(error) = cards::announce(&qmp).await {
+            tracing::warn!(vm, %error, "QEMU does not announce the machine's network cards");
+        }
+    });
+}
+
 impl Nics {
+    /// What the move costs the clients of cards that QEMU itself serves.
+    pub(in crate::vms::outgoing) fn notice(machine: &Machine) -> Option<String> {
+        let cards = cards::own(machine);
+        (!cards.is_empty()).then(|| {
+            format!(
+                "what comes to its network card while the guest stands still is lost ({}): QEMU itself serves it; a \
+                 machine that is run with --nic loses nothing",
+                cards.join(", ")
+            )
+        })
+    }
+
     /// The machine is the destination's: sends what still comes here, until nothing more can. When the destination
     /// announces the machine is told with `announced`.
     pub(in crate::vms::outgoing) fn forward(
@@ -159,5 +185,9 @@ impl Plane for Nics {
         }
     }
 
-    async fn clear(&mut self, _: &Departure) {}
+    /// The destination's QEMU may have told the network that its own cards are there.
+    async fn clear(&mut self, of: &Departure) {
+        let machine = of.vm.lock().entry.machine.clone();
+        announce_cards(&of.vm.name, &machine, &of.qemu);
+    }
 }

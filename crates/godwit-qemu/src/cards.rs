@@ -1,0 +1,80 @@
+//! Network cards that QEMU itself serves. They move with the rest of the machine, and what comes for them meanwhile does
+//! not.
+
+use serde_json::{Value, json};
+
+use crate::mac::is_card;
+use crate::machine::{Machine, NETDEV, field};
+use crate::monitor::qmp::{Qmp, QmpError};
+
+/// How often the network is told, and when, in milliseconds: as often as QEMU does it by itself.
+const ROUNDS: u32 = 5;
+const FIRST_MS: u32 = 50;
+const STEP_MS: u32 = 100;
+const LONGEST_MS: u32 = 550;
+
+/// The cards of a machine that QEMU serves, as its command line names them.
+pub fn own(machine: &Machine) -> Vec<String> {
+    let kind = |value: &str| {
+        let kind = value.split(',').next().unwrap_or_default();
+        kind.trim_start_matches("driver=").to_owned()
+    };
+    let nics = machine.values("nic").map(kind);
+    let nics = nics.filter(|kind| kind != "none");
+    let nets = machine.values("net").filter(|value| kind(value) == "nic");
+    let nets = nets
+        .map(|value| field(value, "model").map_or_else(|| String::from("nic"), |(_, model)| model));
+    let devices = machine.values("device").filter_map(|value| {
+        if value.starts_with('{') {
+            let device: Value = serde_json::from_str(value).ok()?;
+            return device["driver"]
+                .as_str()
+                .filter(|driver| is_card(driver))
+                .map(str::to_owned);
+        }
+        let served = field(value, "netdev").is_some_and(|(_, netdev)| netdev.starts_with(NETDEV));
+        Some(kind(value)).filter(|kind| !served && is_card(kind))
+    });
+    nics.chain(nets).chain(devices).collect()
+}
+
+/// Tells the network where the machine is, for each of its cards. QEMU does so by itself as soon as it has the machine's
+/// memory, which is before anybody has decided where the machine is.
+///
+/// # Errors
+/// [`QmpError`].
+pub async fn announce(qmp: &Qmp) -> Result<(), QmpError> {
+    let when = json!({ "initial": FIRST_MS, "step": STEP_MS, "max": LONGEST_MS, "rounds": ROUNDS });
+    qmp.execute("announce-self", when).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cards_that_a_node_serves_are_not_among_qemus_own() {
+        let words = [
+            "qemu",
+            "-nic",
+            "user,mac=52:54:00:00:00:01",
+            "-net",
+            "nic,model=e1000",
+            "-net",
+            "user",
+            "-device",
+            "virtio-net-pci,netdev=godwit-net0,mac=52:54:00:00:00:07,romfile=",
+            "-device",
+            "virtio-net-pci,netdev=n",
+            "-device",
+            r#"{"driver":"igb"}"#,
+            "-device",
+            "virtio-rng-pci",
+            "-nic",
+            "none",
+        ];
+        let command: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        let machine = Machine::adopt(&command, |_| None).expect("a machine");
+        assert_eq!(own(&machine), ["user", "e1000", "virtio-net-pci", "igb"]);
+    }
+}

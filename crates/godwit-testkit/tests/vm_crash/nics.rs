@@ -1,0 +1,244 @@
+//! The same deaths under a machine with a NIC: a client's TCP conversation, of which every byte is checked, goes on
+//! through all of them as long as the guest does; and while the nodes live, no ping is lost or answered twice.
+//!
+//! Both nodes live in one network namespace, where a bridge joins their taps and the client.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use godwit_testkit::network::{Lan, Pinger, Talk};
+use godwit_testkit::process::wait_for;
+use godwit_testkit::random::Random;
+use godwit_testkit::scenario::Scenario;
+use godwit_testkit::vm::{GuestLoad, GuestNetwork, VM};
+
+use super::site::{Side, Site};
+use super::{
+    AT_ONCE, AWAY, Blow, DESTINATION_DIES, DESTINATIONS_QEMU_DIES, LINK_IS_CUT, Outcome,
+    SOURCE_DIES, SOURCES_QEMU_DIES,
+};
+
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
+const ECHO: u16 = 7000;
+/// What is said to the guest each second: little enough for an emulated processor of a busy host.
+const BYTES_PER_SECOND: u64 = 256 << 10;
+const PING_EVERY: Duration = Duration::from_millis(5);
+/// How long a move takes at most until it is over here, on a host that is not busy.
+const MOVE: Duration = Duration::from_secs(6);
+/// After an outage TCP itself tries again late.
+const TALKS_AGAIN: Duration = Duration::from_secs(90);
+
+/// The site, and the client that talks to its guest.
+struct Served {
+    site: Site,
+    talk: Talk,
+    lan: Lan,
+}
+
+impl Served {
+    /// Nothing without root, which says so.
+    fn new(seed: u64) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: network namespaces need root");
+            return None;
+        }
+        let lan = Lan::new(0).unwrap();
+        lan.add_card().unwrap();
+        lan.switch().enter().unwrap();
+        let load = GuestLoad {
+            file_mb: 16,
+            seed,
+            network: Some(GuestNetwork {
+                nic: format!("bridge={}", Lan::BRIDGE),
+                address: format!("{GUEST}/24"),
+                echo_port: ECHO,
+            }),
+            ..GuestLoad::default()
+        };
+        let site = Site::with_guest(seed, 1, load);
+        let served = Self {
+            talk: talk(&lan),
+            site,
+            lan,
+        };
+        served.talks();
+        Some(served)
+    }
+
+    /// The conversation goes on.
+    fn talks(&self) {
+        let before = self.talk.bytes();
+        let goes_on = || (self.talk.bytes() > before).then_some(());
+        assert!(
+            wait_for(TALKS_AGAIN, goes_on).is_some(),
+            "the conversation stands still at {before} bytes; it has ended: {}",
+            self.talk.has_ended()
+        );
+    }
+
+    fn blow(&mut self, (moment, victim, outcome): Blow) {
+        self.site.blow(moment, victim, outcome);
+        if matches!(outcome, Outcome::Crashes(_)) {
+            // The guest that knew of the conversation is gone.
+            self.talk = talk(&self.lan);
+        }
+        self.talks();
+    }
+
+    /// The node dies under its guest, and comes back.
+    fn node_dies(&mut self, away: Duration) {
+        let at = self.site.place(Side::Source);
+        self.site.cluster.node_mut(at).kill();
+        std::thread::sleep(away);
+        self.site.start_node(at);
+        assert_eq!(self.site.survived(), at);
+        self.talks();
+        let nic = self.site.cluster.node(at).godwit(&["nic", "show", NIC]);
+        let nic = nic.json().unwrap();
+        assert!(nic["attached"] == true && nic["broken"] == false, "{nic}");
+    }
+
+    /// Begins a move, cancels it after a while, and proves that no ping was lost, whether it was too late or not.
+    fn cancel_after(&mut self, wait: Duration) {
+        let pinger = Pinger::start(self.lan.switch(), GUEST, PING_EVERY).unwrap();
+        let from = self.site.place(Side::Source);
+        let id = self.site.start_move(&[]);
+        std::thread::sleep(wait);
+        let cancelled = self
+            .site
+            .cluster
+            .node(from)
+            .godwit(&["migration", "cancel", &id])
+            .json();
+        let at = self.site.survived();
+        println!(
+            "  cancelled after {wait:?}: {}, it is at {at}",
+            cancelled.is_ok()
+        );
+        assert_eq!(cancelled.is_ok(), at == from, "{cancelled:?}");
+        self.talks();
+        let pings = pinger.finish(Duration::from_secs(10)).unwrap();
+        let lost = pings.iter().filter(|ping| ping.answers == 0).count();
+        let twice = pings.iter().filter(|ping| ping.answers > 1).count();
+        assert_eq!((lost, twice), (0, 0), "of {} pings", pings.len());
+    }
+
+    fn finish(self) {
+        let talked = self.talk.finish().unwrap();
+        println!("{talked:?}");
+        assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+        self.site.finish();
+    }
+}
+
+/// The only NIC of the machine.
+const NIC: &str = "guest/0";
+
+fn talk(lan: &Lan) -> Talk {
+    assert!(NIC.starts_with(VM));
+    Talk::start(
+        lan.switch(),
+        SocketAddr::from((GUEST, ECHO)),
+        BYTES_PER_SECOND,
+    )
+}
+
+fn blows(test: &str, all: &[Blow]) {
+    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let Some(mut served) = Served::new(turn.seed) else {
+        return;
+    };
+    for blow in all {
+        served.blow(*blow);
+    }
+    served.site.moves();
+    served.talks();
+    served.finish();
+}
+
+#[test]
+#[ignore = "takes minutes: make test-nics"]
+fn a_conversation_goes_on_when_the_source_dies() {
+    blows("a_conversation_goes_on_when_the_source_dies", SOURCE_DIES);
+}
+
+#[test]
+#[ignore = "takes minutes: make test-nics"]
+fn a_conversation_goes_on_when_the_destination_dies() {
+    let test = "a_conversation_goes_on_when_the_destination_dies";
+    blows(test, DESTINATION_DIES);
+}
+
+#[test]
+#[ignore = "takes minutes: make test-nics"]
+fn a_conversation_goes_on_when_the_nodes_lose_each_other() {
+    let test = "a_conversation_goes_on_when_the_nodes_lose_each_other";
+    blows(test, LINK_IS_CUT);
+}
+
+#[test]
+#[ignore = "takes minutes: make test-nics"]
+fn a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can() {
+    let test =
+        "a_new_conversation_begins_when_the_sources_qemu_dies_and_an_old_one_goes_on_where_it_can";
+    blows(test, SOURCES_QEMU_DIES);
+}
+
+#[test]
+#[ignore = "takes minutes: make test-nics"]
+fn a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can() {
+    let test = "a_new_conversation_begins_when_the_destinations_qemu_dies_and_an_old_one_goes_on_where_it_can";
+    blows(test, DESTINATIONS_QEMU_DIES);
+}
+
+#[test]
+#[ignore = "takes minutes: make test-nics"]
+fn no_ping_is_lost_whenever_a_move_is_cancelled() {
+    let turn = Scenario::among(
+        AT_ONCE,
+        "vm_crash",
+        "no_ping_is_lost_whenever_a_move_is_cancelled",
+    );
+    let Some(mut served) = Served::new(turn.seed) else {
+        return;
+    };
+    let mut random = Random::new(turn.seed);
+    for _ in 0..10 {
+        let wait = random.below(MOVE.as_millis() as u64);
+        served.cancel_after(Duration::from_millis(wait));
+    }
+    served.finish();
+}
+
+#[test]
+#[ignore = "takes minutes: make test-nics"]
+fn a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest() {
+    let test = "a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest";
+    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let Some(mut served) = Served::new(turn.seed) else {
+        return;
+    };
+    for away in [0, 50, 300, 1500, 0] {
+        served.node_dies(Duration::from_millis(away));
+    }
+    served.site.moves();
+    served.talks();
+    served.finish();
+}
+
+/// A few of all of the above, others with each seed.
+#[test]
+fn a_conversation_goes_on_whatever_dies_but_the_guest() {
+    let test = "a_conversation_goes_on_whatever_dies_but_the_guest";
+    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let Some(mut served) = Served::new(turn.seed) else {
+        return;
+    };
+    let mut random = Random::new(turn.seed);
+    for list in [SOURCE_DIES, DESTINATION_DIES] {
+        served.blow(list[random.below(list.len() as u64) as usize]);
+    }
+    served.cancel_after(Duration::from_millis(random.below(MOVE.as_millis() as u64)));
+    served.node_dies(AWAY);
+    served.finish();
+}
