@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -85,6 +85,11 @@ demo-rdma:
 	scripts/build-rdma-guest >/dev/null
 	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma
 	target/debug/godwit-demo-rdma
+
+# What the RDMA library costs on the data path, in cycles, at a provider that does nothing.
+bench-verbs:
+	$(CARGO) build --release --locked -p godwit-verbs --lib --example null_provider --example overhead
+	target/release/examples/overhead
 
 # Godwit beside its peers, in less than ten minutes: bench/README.md. BENCH takes more options.
 bench: bench-build

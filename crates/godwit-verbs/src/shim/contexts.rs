@@ -187,24 +187,25 @@ pub unsafe fn reg_mr(
     let mut world = running_world();
     let access = access & !OPTIONAL_ACCESS;
     let domain = parent.real.load(Ordering::Acquire);
-    let Some(made) = register(domain, address, length, iova, access, |key| {
-        !world.spoken_keys.contains(&key)
+    let Some(made) = register(domain, address, length, iova, access, |made| {
+        !world.spoken_keys.contains(&made.rkey) && !world.known_local_keys.contains(&made.lkey)
     }) else {
         return ptr::null_mut();
     };
-    let (Ok(lkey), Some(id)) = (
-        KEYS.give((*made).lkey),
-        world.add(Call::MemoryRegion {
-            pd: parent.id,
-            address: address as u64,
-            length: length as u64,
-            iova,
-            access: access as i32,
-        }),
-    ) else {
+    let Some(id) = world.add(Call::MemoryRegion {
+        pd: parent.id,
+        address: address as u64,
+        length: length as u64,
+        iova,
+        access: access as i32,
+    }) else {
         (real().dereg_mr)(made);
         return refuse(libc::ENOMEM);
     };
+    let lkey = (*made).lkey;
+    if world.moved {
+        KEYS.set(lkey, lkey);
+    }
     let face = ibv_mr {
         context: parent.face.context,
         pd,
@@ -225,21 +226,21 @@ pub unsafe fn reg_mr(
     shadow.cast()
 }
 
-/// A region of the device whose remote key is `allowed`.
+/// A region of the device whose keys are `allowed`.
 pub(super) unsafe fn register(
     domain: *mut ibv_pd,
     address: *mut c_void,
     length: usize,
     iova: u64,
     access: u32,
-    allowed: impl Fn(u32) -> bool,
+    allowed: impl Fn(&ibv_mr) -> bool,
 ) -> Option<*mut ibv_mr> {
     make_allowed(
         || {
             let made = (real().reg_mr_iova2)(domain, address, length, iova, access);
             (!made.is_null()).then_some(made)
         },
-        |made| allowed((**made).rkey),
+        |made| allowed(&**made),
         |refused| {
             (real().dereg_mr)(refused);
         },
@@ -254,7 +255,7 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mut world = running_world();
     let result = (real().dereg_mr)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
-        KEYS.take_back(shadow.face.lkey);
+        KEYS.forget(shadow.face.lkey);
         world.remove(shadow.id);
         drop(Box::from_raw(mr.cast::<ShadowMr>()));
     }

@@ -150,6 +150,8 @@ pub(super) struct QpLane {
     pub(super) post_send: PostSend,
     pub(super) post_recv: PostRecv,
     pub(super) datagrams: bool,
+    /// Whether requests say what the device understands: no key and no handle has to be translated.
+    pub(super) plain: bool,
     /// Whether requests to send are kept back.
     pub(super) suspended: bool,
     /// Whether nothing of it was in flight when it was waited for, since it was suspended.

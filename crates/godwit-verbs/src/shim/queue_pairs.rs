@@ -133,6 +133,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
             post_send,
             post_recv,
             datagrams: (*wanted).qp_type == IBV_QPT_UD,
+            plain: (*wanted).qp_type != IBV_QPT_UD && !world.moved,
             suspended: false,
             empty: false,
             kept: VecDeque::new(),

@@ -2,16 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::objects::*;
 use crate::tables::{Call, LocalKeys, ObjectId, Roadmap};
 
-/// Memory regions that a process may have: 4 MiB of address space, touched as far as it is used.
-const LOCAL_KEYS: usize = 1 << 20;
-
-/// The translation of local keys.
-pub(super) static KEYS: LazyLock<LocalKeys> = LazyLock::new(|| LocalKeys::new(LOCAL_KEYS));
+/// The translation of local keys, since the process has moved.
+pub(super) static KEYS: LocalKeys = LocalKeys::new();
 
 #[derive(Clone, Copy)]
 pub(super) enum Object {
@@ -53,9 +50,13 @@ pub(super) struct World {
     pub(super) roadmap: Roadmap,
     pub(super) objects: BTreeMap<ObjectId, Object>,
     pub(super) phase: Phase,
-    /// Remote keys in the tables that partners got at the last move: those of the regions that there were
-    /// then. One that is gone stays here until the next move, as it does in the tables.
+    /// Whether the device's objects have been made again: keys have to be translated since.
+    pub(super) moved: bool,
+    /// Remote keys in the tables that partners got at moves. One whose region is gone stays: a partner may
+    /// have it in its table.
     pub(super) spoken_keys: BTreeSet<u32>,
+    /// Local keys that the application knew at moves.
+    pub(super) known_local_keys: BTreeSet<u32>,
 }
 
 // SAFETY: the pointers are to objects that live until the application destroys them, which takes them
@@ -66,7 +67,9 @@ static WORLD: Mutex<World> = Mutex::new(World {
     roadmap: Roadmap::new(),
     objects: BTreeMap::new(),
     phase: Phase::Running,
+    moved: false,
     spoken_keys: BTreeSet::new(),
+    known_local_keys: BTreeSet::new(),
 });
 static RESUMED: Condvar = Condvar::new();
 
@@ -135,6 +138,15 @@ impl World {
                     (**region).physical_rkey.load(Ordering::Acquire),
                 )
             }),
+            _ => None,
+        })
+    }
+
+    /// The local keys that the application knows.
+    pub(super) fn local_keys(&self) -> impl Iterator<Item = u32> {
+        self.objects.values().filter_map(|object| match object {
+            // SAFETY: objects live while the world is locked.
+            Object::Mr(region) => Some(unsafe { (**region).face.lkey }),
             _ => None,
         })
     }

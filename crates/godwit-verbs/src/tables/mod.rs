@@ -8,7 +8,7 @@ mod remote;
 mod roadmap;
 
 pub use drain::{Drain, Verdict};
-pub use local_keys::{Full, LocalKeys};
+pub use local_keys::LocalKeys;
 pub use numbers::make_allowed;
 pub use receives::{Receive, ReceiveQueue};
 pub use remote::{Gid, RemoteKeys};

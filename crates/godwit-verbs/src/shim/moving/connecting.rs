@@ -79,6 +79,7 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
     pair.marker_done.store(true, Ordering::Release);
     if let Some(pairs) = &connection.remote_keys {
         lane.remote_keys = RemoteKeys::new(pairs.clone());
+        lane.plain &= lane.remote_keys.is_empty();
     }
     Ok(())
 }

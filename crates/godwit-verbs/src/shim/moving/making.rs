@@ -22,7 +22,16 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     if world.phase != Phase::Released {
         return Err("this process has its objects".to_owned());
     }
-    world.spoken_keys = world.regions().map(|(known, _)| known).collect();
+    let spoken: Vec<u32> = world.regions().map(|(known, _)| known).collect();
+    world.spoken_keys.extend(spoken);
+    let local: Vec<u32> = world.local_keys().collect();
+    world.known_local_keys.extend(local);
+    world.moved = true;
+    // The keys that the application uses are the old device's from now on.
+    for pair in world.queue_pairs() {
+        // SAFETY: objects live while the world is locked.
+        unsafe { (*pair).lane.lock().plain = false };
+    }
     // SAFETY: objects live while the world is locked; parents come before what is made from them.
     unsafe {
         for (id, call) in world.roadmap.calls() {
@@ -90,10 +99,11 @@ unsafe fn make_again(
             };
             let (address, length) = ((*region).face.addr, (*region).face.length);
             let known = (*region).face.rkey;
-            let allowed = |key| key == known || !world.spoken_keys.contains(&key);
+            let allowed =
+                |made: &ibv_mr| made.rkey == known || !world.spoken_keys.contains(&made.rkey);
             let again = register(domain, address, length, iova, access as u32, allowed);
             let again = made(again.unwrap_or(ptr::null_mut()), "ibv_reg_mr")?;
-            KEYS.change((*region).face.lkey, (*again).lkey);
+            KEYS.set((*region).face.lkey, (*again).lkey);
             (*region)
                 .physical_rkey
                 .store((*again).rkey, Ordering::Release);
