@@ -83,7 +83,7 @@ demo-rdma:
 	scripts/install-deps
 	scripts/install-qemu
 	scripts/build-rdma-guest >/dev/null
-	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma
+	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
 	target/debug/godwit-demo-rdma
 
 # What the RDMA library costs on the data path, in cycles, at a provider that does nothing.

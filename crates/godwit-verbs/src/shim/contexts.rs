@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use super::objects::{self, *};
 use super::real::real;
 use super::world::{KEYS, Object, running_world};
-use super::{data_path, descriptors, objects::context_is_ours};
+use super::{data_path, descriptors, objects::context_is_ours, shared_receives};
 use crate::abi::*;
 use crate::tables::{Call, make_allowed};
 
@@ -23,14 +23,6 @@ unsafe extern "C" fn no_memory_window(_: *mut ibv_pd, _: c_int) -> *mut c_void {
 }
 
 unsafe extern "C" fn no_bind(_: *mut ibv_qp, _: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn no_shared_receive(
-    _: *mut ibv_srq,
-    _: *mut ibv_recv_wr,
-    _: *mut *mut ibv_recv_wr,
-) -> c_int {
     libc::EOPNOTSUPP
 }
 
@@ -50,7 +42,7 @@ fn operations() -> ibv_context_ops {
         poll_cq: Some(data_path::poll_cq),
         req_notify_cq: Some(data_path::req_notify_cq),
         compat_cq: [ptr::null_mut(); 7],
-        post_srq_recv: Some(no_shared_receive),
+        post_srq_recv: Some(shared_receives::post_srq_recv),
         compat_qp: [ptr::null_mut(); 4],
         post_send: Some(data_path::post_send),
         post_recv: Some(data_path::post_recv),
@@ -203,7 +195,7 @@ pub unsafe fn reg_mr(
         return refuse(libc::ENOMEM);
     };
     let lkey = (*made).lkey;
-    if world.moved {
+    if world.translates {
         KEYS.set(lkey, lkey);
     }
     let face = ibv_mr {

@@ -118,7 +118,7 @@ impl QpLane {
         first: *mut ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
-        let keys = &KEYS;
+        let plain = self.plain;
         let mut next = first;
         while !next.is_null() {
             let batch_first = next;
@@ -135,7 +135,11 @@ impl QpLane {
                 for piece in 0..wanted {
                     let original = &*request.sg_list.add(piece);
                     target.add(piece).write(ibv_sge {
-                        lkey: keys.physical(original.lkey),
+                        lkey: if plain {
+                            original.lkey
+                        } else {
+                            KEYS.physical(original.lkey)
+                        },
                         ..*original
                     });
                 }
@@ -300,7 +304,7 @@ impl QpLane {
         first: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
-        let keys = &KEYS;
+        let plain = self.plain;
         let mut next = first;
         while !next.is_null() {
             let request = &*next;
@@ -320,7 +324,11 @@ impl QpLane {
             for piece in 0..count {
                 let original = &*request.sg_list.add(piece);
                 target.add(piece).write(ibv_sge {
-                    lkey: keys.physical(original.lkey),
+                    lkey: if plain {
+                        original.lkey
+                    } else {
+                        KEYS.physical(original.lkey)
+                    },
                     ..*original
                 });
             }
@@ -473,6 +481,13 @@ impl CqLane {
             return ptr::null();
         }
         let shadow = &*self.last.1;
+        if !shadow.face.srq.is_null()
+            && let Some(queue) = objects::srq(shadow.face.srq)
+            && (completion.status != IBV_WC_SUCCESS || completion.opcode & IBV_WC_RECV != 0)
+            && let Some(wr_id) = queue.receives.complete(completion.wr_id)
+        {
+            completion.wr_id = wr_id;
+        }
         if completion.status != IBV_WC_SUCCESS {
             cold_path();
             shadow.failed.store(true, Ordering::Release);

@@ -17,6 +17,7 @@ mod moving;
 mod objects;
 mod queue_pairs;
 mod real;
+mod shared_receives;
 mod world;
 
 pub use completions::{
@@ -32,3 +33,4 @@ pub use moving::{
 };
 pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
 pub use real::{Real, install};
+pub use shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};

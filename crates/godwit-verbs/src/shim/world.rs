@@ -17,6 +17,7 @@ pub(super) enum Object {
     Mr(*mut ShadowMr),
     Channel(*mut ShadowChannel),
     Cq(*mut ShadowCq),
+    Srq(*mut ShadowSrq),
     Qp(*mut ShadowQp),
     Ah(*mut ShadowAh),
 }
@@ -30,6 +31,7 @@ impl Object {
             Object::Mr(region) => (*region).real.load(Ordering::Acquire).is_null(),
             Object::Channel(channel) => (*channel).real.load(Ordering::Acquire).is_null(),
             Object::Cq(queue) => (*queue).lane.lock().real.is_null(),
+            Object::Srq(queue) => (*queue).lane.lock().real.is_null(),
             Object::Qp(pair) => (*pair).lane.lock().real.is_null(),
             Object::Ah(handle) => (*handle).real.load(Ordering::Acquire).is_null(),
         }
@@ -50,8 +52,9 @@ pub(super) struct World {
     pub(super) roadmap: Roadmap,
     pub(super) objects: BTreeMap<ObjectId, Object>,
     pub(super) phase: Phase,
-    /// Whether the device's objects have been made again: keys have to be translated since.
-    pub(super) moved: bool,
+    /// Whether local keys are translated, for queue pairs that are not plain: since the process moved, or a peer
+    /// of its did.
+    pub(super) translates: bool,
     /// Remote keys in the tables that partners got at moves. One whose region is gone stays: a partner may
     /// have it in its table.
     pub(super) spoken_keys: BTreeSet<u32>,
@@ -67,7 +70,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     roadmap: Roadmap::new(),
     objects: BTreeMap::new(),
     phase: Phase::Running,
-    moved: false,
+    translates: false,
     spoken_keys: BTreeSet::new(),
     known_local_keys: BTreeSet::new(),
 });
@@ -112,6 +115,13 @@ impl World {
         })
     }
 
+    pub(super) fn shared_receive_queues(&self) -> impl Iterator<Item = *mut ShadowSrq> {
+        self.objects.values().filter_map(|object| match object {
+            Object::Srq(queue) => Some(*queue),
+            _ => None,
+        })
+    }
+
     /// Whether no other queue pair than `own` is known to partners and to the application as `number`.
     pub(super) fn allows_number(&self, number: u32, own: *const ShadowQp) -> bool {
         // SAFETY: objects live while the world is locked.
@@ -140,6 +150,27 @@ impl World {
             }),
             _ => None,
         })
+    }
+
+    /// From now on [`KEYS`] has every region.
+    pub(super) fn translate(&mut self) {
+        self.translates = true;
+        for object in self.objects.values() {
+            if let Object::Mr(region) = object {
+                // SAFETY: objects live while the world is locked.
+                let (known, device_region) = unsafe {
+                    (
+                        (**region).face.lkey,
+                        (**region).real.load(Ordering::Acquire),
+                    )
+                };
+                // One that the device has no more gets its key when it is made again.
+                if !device_region.is_null() {
+                    // SAFETY: as above.
+                    KEYS.set(known, unsafe { (*device_region).lkey });
+                }
+            }
+        }
     }
 
     /// The local keys that the application knows.

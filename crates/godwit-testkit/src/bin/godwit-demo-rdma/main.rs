@@ -1,5 +1,6 @@
 //! Unmodified RDMA programs of Debian move between virtual machines while they run.
 
+mod checking;
 mod holder;
 mod programs;
 mod report;
@@ -15,14 +16,19 @@ struct Arguments {
     /// Only programs whose name contains this
     #[arg(long, default_value = "")]
     only: String,
+    /// How often each pair of checking processes moves
+    #[arg(long, default_value_t = 2)]
+    moves: usize,
+    /// Packets that are lost while a checking process moves, in percent
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
     /// Keep the virtual machines' logs
     #[arg(long)]
     keep_logs: bool,
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run::run(&arguments.only, arguments.keep_logs) {
+    match run::run(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

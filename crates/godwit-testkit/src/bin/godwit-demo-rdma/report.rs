@@ -10,6 +10,21 @@ pub(crate) struct Report {
     pub(crate) pre_setup: bool,
     pub(crate) holder: Option<Holder>,
     pub(crate) moves: Vec<Move>,
+    pub(crate) checked: Vec<Checked>,
+}
+
+/// Two processes that check every completion and every message, moved several times.
+#[derive(Serialize)]
+pub(crate) struct Checked {
+    pub(crate) variant: &'static str,
+    /// Moves that were done. Every second one is of the partner.
+    pub(crate) moves: usize,
+    /// Of all packets that the side that stays sends while the other one moves, in percent.
+    pub(crate) loss_percent: f64,
+    pub(crate) blackout_ms_median: f64,
+    /// What both sides said at the end.
+    pub(crate) said: Vec<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// A process that only holds a device, dumped and restored with CRIU's plugin.

@@ -8,6 +8,7 @@ use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::queue_pairs::{add_route, make_pair};
 use crate::shim::real::real;
+use crate::shim::shared_receives::make_srq;
 use crate::shim::world::{KEYS, Object, Phase, World, world};
 use crate::tables::Call;
 use std::ptr;
@@ -26,11 +27,15 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     world.spoken_keys.extend(spoken);
     let local: Vec<u32> = world.local_keys().collect();
     world.known_local_keys.extend(local);
-    world.moved = true;
+    world.translate();
     // The keys that the application uses are the old device's from now on.
     for pair in world.queue_pairs() {
         // SAFETY: objects live while the world is locked.
         unsafe { (*pair).lane.lock().plain = false };
+    }
+    for queue in world.shared_receive_queues() {
+        // SAFETY: as above.
+        unsafe { (*queue).lane.lock().plain = false };
     }
     // SAFETY: objects live while the world is locked; parents come before what is made from them.
     unsafe {
@@ -141,6 +146,16 @@ unsafe fn make_again(
                 "ibv_create_cq",
             )?;
             (*queue).lane.lock().real = again;
+        }
+        Object::Srq(queue) => {
+            let domain = behind_pd((*queue).face.pd);
+            let mut attributes = (*queue).init;
+            let again = made(make_srq(domain, queue, &mut attributes), "ibv_create_srq")?;
+            let mut lane = (*queue).lane.lock();
+            lane.real = again;
+            (*queue).post_again(&mut lane).map_err(|errno| {
+                format!("a shared receive queue took less than before (errno {errno})")
+            })?;
         }
         Object::Qp(pair) => {
             let domain = behind_pd((*pair).face.pd);

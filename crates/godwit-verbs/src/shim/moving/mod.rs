@@ -117,7 +117,10 @@ unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
         remote_physical: device.map(|(_, number)| number),
         sent: lane.sent,
         received: pair.receives.completed(),
-        receives_outstanding: pair.receives.waiting() as usize,
+        receives_outstanding: objects::srq(pair.face.srq).map_or_else(
+            || pair.receives.waiting() as usize,
+            |queue| queue.receives.waiting(),
+        ),
         kept: lane.kept.len(),
     }
 }
