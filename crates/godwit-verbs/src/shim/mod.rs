@@ -28,7 +28,7 @@ pub use contexts::{
 };
 pub use data_path::{poll_cq, post_recv, post_send, req_notify_cq};
 pub use moving::{
-    Connection, Obstacle, QueuePairState, Recreated, connect, drain, obstacles, queue_pairs,
+    Connection, Obstacle, QueuePairState, Recreated, connect, drain, needs, obstacles, queue_pairs,
     recreate, release, resume, suspend,
 };
 pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};

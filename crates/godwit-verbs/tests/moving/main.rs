@@ -318,10 +318,8 @@ fn receives_of_a_shared_queue_complete_in_any_order_and_move() {
             ..Default::default()
         };
         // SAFETY: the pair lives.
-        assert_eq!(
-            unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) },
-            0
-        );
+        let changed = unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) };
+        assert_eq!(changed, 0);
     }
     shim::suspend(None).unwrap();
     complete_sends();

@@ -13,16 +13,20 @@ use crate::run::{ALIAS, PARTNER_ALIAS, connected};
 pub(crate) struct Variant {
     pub(crate) name: &'static str,
     options: &'static str,
+    /// Whether a move that fails at the destination comes first.
+    fails_first: bool,
 }
 
 pub(crate) const VARIANTS: &[Variant] = &[
     Variant {
         name: "checked: receive queues",
         options: "--events",
+        fails_first: true,
     },
     Variant {
         name: "checked: shared receive queue",
         options: "--events --shared-receives",
+        fails_first: false,
     },
 ];
 
@@ -68,6 +72,10 @@ pub(crate) fn check(bed: &Bed, variant: &Variant, moves: usize, loss: f64) -> io
 fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io::Result<()> {
     let (mut first, mut second) = start(bed, variant)?;
     connected(first.place(bed))?;
+    if variant.fails_first {
+        std::thread::sleep(WORK);
+        fail_once(bed, &first, &second)?;
+    }
     let mut blackouts = Vec::new();
     for number in 0..moves {
         std::thread::sleep(WORK);
@@ -97,6 +105,27 @@ fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io:
         checked.said.push(ended(one.place(bed), one.log)?);
     }
     Ok(())
+}
+
+/// A move to guest 2, where CRIU seems to work and restores nothing: the process has to go on where it is.
+fn fail_once(bed: &Bed, moving: &Mover, staying: &Mover) -> io::Result<()> {
+    let destination = bed.guest(2);
+    destination.must(
+        "mv /usr/sbin/criu /usr/sbin/criu.away && chmod +x /usr/sbin/criu.away && \
+         printf '#!/bin/sh\\n[ \"$1\" = check ] && exit 0\\necho Error: not today >/run/image/restore.log\\nexit 1\\n' \
+         >/usr/sbin/criu && chmod +x /usr/sbin/criu",
+    )?;
+    let (from, partner) = (moving.place(bed), staying.place(bed));
+    let moved = move_process(from, destination, partner, moving.alias, moving.log);
+    destination.must("mv /usr/sbin/criu.away /usr/sbin/criu")?;
+    match moved {
+        Err(error) if error.to_string().contains("goes on where it was") => {
+            println!("  a move that failed: {error}");
+            Ok(())
+        }
+        Err(error) => Err(error),
+        Ok(_) => Err(io::Error::other("a move without CRIU succeeded")),
+    }
 }
 
 /// The server on guest 1 and the client on guest 3, each with an address of its own.

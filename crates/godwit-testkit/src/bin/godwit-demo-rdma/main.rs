@@ -3,6 +3,7 @@
 mod checking;
 mod holder;
 mod programs;
+mod refusals;
 mod report;
 mod run;
 
@@ -13,9 +14,9 @@ use clap::Parser;
 /// Moves RDMA programs between virtual machines with soft-RoCE
 #[derive(Parser)]
 struct Arguments {
-    /// Only programs whose name contains this
-    #[arg(long, default_value = "")]
-    only: String,
+    /// Only programs whose name contains this; more than once for several
+    #[arg(long)]
+    only: Vec<String>,
     /// How often each pair of checking processes moves
     #[arg(long, default_value_t = 2)]
     moves: usize,
@@ -25,6 +26,13 @@ struct Arguments {
     /// Keep the virtual machines' logs
     #[arg(long)]
     keep_logs: bool,
+}
+
+impl Arguments {
+    /// Whether what is called `name` is to run.
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
+    }
 }
 
 fn main() -> ExitCode {

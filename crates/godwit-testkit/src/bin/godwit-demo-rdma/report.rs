@@ -9,8 +9,20 @@ pub(crate) struct Report {
     /// How each move was asked for: without pre-setup, every object is made inside the blackout.
     pub(crate) pre_setup: bool,
     pub(crate) holder: Option<Holder>,
+    /// What the preflight said of processes that cannot move, by case.
+    pub(crate) refusals: Vec<Refusal>,
     pub(crate) moves: Vec<Move>,
     pub(crate) checked: Vec<Checked>,
+}
+
+/// A process that cannot move.
+#[derive(Serialize)]
+pub(crate) struct Refusal {
+    pub(crate) case: &'static str,
+    /// All reasons, one sentence each.
+    pub(crate) said: Vec<String>,
+    /// Whether they are those that there are, and no others.
+    pub(crate) as_expected: bool,
 }
 
 /// Two processes that check every completion and every message, moved several times.

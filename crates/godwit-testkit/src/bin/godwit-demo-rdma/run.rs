@@ -13,6 +13,7 @@ use crate::Arguments;
 use crate::checking::{VARIANTS, check};
 use crate::holder::move_holder;
 use crate::programs::{PROGRAMS, Program, Side};
+use crate::refusals::refusals;
 use crate::report::{Move, Report};
 
 /// The address that moves along.
@@ -23,7 +24,6 @@ pub(crate) const PARTNER_ALIAS: &str = "10.0.0.101/24";
 const END: Duration = Duration::from_secs(90);
 
 pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
-    let only = arguments.only.as_str();
     let began = Instant::now();
     println!("booting three virtual machines with soft-RoCE");
     let bed = Bed::start(3, &payload()?)?;
@@ -32,10 +32,11 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         passed: true,
         pre_setup: false,
         holder: None,
+        refusals: Vec::new(),
         moves: Vec::new(),
         checked: Vec::new(),
     };
-    if "holder".contains(only) {
+    if arguments.wants("holder") {
         let holder = move_holder(&bed)?;
         println!(
             "  a process that only holds a device: CRIU alone refused it: {}; with the plugin it runs on guest 2: {}",
@@ -45,9 +46,20 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         report.holder = Some(holder);
         clean_up(&bed)?;
     }
+    if arguments.wants("refusals") {
+        report.refusals = refusals(&bed)?;
+        for refusal in &report.refusals {
+            println!("  refused: {}", refusal.case);
+            for sentence in &refusal.said {
+                println!("    {sentence}");
+            }
+            report.passed &= refusal.as_expected;
+        }
+        clean_up(&bed)?;
+    }
     for program in PROGRAMS
         .iter()
-        .filter(|program| program.name.contains(only))
+        .filter(|program| arguments.wants(program.name))
     {
         for side in [Side::Server, Side::Client] {
             let mut moved = Moved::default();
@@ -74,7 +86,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     }
     for variant in VARIANTS
         .iter()
-        .filter(|variant| variant.name.contains(&arguments.only))
+        .filter(|variant| arguments.wants(variant.name))
     {
         let checked = check(&bed, variant, arguments.moves, arguments.loss)?;
         match &checked.error {
@@ -108,7 +120,10 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         }
     }
     Ok(report.passed
-        && (report.holder.is_some() || !report.moves.is_empty() || !report.checked.is_empty()))
+        && (report.holder.is_some()
+            || !report.refusals.is_empty()
+            || !report.moves.is_empty()
+            || !report.checked.is_empty()))
 }
 
 /// What goes into the guests, without symbols.
@@ -210,7 +225,7 @@ fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::
     ended(partner, other, program)
 }
 
-fn listening(guest: &RdmaGuest) -> io::Result<()> {
+pub(crate) fn listening(guest: &RdmaGuest) -> io::Result<()> {
     guest.must("for i in $(seq 200); do ss -ltn | grep -q ':18515' && exit 0; sleep 0.05; done; cat /run/server.log; exit 1").map(drop)
 }
 
