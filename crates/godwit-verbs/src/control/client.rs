@@ -87,6 +87,9 @@ mod tests {
         let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
+            // The request is read first: a socket that is closed with something unread in it is reset.
+            let mut request = String::new();
+            BufReader::new(&stream).read_line(&mut request).unwrap();
             stream.write_all(b"\"don").unwrap();
         });
         let error = ask(pid, &Request::Status).unwrap_err().to_string();
