@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-rdma demo-rdma-build test-rdma soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -87,12 +87,27 @@ demo-net: guest
 	target/release/godwit-demo-net
 
 # Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
-demo-rdma:
+demo-rdma: demo-rdma-build
+	target/debug/godwit-demo-rdma
+
+demo-rdma-build:
 	scripts/install-deps
 	scripts/install-qemu
 	scripts/build-rdma-guest >/dev/null
-	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma
-	target/debug/godwit-demo-rdma
+	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
+
+# The shortest proof of it, for a continuous-integration run: three programs that each move once or twice.
+test-rdma: demo-rdma-build
+	target/debug/godwit-demo-rdma --only refusals --only "checked: shared" --only write_bw --only "pingpong -e"
+
+# Fifty moves of two processes that check everything, in turns, with lost packets. Half an hour.
+soak-rdma: demo-rdma-build
+	target/debug/godwit-demo-rdma --only checked --moves 50 --loss 1
+
+# What the RDMA library costs on the data path, in cycles, at a provider that does nothing.
+bench-verbs:
+	$(CARGO) build --release --locked -p godwit-verbs --lib --example null_provider --example overhead
+	target/release/examples/overhead
 
 # Godwit beside its peers, in less than ten minutes: bench/README.md. BENCH takes more options.
 bench: bench-build

@@ -10,4 +10,4 @@ mod moving;
 
 pub use bed::Bed;
 pub use guest::{Output, RdmaGuest};
-pub use moving::{Breakdown, Moved, Place, move_process};
+pub use moving::{Breakdown, Moved, Place, move_process, preflight};

@@ -9,6 +9,7 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use godwit_verbs::control::{Answer, Request, Status};
+use godwit_verbs::preflight::{self, Offer, is_other_end};
 use godwit_verbs::shim::{Connection, QueuePairState, Recreated};
 use serde::Serialize;
 
@@ -121,7 +122,11 @@ pub fn move_process(
     alias: &str,
     carried: &str,
 ) -> io::Result<Moved> {
-    let pairs = preflight(from, to)?;
+    let against = preflight(from, to, partner)?;
+    if !against.is_empty() {
+        return Err(io::Error::other(against.join("; ")));
+    }
+    let pairs = from.status()?.queue_pairs;
     let links = links(&pairs, &partner.status()?.queue_pairs)?;
     let partners: Vec<u32> = links.iter().map(|(_, theirs)| *theirs).collect();
     let mut moved = Moved {
@@ -154,32 +159,32 @@ pub fn move_process(
     }
     moved.breakdown_ms.dump_others = milliseconds(step);
 
-    let step = Instant::now();
-    to.must("rm -rf /run/image; (setsid socat -u TCP-LISTEN:8000,reuseaddr EXEC:'tar -xf - -C /' >/run/socat.log 2>&1; echo $? >/run/socat.status) & until ss -ltn | grep -q :8000; do sleep 0.02; done")?;
-    from.guest.must(&format!(
-        "ip addr del {alias} dev eth0 2>/dev/null; nft list tables | grep 'inet CRIU' | while read -r table; do nft delete $table; done; \
-         tar -C / -cf - run/image {carried} | socat -u - TCP:{}:8000",
-        to.address()
-    ))?;
-    to.must("until [ -s /run/socat.status ]; do sleep 0.02; done; [ $(cat /run/socat.status) = 0 ]; s=$?; rm /run/socat.status; exit $s")?;
-    moved.breakdown_ms.transfer = milliseconds(step);
-
-    let step = Instant::now();
-    let bare = alias.split('/').next().unwrap_or(alias);
-    to.must(&format!(
-        "nft table ip guard '{{ chain in {{ type filter hook input priority -300; ip daddr {bare} drop; }}; }}' && \
-         ip addr add {alias} dev eth0 && \
-         {{ criu restore -D /run/image -o restore.log --tcp-established -d || {{ grep -a Error /run/image/restore.log; exit 1; }}; }} && \
-         nft delete table ip guard && (arping -q -U -c 1 -I eth0 {bare} >/dev/null 2>&1 &)"
-    ))?;
-    moved.breakdown_ms.full_restore = milliseconds(step);
-
-    let step = Instant::now();
+    if let Err(error) = carry_over(from, to, alias, carried, &mut moved.breakdown_ms) {
+        let became = match bring_back(from, to, alias) {
+            Ok(()) => {
+                go_on_at_source(from, partner, &links, &partners);
+                "the process goes on where it was".to_owned()
+            }
+            Err(lost) => {
+                resume_partner(partner, &partners);
+                format!("the process was not restored where it was either and is lost: {lost}")
+            }
+        };
+        return Err(io::Error::other(format!("{error}; {became}")));
+    }
     let here = Place {
         guest: to,
         pid: from.pid,
     };
-    reconnect(here, partner, &links)?;
+    let step = Instant::now();
+    if let Err(error) = reconnect(here, partner, &links) {
+        // It has run there, so its image is no longer what it is.
+        resume_partner(partner, &partners);
+        return Err(io::Error::other(format!(
+            "{error}; the process runs at guest {} without its RDMA connections",
+            to.number()
+        )));
+    }
     both(
         || here.ask(&Request::Resume { only: None }),
         || {
@@ -193,32 +198,82 @@ pub fn move_process(
     Ok(moved)
 }
 
-/// All reasons against the move at once, or the queue pairs.
-fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<QueuePairState>> {
-    let status = from.status()?;
-    let mut against: Vec<String> = status
-        .obstacles
-        .into_iter()
-        .map(|obstacle| obstacle.what)
-        .collect();
-    if to.run("rdma link show | grep -q rxe0")?.status != 0 {
-        against.push(format!("guest {} has no RDMA device rxe0", to.number()));
+/// The image's way to the destination, and the restore there.
+fn carry_over(
+    from: Place<'_>,
+    to: &RdmaGuest,
+    alias: &str,
+    carried: &str,
+    took: &mut Breakdown,
+) -> io::Result<()> {
+    let step = Instant::now();
+    to.must("rm -rf /run/image; (setsid socat -u TCP-LISTEN:8000,reuseaddr EXEC:'tar -xf - -C /' >/run/socat.log 2>&1; echo $? >/run/socat.status) & until ss -ltn | grep -q :8000; do sleep 0.02; done")?;
+    from.guest.must(&format!(
+        "ip addr del {alias} dev eth0 2>/dev/null; nft list tables | grep 'inet CRIU' | while read -r table; do nft delete $table; done; \
+         tar -C / -cf - run/image {carried} | socat -u - TCP:{}:8000",
+        to.address()
+    ))?;
+    to.must("until [ -s /run/socat.status ]; do sleep 0.02; done; [ $(cat /run/socat.status) = 0 ]; s=$?; rm /run/socat.status; exit $s")?;
+    took.transfer = milliseconds(step);
+
+    let step = Instant::now();
+    restore(to, alias)?;
+    took.full_restore = milliseconds(step);
+    Ok(())
+}
+
+/// Restores the image behind a guard, with the address that moves along.
+fn restore(to: &RdmaGuest, alias: &str) -> io::Result<()> {
+    let bare = alias.split('/').next().unwrap_or(alias);
+    to.must(&format!(
+        "nft table ip guard '{{ chain in {{ type filter hook input priority -300; ip daddr {bare} drop; }}; }}' && \
+         ip addr add {alias} dev eth0 && \
+         {{ criu restore -D /run/image -o restore.log --tcp-established -d || {{ grep -a Error /run/image/restore.log; exit 1; }}; }} && \
+         nft delete table ip guard && (arping -q -U -c 1 -I eth0 {bare} >/dev/null 2>&1 &)"
+    ))?;
+    Ok(())
+}
+
+/// After a failure at the destination before the process ran there: it is restored where it was, from the image that
+/// is still there.
+fn bring_back(from: Place<'_>, to: &RdmaGuest, alias: &str) -> io::Result<()> {
+    let bare = alias.split('/').next().unwrap_or(alias);
+    // Whatever the restore came to, nothing of it may run, and nobody may hear of its end.
+    to.must(&format!(
+        "nft table ip guard '{{ chain out {{ type filter hook output priority -300; ip saddr {bare} drop; }}; }}' && \
+         {{ kill -9 {0} 2>/dev/null; for i in $(seq 100); do [ -e /proc/{0} ] || break; sleep 0.05; done; \
+         ip addr del {alias} dev eth0 2>/dev/null; nft delete table ip guard; [ ! -e /proc/{0} ]; }}",
+        from.pid
+    ))?;
+    from.guest
+        .run(&format!("ip addr del {alias} dev eth0 2>/dev/null"))?;
+    restore(from.guest, alias)
+}
+
+/// The partner finds out by its own requests that the other side is gone.
+fn resume_partner(partner: Place<'_>, partners: &[u32]) {
+    let only = Some(partners.to_vec());
+    if let Err(error) = partner.ask(&Request::Resume { only }) {
+        eprintln!("guest {} did not go on: {error}", partner.guest.number());
     }
-    if to.run("criu check >/dev/null 2>&1")?.status != 0 {
-        against.push(format!("CRIU does not work on guest {}", to.number()));
-    }
-    if to.run(&format!("[ ! -e /proc/{} ]", from.pid))?.status != 0 {
-        against.push(format!(
-            "guest {} has a process {} already",
-            to.number(),
-            from.pid
-        ));
-    }
-    if against.is_empty() {
-        Ok(status.queue_pairs)
-    } else {
-        Err(io::Error::other(against.join("; ")))
-    }
+}
+
+/// All reasons against a move of `from` to `to`, one sentence each. `partner` is where its connections should end.
+///
+/// # Errors
+/// If a guest cannot be asked.
+pub fn preflight(from: Place<'_>, to: &RdmaGuest, partner: Place<'_>) -> io::Result<Vec<String>> {
+    // A process that does not answer does not use the library, which is a reason of its own.
+    let (status, other) = (from.status().ok(), partner.status().ok());
+    let offered = to.must(&format!("godwit-verbs offer {}", from.pid))?;
+    let offer: Offer = serde_json::from_str(&offered)?;
+    let partners = other.map_or_else(Vec::new, |status| status.queue_pairs);
+    Ok(preflight::against(
+        from.pid,
+        status.as_ref(),
+        &offer,
+        &partners,
+    ))
 }
 
 /// Which queue pair is connected to which of the partner's, by the numbers that applications know.
@@ -226,19 +281,11 @@ fn links(ours: &[QueuePairState], theirs: &[QueuePairState]) -> io::Result<Vec<(
     let connected = ours.iter().filter(|pair| pair.remote.is_some());
     connected
         .map(|pair| {
-            let other = theirs.iter().find(|other| {
-                Some(other.physical) == pair.remote_physical
-                    && other.local == pair.remote
-                    && other.remote_physical == Some(pair.physical)
-                    && other.remote == pair.local
-            });
+            let other = theirs.iter().find(|other| is_other_end(pair, other));
             other
                 .map(|other| (pair.number, other.number))
                 .ok_or_else(|| {
-                    io::Error::other(format!(
-                        "queue pair {} is connected to a process that does not use the library",
-                        pair.number
-                    ))
+                    io::Error::other(format!("queue pair {} is connected to nobody", pair.number))
                 })
         })
         .collect()

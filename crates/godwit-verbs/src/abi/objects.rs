@@ -112,6 +112,21 @@ pub struct ibv_srq {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct ibv_srq_attr {
+    pub max_wr: u32,
+    pub max_sge: u32,
+    pub srq_limit: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_srq_init_attr {
+    pub srq_context: *mut c_void,
+    pub attr: ibv_srq_attr,
+}
+
+#[repr(C)]
 pub struct ibv_qp {
     pub context: *mut ibv_context,
     pub qp_context: *mut c_void,
@@ -252,6 +267,7 @@ const _: () = {
     assert!(size_of::<ibv_comp_channel>() == 16);
     assert!(size_of::<ibv_cq>() == 128);
     assert!(size_of::<ibv_srq>() == 128);
+    assert!(size_of::<ibv_srq_init_attr>() == 24);
     assert!(size_of::<ibv_qp>() == 160);
     assert!(size_of::<ibv_ah>() == 24);
     assert!(size_of::<ibv_qp_init_attr>() == 64);

@@ -104,11 +104,13 @@ pub const IBV_WC_RECV: c_int = 1 << 7;
 
 impl ibv_send_wr {
     /// Whether this request uses up a receive at the other side.
+    #[inline]
     pub fn is_two_sided(&self) -> bool {
-        matches!(
-            self.opcode,
-            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM | IBV_WR_SEND_WITH_INV | IBV_WR_RDMA_WRITE_WITH_IMM
-        )
+        const TWO_SIDED: u32 = 1 << IBV_WR_SEND
+            | 1 << IBV_WR_SEND_WITH_IMM
+            | 1 << IBV_WR_SEND_WITH_INV
+            | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
+        (self.opcode as u32) < u32::BITS && TWO_SIDED >> self.opcode & 1 != 0
     }
 }
 

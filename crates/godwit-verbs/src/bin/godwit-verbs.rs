@@ -23,6 +23,11 @@ enum Command {
         /// The process
         pid: u32,
     },
+    /// Shows what this host offers to processes that move here, as JSON
+    Offer {
+        /// Numbers of processes that would come
+        pids: Vec<u32>,
+    },
     /// Sends a request as JSON and prints the answer as JSON
     Ask {
         /// The process
@@ -48,6 +53,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             for pid in processes().context("cannot list sockets")? {
                 println!("{pid}");
             }
+            return Ok(ExitCode::SUCCESS);
+        }
+        Command::Offer { pids } => {
+            let offer = godwit_verbs::offer::offer(&pids).context("cannot list devices")?;
+            println!("{}", serde_json::to_string(&offer)?);
             return Ok(ExitCode::SUCCESS);
         }
         Command::Status { pid } => (pid, Request::Status),

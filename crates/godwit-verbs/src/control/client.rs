@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 
-use super::{Answer, MAX_LINE, NAME, Request, address};
+use super::{Answer, MAX_LINE, NAME, Request, address, other_end};
 
 /// Asks the process `pid`.
 ///
@@ -17,6 +17,14 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
         );
         io::Error::new(error.kind(), hint)
     })?;
+    // Anybody may listen under this name; what a move does must not depend on what he says.
+    let who = other_end(&stream).map(|who| who.pid);
+    if who != i32::try_from(pid).ok() {
+        return Err(io::Error::other(format!(
+            "process {pid} does not answer: its socket's name is used by process {}",
+            who.unwrap_or(0)
+        )));
+    }
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
     stream.write_all(line.as_bytes())?;
@@ -25,6 +33,12 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
     if line.is_empty() {
         return Err(io::Error::other(format!(
             "process {pid} hung up; only root and its own user may ask"
+        )));
+    }
+    if !line.ends_with('\n') {
+        return Err(io::Error::other(format!(
+            "process {pid} ended its answer in the middle, after {} bytes",
+            line.len()
         )));
     }
     Ok(serde_json::from_str(&line)?)
@@ -50,4 +64,36 @@ pub fn processes() -> io::Result<Vec<u32>> {
     found.sort_unstable();
     found.dedup();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn another_process_under_the_name_is_not_believed() {
+        // A number that no process can have: this process listens in its place.
+        let pid = 0x7fff_ff00;
+        let _listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        let error = ask(pid, &Request::Status).unwrap_err().to_string();
+        let own = format!("used by process {}", std::process::id());
+        assert!(error.contains(&own), "{error}");
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_off_is_named() {
+        let pid = std::process::id();
+        let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            // The request is read first: a socket that is closed with something unread in it is reset.
+            let mut request = String::new();
+            BufReader::new(&stream).read_line(&mut request).unwrap();
+            stream.write_all(b"\"don").unwrap();
+        });
+        let error = ask(pid, &Request::Status).unwrap_err().to_string();
+        server.join().unwrap();
+        assert!(error.contains("in the middle, after 4 bytes"), "{error}");
+    }
 }

@@ -11,14 +11,36 @@ pub use requests::{Answer, Request, Status};
 pub use server::start;
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::SocketAddr;
+use std::os::unix::net::{SocketAddr, UnixStream};
 
 /// Longest line in either direction, in bytes.
 const MAX_LINE: u64 = 16 << 20;
 
 /// What the socket's name begins with; the process's number follows.
 const NAME: &str = "godwit-verbs-";
+
+/// Who is at the other end: who connected, or who began to listen.
+fn other_end(stream: &UnixStream) -> Option<libc::ucred> {
+    let mut who = libc::ucred {
+        pid: 0,
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: the option fills a ucred of the size that is given.
+    let asked = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut who).cast(),
+            &raw mut size,
+        )
+    };
+    (asked == 0).then_some(who)
+}
 
 fn address(pid: u32) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(format!("{NAME}{pid}"))

@@ -4,7 +4,11 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::preflight::Need;
 use crate::shim::{self, Connection, Obstacle, QueuePairState, Recreated};
+
+/// Nobody keeps an application's requests back for longer, whatever a request says.
+const LONGEST_DRAIN: Duration = Duration::from_secs(60);
 
 /// A request to a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -21,7 +25,7 @@ pub enum Request {
     Drain {
         /// Two-sided requests that the peer posted, by the queue pair's number.
         peer_sent: Vec<(u32, u32)>,
-        /// At most this long.
+        /// At most this long, and never longer than a minute.
         bound_ms: u64,
     },
     /// Give the device's objects back.
@@ -50,6 +54,9 @@ pub struct Status {
     pub queue_pairs: Vec<QueuePairState>,
     /// Why it cannot move; empty if it can.
     pub obstacles: Vec<Obstacle>,
+    /// What it uses of each device, which its destination has to have.
+    #[serde(default)]
+    pub needs: Vec<Need>,
 }
 
 /// The answer to a request.
@@ -77,20 +84,18 @@ impl Request {
     /// Does it in this process.
     pub(super) fn carry_out(self) -> Answer {
         let done = match self {
-            Request::Status => {
-                let (queue_pairs, obstacles) = (shim::queue_pairs(), shim::obstacles());
-                Ok(Answer::Status(Status {
-                    queue_pairs,
-                    obstacles,
-                }))
-            }
+            Request::Status => Ok(Answer::Status(Status {
+                queue_pairs: shim::queue_pairs(),
+                obstacles: shim::obstacles(),
+                needs: shim::needs(),
+            })),
             Request::Suspend { only } => shim::suspend(only.as_deref()).map(Answer::Suspended),
             Request::Drain {
                 peer_sent,
                 bound_ms,
             } => shim::drain(
                 &peer_sent.into_iter().collect(),
-                Duration::from_millis(bound_ms),
+                Duration::from_millis(bound_ms).min(LONGEST_DRAIN),
             )
             .map(|took| Answer::Drained {
                 microseconds: took.as_micros() as u64,

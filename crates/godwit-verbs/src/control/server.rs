@@ -1,13 +1,12 @@
 //! The thread in the application's process.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::catch_unwind;
 use std::sync::Once;
 use std::time::Duration;
 
-use super::{Answer, MAX_LINE, Request, address};
+use super::{Answer, MAX_LINE, Request, address, other_end};
 
 /// A client that says nothing for this long is hung up on.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -80,31 +79,25 @@ fn answer(mut stream: &UnixStream) -> io::Result<()> {
         Err(error) => Answer::Error(format!("the request cannot be read: {error}")),
     };
     let mut line = serde_json::to_string(&answer)?;
+    if line.len() as u64 >= MAX_LINE {
+        line = serde_json::to_string(&too_long(line.len()))?;
+    }
     line.push('\n');
     stream.write_all(line.as_bytes())
 }
 
+fn too_long(length: usize) -> Answer {
+    Answer::Error(format!(
+        "the answer is {length} bytes long, and at most {MAX_LINE} are sent: this process has too many queue pairs or \
+         memory regions to be moved"
+    ))
+}
+
 /// Whether the other end is root or this process's user.
 fn may_ask(stream: &UnixStream) -> bool {
-    let mut who = libc::ucred {
-        pid: 0,
-        uid: u32::MAX,
-        gid: u32::MAX,
-    };
-    let mut size = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the option fills a ucred of the size that is given.
-    let asked = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut who).cast(),
-            &raw mut size,
-        )
-    };
     // SAFETY: takes and touches nothing.
     let own = unsafe { libc::geteuid() };
-    asked == 0 && (who.uid == 0 || who.uid == own)
+    other_end(stream).is_some_and(|who| who.uid == 0 || who.uid == own)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use super::objects::{self, *};
 use super::real::real;
 use super::world::{KEYS, Object, running_world};
-use super::{data_path, descriptors, objects::context_is_ours};
+use super::{data_path, descriptors, objects::context_is_ours, shared_receives};
 use crate::abi::*;
 use crate::tables::{Call, make_allowed};
 
@@ -23,14 +23,6 @@ unsafe extern "C" fn no_memory_window(_: *mut ibv_pd, _: c_int) -> *mut c_void {
 }
 
 unsafe extern "C" fn no_bind(_: *mut ibv_qp, _: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn no_shared_receive(
-    _: *mut ibv_srq,
-    _: *mut ibv_recv_wr,
-    _: *mut *mut ibv_recv_wr,
-) -> c_int {
     libc::EOPNOTSUPP
 }
 
@@ -50,7 +42,7 @@ fn operations() -> ibv_context_ops {
         poll_cq: Some(data_path::poll_cq),
         req_notify_cq: Some(data_path::req_notify_cq),
         compat_cq: [ptr::null_mut(); 7],
-        post_srq_recv: Some(no_shared_receive),
+        post_srq_recv: Some(shared_receives::post_srq_recv),
         compat_qp: [ptr::null_mut(); 4],
         post_send: Some(data_path::post_send),
         post_recv: Some(data_path::post_recv),
@@ -187,24 +179,25 @@ pub unsafe fn reg_mr(
     let mut world = running_world();
     let access = access & !OPTIONAL_ACCESS;
     let domain = parent.real.load(Ordering::Acquire);
-    let Some(made) = register(domain, address, length, iova, access, |key| {
-        !world.spoken_keys.contains(&key)
+    let Some(made) = register(domain, address, length, iova, access, |made| {
+        !world.spoken_keys.contains(&made.rkey) && !world.known_local_keys.contains(&made.lkey)
     }) else {
         return ptr::null_mut();
     };
-    let (Ok(lkey), Some(id)) = (
-        KEYS.give((*made).lkey),
-        world.add(Call::MemoryRegion {
-            pd: parent.id,
-            address: address as u64,
-            length: length as u64,
-            iova,
-            access: access as i32,
-        }),
-    ) else {
+    let Some(id) = world.add(Call::MemoryRegion {
+        pd: parent.id,
+        address: address as u64,
+        length: length as u64,
+        iova,
+        access: access as i32,
+    }) else {
         (real().dereg_mr)(made);
         return refuse(libc::ENOMEM);
     };
+    let lkey = (*made).lkey;
+    if world.translates {
+        KEYS.set(lkey, lkey);
+    }
     let face = ibv_mr {
         context: parent.face.context,
         pd,
@@ -225,21 +218,21 @@ pub unsafe fn reg_mr(
     shadow.cast()
 }
 
-/// A region of the device whose remote key is `allowed`.
+/// A region of the device whose keys are `allowed`.
 pub(super) unsafe fn register(
     domain: *mut ibv_pd,
     address: *mut c_void,
     length: usize,
     iova: u64,
     access: u32,
-    allowed: impl Fn(u32) -> bool,
+    allowed: impl Fn(&ibv_mr) -> bool,
 ) -> Option<*mut ibv_mr> {
     make_allowed(
         || {
             let made = (real().reg_mr_iova2)(domain, address, length, iova, access);
             (!made.is_null()).then_some(made)
         },
-        |made| allowed((**made).rkey),
+        |made| allowed(&**made),
         |refused| {
             (real().dereg_mr)(refused);
         },
@@ -254,7 +247,7 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let mut world = running_world();
     let result = (real().dereg_mr)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
-        KEYS.take_back(shadow.face.lkey);
+        KEYS.forget(shadow.face.lkey);
         world.remove(shadow.id);
         drop(Box::from_raw(mr.cast::<ShadowMr>()));
     }

@@ -5,6 +5,8 @@
 //! that it shares or uses again. The copy carries the keys and handles of the device.
 
 use std::ffi::c_int;
+use std::hint::cold_path;
+use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
@@ -12,7 +14,6 @@ use super::objects::{self, *};
 use super::world::KEYS;
 use super::{completions, doorbell};
 use crate::abi::*;
-use crate::tables::LocalKeys;
 
 /// `ibv_post_send`
 pub unsafe extern "C" fn post_send(
@@ -22,6 +23,8 @@ pub unsafe extern "C" fn post_send(
 ) -> c_int {
     let shadow = &*qp.cast::<ShadowQp>();
     match shadow.lane.enter() {
+        Some(mut lane) if lane.plain => lane.pass_on(first, bad),
+        Some(mut lane) if lane.is_simple(first) => lane.send_one(first, bad),
         Some(mut lane) => lane.send(first, bad),
         None => post_send_slowly(shadow, first, bad),
     }
@@ -47,6 +50,67 @@ unsafe fn post_send_slowly(
 }
 
 impl QpLane {
+    /// Gives requests to the device as they are.
+    #[inline]
+    unsafe fn pass_on(&mut self, first: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+        let result = (self.post_send)(self.real, first, bad);
+        // The list is the caller's until the call returns, so it can be read after the device has it.
+        if result != 0 {
+            cold_path();
+            self.sent = self.sent.wrapping_add(two_sided(first, *bad));
+        } else if first.is_null() || !(*first).next.is_null() {
+            cold_path();
+            self.sent = self.sent.wrapping_add(two_sided(first, ptr::null()));
+        } else {
+            self.sent = self.sent.wrapping_add(u32::from((*first).is_two_sided()));
+        }
+        result
+    }
+
+    /// Whether [`QpLane::send_one`] can send this.
+    #[inline]
+    unsafe fn is_simple(&self, first: *const ibv_send_wr) -> bool {
+        !self.datagrams
+            && !first.is_null()
+            && (*first).next.is_null()
+            && (*first).num_sge == 1
+            && (*first).opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD
+    }
+
+    /// As [`QpLane::send`] for one request with one piece, of a kind that uses no field behind the union: most
+    /// requests are like this.
+    #[inline]
+    unsafe fn send_one(&mut self, request: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
+        const USED: usize = std::mem::offset_of!(ibv_send_wr, bind_mw);
+        let mut copy = MaybeUninit::<ibv_send_wr>::uninit();
+        let copied = copy.as_mut_ptr();
+        ptr::copy_nonoverlapping(request.cast::<u8>(), copied.cast(), USED);
+        let mut piece = *(*request).sg_list;
+        piece.lkey = KEYS.physical(piece.lkey);
+        (*copied).sg_list = &raw mut piece;
+        let key = match (*request).opcode {
+            IBV_WR_SEND | IBV_WR_SEND_WITH_IMM => None,
+            IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD => {
+                Some(&raw mut (*copied).wr.atomic.rkey)
+            }
+            _ => Some(&raw mut (*copied).wr.rdma.rkey),
+        };
+        if let Some(key) = key {
+            *key = self.remote_keys.physical(*key);
+        }
+        let mut refused = ptr::null_mut();
+        let mut result = (self.post_send)(self.real, copied, &raw mut refused);
+        if result == libc::EACCES && refused.is_null() {
+            result = doorbell::ring(self.real);
+        }
+        if result == 0 {
+            self.sent = self.sent.wrapping_add(u32::from((*request).is_two_sided()));
+        } else {
+            *bad = request;
+        }
+        result
+    }
+
     /// Translates requests and posts them to the device.
     #[inline]
     pub(super) unsafe fn send(
@@ -54,7 +118,7 @@ impl QpLane {
         first: *mut ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
     ) -> c_int {
-        let keys: &LocalKeys = &KEYS;
+        let plain = self.plain;
         let mut next = first;
         while !next.is_null() {
             let batch_first = next;
@@ -71,7 +135,11 @@ impl QpLane {
                 for piece in 0..wanted {
                     let original = &*request.sg_list.add(piece);
                     target.add(piece).write(ibv_sge {
-                        lkey: keys.physical(original.lkey),
+                        lkey: if plain {
+                            original.lkey
+                        } else {
+                            KEYS.physical(original.lkey)
+                        },
                         ..*original
                     });
                 }
@@ -209,6 +277,25 @@ impl QpLane {
         Ok(())
     }
 
+    /// Gives receives to the device as they are, and notes those that it takes.
+    #[inline]
+    unsafe fn pass_on_receives(
+        &mut self,
+        shadow: &ShadowQp,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        let result = (self.post_recv)(self.real, first, bad);
+        // As for sends, the list can still be read.
+        if result == 0 && !first.is_null() && (*first).next.is_null() {
+            shadow.note_receive(&*first);
+        } else {
+            let refused = if result == 0 { ptr::null_mut() } else { *bad };
+            shadow.note_receives(first, refused);
+        }
+        result
+    }
+
     /// Translates receives, posts them to the device if there is one, and notes them if `shadow` is to.
     #[inline]
     pub(super) unsafe fn receive(
@@ -217,7 +304,7 @@ impl QpLane {
         first: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
-        let keys: &LocalKeys = &KEYS;
+        let plain = self.plain;
         let mut next = first;
         while !next.is_null() {
             let request = &*next;
@@ -237,7 +324,11 @@ impl QpLane {
             for piece in 0..count {
                 let original = &*request.sg_list.add(piece);
                 target.add(piece).write(ibv_sge {
-                    lkey: keys.physical(original.lkey),
+                    lkey: if plain {
+                        original.lkey
+                    } else {
+                        KEYS.physical(original.lkey)
+                    },
                     ..*original
                 });
             }
@@ -256,12 +347,7 @@ impl QpLane {
                 }
             }
             if let Some(shadow) = noted_by {
-                let pieces = if count == 0 {
-                    &[]
-                } else {
-                    std::slice::from_raw_parts(request.sg_list, count)
-                };
-                shadow.receives.push(request.wr_id, pieces);
+                shadow.note_receive(request);
             }
             next = request.next;
         }
@@ -269,7 +355,37 @@ impl QpLane {
     }
 }
 
+/// Two-sided requests in the list, before `end`.
+#[inline]
+unsafe fn two_sided(first: *const ibv_send_wr, end: *const ibv_send_wr) -> u32 {
+    let (mut count, mut next) = (0, first);
+    while !next.is_null() && !ptr::eq(next, end) {
+        count += u32::from((*next).is_two_sided());
+        next = (*next).next;
+    }
+    count
+}
+
 impl ShadowQp {
+    #[inline]
+    unsafe fn note_receive(&self, request: &ibv_recv_wr) {
+        let pieces = match usize::try_from(request.num_sge) {
+            Ok(count) if count > 0 => std::slice::from_raw_parts(request.sg_list, count),
+            _ => &[],
+        };
+        self.receives.push(request.wr_id, pieces);
+    }
+
+    /// Notes what comes before `end`.
+    #[cold]
+    unsafe fn note_receives(&self, first: *const ibv_recv_wr, end: *const ibv_recv_wr) {
+        let mut next = first;
+        while !ptr::eq(next, end) && !next.is_null() {
+            self.note_receive(&*next);
+            next = (*next).next;
+        }
+    }
+
     /// What a device would say to one more receive, while there is none behind.
     fn takes_receive(&self, pieces: usize) -> Result<(), c_int> {
         if pieces > self.init.cap.max_recv_sge as usize {
@@ -290,6 +406,7 @@ pub unsafe extern "C" fn post_recv(
 ) -> c_int {
     let shadow = &*qp.cast::<ShadowQp>();
     match shadow.lane.enter() {
+        Some(mut lane) if lane.plain => lane.pass_on_receives(shadow, first, bad),
         Some(mut lane) => lane.receive(Some(shadow), first, bad),
         None => post_recv_slowly(shadow, first, bad),
     }
@@ -357,25 +474,35 @@ impl CqLane {
     #[inline]
     unsafe fn settle(&mut self, completion: &mut ibv_wc) -> *const ShadowQp {
         if self.last.0 != completion.qp_num {
-            match self
-                .routes
-                .binary_search_by_key(&completion.qp_num, |route| route.0)
-            {
-                Ok(place) => self.last = self.routes[place],
-                Err(_) => return ptr::null(),
-            }
+            self.last = self.route(completion.qp_num);
         }
         if self.last.1.is_null() {
+            cold_path();
             return ptr::null();
         }
         let shadow = &*self.last.1;
+        if !shadow.face.srq.is_null()
+            && let Some(queue) = objects::srq(shadow.face.srq)
+            && (completion.status != IBV_WC_SUCCESS || completion.opcode & IBV_WC_RECV != 0)
+            && let Some(wr_id) = queue.receives.complete(completion.wr_id)
+        {
+            completion.wr_id = wr_id;
+        }
         if completion.status != IBV_WC_SUCCESS {
+            cold_path();
             shadow.failed.store(true, Ordering::Release);
         } else if completion.opcode & IBV_WC_RECV != 0 {
             shadow.receives.complete_one();
         }
         completion.qp_num = shadow.face.qp_num;
         shadow
+    }
+
+    /// The queue pair that the device knows as `number`, if there is one.
+    #[inline(never)]
+    fn route(&self, number: u32) -> (u32, *const ShadowQp) {
+        let found = self.routes.binary_search_by_key(&number, |route| route.0);
+        found.map_or((number, ptr::null()), |place| self.routes[place])
     }
 
     /// Posts what is kept of the queue pairs whose sends complete here, as far as there is room.

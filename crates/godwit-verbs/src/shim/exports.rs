@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::contexts::{behind, refuse};
 use super::objects;
 use super::real::real;
-use super::{completions, contexts, queue_pairs};
+use super::{completions, contexts, queue_pairs, shared_receives};
 use crate::abi::*;
 
 macro_rules! export {
@@ -47,7 +47,10 @@ export! {
     ibv_destroy_cq(cq: *mut ibv_cq) -> c_int = completions::destroy_cq(cq);
     ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq, cookie: *mut *mut c_void) -> c_int = completions::get_cq_event(channel, cq, cookie);
     ibv_ack_cq_events(cq: *mut ibv_cq, count: c_uint) = completions::ack_cq_events(cq, count);
-    ibv_create_srq(_pd: *mut ibv_pd, _attributes: *mut c_void) -> *mut ibv_srq = refuse(libc::EOPNOTSUPP);
+    ibv_create_srq(pd: *mut ibv_pd, attributes: *mut ibv_srq_init_attr) -> *mut ibv_srq = shared_receives::create_srq(pd, attributes);
+    ibv_modify_srq(srq: *mut ibv_srq, attributes: *mut ibv_srq_attr, mask: c_int) -> c_int = shared_receives::modify_srq(srq, attributes, mask);
+    ibv_query_srq(srq: *mut ibv_srq, attributes: *mut ibv_srq_attr) -> c_int = shared_receives::query_srq(srq, attributes);
+    ibv_destroy_srq(srq: *mut ibv_srq) -> c_int = shared_receives::destroy_srq(srq);
     ibv_create_qp(pd: *mut ibv_pd, attributes: *mut ibv_qp_init_attr) -> *mut ibv_qp = queue_pairs::create_qp(pd, attributes);
     ibv_query_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int = queue_pairs::query_qp(qp, attributes, mask, init);
     ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int = queue_pairs::modify_qp(qp, attributes, mask);
@@ -103,6 +106,10 @@ fn names_queue_pair(kind: c_int) -> bool {
 
 /// `IBV_EVENT_CQ_ERR`
 const CQ_ERR: c_int = 0;
+/// `IBV_EVENT_SRQ_ERR`
+const SRQ_ERR: c_int = 14;
+/// `IBV_EVENT_SRQ_LIMIT_REACHED`
+const SRQ_LIMIT_REACHED: c_int = 15;
 
 /// `ibv_get_async_event`
 #[unsafe(no_mangle)]
@@ -149,6 +156,9 @@ pub unsafe extern "C" fn ibv_get_async_event(
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
         } else if (*event).event_type == CQ_ERR {
             (*event).element = (*cookie.cast::<ibv_cq>()).cq_context;
+        } else if matches!((*event).event_type, SRQ_ERR | SRQ_LIMIT_REACHED) {
+            let limit_reached = (*event).event_type == SRQ_LIMIT_REACHED;
+            (*event).element = shared_receives::of_event(cookie, limit_reached);
         }
         // At once, so that the device's object can be given back at any time: its end waits for this.
         (real().ack_async_event)(&raw mut taken);
@@ -167,6 +177,7 @@ pub unsafe extern "C" fn ibv_ack_async_event(event: *mut ibv_async_event) {
     let ours = match (*event).event_type {
         kind if names_queue_pair(kind) => objects::qp(element.cast()).is_some(),
         CQ_ERR => objects::cq(element.cast()).is_some(),
+        SRQ_ERR | SRQ_LIMIT_REACHED => objects::srq(element.cast()).is_some(),
         _ => false,
     };
     if !ours {

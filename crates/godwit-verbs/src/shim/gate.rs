@@ -1,25 +1,55 @@
 //! Exclusive access that costs its usual holder no atomic operation.
 //!
 //! A queue is nearly always used by one thread. That thread owns the queue's gate: to enter, it writes
-//! its own slot and compares one pointer. Whoever else wants in (another thread, the mover) takes the
+//! into its own slot which gate it is in, and compares one pointer. Whoever else wants in (another thread, the mover) takes the
 //! gate's mutex, takes ownership away, makes the kernel run a barrier on all threads of the process
 //! (membarrier(2)), and waits until the owner is outside. So the rare side pays for both.
 
 use std::cell::{Cell, UnsafeCell};
+use std::hint::cold_path;
 use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// After this many changes of hands a gate is no longer owned: its threads take turns by the mutex.
 const REVOCATIONS_BEFORE_SHARING: u32 = 16;
 
-/// Says whether its thread is inside a gate. One per thread, never freed: a mover may look at it. The slot of
+/// Says which gate its thread is inside of. One per thread, never freed: a mover may look at it. The slot of
 /// a thread that has ended is a later thread's, with what it owned: nobody else can have it.
 #[repr(align(64))]
 struct ThreadSlot {
-    inside: AtomicU32,
+    /// Whose it is ([`this_thread`]); 0 while it is nobody's.
+    thread: AtomicUsize,
+    /// The gate's address; 0 outside.
+    inside: AtomicUsize,
+}
+
+/// Owns the gates that no thread owns.
+static NOBODY: ThreadSlot = ThreadSlot {
+    thread: AtomicUsize::new(0),
+    inside: AtomicUsize::new(0),
+};
+
+/// A number that no other running thread has, and that is never 0.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn this_thread() -> usize {
+    let number: usize;
+    // SAFETY: the first word of a thread's control block is its own address (System V ABI for threads); a
+    // library that is loaded later would call a function for a thread-local variable.
+    unsafe {
+        std::arch::asm!("mov {}, fs:[0]", out(reg) number, options(nostack, preserves_flags, readonly, pure));
+    }
+    number
+}
+
+/// A number that no other running thread has, and that is never 0.
+#[cfg(not(target_arch = "x86_64"))]
+#[inline]
+fn this_thread() -> usize {
+    SLOT.with(|slot| ptr::from_ref(slot) as usize)
 }
 
 thread_local! {
@@ -49,8 +79,9 @@ struct Lease(&'static ThreadSlot);
 impl Drop for Lease {
     fn drop(&mut self) {
         SLOT.set(ptr::null());
+        self.0.thread.store(0, Ordering::Relaxed);
         // One that was ended inside a gate left its value in the middle of a change.
-        if self.0.inside.load(Ordering::Relaxed).is_multiple_of(2) {
+        if self.0.inside.load(Ordering::Relaxed) == 0 {
             unused().push(self.0);
         }
     }
@@ -65,12 +96,16 @@ fn first_slot() -> &'static ThreadSlot {
     let again = unused().pop();
     let slot = again.unwrap_or_else(|| {
         Box::leak(Box::new(ThreadSlot {
-            inside: AtomicU32::new(0),
+            thread: AtomicUsize::new(0),
+            inside: AtomicUsize::new(0),
         }))
     });
     SLOT.set(slot);
-    // A thread that is ending has no lease any more, and keeps its slot for good.
-    let _ending = LEASE.try_with(|lease| lease.set(Some(Lease(slot))));
+    // A thread that is ending has no lease any more. Its slot stays its own for good, and owns nothing: a later
+    // thread may get the same number.
+    if LEASE.try_with(|lease| lease.set(Some(Lease(slot)))).is_ok() {
+        slot.thread.store(this_thread(), Ordering::Relaxed);
+    }
     slot
 }
 
@@ -117,7 +152,7 @@ unsafe impl<T: Send> Sync for Gate<T> {}
 impl<T> Gate<T> {
     pub(super) fn new(value: T) -> Self {
         Self {
-            owner: AtomicPtr::new(ptr::null_mut()),
+            owner: AtomicPtr::new(nobody()),
             mutex: Mutex::new(0),
             shared: AtomicBool::new(false),
             value: UnsafeCell::new(value),
@@ -127,30 +162,37 @@ impl<T> Gate<T> {
     /// Enters if this thread owns the gate.
     #[inline]
     pub(super) fn enter(&self) -> Option<Inside<'_, T>> {
-        let slot = slot();
-        let outside = slot.inside.load(Ordering::Relaxed);
-        if outside % 2 == 1 {
+        // SAFETY: slots are never freed.
+        let slot = unsafe { &*self.owner.load(Ordering::Acquire) };
+        if slot.thread.load(Ordering::Relaxed) != this_thread()
             // This thread is inside another gate, and its slot can say only one.
+            || slot.inside.load(Ordering::Relaxed) != 0
+        {
+            cold_path();
             return None;
         }
         // Only this thread writes its slot, so a plain store is enough. The compiler must not move it
         // behind the comparison; that the processor does not is what the mover's barrier sees to.
-        slot.inside
-            .store(outside.wrapping_add(1), Ordering::Relaxed);
+        slot.inside.store(self.address(), Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         if ptr::eq(self.owner.load(Ordering::Relaxed), slot) {
             return Some(Inside { gate: self, slot });
         }
+        cold_path();
         leave(slot);
         None
+    }
+
+    fn address(&self) -> usize {
+        ptr::from_ref(self).addr()
     }
 
     /// Enters by the mutex, after whoever owned the gate.
     #[cold]
     pub(super) fn lock(&self) -> Locked<'_, T> {
         let mut revocations = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        let owner = self.owner.swap(ptr::null_mut(), Ordering::SeqCst);
-        if !owner.is_null() && !ptr::eq(owner, slot()) {
+        let owner = self.owner.swap(nobody(), Ordering::SeqCst);
+        if !ptr::eq(owner, &NOBODY) && !ptr::eq(owner, slot()) {
             *revocations += 1;
             if *revocations >= REVOCATIONS_BEFORE_SHARING {
                 self.shared.store(true, Ordering::Relaxed);
@@ -158,10 +200,8 @@ impl<T> Gate<T> {
             barrier_everywhere();
             // SAFETY: slots are leaked.
             let owner = unsafe { &*owner };
-            let seen = owner.inside.load(Ordering::Acquire);
-            // Odd means inside. Any change means that it has been outside since, and it cannot come
-            // back into this gate.
-            while seen % 2 == 1 && owner.inside.load(Ordering::Acquire) == seen {
+            // Once outside, it cannot come back: the gate is not its own any more.
+            while owner.inside.load(Ordering::Acquire) == self.address() {
                 std::thread::yield_now();
             }
         }
@@ -174,10 +214,11 @@ impl<T> Gate<T> {
 
 #[inline]
 fn leave(slot: &ThreadSlot) {
-    slot.inside.store(
-        slot.inside.load(Ordering::Relaxed).wrapping_add(1),
-        Ordering::Release,
-    );
+    slot.inside.store(0, Ordering::Release);
+}
+
+fn nobody() -> *mut ThreadSlot {
+    ptr::from_ref(&NOBODY).cast_mut()
 }
 
 /// A value that its owner uses.
@@ -288,7 +329,7 @@ mod tests {
         assert!(second.enter().is_none());
         // It owns the second one itself, so there is nobody to wait for.
         *second.lock() += 1;
-        assert_eq!(slot().inside.load(Ordering::Relaxed) % 2, 1);
+        assert_eq!(slot().inside.load(Ordering::Relaxed), first.address());
         drop(inside);
         assert_eq!((*first.lock(), *second.lock()), (0, 1));
     }

@@ -17,6 +17,7 @@ mod moving;
 mod objects;
 mod queue_pairs;
 mod real;
+mod shared_receives;
 mod world;
 
 pub use completions::{
@@ -27,8 +28,9 @@ pub use contexts::{
 };
 pub use data_path::{poll_cq, post_recv, post_send, req_notify_cq};
 pub use moving::{
-    Connection, Obstacle, QueuePairState, Recreated, connect, drain, obstacles, queue_pairs,
+    Connection, Obstacle, QueuePairState, Recreated, connect, drain, needs, obstacles, queue_pairs,
     recreate, release, resume, suspend,
 };
 pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
 pub use real::{Real, install};
+pub use shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};

@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex};
 
 use super::gate::Gate;
 use crate::abi::*;
-use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys};
+use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
 
 /// Marks the end of a drained send queue; completions with it never reach the application.
 pub(super) const MARKER: u64 = 0x6764_7774_6d61_726b;
@@ -150,6 +150,8 @@ pub(super) struct QpLane {
     pub(super) post_send: PostSend,
     pub(super) post_recv: PostRecv,
     pub(super) datagrams: bool,
+    /// Whether requests say what the device understands: no key and no handle has to be translated.
+    pub(super) plain: bool,
     /// Whether requests to send are kept back.
     pub(super) suspended: bool,
     /// Whether nothing of it was in flight when it was waited for, since it was suspended.
@@ -165,6 +167,30 @@ pub(super) struct QpLane {
 
 // SAFETY: as for `CqLane`.
 unsafe impl Send for QpLane {}
+
+#[repr(C)]
+pub(super) struct ShadowSrq {
+    pub(super) face: ibv_srq,
+    pub(super) id: ObjectId,
+    /// What the application was told it has.
+    pub(super) init: ibv_srq_init_attr,
+    /// The limit below which the application wants an event; 0 for none.
+    pub(super) limit: AtomicU32,
+    pub(super) receives: SharedReceives,
+    pub(super) lane: Gate<SrqLane>,
+}
+
+pub(super) struct SrqLane {
+    /// Null while the device's objects are released.
+    pub(super) real: *mut ibv_srq,
+    pub(super) post: PostSrqRecv,
+    /// As [`QpLane::plain`].
+    pub(super) plain: bool,
+    pub(super) pieces: Box<[ibv_sge; BATCH_PIECES]>,
+}
+
+// SAFETY: as for `CqLane`.
+unsafe impl Send for SrqLane {}
 
 /// A request that was posted while its queue pair was suspended.
 pub(super) struct KeptSend {
@@ -198,6 +224,7 @@ shadow!(ah, ibv_ah, ShadowAh);
 shadow!(channel, ibv_comp_channel, ShadowChannel);
 shadow!(cq, ibv_cq, ShadowCq);
 shadow!(qp, ibv_qp, ShadowQp);
+shadow!(srq, ibv_srq, ShadowSrq);
 
 /// As the others, for a context.
 pub(super) unsafe fn context<'a>(face: *mut ibv_context) -> Option<&'a ShadowContext> {

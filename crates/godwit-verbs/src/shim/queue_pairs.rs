@@ -30,6 +30,7 @@ unsafe fn device_attributes(
         objects::cq(wanted.send_cq).map_or(wanted.send_cq, |queue| queue.lane.lock().real);
     attributes.recv_cq =
         objects::cq(wanted.recv_cq).map_or(wanted.recv_cq, |queue| queue.lane.lock().real);
+    attributes.srq = objects::srq(wanted.srq).map_or(wanted.srq, |queue| queue.lane.lock().real);
     attributes.cap.max_send_wr = attributes.cap.max_send_wr.saturating_add(1);
     attributes
 }
@@ -70,8 +71,9 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
     ) else {
         return refuse(libc::EINVAL);
     };
-    if !(*wanted).srq.is_null() {
-        return refuse(libc::EOPNOTSUPP);
+    let srq = objects::srq((*wanted).srq);
+    if !(*wanted).srq.is_null() && srq.is_none() {
+        return refuse(libc::EINVAL);
     }
     let shadow = Box::into_raw(Box::<ShadowQp>::new_uninit()).cast::<ShadowQp>();
     let domain = parent.real.load(Ordering::Acquire);
@@ -92,6 +94,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         pd: parent.id,
         send_cq: send_cq.id,
         recv_cq: recv_cq.id,
+        srq: srq.map(|queue| queue.id),
         transport: (*wanted).qp_type,
     };
     let operations = &(*(*made).context).ops;
@@ -111,7 +114,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
             pd,
             send_cq: (*wanted).send_cq,
             recv_cq: (*wanted).recv_cq,
-            srq: ptr::null_mut(),
+            srq: (*wanted).srq,
             handle: (*made).handle,
             qp_num: number,
             state: AtomicI32::new(IBV_QPS_RESET),
@@ -133,6 +136,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
             post_send,
             post_recv,
             datagrams: (*wanted).qp_type == IBV_QPT_UD,
+            plain: (*wanted).qp_type != IBV_QPT_UD && !world.translates,
             suspended: false,
             empty: false,
             kept: VecDeque::new(),

@@ -53,6 +53,10 @@ table! {
     destroy_cq = "ibv_destroy_cq": fn(*mut ibv_cq) -> c_int;
     get_cq_event = "ibv_get_cq_event": fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
     ack_cq_events = "ibv_ack_cq_events": fn(*mut ibv_cq, c_uint);
+    create_srq = "ibv_create_srq": fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq;
+    modify_srq = "ibv_modify_srq": fn(*mut ibv_srq, *mut ibv_srq_attr, c_int) -> c_int;
+    query_srq = "ibv_query_srq": fn(*mut ibv_srq, *mut ibv_srq_attr) -> c_int;
+    destroy_srq = "ibv_destroy_srq": fn(*mut ibv_srq) -> c_int;
     create_qp = "ibv_create_qp": fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
     query_qp = "ibv_query_qp": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
     modify_qp = "ibv_modify_qp": fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;

@@ -2,16 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
-use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::objects::*;
 use crate::tables::{Call, LocalKeys, ObjectId, Roadmap};
 
-/// Memory regions that a process may have: 4 MiB of address space, touched as far as it is used.
-const LOCAL_KEYS: usize = 1 << 20;
-
-/// The translation of local keys.
-pub(super) static KEYS: LazyLock<LocalKeys> = LazyLock::new(|| LocalKeys::new(LOCAL_KEYS));
+/// The translation of local keys, since the process has moved.
+pub(super) static KEYS: LocalKeys = LocalKeys::new();
 
 #[derive(Clone, Copy)]
 pub(super) enum Object {
@@ -20,6 +17,7 @@ pub(super) enum Object {
     Mr(*mut ShadowMr),
     Channel(*mut ShadowChannel),
     Cq(*mut ShadowCq),
+    Srq(*mut ShadowSrq),
     Qp(*mut ShadowQp),
     Ah(*mut ShadowAh),
 }
@@ -33,6 +31,7 @@ impl Object {
             Object::Mr(region) => (*region).real.load(Ordering::Acquire).is_null(),
             Object::Channel(channel) => (*channel).real.load(Ordering::Acquire).is_null(),
             Object::Cq(queue) => (*queue).lane.lock().real.is_null(),
+            Object::Srq(queue) => (*queue).lane.lock().real.is_null(),
             Object::Qp(pair) => (*pair).lane.lock().real.is_null(),
             Object::Ah(handle) => (*handle).real.load(Ordering::Acquire).is_null(),
         }
@@ -53,9 +52,14 @@ pub(super) struct World {
     pub(super) roadmap: Roadmap,
     pub(super) objects: BTreeMap<ObjectId, Object>,
     pub(super) phase: Phase,
-    /// Remote keys in the tables that partners got at the last move: those of the regions that there were
-    /// then. One that is gone stays here until the next move, as it does in the tables.
+    /// Whether local keys are translated, for queue pairs that are not plain: since the process moved, or a peer
+    /// of its did.
+    pub(super) translates: bool,
+    /// Remote keys in the tables that partners got at moves. One whose region is gone stays: a partner may
+    /// have it in its table.
     pub(super) spoken_keys: BTreeSet<u32>,
+    /// Local keys that the application knew at moves.
+    pub(super) known_local_keys: BTreeSet<u32>,
 }
 
 // SAFETY: the pointers are to objects that live until the application destroys them, which takes them
@@ -66,7 +70,9 @@ static WORLD: Mutex<World> = Mutex::new(World {
     roadmap: Roadmap::new(),
     objects: BTreeMap::new(),
     phase: Phase::Running,
+    translates: false,
     spoken_keys: BTreeSet::new(),
+    known_local_keys: BTreeSet::new(),
 });
 static RESUMED: Condvar = Condvar::new();
 
@@ -109,6 +115,13 @@ impl World {
         })
     }
 
+    pub(super) fn shared_receive_queues(&self) -> impl Iterator<Item = *mut ShadowSrq> {
+        self.objects.values().filter_map(|object| match object {
+            Object::Srq(queue) => Some(*queue),
+            _ => None,
+        })
+    }
+
     /// Whether no other queue pair than `own` is known to partners and to the application as `number`.
     pub(super) fn allows_number(&self, number: u32, own: *const ShadowQp) -> bool {
         // SAFETY: objects live while the world is locked.
@@ -135,6 +148,36 @@ impl World {
                     (**region).physical_rkey.load(Ordering::Acquire),
                 )
             }),
+            _ => None,
+        })
+    }
+
+    /// From now on [`KEYS`] has every region.
+    pub(super) fn translate(&mut self) {
+        self.translates = true;
+        for object in self.objects.values() {
+            if let Object::Mr(region) = object {
+                // SAFETY: objects live while the world is locked.
+                let (known, device_region) = unsafe {
+                    (
+                        (**region).face.lkey,
+                        (**region).real.load(Ordering::Acquire),
+                    )
+                };
+                // One that the device has no more gets its key when it is made again.
+                if !device_region.is_null() {
+                    // SAFETY: as above.
+                    KEYS.set(known, unsafe { (*device_region).lkey });
+                }
+            }
+        }
+    }
+
+    /// The local keys that the application knows.
+    pub(super) fn local_keys(&self) -> impl Iterator<Item = u32> {
+        self.objects.values().filter_map(|object| match object {
+            // SAFETY: objects live while the world is locked.
+            Object::Mr(region) => Some(unsafe { (**region).face.lkey }),
             _ => None,
         })
     }

@@ -1,85 +1,97 @@
-//! Virtual local keys (the RDMA live-migration paper, section 3.3): handed out one by one, so that translation is one
-//! array access.
+//! Local keys of a process that has moved (the RDMA live-migration paper, section 3.3).
+//!
+//! An application knows a region by the local key that the device gave it at registration. Until the process
+//! moves, that is the device's key and nothing is translated. After a move each key is translated by two array
+//! accesses: real keys are not dense, so one array for all of them would be 16 GiB.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// No key is free: the application has as many memory regions as the table has entries.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Full;
+/// Keys in a leaf: a page of memory. Devices put an index into a key's upper 24 bits.
+const LEAF_BITS: u32 = 10;
+const LEAF: usize = 1 << LEAF_BITS;
+/// Leaves: 32 MiB of address space, touched as far as it is used.
+const LEAVES: usize = 1 << (u32::BITS - LEAF_BITS);
+
+type Leaf = [AtomicU32; LEAF];
 
 /// From the local key that an application knows to the one that the device knows.
 ///
-/// The array is made once and never moves, so that the data path reads it without a lock. Entry 0
-/// is never given out: an application that forgot to set a key is refused by the device, as ever.
+/// Arrays are made when they are needed and never move or go, so that the data path reads them without a lock.
 pub struct LocalKeys {
-    physical: Box<[AtomicU32]>,
-    unused: Mutex<Unused>,
-}
-
-struct Unused {
-    /// The first entry that was never given out.
-    fresh: u32,
-    returned: VecDeque<u32>,
+    leaves: AtomicPtr<AtomicPtr<Leaf>>,
+    /// Held by who adds a leaf.
+    adding: Mutex<()>,
 }
 
 impl LocalKeys {
-    /// A table for `entries` memory regions.
-    pub fn new(entries: usize) -> Self {
+    /// A table without keys.
+    pub const fn new() -> Self {
         Self {
-            physical: (0..=entries).map(|_| AtomicU32::new(0)).collect(),
-            unused: Mutex::new(Unused {
-                fresh: 1,
-                returned: VecDeque::new(),
-            }),
+            leaves: AtomicPtr::new(ptr::null_mut()),
+            adding: Mutex::new(()),
         }
     }
 
-    /// Gives out a virtual key for `physical`.
-    ///
-    /// # Errors
-    /// [`Full`] when every key is in use.
-    pub fn give(&self, physical: u32) -> Result<u32, Full> {
-        // Fresh keys first: a key that was returned is given out again as late as possible, so
-        // that its use after deregistration fails instead of reaching another region.
-        let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = if (unused.fresh as usize) < self.physical.len() {
-            unused.fresh += 1;
-            unused.fresh - 1
-        } else {
-            unused.returned.pop_front().ok_or(Full)?
-        };
-        self.physical[key as usize].store(physical, Ordering::Release);
-        Ok(key)
+    /// The application's `known` key is the device's key `physical` from now on. Key 0 stays what no device
+    /// accepts.
+    pub fn set(&self, known: u32, physical: u32) {
+        if known == 0 {
+            return;
+        }
+        let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leaves = self.leaves.load(Ordering::Acquire);
+        if leaves.is_null() {
+            // SAFETY: pointers and integers of zero are valid.
+            let zeroed =
+                unsafe { Box::<[AtomicPtr<Leaf>]>::new_zeroed_slice(LEAVES).assume_init() };
+            leaves = Box::leak(zeroed).as_mut_ptr();
+            self.leaves.store(leaves, Ordering::Release);
+        }
+        // SAFETY: the array has an entry for every upper part of a key, and is never freed.
+        let place = unsafe { &*leaves.add((known >> LEAF_BITS) as usize) };
+        let mut leaf = place.load(Ordering::Acquire);
+        if leaf.is_null() {
+            // SAFETY: as above.
+            leaf = Box::into_raw(unsafe { Box::<Leaf>::new_zeroed().assume_init() });
+            place.store(leaf, Ordering::Release);
+        }
+        // SAFETY: leaves are never freed.
+        let leaf = unsafe { &*leaf };
+        leaf[known as usize % LEAF].store(physical, Ordering::Release);
     }
 
-    /// The region behind `key` has another physical key now.
-    pub fn change(&self, key: u32, physical: u32) {
-        if let Some(entry) = self.physical.get(key as usize) {
-            entry.store(physical, Ordering::Release);
+    /// The region behind `known` is gone.
+    pub fn forget(&self, known: u32) {
+        if let Some(entry) = self.entry(known) {
+            entry.store(0, Ordering::Release);
         }
     }
 
-    /// The region behind `key` is gone.
-    pub fn take_back(&self, key: u32) {
-        let mut unused = self.unused.lock().unwrap_or_else(PoisonError::into_inner);
-        // No device's key is 0, so an entry that has one is in use.
-        if key > 0
-            && key < unused.fresh
-            && self.physical[key as usize].swap(0, Ordering::AcqRel) != 0
-        {
-            unused.returned.push_back(key);
-        }
-    }
-
-    /// What the device knows `key` as; 0, which no device accepts, for a key that is not in use.
+    /// What the device knows `known` as; 0, which no device accepts, for a key that is not in use.
     #[inline]
-    pub fn physical(&self, key: u32) -> u32 {
-        match self.physical.get(key as usize) {
-            Some(entry) => entry.load(Ordering::Relaxed),
-            None => 0,
+    pub fn physical(&self, known: u32) -> u32 {
+        self.entry(known)
+            .map_or(0, |entry| entry.load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn entry(&self, known: u32) -> Option<&AtomicU32> {
+        let leaves = self.leaves.load(Ordering::Acquire);
+        if leaves.is_null() {
+            return None;
         }
+        // SAFETY: the array has an entry for every upper part of a key, and is never freed.
+        let leaf = unsafe { &*leaves.add((known >> LEAF_BITS) as usize) }.load(Ordering::Acquire);
+        // SAFETY: leaves are never freed.
+        unsafe { leaf.as_ref() }.map(|leaf| &leaf[known as usize % LEAF])
+    }
+}
+
+impl Default for LocalKeys {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -90,57 +102,42 @@ mod tests {
     use std::collections::HashMap;
 
     #[test]
-    fn keys_are_dense_and_zero_is_never_one() {
-        let keys = LocalKeys::new(3);
+    fn a_key_that_is_not_in_use_reaches_nothing() {
+        let keys = LocalKeys::new();
+        assert_eq!((keys.physical(7), keys.physical(0)), (0, 0));
+        keys.set(7, 70);
+        keys.set(0, 71);
+        keys.set(u32::MAX, 72);
         assert_eq!(
-            [keys.give(70), keys.give(71), keys.give(72)],
-            [Ok(1), Ok(2), Ok(3)]
+            [0, 6, 7, 8, u32::MAX].map(|key| keys.physical(key)),
+            [0, 0, 70, 0, 72]
         );
-        assert_eq!(keys.give(73), Err(Full));
-        assert_eq!(
-            (keys.physical(0), keys.physical(4), keys.physical(u32::MAX)),
-            (0, 0, 0)
-        );
-    }
-
-    #[test]
-    fn a_key_taken_back_reaches_nothing_and_is_given_out_last() {
-        let keys = LocalKeys::new(2);
-        let first = keys.give(70).unwrap();
-        keys.take_back(first);
-        keys.take_back(first);
-        assert_eq!(keys.physical(first), 0);
-        assert_eq!(
-            (keys.give(71), keys.give(72), keys.give(73)),
-            (Ok(2), Ok(1), Err(Full))
-        );
+        keys.forget(7);
+        keys.forget(9 << LEAF_BITS);
+        assert_eq!((keys.physical(7), keys.physical(u32::MAX)), (0, 72));
     }
 
     proptest! {
-        /// Whatever is given out, changed and taken back: a key always means its own region.
+        /// Whatever is set and forgotten: a key means its own region.
         #[test]
-        fn a_key_means_its_region(steps in prop::collection::vec((0u8..3, 1u32.., 0usize..8), 1..200)) {
-            let keys = LocalKeys::new(16);
+        fn a_key_means_its_region(steps in prop::collection::vec((any::<bool>(), 0u32..6, 0u32..4, 1u32..), 1..100)) {
+            let keys = LocalKeys::new();
             let mut model: HashMap<u32, u32> = HashMap::new();
-            for (step, physical, which) in steps {
-                let chosen = model.keys().copied().nth(which);
-                match (step, chosen) {
-                    (0, _) => match keys.give(physical) {
-                        Ok(key) => prop_assert!(model.insert(key, physical).is_none()),
-                        Err(Full) => prop_assert_eq!(model.len(), 16),
-                    },
-                    (1, Some(key)) => {
-                        keys.change(key, physical);
-                        model.insert(key, physical);
-                    }
-                    (_, Some(key)) => {
-                        keys.take_back(key);
-                        model.remove(&key);
-                    }
-                    _ => {}
+            for (set, index, variant, physical) in steps {
+                // As devices give them: an index, and a byte that varies.
+                let known = index << 30 | index << 8 | variant;
+                if set && known != 0 {
+                    keys.set(known, physical);
+                    model.insert(known, physical);
+                } else {
+                    keys.forget(known);
+                    model.remove(&known);
                 }
-                for key in 0..20 {
-                    prop_assert_eq!(keys.physical(key), model.get(&key).copied().unwrap_or(0));
+                for index in 0..6 {
+                    for variant in 0..5 {
+                        let known = index << 30 | index << 8 | variant;
+                        prop_assert_eq!(keys.physical(known), model.get(&known).copied().unwrap_or(0));
+                    }
                 }
             }
         }

@@ -6,10 +6,12 @@ mod numbers;
 mod receives;
 mod remote;
 mod roadmap;
+mod shared_receives;
 
 pub use drain::{Drain, Verdict};
-pub use local_keys::{Full, LocalKeys};
+pub use local_keys::LocalKeys;
 pub use numbers::make_allowed;
 pub use receives::{Receive, ReceiveQueue};
 pub use remote::{Gid, RemoteKeys};
 pub use roadmap::{Broken, Call, ObjectId, Roadmap};
+pub use shared_receives::SharedReceives;

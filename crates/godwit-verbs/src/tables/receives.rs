@@ -23,8 +23,19 @@ pub struct ReceiveQueue {
     head: AtomicU32,
     tail: AtomicU32,
     sges_each: usize,
-    headers: Box<[UnsafeCell<(u64, u32)>]>,
-    sges: Box<[UnsafeCell<ibv_sge>]>,
+    /// The length of `noted` is one more, and a power of two.
+    mask: usize,
+    /// Receives at their places.
+    noted: Box<[UnsafeCell<Noted>]>,
+    /// All pieces but each receive's first one.
+    others: Box<[UnsafeCell<ibv_sge>]>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Noted {
+    wr_id: u64,
+    pieces: u32,
+    first: ibv_sge,
 }
 
 // SAFETY: cells between `tail` and `head` are read, others are written; `head` is published with
@@ -44,15 +55,24 @@ impl ReceiveQueue {
             head: AtomicU32::new(0),
             tail: AtomicU32::new(0),
             sges_each,
-            headers: (0..length).map(|_| UnsafeCell::new((0, 0))).collect(),
-            sges: (0..length * sges_each)
+            mask: length - 1,
+            noted: (0..length)
+                .map(|_| UnsafeCell::new(Noted::default()))
+                .collect(),
+            others: (0..length * (sges_each - 1))
                 .map(|_| UnsafeCell::new(ibv_sge::default()))
                 .collect(),
         }
     }
 
+    #[inline]
     fn place(&self, number: u32) -> usize {
-        number as usize & (self.headers.len() - 1)
+        number as usize & self.mask
+    }
+
+    /// Where the pieces of the receive at `place` lie, without the first one.
+    fn others(&self, place: usize, count: usize) -> &[UnsafeCell<ibv_sge>] {
+        &self.others[place * (self.sges_each - 1)..][..count]
     }
 
     /// Notes a receive. Pieces beyond what the queue was made for are left out; a device refuses such
@@ -61,17 +81,30 @@ impl ReceiveQueue {
     pub fn push(&self, wr_id: u64, sges: &[ibv_sge]) {
         let head = self.head.load(Ordering::Relaxed);
         let place = self.place(head);
-        let count = sges.len().min(self.sges_each);
-        // SAFETY: this cell is not between tail and head, and the caller is the only writer.
-        unsafe { *self.headers[place].get() = (wr_id, count as u32) };
-        for (piece, cell) in sges
-            .iter()
-            .zip(&self.sges[place * self.sges_each..][..count])
-        {
-            // SAFETY: as above.
-            unsafe { *cell.get() = *piece };
+        // SAFETY: `place` is masked to be below the length. This cell is not between tail and head,
+        // and the caller is the only writer.
+        let noted = unsafe { &mut *self.noted.get_unchecked(place).get() };
+        noted.wr_id = wr_id;
+        if let [first] = sges {
+            (noted.pieces, noted.first) = (1, *first);
+        } else {
+            self.note_pieces(place, noted, sges);
         }
         self.head.store(head.wrapping_add(1), Ordering::Release);
+    }
+
+    #[inline(never)]
+    fn note_pieces(&self, place: usize, noted: &mut Noted, sges: &[ibv_sge]) {
+        let sges = &sges[..sges.len().min(self.sges_each)];
+        noted.pieces = sges.len() as u32;
+        let Some((first, others)) = sges.split_first() else {
+            return;
+        };
+        noted.first = *first;
+        for (piece, cell) in others.iter().zip(self.others(place, others.len())) {
+            // SAFETY: as in `push`.
+            unsafe { *cell.get() = *piece };
+        }
     }
 
     /// The oldest receive has completed.
@@ -90,7 +123,7 @@ impl ReceiveQueue {
     pub fn waiting(&self) -> u32 {
         let tail = self.tail.load(Ordering::Acquire);
         let count = self.head.load(Ordering::Acquire).wrapping_sub(tail);
-        if count as usize > self.headers.len() {
+        if count as usize > self.noted.len() {
             0
         } else {
             count
@@ -104,13 +137,15 @@ impl ReceiveQueue {
             .map(|step| {
                 let place = self.place(tail.wrapping_add(step));
                 // SAFETY: between tail and head nobody writes while the caller holds the gates.
-                let (wr_id, pieces) = unsafe { *self.headers[place].get() };
-                let sges = self.sges[place * self.sges_each..][..pieces as usize]
-                    .iter()
-                    // SAFETY: as above.
-                    .map(|cell| unsafe { *cell.get() })
-                    .collect();
-                Receive { wr_id, sges }
+                let noted = unsafe { *self.noted[place].get() };
+                let others = self.others(place, (noted.pieces as usize).saturating_sub(1));
+                // SAFETY: as above.
+                let others = others.iter().map(|cell| unsafe { *cell.get() });
+                let first = (noted.pieces > 0).then_some(noted.first);
+                Receive {
+                    wr_id: noted.wr_id,
+                    sges: first.into_iter().chain(others).collect(),
+                }
             })
             .collect()
     }

@@ -49,6 +49,11 @@ impl RemoteKeys {
         Self { moved: pairs }
     }
 
+    /// Whether every key means what it says.
+    pub fn is_empty(&self) -> bool {
+        self.moved.is_empty()
+    }
+
     /// What the device of the peer knows `key` as.
     #[inline]
     pub fn physical(&self, key: u32) -> u32 {

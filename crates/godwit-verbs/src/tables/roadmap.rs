@@ -49,6 +49,11 @@ pub enum Call {
         /// Completion vector.
         vector: i32,
     },
+    /// `ibv_create_srq`
+    SharedReceiveQueue {
+        /// Its protection domain.
+        pd: ObjectId,
+    },
     /// `ibv_create_qp`
     QueuePair {
         /// Its protection domain.
@@ -57,6 +62,8 @@ pub enum Call {
         send_cq: ObjectId,
         /// Where its receives complete.
         recv_cq: ObjectId,
+        /// What it receives from, if not from its own queue.
+        srq: Option<ObjectId>,
         /// `IBV_QPT_*`
         transport: i32,
     },
@@ -71,20 +78,23 @@ impl Call {
     /// What has to exist before.
     pub fn parents(&self) -> impl Iterator<Item = ObjectId> {
         let all = match *self {
-            Call::Context => [None, None, None],
+            Call::Context => [None; 4],
             Call::ProtectionDomain { context } | Call::CompletionChannel { context } => {
-                [Some(context), None, None]
+                [Some(context), None, None, None]
             }
-            Call::MemoryRegion { pd, .. } | Call::AddressHandle { pd } => [Some(pd), None, None],
+            Call::MemoryRegion { pd, .. }
+            | Call::AddressHandle { pd }
+            | Call::SharedReceiveQueue { pd } => [Some(pd), None, None, None],
             Call::CompletionQueue {
                 context, channel, ..
-            } => [Some(context), channel, None],
+            } => [Some(context), channel, None, None],
             Call::QueuePair {
                 pd,
                 send_cq,
                 recv_cq,
+                srq,
                 ..
-            } => [Some(pd), Some(send_cq), Some(recv_cq)],
+            } => [Some(pd), Some(send_cq), Some(recv_cq), srq],
         };
         all.into_iter().flatten()
     }
@@ -224,7 +234,7 @@ mod tests {
     proptest! {
         /// Whatever is made and destroyed: every call's parents come before it.
         #[test]
-        fn calls_can_be_made_in_their_order(steps in prop::collection::vec((0u8..7, 0usize..32, 0usize..32), 0..200)) {
+        fn calls_can_be_made_in_their_order(steps in prop::collection::vec((0u8..8, 0usize..32, 0usize..32), 0..200)) {
             let mut map = Roadmap::default();
             for (what, first, second) in steps {
                 let pick = |number: usize, wanted: fn(&Call) -> bool| {
@@ -239,8 +249,9 @@ mod tests {
                     (0, ..) => drop(map.add(Call::Context)),
                     (1, Some(context), ..) => drop(map.add(Call::ProtectionDomain { context })),
                     (2, Some(context), ..) => drop(map.add(Call::CompletionQueue { context, channel: None, entries: 1, vector: 0 })),
-                    (3, _, Some(pd), Some(cq), _) => drop(map.add(Call::QueuePair { pd, send_cq: cq, recv_cq: cq, transport: 2 })),
+                    (3, _, Some(pd), Some(cq), _) => drop(map.add(Call::QueuePair { pd, send_cq: cq, recv_cq: cq, srq: pick(second, |call| matches!(call, Call::SharedReceiveQueue { .. })), transport: 2 })),
                     (4, _, Some(pd), ..) => drop(map.add(Call::MemoryRegion { pd, address: 0, length: 1, iova: 0, access: 0 })),
+                    (5, _, Some(pd), ..) => drop(map.add(Call::SharedReceiveQueue { pd })),
                     (_, _, _, _, Some(object)) => drop(map.remove(object)),
                     _ => {}
                 }

@@ -1,7 +1,9 @@
 //! Unmodified RDMA programs of Debian move between virtual machines while they run.
 
+mod checking;
 mod holder;
 mod programs;
+mod refusals;
 mod report;
 mod run;
 
@@ -12,17 +14,29 @@ use clap::Parser;
 /// Moves RDMA programs between virtual machines with soft-RoCE
 #[derive(Parser)]
 struct Arguments {
-    /// Only programs whose name contains this
-    #[arg(long, default_value = "")]
-    only: String,
+    /// Only programs whose name contains this; more than once for several
+    #[arg(long)]
+    only: Vec<String>,
+    /// How often each pair of checking processes moves
+    #[arg(long, default_value_t = 2)]
+    moves: usize,
+    /// Packets that are lost while a checking process moves, in percent
+    #[arg(long, default_value_t = 0.0)]
+    loss: f64,
     /// Keep the virtual machines' logs
     #[arg(long)]
     keep_logs: bool,
 }
 
+impl Arguments {
+    /// Whether what is called `name` is to run.
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part))
+    }
+}
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match run::run(&arguments.only, arguments.keep_logs) {
+    match run::run(&Arguments::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

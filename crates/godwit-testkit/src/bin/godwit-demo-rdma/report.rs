@@ -9,7 +9,34 @@ pub(crate) struct Report {
     /// How each move was asked for: without pre-setup, every object is made inside the blackout.
     pub(crate) pre_setup: bool,
     pub(crate) holder: Option<Holder>,
+    /// What the preflight said of processes that cannot move, by case.
+    pub(crate) refusals: Vec<Refusal>,
     pub(crate) moves: Vec<Move>,
+    pub(crate) checked: Vec<Checked>,
+}
+
+/// A process that cannot move.
+#[derive(Serialize)]
+pub(crate) struct Refusal {
+    pub(crate) case: &'static str,
+    /// All reasons, one sentence each.
+    pub(crate) said: Vec<String>,
+    /// Whether they are those that there are, and no others.
+    pub(crate) as_expected: bool,
+}
+
+/// Two processes that check every completion and every message, moved several times.
+#[derive(Serialize)]
+pub(crate) struct Checked {
+    pub(crate) variant: &'static str,
+    /// Moves that were done. Every second one is of the partner.
+    pub(crate) moves: usize,
+    /// Of all packets that the side that stays sends while the other one moves, in percent.
+    pub(crate) loss_percent: f64,
+    pub(crate) blackout_ms_median: f64,
+    /// What both sides said at the end.
+    pub(crate) said: Vec<String>,
+    pub(crate) error: Option<String>,
 }
 
 /// A process that only holds a device, dumped and restored with CRIU's plugin.

@@ -9,16 +9,21 @@ use godwit_testkit::process::target_dir;
 use godwit_testkit::rdma::{Bed, Moved, Place, RdmaGuest, move_process};
 use godwit_testkit::report::write_report;
 
+use crate::Arguments;
+use crate::checking::{VARIANTS, check};
 use crate::holder::move_holder;
 use crate::programs::{PROGRAMS, Program, Side};
+use crate::refusals::refusals;
 use crate::report::{Move, Report};
 
 /// The address that moves along.
-const ALIAS: &str = "10.0.0.100/24";
+pub(crate) const ALIAS: &str = "10.0.0.100/24";
+/// The partner's, if it moves as well.
+pub(crate) const PARTNER_ALIAS: &str = "10.0.0.101/24";
 /// How long a program may take to end after its move.
 const END: Duration = Duration::from_secs(90);
 
-pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
+pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     let began = Instant::now();
     println!("booting three virtual machines with soft-RoCE");
     let bed = Bed::start(3, &payload()?)?;
@@ -27,9 +32,11 @@ pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
         passed: true,
         pre_setup: false,
         holder: None,
+        refusals: Vec::new(),
         moves: Vec::new(),
+        checked: Vec::new(),
     };
-    if "holder".contains(only) {
+    if arguments.wants("holder") {
         let holder = move_holder(&bed)?;
         println!(
             "  a process that only holds a device: CRIU alone refused it: {}; with the plugin it runs on guest 2: {}",
@@ -39,9 +46,20 @@ pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
         report.holder = Some(holder);
         clean_up(&bed)?;
     }
+    if arguments.wants("refusals") {
+        report.refusals = refusals(&bed)?;
+        for refusal in &report.refusals {
+            println!("  refused: {}", refusal.case);
+            for sentence in &refusal.said {
+                println!("    {sentence}");
+            }
+            report.passed &= refusal.as_expected;
+        }
+        clean_up(&bed)?;
+    }
     for program in PROGRAMS
         .iter()
-        .filter(|program| program.name.contains(only))
+        .filter(|program| arguments.wants(program.name))
     {
         for side in [Side::Server, Side::Client] {
             let mut moved = Moved::default();
@@ -66,9 +84,28 @@ pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
             clean_up(&bed)?;
         }
     }
+    for variant in VARIANTS
+        .iter()
+        .filter(|variant| arguments.wants(variant.name))
+    {
+        let checked = check(&bed, variant, arguments.moves, arguments.loss)?;
+        match &checked.error {
+            None => println!(
+                "  {:30} {} moves, blackout {:5.0} ms: {}",
+                variant.name,
+                checked.moves,
+                checked.blackout_ms_median,
+                checked.said.join("; ")
+            ),
+            Some(error) => println!("  {:30} FAILED: {error}", variant.name),
+        }
+        report.passed &= checked.error.is_none();
+        report.checked.push(checked);
+        clean_up(&bed)?;
+    }
     let path = write_report("demo-rdma", &report)?;
     println!("report: {}", path.display());
-    if keep_logs {
+    if arguments.keep_logs {
         for entry in std::fs::read_dir(bed.logs())?.flatten() {
             if entry
                 .path()
@@ -82,7 +119,11 @@ pub(crate) fn run(only: &str, keep_logs: bool) -> io::Result<bool> {
             }
         }
     }
-    Ok(report.passed && (report.holder.is_some() || !report.moves.is_empty()))
+    Ok(report.passed
+        && (report.holder.is_some()
+            || !report.refusals.is_empty()
+            || !report.moves.is_empty()
+            || !report.checked.is_empty()))
 }
 
 /// What goes into the guests, without symbols.
@@ -94,7 +135,7 @@ fn payload() -> io::Result<Vec<PathBuf>> {
     let into = target_dir().join("demo-rdma");
     std::fs::create_dir_all(&into)?;
     let mut files = Vec::new();
-    for name in ["libgodwit_verbs.so", "godwit-verbs"] {
+    for name in ["libgodwit_verbs.so", "godwit-verbs", "godwit-verbs-client"] {
         let file = into.join(name);
         let stripped = Command::new("strip")
             .arg("-o")
@@ -103,7 +144,7 @@ fn payload() -> io::Result<Vec<PathBuf>> {
             .status()?;
         if !stripped.success() {
             return Err(io::Error::other(format!(
-                "{} is missing; build the package godwit-verbs",
+                "{} is missing; make demo-rdma builds it",
                 built.join(name).display()
             )));
         }
@@ -184,12 +225,12 @@ fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::
     ended(partner, other, program)
 }
 
-fn listening(guest: &RdmaGuest) -> io::Result<()> {
+pub(crate) fn listening(guest: &RdmaGuest) -> io::Result<()> {
     guest.must("for i in $(seq 200); do ss -ltn | grep -q ':18515' && exit 0; sleep 0.05; done; cat /run/server.log; exit 1").map(drop)
 }
 
 /// Waits until the process has a queue pair that sends.
-fn connected(place: Place<'_>) -> io::Result<()> {
+pub(crate) fn connected(place: Place<'_>) -> io::Result<()> {
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(20) {
         // A process that has not opened its device yet does not answer.
@@ -263,8 +304,8 @@ fn succeeded(said: &str, silent: bool) -> bool {
 fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
-            "pkill -9 -f '^ib'; ip addr del {ALIAS} dev eth0; \
-             ip route flush 10.0.0.3/32; nft flush ruleset; rm -rf /run/image /run/*.log; true"
+            "pkill -9 -f '^ib'; pkill -9 -x godwit-verbs-cl; ip addr del {ALIAS} dev eth0; ip addr del {PARTNER_ALIAS} dev eth0; \
+             ip route flush 10.0.0.3/32; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/image /run/*.log /run/verbs-client-ends; true"
         ))?;
     }
     Ok(())

@@ -18,7 +18,15 @@ use std::sync::atomic::Ordering;
 /// # Errors
 /// One sentence that names the queue pair and what the device refused.
 pub fn connect(connections: &[Connection]) -> Result<(), String> {
-    let world = world();
+    let mut world = world();
+    let keys_moved = |connection: &Connection| {
+        let keys = connection.remote_keys.as_deref().unwrap_or(&[]);
+        keys.iter().any(|(known, physical)| known != physical)
+    };
+    if connections.iter().any(keys_moved) && !world.translates {
+        // Its requests are translated, and that is for all of their keys.
+        world.translate();
+    }
     for connection in connections {
         // SAFETY: objects live while the world is locked.
         unsafe {
@@ -79,11 +87,16 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
     pair.marker_done.store(true, Ordering::Release);
     if let Some(pairs) = &connection.remote_keys {
         lane.remote_keys = RemoteKeys::new(pairs.clone());
+        lane.plain &= lane.remote_keys.is_empty();
     }
     Ok(())
 }
 
 unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<(), String> {
+    if !pair.face.srq.is_null() {
+        // The shared queue's were posted when it was made.
+        return Ok(());
+    }
     for mut receive in pair.receives.outstanding() {
         let mut request = ibv_recv_wr {
             wr_id: receive.wr_id,

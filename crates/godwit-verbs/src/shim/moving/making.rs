@@ -8,6 +8,7 @@ use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::queue_pairs::{add_route, make_pair};
 use crate::shim::real::real;
+use crate::shim::shared_receives::make_srq;
 use crate::shim::world::{KEYS, Object, Phase, World, world};
 use crate::tables::Call;
 use std::ptr;
@@ -22,7 +23,20 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     if world.phase != Phase::Released {
         return Err("this process has its objects".to_owned());
     }
-    world.spoken_keys = world.regions().map(|(known, _)| known).collect();
+    let spoken: Vec<u32> = world.regions().map(|(known, _)| known).collect();
+    world.spoken_keys.extend(spoken);
+    let local: Vec<u32> = world.local_keys().collect();
+    world.known_local_keys.extend(local);
+    world.translate();
+    // The keys that the application uses are the old device's from now on.
+    for pair in world.queue_pairs() {
+        // SAFETY: objects live while the world is locked.
+        unsafe { (*pair).lane.lock().plain = false };
+    }
+    for queue in world.shared_receive_queues() {
+        // SAFETY: as above.
+        unsafe { (*queue).lane.lock().plain = false };
+    }
     // SAFETY: objects live while the world is locked; parents come before what is made from them.
     unsafe {
         for (id, call) in world.roadmap.calls() {
@@ -90,10 +104,11 @@ unsafe fn make_again(
             };
             let (address, length) = ((*region).face.addr, (*region).face.length);
             let known = (*region).face.rkey;
-            let allowed = |key| key == known || !world.spoken_keys.contains(&key);
+            let allowed =
+                |made: &ibv_mr| made.rkey == known || !world.spoken_keys.contains(&made.rkey);
             let again = register(domain, address, length, iova, access as u32, allowed);
             let again = made(again.unwrap_or(ptr::null_mut()), "ibv_reg_mr")?;
-            KEYS.change((*region).face.lkey, (*again).lkey);
+            KEYS.set((*region).face.lkey, (*again).lkey);
             (*region)
                 .physical_rkey
                 .store((*again).rkey, Ordering::Release);
@@ -131,6 +146,16 @@ unsafe fn make_again(
                 "ibv_create_cq",
             )?;
             (*queue).lane.lock().real = again;
+        }
+        Object::Srq(queue) => {
+            let domain = behind_pd((*queue).face.pd);
+            let mut attributes = (*queue).init;
+            let again = made(make_srq(domain, queue, &mut attributes), "ibv_create_srq")?;
+            let mut lane = (*queue).lane.lock();
+            lane.real = again;
+            (*queue).post_again(&mut lane).map_err(|errno| {
+                format!("a shared receive queue took less than before (errno {errno})")
+            })?;
         }
         Object::Qp(pair) => {
             let domain = behind_pd((*pair).face.pd);

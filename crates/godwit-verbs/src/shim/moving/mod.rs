@@ -10,11 +10,13 @@ pub use making::recreate;
 pub use stopping::{drain, release, suspend};
 
 use crate::abi::*;
+use crate::preflight::Need;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::world::{Object, World, world};
 use crate::tables::Gid;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -88,21 +90,7 @@ fn last_with(transitions: &[Transition], bit: c_int) -> Option<&ibv_qp_attr> {
 
 unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
     let lane = pair.lane.lock();
-    let transitions = pair
-        .transitions
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner);
-    let route = last_with(&transitions, IBV_QP_AV);
-    let local = route.and_then(|attributes| {
-        let context = objects::context(pair.face.context)?
-            .real
-            .load(Ordering::Acquire);
-        let mut gid = ibv_gid::default();
-        let index = c_int::from(attributes.ah_attr.grh.sgid_index);
-        let asked = !context.is_null()
-            && (real().query_gid)(context, attributes.ah_attr.port_num, index, &raw mut gid) == 0;
-        asked.then_some(Gid(gid.raw))
-    });
+    let local = address_used(pair).and_then(|(_, _, address)| address);
     let device = (!lane.real.is_null())
         .then(|| device_peer(lane.real))
         .flatten();
@@ -117,7 +105,10 @@ unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
         remote_physical: device.map(|(_, number)| number),
         sent: lane.sent,
         received: pair.receives.completed(),
-        receives_outstanding: pair.receives.waiting() as usize,
+        receives_outstanding: objects::srq(pair.face.srq).map_or_else(
+            || pair.receives.waiting() as usize,
+            |queue| queue.receives.waiting(),
+        ),
         kept: lane.kept.len(),
     }
 }
@@ -142,6 +133,71 @@ pub fn queue_pairs() -> Vec<QueuePairState> {
         .queue_pairs()
         .map(|pair| unsafe { describe(&*pair) })
         .collect()
+}
+
+/// What the process uses of each device.
+pub fn needs() -> Vec<Need> {
+    let world = world();
+    let mut needs: BTreeMap<usize, Need> = BTreeMap::new();
+    for object in world.objects.values() {
+        if let Object::Context(context) = object {
+            // SAFETY: objects live while the world is locked.
+            let device = unsafe { (**context).device_name.clone() };
+            needs.insert(
+                context.addr(),
+                Need {
+                    device,
+                    queue_pairs: 0,
+                    regions: 0,
+                    completion_queues: 0,
+                    addresses: Vec::new(),
+                },
+            );
+        }
+    }
+    for object in world.objects.values() {
+        // SAFETY: as above.
+        unsafe {
+            match *object {
+                Object::Mr(region) => {
+                    let need = needs.get_mut(&(*region).face.context.addr());
+                    need.into_iter().for_each(|need| need.regions += 1);
+                }
+                Object::Cq(queue) => {
+                    let need = needs.get_mut(&(*queue).face.context.addr());
+                    need.into_iter()
+                        .for_each(|need| need.completion_queues += 1);
+                }
+                Object::Qp(pair) => {
+                    if let Some(need) = needs.get_mut(&(*pair).face.context.addr()) {
+                        need.queue_pairs += 1;
+                        let used =
+                            address_used(&*pair).filter(|used| !need.addresses.contains(used));
+                        need.addresses.extend(used);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    needs.into_values().collect()
+}
+
+/// The port, the place in its table of addresses, and the address that the queue pair uses.
+unsafe fn address_used(pair: &ShadowQp) -> Option<(u8, u8, Option<Gid>)> {
+    let transitions = pair
+        .transitions
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let route = last_with(&transitions, IBV_QP_AV)?;
+    let (port, place) = (route.ah_attr.port_num, route.ah_attr.grh.sgid_index);
+    let mut gid = ibv_gid::default();
+    let context = objects::context(pair.face.context)?
+        .real
+        .load(Ordering::Acquire);
+    let asked = !context.is_null()
+        && (real().query_gid)(context, port, c_int::from(place), &raw mut gid) == 0;
+    Some((port, place, asked.then_some(Gid(gid.raw))))
 }
 
 /// What this version cannot move.

@@ -272,6 +272,12 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             }
             Ok(())
         }
+        Object::Srq(queue) => {
+            let mut lane = (*queue).lane.lock();
+            check((real().destroy_srq)(lane.real), "ibv_destroy_srq")?;
+            lane.real = ptr::null_mut();
+            Ok(())
+        }
         Object::Cq(queue) => {
             let mut lane = (*queue).lane.lock();
             lane.drain(&*queue);

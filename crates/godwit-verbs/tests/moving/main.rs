@@ -2,226 +2,19 @@
 
 #![allow(unsafe_op_in_unsafe_fn)]
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+mod device;
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use device::{Device, arrive, complete_sends, with};
 use godwit_verbs::abi::*;
-use godwit_verbs::shim::{self, Connection, Real};
+use godwit_verbs::shim::{self, Connection};
 use godwit_verbs::tables::Gid;
-
-/// The device: it hands out the smallest free numbers, as one does on a host that is new to the process.
-#[derive(Default)]
-struct Device {
-    numbers: BTreeSet<u32>,
-    keys: BTreeSet<u32>,
-    /// By queue pair: requests that are in flight, receives that wait, and how many requests fit.
-    sends: BTreeMap<u32, VecDeque<ibv_wc>>,
-    receives: BTreeMap<u32, VecDeque<u64>>,
-    room: BTreeMap<u32, usize>,
-    completed: VecDeque<ibv_wc>,
-}
-
-static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
-
-fn with<T>(act: impl FnOnce(&mut Device) -> T) -> T {
-    let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
-    act(device.get_or_insert_default())
-}
-
-fn take(numbers: &mut BTreeSet<u32>) -> u32 {
-    let free = (1..).find(|number| !numbers.contains(number)).unwrap();
-    numbers.insert(free);
-    free
-}
-
-unsafe fn zeroed<T>() -> *mut T {
-    Box::into_raw(Box::new(std::mem::zeroed()))
-}
-
-unsafe fn free<T>(object: *mut T) -> c_int {
-    drop(Box::from_raw(object));
-    0
-}
-
-unsafe extern "C" fn list(count: *mut c_int) -> *mut *mut ibv_device {
-    *count = 1;
-    Box::into_raw(Box::new(zeroed()))
-}
-unsafe extern "C" fn free_list(list: *mut *mut ibv_device) {
-    free(*list);
-    free(list);
-}
-unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
-    c"table0".as_ptr()
-}
-unsafe extern "C" fn open(_: *mut ibv_device) -> *mut ibv_context {
-    let context = zeroed::<ibv_context>();
-    (*context).async_fd = libc::eventfd(0, libc::EFD_CLOEXEC);
-    (*context).ops.poll_cq = Some(poll);
-    (*context).ops.req_notify_cq = Some(notify);
-    (*context).ops.post_send = Some(send);
-    (*context).ops.post_recv = Some(receive);
-    context
-}
-unsafe extern "C" fn close(context: *mut ibv_context) -> c_int {
-    libc::close((*context).async_fd);
-    free(context)
-}
-unsafe extern "C" fn alloc_pd(_: *mut ibv_context) -> *mut ibv_pd {
-    zeroed()
-}
-unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
-    free(pd)
-}
-unsafe extern "C" fn register(
-    _: *mut ibv_pd,
-    _: *mut c_void,
-    _: usize,
-    _: u64,
-    _: c_uint,
-) -> *mut ibv_mr {
-    let region = zeroed::<ibv_mr>();
-    (*region).rkey = with(|device| take(&mut device.keys));
-    (*region).lkey = (*region).rkey;
-    region
-}
-unsafe extern "C" fn deregister(region: *mut ibv_mr) -> c_int {
-    with(|device| device.keys.remove(&(*region).rkey));
-    free(region)
-}
-unsafe extern "C" fn create_cq(
-    _: *mut ibv_context,
-    entries: c_int,
-    _: *mut c_void,
-    _: *mut ibv_comp_channel,
-    _: c_int,
-) -> *mut ibv_cq {
-    let queue = zeroed::<ibv_cq>();
-    (*queue).cqe = entries;
-    queue
-}
-unsafe extern "C" fn destroy_cq(queue: *mut ibv_cq) -> c_int {
-    with(|device| device.completed.clear());
-    free(queue)
-}
-unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-    let pair = zeroed::<ibv_qp>();
-    (*pair).context = open(ptr::null_mut());
-    (*pair).qp_num = with(|device| {
-        let number = take(&mut device.numbers);
-        let room = (*init).cap.max_send_wr as usize;
-        device.room.insert(number, room);
-        number
-    });
-    pair
-}
-unsafe extern "C" fn destroy_qp(pair: *mut ibv_qp) -> c_int {
-    forget((*pair).qp_num);
-    with(|device| device.numbers.remove(&(*pair).qp_num));
-    close((*pair).context);
-    free(pair)
-}
-fn forget(number: u32) {
-    with(|device| {
-        device.sends.remove(&number);
-        device.receives.remove(&number);
-    });
-}
-unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
-    if (*to).qp_state == IBV_QPS_RESET {
-        forget((*pair).qp_num);
-    }
-    0
-}
-unsafe extern "C" fn query(
-    _: *mut ibv_qp,
-    _: *mut ibv_qp_attr,
-    _: c_int,
-    _: *mut ibv_qp_init_attr,
-) -> c_int {
-    libc::EINVAL
-}
-unsafe extern "C" fn notify(_: *mut ibv_cq, _: c_int) -> c_int {
-    0
-}
-unsafe extern "C" fn poll(_: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
-    let taken: Vec<_> = with(|device| {
-        let count = device.completed.len().min(most as usize);
-        device.completed.drain(..count).collect()
-    });
-    for (place, completion) in taken.iter().enumerate() {
-        into.add(place).write(*completion);
-    }
-    taken.len() as c_int
-}
-unsafe extern "C" fn send(
-    pair: *mut ibv_qp,
-    request: *mut ibv_send_wr,
-    bad: *mut *mut ibv_send_wr,
-) -> c_int {
-    let number = (*pair).qp_num;
-    let full = with(|device| {
-        let room = device.room[&number];
-        let sends = device.sends.entry(number).or_default();
-        if sends.len() == room {
-            return true;
-        }
-        sends.push_back(ibv_wc {
-            wr_id: (*request).wr_id,
-            qp_num: number,
-            ..Default::default()
-        });
-        false
-    });
-    if full {
-        *bad = request;
-        return libc::ENOMEM;
-    }
-    0
-}
-unsafe extern "C" fn receive(
-    pair: *mut ibv_qp,
-    request: *mut ibv_recv_wr,
-    _: *mut *mut ibv_recv_wr,
-) -> c_int {
-    with(|device| {
-        let receives = device.receives.entry((*pair).qp_num).or_default();
-        receives.push_back((*request).wr_id);
-    });
-    0
-}
-unsafe extern "C" fn not_expected() {
-    std::process::abort();
-}
-
-/// Everything that was sent arrives.
-fn complete_sends() {
-    with(|device| {
-        let sends = std::mem::take(&mut device.sends);
-        device.completed.extend(sends.into_values().flatten());
-    });
-}
-
-/// A message arrives at queue pair `number`.
-fn arrive(number: u32) {
-    with(|device| {
-        let wr_id = device
-            .receives
-            .get_mut(&number)
-            .unwrap()
-            .pop_front()
-            .unwrap();
-        device.completed.push_back(ibv_wc {
-            wr_id,
-            opcode: IBV_WC_RECV,
-            qp_num: number,
-            ..Default::default()
-        });
-    });
-}
 
 /// An application with one connected queue pair that two requests and four receives fit into.
 struct Application {
@@ -236,28 +29,9 @@ impl Application {
     fn start() -> Self {
         static ALONE: Mutex<()> = Mutex::new(());
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: `Real` is pointers to functions and nothing else.
-        let mut real: Real = unsafe {
-            std::mem::transmute(
-                [not_expected as unsafe extern "C" fn(); size_of::<Real>() / size_of::<usize>()],
-            )
-        };
-        real.get_device_list = list;
-        real.free_device_list = free_list;
-        real.get_device_name = name;
-        real.open_device = open;
-        real.close_device = close;
-        real.alloc_pd = alloc_pd;
-        real.dealloc_pd = dealloc_pd;
-        real.reg_mr_iova2 = register;
-        real.dereg_mr = deregister;
-        real.create_cq = create_cq;
-        real.destroy_cq = destroy_cq;
-        real.create_qp = create_qp;
-        real.destroy_qp = destroy_qp;
-        real.modify_qp = modify;
-        real.query_qp = query;
-        shim::install(real);
+        shim::install(device::functions());
+        static FIRST_KEY: AtomicU32 = AtomicU32::new(0x100);
+        with(|device| device.first_key = FIRST_KEY.fetch_add(0x100, Ordering::Relaxed));
         // SAFETY: the calls are in the order that verbs demand.
         unsafe {
             let context = shim::open_device(ptr::null_mut());
@@ -270,7 +44,7 @@ impl Application {
                 pair: ptr::null_mut(),
                 _alone: alone,
             };
-            application.pair = application.create_pair();
+            application.pair = application.create_pair(ptr::null_mut());
             for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
                 assert_eq!(application.change(state), 0);
             }
@@ -278,11 +52,12 @@ impl Application {
         }
     }
 
-    fn create_pair(&self) -> *mut ibv_qp {
+    fn create_pair(&self, srq: *mut ibv_srq) -> *mut ibv_qp {
         // SAFETY: integers and null pointers; the objects are this application's.
         unsafe {
             let mut init: ibv_qp_init_attr = std::mem::zeroed();
             (init.send_cq, init.recv_cq, init.qp_type) = (self.cq, self.cq, IBV_QPT_RC);
+            init.srq = srq;
             (init.cap.max_send_wr, init.cap.max_recv_wr) = (2, 4);
             shim::create_qp(self.pd, &raw mut init)
         }
@@ -305,6 +80,25 @@ impl Application {
     fn register(&self) -> *mut ibv_mr {
         // SAFETY: the device of this test touches no memory.
         unsafe { shim::reg_mr(self.pd, ptr::null_mut(), 8, 0, 0) }
+    }
+
+    /// Sends one piece with this local key; gives the one that the device saw.
+    fn send_with_key(&self, lkey: u32) -> u32 {
+        let mut piece = ibv_sge {
+            lkey,
+            ..Default::default()
+        };
+        // SAFETY: integers, null pointers and a union of both.
+        unsafe {
+            let mut request: ibv_send_wr = std::mem::zeroed();
+            request.opcode = IBV_WR_SEND;
+            (request.sg_list, request.num_sge) = (&raw mut piece, 1);
+            let result = shim::post_send(self.pair, &raw mut request, &mut ptr::null_mut());
+            assert_eq!(result, 0);
+        }
+        complete_sends();
+        self.poll();
+        with(|device| device.local_keys[0])
     }
 
     fn send(&self, wr_id: u64) -> c_int {
@@ -380,19 +174,18 @@ fn no_key_and_no_number_means_another_object_after_a_move() {
     let known = [application.register(), application.register()];
     // SAFETY: the regions live.
     let keys = known.map(|region| unsafe { (*region).rkey });
-    assert_eq!(keys, [1, 2]);
     suspend_and_release(&application, 0);
     // At the new place others have the first key and the first number.
-    with(|device| (device.keys.insert(1), device.numbers.insert(1)));
+    with(|device| (device.keys.insert(keys[0]), device.numbers.insert(1)));
     let made = shim::recreate(None).unwrap();
     let moved: BTreeMap<u32, u32> = made.remote_keys.into_iter().collect();
     assert_ne!(
-        moved[&1], 2,
+        moved[&keys[0]], keys[1],
         "a partner without a table would write into the other region"
     );
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();
-    with(|device| (device.keys.remove(&1), device.numbers.remove(&1)));
+    with(|device| (device.keys.remove(&keys[0]), device.numbers.remove(&1)));
     let later = application.register();
     // SAFETY: the region lives.
     let key = unsafe { (*later).rkey };
@@ -400,13 +193,166 @@ fn no_key_and_no_number_means_another_object_after_a_move() {
         !moved.contains_key(&key),
         "partners translate {key} to another region"
     );
-    let pair = application.create_pair();
+    let pair = application.create_pair(ptr::null_mut());
     // SAFETY: the pair lives.
     assert_ne!(unsafe { (*pair).qp_num }, application.number());
     assert_eq!(application.change(IBV_QPS_RESET), 0);
     assert_eq!(application.change(IBV_QPS_INIT), libc::EOPNOTSUPP);
     // SAFETY: the pair lives.
     unsafe { shim::destroy_qp(pair) };
+}
+
+#[test]
+fn a_local_key_means_its_region_wherever_the_process_is() {
+    let application = Application::start();
+    let known = [application.register(), application.register()];
+    // SAFETY: the regions live.
+    let keys = known.map(|region| unsafe { (*region).lkey });
+    assert_eq!(keys.map(|key| application.send_with_key(key)), keys);
+    suspend_and_release(&application, 0);
+    with(|device| device.keys.extend(keys));
+    let made = shim::recreate(None).unwrap();
+    shim::connect(&[application.connection()]).unwrap();
+    shim::resume(None).unwrap();
+    let moved = keys.map(|key| application.send_with_key(key));
+    // The device's keys of a region are the same number for both.
+    let expected = keys.map(|key| {
+        made.remote_keys
+            .iter()
+            .find(|pair| pair.0 == key)
+            .unwrap()
+            .1
+    });
+    assert_eq!(moved, expected);
+    assert!(moved.iter().all(|key| !keys.contains(key)));
+    // SAFETY: the region lives until here.
+    assert_eq!(unsafe { shim::dereg_mr(known[0]) }, 0);
+    assert_eq!(
+        application.send_with_key(keys[0]),
+        0,
+        "a region that is gone is reached"
+    );
+    // A device that would give a region the number that another one has for the application.
+    with(|device| device.keys.retain(|key| !keys.contains(key)));
+    let later = application.register();
+    // SAFETY: the region lives.
+    let key = unsafe { (*later).lkey };
+    assert!(!keys.contains(&key));
+    assert_eq!(application.send_with_key(key), key);
+    assert_eq!(application.send_with_key(keys[1]), moved[1]);
+}
+
+#[test]
+fn the_partner_of_a_process_that_moved_keeps_its_local_keys() {
+    let application = Application::start();
+    let only = [application.number()];
+    // SAFETY: the region lives.
+    let known = unsafe { (*application.register()).lkey };
+    assert_eq!(application.send_with_key(known), known);
+    shim::suspend(Some(&only)).unwrap();
+    complete_sends();
+    application.wait(0).unwrap();
+    let mut connection = application.connection();
+    connection.remote_keys = Some(vec![(5, 6)]);
+    shim::connect(&[connection]).unwrap();
+    shim::resume(Some(&only)).unwrap();
+    assert_eq!(application.send_with_key(known), known);
+    assert_eq!(application.send_with_key(known), known);
+}
+
+#[test]
+fn receives_of_a_shared_queue_complete_in_any_order_and_move() {
+    let application = Application::start();
+    let mut wanted = ibv_srq_init_attr {
+        srq_context: ptr::null_mut(),
+        attr: ibv_srq_attr {
+            max_wr: 4,
+            max_sge: 1,
+            srq_limit: 0,
+        },
+    };
+    // SAFETY: the domain is this application's.
+    let queue = unsafe { shim::create_srq(application.pd, &raw mut wanted) };
+    let pair = application.create_pair(queue);
+    let post = |wr_id| {
+        let mut request = ibv_recv_wr {
+            wr_id,
+            next: ptr::null_mut(),
+            sg_list: ptr::null_mut(),
+            num_sge: 0,
+        };
+        // SAFETY: the request has no pieces.
+        unsafe { shim::post_srq_recv(queue, &raw mut request, &mut ptr::null_mut()) }
+    };
+    // SAFETY: the pair lives.
+    let number = unsafe { (*pair).qp_num };
+    let arrive_at = |place: usize| {
+        with(|device| {
+            let wr_id = device.shared.remove(place).unwrap();
+            device.completed.push_back(ibv_wc {
+                wr_id,
+                opcode: IBV_WC_RECV,
+                qp_num: number,
+                ..Default::default()
+            });
+        });
+    };
+    let polled = || {
+        let mut into = [ibv_wc::default(); 16];
+        // SAFETY: there is room for as many as are asked for.
+        let count = unsafe { shim::poll_cq(application.cq, 16, into.as_mut_ptr()) };
+        into[..count as usize]
+            .iter()
+            .map(|one| one.wr_id)
+            .collect::<Vec<_>>()
+    };
+    // Two of the same name: the application may do that.
+    assert_eq!([7, 7, 9, 8].map(post), [0; 4]);
+    // The second one completes first.
+    arrive_at(1);
+    assert_eq!(polled(), [7]);
+    // The pair has to be connected for a move.
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR] {
+        let mut to = ibv_qp_attr {
+            qp_state: state,
+            ..Default::default()
+        };
+        // SAFETY: the pair lives.
+        let changed = unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) };
+        assert_eq!(changed, 0);
+    }
+    shim::suspend(None).unwrap();
+    complete_sends();
+    arrive_at(1);
+    let peer_sent = BTreeMap::from([(application.number(), 0), (number, 2)]);
+    shim::drain(&peer_sent, Duration::from_millis(50)).unwrap();
+    shim::release().unwrap();
+    assert_eq!(polled(), [9]);
+    assert_eq!([10, 11, 12].map(post), [0, 0, libc::ENOMEM]);
+    shim::recreate(None).unwrap();
+    let mut connection = application.connection();
+    connection.number = number;
+    shim::connect(&[application.connection(), connection]).unwrap();
+    shim::resume(None).unwrap();
+    let number = with(|device| *device.numbers.iter().max().unwrap());
+    for expected in [7, 8, 10, 11] {
+        with(|device| {
+            let wr_id = device.shared.pop_front().unwrap();
+            device.completed.push_back(ibv_wc {
+                wr_id,
+                opcode: IBV_WC_RECV,
+                qp_num: number,
+                ..Default::default()
+            });
+        });
+        assert_eq!(polled(), [expected]);
+    }
+    // SAFETY: as verbs demand.
+    unsafe {
+        assert_eq!(shim::destroy_srq(queue), libc::EBUSY);
+        assert_eq!(shim::destroy_qp(pair), 0);
+        assert_eq!(shim::destroy_srq(queue), 0);
+    }
 }
 
 #[test]

@@ -1,0 +1,214 @@
+//! Two processes that check everything they see (`godwit-verbs-client`) move in turns, each to the guest
+//! that has none, while they talk with each other.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use godwit_testkit::rdma::{Bed, Place, move_process};
+
+use crate::report::Checked;
+use crate::run::{ALIAS, PARTNER_ALIAS, connected};
+
+/// How they talk.
+pub(crate) struct Variant {
+    pub(crate) name: &'static str,
+    options: &'static str,
+    /// Whether a move that fails at the destination comes first.
+    fails_first: bool,
+}
+
+pub(crate) const VARIANTS: &[Variant] = &[
+    Variant {
+        name: "checked: receive queues",
+        options: "--events",
+        fails_first: true,
+    },
+    Variant {
+        name: "checked: shared receive queue",
+        options: "--events --shared-receives",
+        fails_first: false,
+    },
+];
+
+/// How long both work between two moves.
+const WORK: Duration = Duration::from_millis(500);
+/// How long they may take to end.
+const END: Duration = Duration::from_secs(60);
+const ENDS: &str = "/run/verbs-client-ends";
+
+/// A process and what moves with it.
+struct Mover {
+    guest: usize,
+    pid: u32,
+    alias: &'static str,
+    log: &'static str,
+}
+
+impl Mover {
+    fn place<'a>(&self, bed: &'a Bed) -> Place<'a> {
+        Place {
+            guest: bed.guest(self.guest),
+            pid: self.pid,
+        }
+    }
+}
+
+/// Moves them `moves` times, with `loss` percent of the packets lost that the side that stays sends.
+pub(crate) fn check(bed: &Bed, variant: &Variant, moves: usize, loss: f64) -> io::Result<Checked> {
+    let mut checked = Checked {
+        variant: variant.name,
+        moves: 0,
+        loss_percent: loss,
+        blackout_ms_median: 0.0,
+        said: Vec::new(),
+        error: None,
+    };
+    if let Err(error) = run(bed, variant, moves, &mut checked) {
+        checked.error = Some(error.to_string());
+    }
+    Ok(checked)
+}
+
+fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io::Result<()> {
+    let (mut first, mut second) = start(bed, variant)?;
+    connected(first.place(bed))?;
+    if variant.fails_first {
+        std::thread::sleep(WORK);
+        fail_once(bed, &first, &second)?;
+    }
+    let mut blackouts = Vec::new();
+    for number in 0..moves {
+        std::thread::sleep(WORK);
+        let (moving, staying) = if number % 2 == 0 {
+            (&mut first, &second)
+        } else {
+            (&mut second, &first)
+        };
+        let free = 6 - moving.guest - staying.guest;
+        let (from, partner) = (moving.place(bed), staying.place(bed));
+        lose(bed, staying.guest, checked.loss_percent)?;
+        let moved = move_process(from, bed.guest(free), partner, moving.alias, moving.log);
+        lose(bed, staying.guest, 0.0)?;
+        let moved = moved.map_err(|error| {
+            let said: Vec<String> = [from, partner].map(|place| said(place, "run/*.log")).into();
+            io::Error::other(format!("move {}: {error}; {}", number + 1, said.join("; ")))
+        })?;
+        moving.guest = free;
+        blackouts.push(moved.blackout_ms);
+        checked.moves += 1;
+    }
+    std::thread::sleep(WORK);
+    blackouts.sort_unstable_by(f64::total_cmp);
+    checked.blackout_ms_median = blackouts.get(blackouts.len() / 2).copied().unwrap_or(0.0);
+    first.place(bed).guest.must(&format!("touch {ENDS}"))?;
+    for one in [&first, &second] {
+        checked.said.push(ended(one.place(bed), one.log)?);
+    }
+    Ok(())
+}
+
+/// A move to guest 2, where CRIU seems to work and restores nothing: the process has to go on where it is.
+fn fail_once(bed: &Bed, moving: &Mover, staying: &Mover) -> io::Result<()> {
+    let destination = bed.guest(2);
+    destination.must(
+        "mv /usr/sbin/criu /usr/sbin/criu.away && chmod +x /usr/sbin/criu.away && \
+         printf '#!/bin/sh\\n[ \"$1\" = check ] && exit 0\\necho Error: not today >/run/image/restore.log\\nexit 1\\n' \
+         >/usr/sbin/criu && chmod +x /usr/sbin/criu",
+    )?;
+    let (from, partner) = (moving.place(bed), staying.place(bed));
+    let moved = move_process(from, destination, partner, moving.alias, moving.log);
+    destination.must("mv /usr/sbin/criu.away /usr/sbin/criu")?;
+    match moved {
+        Err(error) if error.to_string().contains("goes on where it was") => {
+            println!("  a move that failed: {error}");
+            Ok(())
+        }
+        Err(error) => Err(error),
+        Ok(_) => Err(io::Error::other("a move without CRIU succeeded")),
+    }
+}
+
+/// The server on guest 1 and the client on guest 3, each with an address of its own.
+fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> {
+    let command = format!(
+        "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so godwit-verbs-client {}",
+        variant.options
+    );
+    let (server, client) = (bed.guest(1), bed.guest(3));
+    let bare = |alias: &str| alias.split('/').next().unwrap_or(alias).to_owned();
+    for (guest, alias) in [(server, ALIAS), (client, PARTNER_ALIAS)] {
+        guest.must(&format!(
+            "ip addr add {alias} dev eth0; arping -q -U -c 1 -I eth0 {} >/dev/null 2>&1; true",
+            bare(alias)
+        ))?;
+    }
+    client.must(&format!(
+        "ip route replace {}/32 dev eth0 src {}",
+        bare(ALIAS),
+        bare(PARTNER_ALIAS)
+    ))?;
+    let first = Mover {
+        guest: 1,
+        pid: server.background("server", &command)?,
+        alias: ALIAS,
+        log: "run/server.log",
+    };
+    // Another number than the server's: either may move to where the other one was.
+    client.must("for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do true & done; wait")?;
+    let second = Mover {
+        guest: 3,
+        pid: client.background("client", &format!("{command} {}", bare(ALIAS)))?,
+        alias: PARTNER_ALIAS,
+        log: "run/client.log",
+    };
+    Ok((first, second))
+}
+
+/// From now on `guest` loses this much of what it sends.
+fn lose(bed: &Bed, guest: usize, percent: f64) -> io::Result<()> {
+    let guest = bed.guest(guest);
+    if percent > 0.0 {
+        guest.must(&format!(
+            "tc qdisc replace dev eth0 root netem loss {percent}%"
+        ))?;
+    } else {
+        guest.run("tc qdisc del dev eth0 root 2>/dev/null")?;
+    }
+    Ok(())
+}
+
+fn said(place: Place<'_>, log: &str) -> String {
+    let output = place.guest.run(&format!("cat /{log}"));
+    output.map_or_else(|error| error.to_string(), |output| output.text)
+}
+
+/// Waits for the process's end; gives what it has checked.
+fn ended(place: Place<'_>, log: &str) -> io::Result<String> {
+    let began = Instant::now();
+    let gone = format!(
+        "[ ! -e /proc/{0} ] || grep -q '^State:.Z' /proc/{0}/status",
+        place.pid
+    );
+    while place.guest.run(&gone)?.status != 0 {
+        if began.elapsed() > END {
+            let status = place
+                .status()
+                .map(|status| format!("{:?}", status.queue_pairs));
+            return Err(io::Error::other(format!(
+                "guest {}'s side does not end; its queue pairs are {}",
+                place.guest.number(),
+                status.unwrap_or_else(|error| error.to_string())
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    let said = said(place, log);
+    let last = said.trim().lines().last().unwrap_or("nothing");
+    if last.starts_with("checked: ") {
+        return Ok(last.trim_start_matches("checked: ").to_owned());
+    }
+    Err(io::Error::other(format!(
+        "guest {}'s side ended with: {last}",
+        place.guest.number()
+    )))
+}

@@ -1,0 +1,328 @@
+//! The device's objects, made once and kept to the end.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::io;
+use std::ptr;
+
+use godwit_verbs::abi::*;
+
+use super::Arguments;
+use super::exchange::Reach;
+use super::ledger::MESSAGE;
+use super::verbs::Verbs;
+
+/// Requests of a queue pair that are in flight at most.
+pub(crate) const SENDS: u64 = 8;
+/// Receives of a queue pair that wait at most.
+pub(crate) const RECEIVES: u64 = 16;
+
+/// `IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ`
+const ACCESS: c_int = 7;
+/// Masks of the three changes that connect a queue pair (ibv_modify_qp(3)).
+const TO_INIT: c_int = 1 | 1 << 4 | 1 << 5 | 1 << 3;
+const TO_RTR: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15;
+const TO_RTS: c_int = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16 | 1 << 13;
+/// `IBV_MTU_1024`
+const MTU: c_int = 3;
+
+/// Slots of one message each. For every queue pair: what is sent, what is received, where the peer writes, and
+/// what was read back.
+#[derive(Clone, Copy)]
+pub(crate) enum Slot {
+    Send(usize, u64),
+    Receive(usize, u64),
+    Landing(usize),
+    ReadBack(usize),
+}
+
+pub(crate) struct Device {
+    pub(crate) verbs: Verbs,
+    channel: *mut ibv_comp_channel,
+    pub(crate) queue: *mut ibv_cq,
+    pub(crate) shared: *mut ibv_srq,
+    pub(crate) pairs: Vec<*mut ibv_qp>,
+    region: *mut ibv_mr,
+    memory: *mut u8,
+    gid: ibv_gid,
+    gid_index: u8,
+}
+
+fn made<T>(object: *mut T, what: &str) -> io::Result<*mut T> {
+    if object.is_null() {
+        let error = io::Error::last_os_error();
+        return Err(io::Error::other(format!("{what}: {error}")));
+    }
+    Ok(object)
+}
+
+fn done(result: c_int, what: &str) -> io::Result<()> {
+    if result == 0 {
+        return Ok(());
+    }
+    let error = io::Error::from_raw_os_error(result.abs());
+    Err(io::Error::other(format!("{what}: {error}")))
+}
+
+impl Device {
+    pub(crate) fn open(arguments: &Arguments) -> io::Result<Self> {
+        let verbs = Verbs::load()?;
+        let count = usize::from(arguments.pairs);
+        // SAFETY: the calls are in the order that verbs demand, with what they have made.
+        unsafe {
+            let mut devices = 0;
+            let list = made(
+                (verbs.ibv_get_device_list)(&raw mut devices),
+                "ibv_get_device_list",
+            )?;
+            let device = (0..devices as usize)
+                .map(|place| *list.add(place))
+                .find(|device| {
+                    CStr::from_ptr((verbs.ibv_get_device_name)(*device)).to_bytes()
+                        == arguments.device.as_bytes()
+                })
+                .ok_or_else(|| io::Error::other(format!("no device {}", arguments.device)))?;
+            let context = made((verbs.ibv_open_device)(device), "ibv_open_device")?;
+            let mut gid = ibv_gid::default();
+            let index = c_int::from(arguments.gid_index);
+            done(
+                (verbs.ibv_query_gid)(context, 1, index, &raw mut gid),
+                "ibv_query_gid",
+            )?;
+            let pd = made((verbs.ibv_alloc_pd)(context), "ibv_alloc_pd")?;
+            let length = slots(count) * MESSAGE;
+            let memory = Box::leak(vec![0u8; length].into_boxed_slice()).as_mut_ptr();
+            let region = made(
+                (verbs.ibv_reg_mr)(pd, memory.cast(), length, ACCESS),
+                "ibv_reg_mr",
+            )?;
+            let channel = if arguments.events {
+                made(
+                    (verbs.ibv_create_comp_channel)(context),
+                    "ibv_create_comp_channel",
+                )?
+            } else {
+                ptr::null_mut()
+            };
+            let entries = (count as u64 * (SENDS + RECEIVES)) as c_int;
+            let queue = made(
+                (verbs.ibv_create_cq)(context, entries, ptr::null_mut::<c_void>(), channel, 0),
+                "ibv_create_cq",
+            )?;
+            let shared = if arguments.shared_receives {
+                let mut wanted = ibv_srq_init_attr {
+                    srq_context: ptr::null_mut(),
+                    attr: ibv_srq_attr {
+                        max_wr: (count as u64 * RECEIVES) as u32,
+                        max_sge: 1,
+                        srq_limit: 0,
+                    },
+                };
+                made(
+                    (verbs.ibv_create_srq)(pd, &raw mut wanted),
+                    "ibv_create_srq",
+                )?
+            } else {
+                ptr::null_mut()
+            };
+            let mut pairs = Vec::new();
+            for _ in 0..count {
+                let mut wanted: ibv_qp_init_attr = std::mem::zeroed();
+                (wanted.send_cq, wanted.recv_cq, wanted.srq) = (queue, queue, shared);
+                wanted.qp_type = IBV_QPT_RC;
+                (wanted.cap.max_send_wr, wanted.cap.max_send_sge) = (SENDS as u32, 1);
+                (wanted.cap.max_recv_wr, wanted.cap.max_recv_sge) = (RECEIVES as u32, 1);
+                let pair = made((verbs.ibv_create_qp)(pd, &raw mut wanted), "ibv_create_qp")?;
+                let mut to = ibv_qp_attr {
+                    qp_state: IBV_QPS_INIT,
+                    port_num: 1,
+                    qp_access_flags: ACCESS as u32,
+                    ..Default::default()
+                };
+                done((verbs.ibv_modify_qp)(pair, &raw mut to, TO_INIT), "to INIT")?;
+                pairs.push(pair);
+            }
+            Ok(Self {
+                verbs,
+                channel,
+                queue,
+                shared,
+                pairs,
+                region,
+                memory,
+                gid,
+                gid_index: arguments.gid_index,
+            })
+        }
+    }
+
+    pub(crate) fn reach(&self) -> Reach {
+        // SAFETY: the objects live to the end.
+        unsafe {
+            Reach {
+                gid: self.gid.raw,
+                pairs: self.pairs.iter().map(|pair| (**pair).qp_num).collect(),
+                landing: self.address(Slot::Landing(0)) as u64,
+                key: (*self.region).rkey,
+            }
+        }
+    }
+
+    /// Connects every queue pair to the peer's with the same place.
+    pub(crate) fn connect(&self, peer: &Reach) -> io::Result<()> {
+        for (pair, number) in self.pairs.iter().zip(&peer.pairs) {
+            let mut to = ibv_qp_attr {
+                qp_state: IBV_QPS_RTR,
+                path_mtu: MTU,
+                dest_qp_num: *number,
+                max_dest_rd_atomic: 1,
+                min_rnr_timer: 12,
+                ..Default::default()
+            };
+            to.ah_attr.is_global = 1;
+            to.ah_attr.port_num = 1;
+            to.ah_attr.grh.dgid = ibv_gid { raw: peer.gid };
+            to.ah_attr.grh.sgid_index = self.gid_index;
+            to.ah_attr.grh.hop_limit = 1;
+            // SAFETY: the queue pair lives to the end.
+            unsafe {
+                done(
+                    (self.verbs.ibv_modify_qp)(*pair, &raw mut to, TO_RTR),
+                    "to RTR",
+                )?
+            };
+            let mut to = ibv_qp_attr {
+                qp_state: IBV_QPS_RTS,
+                timeout: 14,
+                retry_cnt: 7,
+                // Without end: a receiver that moves has no receives for a while.
+                rnr_retry: 7,
+                max_rd_atomic: 1,
+                ..Default::default()
+            };
+            // SAFETY: as above.
+            unsafe {
+                done(
+                    (self.verbs.ibv_modify_qp)(*pair, &raw mut to, TO_RTS),
+                    "to RTS",
+                )?
+            };
+        }
+        Ok(())
+    }
+
+    pub(crate) fn address(&self, slot: Slot) -> *mut u8 {
+        let count = self.pairs.len();
+        let (pair, place) = match slot {
+            Slot::Landing(pair) => (pair, 0),
+            Slot::ReadBack(pair) => (count + pair, 0),
+            Slot::Send(pair, number) => (2 * count + pair * SENDS as usize, number % SENDS),
+            Slot::Receive(pair, number) => (
+                2 * count + count * SENDS as usize + pair * RECEIVES as usize,
+                number % (RECEIVES * count as u64),
+            ),
+        };
+        let slot = pair + place as usize;
+        assert!(slot < slots(count));
+        // SAFETY: within the memory, as was just checked.
+        unsafe { self.memory.add(slot * MESSAGE) }
+    }
+
+    /// A slot's bytes, as long as nothing is in flight to or from it.
+    #[allow(clippy::mut_from_ref, reason = "the memory is the device's as well")]
+    pub(crate) fn bytes(&self, slot: Slot) -> &mut [u8] {
+        // SAFETY: within the memory; the caller uses one slot at a time, and the device none of this.
+        unsafe { std::slice::from_raw_parts_mut(self.address(slot), MESSAGE) }
+    }
+
+    pub(crate) fn piece(&self, slot: Slot) -> ibv_sge {
+        ibv_sge {
+            addr: self.address(slot) as u64,
+            length: MESSAGE as u32,
+            // SAFETY: the region lives to the end.
+            lkey: unsafe { (*self.region).lkey },
+        }
+    }
+
+    pub(crate) fn post_send(&self, pair: usize, request: &mut ibv_send_wr) -> io::Result<()> {
+        let mut bad = ptr::null_mut();
+        // SAFETY: what the inline function of verbs.h does.
+        unsafe {
+            let pair = self.pairs[pair];
+            let post = (*(*pair).context)
+                .ops
+                .post_send
+                .ok_or(io::ErrorKind::Unsupported)?;
+            done(post(pair, request, &raw mut bad), "ibv_post_send")
+        }
+    }
+
+    /// Posts to the queue pair, or to the shared queue if there is one.
+    pub(crate) fn post_receive(&self, pair: usize, wr_id: u64, slot: Slot) -> io::Result<()> {
+        let mut piece = self.piece(slot);
+        let mut request = ibv_recv_wr {
+            wr_id,
+            next: ptr::null_mut(),
+            sg_list: &raw mut piece,
+            num_sge: 1,
+        };
+        let mut bad = ptr::null_mut();
+        // SAFETY: what the inline functions of verbs.h do.
+        unsafe {
+            let pair = self.pairs[pair];
+            let operations = &(*(*pair).context).ops;
+            let result = if self.shared.is_null() {
+                let post = operations.post_recv.ok_or(io::ErrorKind::Unsupported)?;
+                post(pair, &raw mut request, &raw mut bad)
+            } else {
+                let post = operations.post_srq_recv.ok_or(io::ErrorKind::Unsupported)?;
+                post(self.shared, &raw mut request, &raw mut bad)
+            };
+            done(result, "posting a receive")
+        }
+    }
+
+    pub(crate) fn poll(&self, into: &mut [ibv_wc]) -> io::Result<usize> {
+        // SAFETY: what the inline function of verbs.h does.
+        let count = unsafe {
+            let poll = (*(*self.queue).context)
+                .ops
+                .poll_cq
+                .ok_or(io::ErrorKind::Unsupported)?;
+            poll(self.queue, into.len() as c_int, into.as_mut_ptr())
+        };
+        usize::try_from(count).map_err(|_| io::Error::other(format!("ibv_poll_cq gave {count}")))
+    }
+
+    /// Whether there is a channel to wait at.
+    pub(crate) fn has_events(&self) -> bool {
+        !self.channel.is_null()
+    }
+
+    pub(crate) fn ask_for_event(&self) -> io::Result<()> {
+        // SAFETY: what the inline function of verbs.h does.
+        unsafe {
+            let ask = (*(*self.queue).context)
+                .ops
+                .req_notify_cq
+                .ok_or(io::ErrorKind::Unsupported)?;
+            done(ask(self.queue, 0), "ibv_req_notify_cq")
+        }
+    }
+
+    pub(crate) fn wait_for_event(&self) -> io::Result<()> {
+        let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: both results are this function's.
+        unsafe {
+            let got = (self.verbs.ibv_get_cq_event)(self.channel, &raw mut queue, &raw mut cookie);
+            if got != 0 || !ptr::eq(queue, self.queue) {
+                return Err(io::Error::other("an event of a queue that is not ours"));
+            }
+            (self.verbs.ibv_ack_cq_events)(queue, 1);
+        }
+        Ok(())
+    }
+}
+
+fn slots(pairs: usize) -> usize {
+    pairs * (2 + SENDS as usize + RECEIVES as usize)
+}

@@ -1,0 +1,74 @@
+//! What both sides tell each other over TCP before they talk over RDMA.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+const PORT: u16 = 18600;
+const LONGEST: u64 = 64 << 10;
+
+/// How to reach a side.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct Reach {
+    pub(crate) gid: [u8; 16],
+    pub(crate) pairs: Vec<u32>,
+    /// Where the peer may write: one message for each queue pair.
+    pub(crate) landing: u64,
+    pub(crate) key: u32,
+}
+
+/// The other side.
+pub(crate) struct Peer(BufReader<TcpStream>);
+
+impl Peer {
+    /// Waits for the client, or connects to the server.
+    pub(crate) fn meet(server: Option<&str>) -> io::Result<Self> {
+        let stream = match server {
+            None => TcpListener::bind(("0.0.0.0", PORT))?.accept()?.0,
+            Some(address) => {
+                let began = Instant::now();
+                loop {
+                    match TcpStream::connect((address, PORT)) {
+                        Ok(stream) => break stream,
+                        Err(error) if began.elapsed() > Duration::from_secs(10) => {
+                            return Err(error);
+                        }
+                        Err(_) => std::thread::sleep(Duration::from_millis(100)),
+                    }
+                }
+            }
+        };
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    /// Says `ours` and hears the other side's.
+    pub(crate) fn exchange(&mut self, ours: &Reach) -> io::Result<Reach> {
+        self.say(&serde_json::to_string(ours)?)?;
+        Ok(serde_json::from_str(&self.hear()?)?)
+    }
+
+    /// Waits until the other side is as far.
+    pub(crate) fn barrier(&mut self, word: &str) -> io::Result<()> {
+        self.say(word)?;
+        let heard = self.hear()?;
+        if heard.trim() == word {
+            Ok(())
+        } else {
+            Err(io::Error::other(format!(
+                "the peer said {heard:?} in place of {word:?}"
+            )))
+        }
+    }
+
+    fn say(&mut self, line: &str) -> io::Result<()> {
+        self.0.get_mut().write_all(format!("{line}\n").as_bytes())
+    }
+
+    fn hear(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        self.0.by_ref().take(LONGEST).read_line(&mut line)?;
+        Ok(line)
+    }
+}

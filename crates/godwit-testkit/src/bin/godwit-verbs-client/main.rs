@@ -1,0 +1,57 @@
+//! An RDMA application that checks what it is told: work-request ids come in sequence, every message comes
+//! once, in order and whole, and what was written at the peer can be read back.
+//!
+//! Two of them talk, a server and a client, over reliable connections. Both send all the time, and every
+//! sixteenth operation reads back what the one before it wrote. They end when one of them finds the file that
+//! `--until` names; the exit status and the last line say whether everything was as it has to be.
+//!
+//! It knows nothing of Godwit: it calls libibverbs, or what stands in front of it.
+
+mod device;
+mod exchange;
+mod ledger;
+mod traffic;
+mod verbs;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+/// Sends and receives over RDMA, and checks everything
+#[derive(Parser)]
+struct Arguments {
+    /// The server's address; without it, this is the server
+    server: Option<String>,
+    /// The RDMA device
+    #[arg(long, default_value = "rxe0")]
+    device: String,
+    /// Its GID
+    #[arg(long, default_value_t = 1)]
+    gid_index: u8,
+    /// Queue pairs
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
+    pairs: u8,
+    /// All queue pairs receive from one shared receive queue
+    #[arg(long)]
+    shared_receives: bool,
+    /// Wait for events of a completion channel
+    #[arg(long)]
+    events: bool,
+    /// End when this file is there
+    #[arg(long, default_value = "/run/verbs-client-ends")]
+    until: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match traffic::run(&Arguments::parse()) {
+        Ok(checked) => {
+            println!("checked: {checked}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            println!("broken: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

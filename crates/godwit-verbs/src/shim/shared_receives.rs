@@ -1,0 +1,243 @@
+//! Shared receive queues.
+
+use std::ffi::{c_int, c_void};
+use std::ptr;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::contexts::refuse;
+use super::gate::Gate;
+use super::objects::{self, *};
+use super::real::real;
+use super::world::{KEYS, Object, running_world};
+use crate::abi::*;
+use crate::tables::{Call, SharedReceives};
+
+/// `IBV_SRQ_MAX_WR`
+const MAX_WR: c_int = 1;
+/// `IBV_SRQ_LIMIT`
+const LIMIT: c_int = 2;
+
+/// `ibv_create_srq`
+pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    let Some(parent) = objects::pd(pd) else {
+        return (real().create_srq)(pd, wanted);
+    };
+    let mut world = running_world();
+    let shadow = Box::into_raw(Box::<ShadowSrq>::new_uninit()).cast::<ShadowSrq>();
+    let mut asked = *wanted;
+    let made = make_srq(parent.real.load(Ordering::Acquire), shadow, &mut asked);
+    let give_up = |errno| {
+        if !made.is_null() {
+            (real().destroy_srq)(made);
+        }
+        drop(Box::from_raw(
+            shadow.cast::<std::mem::MaybeUninit<ShadowSrq>>(),
+        ));
+        refuse(errno)
+    };
+    if made.is_null() {
+        return give_up(*libc::__errno_location());
+    }
+    let Some(post) = (*(*made).context).ops.post_srq_recv else {
+        return give_up(libc::EOPNOTSUPP);
+    };
+    let Some(id) = world.add(Call::SharedReceiveQueue { pd: parent.id }) else {
+        return give_up(libc::EINVAL);
+    };
+    (*wanted).attr = asked.attr;
+    shadow.write(ShadowSrq {
+        face: ibv_srq {
+            context: parent.face.context,
+            srq_context: (*wanted).srq_context,
+            pd,
+            handle: (*made).handle,
+            mutex: [0; 5],
+            cond: [0; 6],
+            events_completed: 0,
+        },
+        id,
+        init: *wanted,
+        limit: AtomicU32::new(0),
+        receives: SharedReceives::new(asked.attr.max_wr, asked.attr.max_sge),
+        lane: Gate::new(SrqLane {
+            real: made,
+            post,
+            plain: !world.translates,
+            pieces: Box::new([ibv_sge::default(); BATCH_PIECES]),
+        }),
+    });
+    world.objects.insert(id, Object::Srq(shadow));
+    shadow.cast()
+}
+
+/// A queue of the device that carries the shadow's address; null if there is none.
+pub(super) unsafe fn make_srq(
+    domain: *mut ibv_pd,
+    shadow: *const ShadowSrq,
+    attributes: &mut ibv_srq_init_attr,
+) -> *mut ibv_srq {
+    attributes.srq_context = objects::as_cookie(shadow);
+    (real().create_srq)(domain, attributes)
+}
+
+/// `ibv_modify_srq`
+pub unsafe fn modify_srq(srq: *mut ibv_srq, to: *mut ibv_srq_attr, mask: c_int) -> c_int {
+    let Some(shadow) = objects::srq(srq) else {
+        return (real().modify_srq)(srq, to, mask);
+    };
+    let _world = running_world();
+    if mask & MAX_WR != 0 {
+        return libc::EOPNOTSUPP;
+    }
+    let device_queue = shadow.lane.lock().real;
+    let result = (real().modify_srq)(device_queue, to, mask);
+    if result == 0 && mask & LIMIT != 0 {
+        shadow.limit.store((*to).srq_limit, Ordering::Relaxed);
+    }
+    result
+}
+
+/// `ibv_query_srq`
+pub unsafe fn query_srq(srq: *mut ibv_srq, into: *mut ibv_srq_attr) -> c_int {
+    let Some(shadow) = objects::srq(srq) else {
+        return (real().query_srq)(srq, into);
+    };
+    let _world = running_world();
+    let device_queue = shadow.lane.lock().real;
+    (real().query_srq)(device_queue, into)
+}
+
+/// `ibv_destroy_srq`
+pub unsafe fn destroy_srq(srq: *mut ibv_srq) -> c_int {
+    let Some(shadow) = objects::srq(srq) else {
+        return (real().destroy_srq)(srq);
+    };
+    let mut world = running_world();
+    if world.roadmap.user_of(shadow.id).is_some() {
+        return libc::EBUSY;
+    }
+    let device_queue = shadow.lane.lock().real;
+    let result = (real().destroy_srq)(device_queue);
+    if result == 0 {
+        world.remove(shadow.id);
+        drop(Box::from_raw(srq.cast::<ShadowSrq>()));
+    }
+    result
+}
+
+/// `ibv_post_srq_recv`
+pub unsafe extern "C" fn post_srq_recv(
+    srq: *mut ibv_srq,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    let shadow = &*srq.cast::<ShadowSrq>();
+    match shadow.lane.enter() {
+        Some(mut lane) => shadow.post(&mut lane, first, bad),
+        None => {
+            let mut lane = shadow.lane.lock();
+            let result = shadow.post(&mut lane, first, bad);
+            lane.own();
+            result
+        }
+    }
+}
+
+impl ShadowSrq {
+    /// Notes receives, and posts them to the device if there is one.
+    unsafe fn post(
+        &self,
+        lane: &mut SrqLane,
+        first: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        let mut next = first;
+        while !next.is_null() {
+            let request = &*next;
+            let result = self.post_one(lane, request);
+            if result != 0 {
+                *bad = next;
+                return result;
+            }
+            next = request.next;
+        }
+        0
+    }
+
+    unsafe fn post_one(&self, lane: &mut SrqLane, request: &ibv_recv_wr) -> c_int {
+        let pieces = match usize::try_from(request.num_sge) {
+            Ok(count) if count > 0 => std::slice::from_raw_parts(request.sg_list, count),
+            _ => &[],
+        };
+        if pieces.len() > self.init.attr.max_sge as usize {
+            return libc::EINVAL;
+        }
+        if lane.real.is_null() && self.receives.waiting() >= self.init.attr.max_wr as usize {
+            return libc::ENOMEM;
+        }
+        let Some(name) = self.receives.push(request.wr_id, pieces) else {
+            return libc::ENOMEM;
+        };
+        let result = lane.give(name, pieces);
+        if result != 0 {
+            self.receives.complete(name);
+        }
+        result
+    }
+
+    /// Posts what has not completed to a queue that the device has just made.
+    pub(super) unsafe fn post_again(&self, lane: &mut SrqLane) -> Result<(), c_int> {
+        for (name, receive) in self.receives.outstanding() {
+            let result = lane.give(name, &receive.sges);
+            if result != 0 {
+                return Err(result);
+            }
+        }
+        let mut to = ibv_srq_attr {
+            srq_limit: self.limit.load(Ordering::Relaxed),
+            ..Default::default()
+        };
+        if to.srq_limit == 0 {
+            return Ok(());
+        }
+        match (real().modify_srq)(lane.real, &raw mut to, LIMIT) {
+            0 => Ok(()),
+            errno => Err(errno),
+        }
+    }
+}
+
+impl SrqLane {
+    /// Posts one receive under the device's name for it, with the device's keys.
+    unsafe fn give(&mut self, name: u64, pieces: &[ibv_sge]) -> c_int {
+        if self.real.is_null() {
+            return 0;
+        }
+        let count = pieces.len().min(BATCH_PIECES);
+        for (piece, copy) in pieces.iter().zip(self.pieces.iter_mut()) {
+            *copy = *piece;
+            if !self.plain {
+                copy.lkey = KEYS.physical(piece.lkey);
+            }
+        }
+        let mut request = ibv_recv_wr {
+            wr_id: name,
+            next: ptr::null_mut(),
+            sg_list: self.pieces.as_mut_ptr(),
+            num_sge: count as c_int,
+        };
+        let mut refused = ptr::null_mut();
+        (self.post)(self.real, &raw mut request, &raw mut refused)
+    }
+}
+
+/// The shadow that the device's queue carries; its limit, if it was that, is to be set anew.
+pub(super) unsafe fn of_event(queue: *mut c_void, limit_reached: bool) -> *mut c_void {
+    let shadow = (*queue.cast::<ibv_srq>()).srq_context;
+    if limit_reached {
+        (*shadow.cast::<ShadowSrq>())
+            .limit
+            .store(0, Ordering::Relaxed);
+    }
+    shadow
+}

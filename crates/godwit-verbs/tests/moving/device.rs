@@ -1,0 +1,276 @@
+//! A device that is a few tables.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use godwit_verbs::abi::*;
+use godwit_verbs::shim::Real;
+
+/// The device: it hands out the smallest free numbers, as one does on a host that is new to the process.
+#[derive(Default)]
+pub(crate) struct Device {
+    pub(crate) numbers: BTreeSet<u32>,
+    pub(crate) keys: BTreeSet<u32>,
+    /// The smallest key. Each test has its own: the library never forgets a key that was in use at a move.
+    pub(crate) first_key: u32,
+    /// By queue pair: requests that are in flight, receives that wait, and how many requests fit.
+    pub(crate) sends: BTreeMap<u32, VecDeque<ibv_wc>>,
+    pub(crate) receives: BTreeMap<u32, VecDeque<u64>>,
+    pub(crate) room: BTreeMap<u32, usize>,
+    pub(crate) completed: VecDeque<ibv_wc>,
+    /// Receives of the shared queue.
+    pub(crate) shared: VecDeque<u64>,
+    /// The local keys of the last request's pieces.
+    pub(crate) local_keys: Vec<u32>,
+}
+
+static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
+
+pub(crate) fn with<T>(act: impl FnOnce(&mut Device) -> T) -> T {
+    let mut device = DEVICE.lock().unwrap_or_else(PoisonError::into_inner);
+    act(device.get_or_insert_default())
+}
+
+fn take(numbers: &mut BTreeSet<u32>, first: u32) -> u32 {
+    let free = (first..).find(|number| !numbers.contains(number)).unwrap();
+    numbers.insert(free);
+    free
+}
+
+unsafe fn zeroed<T>() -> *mut T {
+    Box::into_raw(Box::new(std::mem::zeroed()))
+}
+
+unsafe fn free<T>(object: *mut T) -> c_int {
+    drop(Box::from_raw(object));
+    0
+}
+
+unsafe extern "C" fn list(count: *mut c_int) -> *mut *mut ibv_device {
+    *count = 1;
+    Box::into_raw(Box::new(zeroed()))
+}
+unsafe extern "C" fn free_list(list: *mut *mut ibv_device) {
+    free(*list);
+    free(list);
+}
+unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
+    c"table0".as_ptr()
+}
+unsafe extern "C" fn open(_: *mut ibv_device) -> *mut ibv_context {
+    let context = zeroed::<ibv_context>();
+    (*context).async_fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+    (*context).ops.poll_cq = Some(poll);
+    (*context).ops.req_notify_cq = Some(notify);
+    (*context).ops.post_send = Some(send);
+    (*context).ops.post_recv = Some(receive);
+    (*context).ops.post_srq_recv = Some(receive_shared);
+    context
+}
+unsafe extern "C" fn close(context: *mut ibv_context) -> c_int {
+    libc::close((*context).async_fd);
+    free(context)
+}
+unsafe extern "C" fn alloc_pd(_: *mut ibv_context) -> *mut ibv_pd {
+    zeroed()
+}
+unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    free(pd)
+}
+unsafe extern "C" fn register(
+    _: *mut ibv_pd,
+    _: *mut c_void,
+    _: usize,
+    _: u64,
+    _: c_uint,
+) -> *mut ibv_mr {
+    let region = zeroed::<ibv_mr>();
+    (*region).rkey = with(|device| take(&mut device.keys, device.first_key));
+    (*region).lkey = (*region).rkey;
+    region
+}
+unsafe extern "C" fn deregister(region: *mut ibv_mr) -> c_int {
+    with(|device| device.keys.remove(&(*region).rkey));
+    free(region)
+}
+unsafe extern "C" fn create_cq(
+    _: *mut ibv_context,
+    entries: c_int,
+    _: *mut c_void,
+    _: *mut ibv_comp_channel,
+    _: c_int,
+) -> *mut ibv_cq {
+    let queue = zeroed::<ibv_cq>();
+    (*queue).cqe = entries;
+    queue
+}
+unsafe extern "C" fn destroy_cq(queue: *mut ibv_cq) -> c_int {
+    with(|device| device.completed.clear());
+    free(queue)
+}
+unsafe extern "C" fn create_srq(_: *mut ibv_pd, _: *mut ibv_srq_init_attr) -> *mut ibv_srq {
+    let queue = zeroed::<ibv_srq>();
+    (*queue).context = open(ptr::null_mut());
+    queue
+}
+unsafe extern "C" fn destroy_srq(queue: *mut ibv_srq) -> c_int {
+    with(|device| device.shared.clear());
+    close((*queue).context);
+    free(queue)
+}
+unsafe extern "C" fn receive_shared(
+    _: *mut ibv_srq,
+    request: *mut ibv_recv_wr,
+    _: *mut *mut ibv_recv_wr,
+) -> c_int {
+    with(|device| device.shared.push_back((*request).wr_id));
+    0
+}
+unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let pair = zeroed::<ibv_qp>();
+    (*pair).context = open(ptr::null_mut());
+    (*pair).qp_num = with(|device| {
+        let number = take(&mut device.numbers, 1);
+        let room = (*init).cap.max_send_wr as usize;
+        device.room.insert(number, room);
+        number
+    });
+    pair
+}
+unsafe extern "C" fn destroy_qp(pair: *mut ibv_qp) -> c_int {
+    forget((*pair).qp_num);
+    with(|device| device.numbers.remove(&(*pair).qp_num));
+    close((*pair).context);
+    free(pair)
+}
+fn forget(number: u32) {
+    with(|device| {
+        device.sends.remove(&number);
+        device.receives.remove(&number);
+    });
+}
+unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
+    if (*to).qp_state == IBV_QPS_RESET {
+        forget((*pair).qp_num);
+    }
+    0
+}
+unsafe extern "C" fn query(
+    _: *mut ibv_qp,
+    _: *mut ibv_qp_attr,
+    _: c_int,
+    _: *mut ibv_qp_init_attr,
+) -> c_int {
+    libc::EINVAL
+}
+unsafe extern "C" fn notify(_: *mut ibv_cq, _: c_int) -> c_int {
+    0
+}
+unsafe extern "C" fn poll(_: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
+    let taken: Vec<_> = with(|device| {
+        let count = device.completed.len().min(most as usize);
+        device.completed.drain(..count).collect()
+    });
+    for (place, completion) in taken.iter().enumerate() {
+        into.add(place).write(*completion);
+    }
+    taken.len() as c_int
+}
+unsafe extern "C" fn send(
+    pair: *mut ibv_qp,
+    request: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    let number = (*pair).qp_num;
+    let full = with(|device| {
+        device.local_keys = (0..(*request).num_sge as usize)
+            .map(|place| (*(*request).sg_list.add(place)).lkey)
+            .collect();
+        let room = device.room[&number];
+        let sends = device.sends.entry(number).or_default();
+        if sends.len() == room {
+            return true;
+        }
+        sends.push_back(ibv_wc {
+            wr_id: (*request).wr_id,
+            qp_num: number,
+            ..Default::default()
+        });
+        false
+    });
+    if full {
+        *bad = request;
+        return libc::ENOMEM;
+    }
+    0
+}
+unsafe extern "C" fn receive(
+    pair: *mut ibv_qp,
+    request: *mut ibv_recv_wr,
+    _: *mut *mut ibv_recv_wr,
+) -> c_int {
+    with(|device| {
+        let receives = device.receives.entry((*pair).qp_num).or_default();
+        receives.push_back((*request).wr_id);
+    });
+    0
+}
+unsafe extern "C" fn not_expected() {
+    std::process::abort();
+}
+
+/// Everything that was sent arrives.
+pub(crate) fn complete_sends() {
+    with(|device| {
+        let sends = std::mem::take(&mut device.sends);
+        device.completed.extend(sends.into_values().flatten());
+    });
+}
+
+/// A message arrives at queue pair `number`.
+pub(crate) fn arrive(number: u32) {
+    with(|device| {
+        let wr_id = device
+            .receives
+            .get_mut(&number)
+            .unwrap()
+            .pop_front()
+            .unwrap();
+        device.completed.push_back(ibv_wc {
+            wr_id,
+            opcode: IBV_WC_RECV,
+            qp_num: number,
+            ..Default::default()
+        });
+    });
+}
+
+/// The device's functions.
+pub(crate) fn functions() -> Real {
+    // SAFETY: `Real` is pointers to functions and nothing else.
+    let mut real: Real = unsafe {
+        std::mem::transmute(
+            [not_expected as unsafe extern "C" fn(); size_of::<Real>() / size_of::<usize>()],
+        )
+    };
+    real.get_device_list = list;
+    real.free_device_list = free_list;
+    real.get_device_name = name;
+    real.open_device = open;
+    real.close_device = close;
+    real.alloc_pd = alloc_pd;
+    real.dealloc_pd = dealloc_pd;
+    real.reg_mr_iova2 = register;
+    real.dereg_mr = deregister;
+    real.create_cq = create_cq;
+    real.destroy_cq = destroy_cq;
+    real.create_srq = create_srq;
+    real.destroy_srq = destroy_srq;
+    real.create_qp = create_qp;
+    real.destroy_qp = destroy_qp;
+    real.modify_qp = modify;
+    real.query_qp = query;
+    real
+}
