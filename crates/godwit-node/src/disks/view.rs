@@ -48,6 +48,7 @@ pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> godwit_api::Disk {
             .and_then(|s| s.missing)
             .map(|missing| missing.0),
         owes: inner.record.owes().is_some(),
+        kept: inner.entry.kept.is_some(),
         image: inner.entry.base.as_ref().map(|base| DiskImage {
             name: base.image.clone(),
             content: base.manifest.clone(),
