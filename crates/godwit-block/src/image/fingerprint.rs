@@ -31,9 +31,9 @@ impl Fingerprint {
             stat.st_ino,
             stat.st_size as u64,
             stat.st_mtime as u64,
-            stat.st_mtime_nsec as u64,
+            stat.st_mtime_nsec,
             stat.st_ctime as u64,
-            stat.st_ctime_nsec as u64,
+            stat.st_ctime_nsec,
         ])
     }
 }
