@@ -129,6 +129,10 @@ pub struct Disk {
     /// Whether the node that the disk moved to still needs a part of it from here.
     #[serde(default)]
     pub owes: bool,
+    /// Whether the image of the disk, which has left, was kept as the disk was then: if it comes back, only what was
+    /// written since is sent.
+    #[serde(default)]
+    pub kept: bool,
     /// The image that it was created from here.
     #[serde(default)]
     pub image: Option<DiskImage>,

@@ -154,6 +154,9 @@ pub struct MigrationSettings {
     pub max_bandwidth: Option<u64>,
     /// Whether both images are compared before switchover.
     pub verify: bool,
+    /// Whether all of the disk is sent, whatever the destination holds of it.
+    #[serde(default)]
+    pub whole: bool,
     /// Whether the switchover waits for the guest's hypervisor.
     #[serde(default)]
     pub with_guest: bool,
@@ -195,6 +198,30 @@ pub struct MigrationProgress {
     pub double_write_bytes: u64,
     /// Bytes compared by verification.
     pub bytes_verified: u64,
+    /// What is left out, because the destination has it from an earlier time; nothing when all of the disk is sent.
+    #[serde(default)]
+    pub delta: Option<MigrationDelta>,
+}
+
+/// What is left out of a migration to a node that holds an older copy of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MigrationDelta {
+    /// How it is known what differs.
+    pub by: DeltaBy,
+    /// It is being found out: nothing has been copied.
+    pub comparing: bool,
+    /// Bytes of the disk that the first copying pass leaves out, once it has begun.
+    pub bytes_skipped: u64,
+}
+
+/// How it is known what differs from an older copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeltaBy {
+    /// It is what was written since the disk came from there.
+    Written,
+    /// Both nodes read all of the disk and compare hashes.
+    Compared,
 }
 
 /// A migration, under way or ended.
@@ -303,6 +330,9 @@ pub struct MigrateRequest {
     /// Compare both images by hash before switchover.
     #[serde(default)]
     pub verify: bool,
+    /// Send all of the disk, whatever the destination holds of it from an earlier time.
+    #[serde(default)]
+    pub whole: bool,
     /// Once the destination has everything, let the guest run on here, and hand the disk over when
     /// its hypervisor has moved it: when the disk's rings are started at the destination.
     #[serde(default)]

@@ -319,6 +319,9 @@ pub struct MigrateVm {
     /// Compare both images of each disk by hash before switchover.
     #[serde(default)]
     pub verify: bool,
+    /// Send all of each disk, whatever the destination holds of it from an earlier time.
+    #[serde(default)]
+    pub whole: bool,
     /// What the guest is promised about each disk; see the migration of a disk.
     #[serde(default)]
     pub sla: Option<String>,
@@ -360,6 +363,7 @@ impl MigrateVm {
             chunk_bytes: self.chunk_bytes,
             max_bandwidth: self.max_bandwidth,
             verify: self.verify,
+            whole: self.whole,
             with_guest: true,
             sla: self.sla.clone(),
             delayed_writes: self.delayed_writes,

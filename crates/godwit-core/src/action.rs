@@ -65,6 +65,8 @@ pub enum DiskTag {
     Checkpoint,
     /// The source's flush before it gives the disk away and keeps a part of it.
     OwedFlush,
+    /// The flush of the image of a disk that has left, which may come back.
+    BaseFlush,
 }
 
 impl DiskTag {
@@ -80,7 +82,8 @@ impl DiskTag {
             | Self::Layout
             | Self::Pulled(_)
             | Self::Checkpoint
-            | Self::OwedFlush => None,
+            | Self::OwedFlush
+            | Self::BaseFlush => None,
         }
     }
 }

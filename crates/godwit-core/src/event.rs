@@ -265,6 +265,14 @@ pub enum Event {
         /// Which migration.
         migration: MigrationId,
     },
+    /// This node's image of the disk, which has left, is durably what the disk was when it changed hands by this
+    /// migration. The body may remember that as long as nobody writes to the image, and has to forget it durably before
+    /// [`Controller::start_destination`](crate::Controller::start_destination). If the disk comes back it can be told
+    /// to the node that sends it ([`OlderCopy::Since`](crate::OlderCopy::Since)).
+    BecameBase {
+        /// Which migration.
+        migration: MigrationId,
+    },
     /// The node to which this one forwards does not own the disk any more: the body should close
     /// the forwarding connection, find the owner and call
     /// [`Controller::handle_forward_up`](crate::Controller::handle_forward_up).

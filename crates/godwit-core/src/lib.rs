@@ -20,10 +20,10 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{
-    Admission, Arrivals, ChangeError, Controller, GovernorParts, GuestLoad, HOLE_PIECE_SECTORS,
-    Limits, LinkSignal, MAX_MOVED, MAX_PULLED, MAX_VERIFIED, MigrationChange, MigrationOptions,
-    Missing, PolicyOptions, Progress, PromiseProgress, PushOptions, RoundOptions, StartError,
-    Switchover, UnknownPart,
+    Admission, Arrivals, ChangeError, Controller, DeltaBy, DeltaProgress, GovernorParts, GuestLoad,
+    HOLE_PIECE_SECTORS, Limits, LinkSignal, MAX_MOVED, MAX_PULLED, MAX_VERIFIED, MigrationChange,
+    MigrationOptions, Missing, OlderCopy, PolicyOptions, Progress, PromiseProgress, PushOptions,
+    RoundOptions, StartError, Switchover, UnknownPart, Written,
 };
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;

@@ -69,11 +69,17 @@ pub enum PlantedBug {
     SwitchForgetsDelayed,
     /// When the policy changes, chunks are pushed beside double writes that are on their way.
     SwitchOvertakes,
+    /// An owner that cannot know what was written since the disk came to it takes that for nothing.
+    StaleWritten,
+    /// What the guest writes while only what differs is sent is not added to that.
+    DeltaForgetsWrites,
+    /// The image of a disk that has left counts as what the disk was then before it is durable.
+    BaseUnflushed,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 31] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -102,6 +108,9 @@ impl PlantedBug {
         Self::OweUnflushed,
         Self::SwitchForgetsDelayed,
         Self::SwitchOvertakes,
+        Self::StaleWritten,
+        Self::DeltaForgetsWrites,
+        Self::BaseUnflushed,
     ];
 
     /// The defect's name.
@@ -135,6 +144,9 @@ impl PlantedBug {
             Self::OweUnflushed => "owe-unflushed",
             Self::SwitchForgetsDelayed => "switch-forgets-delayed",
             Self::SwitchOvertakes => "switch-overtakes",
+            Self::StaleWritten => "stale-written",
+            Self::DeltaForgetsWrites => "delta-forgets-writes",
+            Self::BaseUnflushed => "base-unflushed",
         }
     }
 }

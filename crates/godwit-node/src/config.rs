@@ -139,6 +139,7 @@ impl NodeConfig {
             .with(Features::HOLES)
             .with(Features::POLICIES)
             .with(Features::PULLS)
+            .with(Features::DELTAS)
     }
 
     /// The unix socket of the API.

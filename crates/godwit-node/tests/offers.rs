@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use godwit_core::OlderCopy;
 use godwit_core::units::{Epoch, MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, HEADER_SIZE, Header, Hello, Offer, PROTOCOL_VERSION, Purpose, Reply,
@@ -36,7 +37,7 @@ fn receive(stream: &mut dyn Stream) -> Greeting {
 
 /// Offers disk `d` as node `a` until that is accepted, and then goes away.
 fn offer_and_leave(stream: &mut dyn Stream) {
-    assert_eq!(offer(stream, "d", 7), Reply::Accepted);
+    assert_eq!(offer(stream, "d", 7), Reply::Accepted(OlderCopy::None));
 }
 
 /// Offers a disk of 1 MiB as node `a`.
@@ -134,9 +135,9 @@ async fn second_of_two(limits: IncomingLimits) -> Option<String> {
     let connect = move || TcpStream::connect(address).expect("it listens");
     let second = tokio::task::spawn_blocking(move || {
         let mut first = connect();
-        assert_eq!(offer(&mut first, "d", 7), Reply::Accepted);
+        assert_eq!(offer(&mut first, "d", 7), Reply::Accepted(OlderCopy::None));
         let refused = match offer(&mut connect(), "e", 8) {
-            Reply::Accepted => None,
+            Reply::Accepted(_) => None,
             Reply::Refused(refusal) => Some(refusal.text),
             other => panic!("{other:?}"),
         };
@@ -147,7 +148,10 @@ async fn second_of_two(limits: IncomingLimits) -> Option<String> {
     nothing_is_left(&node).await;
     // Once the first is gone there is room again.
     let third = tokio::task::spawn_blocking(move || offer(&mut connect(), "e", 9));
-    assert_eq!(third.await.expect("an answer"), Reply::Accepted);
+    assert_eq!(
+        third.await.expect("an answer"),
+        Reply::Accepted(OlderCopy::None)
+    );
     node.stop().await;
     second
 }

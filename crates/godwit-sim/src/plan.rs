@@ -97,8 +97,21 @@ pub(crate) struct MigrationPlan {
     pub(crate) ordered_there: bool,
     /// The store refuses the record that gives the disk away.
     pub(crate) store_refuses: bool,
+    /// What is made of an older copy at the destination.
+    pub(crate) older_copy: OlderCopyPlan,
     /// What the operator changes while it runs.
     pub(crate) change: Option<PlannedChange>,
+}
+
+/// What is made of an older copy at the destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OlderCopyPlan {
+    /// Whatever it is good for.
+    Use,
+    /// It is compared, as if nobody knew what it is.
+    Compare,
+    /// Nothing.
+    Ignore,
 }
 
 /// The operator changes his mind.
@@ -246,6 +259,7 @@ impl Plan {
     pub(crate) fn new(seed: u64) -> Self {
         let random = &mut Random::stream(seed, 1);
         let changes = &mut Random::stream(seed, 7);
+        let copies = &mut Random::stream(seed, 8);
         let sectors = random.pick(&[2048, 2048, 4096, 4096, 8192]) - random.pick(&[0, 0, 8, 13]);
         let load = random.between(300, 900) * MILLISECOND;
         let requests = random.between(700, 3500) as u32;
@@ -253,6 +267,12 @@ impl Plan {
         let clean = random.permille(300);
         let migrations = (1..=random.between(3, 8))
             .map(|number| MigrationPlan {
+                older_copy: copies.pick(&[
+                    OlderCopyPlan::Use,
+                    OlderCopyPlan::Use,
+                    OlderCopyPlan::Compare,
+                    OlderCopyPlan::Ignore,
+                ]),
                 change: changes.permille(250).then(|| planned_change(changes)),
                 ..migration(random, number as u8, sectors)
             })
@@ -411,6 +431,7 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         ordered_after: random.magnitude(MICROSECOND, 60 * MILLISECOND),
         ordered_there: random.permille(500),
         store_refuses: random.permille(40),
+        older_copy: OlderCopyPlan::Ignore,
         change: None,
     }
 }

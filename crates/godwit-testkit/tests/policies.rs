@@ -19,7 +19,7 @@ fn a_disk_moves_by_every_policy_under_load() {
         .iter()
         .flat_map(|policy| options.map(|rest| (policy, rest)));
     for ((policy, rest), (from, to)) in moves.zip(ways) {
-        let words = [&["--policy", policy], rest].concat();
+        let words = [&["--no-delta", "--policy", policy], rest].concat();
         let moved = migrate(cluster.node(from), "tour", to, &words).unwrap();
         assert_eq!(moved["phase"], "completed", "{moved}");
         assert_eq!(moved["verified"], rest == ["--verify"], "{moved}");

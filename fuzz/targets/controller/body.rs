@@ -297,7 +297,7 @@ impl Body {
                         let extent = extent_of(&operation).expect("it moves data");
                         assert!(extent.sectors() <= PULL_SECTORS);
                     }
-                    DiskTag::Checkpoint | DiskTag::OwedFlush => {
+                    DiskTag::Checkpoint | DiskTag::OwedFlush | DiskTag::BaseFlush => {
                         assert_eq!(operation, DiskOperation::Flush);
                     }
                     DiskTag::Layout => {

@@ -197,6 +197,14 @@ impl Engine {
     fn notify(&mut self, event: Event) {
         self.relink(&event);
         self.publish();
-        self.tell(EngineEvent::Core(event));
+        let Event::BecameBase { migration } = event else {
+            return self.tell(EngineEvent::Core(event));
+        };
+        if let Some(fingerprint) = self.disk.fingerprint() {
+            self.tell(EngineEvent::BecameBase {
+                migration,
+                fingerprint,
+            });
+        }
     }
 }

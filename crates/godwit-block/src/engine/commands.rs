@@ -47,7 +47,7 @@ impl Engine {
                 interface,
                 reply,
             } => {
-                self.start_source(options, *memory, streams, interface, reply);
+                self.start_source(*options, *memory, streams, interface, reply);
             }
             Command::StartDestination {
                 migration,

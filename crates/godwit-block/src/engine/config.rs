@@ -1,11 +1,14 @@
 //! What an engine is started with, what it tells its owner, and how it fails.
 
 use std::io;
+use std::path::PathBuf;
 
-use godwit_core::Limits;
+use crate::image::Fingerprint;
+use crate::image::missing::MissingNotes;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Event;
 use godwit_core::units::{Bytes, MigrationId};
+use godwit_core::{Limits, Missing, Written};
 
 /// How an engine is sized. All of it is fixed for the engine's life.
 #[derive(Clone, Debug)]
@@ -27,6 +30,19 @@ pub struct EngineConfig {
     pub shared: bool,
     /// Of what the disk lacks only what somebody waits for is pulled.
     pub pull_on_demand_only: bool,
+    /// Where to store, when the engine ends in order, what was written since the disk came
+    /// ([`crate::image::written`]).
+    pub written: Option<PathBuf>,
+}
+
+/// What earlier processes stored of a disk.
+#[derive(Debug, Default)]
+pub struct Restored {
+    /// What it lacks ([`crate::image::missing::load`]): to be given when the record has a remainder and this node
+    /// serves the disk, or has accepted it.
+    pub missing: Option<(Missing, MissingNotes)>,
+    /// What was written since it came ([`crate::image::written::take`]), if this node serves it.
+    pub written: Option<Written>,
 }
 
 impl EngineConfig {
@@ -45,6 +61,7 @@ impl EngineConfig {
             max_clients: 64,
             shared: false,
             pull_on_demand_only: false,
+            written: None,
         }
     }
 }
@@ -91,6 +108,14 @@ pub enum EngineEvent {
     /// [`EngineHandle::pull`](crate::engine::EngineHandle::pull). Said with
     /// [`Event::Owes`] too, and not when the engine starts with a record that says so.
     PullDown,
+    /// In place of [`Event::BecameBase`]: this node's image is what the disk was when it left by this migration, as
+    /// long as the image has this fingerprint.
+    BecameBase {
+        /// Which migration.
+        migration: MigrationId,
+        /// Taken before anybody could write to the image.
+        fingerprint: Fingerprint,
+    },
     /// The engine has ended because of a failure that it cannot go on from.
     Failed(String),
 }

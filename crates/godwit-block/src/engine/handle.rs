@@ -28,7 +28,7 @@ pub type Reply<T> = Box<dyn FnOnce(T) + Send>;
 pub(super) enum Command {
     Attach(ClientStream),
     StartSource {
-        options: MigrationOptions,
+        options: Box<MigrationOptions>,
         memory: Box<ChunkMemory>,
         streams: PeerStreams,
         interface: Option<InterfaceCounter>,
@@ -217,7 +217,7 @@ impl EngineHandle {
         reply: Reply<Result<(), StartError>>,
     ) {
         self.inner.send(Command::StartSource {
-            options,
+            options: Box::new(options),
             memory: Box::new(memory),
             streams,
             interface,

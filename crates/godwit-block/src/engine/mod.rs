@@ -36,11 +36,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
-use godwit_core::Missing;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use rustix::event::{EventfdFlags, eventfd};
 
-pub use self::config::{EngineConfig, EngineError, EngineEvent, MissingSnapshot};
+pub use self::config::{EngineConfig, EngineError, EngineEvent, MissingSnapshot, Restored};
 pub use self::connections::streams::{ClientStream, PeerStream, PeerStreams};
 pub use self::front_ends::vhost::device::BlockDevice;
 pub use self::handle::{EngineHandle, Reply};
@@ -54,7 +53,6 @@ pub use self::stats::snapshot::{
 use self::handle::Waker;
 use self::run::{Engine, Parts};
 use crate::image::Image;
-use crate::image::missing::MissingNotes;
 
 /// Fewest request tags: each class gets at least 16.
 const FEWEST_REQUESTS: u32 = 64;
@@ -69,19 +67,18 @@ pub fn spawn(
     record: AuthorityRecord,
     events: Box<dyn Fn(EngineEvent) + Send>,
 ) -> Result<EngineHandle, EngineError> {
-    spawn_lacking(config, image, record, None, events)
+    spawn_restored(config, image, record, Restored::default(), events)
 }
 
-/// The same for a disk that lacks what was stored of that ([`crate::image::missing::load`]): to be given when the
-/// record has a remainder and this node serves the disk, or has accepted it.
+/// The same for a disk of which earlier processes stored something.
 ///
 /// # Errors
 /// As [`spawn`].
-pub fn spawn_lacking(
+pub fn spawn_restored(
     mut config: EngineConfig,
     image: Image,
     record: AuthorityRecord,
-    missing: Option<(Missing, MissingNotes)>,
+    restored: Restored,
     events: Box<dyn Fn(EngineEvent) + Send>,
 ) -> Result<EngineHandle, EngineError> {
     config.limits.requests = config.limits.requests.max(FEWEST_REQUESTS);
@@ -106,7 +103,10 @@ pub fn spawn_lacking(
         counters: Counters::default(),
         latency: LatencySummary::default(),
         latencies: Latencies::default(),
-        missing: missing.as_ref().map(|(missing, _)| missing.bytes()),
+        missing: restored
+            .missing
+            .as_ref()
+            .map(|(missing, _)| missing.bytes()),
         lacks_room: false,
         cpu_seconds: 0.0,
     }));
@@ -114,7 +114,7 @@ pub fn spawn_lacking(
         config,
         image,
         record,
-        missing,
+        restored,
         commands,
         wake: Arc::clone(&wake),
         published: Arc::clone(&published),

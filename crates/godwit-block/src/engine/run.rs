@@ -7,13 +7,13 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use godwit_core::action::{Forwarder, PULL_SLOTS};
-use godwit_core::authority::AuthorityRecord;
+use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::request::RequestTag;
 use godwit_core::units::{MigrationId, Time};
 use godwit_core::{Controller, Missing};
 use io_uring::{opcode, types};
 
-use crate::engine::config::{EngineConfig, EngineError, EngineEvent};
+use crate::engine::config::{EngineConfig, EngineError, EngineEvent, Restored};
 use crate::engine::connections::streams::ClientStream;
 use crate::engine::connections::{ConnectionKey, Connections, Life};
 use crate::engine::deferred::Deferred;
@@ -32,6 +32,7 @@ use crate::engine::stats::snapshot::Snapshot;
 use crate::engine::stats::{Stats, thread_cpu_time};
 use crate::image::Image;
 use crate::image::missing::MissingNotes;
+use crate::image::written;
 use godwit_io::page_buffers::Staging;
 use godwit_io::ring::{Completion, Ring, Token};
 
@@ -117,7 +118,7 @@ pub(super) struct Parts {
     pub(super) config: EngineConfig,
     pub(super) image: Image,
     pub(super) record: AuthorityRecord,
-    pub(super) missing: Option<(Missing, MissingNotes)>,
+    pub(super) restored: Restored,
     pub(super) commands: mpsc::Receiver<Command>,
     pub(super) wake: Arc<OwnedFd>,
     pub(super) published: Published,
@@ -131,7 +132,7 @@ impl Engine {
             config,
             image,
             record,
-            missing,
+            restored,
             commands,
             wake,
             published,
@@ -170,6 +171,10 @@ impl Engine {
         // Keys of the standard library's hashers are random, and differ each time.
         let session = RandomState::new().build_hasher().finish();
         core.resume_forwarding(config.shared, session);
+        let Restored { missing, written } = restored;
+        if let Some(written) = written {
+            core.restore_written(written);
+        }
         let notes = missing.map(|(missing, notes)| {
             core.restore_missing(missing);
             if config.pull_on_demand_only {
@@ -276,7 +281,26 @@ impl Engine {
         rustix::fs::fdatasync(self.disk.file()).map_err(|errno| EngineError::Flush {
             disk: self.config.disk.clone(),
             source: errno.into(),
-        })
+        })?;
+        self.store_written();
+        Ok(())
+    }
+
+    /// Stores what was written since the disk came, for the next process. Without it a move back costs more.
+    fn store_written(&self) {
+        let owns = self.core.record().ownership == Ownership::Serving && self.core.serves();
+        let written = self.core.written().filter(|_| owns);
+        let fingerprint = self.disk.fingerprint();
+        let (Some(path), Some(written), Some(fingerprint)) =
+            (&self.config.written, written, fingerprint)
+        else {
+            return;
+        };
+        let capacity = self.disk.capacity();
+        if let Err(error) = written::store(path, capacity, fingerprint, written) {
+            let disk = &self.config.disk;
+            tracing::warn!(disk, %error, "cannot store what was written since the disk came");
+        }
     }
 
     pub(super) fn failure(&self, action: &str, source: &io::Error) -> EngineError {

@@ -4,9 +4,11 @@ mod copy;
 mod direct;
 mod error;
 pub(crate) mod extents;
+pub(crate) mod fingerprint;
 mod format;
 pub mod missing;
 mod open;
+pub mod written;
 
 #[cfg(test)]
 mod tests;
@@ -19,6 +21,7 @@ use rustix::fs::{self, FallocateFlags};
 
 pub use copy::{CopyProgress, export, import};
 pub use error::ImageError;
+pub use fingerprint::Fingerprint;
 pub use format::{ImageFormat, refuse_formats};
 
 /// What holds an image.

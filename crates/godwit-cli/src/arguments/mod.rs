@@ -185,6 +185,9 @@ pub(crate) struct MigrateArguments {
     /// Compare both images by hash before the switchover; disks of up to 64T
     #[arg(long)]
     pub verify: bool,
+    /// Send all of the disk, even where the node holds an older copy of it
+    #[arg(long)]
+    pub no_delta: bool,
     /// Wait for a machine that virsh or QEMU moves: its start there moves the disk
     #[arg(long)]
     pub with_guest: bool,

@@ -236,6 +236,12 @@ fn show(disk: &Disk) -> String {
         ("image", Some(disk.path.clone())),
         ("created from", from),
         ("on", disk.moved_to.clone()),
+        (
+            "kept",
+            disk.kept.then(|| {
+                "as the disk was when it left: it comes back with what was written since".to_owned()
+            }),
+        ),
         ("migration", disk.migration.clone()),
         ("clients", Some(disk.clients.to_string())),
         ("requests", latency),
@@ -271,6 +277,7 @@ mod tests {
             latency: GuestLatency::default(),
             missing_bytes: None,
             owes: false,
+            kept: false,
             image: None,
             lacks_room: false,
             problem: None,

@@ -166,6 +166,7 @@ mod tests {
                 busy_chunk_bytes: 128 << 10,
                 max_bandwidth: Some(100 << 20),
                 verify: false,
+                whole: false,
                 sla: Some("p99.99<3.2ms".to_owned()),
                 sla_auto: true,
                 delayed_writes: true,

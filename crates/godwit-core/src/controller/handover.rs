@@ -4,9 +4,9 @@ use core::time::Duration;
 
 use crate::action::Action;
 use crate::authority::{Effect, Ownership};
-use crate::controller::Controller;
 use crate::controller::requests::forwarding::ForwardLink;
 use crate::controller::transfer::outgoing::stage::Stage;
+use crate::controller::{Controller, MAX_PULLED, Written};
 use crate::event::{AbortReason, Event, Phase};
 use crate::units::Time;
 use crate::wire::{Message, TrafficClass};
@@ -131,7 +131,14 @@ impl Controller {
                 Effect::Departed(migration) => {
                     let sync_up = self.follow_the_disk();
                     self.enter_stage(Stage::Decided(Phase::Completed));
+                    // Otherwise this process may have come after a power loss, and the image have lost what was not
+                    // flushed.
+                    let was_here = self.source.is_some() && self.authority.owes().is_none();
                     self.complete_source();
+                    self.written = None;
+                    if was_here {
+                        self.keep_as_base(migration);
+                    }
                     self.notify(Event::MigrationCompleted { migration });
                     if !sync_up {
                         self.notify(Event::OwnerMoved);
@@ -142,9 +149,15 @@ impl Controller {
                 Effect::OwesNothing(migration) => {
                     self.owes_at = None;
                     self.notify(Event::OwesNothing { migration });
+                    // It was flushed before the disk was given away.
+                    self.keep_as_base(migration);
                 }
                 Effect::Owner(migration) => {
-                    self.destination = None;
+                    // An earlier process may have served the disk before it stored that it does.
+                    let came_here = self.destination.take().is_some();
+                    let fits = self.capacity.bytes() <= MAX_PULLED;
+                    self.written =
+                        (came_here && fits).then(|| Written::nothing(migration, self.capacity));
                     self.notify(Event::ReceiveCompleted { migration });
                     self.serves_clients();
                     self.pull();

@@ -15,12 +15,13 @@ pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::governor::parts::{GovernorParts, UnknownPart};
 pub use self::limits::Limits;
 pub use self::options::{
-    LinkSignal, MigrationOptions, PolicyOptions, PushOptions, RoundOptions, Switchover,
+    LinkSignal, MigrationOptions, OlderCopy, PolicyOptions, PushOptions, RoundOptions, Switchover,
 };
-pub use self::progress::{Progress, PromiseProgress, StartError};
+pub use self::progress::{DeltaBy, DeltaProgress, Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};
 use self::requests::slots::{Slots, TagList};
+use self::transfer::base::BecomingBase;
 use self::transfer::outgoing::Source;
 pub use self::transfer::outgoing::change::{ChangeError, MigrationChange};
 pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
@@ -29,6 +30,7 @@ use self::transfer::remainder::lacking::Lacking;
 pub use self::transfer::remainder::missing::Missing;
 use self::transfer::remainder::owing::Owing;
 pub use self::transfer::verify_hole::HOLE_PIECE_SECTORS;
+pub use self::transfer::written::Written;
 use crate::action::{Action, Content, DiskTag, PULL_SLOTS};
 use crate::authority::{Authority, AuthorityRecord};
 use crate::event::{AbortReason, Event};
@@ -66,6 +68,10 @@ pub struct Controller {
     source: Option<Box<Source>>,
     last_progress: Option<Progress>,
     destination: Option<Destination>,
+    /// What was written since a migration brought the disk here, where this process knows all of that.
+    written: Option<Written>,
+    /// The image of a disk that has left.
+    base: BecomingBase,
     /// What this node, the owner, lacks.
     lacking: Option<Box<Lacking>>,
     /// What this node reads for the owner.
@@ -125,6 +131,8 @@ impl Controller {
             source: None,
             last_progress: None,
             destination: None,
+            written: None,
+            base: BecomingBase::default(),
             lacking: None,
             owing: Owing::new(),
             pull_is_up: false,
@@ -233,6 +241,7 @@ impl Controller {
             DiskTag::Pulled(slot) => self.pulled_written(slot, result.map(|_| ())),
             DiskTag::Checkpoint => self.checkpoint_flushed(result.map(|_| ())),
             DiskTag::OwedFlush => self.owed_flushed(result.map(|_| ())),
+            DiskTag::BaseFlush => self.base_flushed(result.map(|_| ())),
         }
         self.run_ready();
     }

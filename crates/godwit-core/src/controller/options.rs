@@ -54,6 +54,8 @@ pub struct MigrationOptions {
     pub deadline: Option<Duration>,
     /// How the destination comes to have the disk.
     pub policy: PolicyOptions,
+    /// What the destination holds of the disk. Only what differs is sent, if that is known or can be found out.
+    pub older_copy: OlderCopy,
     /// Compare both images by hash before switchover.
     pub verify: bool,
     /// Ask where the disk has holes, and tell the destination of them instead of reading them. Only where
@@ -81,6 +83,19 @@ pub enum PolicyOptions {
     /// to 4 of the hybrid storage-transfer paper). Only where the other node has
     /// [`Features::PULLS`](crate::wire::Features::PULLS).
     PushPull(PushOptions),
+}
+
+/// What the destination of a migration holds of an earlier time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OlderCopy {
+    /// Nothing, or nothing that is to be used.
+    #[default]
+    None,
+    /// The disk as it was when it changed hands by this migration, durably and untouched since.
+    Since(MigrationId),
+    /// An image of the disk with any content: both images are compared first. Push and pull, which is to leave soon,
+    /// takes it for nothing.
+    Unknown,
 }
 
 /// What push and pull pushes before the disk changes hands.
@@ -166,6 +181,7 @@ impl MigrationOptions {
             interface_budget: None,
             deadline: None,
             policy: PolicyOptions::DoubleWrite,
+            older_copy: OlderCopy::None,
             verify: false,
             find_holes: false,
             governor: GovernorParts::ALL,

@@ -27,8 +27,30 @@ pub struct Progress {
     pub bytes_verified: u64,
     /// Whether every byte was compared and found equal.
     pub verified: bool,
+    /// What is not sent, because the destination has it; nothing where all of the disk is.
+    pub delta: Option<DeltaProgress>,
     /// What was promised and how it is kept.
     pub promise: PromiseProgress,
+}
+
+/// What is left out of a migration to a node that has an older copy of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaProgress {
+    /// How it is known what differs.
+    pub by: DeltaBy,
+    /// It is being found out: nothing has been copied.
+    pub comparing: bool,
+    /// Bytes of the disk that the first copying pass left out, once it has begun.
+    pub bytes_skipped: u64,
+}
+
+/// How it is known what differs from an older copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeltaBy {
+    /// It is what was written since the disk came from there.
+    Written,
+    /// Both nodes read all of the disk and compared hashes.
+    Compared,
 }
 
 /// How an outgoing migration keeps its promise to the guest.

@@ -4,6 +4,7 @@
 use super::DecodeError;
 use super::TrafficClass;
 use super::header::{HEADER_SIZE, Header, Kind};
+use crate::controller::OlderCopy;
 use crate::units::{Epoch, MigrationId, Sectors};
 
 /// The protocol this build speaks. An old and a new node agree on the highest that both know.
@@ -48,6 +49,9 @@ impl Features {
 
     /// A disk may change hands before all of it has arrived, and the rest is pulled.
     pub const PULLS: Self = Self(32);
+
+    /// The answer to an offer may say what the destination holds of the disk of an earlier time.
+    pub const DELTAS: Self = Self(64);
 
     /// These and the others.
     #[must_use]
@@ -245,8 +249,9 @@ pub enum Reply {
         /// The name of the node that answers.
         node: String,
     },
-    /// Yes to an offer: the image is ready to receive.
-    Accepted,
+    /// Yes to an offer: the image is ready to receive, and holds this of the disk. Others than
+    /// [`OlderCopy::None`] only to nodes with [`Features::DELTAS`].
+    Accepted(OlderCopy),
     /// No; the connection is closed after it.
     Refused(Refusal),
 }
@@ -256,7 +261,7 @@ impl Reply {
     pub const fn features(&self) -> Features {
         match self {
             Self::Welcome { features, .. } => *features,
-            Self::Accepted | Self::Refused(_) => Features(0),
+            Self::Accepted(_) | Self::Refused(_) => Features(0),
         }
     }
 }
@@ -331,7 +336,18 @@ impl Greeting {
                 put_text(&mut body, node, MAX_NAME);
                 Kind::Welcome
             }
-            Self::Reply(Reply::Accepted) => Kind::Accepted,
+            Self::Reply(Reply::Accepted(older)) => {
+                match older {
+                    // Older nodes know nothing of what would follow.
+                    OlderCopy::None => {}
+                    OlderCopy::Since(migration) => {
+                        body.push(1);
+                        put(&mut body, &migration.0);
+                    }
+                    OlderCopy::Unknown => body.push(2),
+                }
+                Kind::Accepted
+            }
             Self::Reply(Reply::Refused(refusal)) => {
                 status = refusal.code.code();
                 put_text(&mut body, &refusal.text, MAX_TEXT);
@@ -405,7 +421,12 @@ impl Greeting {
                 features: Features(u32::from_le_bytes(take(&mut from)?)),
                 node: take_text(&mut from, MAX_NAME)?,
             }),
-            Kind::Accepted => Self::Reply(Reply::Accepted),
+            Kind::Accepted => Self::Reply(Reply::Accepted(match take(&mut from) {
+                Err(_) | Ok([0]) => OlderCopy::None,
+                Ok([1]) => OlderCopy::Since(MigrationId(take(&mut from)?)),
+                Ok([2]) => OlderCopy::Unknown,
+                Ok(_) => return Err(DecodeError::Field("older copy")),
+            })),
             Kind::Refused => Self::Reply(Reply::Refused(Refusal {
                 code: RefusalCode::from_code(header.status),
                 text: take_text(&mut from, MAX_TEXT)?,
@@ -512,6 +533,30 @@ mod tests {
             unknown[before] = 3;
             assert_eq!(decoded(&unknown), Err(DecodeError::Field("place")));
         }
+    }
+
+    #[test]
+    fn an_acceptance_tells_of_an_older_copy_and_is_what_older_nodes_say_where_there_is_none() {
+        let accepted = |older| Greeting::Reply(Reply::Accepted(older));
+        let read = |body: &[u8]| {
+            let header = Header {
+                payload_length: body.len() as u32,
+                ..Header::new(Kind::Accepted)
+            };
+            Greeting::decode(&header, body)
+        };
+        assert_eq!(accepted(OlderCopy::None).encode().len(), HEADER_SIZE);
+        for older in [
+            OlderCopy::None,
+            OlderCopy::Unknown,
+            OlderCopy::Since(MigrationId([9; 16])),
+        ] {
+            let frame = accepted(older).encode();
+            assert_eq!(read(&frame[HEADER_SIZE..]), Ok(accepted(older)));
+        }
+        let since = accepted(OlderCopy::Since(MigrationId([9; 16]))).encode();
+        assert!(read(&since[HEADER_SIZE..HEADER_SIZE + 9]).is_err(), "cut");
+        assert_eq!(read(&[3]), Err(DecodeError::Field("older copy")));
     }
 
     #[test]

@@ -116,6 +116,7 @@ mod tests {
             mark,
             shared: false,
             base: None,
+            kept: None,
         }
     }
 

@@ -8,8 +8,8 @@ use crate::config::NodeConfig;
 use crate::disks::disk::{Disk, Inner};
 use crate::disks::storage::image;
 use godwit_api::{
-    self, DiskImage, DiskState, GuestLatency, IoCounters, MigrationPromise, Obstacle, PauseReason,
-    Pauses,
+    self, DeltaBy, DiskImage, DiskState, GuestLatency, IoCounters, MigrationDelta,
+    MigrationPromise, Obstacle, PauseReason, Pauses,
 };
 
 /// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
@@ -48,6 +48,7 @@ pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> godwit_api::Disk {
             .and_then(|s| s.missing)
             .map(|missing| missing.0),
         owes: inner.record.owes().is_some(),
+        kept: inner.entry.kept.is_some(),
         image: inner.entry.base.as_ref().map(|base| DiskImage {
             name: base.image.clone(),
             content: base.manifest.clone(),
@@ -178,6 +179,18 @@ pub(crate) const fn latency(from: &LatencySummary) -> GuestLatency {
         p9999_us: from.p9999_us,
         max_us: from.max_us,
         iops: from.iops,
+    }
+}
+
+/// What a migration leaves out, for the API.
+pub(crate) const fn delta(delta: godwit_core::DeltaProgress) -> MigrationDelta {
+    MigrationDelta {
+        by: match delta.by {
+            godwit_core::DeltaBy::Written => DeltaBy::Written,
+            godwit_core::DeltaBy::Compared => DeltaBy::Compared,
+        },
+        comparing: delta.comparing,
+        bytes_skipped: delta.bytes_skipped,
     }
 }
 

@@ -6,15 +6,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use godwit_block::engine::{PeerStream, PeerStreams};
+use godwit_core::OlderCopy;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::units::{Bytes, MigrationId, Sectors};
-use godwit_core::wire::{Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass};
+use godwit_core::wire::{
+    Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass,
+};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::table::{self, Begin};
 use crate::disks::disk::{Activity, Disk};
-use crate::disks::lifecycle::{remove, run};
+use crate::disks::lifecycle::{older_copy, remove, run};
 use crate::disks::storage::{image, placement};
 use crate::failpoint;
 use crate::names;
@@ -95,9 +98,10 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
                 all.into_iter().map(|(id, _)| id).collect()
             },
         )?;
-        Ok((prepare(&node, &hello, &offer).await?, place))
+        let (disk, older_copy) = prepare(&node, &hello, &offer).await?;
+        Ok((disk, older_copy, place))
     };
-    let (disk, place) = match admitted.await {
+    let (disk, older_copy, place) = match admitted.await {
         Ok(admitted) => admitted,
         Err(refusal) => {
             tracing::warn!(peer = hello.node, disk = hello.disk, %refusal, "refused the offer");
@@ -119,7 +123,11 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
     place.keep();
     table::store(&node, number, &view).await;
     failpoint::reach(String::from("offer::received")).await;
-    if let Err(error) = receive(&node, &disk, control, &hello, &offer).await {
+    let older_copy = match hello.features.contain(Features::DELTAS) {
+        true => older_copy,
+        false => OlderCopy::None,
+    };
+    if let Err(error) = receive(&node, &disk, control, (&hello, &offer, older_copy)).await {
         table::end(&node, &disk, hello.migration, Err(error)).await;
         discard(node, disk, hello.migration).await;
     }
@@ -130,8 +138,7 @@ async fn receive(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
     mut control: PeerConnection,
-    hello: &Hello,
-    offer: &Offer,
+    (hello, offer, older_copy): (&Hello, &Offer, OlderCopy),
 ) -> Result<(), ErrorBody> {
     let failed = |why: &dyn std::fmt::Display| {
         ErrorBody::new(
@@ -154,7 +161,8 @@ async fn receive(
         node,
         migration: hello.migration,
     };
-    greeting::write(&mut control, &Greeting::Reply(Reply::Accepted))
+    let accepted = Greeting::Reply(Reply::Accepted(older_copy));
+    greeting::write(&mut control, &accepted)
         .await
         .map_err(|error| failed(&error))?;
     node.migrations.accepted(hello.migration);
@@ -180,6 +188,10 @@ async fn receive(
     let engine = disk
         .engine()
         .ok_or_else(|| failed(&"the disk is not served any more"))?;
+    // Until now nothing was written to what may be of use for another migration.
+    older_copy::spoil(node, disk)
+        .await
+        .map_err(|error| failed(&error))?;
     let (reply, answer) = oneshot::channel();
     let reply = move |result| {
         let _ = reply.send(result);
@@ -232,12 +244,18 @@ impl Drop for Listed<'_> {
 
 /// Makes the image ready to receive, or says why not. What is under way with the disk here gets a
 /// moment to end.
-async fn prepare(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<Arc<Disk>, Refusal> {
+async fn prepare(
+    node: &Arc<Node>,
+    hello: &Hello,
+    offer: &Offer,
+) -> Result<(Arc<Disk>, OlderCopy), Refusal> {
     check(node, hello, offer)?;
     let deadline = Instant::now() + SETTLE_TIMEOUT;
     loop {
         let prepared = match node.disks.find(&hello.disk) {
-            None => prepare_new(node, hello, offer).await,
+            None => prepare_new(node, hello, offer)
+                .await
+                .map(|disk| (disk, OlderCopy::None)),
             Some(disk) => prepare_known(node, &disk, hello, offer).await,
         };
         match prepared {
@@ -305,6 +323,7 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         moved_to: None,
         shared: false,
         base: None,
+        kept: None,
         mark: Some(Mark::Receiving {
             migration: hello.migration.to_string(),
             new: true,
@@ -367,7 +386,7 @@ async fn prepare_known(
     disk: &Arc<Disk>,
     hello: &Hello,
     offer: &Offer,
-) -> Result<Arc<Disk>, Refusal> {
+) -> Result<(Arc<Disk>, OlderCopy), Refusal> {
     let name = &node.config.name;
     if offer.place.is_some() {
         let wanted = wanted(node, hello, offer).await?;
@@ -461,9 +480,19 @@ async fn prepare_known(
         }
         replace_image(node, disk, offer).await?;
     }
-    disk.lock().entry.counterpart = Some(hello.node.clone());
+    let (entry, record) = {
+        let mut inner = disk.lock();
+        inner.entry.counterpart = Some(hello.node.clone());
+        (inner.entry.clone(), inner.record)
+    };
+    let older_copy = match usable {
+        true => blocking(move || older_copy::held(&entry, &record))
+            .await
+            .map_err(refusal)?,
+        false => OlderCopy::None,
+    };
     guard.keep();
-    Ok(Arc::clone(disk))
+    Ok((Arc::clone(disk), older_copy))
 }
 
 /// Makes a new image in place of the stale one.

@@ -111,7 +111,8 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
             lacking::forget(node, disk).await;
         }
         // Stored where records are.
-        Event::SharingChanged { .. } => {}
+        // An engine tells of a base by an event of its own.
+        Event::SharingChanged { .. } | Event::BecameBase { .. } => {}
         Event::OwnerMoved => forward::start(node, disk),
         Event::NeedPeer { migration } => resolve::start(node, disk, migration),
     }

@@ -10,7 +10,7 @@ use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, Offer, Place, Purpose, Reply, TrafficClass, TransferPolicy,
 };
-use godwit_core::{MigrationOptions, PolicyOptions, RoundOptions, Switchover};
+use godwit_core::{MigrationOptions, OlderCopy, PolicyOptions, RoundOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
 use super::auto;
@@ -188,6 +188,15 @@ async fn taken(disk: &Disk, capacity: Sectors) -> Result<u64, ErrorBody> {
     Ok(allocated.unwrap_or(capacity.bytes().0))
 }
 
+/// What came of an offer that was accepted.
+struct Connected {
+    streams: PeerStreams,
+    /// The optional parts of the protocol that both nodes use.
+    agreed: Features,
+    /// What the destination holds of the disk.
+    older_copy: OlderCopy,
+}
+
 /// One migration that is about to start.
 struct Attempt {
     node: Arc<Node>,
@@ -221,7 +230,7 @@ impl Attempt {
             }
         };
         let started = match prepared {
-            Ok((streams, memory)) => self.start(streams, memory, interface).await,
+            Ok((connected, memory)) => self.start(connected, memory, interface).await,
             Err(error) => Err(error),
         };
         if let Err(error) = started {
@@ -250,7 +259,7 @@ impl Attempt {
         &self,
         capacity: Sectors,
         record: AuthorityRecord,
-    ) -> Result<(PeerStreams, Features), ErrorBody> {
+    ) -> Result<Connected, ErrorBody> {
         let attempted = format!("migrate disk {}", self.disk.name);
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
         let allocated = taken(&self.disk, capacity).await?;
@@ -306,14 +315,15 @@ impl Attempt {
             .await
             .map_err(|error| lost(&error))?;
         failpoint::reach(String::from("offer::sent")).await;
-        match greeting::read_within(&mut control, OFFER_TIMEOUT).await {
-            Ok(Greeting::Reply(Reply::Accepted)) => {}
+        let older_copy = match greeting::read_within(&mut control, OFFER_TIMEOUT).await {
+            Ok(Greeting::Reply(Reply::Accepted(_))) if self.settings.whole => OlderCopy::None,
+            Ok(Greeting::Reply(Reply::Accepted(older))) => older,
             Ok(Greeting::Reply(Reply::Refused(refusal))) => {
                 return Err(refused(&refusal, &self.peer.name, &attempted));
             }
             Ok(_) => return Err(lost(&"it answered something else")),
             Err(error) => return Err(lost(&error)),
-        }
+        };
         self.node.migrations.accepted(self.id);
         let (sync, agreed) = self.dial(TrafficClass::Sync).await.map_err(body)?;
         let mut copies = Vec::with_capacity(usize::from(COPY_CONNECTIONS));
@@ -328,7 +338,11 @@ impl Attempt {
             copies,
             compression: agreed.features.contain(Features::COMPRESSION),
         };
-        Ok((streams, agreed.features))
+        Ok(Connected {
+            streams,
+            agreed: agreed.features,
+            older_copy,
+        })
     }
 
     async fn dial(&self, class: TrafficClass) -> Result<(PeerConnection, Agreed), DialError> {
@@ -337,8 +351,8 @@ impl Attempt {
         self.node.dialer.dial(&self.peer, hello).await
     }
 
-    /// What the engine is to do with a node that knows these parts of the protocol.
-    fn options(&self, agreed: Features) -> MigrationOptions {
+    /// What the engine is to do with a node that knows these parts of the protocol and holds this of the disk.
+    fn options(&self, agreed: Features, older_copy: OlderCopy) -> MigrationOptions {
         let flight = InFlight::of(&self.settings);
         MigrationOptions {
             chunk_sectors: flight.chunk_sectors,
@@ -356,6 +370,7 @@ impl Attempt {
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
             policy: policy(&self.settings),
             verify: self.settings.verify,
+            older_copy,
             find_holes: agreed.contain(Features::HOLES),
             governor: self.node.config.governor,
             switchover: match self.settings.with_guest {
@@ -370,7 +385,7 @@ impl Attempt {
     /// Memory for the chunks, ready for use.
     async fn memory(&self) -> Result<ChunkMemory, ErrorBody> {
         let engine = self.disk.engine().ok_or_else(|| self.engine_ended())?;
-        let options = self.options(Features::default());
+        let options = self.options(Features::default(), OlderCopy::None);
         blocking(move || engine.chunk_memory(&options))
             .await?
             .map_err(|error| {
@@ -392,7 +407,11 @@ impl Attempt {
     /// Hands the connections to the engine.
     async fn start(
         &self,
-        (streams, agreed): (PeerStreams, Features),
+        Connected {
+            streams,
+            agreed,
+            older_copy,
+        }: Connected,
         memory: ChunkMemory,
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
@@ -410,7 +429,7 @@ impl Attempt {
             let _ = reply.send(result);
         };
         engine.start_source(
-            self.options(agreed),
+            self.options(agreed, older_copy),
             memory,
             streams,
             interface,

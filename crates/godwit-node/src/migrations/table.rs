@@ -386,6 +386,7 @@ fn adopt(view: &mut Migration, progress: &Progress) {
         bytes_sent: progress.copy_bytes_sent,
         double_write_bytes: progress.double_write_bytes_sent,
         bytes_verified: progress.bytes_verified,
+        delta: progress.delta.map(view::delta),
     };
     view.verified = progress.verified;
     view.promise = Some(view::promise(progress));

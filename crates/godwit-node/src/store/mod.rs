@@ -48,6 +48,18 @@ pub(crate) struct DiskEntry {
     /// The image that the disk was created from here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<BaseImage>,
+    /// That the image of a disk which has left still is what the disk was then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) kept: Option<KeptImage>,
+}
+
+/// The image of a disk that has left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KeptImage {
+    /// The migration by which it left, in hexadecimal.
+    pub(crate) migration: String,
+    /// The image's [`godwit_block::image::Fingerprint`] then.
+    pub(crate) fingerprint: [u64; 6],
 }
 
 /// The image that a disk was created from.
@@ -95,6 +107,7 @@ impl DiskEntry {
             Ownership::Serving => {
                 self.moved_to = None;
                 self.mark = None;
+                self.kept = None;
             }
             Ownership::Departed { .. } => self.moved_to = self.counterpart.clone(),
             Ownership::Vacant | Ownership::Accepted { .. } | Ownership::Relinquished { .. } => {}
@@ -402,6 +415,7 @@ mod tests {
             mark: None,
             shared: false,
             base: None,
+            kept: None,
         }
     }
 

@@ -30,6 +30,7 @@ impl World {
         controller.resume_forwarding(it.shared, self.forward_sessions);
         it.controller = Some(controller);
         self.restore_missing(node);
+        self.restore_written(node);
         self.after_call(node);
     }
 
@@ -254,6 +255,10 @@ impl World {
                 if let Some(session) = self.nodes[node].pull.take() {
                     self.close(session, node);
                 }
+            }
+            Event::BecameBase { migration } => {
+                self.reached(Reached::BecameBase);
+                self.nodes[node].base = Some(migration);
             }
             Event::Whole { .. } => {
                 self.reached(Reached::Whole);

@@ -167,6 +167,7 @@ impl World {
         } else if record.owes().is_some() {
             self.reached(Reached::CrashOwing);
         }
+        self.end_written(node, power);
         self.interrupt(node);
         self.interrupt_missing(node, power);
         let it = &self.nodes[node];

@@ -2,6 +2,7 @@
 
 mod body;
 mod checks;
+mod deltas;
 mod disks;
 mod faults;
 mod guest;
@@ -203,6 +204,7 @@ pub(crate) struct World {
     link_random: Random,
     store_random: Random,
     fault_random: Random,
+    delta_random: Random,
 }
 
 impl World {
@@ -243,6 +245,7 @@ impl World {
             link_random: Random::stream(seed, 3),
             store_random: Random::stream(seed, 4),
             fault_random: Random::stream(seed, 5),
+            delta_random: Random::stream(seed, 9),
             plan,
         };
         for node in 0..2 {

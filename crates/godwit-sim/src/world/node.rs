@@ -6,11 +6,12 @@ use godwit_core::Controller;
 use godwit_core::action::{DiskOperation, DiskTag, PULL_SLOTS, SourceSlot};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::request::{RequestError, RequestTag};
-use godwit_core::units::{Generation, Time};
+use godwit_core::units::{Generation, MigrationId, Time};
 
 use crate::disk::{Data, Disk};
 use crate::history::WriteNumber;
 use crate::plan::{ClockPlan, Plan};
+use crate::world::deltas::StoredWritten;
 use crate::world::wires::pulling::{StoredMissing, StoringMissing};
 
 /// Who holds a tag.
@@ -94,6 +95,10 @@ pub(super) struct Node {
     /// What is stored of what the disk lacks, and what is being stored.
     pub(super) missing: Option<StoredMissing>,
     pub(super) storing_missing: Option<StoringMissing>,
+    /// The migration by which the disk left, as long as the image is durably what it was then.
+    pub(super) base: Option<MigrationId>,
+    /// What was written since the disk came, stored by a process at its end.
+    pub(super) written: Option<StoredWritten>,
     /// Records take this long, until then.
     pub(super) slow_store: (u64, u64),
     /// Buffers that this node has, each named by a tag.
@@ -153,6 +158,8 @@ impl Node {
             storing_shared: None,
             missing: None,
             storing_missing: None,
+            base: None,
+            written: None,
             slow_store: (0, 0),
             free_tags: Vec::new(),
             holders: Vec::new(),

@@ -42,7 +42,10 @@ impl World {
             return self.schedule(MILLISECOND / 2, Occurrence::Migrate);
         };
         let other = 1 - source;
-        let options = planned.options;
+        let options = MigrationOptions {
+            older_copy: self.older_copy(other, planned.older_copy),
+            ..planned.options
+        };
         let accepted = self.with(other, |controller, now| {
             controller.start_destination(now, options.migration, options.peer_timeout)
         });
@@ -50,6 +53,7 @@ impl World {
             // Nothing has happened: the destination is still busy with the last one.
             return self.schedule(2 * MILLISECOND, Occurrence::Migrate);
         }
+        self.nodes[other].base = None;
         let session = self.network.open();
         self.note(|| format!("   migration of session {session}: {options:?}"));
         self.forget_generation(other);
@@ -168,6 +172,7 @@ impl World {
 
     pub(super) fn migration_completed(&mut self, node: usize) {
         self.harvest(node);
+        self.count_delta(node);
         self.nodes[node].outgoing = false;
         self.reached(if node == 0 {
             Reached::Moved

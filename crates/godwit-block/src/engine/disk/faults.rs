@@ -17,6 +17,7 @@ pub(in crate::engine) fn result(tag: DiskTag, operation: &str, result: i32) -> i
         DiskTag::Owed(_) => "owed",
         DiskTag::Pulled(_) => "pulled",
         DiskTag::Checkpoint | DiskTag::OwedFlush => "checkpoint",
+        DiskTag::BaseFlush => "base",
     };
     let errno = |text: Option<String>| text.and_then(|text| text.parse().ok());
     let name = format!("disk::{who}::{operation}");

@@ -20,7 +20,7 @@ use rustix::fs::FallocateFlags;
 
 use crate::engine::disk::step::{Call, Step, Target};
 use crate::image::extents::hole_end;
-use crate::image::{Image, ImageKind};
+use crate::image::{Fingerprint, Image, ImageKind};
 use godwit_io::page_buffers::Mapping;
 use godwit_io::ring::{Ring, Token};
 use godwit_io::zeroes::{BLOCK, is_zero};
@@ -158,6 +158,11 @@ impl Disk {
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.image.file.as_fd()
+    }
+
+    /// See [`Image::fingerprint`].
+    pub(super) fn fingerprint(&self) -> Option<Fingerprint> {
+        self.image.fingerprint()
     }
 
     /// How many sectors from the extent's start on are a hole.

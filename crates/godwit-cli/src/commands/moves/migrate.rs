@@ -96,6 +96,7 @@ pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
         chunk_bytes: arguments.chunk,
         max_bandwidth: arguments.max_bandwidth,
         verify: arguments.verify,
+        whole: arguments.no_delta,
         sla: Some(arguments.sla),
         delayed_writes: arguments.delayed_writes == Switch::On,
         delayed_write_rate: arguments.delayed_write_rate,

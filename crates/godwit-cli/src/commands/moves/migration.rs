@@ -1,7 +1,8 @@
 //! `godwit migration`
 
 use godwit_api::{
-    ErrorCode, Migration, MigrationPhase, MigrationSettings, Policy, SwitchMigration, VmMigration,
+    DeltaBy, ErrorCode, Migration, MigrationDelta, MigrationPhase, MigrationSettings, Policy,
+    SwitchMigration, VmMigration,
 };
 use serde::Serialize;
 use tokio::signal::unix::Signal;
@@ -315,6 +316,7 @@ fn show(migration: &Migration) -> String {
         ("pauses", promise.and_then(pauses)),
         ("delayed", promise.and_then(delayed)),
         ("obstacle", obstacle(migration)),
+        ("delta", progress.delta.map(|it| delta(it, &migration.to))),
         ("copied", Some(format_bytes(progress.bytes_copied))),
         ("sent", Some(sent)),
         (
@@ -341,6 +343,22 @@ fn needed(migration: &Migration) -> String {
         "node '{}': {part} of the disk is there only, and being pulled",
         migration.from
     )
+}
+
+/// What is not sent, and why it need not be.
+fn delta(delta: MigrationDelta, to: &str) -> String {
+    let skipped = format_bytes(delta.bytes_skipped);
+    match delta.by {
+        DeltaBy::Written => format!(
+            "{skipped} not sent: node '{to}' has the disk as it left there, and what was written since is known"
+        ),
+        DeltaBy::Compared if delta.comparing => {
+            format!("being compared with an older copy at node '{to}'")
+        }
+        DeltaBy::Compared => format!(
+            "{skipped} not sent: they were compared, and equal an older copy at node '{to}'"
+        ),
+    }
 }
 
 fn options(options: &MigrationSettings) -> String {
@@ -386,6 +404,9 @@ fn options(options: &MigrationSettings) -> String {
     }
     if options.verify {
         parts.push("verify".to_owned());
+    }
+    if options.whole {
+        parts.push("no delta".to_owned());
     }
     parts.join(", ")
 }

@@ -1,6 +1,6 @@
 //! Which blocks of a disk still have to be looked at.
 
-use crate::units::{Extent, Lba, Sectors};
+use crate::units::{Extent, Lba, SECTOR_SIZE, Sectors};
 
 /// A bitmap over the disk's blocks: with blocks of 4 KiB, 32 MiB for a disk of 1 TiB.
 #[derive(Debug)]
@@ -46,6 +46,17 @@ impl DirtyBitmap {
     /// Sectors of the blocks that are set; a last block that the disk cuts short counts whole.
     pub(in crate::controller) fn sectors(&self) -> u64 {
         self.count * self.block_sectors
+    }
+
+    /// Bytes of the blocks that are set, as far as the disk has them.
+    pub(in crate::controller) fn bytes(&self) -> u64 {
+        let tail = self.capacity.0 % self.block_sectors;
+        let cut = if tail > 0 && self.is_set(self.capacity.0 / self.block_sectors) {
+            self.block_sectors - tail
+        } else {
+            0
+        };
+        (self.sectors() - cut) * SECTOR_SIZE
     }
 
     /// Sets all blocks of the disk.
@@ -245,6 +256,11 @@ mod tests {
         assert_eq!(dirty.next_run(Lba(0), 64), Some(extent(1000, 1)));
         assert_eq!(dirty.next_run(Lba(1001), 64), None);
         assert_eq!(dirty.sectors(), 8);
+        assert_eq!(
+            dirty.bytes(),
+            512,
+            "of the last block the disk has a sector"
+        );
         dirty.clear_covered(extent(1000, 1));
         assert_eq!(dirty.count(), 0, "the disk's end cuts the last block short");
         dirty.set(extent(0, 24));

@@ -1,5 +1,6 @@
 //! What reaches the other node, and when: both ends of a disk's move.
 
+pub(super) mod base;
 pub(super) mod dirty;
 pub(super) mod double_write;
 pub(super) mod outgoing;
@@ -11,3 +12,4 @@ pub(super) mod receive;
 pub(super) mod remainder;
 pub(super) mod verify_hole;
 pub(super) mod window;
+pub(super) mod written;

@@ -1,6 +1,7 @@
 //! The seam between a transfer and its policy: what a guest's write has to reach, what the window goes over next,
 //! and what may be left when the disk changes hands. The rest of a transfer knows no policy.
 
+use super::dirty::DirtyBitmap;
 use super::pre_copy::{AfterRound, PreCopy};
 use super::push_pull::PushPull;
 use crate::controller::{MigrationOptions, PolicyOptions, PushOptions};
@@ -22,6 +23,8 @@ pub(in crate::controller) enum Route {
 pub(in crate::controller) enum Pass {
     /// Every chunk goes to the destination.
     Copy,
+    /// Both sides read every chunk and compare hashes, to find out which have to be copied.
+    Compare,
     /// What was written since it was copied goes there again: the round of this number, from 2 on.
     Resend { round: u32 },
     /// Both sides read every chunk and compare hashes.
@@ -35,6 +38,11 @@ impl Pass {
     #[inline]
     pub(in crate::controller) const fn copies(self) -> bool {
         matches!(self, Self::Copy | Self::Resend { .. })
+    }
+
+    /// Whether what was copied is compared, to prove that it is equal.
+    pub(in crate::controller) const fn verifies(self) -> bool {
+        matches!(self, Self::VerifyAll | Self::VerifyDirty { .. })
     }
 
     /// Whether it goes over blocks here and there, and not over all of the disk.
@@ -119,12 +127,14 @@ impl Policy {
     }
 
     /// Goes on by push and pull. No chunk is on its way: of this pass, the destination has what lies before
-    /// `head`, but for what the policy remembers.
+    /// `head`, but for what the policy remembers. Before that pass it had all of the disk but these blocks, or
+    /// nothing.
     pub(in crate::controller) fn become_push_pull(
         &mut self,
         pass: Pass,
         options: PushOptions,
         head: Lba,
+        wanted: Option<&DirtyBitmap>,
         capacity: Sectors,
         now: Time,
     ) {
@@ -132,14 +142,30 @@ impl Policy {
             return push.change(options, now);
         }
         let mut push = PushPull::with_nothing_left(options, capacity, now);
-        if pass == Pass::Copy {
-            push.add_from(head);
+        match (pass, wanted) {
+            (Pass::Copy, None) => push.add_from(head),
+            (Pass::Copy, Some(wanted)) => push.add_those_of(wanted, head),
+            (Pass::Compare, differing) => {
+                // What lies behind it has not been compared.
+                push.add_from(head);
+                if let Some(differing) = differing {
+                    push.add_those_of(differing, Lba(0));
+                }
+            }
+            (Pass::Resend { .. } | Pass::VerifyAll | Pass::VerifyDirty { .. }, _) => {}
         }
         if let Self::PreCopy(rounds) = self {
             rounds.give_up(core::iter::empty(), head);
             rounds.take_rest(|extent| push.give_up(extent));
         }
         *self = Self::PushPull(push);
+    }
+
+    /// The destination has all of the disk but these blocks, and nothing has been sent.
+    pub(in crate::controller) fn lacks_only(&mut self, wanted: &DirtyBitmap) {
+        if let Self::PushPull(push) = self {
+            push.lacks_only(wanted);
+        }
     }
 
     /// What a copying pass goes over next at or behind `head`, at most `limit` sectors of it.

@@ -64,6 +64,22 @@ impl PushPull {
         self.recount();
     }
 
+    /// The destination lacks these blocks, of the same length, as far as they lie from here on.
+    pub(super) fn add_those_of(&mut self, blocks: &DirtyBitmap, start: Lba) {
+        let mut head = start;
+        while let Some(run) = blocks.next_run(head, crate::units::MAX_EXTENT_SECTORS) {
+            head = run.end();
+            self.remaining.set(run);
+        }
+        self.recount();
+    }
+
+    /// Of all the disk, the destination lacks these blocks only. Nothing has been pushed.
+    pub(super) fn lacks_only(&mut self, blocks: &DirtyBitmap) {
+        self.remaining.empty();
+        self.add_those_of(blocks, Lba(0));
+    }
+
     /// Other options from now on.
     pub(super) fn change(&mut self, options: PushOptions, now: Time) {
         self.threshold = options.threshold;

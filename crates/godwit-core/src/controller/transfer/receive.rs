@@ -60,6 +60,7 @@ impl Controller {
         }
         self.now = now;
         self.control_up = true;
+        self.spoil_base();
         self.destination = Some(Destination {
             generation: Generation(0),
             timeout: peer_timeout,

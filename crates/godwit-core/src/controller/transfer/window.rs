@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::action::{ChunkSlot, Digest};
 use crate::controller::requests::slots::TagList;
-use crate::units::{Extent, Lba, Time};
+use crate::units::{Extent, Lba, Sectors, Time};
 
 /// How far a chunk in the window is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +93,18 @@ impl Window {
     pub(in crate::controller) fn restart(&mut self) {
         debug_assert!(self.chunks.is_empty(), "a pass ends with an empty window");
         self.pointers = Pointers::default();
+    }
+
+    /// Nothing is left in this pass: all of the disk is migrated.
+    pub(in crate::controller) fn finish(&mut self, capacity: Sectors) {
+        debug_assert!(self.chunks.is_empty(), "a pass ends with an empty window");
+        let end = Lba(capacity.0);
+        self.pointers = Pointers {
+            read_head: end,
+            read_tail: end,
+            write_head: end,
+            write_tail: end,
+        };
     }
 
     pub(in crate::controller) fn is_empty(&self) -> bool {

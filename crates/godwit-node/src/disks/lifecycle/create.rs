@@ -115,6 +115,7 @@ pub(crate) async fn reserve(
         moved_to: None,
         shared: false,
         base: None,
+        kept: None,
         mark: Some(Mark::Creating),
     };
     let record = AuthorityRecord::created();
@@ -245,6 +246,7 @@ async fn attach(
         moved_to: None,
         shared: false,
         base: None,
+        kept: None,
         mark: None,
     };
     let record = AuthorityRecord::created();

@@ -3,6 +3,7 @@
 pub(crate) mod claim;
 pub(crate) mod create;
 pub(crate) mod lacking;
+pub(crate) mod older_copy;
 pub(crate) mod remove;
 pub(crate) mod retire;
 pub(crate) mod run;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::disks::disk::{Activity, Disk, Inner};
 use crate::disks::lifecycle::run;
-use crate::disks::lifecycle::{create, lacking};
+use crate::disks::lifecycle::{create, lacking, older_copy};
 use crate::disks::storage::image;
 use crate::node::{Node, blocking};
 use crate::store::Mark;
@@ -121,6 +121,7 @@ pub(crate) async fn finish(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Err
     let _ = crate::disks::vhost::remove(&node.config.vhost_socket(&disk.name));
     node.store.remove_disk(&disk.name).await.map_err(stored)?;
     lacking::forget(node, disk).await;
+    older_copy::forget(node, disk).await;
     node.disks.remove(&disk.name);
     Ok(())
 }

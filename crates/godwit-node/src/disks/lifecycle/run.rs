@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use godwit_block::engine::{self, EngineConfig, EngineEvent, EngineHandle};
+use godwit_block::engine::{self, EngineConfig, EngineEvent, EngineHandle, Restored};
 use godwit_block::image::Image;
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::Event;
@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use crate::disks::Said;
 use crate::disks::disk::{Disk, Engine};
-use crate::disks::lifecycle::lacking;
+use crate::disks::lifecycle::{lacking, older_copy};
 use crate::disks::vhost;
 use crate::failpoint;
 use crate::node::{Node, blocking};
@@ -61,8 +61,12 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
             let _ = sender.send(event);
         }
     };
-    let missing = lacking::load(&node.config, &disk.name, Sectors(sectors), &record)?;
-    let handle = engine::spawn_lacking(config, image, record, missing, Box::new(report))
+    config.written = older_copy::prepare(&node.config, &disk.name);
+    let restored = Restored {
+        missing: lacking::load(&node.config, &disk.name, Sectors(sectors), &record)?,
+        written: older_copy::take_written(&node.config, &disk.name, &record, &image),
+    };
+    let handle = engine::spawn_restored(config, image, record, restored, Box::new(report))
         .map_err(|error| ErrorBody::new(ErrorCode::Internal, chain(&error)))?;
     let task = run_events(Arc::clone(node), Arc::clone(disk), handle.clone(), events);
     let mut inner = disk.lock();
@@ -158,6 +162,10 @@ async fn run_events(
                 let (node, disk) = (Arc::clone(&node), Arc::clone(&disk));
                 tokio::spawn(lacking::store(node, disk, handle.clone(), snapshot));
             }
+            EngineEvent::BecameBase {
+                migration,
+                fingerprint,
+            } => older_copy::keep(&node, &disk, migration, fingerprint).await,
             EngineEvent::PullDown => tell(&node, &disk, Said::PullDown).await,
             EngineEvent::ForwardDown => tell(&node, &disk, Said::ForwardDown).await,
             EngineEvent::OutOfSpace(true) => tell(&node, &disk, Said::OutOfSpace).await,

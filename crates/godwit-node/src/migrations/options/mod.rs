@@ -175,6 +175,7 @@ pub(crate) fn settings(
         },
         max_bandwidth: request.max_bandwidth,
         verify: request.verify,
+        whole: request.whole,
         with_guest: request.with_guest,
         sla: None,
         sla_auto: asked == Asked::Auto,

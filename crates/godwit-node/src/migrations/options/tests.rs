@@ -17,6 +17,7 @@ fn request(chunk: Option<u64>, window: Option<u64>) -> MigrateRequest {
         chunk_bytes: chunk,
         max_bandwidth: None,
         verify: false,
+        whole: false,
         with_guest: false,
         sla: None,
         delayed_writes: true,

@@ -97,8 +97,14 @@ impl Source {
     fn switch_policy(&mut self, push: PushOptions, forgets_delayed: bool, now: Time) -> Pass {
         self.generation = Generation(self.generation.0.wrapping_add(1));
         let head = self.window.pointers.read_head;
-        self.policy
-            .become_push_pull(self.pass, push, head, self.capacity, now);
+        self.policy.become_push_pull(
+            self.pass,
+            push,
+            head,
+            self.wanted.blocks(),
+            self.capacity,
+            now,
+        );
         let Self {
             delayed, policy, ..
         } = self;
@@ -112,7 +118,7 @@ impl Source {
         self.options.verify = false;
         self.dirty = None;
         match self.pass {
-            Pass::Copy => Pass::Copy,
+            Pass::Copy | Pass::Compare => Pass::Copy,
             _ => Pass::Resend {
                 round: self.round() + 1,
             },

@@ -7,6 +7,7 @@ use core::time::Duration;
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag};
 use crate::controller::governor::tuning::idle_window::QUICK;
 use crate::controller::transfer::outgoing::Source;
+use crate::controller::transfer::outgoing::delta::COMPARED_SECTORS;
 use crate::controller::transfer::policy::Pass;
 use crate::controller::transfer::window::ChunkKind;
 use crate::controller::{Controller, MigrationOptions};
@@ -109,12 +110,20 @@ impl Source {
         let head = self.window.pointers.read_head;
         let up_to = |limit: u32| match (self.pass, &self.dirty) {
             (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.next_run(head, limit),
-            (pass, _) => self.policy.next(pass, head, limit, self.capacity),
+            (pass, _) => match self.wanted_blocks() {
+                Some(wanted) => wanted.next_run(head, limit),
+                None => self.policy.next(pass, head, limit, self.capacity),
+            },
         };
-        let Some(chunk) = up_to(chunk_sectors) else {
+        let most = match self.pass {
+            Pass::Compare => chunk_sectors.min(COMPARED_SECTORS),
+            _ => chunk_sectors,
+        };
+        let Some(chunk) = up_to(most) else {
             return Next::End;
         };
-        if self.pass.is_scattered() || !self.options.find_holes {
+        let scattered = self.pass.is_scattered() || self.wanted_blocks().is_some();
+        if scattered || !self.options.find_holes {
             return Next::Lock(chunk, ChunkKind::Data);
         }
         let hole = up_to(self.layout.length.sectors).unwrap_or(chunk);

@@ -2,6 +2,7 @@
 //! storage-migration paper), then verification, then the freeze that leads to switchover.
 
 pub(in crate::controller) mod change;
+mod delta;
 pub(in crate::controller) mod freeze;
 mod layout;
 mod promise;
@@ -20,6 +21,7 @@ use crate::controller::requests::slots::{Slot, Slots};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::double_write::delayed_writes::DelayedWrites;
 use crate::controller::transfer::double_write::posted_writes::PostedWrites;
+use crate::controller::transfer::outgoing::delta::Wanted;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::layout::Layout;
 use crate::controller::transfer::outgoing::stage::Stage;
@@ -29,6 +31,8 @@ use crate::controller::transfer::window::Window;
 use crate::controller::{
     Controller, MigrationOptions, PolicyOptions, Progress, PushOptions, StartError, Switchover,
 };
+#[cfg(feature = "planted-bugs")]
+use crate::controller::{OlderCopy, Written};
 use crate::event::{AbortReason, Event, PauseReason, Phase};
 #[cfg(feature = "planted-bugs")]
 use crate::planted::PlantedBug;
@@ -72,6 +76,10 @@ pub(in crate::controller) struct Source {
     pub(in crate::controller) awaits_generation: bool,
     pass: Pass,
     capacity: Sectors,
+    /// What the destination does not have of an earlier time.
+    wanted: Wanted,
+    /// Bytes that are not sent because of that.
+    skipped: u64,
     /// Blocks written since they were compared; only with verification.
     dirty: Option<DirtyBitmap>,
     token_bucket: Option<TokenBucket>,
@@ -132,6 +140,9 @@ impl Source {
         zeroes: bool,
         let_through: bool,
     ) -> Route {
+        if self.pass == Pass::Compare {
+            return Route::Local;
+        }
         let delays = self.delays() || let_through;
         if !zeroes && self.keeps_back(extent, delays) {
             return Route::Later;
@@ -190,12 +201,13 @@ impl Source {
             migration: self.options.migration,
             phase: self.phase(),
             bytes_done: self.pass_done,
-            bytes_total: self.pass_total,
+            bytes_total: self.pass_total.max(self.pass_done),
             bytes_copied: self.counters.copied,
             copy_bytes_sent: self.counters.copy_sent,
             double_write_bytes_sent: self.counters.double_write_sent,
             bytes_verified: self.counters.verified,
             verified: self.counters.all_verified,
+            delta: self.delta(),
             promise: self.promise(now),
         }
     }
@@ -264,6 +276,20 @@ impl Controller {
         self.now = now;
         self.control_up = true;
         self.forward_link = crate::controller::requests::forwarding::ForwardLink::Absent;
+        #[cfg(feature = "planted-bugs")]
+        if let (true, None, OlderCopy::Since(migration)) = (
+            self.has_bug(PlantedBug::StaleWritten),
+            &self.written,
+            options.older_copy,
+        ) {
+            self.written = Some(Written::nothing(migration, self.capacity));
+        }
+        let (wanted, first_pass) = Wanted::new(
+            &mut self.written,
+            options.older_copy,
+            options.policy,
+            self.capacity,
+        );
         let mut source = Source {
             generation: Generation(0),
             window: Window::new(options.window_chunks),
@@ -273,8 +299,10 @@ impl Controller {
             policy: Policy::new(&options, self.capacity, now),
             switching: None,
             awaits_generation: false,
-            pass: Pass::Copy,
+            pass: first_pass,
             capacity: self.capacity,
+            wanted,
+            skipped: 0,
             dirty: options
                 .verify
                 .then(|| DirtyBitmap::new(self.capacity, VERIFY_BLOCK_SECTORS)),
@@ -307,7 +335,13 @@ impl Controller {
             last_heard: now,
             options,
         };
-        source.start_pass(Pass::Copy, now);
+        if let Some(wanted) = source.wanted.blocks()
+            && first_pass == Pass::Copy
+        {
+            source.policy.lacks_only(wanted);
+            source.count_skipped();
+        }
+        source.start_pass(first_pass, now);
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::DropDelayedOnOverflow) {
             source.delayed.drop_on_overflow();
@@ -334,6 +368,8 @@ impl Controller {
             phase: Phase::Copying,
         });
         self.pump();
+        // The destination may lack nothing.
+        self.run_ready();
         Ok(())
     }
 
@@ -350,6 +386,9 @@ impl Controller {
         source.stage = Stage::Decided(Phase::Aborted);
         self.last_progress = Some(source.progress(self.now));
         self.orphaned_reads += source.window.reads() + source.delayed.reads();
+        if let Some(written) = source.take_written() {
+            self.written = Some(written);
+        }
         let given_up = source.window.retreat();
         self.send(TrafficClass::Control, Message::Abort { migration, reason });
         let mismatch = source.mismatch;

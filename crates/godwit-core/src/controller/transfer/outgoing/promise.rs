@@ -197,7 +197,7 @@ impl Source {
         match self.pass {
             Pass::Copy => self.window.pointers.write_tail,
             // A copy may overtake what is on its way to any place.
-            Pass::Resend { .. } => Lba(0),
+            Pass::Compare | Pass::Resend { .. } => Lba(0),
             Pass::VerifyAll | Pass::VerifyDirty { .. } => Lba(self.capacity.0),
         }
     }

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use crate::action::{Action, ChunkSlot, Content, DiskOperation, DiskTag, Inspect};
 use crate::controller::Controller;
 use crate::controller::requests::slots::{Slots, TagList};
+use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::outgoing::Source;
 use crate::controller::transfer::outgoing::freeze::FREEZE_DELAYED_BYTES;
 use crate::controller::transfer::outgoing::layout::Next;
@@ -39,13 +40,15 @@ impl Source {
     /// Whether one more chunk may join those in flight, of which there may be `most` of
     /// `chunk_sectors`.
     fn has_room(&self, most: u16, chunk_sectors: u32) -> bool {
-        let room = match self.pass {
-            // What a guest wrote at random is compared, or copied again, block by block. With as few blocks in
-            // flight as chunks that waits for the way to the destination, and the guest writes on meanwhile.
-            Pass::VerifyDirty { .. } | Pass::Resend { .. } => {
-                self.window.sectors() < u64::from(most) * u64::from(chunk_sectors)
-            }
-            Pass::Copy | Pass::VerifyAll => self.window.len() < usize::from(most),
+        // What a guest wrote at random is compared, or copied again, block by block. With as few blocks in
+        // flight as chunks that waits for the way to the destination, and the guest writes on meanwhile.
+        let by_blocks = self.pass.is_scattered()
+            || self.pass == Pass::Compare
+            || self.wanted_blocks().is_some();
+        let room = if by_blocks {
+            self.window.sectors() < u64::from(most) * u64::from(chunk_sectors)
+        } else {
+            self.window.len() < usize::from(most)
         };
         room && self.window.has_free_slot() && !self.window.ends_uncertain()
     }
@@ -58,9 +61,13 @@ impl Source {
         }
         self.pass = pass;
         self.pass_done = 0;
+        let wanted = self.wanted_blocks().map(DirtyBitmap::bytes);
         self.pass_total = match (pass, &self.dirty) {
             (Pass::VerifyDirty { .. }, Some(dirty)) => dirty.sectors() * SECTOR_SIZE,
-            (Pass::Copy | Pass::Resend { .. }, _) => self.policy.begin_round(pass, self.capacity),
+            (Pass::Copy | Pass::Resend { .. }, _) => match wanted {
+                Some(wanted) => wanted,
+                None => self.policy.begin_round(pass, self.capacity),
+            },
             _ => self.capacity.bytes().0,
         };
         self.window.restart();
@@ -70,7 +77,7 @@ impl Source {
     pub(super) fn round(&self) -> u32 {
         match self.pass {
             Pass::Resend { round } => round,
-            Pass::Copy | Pass::VerifyAll | Pass::VerifyDirty { .. } => 1,
+            Pass::Copy | Pass::Compare | Pass::VerifyAll | Pass::VerifyDirty { .. } => 1,
         }
     }
 
@@ -141,7 +148,8 @@ impl Source {
                 self.pass_done -= bytes;
                 match self.pass {
                     Pass::Copy | Pass::Resend { .. } => self.counters.copied -= bytes,
-                    _ => self.counters.verified -= bytes,
+                    Pass::Compare => {}
+                    Pass::VerifyAll | Pass::VerifyDirty { .. } => self.counters.verified -= bytes,
                 }
             }
         }
@@ -239,6 +247,9 @@ impl Controller {
                     slot,
                     extent,
                 );
+            }
+            if let Some(source) = &mut self.source {
+                source.end_delta();
             }
             self.flush_hot();
             let Some(source) = &mut self.source else {
@@ -403,7 +414,8 @@ impl Controller {
         source.pass_done += bytes;
         match source.pass {
             Pass::Copy | Pass::Resend { .. } => source.counters.copied += bytes,
-            _ => source.counters.verified += bytes,
+            Pass::Compare => {}
+            Pass::VerifyAll | Pass::VerifyDirty { .. } => source.counters.verified += bytes,
         }
         let took = self.now.since(chunk.locked);
         source.posted.answered(self.now, took);
@@ -451,6 +463,11 @@ impl Controller {
         if !forgets_delayed && source.delayed.pending_bytes() > FREEZE_DELAYED_BYTES {
             // They are being sent; the pass goes on when they are.
             return false;
+        }
+        if source.pass == Pass::Compare {
+            source.count_skipped();
+            source.start_pass(Pass::Copy, self.now);
+            return true;
         }
         let converged = source.stage == Stage::Converged;
         if converged && !source.may_switch_over {
@@ -525,9 +542,9 @@ fn read_when_quiet(
     let kind = source.window.start_reading(slot);
     let inspect = match source.pass {
         Pass::Copy | Pass::Resend { .. } => Inspect::Zeroes,
-        Pass::VerifyAll | Pass::VerifyDirty { .. } => Inspect::Digest,
+        Pass::Compare | Pass::VerifyAll | Pass::VerifyDirty { .. } => Inspect::Digest,
     };
-    if let (Inspect::Digest, Some(dirty)) = (inspect, &mut source.dirty) {
+    if let (true, Some(dirty)) = (source.pass.verifies(), &mut source.dirty) {
         dirty.clear(extent);
     }
     let reads = kind != Some(ChunkKind::Hole);

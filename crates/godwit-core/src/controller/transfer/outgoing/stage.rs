@@ -55,8 +55,8 @@ impl Source {
     /// What others see of the stage.
     pub(in crate::controller) const fn phase(&self) -> Phase {
         match self.stage {
-            Stage::Moving if self.pass.copies() => Phase::Copying,
-            Stage::Moving => Phase::Verifying,
+            Stage::Moving if self.pass.verifies() => Phase::Verifying,
+            Stage::Moving => Phase::Copying,
             Stage::Converged => Phase::Converged,
             Stage::Freezing { .. } => Phase::Draining,
             Stage::Preparing { .. } => Phase::Preparing,

@@ -29,7 +29,7 @@ impl Source {
             return None;
         }
         match self.pass {
-            Pass::Copy | Pass::Resend { .. } => Some(Pass::VerifyAll),
+            Pass::Copy | Pass::Compare | Pass::Resend { .. } => Some(Pass::VerifyAll),
             Pass::VerifyAll | Pass::VerifyDirty { .. } if self.dirty_blocks() <= FREEZE_BLOCKS => {
                 None
             }
@@ -63,6 +63,11 @@ impl Controller {
         }
         match result {
             Ok(true) => self.chunk_done(slot),
+            Ok(false) if source.pass == Pass::Compare => {
+                let extent = source.window.get(slot).map(|chunk| chunk.extent);
+                extent.into_iter().for_each(|extent| source.differs(extent));
+                self.chunk_done(slot);
+            }
             Ok(false) => {
                 source.mismatch = source.window.get(slot).map(|chunk| chunk.extent);
                 self.abort_source(AbortReason::VerifyMismatch);

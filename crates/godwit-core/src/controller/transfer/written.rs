@@ -1,0 +1,98 @@
+//! What was written to a disk since a migration brought it here. The node that it came from may have kept its image:
+//! that is the disk as it was when it changed hands, and back there nothing else has to be sent.
+//!
+//! What is remembered must be all that was written, or nothing. So the map begins with the moment in which this process
+//! becomes the disk's owner, and each write is in it before it is carried out. It outlasts the process only where that
+//! ends in order, and then for one other process; a crash leaves none.
+
+use super::dirty::DirtyBitmap;
+use super::push_pull::BLOCK_SECTORS;
+use crate::units::{Bytes, Extent, MigrationId, SECTOR_SIZE, Sectors};
+
+/// The blocks of 4 KiB that were written since a disk changed hands.
+#[derive(Debug)]
+pub struct Written {
+    since: MigrationId,
+    blocks: DirtyBitmap,
+}
+
+impl Written {
+    /// Nothing has been written since this migration brought the disk.
+    pub(in crate::controller) fn nothing(since: MigrationId, capacity: Sectors) -> Self {
+        Self {
+            since,
+            blocks: DirtyBitmap::new(capacity, BLOCK_SECTORS),
+        }
+    }
+
+    /// What was stored: [`Self::words`]. Nothing if there are not as many as a disk of this capacity has.
+    pub fn from_words(since: MigrationId, capacity: Sectors, words: &[u64]) -> Option<Self> {
+        (words.len() == Self::word_length(capacity)).then(|| Self {
+            since,
+            blocks: DirtyBitmap::from_words(capacity, BLOCK_SECTORS, words),
+        })
+    }
+
+    /// How many words [`Self::words`] has for a disk of this capacity.
+    pub const fn word_length(capacity: Sectors) -> usize {
+        capacity.0.div_ceil(BLOCK_SECTORS as u64).div_ceil(64) as usize
+    }
+
+    /// The migration that brought the disk.
+    pub const fn since(&self) -> MigrationId {
+        self.since
+    }
+
+    /// A bit for each block of 4 KiB that was written, the first block's the lowest of the first word.
+    pub fn words(&self) -> &[u64] {
+        self.blocks.words()
+    }
+
+    /// Bytes of the blocks that were written.
+    pub fn bytes(&self) -> Bytes {
+        Bytes(self.blocks.sectors() * SECTOR_SIZE)
+    }
+
+    pub(in crate::controller) const fn blocks(&self) -> &DirtyBitmap {
+        &self.blocks
+    }
+
+    pub(in crate::controller) const fn blocks_mut(&mut self) -> &mut DirtyBitmap {
+        &mut self.blocks
+    }
+
+    /// The extent is about to be written.
+    #[inline]
+    pub(in crate::controller) fn mark(&mut self, extent: Extent) {
+        self.blocks.set(extent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::units::Lba;
+
+    const CAPACITY: Sectors = Sectors(8 * 70 + 3);
+    const SINCE: MigrationId = MigrationId([7; 16]);
+
+    #[test]
+    fn every_block_that_a_write_touches_is_remembered_and_what_is_stored_is_found_again() {
+        let mut written = Written::nothing(SINCE, CAPACITY);
+        assert_eq!(written.bytes(), Bytes(0));
+        written.mark(Extent::new(Lba(7), 2).expect("an extent"));
+        written.mark(Extent::new(Lba(8 * 70), 1).expect("an extent"));
+        assert_eq!(written.words(), [0b11, 1 << 6]);
+        let stored = written.words().to_vec();
+        let again = Written::from_words(SINCE, CAPACITY, &stored).expect("it fits");
+        assert_eq!((again.since(), again.words()), (SINCE, &stored[..]));
+        assert_eq!(again.bytes(), Bytes(3 * 4096));
+    }
+
+    #[test]
+    fn what_is_of_another_size_is_refused() {
+        assert_eq!(Written::word_length(CAPACITY), 2);
+        assert!(Written::from_words(SINCE, CAPACITY, &[0]).is_none());
+        assert!(Written::from_words(SINCE, CAPACITY, &[0; 3]).is_none());
+    }
+}

@@ -1,0 +1,325 @@
+//! What is known of what was written since a disk came, and what becomes of it when the disk goes back.
+
+use std::time::Duration;
+
+use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Inspect};
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::event::Event;
+use godwit_core::request::{Operation, Origin, Request, RequestTag};
+use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
+use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::{
+    Controller, DeltaBy, Limits, MigrationOptions, OlderCopy, PolicyOptions, Switchover, Written,
+};
+
+const LIMITS: Limits = Limits {
+    requests: 64,
+    window_chunks: 64,
+    delayed_chunks: 8,
+    delayed_ranges: 64,
+    hot_places: 16,
+};
+/// 8 MiB, and a block that the end cuts short.
+const CAPACITY: Sectors = Sectors((8 << 11) + 3);
+const CAME: MigrationId = MigrationId([1; 16]);
+const GOES: MigrationId = MigrationId([2; 16]);
+
+fn extent(start: u64, sectors: u32) -> Extent {
+    Extent::new(Lba(start), sectors).expect("an extent")
+}
+
+/// A node whose disk does everything at once.
+struct Node {
+    core: Controller,
+    now: Time,
+    /// What the window read, in order.
+    read: Vec<(Extent, Inspect)>,
+    sent: Vec<Message>,
+    events: Vec<Event>,
+    /// A chunk with this sector differs.
+    differs_at: u64,
+}
+
+impl Node {
+    fn new(record: AuthorityRecord) -> Self {
+        Self {
+            core: Controller::new(LIMITS, CAPACITY, record),
+            now: Time(1),
+            read: Vec::new(),
+            sent: Vec::new(),
+            events: Vec::new(),
+            differs_at: u64::MAX,
+        }
+    }
+
+    fn settle(&mut self) {
+        while let Some(action) = self.core.poll_action() {
+            match action {
+                Action::Disk { tag, operation } => {
+                    let content = self.content(tag, operation);
+                    self.core.handle_disk_done(self.now, tag, Ok(content));
+                }
+                Action::Persist { .. } => self.core.handle_persisted(self.now),
+                Action::Send { class, message } => {
+                    self.sent.push(message);
+                    self.answer(class, message);
+                }
+                Action::Notify(event) => self.events.push(event),
+                _ => {}
+            }
+        }
+    }
+
+    fn content(&mut self, tag: DiskTag, operation: DiskOperation) -> Content {
+        let DiskOperation::Read { extent, inspect } = operation else {
+            return Content::Data;
+        };
+        if let DiskTag::Chunk(_) = tag {
+            self.read.push((extent, inspect));
+        }
+        match inspect {
+            Inspect::Digest => Content::Digest([0; 32]),
+            Inspect::Zeroes | Inspect::Nothing => Content::Data,
+        }
+    }
+
+    fn answer(&mut self, class: TrafficClass, message: Message) {
+        let answer = match message {
+            Message::Copy {
+                slot, generation, ..
+            } => Message::Ack {
+                tag: u32::from(slot.0),
+                generation,
+                result: Ok(()),
+            },
+            Message::Verify {
+                slot,
+                generation,
+                extent,
+                ..
+            } => Message::Verified {
+                slot,
+                generation,
+                result: Ok(!(extent.start().0..extent.end().0).contains(&self.differs_at)),
+            },
+            _ => return,
+        };
+        self.core.handle_message(self.now, class, answer, None);
+    }
+
+    fn hears(&mut self, message: Message) {
+        let class = TrafficClass::Control;
+        self.core.handle_message(self.now, class, message, None);
+        self.settle();
+    }
+
+    fn write(&mut self, start: u64, sectors: u32) {
+        let operation = Operation::Write {
+            extent: extent(start, sectors),
+            fua: false,
+        };
+        self.core.handle_request(
+            self.now,
+            Request {
+                tag: RequestTag(0),
+                origin: Origin::Client,
+                operation,
+            },
+        );
+        self.settle();
+    }
+
+    fn leave(&mut self, older_copy: OlderCopy, policy: PolicyOptions) {
+        let options = MigrationOptions {
+            older_copy,
+            policy,
+            switchover: Switchover::WhenTold,
+            ..MigrationOptions::new(GOES)
+        };
+        self.core
+            .start_source(self.now, options)
+            .expect("it starts");
+        self.settle();
+    }
+
+    fn copied(&self) -> Vec<Extent> {
+        let copies = self.sent.iter().filter_map(|message| match message {
+            Message::Copy { extent, .. } => Some(*extent),
+            _ => None,
+        });
+        copies.collect()
+    }
+}
+
+/// The owner of a disk that was received by this process.
+fn received() -> Node {
+    let mut node = Node::new(AuthorityRecord::vacant());
+    let timeout = Duration::from_secs(10);
+    node.core
+        .start_destination(node.now, CAME, timeout)
+        .expect("it starts");
+    node.hears(Message::Prepare {
+        migration: CAME,
+        epoch: Epoch(2),
+        shared: false,
+        lacks: false,
+    });
+    node.hears(Message::Commit {
+        migration: CAME,
+        epoch: Epoch(2),
+    });
+    assert!(node.core.serves());
+    node
+}
+
+#[test]
+fn what_is_written_since_the_disk_came_is_known_to_the_process_that_received_it_only() {
+    let mut node = received();
+    node.write(16, 1);
+    let written = node.core.written().expect("it is known");
+    assert_eq!((written.since(), written.bytes().0), (CAME, 4096));
+    // It may have served before it had stored that, and what it wrote then is not known any more.
+    let accepted = AuthorityRecord {
+        epoch: Epoch(2),
+        ownership: Ownership::Accepted { migration: CAME },
+        remainder: None,
+    };
+    let mut later = Node::new(accepted);
+    later.hears(Message::Commit {
+        migration: CAME,
+        epoch: Epoch(2),
+    });
+    assert!(later.core.serves() && later.core.written().is_none());
+}
+
+#[test]
+fn a_disk_goes_back_with_what_was_written_and_what_is_written_meanwhile() {
+    for policy in [
+        PolicyOptions::DoubleWrite,
+        PolicyOptions::Mirror,
+        PolicyOptions::PreCopy(godwit_core::RoundOptions::default()),
+        PolicyOptions::PushPull(godwit_core::PushOptions::default()),
+    ] {
+        let mut node = received();
+        node.write(17, 1);
+        node.write(8 << 11, 3);
+        node.leave(OlderCopy::Since(CAME), policy);
+        assert_eq!(
+            node.copied(),
+            [extent(16, 8), extent(8 << 11, 3)],
+            "{policy:?}"
+        );
+        let delta = node.core.progress().and_then(|progress| progress.delta);
+        let delta = delta.expect("it is one");
+        let size = CAPACITY.bytes().0;
+        assert_eq!(
+            (delta.by, delta.bytes_skipped),
+            (DeltaBy::Written, size - 4096 - 3 * 512)
+        );
+        // Where nothing was copied the guest's writes reach the destination like those anywhere else.
+        node.write(4096, 8);
+        let reached = node.sent.iter().any(|message| {
+            matches!(message, Message::DoubleWrite { extent: it, .. } if *it == extent(4096, 8))
+        });
+        let doubles = matches!(policy, PolicyOptions::DoubleWrite | PolicyOptions::Mirror);
+        assert_eq!(reached, doubles, "{policy:?}");
+        // If it stays after all, nothing of that is forgotten.
+        assert!(
+            node.core
+                .cancel(node.now, godwit_core::event::AbortReason::Cancelled)
+        );
+        let written = node.core.written().expect("it is still known");
+        assert_eq!(written.bytes().0, 3 * 4096);
+    }
+}
+
+#[test]
+fn an_image_of_another_time_is_compared_and_only_what_differs_is_copied() {
+    for older in [OlderCopy::Unknown, OlderCopy::Since(MigrationId([9; 16]))] {
+        let mut node = received();
+        node.write(0, 8);
+        node.differs_at = 4000;
+        node.leave(older, PolicyOptions::DoubleWrite);
+        let compared: u32 = (node.read.iter())
+            .filter(|(_, inspect)| *inspect == Inspect::Digest)
+            .map(|(extent, _)| extent.sectors())
+            .sum();
+        assert_eq!(u64::from(compared), CAPACITY.0);
+        assert_eq!(node.copied(), [extent(3968, 128)]);
+        assert_eq!(node.core.written().expect("kept").bytes().0, 4096);
+    }
+}
+
+#[test]
+fn what_a_guest_writes_while_images_are_compared_is_copied() {
+    let mut node = received();
+    let options = MigrationOptions {
+        older_copy: OlderCopy::Unknown,
+        switchover: Switchover::WhenTold,
+        ..MigrationOptions::new(GOES)
+    };
+    node.core.start_source(node.now, options).expect("starts");
+    // Nothing has been compared.
+    let operation = Operation::Write {
+        extent: extent(8000, 8),
+        fua: false,
+    };
+    node.core.handle_request(
+        node.now,
+        Request {
+            tag: RequestTag(0),
+            origin: Origin::Client,
+            operation,
+        },
+    );
+    node.settle();
+    assert_eq!(node.copied(), [extent(8000, 8)]);
+}
+
+#[test]
+fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
+    let mut node = Node::new(AuthorityRecord::created());
+    node.leave(OlderCopy::None, PolicyOptions::DoubleWrite);
+    node.core.switch_over(node.now);
+    node.settle();
+    node.hears(Message::Prepared { migration: GOES });
+    node.core.handle_message(
+        node.now,
+        TrafficClass::Control,
+        Message::Committed { migration: GOES },
+        None,
+    );
+    let mut flushes = 0;
+    let mut told = 0;
+    while let Some(action) = node.core.poll_action() {
+        match action {
+            Action::Persist { .. } => node.core.handle_persisted(node.now),
+            Action::Disk {
+                tag: DiskTag::BaseFlush,
+                ..
+            } => flushes += 1,
+            Action::Notify(Event::BecameBase { .. }) => told += 1,
+            _ => {}
+        }
+    }
+    assert_eq!((flushes, told), (1, 0));
+    node.core
+        .handle_disk_done(node.now, DiskTag::BaseFlush, Ok(Content::Data));
+    node.settle();
+    let of = Event::BecameBase { migration: GOES };
+    assert!(node.events.contains(&of), "{:?}", node.events);
+}
+
+#[test]
+fn a_process_that_ends_in_order_leaves_what_was_written_to_the_next() {
+    let mut first = received();
+    first.write(64, 8);
+    let words = first.core.written().expect("known").words().to_vec();
+    let record = first.core.record();
+    let mut next = Node::new(record);
+    let written = Written::from_words(CAME, CAPACITY, &words).expect("it fits");
+    next.core.restore_written(written);
+    next.write(128, 8);
+    next.leave(OlderCopy::Since(CAME), PolicyOptions::Mirror);
+    assert_eq!(next.copied(), [extent(64, 8), extent(128, 8)]);
+}
