@@ -1,6 +1,7 @@
 //! What an engine is started with, what it tells its owner, and how it fails.
 
 use std::io;
+use std::time::Duration;
 
 use godwit_core::Limits;
 use godwit_core::authority::AuthorityRecord;
@@ -27,6 +28,8 @@ pub struct EngineConfig {
     pub shared: bool,
     /// Of what the disk lacks only what somebody waits for is pulled.
     pub pull_on_demand_only: bool,
+    /// How long a request waits for a part of the disk that is not here, before it fails; for ever when `None`.
+    pub longest_missing_wait: Option<Duration>,
 }
 
 impl EngineConfig {
@@ -45,6 +48,7 @@ impl EngineConfig {
             max_clients: 64,
             shared: false,
             pull_on_demand_only: false,
+            longest_missing_wait: None,
         }
     }
 }

@@ -68,6 +68,8 @@ pub struct Controller {
     destination: Option<Destination>,
     /// What this node, the owner, lacks.
     lacking: Option<Box<Lacking>>,
+    /// So long a request waits for what the disk lacks, before it fails; for ever when nothing.
+    longest_missing_wait: Option<Duration>,
     /// What this node reads for the owner.
     owing: Owing,
     /// The connection is up on which an owner pulls.
@@ -126,6 +128,7 @@ impl Controller {
             last_progress: None,
             destination: None,
             lacking: None,
+            longest_missing_wait: None,
             owing: Owing::new(),
             pull_is_up: false,
             owes_at: None,
@@ -181,7 +184,8 @@ impl Controller {
             .destination
             .as_ref()
             .map(|destination| destination.deadline);
-        let lacking = self.lacking.as_deref().and_then(Lacking::deadline);
+        let lacking = self.lacking.as_deref();
+        let lacking = lacking.and_then(|lacking| lacking.deadline(self.longest_missing_wait));
         [source, destination, self.remind_at, self.owes_at, lacking]
             .into_iter()
             .flatten()
@@ -199,13 +203,7 @@ impl Controller {
         if self.owes_at.is_some_and(|at| at <= now) {
             self.tell_of_debt();
         }
-        if self
-            .lacking
-            .as_ref()
-            .is_some_and(|lacking| lacking.deadline().is_some_and(|at| at <= now))
-        {
-            self.pull();
-        }
+        self.lacking_timer();
         self.run_ready();
     }
 

@@ -70,6 +70,23 @@ impl Repository {
         Ok(uses.collect())
     }
 
+    /// Forgets all disks of the nodes of this name, of which none will fetch anything any more; what was forgotten.
+    /// Nothing else removes the notes of a node that was destroyed.
+    ///
+    /// # Errors
+    /// The store does not do its part.
+    pub async fn forget_node(
+        &self,
+        node: &str,
+    ) -> Result<Vec<(ManifestId, User)>, RepositoryError> {
+        let mut its = self.uses().await?;
+        its.retain(|(_, user)| user.node == node);
+        for (id, user) in &its {
+            self.end_use(*id, user).await?;
+        }
+        Ok(its)
+    }
+
     pub(super) async fn users_of(&self, id: ManifestId) -> Result<Vec<User>, RepositoryError> {
         let all = self.uses().await?;
         let its = all.into_iter().filter(|(other, _)| *other == id);

@@ -8,7 +8,6 @@ pub(crate) mod uses;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use godwit_image::{Repository, RepositoryError};
 use tokio::sync::{Mutex, Notify};
@@ -64,11 +63,6 @@ impl Images {
         };
         let opened = Repository::open(location).map_err(|error| body(&error))?;
         Ok(self.repository.get_or_init(|| opened))
-    }
-
-    /// How long a read waits for what cannot be had.
-    const fn wait(&self) -> Option<Duration> {
-        self.config.wait
     }
 
     /// What is said while no answer comes.

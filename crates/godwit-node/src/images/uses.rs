@@ -32,8 +32,14 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        std::fs::write(&path, &text)?;
-        std::fs::File::open(&path)?.sync_all()?;
+        // A crash leaves all of it or nothing, so that the node stays the one whose notes the repository has.
+        let fresh = path.with_extension("new");
+        std::fs::write(&fresh, &text)?;
+        std::fs::File::open(&fresh)?.sync_all()?;
+        std::fs::rename(&fresh, &path)?;
+        if let Some(folder) = path.parent() {
+            std::fs::File::open(folder)?.sync_all()?;
+        }
         Ok(text)
     });
     let node_id = read.await?.map_err(|error| {
