@@ -140,6 +140,7 @@ impl NodeConfig {
             .with(Features::HOLES)
             .with(Features::POLICIES)
             .with(Features::PULLS)
+            .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 
     /// The unix socket of the API.

@@ -21,6 +21,7 @@ pub use self::progress::{Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};
 use self::requests::slots::{Slots, TagList};
+use self::transfer::on_image::OnImage;
 use self::transfer::outgoing::Source;
 pub use self::transfer::outgoing::change::{ChangeError, MigrationChange};
 pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
@@ -70,6 +71,8 @@ pub struct Controller {
     lacking: Option<Box<Lacking>>,
     /// So long a request waits for what the disk lacks, before it fails; for ever when nothing.
     longest_missing_wait: Option<Duration>,
+    /// What of the disk is as it is in the image that it was created from, once somebody wants to know.
+    on_image: Option<Box<OnImage>>,
     /// What this node reads for the owner.
     owing: Owing,
     /// The connection is up on which an owner pulls.
@@ -128,6 +131,7 @@ impl Controller {
             last_progress: None,
             destination: None,
             lacking: None,
+            on_image: None,
             longest_missing_wait: None,
             owing: Owing::new(),
             pull_is_up: false,

@@ -41,6 +41,28 @@ impl Repository {
         found
     }
 
+    /// The same for an image's content, whatever its name stands for now.
+    ///
+    /// # Errors
+    /// That is not there, chunks are being collected, or the store does not do its part.
+    pub async fn begin_use_of(
+        &self,
+        id: ManifestId,
+        image: &ImageName,
+        user: &User,
+    ) -> Result<Manifest, RepositoryError> {
+        let lease = self.lease().await?;
+        let found = async {
+            let manifest = self.manifest(id).await?;
+            let bytes = image.as_str().as_bytes().to_vec();
+            self.put(&use_path(id, user), bytes).await?;
+            Ok(manifest)
+        };
+        let found = found.await;
+        lease.end().await;
+        found
+    }
+
     /// The disk needs the image no more.
     ///
     /// # Errors

@@ -1,6 +1,8 @@
 //! Disks that were created from an image of a repository: what they have not fetched yet, and from where it comes.
 
+pub(crate) mod arrival;
 mod chunks;
+pub(crate) mod comparison;
 pub(crate) mod creation;
 mod manifests;
 pub(crate) mod serving;
@@ -71,6 +73,11 @@ impl Images {
             Some(repository) => format!("the repository {} is slow to answer", repository.shown()),
             None => String::from("the repository is slow to answer"),
         }
+    }
+
+    /// Whether this node knows a repository.
+    pub(crate) const fn has_repository(&self) -> bool {
+        self.config.repository.is_some()
     }
 
     /// A disk fetches no more.

@@ -50,6 +50,9 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     };
     let (node, disk) = (Arc::clone(node), Arc::clone(disk));
     tokio::spawn(async move {
+        if !base.prefetch {
+            engine.pull_on_demand_only();
+        }
         let source = loop {
             match manifest(&node, id).await {
                 Ok(manifest) => {
@@ -82,7 +85,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
 }
 
 /// What the image consists of: as it is kept here, or, where that cannot be read, as the repository has it.
-async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Manifest>, String> {
+pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Manifest>, String> {
     let images = Arc::clone(node);
     let loaded = blocking(move || images.images.manifests.load(id)).await;
     let why = match loaded {

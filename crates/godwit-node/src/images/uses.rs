@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_core::authority::Ownership;
 use godwit_image::{ManifestId, User};
 
 use crate::disks::disk::Activity;
@@ -117,7 +118,13 @@ fn needed(node: &Node) -> HashSet<(Option<ManifestId>, String)> {
         if inner.activity == Activity::Creating || inner.state() == DiskState::Importing {
             return Some((None, disk.name.clone()));
         }
-        let base = inner.entry.fetches(&inner.record)?;
+        // One that comes has noted what it will need.
+        let comes = matches!(inner.activity, Activity::Incoming(_))
+            || matches!(inner.record.ownership, Ownership::Accepted { .. });
+        let base = match comes {
+            true => inner.entry.base.as_ref()?,
+            false => inner.entry.fetches(&inner.record)?,
+        };
         Some((manifest_of(base), disk.name.clone()))
     });
     disks.collect()

@@ -255,6 +255,8 @@ impl World {
                     self.close(session, node);
                 }
             }
+            // No disk of the simulator is on an image.
+            Event::LeftImage { .. } => {}
             Event::Whole { .. } => {
                 self.reached(Reached::Whole);
                 self.nodes[node].missing = None;

@@ -386,6 +386,9 @@ impl Controller {
             // everything durable before it accepts the disk: a local flush is a whole flush.
             Operation::Flush => (DiskOperation::Flush, None),
         };
+        if let Some((extent, ..)) = remote {
+            self.differs_from_image(extent);
+        }
         self.act(Action::Disk {
             tag: DiskTag::Request(tag),
             operation: local,

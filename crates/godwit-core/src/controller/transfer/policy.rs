@@ -1,6 +1,7 @@
 //! The seam between a transfer and its policy: what a guest's write has to reach, what the window goes over next,
 //! and what may be left when the disk changes hands. The rest of a transfer knows no policy.
 
+use super::dirty::DirtyBitmap;
 use super::pre_copy::{AfterRound, PreCopy};
 use super::push_pull::PushPull;
 use crate::controller::{MigrationOptions, PolicyOptions, PushOptions};
@@ -69,6 +70,14 @@ impl Policy {
             PolicyOptions::PreCopy(rounds) => Self::PreCopy(PreCopy::new(rounds, capacity)),
             PolicyOptions::PushPull(push) => Self::PushPull(PushPull::new(push, capacity, now)),
         }
+    }
+
+    /// Pre-copy of these blocks of the disk.
+    pub(in crate::controller) fn copying(
+        rounds: crate::controller::RoundOptions,
+        different: &DirtyBitmap,
+    ) -> Self {
+        Self::PreCopy(PreCopy::of(rounds, different))
     }
 
     /// Whether a write has to reach the destination in a pass, before the read head or `behind` it, now or later.

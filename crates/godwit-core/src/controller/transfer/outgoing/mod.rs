@@ -255,7 +255,9 @@ impl Controller {
         if options.verify && self.capacity.bytes() > MAX_VERIFIED {
             return Err(StartError::Option("disk that is to be verified"));
         }
-        if !self.authority.is_settled() {
+        self.check_on_image(options.policy, options.verify)?;
+        let leaves_image = self.leaves_image();
+        if !self.authority.is_settled() && !(leaves_image && self.authority.may_leave_rest()) {
             return Err(StartError::NotServing);
         }
         if self.source.is_some() || self.orphaned_reads > 0 || self.flushing_owed {
@@ -264,16 +266,24 @@ impl Controller {
         self.now = now;
         self.control_up = true;
         self.forward_link = crate::controller::requests::forwarding::ForwardLink::Absent;
+        let on_image = self.on_image.as_deref().filter(|_| leaves_image);
+        let (policy, first_pass) = match (on_image, options.policy) {
+            (Some(on_image), PolicyOptions::PreCopy(rounds)) => {
+                let policy = Policy::copying(rounds, on_image.different());
+                (policy, Pass::Resend { round: 1 })
+            }
+            _ => (Policy::new(&options, self.capacity, now), Pass::Copy),
+        };
         let mut source = Source {
             generation: Generation(0),
             window: Window::new(options.window_chunks),
             idle_window: IdleWindow::new(&options),
             layout: Layout::new(&options),
             stage: Stage::Moving,
-            policy: Policy::new(&options, self.capacity, now),
+            policy,
             switching: None,
             awaits_generation: false,
-            pass: Pass::Copy,
+            pass: first_pass,
             capacity: self.capacity,
             dirty: options
                 .verify
@@ -307,7 +317,7 @@ impl Controller {
             last_heard: now,
             options,
         };
-        source.start_pass(Pass::Copy, now);
+        source.start_pass(first_pass, now);
         #[cfg(feature = "planted-bugs")]
         if self.has_bug(PlantedBug::DropDelayedOnOverflow) {
             source.delayed.drop_on_overflow();
@@ -334,6 +344,8 @@ impl Controller {
             phase: Phase::Copying,
         });
         self.pump();
+        // There may be nothing to copy.
+        self.run_ready();
         Ok(())
     }
 
@@ -365,6 +377,8 @@ impl Controller {
             self.wake(chunk.waiters);
         }
         self.control_up = false;
+        self.on_image = None;
+        self.store_that_it_is_whole();
         self.release_held();
         true
     }

@@ -80,6 +80,11 @@ impl Lacking {
         self.migration
     }
 
+    /// A bit for each block that is missing.
+    pub(in crate::controller) fn missing_words(&self) -> &[u64] {
+        self.missing.words()
+    }
+
     /// When something is to be tried again, or somebody will have waited for longer than that.
     pub(in crate::controller) fn deadline(&self, longest_wait: Option<Duration>) -> Option<Time> {
         let next = match self.resumes {
@@ -178,6 +183,20 @@ impl Controller {
         self.act(Action::NoteHere { extent });
         self.wake_for_missing();
         self.checkpoint_if_due();
+    }
+
+    /// The disk has left without what it lacked, which its new owner gets where this node would have got it.
+    pub(in crate::controller) fn leave_image(&mut self) {
+        self.on_image = None;
+        let Some(lacking) = self.lacking.take() else {
+            return;
+        };
+        debug_assert!(lacking.waiting.is_empty(), "the guest is held");
+        let migration = lacking.migration;
+        if self.pull_is_up {
+            self.send(TrafficClass::Pull, Message::Whole { migration });
+        }
+        self.notify(Event::LeftImage { migration });
     }
 
     /// All of the disk is here, durably.
