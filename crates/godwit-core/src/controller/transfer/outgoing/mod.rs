@@ -257,7 +257,9 @@ impl Controller {
         }
         self.check_on_image(options.policy, options.verify)?;
         let leaves_image = self.leaves_image();
-        if !self.authority.is_settled() && !(leaves_image && self.authority.may_leave_rest()) {
+        let may_leave =
+            self.authority.is_settled() || (leaves_image && self.authority.may_leave_rest());
+        if !may_leave {
             return Err(StartError::NotServing);
         }
         if self.source.is_some() || self.orphaned_reads > 0 || self.flushing_owed {
