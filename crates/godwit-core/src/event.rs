@@ -273,6 +273,12 @@ pub enum Event {
         /// Which migration.
         migration: MigrationId,
     },
+    /// The disk has left this node and did not have all of the image that it was created from. What was stored of what
+    /// it lacked can be removed.
+    LeftImage {
+        /// What stood for the image in the disk's record.
+        migration: MigrationId,
+    },
     /// The node to which this one forwards does not own the disk any more: the body should close
     /// the forwarding connection, find the owner and call
     /// [`Controller::handle_forward_up`](crate::Controller::handle_forward_up).

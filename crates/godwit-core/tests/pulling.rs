@@ -442,6 +442,92 @@ fn what_cannot_be_read_at_the_source_fails_those_who_wait_and_is_tried_again() {
 }
 
 #[test]
+fn who_has_waited_for_too_long_fails_and_everything_else_goes_on() {
+    let mut owner = lacking(&[(extent(0, 64), 0)]);
+    owner.core.fail_missing_after(Duration::from_secs(5));
+    owner.now = Time(1_000_000_000);
+    // The source is away.
+    owner.read(1, 0, 8);
+    owner.now = owner.now.after(Duration::from_secs(2));
+    owner.write(2, 60, 8);
+    owner.read(3, 72, 8);
+    owner.write(4, 8, 8);
+    assert!(owner.answered(3) && owner.answered(4));
+    let mut ends = Vec::new();
+    for _ in 0..2 {
+        let at = owner.core.next_deadline().expect("somebody waits");
+        owner.now = at;
+        owner.core.handle_timer(at);
+        owner.settle();
+        let answered = owner.answers.last().expect("an answer");
+        ends.push((*answered, at));
+    }
+    let second = |seconds: u64| Time(seconds * 1_000_000_000);
+    let failed = Err(RequestError::Io);
+    assert_eq!(ends, [((1, failed), second(6)), ((2, failed), second(8))]);
+    owner.connect();
+    while !owner.asked.is_empty() {
+        owner.send(Ok(()));
+    }
+    assert!(owner.whole);
+}
+
+#[test]
+fn without_a_bound_who_waits_waits_for_ever() {
+    let mut owner = lacking(&[(extent(0, 64), 0)]);
+    owner.read(1, 0, 8);
+    owner.core.handle_timer(Time(u64::MAX / 2));
+    owner.settle();
+    assert!(!owner.answered(1));
+}
+
+#[test]
+fn what_the_other_end_cannot_get_now_is_put_off_and_the_rest_comes() {
+    let mut owner = lacking(&[(extent(0, 7168), 0)]);
+    owner.connect();
+    owner.read(1, 0, 8);
+    let mut came = 0;
+    let mut tried = 0;
+    while !owner.asked.is_empty() {
+        if owner.asked[0].1.start() == Lba(0) {
+            owner.send(Err(RequestError::NotServing));
+            tried += 1;
+        } else {
+            came += u64::from(owner.send(Ok(())).sectors());
+        }
+    }
+    assert_eq!(tried, 1, "it is not asked for again at once");
+    assert!(!owner.answered(1) && !owner.whole);
+    let left = owner.core.missing().expect("it lacks a part").bytes().0 / 512;
+    assert_eq!(came + left, 7168, "everything else has come");
+    assert!(left <= 512, "{left} sectors are missing");
+    let at = owner.core.next_deadline().expect("it is tried again");
+    assert!(at <= owner.now.after(Duration::from_secs(2)));
+    owner.now = at;
+    owner.core.handle_timer(at);
+    owner.settle();
+    owner.send(Ok(()));
+    assert!(owner.answered(1));
+    while !owner.asked.is_empty() {
+        owner.send(Ok(()));
+    }
+    assert!(owner.whole);
+}
+
+#[test]
+fn where_nothing_can_be_had_it_is_not_tried_without_end() {
+    let mut owner = lacking(&[(extent(0, 8192), 0)]);
+    owner.connect();
+    let mut tried = 0;
+    while !owner.asked.is_empty() {
+        owner.send(Err(RequestError::NotServing));
+        tried += 1;
+        assert!(tried < 1000, "it never rests");
+    }
+    assert!(owner.core.next_deadline().is_some());
+}
+
+#[test]
 fn a_request_whose_client_is_gone_waits_no_longer() {
     let mut owner = lacking(&[(extent(0, 8), 0)]);
     owner.read(1, 0, 8);

@@ -152,10 +152,10 @@ impl RepositoryError {
                 "push the image again with --replace"
             }
             Self::NoChunk { .. } | Self::DamagedChunk { .. } => {
-                "remove that object, and push an image that has it again"
+                "push an image that has it again, with --check"
             }
             Self::InUse { .. } => {
-                "wait until these disks are whole, or say --force: what they lack is lost with the next gc"
+                "wait until these disks are whole, or say --force: what they lack is lost with the next gc. The disks of a node that is gone for good are forgotten by godwit image forget-node"
             }
             Self::Busy { .. } => "try again when that is done",
             Self::File { .. } | Self::Interrupted(_) => return None,

@@ -31,5 +31,5 @@ pub use repository::catalog::{ImageInfo, Removed};
 pub use repository::collect::Collected;
 pub use repository::progress::Progress;
 pub use repository::pull::Pulled;
-pub use repository::push::Pushed;
+pub use repository::push::{PushOptions, Pushed};
 pub use repository::uses::User;

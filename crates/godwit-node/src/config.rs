@@ -75,17 +75,18 @@ pub struct NodeConfig {
     pub pools: Vec<PoolConfig>,
     /// Where images are that disks are created from.
     pub images: ImagesConfig,
+    /// How long a read waits for a part of its disk that is not here, but in an image or at the node that gave the
+    /// disk away, before it fails; for ever when `None`.
+    pub read_wait: Option<Duration>,
     /// Where the memory of virtual machines may be that other nodes map, too.
     pub memory_pools: Vec<MemoryPoolConfig>,
 }
 
-/// Where images come from, and what if they do not.
+/// Where images come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagesConfig {
     /// The repository, if there is one.
     pub repository: Option<Location>,
-    /// How long a read waits for a part of an image that cannot be had, before it fails; for ever when `None`.
-    pub wait: Option<Duration>,
 }
 
 /// PEM files that prove who a node is.
@@ -140,6 +141,7 @@ impl NodeConfig {
             .with(Features::POLICIES)
             .with(Features::PULLS)
             .with(Features::DELTAS)
+            .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 
     /// The unix socket of the API.
@@ -330,6 +332,7 @@ pub(crate) mod tests {
             }],
             pools: Vec::new(),
             images: ImagesConfig::default(),
+            read_wait: None,
             memory_pools: Vec::new(),
         }
     }

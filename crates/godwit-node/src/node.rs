@@ -11,7 +11,7 @@ use crate::disks::{DiskUsers, Disks};
 use crate::images::Images;
 use crate::migrations::Migrations;
 use crate::migrations::admission::Arrivals;
-use crate::migrations::incoming::Gatherings;
+use crate::migrations::gatherings::Gatherings;
 use crate::peers::dial::Dialer;
 use crate::peers::probe::PeerHealth;
 use crate::store::Store;

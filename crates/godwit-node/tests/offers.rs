@@ -67,6 +67,7 @@ fn offer(stream: &mut dyn Stream, disk: &str, migration: u8) -> Reply {
         copy_connections: 2,
         place: None,
         policy: TransferPolicy::default(),
+        image: None,
     };
     send(stream, &Greeting::Offer(offer));
     match receive(stream) {

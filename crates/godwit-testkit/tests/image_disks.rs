@@ -10,6 +10,7 @@ use godwit_testkit::cluster::{ClusterOptions, Failure};
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario, finish, load, migrate, verify};
+use godwit_testkit::small_fs::SmallFileSystem;
 use godwit_testkit::vm::{GuestLoad, NodeGuest, check_disk, format_image};
 use godwit_testkit::{Cluster, Node};
 use serde_json::Value;
@@ -26,6 +27,11 @@ struct Fixture {
 
 impl Fixture {
     fn start(names: &[&str], options: &[&str]) -> Self {
+        Self::start_in(names, options, None)
+    }
+
+    /// The same with node a's files in this folder.
+    fn start_in(names: &[&str], options: &[&str], folder: Option<PathBuf>) -> Self {
         let mut cluster = Cluster::prepare(names, ClusterOptions::secure().unwrap()).unwrap();
         let repository = cluster.dir().join("repository");
         fs::create_dir(&repository).unwrap();
@@ -33,6 +39,9 @@ impl Fixture {
             let words = &mut cluster.node_mut(name).spec_mut().options;
             words.extend(["--repository".to_owned(), repository.display().to_string()]);
             words.extend(options.iter().map(|word| (*word).to_owned()));
+        }
+        if let Some(folder) = folder {
+            cluster.node_mut("a").spec_mut().dir = folder;
         }
         cluster.start_all().unwrap();
         Self {
@@ -60,6 +69,15 @@ impl Fixture {
         self.image(&["push", "base", path.to_str().unwrap()])
             .unwrap();
         model
+    }
+
+    /// The files of the chunks that are in the repository.
+    fn chunks(&self) -> Vec<PathBuf> {
+        fs::read_dir(self.repository.join("chunks"))
+            .unwrap()
+            .flat_map(|folder| fs::read_dir(folder.unwrap().path()).unwrap())
+            .map(|entry| entry.unwrap().path())
+            .collect()
     }
 
     fn create(&self, words: &[&str]) -> Value {
@@ -133,11 +151,11 @@ fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
         text.contains("image 'base' is in use: disk a/d still fetches from it"),
         "{text}"
     );
-    let text = migrate(fixture.a(), DISK, "b", &[])
+    let text = migrate(fixture.a(), DISK, "b", &["--verify"])
         .unwrap_err()
         .to_string();
     assert!(
-        text.contains("cannot be moved yet: a part of it is still in image 'base'"),
+        text.contains("cannot be moved like that: a part of it is still in image 'base'"),
         "{text}"
     );
 
@@ -246,7 +264,7 @@ fn reads_wait_for_a_repository_that_is_away_and_what_is_here_is_served() {
 #[test]
 fn reads_fail_after_as_long_as_they_were_told_to_wait() {
     let turn = Scenario::begin("image_disks", "reads_fail_after_as_long");
-    let fixture = Fixture::start(&["a"], &["--image-wait", "1s"]);
+    let fixture = Fixture::start(&["a"], &["--read-wait", "1s"]);
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
     fixture.is_there(false);
@@ -273,10 +291,9 @@ fn a_damaged_chunk_is_never_shown_and_is_read_once_it_is_repaired() {
     let turn = Scenario::begin("image_disks", "a_damaged_chunk_is_never_shown");
     let fixture = Fixture::start(&["a"], &[]);
     let mut model = fixture.push_pattern(turn.seed);
-    let whole: Vec<(PathBuf, Vec<u8>)> = fs::read_dir(fixture.repository.join("chunks"))
-        .unwrap()
-        .flat_map(|folder| fs::read_dir(folder.unwrap().path()).unwrap())
-        .map(|entry| entry.unwrap().path())
+    let whole: Vec<(PathBuf, Vec<u8>)> = fixture
+        .chunks()
+        .into_iter()
         .map(|path| (path.clone(), fs::read(path).unwrap()))
         .collect();
     for (path, bytes) in &whole {
@@ -297,6 +314,199 @@ fn a_damaged_chunk_is_never_shown_and_is_read_once_it_is_repaired() {
     }
     verify(fixture.a(), DISK, &mut model).unwrap();
     fixture.becomes_whole();
+}
+
+#[test]
+fn one_damaged_chunk_keeps_nobody_from_the_others() {
+    let turn = Scenario::begin("image_disks", "one_damaged_chunk_keeps_nobody");
+    let fixture = Fixture::start(&["a"], &[]);
+    let mut model = fixture.push_pattern(turn.seed);
+    let chunk = fixture.chunks().pop().unwrap();
+    let mut damaged = fs::read(&chunk).unwrap();
+    damaged[77] ^= 1;
+    fs::write(&chunk, damaged).unwrap();
+    fixture.create(&[]);
+    // Somebody waits for every part, the damaged one too.
+    let mut readers = Vec::new();
+    for at in (0..SIZE).step_by(4 << 20) {
+        let mut client = fixture.connect();
+        readers.push(std::thread::spawn(move || {
+            client.read_at(at, &mut vec![0; 4 << 20]).unwrap();
+        }));
+    }
+    let most = || Some(fixture.missing()).filter(|left| *left == 256 * 1024);
+    assert!(wait_for(PATIENCE, most).is_some(), "{}", fixture.disk());
+    let trouble = fixture.disk()["image"]["trouble"].clone();
+    assert!(
+        trouble.as_str().unwrap().contains("is damaged"),
+        "{trouble}"
+    );
+    let path = fixture.cluster.dir().join("pattern");
+    let again = ["push", "base", path.to_str().unwrap(), "--replace"];
+    fixture.image(&again).unwrap();
+    assert_eq!(fixture.missing(), 256 * 1024, "its length is right");
+    fixture.image(&[&again[..], &["--check"]].concat()).unwrap();
+    fixture.becomes_whole();
+    for reader in readers {
+        reader.join().unwrap();
+    }
+    verify(fixture.a(), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn what_the_image_consists_of_is_read_again_from_the_repository() {
+    let turn = Scenario::begin("image_disks", "what_the_image_consists_of_is_read_again");
+    let mut fixture = Fixture::start(&["a"], &[]);
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&["--prefetch", "off"]);
+    let kept = fixture.a().spec().dir.join("images/manifests");
+    let kept = fs::read_dir(kept).unwrap().next().unwrap().unwrap().path();
+    fixture.is_there(false);
+    let a = fixture.cluster.node_mut("a");
+    a.terminate(PATIENCE).unwrap();
+    fs::write(kept, b"damaged").unwrap();
+    a.start(&[]).unwrap();
+    let told = wait_for(PATIENCE, || {
+        let disk = fixture.disk();
+        Some(disk["image"]["trouble"].as_str()?.to_owned())
+    });
+    let trouble = told.unwrap();
+    assert!(
+        trouble.contains("what image 'base' consists of"),
+        "{trouble}"
+    );
+    fixture.is_there(true);
+    verify(fixture.a(), DISK, &mut model).unwrap();
+    fixture.becomes_whole();
+}
+
+#[test]
+fn a_full_host_lets_reads_wait_and_what_was_fetched_stays_right() {
+    let turn = Scenario::begin("image_disks", "a_full_host_lets_reads_wait");
+    let small = SmallFileSystem::new(2 * SIZE).unwrap();
+    let records = small.path().join("a");
+    fs::create_dir(&records).unwrap();
+    let options = ["--read-wait", "4s"];
+    let fixture = Fixture::start_in(&["a"], &options, Some(records));
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&["--prefetch", "off"]);
+    let mut client = fixture.connect();
+    let mut here = vec![0; 64 << 10];
+    client.read_at(0, &mut here).unwrap();
+    let filler = small.fill().unwrap();
+    let begun = Instant::now();
+    let failed = client.read_at(SIZE / 2, &mut vec![0; MIB as usize]);
+    println!("{failed:?} after {:?}", begun.elapsed());
+    assert!(failed.is_err() && begun.elapsed() >= Duration::from_secs(4));
+    let mut client = fixture.connect();
+    let mut again = vec![1; 64 << 10];
+    client.read_at(0, &mut again).unwrap();
+    assert!(here == again);
+    fs::remove_file(filler).unwrap();
+    verify(fixture.a(), DISK, &mut model).unwrap();
+    fixture.becomes_whole();
+}
+
+#[test]
+fn a_disk_moves_without_its_image_and_only_what_was_written_is_sent() {
+    let turn = Scenario::begin("image_disks", "a_disk_moves_without_its_image");
+    let mut fixture = Fixture::start(&["a", "b"], &[]);
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&["--prefetch", "off"]);
+    // Whole blocks and parts of blocks, what was fetched and what was not.
+    let mut client = fixture.connect();
+    client
+        .read_at(10 * MIB, &mut vec![0; 4 * MIB as usize])
+        .unwrap();
+    let mut written = 0;
+    let mut write = |client: &mut NbdConnection, model: &mut Model, start: u64, sectors: u64| {
+        let ticket = model.begin_write(start..start + sectors, true);
+        client
+            .write_at(start * 512, &vec![0; sectors as usize * 512])
+            .unwrap();
+        model.end_write(&ticket);
+        written += sectors * 512;
+        written
+    };
+    write(&mut client, &mut model, 11 * 2048, 2048);
+    write(&mut client, &mut model, 12 * 2048 + 3, 1);
+    write(&mut client, &mut model, 40 * 2048, 4096);
+    write(&mut client, &mut model, 50 * 2048 + 5, 7);
+    client.flush().unwrap();
+    drop(client);
+    let sent = |moved: &Value| {
+        let bytes = |what: &str| moved["progress"][what].as_u64().unwrap();
+        bytes("bytes_copied").max(bytes("bytes_sent")) + bytes("double_write_bytes")
+    };
+    let there_and_back = [("a", "b", 40), ("b", "a", 0)];
+    for (from, to, more) in there_and_back {
+        let source = fixture.cluster.node(from);
+        let mut client = NbdConnection::connect(&source.nbd(DISK)).unwrap();
+        let written = write(&mut client, &mut model, 60 * 2048 + more, 8);
+        drop(client);
+        let moved = migrate(source, DISK, to, &[]).unwrap();
+        let sent = sent(&moved);
+        println!("{from} to {to}: {written} bytes were written and {sent} sent");
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        assert_eq!(moved["options"]["policy"], "pre-copy", "{moved}");
+        assert!(sent <= written + 64 * 1024, "{sent} bytes were sent");
+        let here = fixture.cluster.node(to).disk(DISK).unwrap();
+        assert_eq!(here["image"]["fetching"], true, "{here}");
+        assert!(here["missing_bytes"].as_u64().unwrap() > SIZE / 2, "{here}");
+        // The source is not needed, and holds nothing back.
+        assert_eq!(source.disk(DISK).unwrap()["owes"], false);
+    }
+    // It moves on and all of it is right, also when nodes die.
+    let moved = migrate(fixture.a(), DISK, "b", &[]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    fixture.cluster.node_mut("a").kill();
+    let b = fixture.cluster.node_mut("b");
+    b.kill();
+    b.start(&[]).unwrap();
+    let in_use = fixture.cluster.node("b").godwit(&[
+        "image",
+        "--repository",
+        &fixture.repository.display().to_string(),
+        "show",
+        "base",
+    ]);
+    let in_use = in_use.text().unwrap();
+    assert!(in_use.contains("b/d"), "{in_use}");
+    verify(fixture.cluster.node("b"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn a_disk_on_an_image_moves_under_load_while_it_is_fetched() {
+    let turn = Scenario::begin("image_disks", "a_disk_on_an_image_moves_under_load");
+    let mut fixture = Fixture::start(&["a", "b"], &[]);
+    for name in ["a", "b"] {
+        let node = fixture.cluster.node_mut(name);
+        node.terminate(PATIENCE).unwrap();
+        node.start(&[("image::chunk", "sleep(15)")]).unwrap();
+    }
+    let model = fixture.push_pattern(turn.seed);
+    fixture.create(&[]);
+    let client = load(fixture.a(), DISK, turn.seed, model).unwrap();
+    assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
+    for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
+        let (source, here) = (fixture.cluster.node(from), fixture.cluster.node(to));
+        let moved = migrate(source, DISK, to, &[]).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        let missing = here.disk(DISK).unwrap()["missing_bytes"].clone();
+        println!(
+            "{from} to {to}: {missing} bytes are missing, {}",
+            moved["progress"]
+        );
+        assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
+    }
+    let whole = || {
+        let disk = fixture.cluster.node("b").disk(DISK).ok()?;
+        (disk["image"]["fetching"] == false).then_some(())
+    };
+    assert!(wait_for(PATIENCE, whole).is_some());
+    let mut model = finish(client).unwrap();
+    fixture.is_there(false);
+    verify(fixture.cluster.node("b"), DISK, &mut model).unwrap();
 }
 
 #[test]

@@ -4,6 +4,8 @@
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
+use godwit_testkit::cluster::ClusterOptions;
+use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
     PATIENCE, Scenario, becomes_whole, finish, import_pattern, load, migrate, verify,
@@ -124,6 +126,70 @@ fn what_a_node_owes_is_kept_until_it_has_been_pulled_whoever_dies() {
         .godwit(&["disk", "rm", DISK])
         .text()
         .unwrap();
+}
+
+#[test]
+fn a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long_and_all_else_goes_on() {
+    let turn = Scenario::begin(
+        "pulled_disks",
+        "a_read_of_what_is_missing_fails_when_the_source_is_away_for_too_long",
+    );
+    let wait = Duration::from_secs(3);
+    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let words = ["--read-wait", "3s"].map(str::to_owned);
+    cluster.node_mut("b").spec_mut().options.extend(words);
+    cluster.start_all().unwrap();
+    let a = cluster.node_mut("a");
+    a.terminate(PATIENCE).unwrap();
+    a.start(&[HELD]).unwrap();
+    let mut model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let other = import_pattern(cluster.node("b"), "other", SIZE, turn.seed).unwrap();
+    let other = load(cluster.node("b"), "other", turn.seed, other).unwrap();
+    let moved = migrate(cluster.node("a"), DISK, "b", &["--policy", "post-copy"]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    cluster.node_mut("a").kill();
+    let b = cluster.node("b");
+    let status = b.disk(DISK).unwrap()["status"].as_str().unwrap().to_owned();
+    assert!(status.contains("needed and not connected"), "{status}");
+    let shown = b.godwit(&["migration", "show", moved["id"].as_str().unwrap()]);
+    let shown = shown.text().unwrap();
+    assert!(shown.contains("node 'a': 96.0 MiB of the disk"), "{shown}");
+
+    let mut reader = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let reading = std::thread::spawn(move || {
+        let begun = Instant::now();
+        (reader.read_at(50 << 20, &mut [0; 4096]), begun.elapsed())
+    });
+    // Meanwhile whole blocks can be written, and what is here can be read.
+    let mut client = NbdConnection::connect(&b.nbd(DISK)).unwrap();
+    let begun = Instant::now();
+    let mut rounds = 0;
+    while !reading.is_finished() {
+        let ticket = model.begin_write(32 * 2048..33 * 2048, true);
+        client.write_at(32 << 20, &vec![0; 1 << 20]).unwrap();
+        client.flush().unwrap();
+        model.end_write(&ticket);
+        let mut data = vec![1; 1 << 20];
+        client.read_at(32 << 20, &mut data).unwrap();
+        assert!(data.iter().all(|byte| *byte == 0));
+        rounds += 1;
+    }
+    let (failed, waited) = reading.join().unwrap();
+    println!(
+        "{rounds} rounds in {:?}; the read waited {waited:?}: {failed:?}",
+        begun.elapsed()
+    );
+    assert!(
+        failed.is_err() && rounds > 10,
+        "{failed:?}, {rounds} rounds"
+    );
+    assert!(waited >= wait && waited < wait + PATIENCE / 4, "{waited:?}");
+    assert!(other.progress(100, PATIENCE), "{:?}", other.stats());
+
+    cluster.node_mut("a").start(&[]).unwrap();
+    becomes_whole(cluster.node("b"), cluster.node("a"), DISK);
+    verify(cluster.node("b"), DISK, &mut model).unwrap();
+    finish(other).unwrap();
 }
 
 #[test]

@@ -61,6 +61,13 @@ impl Engine {
             Command::Forward(sync) => self.forward(sync),
             Command::ServeForwarded { peer, sync } => self.serve_forwarded(peer, sync),
             Command::Pull(stream) => self.pull_up(stream),
+            Command::PullOnDemandOnly => self.core.pull_on_demand_only(),
+            Command::BeginComparison { reply } => reply(self.core.begin_comparison()),
+            Command::EndComparison { different, same } => {
+                let begun = self.core.end_comparison(&different, &same);
+                debug_assert!(begun, "a comparison ends that has begun");
+            }
+            Command::ForgetComparison => self.core.forget_comparison(),
             Command::MissingStored { notes } => self.missing_stored(notes),
             Command::Cancel { reason, reply } => {
                 let cancelled = self.core.cancel(self.now, reason);

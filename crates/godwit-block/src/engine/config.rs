@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::image::Fingerprint;
 use crate::image::missing::MissingNotes;
@@ -33,6 +34,8 @@ pub struct EngineConfig {
     /// Where to store, when the engine ends in order, what was written since the disk came
     /// ([`crate::image::written`]).
     pub written: Option<PathBuf>,
+    /// How long a request waits for a part of the disk that is not here, before it fails; for ever when `None`.
+    pub longest_missing_wait: Option<Duration>,
 }
 
 /// What earlier processes stored of a disk.
@@ -62,6 +65,7 @@ impl EngineConfig {
             shared: false,
             pull_on_demand_only: false,
             written: None,
+            longest_missing_wait: None,
         }
     }
 }

@@ -50,6 +50,15 @@ pub(super) enum Command {
         sync: PeerStream,
     },
     Pull(PeerStream),
+    PullOnDemandOnly,
+    BeginComparison {
+        reply: Reply<Result<Vec<u64>, StartError>>,
+    },
+    EndComparison {
+        different: Vec<u64>,
+        same: Vec<u64>,
+    },
+    ForgetComparison,
     MissingStored {
         notes: Option<MissingNotes>,
     },
@@ -88,6 +97,7 @@ impl Command {
             Self::StartSource { reply, .. } | Self::StartDestination { reply, .. } => {
                 reply(Err(StartError::NotServing));
             }
+            Self::BeginComparison { reply } => reply(Err(StartError::NotServing)),
             Self::Cancel { reply, .. } | Self::SwitchOver { reply } => reply(false),
             Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
             Self::LatencyBaseline { reply } => reply(None),
@@ -267,6 +277,27 @@ impl EngineHandle {
     /// place of an earlier one.
     pub fn pull(&self, stream: PeerStream) {
         self.inner.send(Command::Pull(stream));
+    }
+
+    /// Of what the disk lacks only what somebody waits for is pulled from now on.
+    pub fn pull_on_demand_only(&self) {
+        self.inner.send(Command::PullOnDemandOnly);
+    }
+
+    /// Somebody begins to compare the disk with the image that it was created from; `reply` gets what
+    /// [`godwit_core::Controller::begin_comparison`] says.
+    pub fn begin_comparison(&self, reply: Reply<Result<Vec<u64>, StartError>>) {
+        self.inner.send(Command::BeginComparison { reply });
+    }
+
+    /// What that found ([`godwit_core::Controller::end_comparison`]): the disk moves without what is the same.
+    pub fn end_comparison(&self, different: Vec<u64>, same: Vec<u64>) {
+        self.inner.send(Command::EndComparison { different, same });
+    }
+
+    /// The disk moves as a whole, or not at all.
+    pub fn forget_comparison(&self) {
+        self.inner.send(Command::ForgetComparison);
     }
 
     /// What the last [`EngineEvent::StoreMissing`](crate::engine::EngineEvent::StoreMissing) asked for is durable;

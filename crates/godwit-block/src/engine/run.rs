@@ -171,6 +171,9 @@ impl Engine {
         // Keys of the standard library's hashers are random, and differ each time.
         let session = RandomState::new().build_hasher().finish();
         core.resume_forwarding(config.shared, session);
+        if let Some(longest) = config.longest_missing_wait {
+            core.fail_missing_after(longest);
+        }
         let Restored { missing, written } = restored;
         if let Some(written) = written {
             core.restore_written(written);
@@ -448,6 +451,7 @@ impl Engine {
             clients: self.clients,
             front_end: self.vhost.state(),
             missing: self.core.missing().map(Missing::bytes),
+            missing_is_owed: self.core.missing_is_owed(),
             lacks_room: self.vhost.room != Room::Enough,
             requests_in_flight: self.core.requests_in_flight(),
             counters: self.stats.counters,

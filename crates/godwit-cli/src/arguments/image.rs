@@ -68,6 +68,9 @@ pub(crate) enum ImageCommand {
         /// Give the name to this image if another has it
         #[arg(long)]
         replace: bool,
+        /// Read chunks that are there already, and send those again that are damaged
+        #[arg(long)]
+        check: bool,
     },
     /// Write an image into a new file
     Pull {
@@ -93,6 +96,11 @@ pub(crate) enum ImageCommand {
         /// Also when disks still fetch from it: what they lack is lost with the next gc
         #[arg(long)]
         force: bool,
+    },
+    /// Forget all disks of a node that is gone for good, so that the images can be removed from which they fetched
+    ForgetNode {
+        /// The node's name; what its disks lack may be lost if it is not gone
+        node: String,
     },
     /// Remove from the repository what no image has any more
     Gc {

@@ -105,10 +105,10 @@ pub(crate) struct NodeArguments {
     pub max_incoming_size: Option<u64>,
     #[command(flatten)]
     pub repository: RepositoryArguments,
-    /// How long reads of a disk that was created from an image wait for a part that cannot be fetched, before they
-    /// fail, like 60s; for ever when left out
-    #[arg(long, env = "GODWIT_IMAGE_WAIT", value_name = "TIME", value_parser = parse_duration)]
-    pub image_wait: Option<u64>,
+    /// How long reads wait for a part of a disk that is not here, because it is still in an image or at the node that
+    /// gave the disk away, before they fail, like 60s; for ever when left out
+    #[arg(long, alias = "image-wait", env = "GODWIT_READ_WAIT", value_name = "TIME", value_parser = parse_duration)]
+    pub read_wait: Option<u64>,
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormatArgument,

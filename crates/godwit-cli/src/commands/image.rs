@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use godwit_image::{ImageInfo, ImageName, Progress, Repository, RepositoryError, convert};
+use godwit_image::{
+    ImageInfo, ImageName, Progress, PushOptions, Repository, RepositoryError, convert,
+};
 use serde_json::json;
 
 use crate::arguments::{ImageArguments, ImageCommand, ImageFile};
@@ -44,7 +46,11 @@ async fn carry_out(
             file,
             format,
             replace,
-        } => push(repository, &name, &file, format, replace, output).await,
+            check,
+        } => {
+            let options = PushOptions { replace, check };
+            push(repository, &name, &file, format, options, output).await
+        }
         ImageCommand::Pull { name, file, format } => {
             pull(repository, &name, &file, format, output).await
         }
@@ -65,6 +71,18 @@ async fn carry_out(
                     true => format!("removed image '{name}'"),
                     false => format!("removed image '{name}', from which {lost} still fetched"),
                 }
+            })
+        }
+        ImageCommand::ForgetNode { node } => {
+            let forgotten = repository.forget_node(&node).await?;
+            let disks: Vec<String> = forgotten.into_iter().map(|(_, user)| user.disk).collect();
+            let value = json!({ "node": node, "disks": disks });
+            output.print(&value, |_| match disks.is_empty() {
+                true => format!("no disk of node '{node}' was noted"),
+                false => format!(
+                    "forgot what disks of node '{node}' fetched: {}",
+                    disks.join(", ")
+                ),
             })
         }
         ImageCommand::Gc { dry_run } => {
@@ -88,7 +106,7 @@ async fn push(
     name: &ImageName,
     file: &Path,
     format: Option<ImageFile>,
-    replace: bool,
+    options: PushOptions,
     output: Output,
 ) -> Result<(), Failure> {
     let mut interrupted = interrupts()?;
@@ -114,7 +132,7 @@ async fn push(
     let progress = Arc::new(Progress::default());
     let shown = Shown::start(&progress, "pushing", output);
     let cancel = async { _ = interrupted.recv().await };
-    let pushed = repository.push(name, raw, replace, &progress, cancel).await;
+    let pushed = repository.push(name, raw, options, &progress, cancel).await;
     shown.end();
     let pushed = pushed?;
     output.print(&pushed, |pushed| {

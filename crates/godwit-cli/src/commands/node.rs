@@ -60,11 +60,11 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
     let pools = arguments.pools.into_iter();
     let images = ImagesConfig {
         repository: arguments.repository.location()?,
-        wait: arguments.image_wait.map(Duration::from_secs),
     };
     let memory_pools = arguments.memory_pools.into_iter();
     Ok(NodeConfig {
         images,
+        read_wait: arguments.read_wait.map(Duration::from_secs),
         name: arguments.name,
         data_dir: arguments.data_dir,
         listen: arguments.listen,

@@ -34,36 +34,14 @@
 //! The machine is driven by [`Controller`](crate::Controller), and by a model checker in
 //! `tests/authority_model.rs`.
 
+mod effect;
 mod record;
 
+pub use self::effect::Effect;
 pub use self::record::{AuthorityRecord, Ownership};
 use crate::event::AbortReason;
 use crate::units::{Epoch, MigrationId};
 use crate::wire::Message;
-
-/// What the machine wants done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Effect {
-    /// Send to the other node.
-    Send(Message),
-    /// Make every received write durable, then call [`Authority::flushed`]. A record may be on its way
-    /// to stable storage at the same time.
-    Flush,
-    /// Make the record durable, then call [`Authority::persisted`].
-    Persist(AuthorityRecord),
-    /// This node gave the disk away, durably.
-    Relinquished(MigrationId),
-    /// The destination serves; this node may forward to it.
-    Departed(MigrationId),
-    /// This node owns the disk: the other one has durably given it away.
-    Owner(MigrationId),
-    /// The incoming migration ended without this node becoming the owner.
-    ReceiveAborted(MigrationId, AbortReason),
-    /// All of the disk is here, durably: nothing is needed from the source of this migration any more.
-    Whole(MigrationId),
-    /// The destination of this migration has all of the disk: nothing of it is needed here.
-    OwesNothing(MigrationId),
-}
 
 /// How far this node is in a migration that is not decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,6 +52,8 @@ enum Attempt {
         migration: MigrationId,
         /// A part of the disk stays here.
         owes: bool,
+        /// What the destination will lack, if it lacks anything, is in an image.
+        on_image: bool,
     },
     /// Destination: takes copies and double writes.
     Receiving {
@@ -142,6 +122,12 @@ impl Authority {
         self.is_owner() && self.storing.is_none() && self.record.remainder.is_none()
     }
 
+    /// Whether this node has durably stored that it is the owner, of the whole disk or of one of which the rest is in
+    /// an image, and is not giving the disk away: such a disk can move without that.
+    pub const fn may_leave_rest(&self) -> bool {
+        self.is_owner() && self.storing.is_none()
+    }
+
     /// The migration whose source has a part of the disk that this node, which serves or is about to, lacks.
     pub const fn lacks(&self) -> Option<MigrationId> {
         match self.storing {
@@ -205,15 +191,41 @@ impl Authority {
     /// the destination was told of. Does nothing unless this node is durably the owner and no other attempt is
     /// under way.
     pub fn prepare(&mut self, migration: MigrationId, owes: bool) -> Vec<Effect> {
-        if !self.is_settled() || self.attempt != Attempt::None {
+        match self.is_settled() {
+            true => self.ask(migration, owes, owes, false),
+            false => Vec::new(),
+        }
+    }
+
+    /// Source: the same for a disk on an image, of which the destination `lacks` a part that it was told of and gets
+    /// from the image, as this node may: it owes nothing.
+    pub fn prepare_on_image(&mut self, migration: MigrationId, lacks: bool) -> Vec<Effect> {
+        match self.may_leave_rest() {
+            true => self.ask(migration, lacks, false, true),
+            false => Vec::new(),
+        }
+    }
+
+    fn ask(
+        &mut self,
+        migration: MigrationId,
+        lacks: bool,
+        owes: bool,
+        on_image: bool,
+    ) -> Vec<Effect> {
+        if self.attempt != Attempt::None {
             return Vec::new();
         }
-        self.attempt = Attempt::Preparing { migration, owes };
+        self.attempt = Attempt::Preparing {
+            migration,
+            owes,
+            on_image,
+        };
         vec![Effect::Send(Message::Prepare {
             migration,
             epoch: self.record.epoch.next(),
             shared: false,
-            lacks: owes,
+            lacks,
         })]
     }
 
@@ -391,11 +403,16 @@ impl Authority {
                 Attempt::Preparing {
                     migration: asked,
                     owes,
-                } if asked == migration && self.is_settled() => self.store(
-                    self.record.epoch.next(),
-                    Ownership::Relinquished { migration },
-                    owes.then_some(migration),
-                ),
+                    on_image,
+                } if asked == migration
+                    && (self.is_settled() || on_image && self.may_leave_rest()) =>
+                {
+                    self.store(
+                        self.record.epoch.next(),
+                        Ownership::Relinquished { migration },
+                        owes.then_some(migration),
+                    )
+                }
                 _ => Vec::new(),
             },
             Message::Commit { migration, epoch } => self.handle_commit(migration, epoch),

@@ -126,6 +126,7 @@ impl Controller {
                     self.enter_stage(Stage::Decided(Phase::Committing));
                     self.remind_at = Some(self.now.after(REMIND_EVERY));
                     self.forwarding.gave_away();
+                    self.leave_image();
                     committing = true;
                 }
                 Effect::Departed(migration) => {

@@ -22,6 +22,7 @@ pub use self::requests::forwarding::Admission;
 use self::requests::forwarding::{ForwardLink, Forwarding};
 use self::requests::slots::{Slots, TagList};
 use self::transfer::base::BecomingBase;
+use self::transfer::on_image::OnImage;
 use self::transfer::outgoing::Source;
 pub use self::transfer::outgoing::change::{ChangeError, MigrationChange};
 pub use self::transfer::outgoing::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
@@ -74,6 +75,10 @@ pub struct Controller {
     base: BecomingBase,
     /// What this node, the owner, lacks.
     lacking: Option<Box<Lacking>>,
+    /// So long a request waits for what the disk lacks, before it fails; for ever when nothing.
+    longest_missing_wait: Option<Duration>,
+    /// What of the disk is as it is in the image that it was created from, once somebody wants to know.
+    on_image: Option<Box<OnImage>>,
     /// What this node reads for the owner.
     owing: Owing,
     /// The connection is up on which an owner pulls.
@@ -134,6 +139,8 @@ impl Controller {
             written: None,
             base: BecomingBase::default(),
             lacking: None,
+            on_image: None,
+            longest_missing_wait: None,
             owing: Owing::new(),
             pull_is_up: false,
             owes_at: None,
@@ -189,7 +196,8 @@ impl Controller {
             .destination
             .as_ref()
             .map(|destination| destination.deadline);
-        let lacking = self.lacking.as_deref().and_then(Lacking::deadline);
+        let lacking = self.lacking.as_deref();
+        let lacking = lacking.and_then(|lacking| lacking.deadline(self.longest_missing_wait));
         [source, destination, self.remind_at, self.owes_at, lacking]
             .into_iter()
             .flatten()
@@ -207,13 +215,7 @@ impl Controller {
         if self.owes_at.is_some_and(|at| at <= now) {
             self.tell_of_debt();
         }
-        if self
-            .lacking
-            .as_ref()
-            .is_some_and(|lacking| lacking.deadline().is_some_and(|at| at <= now))
-        {
-            self.pull();
-        }
+        self.lacking_timer();
         self.run_ready();
     }
 

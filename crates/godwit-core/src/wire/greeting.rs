@@ -52,6 +52,8 @@ impl Features {
 
     /// The answer to an offer may say what the destination holds of the disk of an earlier time.
     pub const DELTAS: Self = Self(64);
+    /// An offer may be of a disk on an image, which the destination fetches from its own repository.
+    pub const IMAGES: Self = Self(128);
 
     /// These and the others.
     #[must_use]
@@ -154,6 +156,17 @@ impl TransferPolicy {
     }
 }
 
+/// The image that a disk was created from, and does not bring along.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OfferedImage {
+    /// Its name, for people.
+    pub image: String,
+    /// Its manifest's name, which stands for its content.
+    pub manifest: String,
+    /// Whether what nobody asks for is fetched, too.
+    pub prefetch: bool,
+}
+
 /// What the source wants to move; follows the hello on a migration's control connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
@@ -176,6 +189,8 @@ pub struct Offer {
     /// How it is moved. Others than [`TransferPolicy::DoubleWrite`] only for nodes with
     /// [`Features::POLICIES`].
     pub policy: TransferPolicy,
+    /// The image that what the source does not send is in. Only for nodes with [`Features::IMAGES`].
+    pub image: Option<OfferedImage>,
 }
 
 /// Why a node said no, for programs.
@@ -307,7 +322,8 @@ impl Greeting {
                 put(&mut body, &offer.chunk_sectors.to_le_bytes());
                 put(&mut body, &offer.window_chunks.to_le_bytes());
                 body.push(offer.copy_connections);
-                let names_policy = offer.policy != TransferPolicy::default();
+                let names_policy =
+                    offer.policy != TransferPolicy::default() || offer.image.is_some();
                 match &offer.place {
                     // Older nodes know nothing of what would follow.
                     None if names_policy => body.push(0),
@@ -323,6 +339,11 @@ impl Greeting {
                 }
                 if names_policy {
                     body.push(offer.policy.code());
+                }
+                if let Some(image) = &offer.image {
+                    body.push(1 + u8::from(image.prefetch));
+                    put_text(&mut body, &image.image, MAX_NAME);
+                    put_text(&mut body, &image.manifest, MAX_NAME);
                 }
                 Kind::Offer
             }
@@ -415,6 +436,15 @@ impl Greeting {
                         TransferPolicy::from_code(code).ok_or(DecodeError::Field("policy"))?
                     }
                 },
+                image: match take(&mut from) {
+                    Err(_) | Ok([0]) => None,
+                    Ok([how @ 1..=2]) => Some(OfferedImage {
+                        image: take_text(&mut from, MAX_NAME)?,
+                        manifest: take_text(&mut from, MAX_NAME)?,
+                        prefetch: how == 2,
+                    }),
+                    Ok(_) => return Err(DecodeError::Field("image")),
+                },
             }),
             Kind::Welcome => Self::Reply(Reply::Welcome {
                 version: u16::from_le_bytes(take(&mut from)?),
@@ -499,6 +529,7 @@ mod tests {
             copy_connections: 2,
             place,
             policy,
+            image: None,
         })
     }
 
@@ -557,6 +588,33 @@ mod tests {
         let since = accepted(OlderCopy::Since(MigrationId([9; 16]))).encode();
         assert!(read(&since[HEADER_SIZE..HEADER_SIZE + 9]).is_err(), "cut");
         assert_eq!(read(&[3]), Err(DecodeError::Field("older copy")));
+    }
+
+    #[test]
+    fn an_offer_names_the_image_that_it_does_not_bring() {
+        for prefetch in [false, true] {
+            let Greeting::Offer(plain) = offer(None, TransferPolicy::PreCopy) else {
+                unreachable!("it is an offer");
+            };
+            let named = Greeting::Offer(Offer {
+                image: Some(OfferedImage {
+                    image: String::from("debian:12"),
+                    manifest: String::from("12ab"),
+                    prefetch,
+                }),
+                ..plain.clone()
+            });
+            let before = Greeting::Offer(plain).encode().len() - HEADER_SIZE;
+            let frame = named.encode();
+            let body = &frame[HEADER_SIZE..];
+            assert_eq!(decoded(body), Ok(named));
+            for cut in before + 1..body.len() {
+                assert!(decoded(&body[..cut]).is_err(), "{cut}");
+            }
+            let mut unknown = body.to_vec();
+            unknown[before] = 3;
+            assert_eq!(decoded(&unknown), Err(DecodeError::Field("image")));
+        }
     }
 
     #[test]

@@ -56,7 +56,17 @@ pub(crate) enum Sent {
 impl Source {
     /// One whose disk leaves with these options.
     pub(crate) fn leaving(options: MigrationOptions) -> Self {
-        let mut source = Self {
+        let mut source = Self::staying();
+        source
+            .core
+            .start_source(source.now, options)
+            .expect("it starts");
+        source
+    }
+
+    /// One whose disk does not leave yet.
+    pub(crate) fn staying() -> Self {
+        Self {
             core: Controller::new(LIMITS, CAPACITY, AuthorityRecord::created()),
             now: Time(0),
             converged: false,
@@ -70,12 +80,7 @@ impl Source {
             hold_reads: false,
             held: Vec::new(),
             doubled: Vec::new(),
-        };
-        source
-            .core
-            .start_source(source.now, options)
-            .expect("it starts");
-        source
+        }
     }
 
     /// The guest asks for something, with this tag.

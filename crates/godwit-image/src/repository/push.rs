@@ -30,6 +30,16 @@ pub struct Pushed {
     pub sent_bytes: u64,
 }
 
+/// What a push may do with what is there already.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PushOptions {
+    /// The name may stand for another image; from then on it stands for this.
+    pub replace: bool,
+    /// Chunks that are there already are read, and sent again where they are damaged. Without this a damaged chunk of
+    /// the right length stays as it is.
+    pub check: bool,
+}
+
 /// A chunk that is not zeroes, as it was read.
 #[derive(Debug)]
 struct Piece {
@@ -39,7 +49,8 @@ struct Piece {
 }
 
 impl Repository {
-    /// Pushes the raw image at `path` under this name. What is there already is not sent again. When `cancel` is
+    /// Pushes the raw image at `path` under this name. What is there already is not sent again, unless it is to be
+    /// checked and is damaged. When `cancel` is
     /// ready the push is given up; chunks that were sent stay until the next [`Self::collect`], so that another try
     /// need not send them again.
     ///
@@ -50,13 +61,13 @@ impl Repository {
         &self,
         name: &ImageName,
         path: &Path,
-        replace: bool,
+        options: PushOptions,
         progress: &Progress,
         cancel: impl Future<Output = ()>,
     ) -> Result<Pushed, RepositoryError> {
         let lease = self.lease().await?;
         let pushed = tokio::select! {
-            pushed = self.push_chunks(name, path, replace, progress) => pushed,
+            pushed = self.push_chunks(name, path, options, progress) => pushed,
             () = cancel => Err(RepositoryError::Interrupted("the name was not given to anything")),
         };
         // A lease that is gone was taken for a dead one's: then chunks may be gone, too.
@@ -83,7 +94,7 @@ impl Repository {
         &self,
         name: &ImageName,
         path: &Path,
-        replace: bool,
+        PushOptions { replace, check }: PushOptions,
         progress: &Progress,
     ) -> Result<ImageInfo, RepositoryError> {
         match self.entry(name).await {
@@ -122,7 +133,7 @@ impl Repository {
                     sent.insert(piece.id)
                 };
                 let moved = if first {
-                    self.put_chunk(piece.id, piece.bytes).await?
+                    self.put_chunk(piece.id, piece.bytes, check).await?
                 } else {
                     0
                 };
@@ -153,16 +164,30 @@ impl Repository {
         ))
     }
 
-    /// Stores a chunk unless it is there; how many bytes were sent.
-    async fn put_chunk(&self, id: ChunkId, bytes: Vec<u8>) -> Result<u64, RepositoryError> {
+    /// Stores a chunk unless it is there; how many bytes were sent. One that is there is read if it is to be checked.
+    async fn put_chunk(
+        &self,
+        id: ChunkId,
+        bytes: Vec<u8>,
+        check: bool,
+    ) -> Result<u64, RepositoryError> {
         let path = chunk_path(id);
         let length = bytes.len() as u64;
-        // A shorter one was cut off, or is something else.
-        if self
-            .head(&path)
-            .await?
-            .is_some_and(|meta| meta.size == length)
-        {
+        let is_there = match check {
+            true => match self.chunk(id, length).await {
+                Ok(_) => true,
+                Err(RepositoryError::NoChunk { .. } | RepositoryError::DamagedChunk { .. }) => {
+                    false
+                }
+                Err(error) => return Err(error),
+            },
+            // A shorter one was cut off, or is something else.
+            false => self
+                .head(&path)
+                .await?
+                .is_some_and(|meta| meta.size == length),
+        };
+        if is_there {
             return Ok(0);
         }
         self.put(&path, bytes).await?;

@@ -41,6 +41,28 @@ impl Repository {
         found
     }
 
+    /// The same for an image's content, whatever its name stands for now.
+    ///
+    /// # Errors
+    /// That is not there, chunks are being collected, or the store does not do its part.
+    pub async fn begin_use_of(
+        &self,
+        id: ManifestId,
+        image: &ImageName,
+        user: &User,
+    ) -> Result<Manifest, RepositoryError> {
+        let lease = self.lease().await?;
+        let found = async {
+            let manifest = self.manifest(id).await?;
+            let bytes = image.as_str().as_bytes().to_vec();
+            self.put(&use_path(id, user), bytes).await?;
+            Ok(manifest)
+        };
+        let found = found.await;
+        lease.end().await;
+        found
+    }
+
     /// The disk needs the image no more.
     ///
     /// # Errors
@@ -68,6 +90,23 @@ impl Repository {
             Some((id.as_ref().parse().ok()?, user))
         });
         Ok(uses.collect())
+    }
+
+    /// Forgets all disks of the nodes of this name, of which none will fetch anything any more; what was forgotten.
+    /// Nothing else removes the notes of a node that was destroyed.
+    ///
+    /// # Errors
+    /// The store does not do its part.
+    pub async fn forget_node(
+        &self,
+        node: &str,
+    ) -> Result<Vec<(ManifestId, User)>, RepositoryError> {
+        let mut its = self.uses().await?;
+        its.retain(|(_, user)| user.node == node);
+        for (id, user) in &its {
+            self.end_use(*id, user).await?;
+        }
+        Ok(its)
     }
 
     pub(super) async fn users_of(&self, id: ManifestId) -> Result<Vec<User>, RepositoryError> {

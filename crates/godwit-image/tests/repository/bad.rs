@@ -4,7 +4,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 
-use godwit_image::{Keys, Location, Repository, RepositoryError};
+use godwit_image::{Keys, Location, Progress, PushOptions, Repository, RepositoryError};
 
 use crate::support::*;
 
@@ -97,6 +97,41 @@ async fn damage_is_found_before_anybody_uses_it() {
         "{error}"
     );
     assert!(!fixture.file("back").exists());
+}
+
+#[tokio::test]
+async fn a_push_that_checks_repairs_what_is_damaged() {
+    let fixture = Fixture::new();
+    let file = fixture.file("raw");
+    raw_image(&file, 8, &[0, 4, 7], 0);
+    push(&fixture.repository, "x", &file).await.expect("pushed");
+    let chunk = fixture.objects("chunks").pop().expect("a chunk");
+    let whole = fs::read(&chunk).expect("read");
+    let mut damaged = whole.clone();
+    damaged[1000] ^= 1;
+    fs::write(&chunk, &damaged).expect("damaged");
+
+    let again = async |check| {
+        let progress = Progress::default();
+        let options = PushOptions {
+            replace: true,
+            check,
+        };
+        let never = std::future::pending();
+        let name = name("x");
+        let pushed = fixture
+            .repository
+            .push(&name, &file, options, &progress, never);
+        pushed.await.expect("pushed").sent_bytes
+    };
+    assert_eq!(again(false).await, 0, "its length is right");
+    assert!(fs::read(&chunk).expect("read") == damaged);
+    assert_eq!(again(true).await, whole.len() as u64);
+    assert!(fs::read(&chunk).expect("read") == whole);
+    assert_eq!(again(true).await, 0, "nothing is damaged any more");
+    pull(&fixture.repository, "x", &fixture.file("back"))
+        .await
+        .expect("pulled");
 }
 
 #[tokio::test]

@@ -94,7 +94,7 @@ async fn a_push_beside_collections_never_loses_a_chunk() {
         let never = std::future::pending();
         match fixture
             .repository
-            .push(&name("x"), &file, true, &progress, never)
+            .push(&name("x"), &file, REPLACE, &progress, never)
             .await
         {
             Ok(pushed) => {

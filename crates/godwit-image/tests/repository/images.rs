@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use godwit_image::{CHUNK_BYTES, Progress, RepositoryError, User, convert};
+use godwit_image::{CHUNK_BYTES, Progress, PushOptions, RepositoryError, User, convert};
 
 use crate::support::*;
 
@@ -62,7 +62,7 @@ async fn a_name_is_taken_until_it_is_replaced() {
     let never = std::future::pending();
     let replaced = fixture
         .repository
-        .push(&name("x"), &second, true, &progress, never)
+        .push(&name("x"), &second, REPLACE, &progress, never)
         .await;
     replaced.expect("replaced");
     pull(&fixture.repository, "x", &fixture.file("back"))
@@ -80,7 +80,13 @@ async fn whoever_is_interrupted_leaves_neither_a_name_nor_a_file() {
     let at_once = std::future::ready(());
     let pushed = fixture
         .repository
-        .push(&name("x"), &file, false, &progress, at_once)
+        .push(
+            &name("x"),
+            &file,
+            PushOptions::default(),
+            &progress,
+            at_once,
+        )
         .await;
     // Whether it was quicker than the interruption is left open: the name and what it needs go together.
     if pushed.is_err() {
@@ -91,7 +97,7 @@ async fn whoever_is_interrupted_leaves_neither_a_name_nor_a_file() {
     let never = std::future::pending();
     let replaced = fixture
         .repository
-        .push(&name("x"), &file, true, &progress, never)
+        .push(&name("x"), &file, REPLACE, &progress, never)
         .await;
     replaced.expect("pushed");
     let back = fixture.file("back");
@@ -194,4 +200,38 @@ async fn qcow2_goes_in_and_comes_out() {
         error.contains("qemu-img said:") && error.contains("No such file"),
         "{error}"
     );
+}
+
+#[tokio::test]
+async fn the_disks_of_a_node_that_is_gone_are_forgotten_and_no_others() {
+    let fixture = Fixture::new();
+    let file = fixture.file("raw");
+    raw_image(&file, 2, &[0, 1], 3);
+    push(&fixture.repository, "base", &file)
+        .await
+        .expect("pushed");
+    for (node, disk) in [("gone", "d"), ("gone", "e"), ("here", "d")] {
+        let user = User {
+            node: node.to_owned(),
+            node_id: String::from("1f"),
+            disk: disk.to_owned(),
+        };
+        fixture
+            .repository
+            .begin_use(&name("base"), &user)
+            .await
+            .expect("used");
+    }
+    let forgotten = fixture
+        .repository
+        .forget_node("gone")
+        .await
+        .expect("forgotten");
+    assert_eq!(forgotten.len(), 2);
+    let (_, users) = fixture
+        .repository
+        .image(&name("base"))
+        .await
+        .expect("there");
+    assert_eq!(users, ["here/d"]);
 }

@@ -6,7 +6,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use godwit_image::{
-    CHUNK_BYTES, ImageName, Location, Progress, Pulled, Pushed, Repository, RepositoryError,
+    CHUNK_BYTES, ImageName, Location, Progress, Pulled, PushOptions, Pushed, Repository,
+    RepositoryError,
 };
 use tempfile::TempDir;
 
@@ -70,6 +71,12 @@ pub(crate) fn raw_image(path: &Path, chunks: u64, data: &[u64], seed: u8) {
     }
 }
 
+/// A push that gives a taken name to its image.
+pub(crate) const REPLACE: PushOptions = PushOptions {
+    replace: true,
+    check: false,
+};
+
 pub(crate) async fn push(
     repository: &Repository,
     image: &str,
@@ -77,7 +84,13 @@ pub(crate) async fn push(
 ) -> Result<Pushed, RepositoryError> {
     let progress = Progress::default();
     repository
-        .push(&name(image), path, false, &progress, pending())
+        .push(
+            &name(image),
+            path,
+            PushOptions::default(),
+            &progress,
+            pending(),
+        )
         .await
 }
 

@@ -22,7 +22,11 @@ pub(crate) fn hear(
     Box::pin(async move {
         match said {
             Said::Started => images::serving::start(&node, &disk),
-            Said::Core(event @ Event::Whole { .. }) => {
+            Said::Core(event @ Event::ReceiveCompleted { .. }) => {
+                migrations::handle_event(&node, &disk, event).await;
+                images::serving::start(&node, &disk);
+            }
+            Said::Core(event @ (Event::Whole { .. } | Event::LeftImage { .. })) => {
                 migrations::handle_event(&node, &disk, event).await;
                 node.images.release();
             }

@@ -77,10 +77,9 @@ fn status(inner: &Inner, state: DiskState) -> String {
             format!("served here, migrating to node '{other}'")
         }
         DiskState::Serving if inner.record.lacks().is_some() => {
-            let left = inner
-                .engine
-                .as_ref()
-                .and_then(|engine| engine.handle.snapshot().missing);
+            let snapshot = inner.engine.as_ref().map(|engine| engine.handle.snapshot());
+            let is_owed = snapshot.as_ref().is_some_and(|it| it.missing_is_owed);
+            let left = snapshot.and_then(|it| it.missing);
             let left = left.map_or_else(|| String::from("a part"), |left| left.to_string());
             if let Some(base) = inner.entry.fetches(&inner.record) {
                 let how = match (&inner.image_trouble, base.prefetch) {
@@ -93,9 +92,11 @@ fn status(inner: &Inner, state: DiskState) -> String {
                     base.image
                 );
             }
-            format!(
-                "served here; {left} of it still at node '{other}', which is needed until it has come"
-            )
+            let how = match is_owed {
+                true => "which is needed until it has come",
+                false => "which is needed and not connected: reads of that wait",
+            };
+            format!("served here; {left} of it still at node '{other}', {how}")
         }
         DiskState::Serving => String::from("served here"),
         DiskState::Receiving => format!("being received from node '{other}', which serves it"),

@@ -21,7 +21,7 @@ use godwit_api::{ErrorBody, ErrorCode};
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Sectors of a block, of which a disk has all or nothing.
-const BLOCK: u64 = 8;
+pub(super) const BLOCK: u64 = 8;
 
 /// Creates the disk and serves it; `size` is that of the image, or larger.
 ///
@@ -148,7 +148,7 @@ async fn fill(
 }
 
 /// A bit for each block that the image has data for.
-fn words(manifest: &Manifest, capacity: Sectors) -> Vec<u64> {
+pub(super) fn words(manifest: &Manifest, capacity: Sectors) -> Vec<u64> {
     let mut words = vec![0; Missing::word_length(capacity)];
     for chunk in manifest.chunks() {
         let start = chunk.number * CHUNK_BYTES / 512;

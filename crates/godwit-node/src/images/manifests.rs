@@ -26,11 +26,17 @@ impl Manifests {
 
     /// Keeps it durably. Blocks.
     pub(super) fn keep(&self, manifest: &Manifest) -> io::Result<()> {
-        let (id, bytes) = manifest.encode();
-        let path = self.folder.join(id.to_string());
+        let path = self.folder.join(manifest.encode().0.to_string());
         if path.exists() {
             return Ok(());
         }
+        self.replace(manifest)
+    }
+
+    /// Keeps it durably, in place of a damaged one if there is one. Blocks.
+    pub(super) fn replace(&self, manifest: &Manifest) -> io::Result<()> {
+        let (id, bytes) = manifest.encode();
+        let path = self.folder.join(id.to_string());
         fs::create_dir_all(&self.folder)?;
         let mut fresh = tempfile_in(&self.folder, id)?;
         fresh.1.write_all(&bytes)?;
@@ -104,6 +110,8 @@ mod tests {
         drop(loaded);
         fs::write(folder.path().join("m").join(id.to_string()), b"x").expect("damaged");
         assert!(manifests.load(id).is_err());
+        manifests.replace(&manifest).expect("kept again");
+        assert_eq!(*manifests.load(id).expect("there"), manifest);
         manifests.retain(|_| true);
         assert!(folder.path().join("m").join(id.to_string()).exists());
         manifests.retain(|_| false);

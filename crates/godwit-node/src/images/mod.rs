@@ -1,6 +1,8 @@
 //! Disks that were created from an image of a repository: what they have not fetched yet, and from where it comes.
 
+pub(crate) mod arrival;
 mod chunks;
+pub(crate) mod comparison;
 pub(crate) mod creation;
 mod manifests;
 pub(crate) mod serving;
@@ -8,7 +10,6 @@ pub(crate) mod uses;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::Duration;
 
 use godwit_image::{Repository, RepositoryError};
 use tokio::sync::{Mutex, Notify};
@@ -66,17 +67,17 @@ impl Images {
         Ok(self.repository.get_or_init(|| opened))
     }
 
-    /// How long a read waits for what cannot be had.
-    const fn wait(&self) -> Option<Duration> {
-        self.config.wait
-    }
-
     /// What is said while no answer comes.
     fn slowness(&self) -> String {
         match self.repository.get() {
             Some(repository) => format!("the repository {} is slow to answer", repository.shown()),
             None => String::from("the repository is slow to answer"),
         }
+    }
+
+    /// Whether this node knows a repository.
+    pub(crate) const fn has_repository(&self) -> bool {
+        self.config.repository.is_some()
     }
 
     /// A disk fetches no more.

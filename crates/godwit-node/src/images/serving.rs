@@ -2,15 +2,16 @@
 //! the node that gave the disk away, with the image at its other end.
 
 use std::io;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use godwit_api::ErrorBody;
 use godwit_block::engine::{EngineHandle, PeerStream};
 use godwit_core::action::{PULL_SECTORS, PULL_SLOTS};
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, MigrationId};
 use godwit_core::wire::{HEADER_SIZE, Header, Message};
-use godwit_image::{CHUNK_BYTES, Manifest};
+use godwit_image::{CHUNK_BYTES, ChunkId, Manifest, ManifestId};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -24,10 +25,11 @@ use crate::node::{Node, blocking};
 
 /// How long a connection that was lost stays lost, so that one which always is costs little.
 const AFTER_LOSS: Duration = Duration::from_millis(250);
-/// First wait before a chunk is asked for again; it doubles up to [`MAX_BACKOFF`].
-const MIN_BACKOFF: Duration = Duration::from_millis(100);
-/// Longest wait between two attempts.
-const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// How long to wait before it is tried again to find out what the image consists of.
+const MANIFEST_RETRY: Duration = Duration::from_secs(2);
+/// For so long after a chunk could not be had, others that can do not mean that all is well: the disk asks for it
+/// again within that time.
+const TROUBLE_LASTS: Duration = Duration::from_secs(3);
 /// After how long without an answer it is said that something is slow.
 const SLOW: Duration = Duration::from_secs(3);
 /// The longest frame that an engine sends on such a connection, without its header.
@@ -48,27 +50,78 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     };
     let (node, disk) = (Arc::clone(node), Arc::clone(disk));
     tokio::spawn(async move {
-        let images = Arc::clone(&node);
-        let loaded = blocking(move || images.images.manifests.load(id)).await;
-        let manifest = match loaded {
-            Ok(Ok(manifest)) => manifest,
-            Ok(Err(error)) => {
-                let text = format!(
-                    "what image '{}' consists of cannot be read: {error}",
-                    base.image
-                );
-                return tell(&disk, Some(text));
+        if !base.prefetch {
+            engine.pull_on_demand_only();
+        }
+        let source = loop {
+            match manifest(&node, id).await {
+                Ok(manifest) => {
+                    break Source {
+                        node,
+                        disk,
+                        manifest,
+                        fetch,
+                        troubled: Arc::default(),
+                    };
+                }
+                Err(why) => tell(
+                    &disk,
+                    Some(format!(
+                        "what image '{}' consists of cannot be read: {why}",
+                        base.image
+                    )),
+                ),
             }
-            Err(error) => return tell(&disk, Some(error.message)),
-        };
-        let source = Source {
-            node,
-            disk,
-            manifest,
-            fetch,
+            tokio::select! {
+                () = tokio::time::sleep(MANIFEST_RETRY) => {}
+                () = node.closed() => return,
+            }
+            if !still_fetches(&disk, fetch, &engine) {
+                return;
+            }
         };
         source.run(&engine).await;
     });
+}
+
+/// What the image consists of: as it is kept here, or, where that cannot be read, as the repository has it.
+pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Manifest>, String> {
+    let images = Arc::clone(node);
+    let loaded = blocking(move || images.images.manifests.load(id)).await;
+    let why = match loaded {
+        Ok(Ok(manifest)) => return Ok(manifest),
+        Ok(Err(error)) => error.to_string(),
+        Err(error) => return Err(error.message),
+    };
+    let found = async { Ok(node.images.repository()?.manifest(id).await) }.await;
+    let manifest = match found {
+        Ok(Ok(manifest)) => manifest,
+        Ok(Err(error)) => return Err(format!("{why}; and {error}")),
+        Err(ErrorBody { message, .. }) => return Err(format!("{why}; and {message}")),
+    };
+    tracing::warn!(manifest = %id, why, "read again from the repository");
+    let images = Arc::clone(node);
+    let kept = blocking(move || {
+        images.images.manifests.replace(&manifest)?;
+        images.images.manifests.load(id)
+    });
+    match kept.await {
+        Ok(Ok(manifest)) => Ok(manifest),
+        Ok(Err(error)) => Err(format!("it cannot be kept here: {error}")),
+        Err(error) => Err(error.message),
+    }
+}
+
+/// Whether this engine still serves the disk, and that fetches this.
+fn still_fetches(disk: &Disk, fetch: MigrationId, engine: &EngineHandle) -> bool {
+    let inner = disk.lock();
+    let same = |base: &crate::store::BaseImage| base.fetch == fetch.to_string();
+    let fetches = inner.entry.fetches(&inner.record).is_some_and(same);
+    let runs = inner
+        .engine
+        .as_ref()
+        .is_some_and(|other| other.handle.is_same(engine));
+    fetches && runs
 }
 
 /// What somebody who looks after the disk should know about where it fetches from; nothing when all is well.
@@ -94,6 +147,8 @@ struct Source {
     disk: Arc<Disk>,
     manifest: Arc<Manifest>,
     fetch: MigrationId,
+    /// The chunk that could not be had last, and when.
+    troubled: Arc<Mutex<Option<(ChunkId, Instant)>>>,
 }
 
 impl Source {
@@ -119,17 +174,8 @@ impl Source {
                 ),
             }
             tokio::time::sleep(AFTER_LOSS).await;
-            let fetches = {
-                let inner = self.disk.lock();
-                let same = |base: &crate::store::BaseImage| base.fetch == self.fetch.to_string();
-                let fetches = inner.entry.fetches(&inner.record).is_some_and(same);
-                let runs = inner
-                    .engine
-                    .as_ref()
-                    .is_some_and(|other| other.handle.is_same(engine));
-                fetches && runs
-            };
-            if !fetches || self.node.is_closing() {
+            if !still_fetches(&self.disk, self.fetch, engine) || self.node.is_closing() {
+                tell(&self.disk, None);
                 return;
             }
         }
@@ -163,7 +209,8 @@ impl Source {
             tasks.spawn(async move {
                 let (data, result) = match source.read(extent).await {
                     Some(data) => (data, Ok(())),
-                    None => (Vec::new(), Err(RequestError::Io)),
+                    // The disk asks again, and for something else meanwhile.
+                    None => (Vec::new(), Err(RequestError::NotServing)),
                 };
                 let zeroes = result.is_ok() && data.iter().all(|byte| *byte == 0);
                 let answer = Message::Pulled {
@@ -183,17 +230,8 @@ impl Source {
         }
     }
 
-    /// What the image has there. Nothing when that cannot be had in the time that a read may wait.
+    /// What the image has there. Nothing when that cannot be had now.
     async fn read(&self, extent: Extent) -> Option<Vec<u8>> {
-        let reading = self.read_at_last(extent);
-        match self.node.images.wait() {
-            Some(wait) => tokio::time::timeout(wait, reading).await.ok(),
-            None => Some(reading.await),
-        }
-    }
-
-    /// The same, however long it takes.
-    async fn read_at_last(&self, extent: Extent) -> Vec<u8> {
         let (start, end) = (extent.start().byte_offset(), extent.end().byte_offset());
         let mut data = vec![0; (end - start) as usize];
         for number in start / CHUNK_BYTES..end.div_ceil(CHUNK_BYTES) {
@@ -201,7 +239,7 @@ impl Source {
                 continue;
             };
             let length = self.manifest.length(number);
-            let chunk = self.chunk(id, length).await;
+            let chunk = self.chunk(id, length).await?;
             let first = number * CHUNK_BYTES;
             let (from, to) = (start.max(first), end.min(first + length));
             if from < to {
@@ -209,30 +247,36 @@ impl Source {
                     .copy_from_slice(&chunk[(from - first) as usize..(to - first) as usize]);
             }
         }
-        data
+        Some(data)
     }
 
-    async fn chunk(&self, id: godwit_image::ChunkId, length: u64) -> bytes::Bytes {
-        let mut backoff = MIN_BACKOFF;
-        loop {
-            failpoint::reach(String::from("image::chunk")).await;
-            let mut fetching = std::pin::pin!(self.node.images.chunk(id, length));
-            let fetched = match tokio::time::timeout(SLOW, &mut fetching).await {
-                Ok(fetched) => fetched,
-                Err(_) => {
-                    tell(&self.disk, Some(self.node.images.slowness()));
-                    fetching.await
-                }
-            };
-            match fetched {
-                Ok(bytes) => {
-                    tell(&self.disk, None);
-                    return bytes;
-                }
-                Err(error) => tell(&self.disk, Some(error.message)),
+    async fn chunk(&self, id: ChunkId, length: u64) -> Option<bytes::Bytes> {
+        failpoint::reach(String::from("image::chunk")).await;
+        let mut fetching = std::pin::pin!(self.node.images.chunk(id, length));
+        let fetched = match tokio::time::timeout(SLOW, &mut fetching).await {
+            Ok(fetched) => fetched,
+            Err(_) => {
+                tell(&self.disk, Some(self.node.images.slowness()));
+                fetching.await
             }
-            tokio::time::sleep(backoff).await;
-            backoff = (backoff * 2).min(MAX_BACKOFF);
+        };
+        let mut troubled = self.troubled.lock().unwrap_or_else(PoisonError::into_inner);
+        match fetched {
+            Ok(bytes) => {
+                let lasts = |&(other, since): &(ChunkId, Instant)| {
+                    other != id && since.elapsed() < TROUBLE_LASTS
+                };
+                if !troubled.as_ref().is_some_and(lasts) {
+                    *troubled = None;
+                    tell(&self.disk, None);
+                }
+                Some(bytes)
+            }
+            Err(error) => {
+                *troubled = Some((id, Instant::now()));
+                tell(&self.disk, Some(error.message));
+                None
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use godwit_core::authority::Ownership;
 use godwit_image::{ManifestId, User};
 
 use crate::disks::disk::Activity;
@@ -32,8 +33,14 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
         if let Some(folder) = path.parent() {
             std::fs::create_dir_all(folder)?;
         }
-        std::fs::write(&path, &text)?;
-        std::fs::File::open(&path)?.sync_all()?;
+        // A crash leaves all of it or nothing, so that the node stays the one whose notes the repository has.
+        let fresh = path.with_extension("new");
+        std::fs::write(&fresh, &text)?;
+        std::fs::File::open(&fresh)?.sync_all()?;
+        std::fs::rename(&fresh, &path)?;
+        if let Some(folder) = path.parent() {
+            std::fs::File::open(folder)?.sync_all()?;
+        }
         Ok(text)
     });
     let node_id = read.await?.map_err(|error| {
@@ -111,7 +118,13 @@ fn needed(node: &Node) -> HashSet<(Option<ManifestId>, String)> {
         if inner.activity == Activity::Creating || inner.state() == DiskState::Importing {
             return Some((None, disk.name.clone()));
         }
-        let base = inner.entry.fetches(&inner.record)?;
+        // One that comes has noted what it will need.
+        let comes = matches!(inner.activity, Activity::Incoming(_))
+            || matches!(inner.record.ownership, Ownership::Accepted { .. });
+        let base = match comes {
+            true => inner.entry.base.as_ref()?,
+            false => inner.entry.fetches(&inner.record)?,
+        };
         Some((manifest_of(base), disk.name.clone()))
     });
     disks.collect()

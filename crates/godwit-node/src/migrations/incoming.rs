@@ -1,8 +1,7 @@
 //! Takes disks in.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_block::engine::{PeerStream, PeerStreams};
@@ -15,15 +14,17 @@ use godwit_core::wire::{
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::gatherings::{Gathering, Listed};
 use super::table::{self, Begin};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::{older_copy, remove, run};
 use crate::disks::storage::{image, placement};
 use crate::failpoint;
+use crate::images::arrival;
 use crate::names;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::{PeerConnection, greeting, into_stream};
-use crate::store::{DiskEntry, Mark};
+use crate::store::{BaseImage, DiskEntry, Mark};
 use godwit_api::{Direction, ErrorBody, ErrorCode, MigrationPhase};
 
 /// Longest wait for the connections that follow an accepted offer.
@@ -38,45 +39,6 @@ const MAX_GATHERINGS: usize = 16;
 
 /// Copy connections of one migration.
 const MAX_COPY_CONNECTIONS: u8 = 16;
-
-/// Incoming migrations whose connections are not complete.
-#[derive(Debug, Default)]
-pub(crate) struct Gatherings {
-    by_migration: Mutex<HashMap<MigrationId, Gathering>>,
-}
-
-#[derive(Debug)]
-struct Gathering {
-    peer: String,
-    disk: String,
-    streams: mpsc::Sender<(TrafficClass, PeerConnection)>,
-}
-
-impl Gatherings {
-    fn lock(&self) -> MutexGuard<'_, HashMap<MigrationId, Gathering>> {
-        self.by_migration
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Where a connection of this migration goes, if `hello` is from the node that made the offer.
-    ///
-    /// # Errors
-    /// [`RefusalCode::Unknown`] when no such offer was accepted.
-    pub(crate) fn join(
-        &self,
-        hello: &Hello,
-    ) -> Result<mpsc::Sender<(TrafficClass, PeerConnection)>, Refusal> {
-        self.lock()
-            .get(&hello.migration)
-            .filter(|gathering| gathering.peer == hello.node && gathering.disk == hello.disk)
-            .map(|gathering| gathering.streams.clone())
-            .ok_or_else(|| Refusal {
-                code: RefusalCode::Unknown,
-                text: format!("no offer of migration {} was accepted", hello.migration),
-            })
-    }
-}
 
 /// Takes a control connection whose hello was welcomed: an offer follows.
 pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hello: Hello) {
@@ -230,18 +192,6 @@ async fn gather(
     }
 }
 
-/// Takes the gathering out of the table when it is over.
-struct Listed<'a> {
-    node: &'a Arc<Node>,
-    migration: MigrationId,
-}
-
-impl Drop for Listed<'_> {
-    fn drop(&mut self) {
-        self.node.gatherings.lock().remove(&self.migration);
-    }
-}
-
 /// Makes the image ready to receive, or says why not. What is under way with the disk here gets a
 /// moment to end.
 async fn prepare(
@@ -250,14 +200,26 @@ async fn prepare(
     offer: &Offer,
 ) -> Result<(Arc<Disk>, OlderCopy), Refusal> {
     check(node, hello, offer)?;
+    // Until the disk is known, so that what was noted of its image is not taken for an earlier disk's.
+    let noted = match &offer.image {
+        Some(offered) => {
+            let noted = arrival::note(node, hello, offer, offered).await;
+            Some(noted.map_err(refusal)?)
+        }
+        None => None,
+    };
+    let base = noted.as_ref().map(|noted| &noted.base);
     let deadline = Instant::now() + SETTLE_TIMEOUT;
     loop {
         let prepared = match node.disks.find(&hello.disk) {
-            None => prepare_new(node, hello, offer)
+            None => prepare_new(node, hello, offer, base)
                 .await
                 .map(|disk| (disk, OlderCopy::None)),
-            Some(disk) => prepare_known(node, &disk, hello, offer).await,
+            Some(disk) => prepare_known(node, &disk, hello, offer, base).await,
         };
+        if prepared.is_err() && base.is_some() {
+            node.images.release();
+        }
         match prepared {
             Err(refusal) if refusal.code == RefusalCode::Busy && Instant::now() < deadline => {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -304,7 +266,12 @@ fn check(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<(), Refusal> 
 }
 
 /// For a disk that this node has never had.
-async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<Arc<Disk>, Refusal> {
+async fn prepare_new(
+    node: &Arc<Node>,
+    hello: &Hello,
+    offer: &Offer,
+    base: Option<&BaseImage>,
+) -> Result<Arc<Disk>, Refusal> {
     let wanted = wanted(node, hello, offer).await?;
     let is_device = {
         let (node, name) = (Arc::clone(node), hello.disk.clone());
@@ -314,6 +281,17 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
             .flatten()
             .map_err(refusal)?
     };
+    if is_device && base.is_some() {
+        return Err(Refusal {
+            code: RefusalCode::Invalid,
+            text: format!(
+                "disk {} is on an image, and {} at node '{}' is a device: only files can be on images",
+                hello.disk,
+                wanted.display(),
+                node.config.name
+            ),
+        });
+    }
     let entry = DiskEntry {
         path: wanted,
         sectors: offer.capacity.0,
@@ -322,7 +300,7 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         counterpart: Some(hello.node.clone()),
         moved_to: None,
         shared: false,
-        base: None,
+        base: base.cloned(),
         kept: None,
         mark: Some(Mark::Receiving {
             migration: hello.migration.to_string(),
@@ -357,6 +335,8 @@ async fn prepare_new(node: &Arc<Node>, hello: &Hello, offer: &Offer) -> Result<A
         failpoint::reach(String::from("offer::admitted")).await;
         match is_device {
             true => open_device(node, &disk).await,
+            // What is in the image comes later, and its holes stay holes.
+            false if base.is_some() => open_new_image(node, &disk, 0).await,
             false => open_new_image(node, &disk, offer.allocated).await,
         }
     };
@@ -386,6 +366,7 @@ async fn prepare_known(
     disk: &Arc<Disk>,
     hello: &Hello,
     offer: &Offer,
+    base: Option<&BaseImage>,
 ) -> Result<(Arc<Disk>, OlderCopy), Refusal> {
     let name = &node.config.name;
     if offer.place.is_some() {
@@ -483,8 +464,18 @@ async fn prepare_known(
     let (entry, record) = {
         let mut inner = disk.lock();
         inner.entry.counterpart = Some(hello.node.clone());
+        inner.entry.base = base.cloned();
         (inner.entry.clone(), inner.record)
     };
+    // What a disk on an image does not bring is a hole here, and no older copy.
+    if base.is_some() {
+        older_copy::spoil(node, disk)
+            .await
+            .map_err(|error| internal(node, disk, &error))?;
+        arrival::empty(disk).await.map_err(refusal)?;
+        guard.keep();
+        return Ok((Arc::clone(disk), OlderCopy::None));
+    }
     let older_copy = match usable {
         true => blocking(move || older_copy::held(&entry, &record))
             .await
@@ -572,6 +563,7 @@ pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: Migrati
         inner.activity = Activity::Removing;
     }
     run::stop(&disk).await;
+    node.images.release();
     if let Err(error) = remove::finish(&node, &disk).await {
         tracing::error!(disk = disk.name, %error, "cannot remove the image that was not received");
         let mut inner = disk.lock();

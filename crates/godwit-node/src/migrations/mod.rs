@@ -2,8 +2,10 @@
 
 pub(crate) mod admission;
 mod auto;
+mod base;
 pub(crate) mod change;
 pub(crate) mod forward;
+pub(crate) mod gatherings;
 pub(crate) mod incoming;
 pub(crate) mod options;
 pub(crate) mod outgoing;
@@ -108,6 +110,10 @@ pub(crate) async fn handle_event(node: &Arc<Node>, disk: &Arc<Disk>, event: Even
         }
         Event::Whole { migration } => {
             tracing::info!(disk = disk.name, %migration, "all of the disk is here");
+            lacking::forget(node, disk).await;
+        }
+        Event::LeftImage { migration } => {
+            tracing::info!(disk = disk.name, %migration, "the disk has left, and needs its image here no more");
             lacking::forget(node, disk).await;
         }
         // Stored where records are.

@@ -8,23 +8,25 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{
-    Features, Greeting, Offer, Place, Purpose, Reply, TrafficClass, TransferPolicy,
+    Features, Greeting, Offer, OfferedImage, Place, Purpose, Reply, TrafficClass, TransferPolicy,
 };
 use godwit_core::{MigrationOptions, OlderCopy, PolicyOptions, RoundOptions, Switchover};
 use tokio::sync::{Notify, oneshot};
 
-use super::auto;
 use super::options::{self, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
+use super::{auto, base};
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
 use crate::disks::group::SwitchGroup;
 use crate::disks::storage::image;
 use crate::failpoint;
+use crate::images::comparison;
 use crate::node::{Node, PEER_TIMEOUT, blocking};
 use crate::peers::dial::{Agreed, DialError, refused};
 use crate::peers::{PeerConnection, greeting, into_stream};
+use crate::store::BaseImage;
 use godwit_api::{
     Direction, DiskState, ErrorBody, ErrorCode, MigrateRequest, Migration, MigrationPhase,
     MigrationSettings, Policy,
@@ -95,7 +97,10 @@ pub(crate) async fn start_in(
         record = inner.record;
         let state = inner.state();
         if state == DiskState::Serving && inner.engine.is_some() {
-            return inner.is_whole(&disk.name, "moved");
+            return match inner.entry.fetches(&inner.record) {
+                Some(_) => Ok(()),
+                None => inner.is_whole(&disk.name, "moved"),
+            };
         }
         let error = ErrorBody::new(
             ErrorCode::Conflict,
@@ -110,6 +115,7 @@ pub(crate) async fn start_in(
             None => error.hint("see 'godwit disk show'"),
         })
     })?;
+    let on_image = base::choose(node, &disk, &peer, &request).await?;
     options::check_size(&disk.name, &settings, capacity.bytes())?;
     let taken = taken(&disk, capacity).await?;
     if request.policy.is_some() || settings.verify {
@@ -117,6 +123,9 @@ pub(crate) async fn start_in(
     }
     if request.policy.is_none() {
         settings.policy_reason = Some(auto::first_reason(taken, &node.config.name));
+    }
+    if let Some(on_image) = &on_image {
+        base::adapt(&mut settings, on_image);
     }
     let interface = options::open_interface(&disk.name, &settings)?;
     let measured = match disk.engine() {
@@ -157,6 +166,7 @@ pub(crate) async fn start_in(
         place,
         promise,
         group,
+        on_image,
     };
     let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
     match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
@@ -208,6 +218,8 @@ struct Attempt {
     place: Option<Place>,
     promise: Promise,
     group: Option<Arc<SwitchGroup>>,
+    /// The image that the disk does not bring along.
+    on_image: Option<BaseImage>,
 }
 
 impl Attempt {
@@ -262,7 +274,21 @@ impl Attempt {
     ) -> Result<Connected, ErrorBody> {
         let attempted = format!("migrate disk {}", self.disk.name);
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
-        let allocated = taken(&self.disk, capacity).await?;
+        let allocated = match &self.on_image {
+            Some(on_image) => {
+                let (differs, same) = comparison::compare(&self.node, &self.disk, on_image).await?;
+                tracing::info!(
+                    disk = self.disk.name,
+                    migration = %self.id,
+                    image = on_image.image,
+                    differs,
+                    same,
+                    "compared with its image"
+                );
+                differs + same
+            }
+            None => taken(&self.disk, capacity).await?,
+        };
         let (mut control, knows) = self.dial(TrafficClass::Control).await.map_err(body)?;
         if self.place.is_some() && !knows.features.contain(Features::PLACES) {
             let text = format!(
@@ -300,6 +326,11 @@ impl Attempt {
             copy_connections: COPY_CONNECTIONS,
             place: self.place.clone(),
             policy,
+            image: self.on_image.as_ref().map(|on_image| OfferedImage {
+                image: on_image.image.clone(),
+                manifest: on_image.manifest.clone(),
+                prefetch: on_image.prefetch,
+            }),
         });
         let lost = |why: &dyn std::fmt::Display| {
             ErrorBody::new(
@@ -368,7 +399,10 @@ impl Attempt {
             delayed_write_rate: self.settings.delayed_write_rate,
             interface_budget: self.settings.interface_budget,
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
-            policy: policy(&self.settings),
+            policy: match self.on_image {
+                Some(_) => base::in_blocks(policy(&self.settings)),
+                None => policy(&self.settings),
+            },
             verify: self.settings.verify,
             older_copy,
             find_holes: agreed.contain(Features::HOLES),
@@ -423,6 +457,10 @@ impl Attempt {
             inner.engine.as_ref().map(|engine| engine.handle.clone())
         }
         .ok_or_else(|| self.engine_ended())?;
+        if self.on_image.is_none() {
+            // An earlier attempt may have left one.
+            engine.forget_comparison();
+        }
         let (reply, answer) = oneshot::channel();
         let reply = move |result| {
             // The request that waits for it may be gone.

@@ -57,6 +57,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         qemu_user: None,
         pools: Vec::new(),
         images: Default::default(),
+        read_wait: None,
         memory_pools: Vec::new(),
         peers: Vec::new(),
     }

@@ -260,6 +260,8 @@ impl World {
                 self.reached(Reached::BecameBase);
                 self.nodes[node].base = Some(migration);
             }
+            // No disk of the simulator is on an image.
+            Event::LeftImage { .. } => {}
             Event::Whole { .. } => {
                 self.reached(Reached::Whole);
                 self.nodes[node].missing = None;

@@ -333,7 +333,9 @@ impl Engine {
                 self.end_links(migration);
                 self.stop_serving_on_links(migration);
             }
-            Event::Whole { .. } | Event::OwesNothing { .. } => self.end_pulling(),
+            Event::Whole { .. } | Event::OwesNothing { .. } | Event::LeftImage { .. } => {
+                self.end_pulling();
+            }
             Event::OwnerMoved => self.close_forwarding = true,
             Event::AuthorityChanged { record } => {
                 // A source that was told so may forward from now on.

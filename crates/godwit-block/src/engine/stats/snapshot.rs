@@ -28,6 +28,8 @@ pub struct Snapshot {
     pub lacks_room: bool,
     /// How much of the disk is still at the node that gave it away, while this one serves it without.
     pub missing: Option<Bytes>,
+    /// Whether whoever has what is missing is there to be asked for it.
+    pub missing_is_owed: bool,
     /// Requests that have entered and not been answered.
     pub requests_in_flight: u32,
     /// Totals since the engine started.

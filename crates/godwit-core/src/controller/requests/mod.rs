@@ -388,6 +388,7 @@ impl Controller {
         };
         if let Some((extent, ..)) = remote {
             self.guest_writes(extent);
+            self.differs_from_image(extent);
         }
         self.act(Action::Disk {
             tag: DiskTag::Request(tag),

@@ -15,6 +15,8 @@ pub(in crate::controller) struct BecomingBase {
     flushing: bool,
     /// The migration by which the disk left, as long as the image is as it was then.
     of: Option<MigrationId>,
+    /// The disk left without a part that this image does not have either.
+    partial: bool,
 }
 
 impl Controller {
@@ -24,13 +26,11 @@ impl Controller {
         if self.has_bug(PlantedBug::BaseUnflushed) {
             return self.notify(Event::BecameBase { migration });
         }
-        if self.base.flushing {
+        if self.base.flushing || self.base.partial {
             return;
         }
-        self.base = BecomingBase {
-            flushing: true,
-            of: Some(migration),
-        };
+        self.base.flushing = true;
+        self.base.of = Some(migration);
         self.act(Action::Disk {
             tag: DiskTag::BaseFlush,
             operation: DiskOperation::Flush,
@@ -40,6 +40,12 @@ impl Controller {
     /// The image is about to be written to.
     pub(in crate::controller) const fn spoil_base(&mut self) {
         self.base.of = None;
+        self.base.partial = false;
+    }
+
+    /// The disk leaves, and not all of it is in the image.
+    pub(in crate::controller) const fn is_no_base(&mut self) {
+        self.base.partial = true;
     }
 
     /// The image is durable, or is not.

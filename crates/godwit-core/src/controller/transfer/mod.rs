@@ -3,6 +3,7 @@
 pub(super) mod base;
 pub(super) mod dirty;
 pub(super) mod double_write;
+pub(super) mod on_image;
 pub(super) mod outgoing;
 pub(super) mod pause;
 pub(super) mod policy;

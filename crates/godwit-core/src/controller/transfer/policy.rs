@@ -79,6 +79,14 @@ impl Policy {
         }
     }
 
+    /// Pre-copy of these blocks of the disk.
+    pub(in crate::controller) fn copying(
+        rounds: crate::controller::RoundOptions,
+        different: &DirtyBitmap,
+    ) -> Self {
+        Self::PreCopy(PreCopy::of(rounds, different))
+    }
+
     /// Whether a write has to reach the destination in a pass, before the read head or `behind` it, now or later.
     #[inline]
     pub(in crate::controller) const fn reaches(&self, pass: Pass, behind: bool) -> bool {

@@ -6,6 +6,7 @@
 //! in which the guest's writes go to both nodes. Behind that round nothing is left.
 
 use super::dirty::DirtyBitmap;
+use super::on_image::each_run;
 use crate::controller::RoundOptions;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
 
@@ -42,6 +43,17 @@ impl PreCopy {
             #[cfg(feature = "planted-bugs")]
             forgets: false,
         }
+    }
+
+    /// The same for a disk of which only these blocks are to be copied. Writes never go to both nodes.
+    pub(super) fn of(options: RoundOptions, different: &DirtyBitmap) -> Self {
+        let options = RoundOptions {
+            most_rounds: u32::MAX,
+            ..options
+        };
+        let mut it = Self::new(options, different.capacity());
+        each_run(different, |extent| it.dirty.set(extent));
+        it
     }
 
     /// Plants a defect: what is written to a block while that is copied is not remembered.

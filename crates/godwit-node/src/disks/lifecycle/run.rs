@@ -51,6 +51,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
     config.max_clients = node.config.nbd_connections;
     config.shared = shared;
     config.pull_on_demand_only = on_demand_only;
+    config.longest_missing_wait = node.config.read_wait;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {

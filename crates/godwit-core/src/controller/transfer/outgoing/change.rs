@@ -139,6 +139,7 @@ impl Controller {
     ) -> Result<(), ChangeError> {
         self.now = now;
         let too_large = self.capacity.bytes() > MAX_PULLED;
+        let leaves_image = self.leaves_image();
         let Some(source) = &mut self.source else {
             return Err(ChangeError::NoMigration);
         };
@@ -150,6 +151,12 @@ impl Controller {
         }
         if change.policy.is_some() && too_large {
             return Err(ChangeError::Option("size of a disk that is pulled"));
+        }
+        if change.policy.is_some() && leaves_image {
+            // What the destination lacks must be either in the image or here.
+            return Err(ChangeError::Option(
+                "policy of a disk that stays on its image",
+            ));
         }
         source.change_bounds(change, now);
         source.switching = change.policy.or(source.switching);

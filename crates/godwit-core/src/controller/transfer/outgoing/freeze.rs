@@ -147,6 +147,8 @@ impl Controller {
                 });
             });
         }
+        let leaves_image = self.leaves_image();
+        let on_image = leaves_image && self.tell_what_is_the_same();
         self.enter_stage(Stage::Preparing { since });
         if owes && !self.has_bug(PlantedBug::OweUnflushed) {
             // What the guest flushes at the destination from now on must be durable here, too.
@@ -156,7 +158,10 @@ impl Controller {
                 operation: DiskOperation::Flush,
             });
         }
-        let effects = self.authority.prepare(migration, owes);
+        let effects = match leaves_image {
+            true => self.authority.prepare_on_image(migration, on_image),
+            false => self.authority.prepare(migration, owes),
+        };
         self.apply(effects);
     }
 

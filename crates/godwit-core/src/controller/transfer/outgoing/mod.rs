@@ -267,7 +267,11 @@ impl Controller {
         if options.verify && self.capacity.bytes() > MAX_VERIFIED {
             return Err(StartError::Option("disk that is to be verified"));
         }
-        if !self.authority.is_settled() {
+        self.check_on_image(options.policy, options.verify)?;
+        let leaves_image = self.leaves_image();
+        let may_leave =
+            self.authority.is_settled() || (leaves_image && self.authority.may_leave_rest());
+        if !may_leave {
             return Err(StartError::NotServing);
         }
         if self.source.is_some() || self.orphaned_reads > 0 || self.flushing_owed {
@@ -284,19 +288,29 @@ impl Controller {
         ) {
             self.written = Some(Written::nothing(migration, self.capacity));
         }
-        let (wanted, first_pass) = Wanted::new(
-            &mut self.written,
-            options.older_copy,
-            options.policy,
-            self.capacity,
-        );
+        let on_image = self.on_image.as_deref().filter(|_| leaves_image);
+        let (policy, (wanted, first_pass)) = match (on_image, options.policy) {
+            (Some(on_image), PolicyOptions::PreCopy(rounds)) => {
+                let policy = Policy::copying(rounds, on_image.different());
+                (policy, (Wanted::All, Pass::Resend { round: 1 }))
+            }
+            _ => {
+                let wanted = Wanted::new(
+                    &mut self.written,
+                    options.older_copy,
+                    options.policy,
+                    self.capacity,
+                );
+                (Policy::new(&options, self.capacity, now), wanted)
+            }
+        };
         let mut source = Source {
             generation: Generation(0),
             window: Window::new(options.window_chunks),
             idle_window: IdleWindow::new(&options),
             layout: Layout::new(&options),
             stage: Stage::Moving,
-            policy: Policy::new(&options, self.capacity, now),
+            policy,
             switching: None,
             awaits_generation: false,
             pass: first_pass,
@@ -368,7 +382,7 @@ impl Controller {
             phase: Phase::Copying,
         });
         self.pump();
-        // The destination may lack nothing.
+        // There may be nothing to copy.
         self.run_ready();
         Ok(())
     }
@@ -404,6 +418,8 @@ impl Controller {
             self.wake(chunk.waiters);
         }
         self.control_up = false;
+        self.on_image = None;
+        self.store_that_it_is_whole();
         self.release_held();
         true
     }

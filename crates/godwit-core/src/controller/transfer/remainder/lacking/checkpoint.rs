@@ -124,7 +124,9 @@ impl Controller {
     /// Stores that all of the disk is here, if it is, durably, and once it is stored that this node is the owner.
     /// Not before what was asked for has arrived, so that nothing arrives that nobody asked for.
     pub(in crate::controller) fn store_that_it_is_whole(&mut self) {
-        let Some(lacking) = &mut self.lacking else {
+        // A disk that leaves says nothing else of who owns it meanwhile.
+        let leaves = self.source.is_some();
+        let Some(lacking) = self.lacking.as_mut().filter(|_| !leaves) else {
             return;
         };
         let rests = matches!(lacking.checkpoint, Checkpoint::None | Checkpoint::Ending);

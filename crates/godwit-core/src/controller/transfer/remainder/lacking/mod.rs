@@ -12,7 +12,9 @@
 
 mod checkpoint;
 mod pulling;
+mod waiting;
 
+use core::time::Duration;
 use std::collections::VecDeque;
 
 use crate::action::{Action, PULL_SLOTS};
@@ -20,11 +22,11 @@ use crate::controller::Controller;
 use crate::controller::requests::slots::{TagList, WorkStage};
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::remainder::lacking::checkpoint::Checkpoint;
-use crate::controller::transfer::remainder::lacking::pulling::{Prefetch, Pull};
+use crate::controller::transfer::remainder::lacking::pulling::{Prefetch, Pull, PutOff};
 use crate::controller::transfer::remainder::missing::Missing;
 use crate::event::Event;
 use crate::planted::PlantedBug;
-use crate::request::{RequestError, RequestTag};
+use crate::request::RequestTag;
 use crate::units::{Extent, MigrationId, Time};
 use crate::wire::{Message, TrafficClass};
 
@@ -36,8 +38,9 @@ pub(in crate::controller) struct Lacking {
     /// The node that has the rest has said so on the connection that is there.
     is_owed: bool,
     pulls: [Pull; PULL_SLOTS as usize],
-    /// Requests that wait for missing blocks, in the order in which they began to.
-    waiting: VecDeque<RequestTag>,
+    /// Requests that wait for missing blocks, in the order in which they began to, and since when.
+    waiting: VecDeque<(RequestTag, Time)>,
+    put_off: PutOff,
     prefetch: Prefetch,
     /// Only what somebody waits for is asked for.
     on_demand_only: bool,
@@ -61,6 +64,7 @@ impl Lacking {
             is_owed: false,
             pulls: [Pull::Free; PULL_SLOTS as usize],
             waiting: VecDeque::new(),
+            put_off: PutOff::default(),
             prefetch: Prefetch::new(),
             on_demand_only: false,
             resumes: None,
@@ -76,9 +80,22 @@ impl Lacking {
         self.migration
     }
 
-    /// When something is to be tried again.
-    pub(in crate::controller) const fn deadline(&self) -> Option<Time> {
-        self.resumes
+    /// A bit for each block that is missing.
+    pub(in crate::controller) fn missing_words(&self) -> &[u64] {
+        self.missing.words()
+    }
+
+    /// When something is to be tried again, or somebody will have waited for longer than that.
+    pub(in crate::controller) fn deadline(&self, longest_wait: Option<Duration>) -> Option<Time> {
+        let next = match self.resumes {
+            // Nothing is asked for before.
+            Some(resumes) => Some(resumes),
+            None => self.put_off.next().filter(|_| self.is_owed),
+        };
+        [next, self.wait_ends(longest_wait)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 }
 
@@ -113,6 +130,11 @@ impl Controller {
         self.lacking.as_ref().map(|lacking| &lacking.missing)
     }
 
+    /// Whether the node that has what the disk lacks is connected, and has said so.
+    pub fn missing_is_owed(&self) -> bool {
+        self.lacking.as_ref().is_some_and(|lacking| lacking.is_owed)
+    }
+
     /// Whether a request needs data that is not here. It waits then.
     #[inline]
     pub(in crate::controller) fn waits_for_missing(
@@ -128,7 +150,7 @@ impl Controller {
         if ignores || !lacking.missing.is_needed(extent, writes) {
             return false;
         }
-        lacking.waiting.push_back(tag);
+        lacking.waiting.push_back((tag, self.now));
         self.slots[tag].stage = WorkStage::Lacking;
         self.pull();
         true
@@ -163,48 +185,19 @@ impl Controller {
         self.checkpoint_if_due();
     }
 
-    /// Looks again at those who wait for missing blocks and need not, or whose clients are gone.
-    pub(in crate::controller) fn wake_for_missing(&mut self) {
-        let Some(lacking) = &mut self.lacking else {
+    /// The disk has left without what it lacked, which its new owner gets where this node would have got it.
+    pub(in crate::controller) fn leave_image(&mut self) {
+        self.on_image = None;
+        let Some(lacking) = self.lacking.take() else {
             return;
         };
-        let Lacking {
-            waiting, missing, ..
-        } = &mut **lacking;
-        let (slots, ready) = (&self.slots, &mut self.ready);
-        waiting.retain(|&tag| {
-            let slot = &slots[tag];
-            let needs = |extent| missing.is_needed(extent, slot.is_write());
-            let waits = !slot.abandoned && slot.extent.is_some_and(needs);
-            if !waits {
-                ready.push_back(tag);
-            }
-            waits
-        });
-    }
-
-    /// What somebody waits for in this extent cannot be had.
-    fn fail_waiting(&mut self, extent: Extent, error: RequestError) {
-        let slots = &self.slots;
-        let hit: Vec<RequestTag> = self
-            .lacking
-            .iter()
-            .flat_map(|lacking| &lacking.waiting)
-            .copied()
-            .filter(|&tag| {
-                slots[tag]
-                    .extent
-                    .is_some_and(|wanted| wanted.overlaps(extent))
-            })
-            .collect();
-        if let Some(lacking) = &mut self.lacking {
-            lacking.waiting.retain(|tag| !hit.contains(tag));
+        debug_assert!(lacking.waiting.is_empty(), "the guest is held");
+        self.is_no_base();
+        let migration = lacking.migration;
+        if self.pull_is_up {
+            self.send(TrafficClass::Pull, Message::Whole { migration });
         }
-        for tag in hit {
-            self.slots[tag].stage = WorkStage::Done;
-            self.slots[tag].result = Err(error);
-            self.finish(tag);
-        }
+        self.notify(Event::LeftImage { migration });
     }
 
     /// All of the disk is here, durably.

@@ -20,6 +20,41 @@ const FOR_WAITING: usize = 4;
 /// How long nothing is asked for after something could not be read, sent, written or made durable.
 pub(super) const REST: Duration = Duration::from_millis(500);
 
+/// How long a part is not asked for again that the other end could not get.
+const PUT_OFF: Duration = Duration::from_secs(1);
+
+/// Parts that are put off at once. Where there are more, nothing at all is asked for a while.
+const MOST_PUT_OFF: usize = 64;
+
+/// Parts that the other end could not get when it was asked: the rest is pulled meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct PutOff(Vec<(Extent, Time)>);
+
+impl PutOff {
+    /// When the first of them may be asked for again.
+    pub(super) fn next(&self) -> Option<Time> {
+        self.0.iter().map(|(_, until)| *until).min()
+    }
+
+    /// So late is it now.
+    fn pass_time(&mut self, now: Time) {
+        self.0.retain(|(_, until)| *until > now);
+    }
+
+    /// False when there are too many.
+    fn add(&mut self, extent: Extent, until: Time) -> bool {
+        let fits = self.0.len() < MOST_PUT_OFF;
+        if fits {
+            self.0.push((extent, until));
+        }
+        fits
+    }
+
+    fn touches(&self, extent: Extent) -> bool {
+        self.0.iter().any(|(other, _)| other.overlaps(extent))
+    }
+}
+
 /// A part on its way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pull {
@@ -85,15 +120,17 @@ impl Lacking {
         })
     }
 
-    /// The first part of the extent that is missing and not on its way, and whether some other part is.
+    /// The first part of the extent that is missing, not on its way and not put off, and whether some other part is
+    /// on its way.
     fn part_for(&self, extent: Extent) -> (Option<Extent>, bool) {
         let mut from = Lba(0);
         let mut comes = false;
         while let Some(part) = self.missing.part_for(extent, from) {
-            if !self.is_on_its_way(part) {
+            let is_on_its_way = self.is_on_its_way(part);
+            if !is_on_its_way && !self.put_off.touches(part) {
                 return (Some(part), comes);
             }
-            comes = true;
+            comes |= is_on_its_way;
             from = part.end();
         }
         (None, comes)
@@ -106,7 +143,7 @@ impl Lacking {
             match self.missing.next_of(heat, from) {
                 Some(part) => {
                     self.prefetch.from = part.end();
-                    if !self.is_on_its_way(part) {
+                    if !self.is_on_its_way(part) && !self.put_off.touches(part) {
                         return Some(part);
                     }
                 }
@@ -128,6 +165,20 @@ impl Lacking {
 }
 
 impl Controller {
+    /// Some time has passed: asks for what is missing, and fails who has waited for too long.
+    pub(in crate::controller) fn lacking_timer(&mut self) {
+        let Some(lacking) = &self.lacking else {
+            return;
+        };
+        if lacking
+            .deadline(self.longest_missing_wait)
+            .is_some_and(|at| at <= self.now)
+        {
+            self.end_long_waits();
+            self.pull();
+        }
+    }
+
     /// Asks for what is missing.
     pub(in crate::controller) fn pull(&mut self) {
         let serves = self.authority.may_serve();
@@ -136,6 +187,7 @@ impl Controller {
             return;
         };
         lacking.resumes.take_if(|at| *at <= now);
+        lacking.put_off.pass_time(now);
         if serves && lacking.resumes.is_none() {
             self.checkpoint_if_due();
         }
@@ -151,7 +203,7 @@ impl Controller {
         }
         let mut somebody_waits = false;
         for at in 0..lacking.waiting.len() {
-            let Some(extent) = self.slots[lacking.waiting[at]].extent else {
+            let Some(extent) = self.slots[lacking.waiting[at].0].extent else {
                 continue;
             };
             loop {
@@ -192,6 +244,7 @@ impl Controller {
         self.owing.link_lost();
         if let Some(lacking) = &mut self.lacking {
             lacking.is_owed = false;
+            lacking.put_off = PutOff::default();
             for pull in &mut lacking.pulls {
                 if matches!(pull, Pull::Asked(_)) {
                     *pull = Pull::Free;
@@ -328,17 +381,26 @@ impl Controller {
         self.store_that_it_is_whole();
     }
 
-    /// A part could not be read there, or written here. Without room here it is only a question of time.
+    /// A part could not be read there, or written here. Without room here it is only a question of time, and where
+    /// the other end says that it [does not serve](RequestError::NotServing) that part now, too: then the other parts
+    /// are pulled meanwhile.
     fn pull_failed(&mut self, slot: PullSlot, extent: Extent, error: RequestError) {
-        let resumes = self.now.after(REST);
+        let now = self.now;
         self.act(Action::ReleasePulled { slot });
-        if let Some(lacking) = &mut self.lacking {
-            lacking.pulls[usize::from(slot.0)] = Pull::Free;
-            lacking.resumes = Some(resumes);
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        lacking.pulls[usize::from(slot.0)] = Pull::Free;
+        let is_put_off =
+            error == RequestError::NotServing && lacking.put_off.add(extent, now.after(PUT_OFF));
+        if !is_put_off {
+            lacking.resumes = Some(now.after(REST));
             lacking.begin_again();
         }
-        if error != RequestError::NoSpace {
-            self.fail_waiting(extent, error);
+        match error {
+            RequestError::NotServing => self.pull(),
+            RequestError::NoSpace => {}
+            _ => self.fail_waiting(extent, error),
         }
         self.store_that_it_is_whole();
     }

@@ -1,0 +1,168 @@
+//! A disk that was created from an image moves without what it has of that: the destination gets the rest from here,
+//! and the image from where it is kept.
+//!
+//! What differs is found by comparing, which is for the body: no map of it has to be kept, and none can be stale. From
+//! the moment at which the body begins until the disk has left, everything that the guest writes counts as different.
+//! A block that this node lacks is as it is in the image.
+//!
+//! What differs is copied by pre-copy in blocks of 4 KiB. The guest's writes never go to both nodes, however long that
+//! takes: at the destination a write of a part of a block would find the rest of it missing.
+
+use super::dirty::DirtyBitmap;
+use super::push_pull::BLOCK_SECTORS;
+use crate::controller::{Controller, MAX_PULLED, Missing, PolicyOptions, StartError};
+use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
+use crate::wire::{Message, TrafficClass};
+
+/// What of a disk is as it is in its image.
+#[derive(Debug)]
+pub(in crate::controller) struct OnImage {
+    /// Blocks that differ, or may.
+    different: DirtyBitmap,
+    /// Blocks that are as the image has them, and are not holes there; nothing while that is being found out.
+    same: Option<DirtyBitmap>,
+}
+
+impl OnImage {
+    /// The guest writes here.
+    fn written(&mut self, extent: Extent) {
+        self.different.set(extent);
+        if let Some(same) = &mut self.same {
+            same.clear(extent);
+        }
+    }
+
+    /// What is to be copied.
+    pub(super) const fn different(&self) -> &DirtyBitmap {
+        &self.different
+    }
+}
+
+impl Controller {
+    /// The body begins to compare the disk with the image that it was created from. What the disk lacks now, a bit for
+    /// each block of 4 KiB as [`Missing::words`] has them, is as it is there.
+    ///
+    /// # Errors
+    /// [`StartError`]: the disk is not this node's, is leaving, or is too large.
+    pub fn begin_comparison(&mut self) -> Result<Vec<u64>, StartError> {
+        if !self.authority.may_leave_rest() {
+            return Err(StartError::NotServing);
+        }
+        if self.source.is_some() {
+            return Err(StartError::Busy);
+        }
+        if self.capacity.bytes() > MAX_PULLED {
+            return Err(StartError::Option("size of a disk that is pulled"));
+        }
+        let mut on_image = OnImage {
+            different: DirtyBitmap::new(self.capacity, BLOCK_SECTORS),
+            same: None,
+        };
+        // Their data may reach the disk behind the comparison.
+        for tag in self
+            .slots
+            .select(|slot| slot.is_request() && slot.is_write() && slot.is_at_disk())
+        {
+            if let Some(extent) = self.slots[tag].extent {
+                on_image.written(extent);
+            }
+        }
+        self.on_image = Some(Box::new(on_image));
+        Ok(match &self.lacking {
+            Some(lacking) => lacking.missing_words().to_vec(),
+            None => vec![0; Missing::word_length(self.capacity)],
+        })
+    }
+
+    /// What the comparison found: blocks that differ from the image, and blocks that are the same and no holes there.
+    /// What was written since it began differs. [`Self::start_source`] then moves the disk without what is the same.
+    /// False when no comparison has begun, or these are not as many words as the disk has.
+    pub fn end_comparison(&mut self, different: &[u64], same: &[u64]) -> bool {
+        let capacity = self.capacity;
+        let fits = |words: &[u64]| words.len() == Missing::word_length(capacity);
+        let Some(on_image) = self
+            .on_image
+            .as_mut()
+            .filter(|_| fits(different) && fits(same))
+        else {
+            return false;
+        };
+        let mut found = DirtyBitmap::from_words(capacity, BLOCK_SECTORS, same);
+        each_run(&on_image.different, |written| found.clear(written));
+        let differs = DirtyBitmap::from_words(capacity, BLOCK_SECTORS, different);
+        each_run(&differs, |extent| {
+            on_image.different.set(extent);
+            found.clear(extent);
+        });
+        on_image.same = Some(found);
+        true
+    }
+
+    /// The disk moves as a whole, or not at all.
+    pub fn forget_comparison(&mut self) {
+        if self.source.is_none() {
+            self.on_image = None;
+        }
+    }
+
+    /// The guest writes here, to this node's disk.
+    #[inline]
+    pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent) {
+        if let Some(on_image) = &mut self.on_image {
+            on_image.written(extent);
+        }
+    }
+
+    /// Whether the disk moves without what it has of its image.
+    pub(in crate::controller) fn leaves_image(&self) -> bool {
+        self.on_image
+            .as_ref()
+            .is_some_and(|on_image| on_image.same.is_some())
+    }
+
+    /// Whether the disk can move like that, if it is to: what is copied is remembered block by block.
+    pub(in crate::controller) fn check_on_image(
+        &self,
+        policy: PolicyOptions,
+        verifies: bool,
+    ) -> Result<(), StartError> {
+        let fits = matches!(policy, PolicyOptions::PreCopy(rounds) if rounds.block_sectors == BLOCK_SECTORS);
+        match self.leaves_image() && (!fits || verifies) {
+            true => Err(StartError::Option(
+                "policy of a disk that stays on its image",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Tells the destination what it will lack. False when that is nothing.
+    pub(in crate::controller) fn tell_what_is_the_same(&mut self) -> bool {
+        let Self {
+            on_image, actions, ..
+        } = self;
+        let same = on_image.as_ref().and_then(|it| it.same.as_ref());
+        let Some(same) = same.filter(|same| same.count() > 0) else {
+            return false;
+        };
+        each_run(same, |extent| {
+            actions.push_back(crate::action::Action::Send {
+                class: TrafficClass::Control,
+                message: Message::Lacks {
+                    start: extent.start(),
+                    sectors: extent.sectors(),
+                    heat: 0,
+                },
+            });
+        });
+        true
+    }
+}
+
+/// The extents of blocks that are set, in order.
+pub(super) fn each_run(blocks: &DirtyBitmap, mut visit: impl FnMut(Extent)) {
+    let mut head = Lba(0);
+    while let Some(run) = blocks.next_run(head, MAX_EXTENT_SECTORS) {
+        head = run.end();
+        visit(run);
+    }
+}

@@ -1,0 +1,90 @@
+//! Those who wait for blocks that are not here: when they go on, and when they have waited for too long.
+
+use core::time::Duration;
+
+use crate::controller::Controller;
+use crate::controller::requests::slots::WorkStage;
+use crate::controller::transfer::remainder::lacking::Lacking;
+use crate::request::{RequestError, RequestTag};
+use crate::units::{Extent, Time};
+
+impl Lacking {
+    /// When the one who has waited longest will have waited so long.
+    pub(super) fn wait_ends(&self, longest: Option<Duration>) -> Option<Time> {
+        let (_, since) = self.waiting.front()?;
+        Some(since.after(longest?))
+    }
+
+    /// Takes out those of whom this says so.
+    fn take_waiting(&mut self, mut which: impl FnMut(RequestTag, Time) -> bool) -> Vec<RequestTag> {
+        let mut taken = Vec::new();
+        self.waiting.retain(|&(tag, since)| {
+            let takes = which(tag, since);
+            if takes {
+                taken.push(tag);
+            }
+            !takes
+        });
+        taken
+    }
+}
+
+impl Controller {
+    /// From now on a request that has waited so long for a part of the disk which is not here fails, and the disk
+    /// goes on; without this it waits until that part is here.
+    pub const fn fail_missing_after(&mut self, longest_wait: Duration) {
+        self.longest_missing_wait = Some(longest_wait);
+    }
+
+    /// Looks again at those who wait for missing blocks and need not, or whose clients are gone.
+    pub(in crate::controller) fn wake_for_missing(&mut self) {
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        let Lacking {
+            waiting, missing, ..
+        } = &mut **lacking;
+        let (slots, ready) = (&self.slots, &mut self.ready);
+        waiting.retain(|&(tag, _)| {
+            let slot = &slots[tag];
+            let needs = |extent| missing.is_needed(extent, slot.is_write());
+            let waits = !slot.abandoned && slot.extent.is_some_and(needs);
+            if !waits {
+                ready.push_back(tag);
+            }
+            waits
+        });
+    }
+
+    /// What somebody waits for in this extent cannot be had.
+    pub(super) fn fail_waiting(&mut self, extent: Extent, error: RequestError) {
+        let slots = &self.slots;
+        let hit = self.lacking.as_mut().map(|lacking| {
+            lacking.take_waiting(|tag, _| {
+                let wanted = slots[tag].extent;
+                wanted.is_some_and(|wanted| wanted.overlaps(extent))
+            })
+        });
+        self.fail_missing(hit.unwrap_or_default(), error);
+    }
+
+    /// Fails those who have waited for too long. What they wait for is pulled all the same.
+    pub(super) fn end_long_waits(&mut self) {
+        let (now, Some(longest)) = (self.now, self.longest_missing_wait) else {
+            return;
+        };
+        let late = self
+            .lacking
+            .as_mut()
+            .map(|lacking| lacking.take_waiting(|_, since| since.after(longest) <= now));
+        self.fail_missing(late.unwrap_or_default(), RequestError::Io);
+    }
+
+    fn fail_missing(&mut self, tags: Vec<RequestTag>, error: RequestError) {
+        for tag in tags {
+            self.slots[tag].stage = WorkStage::Done;
+            self.slots[tag].result = Err(error);
+            self.finish(tag);
+        }
+    }
+}

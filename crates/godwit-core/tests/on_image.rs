@@ -1,0 +1,168 @@
+//! What a source does for a disk that moves without the image that it was created from.
+
+mod support;
+
+use std::time::Duration;
+
+use godwit_core::request::Operation;
+use godwit_core::units::{Extent, Lba, MigrationId};
+use godwit_core::{
+    MigrationChange, MigrationOptions, Missing, PolicyOptions, PushOptions, RoundOptions,
+    StartError, Switchover,
+};
+use support::Source;
+
+/// Sectors of the disk: 1 GiB.
+const CAPACITY: u64 = 2 << 20;
+const MOMENT: Duration = Duration::from_secs(5);
+
+fn options(policy: PolicyOptions) -> MigrationOptions {
+    MigrationOptions {
+        policy,
+        switchover: Switchover::WhenTold,
+        peer_timeout: Duration::from_secs(600),
+        ..MigrationOptions::new(MigrationId([1; 16]))
+    }
+}
+
+fn pre_copy() -> PolicyOptions {
+    PolicyOptions::PreCopy(RoundOptions {
+        block_sectors: 8,
+        ..RoundOptions::default()
+    })
+}
+
+/// Blocks of 4 KiB as bits.
+fn words(blocks: &[u64]) -> Vec<u64> {
+    let mut words = vec![0; Missing::word_length(godwit_core::units::Sectors(CAPACITY))];
+    for block in blocks {
+        words[(block / 64) as usize] |= 1 << (block % 64);
+    }
+    words
+}
+
+fn write(source: &mut Source, tag: u32, start: u64, sectors: u32) {
+    let extent = Extent::new(Lba(start), sectors).expect("an extent");
+    source.ask(tag, Operation::Write { extent, fua: false });
+    source.pass(Duration::ZERO);
+}
+
+/// One of which block 1 differs, and blocks 4 to 7 are the same.
+fn compared() -> Source {
+    let mut source = Source::staying();
+    let missing = source.core.begin_comparison().expect("it begins");
+    assert_eq!(missing, words(&[]), "all of it is here");
+    source
+}
+
+fn starts(source: &mut Source) {
+    source
+        .core
+        .start_source(source.now, options(pre_copy()))
+        .expect("it starts");
+    source.pass(MOMENT);
+}
+
+#[test]
+fn what_differs_is_copied_and_what_is_the_same_is_told_of() {
+    let mut source = compared();
+    assert!(
+        source
+            .core
+            .end_comparison(&words(&[1]), &words(&[4, 5, 6, 7]))
+    );
+    starts(&mut source);
+    assert_eq!(source.copies, [8]);
+    assert!(source.core.switch_over(source.now));
+    source.pass(MOMENT);
+    assert!(source.asked_to_accept);
+    assert_eq!(source.lacks, [(32, 32, 0)]);
+}
+
+#[test]
+fn what_is_written_while_it_is_compared_or_leaves_is_copied_and_not_told_of() {
+    let mut source = compared();
+    // Found to be the same before it was written.
+    write(&mut source, 1, 33, 1);
+    assert!(
+        source
+            .core
+            .end_comparison(&words(&[1]), &words(&[4, 5, 6, 7]))
+    );
+    write(&mut source, 2, 56, 8);
+    starts(&mut source);
+    assert_eq!(source.copies.iter().sum::<u32>(), 3 * 8);
+    source.copies.clear();
+    write(&mut source, 3, 43, 1);
+    write(&mut source, 4, 800, 8);
+    assert!(source.core.switch_over(source.now));
+    source.pass(MOMENT);
+    assert!(source.asked_to_accept);
+    assert_eq!(source.copies.iter().sum::<u32>(), 2 * 8, "whole blocks");
+    assert_eq!(source.lacks, [(48, 8, 0)]);
+    assert!(source.doubled.is_empty());
+}
+
+#[test]
+fn writes_never_go_to_both_nodes_however_much_is_written() {
+    let mut source = compared();
+    // The first round takes five seconds.
+    let different: Vec<u64> = (250_000..260_000).collect();
+    assert!(source.core.end_comparison(&words(&different), &words(&[4])));
+    let slow = MigrationOptions {
+        max_bandwidth: Some(8 << 20),
+        ..options(pre_copy())
+    };
+    source
+        .core
+        .start_source(source.now, slow)
+        .expect("it starts");
+    for round in 0..200 {
+        write(&mut source, round % 32, u64::from(round % 8) * 4096, 4096);
+        source.pass(Duration::from_millis(50));
+        assert!(source.doubled.is_empty());
+    }
+    assert!(source.core.switch_over(source.now));
+    source.pass(100 * MOMENT);
+    assert!(source.asked_to_accept && source.doubled.is_empty());
+}
+
+#[test]
+fn a_disk_of_which_nothing_differs_leaves_with_nothing() {
+    let mut source = compared();
+    assert!(source.core.end_comparison(&words(&[]), &words(&[4])));
+    starts(&mut source);
+    assert!(source.core.switch_over(source.now));
+    source.pass(MOMENT);
+    assert!(source.asked_to_accept);
+    assert_eq!((source.copies.len(), source.lacks.len()), (0, 1));
+}
+
+#[test]
+fn it_goes_by_pre_copy_in_short_blocks_only() {
+    let mut source = compared();
+    assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
+    let long_blocks = PolicyOptions::PreCopy(RoundOptions::default());
+    let pushes = PolicyOptions::PushPull(PushOptions::default());
+    for policy in [PolicyOptions::DoubleWrite, pushes, long_blocks] {
+        let refused = source.core.start_source(source.now, options(policy));
+        assert!(matches!(refused, Err(StartError::Option(_))), "{refused:?}");
+    }
+    starts(&mut source);
+    let change = MigrationChange {
+        policy: Some(PushOptions::default()),
+        ..MigrationChange::default()
+    };
+    assert!(source.core.change_migration(source.now, &change).is_err());
+    // As a whole it goes like any other.
+    let mut source = compared();
+    assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
+    source.core.forget_comparison();
+    let started = source
+        .core
+        .start_source(source.now, options(PolicyOptions::DoubleWrite));
+    assert_eq!(started, Ok(()));
+    let mut leaves = Source::leaving(options(PolicyOptions::DoubleWrite));
+    let begun = leaves.core.begin_comparison();
+    assert!(matches!(begun, Err(StartError::Busy)), "{begun:?}");
+}

@@ -1,0 +1,117 @@
+//! A disk on an image that another node offers: what it does not bring is fetched here.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::units::{Bytes, SECTOR_SIZE};
+use godwit_core::wire::{Hello, Offer, OfferedImage};
+use godwit_image::ImageName;
+use tokio::sync::MutexGuard;
+
+use crate::disks::disk::Disk;
+use crate::images::{body, uses};
+use crate::node::{Node, blocking};
+use crate::store::BaseImage;
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// How long the repository may take to say what the image is: the source waits meanwhile.
+const ANSWER: Duration = Duration::from_secs(15);
+
+/// An image whose chunks stay. The disk that needs it must be known before this goes.
+pub(crate) struct Noted<'a> {
+    pub(crate) base: BaseImage,
+    _noting: MutexGuard<'a, ()>,
+}
+
+/// Notes in the repository that the disk will need the image, and keeps what that consists of.
+///
+/// # Errors
+/// The repository has no such image, or cannot be asked now; or the image does not fit the disk.
+pub(crate) async fn note<'a>(
+    node: &'a Arc<Node>,
+    hello: &Hello,
+    offer: &Offer,
+    offered: &OfferedImage,
+) -> Result<Noted<'a>, ErrorBody> {
+    let disk = &hello.disk;
+    let invalid = |what: &str| {
+        let text = format!("disk {disk} was offered on an image, and {what}");
+        ErrorBody::new(ErrorCode::Invalid, text)
+    };
+    let image: ImageName = offered
+        .image
+        .parse()
+        .map_err(|_| invalid("that has no name"))?;
+    let id = (offered.manifest.parse()).map_err(|()| invalid("nothing says which"))?;
+    let repository = node.images.repository()?;
+    let asked = async {
+        let noting = node.images.noting.lock().await;
+        let user = uses::user(node, disk).await?;
+        let found = repository.begin_use_of(id, &image, &user).await;
+        let manifest = found.map_err(|error| body(&error))?;
+        Ok::<_, ErrorBody>((noting, manifest))
+    };
+    let Ok(found) = tokio::time::timeout(ANSWER, asked).await else {
+        let text = format!(
+            "the repository {} does not answer within {} s",
+            repository.shown(),
+            ANSWER.as_secs()
+        );
+        return Err(ErrorBody::new(ErrorCode::Conflict, text));
+    };
+    let (noting, manifest) = found?;
+    let size = Bytes(offer.capacity.0.saturating_mul(SECTOR_SIZE));
+    if size.0 < manifest.size() {
+        node.images.release();
+        return Err(invalid(&format!("has {size}, less than its image")));
+    }
+    let keeper = Arc::clone(node);
+    let kept = blocking(move || keeper.images.manifests.keep(&manifest)).await?;
+    kept.map_err(|error| {
+        let text = format!("disk {disk}: cannot store what it has to fetch: {error}");
+        ErrorBody::new(ErrorCode::Internal, text)
+    })?;
+    Ok(Noted {
+        base: BaseImage {
+            image: image.to_string(),
+            manifest: id.to_string(),
+            // What the source does not send is missing in the name of the migration.
+            fetch: hello.migration.to_string(),
+            prefetch: offered.prefetch,
+        },
+        _noting: noting,
+    })
+}
+
+/// Makes the disk's image one hole: what it had of an earlier time must not show where nothing is sent.
+///
+/// # Errors
+/// The file system knows no holes, or the image is none of the node's own.
+pub(crate) async fn empty(disk: &Disk) -> Result<(), ErrorBody> {
+    let (path, sectors, managed) = {
+        let entry = &disk.lock().entry;
+        (entry.path.clone(), entry.sectors, entry.managed)
+    };
+    let name = disk.name.clone();
+    let failed = move |why: String| {
+        let text = format!(
+            "the image {} of disk {name} cannot be emptied: {why}",
+            path.display()
+        );
+        ErrorBody::new(ErrorCode::Exists, text)
+    };
+    if !managed {
+        return Err(failed(String::from(
+            "it is not the node's own: remove the disk there first",
+        )));
+    }
+    let path = disk.lock().entry.path.clone();
+    let emptied = blocking(move || -> std::io::Result<()> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        let file = std::fs::OpenOptions::new().write(true).open(path)?;
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, flags, 0, sectors * SECTOR_SIZE)?;
+        file.sync_all()
+    });
+    emptied.await?.map_err(|error| failed(error.to_string()))
+}

@@ -1,0 +1,102 @@
+//! Whether a disk moves without the image that it was created from.
+
+use std::sync::Arc;
+
+use godwit_core::wire::{Features, Purpose, TrafficClass};
+use godwit_core::{PolicyOptions, RoundOptions};
+
+use super::options;
+use crate::config::PeerConfig;
+use crate::disks::disk::Disk;
+use crate::node::Node;
+use crate::peers::greeting;
+use crate::store::BaseImage;
+use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy};
+
+/// The image without which the disk moves, if it does.
+///
+/// # Errors
+/// A part of the disk is in its image only, and it is to be moved in a way that needs all of it, or to a node that has
+/// no repository.
+pub(super) async fn choose(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    peer: &PeerConfig,
+    request: &MigrateRequest,
+) -> Result<Option<BaseImage>, ErrorBody> {
+    let (base, fetches) = {
+        let inner = disk.lock();
+        let fetches = inner.entry.fetches(&inner.record).is_some();
+        (inner.entry.base.clone(), fetches)
+    };
+    let Some(base) = base else { return Ok(None) };
+    let whole = |why: String, hint: &str| match fetches {
+        true => {
+            let text = format!(
+                "disk {} cannot be moved like that: a part of it is still in image '{}', and {why}",
+                disk.name, base.image
+            );
+            Err(ErrorBody::new(ErrorCode::Conflict, text).hint(hint))
+        }
+        false => Ok(None),
+    };
+    let asks_for_another = !matches!(request.policy, None | Some(Policy::PreCopy));
+    if asks_for_another || request.verify || request.round_block_bytes.is_some() {
+        return whole(
+            String::from(
+                "what is left of it moves by pre-copy in blocks of 4 KiB only, and is not compared",
+            ),
+            "leave out --policy, --verify and --round-block, or wait until all of it is here",
+        );
+    }
+    if !node.images.has_repository() {
+        return whole(
+            String::from("this node knows no repository any more"),
+            "start the node with its --repository again",
+        );
+    }
+    let id = options::new_id()?;
+    let name = &node.config.name;
+    let hello = greeting::hello(
+        name,
+        &disk.name,
+        TrafficClass::Control,
+        Purpose::Migrate,
+        id,
+    );
+    let knows = match node.dialer.dial(peer, hello).await {
+        Ok((_, agreed)) => agreed.features,
+        Err(error) => {
+            return Err(error.into_body(&peer.name, &format!("migrate disk {}", disk.name)));
+        }
+    };
+    if !knows.contain(Features::IMAGES.with(Features::PULLS)) {
+        return whole(
+            format!("node '{}' knows no repository", peer.name),
+            "start that node with --repository, or wait until all of the disk is here",
+        );
+    }
+    Ok(Some(base))
+}
+
+/// What such a move is asked for.
+pub(super) fn adapt(settings: &mut MigrationSettings, base: &BaseImage) {
+    settings.policy = Policy::PreCopy;
+    settings.policy_reason = Some(format!(
+        "{}: only what differs from image '{}' is sent",
+        Policy::PreCopy.name(),
+        base.image
+    ));
+}
+
+/// The policy for the engine: in blocks as short as those of which a disk lacks some.
+pub(super) fn in_blocks(policy: PolicyOptions) -> PolicyOptions {
+    let rounds = match policy {
+        PolicyOptions::PreCopy(rounds) => rounds,
+        _ => RoundOptions::default(),
+    };
+    PolicyOptions::PreCopy(RoundOptions {
+        block_sectors: 8,
+        ..rounds
+    })
+}
