@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -77,6 +77,12 @@ demo-vm: guest
 demo-net: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-net
+
+# Virtual machines of 1 GiB and 4 GiB under load that move between two nodes which map the same memory. Needs root,
+# or a kernel that lets users hold pages, and 10 GiB in /dev/shm and memory.
+demo-memory: guest
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/godwit-demo-memory
 
 # Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
 demo-rdma:

@@ -2,8 +2,9 @@
  * The part of the mover that runs inside QEMU: `vm run` preloads it (LD_PRELOAD), and nothing in QEMU calls it.
  *
  * It listens at the unix socket that GODWIT_MEMORY_AGENT names, serves one node at a time, and moves the guest's
- * memory chunk by chunk from the file that QEMU maps to another one (the zero-copy migration paper, figure 4). A chunk is a single
- * request: when the node dies, no page stays held. Each path that leaves a held chunk lets go of it.
+ * memory chunk by chunk from the file that QEMU maps to another one (the zero-copy migration paper, figure 4). A run
+ * of chunks is a single request: when the node dies, no page stays held. Each path that leaves a held chunk lets go
+ * of it.
  *
  * Requests and answers are structures of 64 bytes in the host's byte order: src/mover/protocol.rs has the other side.
  */
@@ -31,7 +32,10 @@
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
-#define MAGIC UINT64_C(0x31544d474f44)
+#define MAGIC UINT64_C(0x32544d474f44)
+
+/* Bytes between two looks at the clock while a chunk is held. */
+#define PIECE UINT64_C(65536)
 
 enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4 };
 
@@ -39,17 +43,22 @@ struct request {
     uint64_t magic;
     uint64_t kind;
     uint64_t address; /* BEGIN: where QEMU has the memory. */
-    uint64_t bytes;   /* BEGIN: all of it. MOVE: of the chunk. */
-    uint64_t offset;  /* MOVE: of the chunk in the memory. */
-    uint64_t unused[3];
+    uint64_t bytes;   /* BEGIN: all of it. MOVE: of the run. */
+    uint64_t offset;  /* MOVE: of the run in the memory. */
+    uint64_t chunk;   /* MOVE: bytes of a chunk, at most. */
+    uint64_t hold_ns; /* MOVE: how long a chunk may be held. */
+    uint64_t downwards; /* MOVE: whether the run's end moves first. */
 };
 
 struct answer {
     uint64_t magic;
     int64_t error;     /* 0, or an errno. */
-    uint64_t held_ns;  /* How long the chunk was held. */
-    uint64_t copied;   /* Bytes that were copied; less than the chunk where it has holes. */
-    uint64_t unused[4];
+    uint64_t longest_ns; /* How long a chunk was held, at most. */
+    uint64_t copied;   /* Bytes that were copied; less than have moved where there are holes. */
+    uint64_t moved;    /* Bytes that have moved, from the end of the run that moves first. */
+    uint64_t chunks;   /* So many. */
+    uint64_t held_ns;  /* How long they were held in all. */
+    uint64_t unused;
 };
 
 /* One move of the memory, under way. */
@@ -186,11 +195,51 @@ static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
     return 0;
 }
 
-static int move_chunk(const struct request *request, struct answer *answer)
+/*
+ * Moves a chunk, or as much of it as can be copied in half the time for which it may be held: the rest of that time is
+ * for the remapping. `*bytes` becomes what has moved, from the end that moves first.
+ */
+static int move_chunk(const struct request *request, uint64_t offset, uint64_t *bytes, struct answer *answer)
+{
+    uint64_t all = *bytes, done = 0, begun = now();
+    *bytes = 0;
+    int error = protect(offset, all, 1);
+    while (!error && done < all && (done == 0 || now() - begun < request->hold_ns / 2)) {
+        uint64_t piece = all - done < PIECE ? all - done : PIECE;
+        error = copy(request->downwards ? offset + all - done - piece : offset + done, piece, &answer->copied);
+        done += piece;
+    }
+    uint64_t part = request->downwards ? offset + all - done : offset;
+    if (!error) {
+        void *at = mmap(moving.memory + part, done, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, moving.to,
+            (off_t)part);
+        error = at == MAP_FAILED ? errno : 0;
+    }
+    if (error) {
+        let_go(offset, all);
+        return error;
+    }
+    struct uffdio_range range = { (uintptr_t)moving.memory + part, done };
+    ioctl(moving.faults, UFFDIO_WAKE, &range);
+    if (done < all)
+        let_go(request->downwards ? offset : offset + done, all - done);
+    uint64_t held = now() - begun;
+    *bytes = done;
+    answer->moved += done;
+    answer->chunks++;
+    answer->held_ns += held;
+    if (held > answer->longest_ns)
+        answer->longest_ns = held;
+    /* So that the guest meets no page fault a page. It would only be slower without. */
+    madvise(moving.memory + part, done, MADV_POPULATE_WRITE);
+    return 0;
+}
+
+static int move_run(const struct request *request, struct answer *answer)
 {
     uint64_t offset = request->offset, bytes = request->bytes;
     if (moving.faults < 0 || bytes == 0 || bytes % 4096 || offset % 4096 || offset > moving.bytes
-        || bytes > moving.bytes - offset)
+        || bytes > moving.bytes - offset || request->chunk == 0 || request->chunk % 4096)
         return EINVAL;
     /* Memory that cannot be had is an error here and would be a signal later. */
     while (fallocate(moving.to, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0)
@@ -198,29 +247,16 @@ static int move_chunk(const struct request *request, struct answer *answer)
             return errno;
     if (madvise(moving.scratch + offset, bytes, MADV_POPULATE_WRITE) < 0 && errno != EINVAL)
         return errno;
-    uint64_t begun = now();
-    int error = protect(offset, bytes, 1);
-    if (error) {
-        let_go(offset, bytes);
-        return error;
+    int error = 0;
+    while (!error && answer->moved < bytes) {
+        uint64_t left = bytes - answer->moved, chunk = left < request->chunk ? left : request->chunk;
+        /* To let go of a chunk ends the move when the kernel refuses it. */
+        error = moving.faults < 0 ? EIO
+            : move_chunk(request, request->downwards ? offset + left - chunk : offset + answer->moved, &chunk, answer);
     }
-    error = copy(offset, bytes, &answer->copied);
-    if (!error) {
-        void *at = mmap(moving.memory + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, moving.to,
-            (off_t)offset);
-        error = at == MAP_FAILED ? errno : 0;
-    }
-    if (error) {
-        let_go(offset, bytes);
-        return error;
-    }
-    struct uffdio_range range = { (uintptr_t)moving.memory + offset, bytes };
-    ioctl(moving.faults, UFFDIO_WAKE, &range);
-    answer->held_ns = now() - begun;
-    /* So that the guest meets no page fault a page. It would only be slower without. */
-    madvise(moving.memory + offset, bytes, MADV_POPULATE_WRITE);
-    madvise(moving.scratch + offset, bytes, MADV_DONTNEED);
-    return 0;
+    if (moving.scratch)
+        madvise(moving.scratch + offset, bytes, MADV_DONTNEED);
+    return error;
 }
 
 static void serve(int node)
@@ -260,7 +296,7 @@ static void serve(int node)
             answer.error = begin_move(&request, fds);
             break;
         case MOVE:
-            answer.error = move_chunk(&request, &answer);
+            answer.error = move_run(&request, &answer);
             break;
         case END:
             end_move();

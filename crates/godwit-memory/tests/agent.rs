@@ -9,8 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use godwit_memory::mover::agent::{Agent, AgentError, LIBRARY, SOCKET_VARIABLE};
-use godwit_memory::mover::mappings;
 use godwit_memory::mover::plan::{Chunk, Plan};
+use godwit_memory::mover::{Run, mappings};
 use godwit_memory::pool::Pool;
 
 const BYTES: u64 = 64 << 20;
@@ -120,22 +120,51 @@ fn home(folder: &Path) -> (std::path::PathBuf, File) {
     (path, file)
 }
 
-fn move_all(agent: &mut Agent, address: u64, from: &File, to: &File) -> Plan {
+/// Moves everything, the end first when it goes `downwards`.
+fn move_all(
+    agent: &mut Agent,
+    address: u64,
+    (from, to): (&File, &File),
+    hold: Duration,
+    downwards: bool,
+) -> Plan {
     agent.begin(address, BYTES, from, to).unwrap();
-    let mut plan = Plan::new(BYTES, 0, Duration::from_millis(1));
-    let begun = Instant::now();
-    while let Some(chunk) = plan.next() {
-        plan.moved(agent.move_chunk(chunk).unwrap().held);
+    let mut plan = Plan::new(BYTES, 0, hold);
+    let (begun, mut chunks) = (Instant::now(), 0);
+    while let Some(mut all) = plan.next() {
+        if downwards {
+            all.offset = BYTES - all.offset - all.bytes;
+        }
+        let run = Run {
+            all,
+            chunk_bytes: plan.chunk_bytes(),
+            hold,
+            downwards,
+        };
+        let moved = agent.move_run(run).unwrap();
+        assert!(moved.refused.is_none(), "{moved:?}");
+        chunks += moved.chunks;
+        plan.moved(moved.bytes, moved.chunks, moved.held, moved.longest_hold);
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(from.as_fd(), punch, chunk.offset, chunk.bytes).unwrap();
+        rustix::fs::fallocate(from.as_fd(), punch, all.offset, all.bytes).unwrap();
     }
     agent.end().unwrap();
     println!(
-        "moved in {:?}, held {:?} at most",
+        "moved in {:?} as {chunks} chunks, held {:?} at most",
         begun.elapsed(),
         plan.longest_hold()
     );
     plan
+}
+
+/// A run of one size.
+const fn run(offset: u64, bytes: u64) -> Run {
+    Run {
+        all: Chunk { offset, bytes },
+        chunk_bytes: 256 << 10,
+        hold: Duration::from_millis(1),
+        downwards: false,
+    }
 }
 
 fn shm() -> tempfile::TempDir {
@@ -150,11 +179,12 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
     let pid = process.child.id();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     let id = mappings::File::of(&home).unwrap();
-    for _ in 0..3 {
+    // With so little time each chunk becomes one piece.
+    for hold in [1_000_000, 1000, 1].map(Duration::from_nanos) {
         let all = mappings::of_process(pid).unwrap();
         let layout = mappings::find(&all, id, BYTES, None).unwrap();
         let away = memfd();
-        move_all(&mut agent, layout.address, &home, &away);
+        move_all(&mut agent, layout.address, (&home, &away), hold, false);
         let all = mappings::of_process(pid).unwrap();
         assert_eq!(
             mappings::find(&all, id, BYTES, None),
@@ -165,11 +195,42 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
         let moved = mappings::find(&all, id, BYTES, away_id).unwrap();
         assert_eq!((moved.address, moved.away), (layout.address, BYTES));
         std::thread::sleep(Duration::from_millis(100));
-        move_all(&mut agent, layout.address, &away, &home);
+        move_all(&mut agent, layout.address, (&away, &home), hold, true);
         std::thread::sleep(Duration::from_millis(100));
     }
     let told = process.lost();
     println!("{told}");
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+/// However large the chunks are that are asked for.
+#[test]
+fn a_chunk_that_takes_too_long_is_cut() {
+    let folder = shm();
+    let (path, home) = home(folder.path());
+    let process = start(folder.path(), &path);
+    let all = mappings::of_process(process.child.id()).unwrap();
+    let id = mappings::File::of(&home).unwrap();
+    let layout = mappings::find(&all, id, BYTES, None).unwrap();
+    let away = memfd();
+    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    agent.begin(layout.address, BYTES, &home, &away).unwrap();
+    let whole = Run {
+        chunk_bytes: 8 << 20,
+        hold: Duration::from_secs(10),
+        ..run(0, 8 << 20)
+    };
+    let moved = agent.move_run(whole).unwrap();
+    assert_eq!((moved.bytes, moved.chunks), (8 << 20, 1), "{moved:?}");
+    let cut = Run {
+        chunk_bytes: 8 << 20,
+        hold: Duration::ZERO,
+        ..run(8 << 20, 8 << 20)
+    };
+    let moved = agent.move_run(cut).unwrap();
+    assert_eq!((moved.bytes, moved.chunks), (8 << 20, 128), "{moved:?}");
+    assert!(moved.refused.is_none());
+    let told = process.lost();
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
@@ -188,7 +249,8 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
         agent.begin(layout.address, BYTES, &home, &away).unwrap();
         let bytes = 1 << 20;
         let offset = chunk * bytes;
-        agent.move_chunk(Chunk { offset, bytes }).unwrap();
+        let moved = agent.move_run(run(offset, bytes)).unwrap();
+        assert_eq!((moved.bytes, moved.refused.is_none()), (bytes, true));
     }
     let all = mappings::of_process(process.child.id()).unwrap();
     let away_id = mappings::File::of(&away).unwrap();
@@ -207,11 +269,8 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
-    let early = agent.move_chunk(Chunk {
-        offset: 0,
-        bytes: 4096,
-    });
-    assert!(matches!(early, Err(AgentError::Refused(_))), "{early:?}");
+    let early = agent.move_run(run(0, 4096)).unwrap();
+    assert!(early.refused.is_some() && early.bytes == 0, "{early:?}");
     // A target that takes no room: sealed against growth and too short.
     let made = rustix::fs::memfd_create(
         "short",
@@ -228,9 +287,9 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
         (BYTES, 4096),
         (u64::MAX - 4095, 4096),
     ] {
-        let moved = agent.move_chunk(Chunk { offset, bytes });
+        let moved = agent.move_run(run(offset, bytes)).unwrap();
         assert!(
-            matches!(moved, Err(AgentError::Refused(_))),
+            moved.refused.is_some() && moved.bytes == 0,
             "{offset} {bytes}: {moved:?}"
         );
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use godwit_api::{
-    Accelerator, AdoptVm, MemoryPlace, MoveMemory, RunVm, StopVm, Vm, VmMemory, VmState,
+    Accelerator, AdoptVm, MemoryMove, MemoryPlace, MoveMemory, RunVm, StopVm, Vm, VmMemory, VmState,
 };
 use serde_json::json;
 
@@ -218,6 +218,13 @@ fn show(vm: &Vm) -> String {
         ("problem", vm.problem.clone()),
         ("disks", (!vm.disks.is_empty()).then(|| vm.disks.join(", "))),
         ("memory", vm.memory.as_ref().map(memory)),
+        (
+            "memory move",
+            vm.memory
+                .as_ref()
+                .and_then(|memory| memory.moving.as_ref())
+                .map(memory_move),
+        ),
         ("from", Some(vm.origin.clone())),
         ("on", vm.moved_to.clone()),
         ("migration", vm.migration.clone()),
@@ -244,6 +251,32 @@ fn memory(memory: &VmMemory) -> String {
             format_bytes(*in_pool)
         ),
     }
+}
+
+/// How far a move of memory is, or how it ended.
+fn memory_move(moving: &MemoryMove) -> String {
+    let MemoryMove {
+        to,
+        ended,
+        bytes_total,
+        bytes_moved,
+        seconds,
+        seconds_left,
+        longest_hold_us,
+        problem,
+        ..
+    } = moving;
+    let (moved, to) = (format_bytes(*bytes_moved), to.name());
+    let all = format_bytes(*bytes_total);
+    let end = match (ended, problem, seconds_left) {
+        (true, Some(problem), _) => format!("ended: {problem}"),
+        (true, None, _) => String::from("done"),
+        (false, _, Some(left)) => format!("{left:.1} s left"),
+        (false, _, None) => String::from("begins"),
+    };
+    format!(
+        "{moved} of {all} to {to} in {seconds:.1} s, no page held for more than {longest_hold_us} us: {end}"
+    )
 }
 
 #[cfg(test)]
