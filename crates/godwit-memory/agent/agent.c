@@ -175,11 +175,10 @@ static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
             return errno;
         if (data >= end)
             return 0;
-        off_t hole = lseek(moving.from, data, SEEK_HOLE);
-        if (hole < 0)
-            return errno;
-        if (hole > end)
-            hole = end;
+        /* SEEK_HOLE would walk through all pages up to the next hole, which may be those of the whole memory. */
+        off_t hole = data + 4096;
+        while (hole < end && lseek(moving.from, hole, SEEK_DATA) == hole)
+            hole += 4096;
         while (data < hole) {
             /* Reads of the file make no pages where it has none, as reads of a mapping would. */
             ssize_t got = pread(moving.from, moving.scratch + data, (size_t)(hole - data), data);

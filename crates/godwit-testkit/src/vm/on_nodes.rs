@@ -262,7 +262,13 @@ impl NodeGuest {
             let memory = self.memory(node).ok()?;
             (memory["moving"]["ended"] == true).then_some(memory)
         };
-        wait_for(PATIENCE, ended).ok_or_else(|| self.said("its memory moves without an end"))
+        wait_for(PATIENCE, ended).ok_or_else(|| {
+            let shown = self.memory(node).unwrap_or_default();
+            io::Error::other(format!(
+                "its memory moves without an end: {shown}\n{}",
+                node.log_tail(20)
+            ))
+        })
     }
 
     /// Ends the load, lets the guest compare all that it ever wrote, and checks the file systems of
