@@ -46,6 +46,13 @@ test-memory: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test zero_copy -- --ignored --nocapture
 
+# The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows.
+.PHONY: test-memory-deaths
+test-memory-deaths: guest
+	$(CARGO) build --locked -p godwit-cli --features failpoints
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test vm_crash zero_copy -- --ignored --nocapture --test-threads 1
+
 # As many runs as you like: make soak SEEDS=200000 FIRST=1000000.
 soak:
 	scripts/install-deps

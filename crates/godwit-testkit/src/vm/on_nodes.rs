@@ -113,7 +113,11 @@ impl NodeGuest {
         Self::boot_machine(cluster, node, disks, load, &NodeMachine::default())
     }
 
-    fn boot_machine(
+    /// As [`NodeGuest::boot`], with another machine.
+    ///
+    /// # Errors
+    /// When anything of that fails, with what the guest said.
+    pub fn boot_machine(
         cluster: &Cluster,
         node: &Node,
         disks: Vec<String>,

@@ -9,6 +9,7 @@
 mod post_copy;
 mod pulling;
 mod site;
+mod zero_copy;
 
 use std::time::Duration;
 
