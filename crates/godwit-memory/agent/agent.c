@@ -28,6 +28,13 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+/* Linux 6.4 and 6.7: the C library's headers may be older. */
+#ifndef UFFD_FEATURE_WP_UNPOPULATED
+#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
+#endif
+#ifndef UFFD_FEATURE_WP_ASYNC
+#define UFFD_FEATURE_WP_ASYNC (1 << 15)
+#endif
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
@@ -37,13 +44,13 @@
 /* Bytes between two looks at the clock while a chunk is held. */
 #define PIECE UINT64_C(65536)
 
-enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4 };
+enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4, TRACK = 5, UNTRACK = 6 };
 
 struct request {
     uint64_t magic;
     uint64_t kind;
-    uint64_t address; /* BEGIN: where QEMU has the memory. */
-    uint64_t bytes;   /* BEGIN: all of it. MOVE: of the run. */
+    uint64_t address; /* BEGIN, TRACK: where QEMU has the memory. */
+    uint64_t bytes;   /* BEGIN, TRACK: all of it. MOVE: of the run. */
     uint64_t offset;  /* MOVE: of the run in the memory. */
     uint64_t chunk;   /* MOVE: bytes of a chunk, at most. */
     uint64_t hold_ns; /* MOVE: how long a chunk may be held. */
@@ -76,16 +83,23 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* A userfaultfd that holds writers in the kernel as well, or -errno. `device` is an open /dev/userfaultfd, or -1. */
-static int open_faults(int device)
+/* Lets the first write to each protected page go on unseen; who wrote what is in the process's pagemap. */
+static int tracking = -1;
+
+/* What holds writers in the kernel as well. */
+#define HOLDS (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
+/* What lets them go on. Pages that are not there yet count as well. */
+#define TRACKS (HOLDS | UFFD_FEATURE_WP_UNPOPULATED | UFFD_FEATURE_WP_ASYNC)
+
+/* A userfaultfd with these features, or -errno. `device` is an open /dev/userfaultfd, or -1. */
+static int open_faults(int device, uint64_t features)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && device >= 0)
         fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return -errno;
-    struct uffdio_api api = { .api = UFFD_API,
-        .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
+    struct uffdio_api api = { .api = UFFD_API, .features = features };
     if (ioctl(fd, UFFDIO_API, &api) < 0) {
         int error = errno;
         close(fd);
@@ -131,7 +145,7 @@ static int begin_move(const struct request *request, int *fds)
         return error;
     }
     moving.scratch = scratch;
-    int faults = open_faults(fds[2]);
+    int faults = open_faults(fds[2], HOLDS);
     if (faults < 0) {
         end_move();
         return -faults;
@@ -146,6 +160,32 @@ static int begin_move(const struct request *request, int *fds)
         end_move();
         return error;
     }
+    return 0;
+}
+
+static void end_tracking(void)
+{
+    /* Its end lifts all protection. */
+    if (tracking >= 0)
+        close(tracking);
+    tracking = -1;
+}
+
+/* Tracks memory. Memory that moves meanwhile would be held by nobody: the kernel refuses both at once (EBUSY). */
+static int begin_tracking(const struct request *request, int device)
+{
+    end_tracking();
+    int faults = open_faults(device, TRACKS);
+    if (faults < 0)
+        return -faults;
+    struct uffdio_register range = { .range = { request->address, request->bytes },
+        .mode = UFFDIO_REGISTER_MODE_WP };
+    if (ioctl(faults, UFFDIO_REGISTER, &range) < 0) {
+        int error = errno;
+        close(faults);
+        return error;
+    }
+    tracking = faults;
     return 0;
 }
 
@@ -285,7 +325,7 @@ static void serve(int node)
         struct answer answer = { .magic = MAGIC };
         switch (request.kind) {
         case HELLO: {
-            int faults = open_faults(fds[0]);
+            int faults = open_faults(fds[0], HOLDS);
             if (faults >= 0)
                 close(faults);
             answer.error = faults < 0 ? -faults : 0;
@@ -299,6 +339,12 @@ static void serve(int node)
             break;
         case END:
             end_move();
+            break;
+        case TRACK:
+            answer.error = begin_tracking(&request, fds[0]);
+            break;
+        case UNTRACK:
+            end_tracking();
             break;
         default:
             answer.error = EINVAL;
@@ -324,6 +370,7 @@ static void *listen_forever(void *listener)
         close(node);
         /* The chunks that have moved stay where they are; whoever comes next goes on. */
         end_move();
+        end_tracking();
     }
     return NULL;
 }

@@ -1,17 +1,19 @@
 //! The agent, loaded into a process that is not QEMU: memory that is written all the time moves back and forth, and no
 //! write is lost.
 
+mod process;
+
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use godwit_memory::mover::agent::{Agent, AgentError, LIBRARY, SOCKET_VARIABLE};
+use godwit_memory::mover::agent::{Agent, AgentError};
 use godwit_memory::mover::plan::{Chunk, Plan};
 use godwit_memory::mover::{Run, mappings};
 use godwit_memory::pool::Pool;
+use process::Process;
 
 const BYTES: u64 = 64 << 20;
 /// The variable that makes the test's own program the process whose memory moves.
@@ -59,46 +61,18 @@ fn the_process_whose_memory_moves() {
     std::process::exit(0);
 }
 
-struct Process {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
-
 fn start(folder: &Path, memory: &Path) -> Process {
-    let library = folder.join("agent.so");
-    std::fs::write(&library, LIBRARY).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_process_whose_memory_moves", "--nocapture"])
-        .env(WRITES, memory)
-        .env("LD_PRELOAD", &library)
-        .env(SOCKET_VARIABLE, folder.join("agent.sock"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap());
-    let mut process = Process { child, lines };
+    let mut process = Process::start(folder, "the_process_whose_memory_moves", (WRITES, memory));
     process.line("ready");
     process
 }
 
-impl Process {
-    fn line(&mut self, start: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
-            if line.starts_with(start) {
-                return line;
-            }
-        }
-    }
-
-    fn lost(mut self) -> String {
-        writeln!(self.child.stdin.take().unwrap()).unwrap();
-        let line = self.line("passes");
-        assert!(self.child.wait().unwrap().success());
-        line
-    }
+/// Lets it end, and gives what it found.
+fn lost(mut process: Process) -> String {
+    process.say("");
+    let line = process.line("passes");
+    process.end();
+    line
 }
 
 fn memfd() -> File {
@@ -176,7 +150,7 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
     let folder = shm();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let pid = process.child.id();
+    let pid = process.id();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     let id = mappings::File::of(&home).unwrap();
     // With so little time each chunk becomes one piece.
@@ -198,7 +172,7 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
         move_all(&mut agent, layout.address, (&away, &home), hold, true);
         std::thread::sleep(Duration::from_millis(100));
     }
-    let told = process.lost();
+    let told = lost(process);
     println!("{told}");
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
@@ -209,7 +183,7 @@ fn a_chunk_that_takes_too_long_is_cut() {
     let folder = shm();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let away = memfd();
@@ -230,7 +204,7 @@ fn a_chunk_that_takes_too_long_is_cut() {
     let moved = agent.move_run(cut).unwrap();
     assert_eq!((moved.bytes, moved.chunks), (8 << 20, 128), "{moved:?}");
     assert!(moved.refused.is_none());
-    let told = process.lost();
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
@@ -239,7 +213,7 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
     let folder = shm();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let away = memfd();
@@ -252,11 +226,11 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
         let moved = agent.move_run(run(offset, bytes)).unwrap();
         assert_eq!((moved.bytes, moved.refused.is_none()), (bytes, true));
     }
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let away_id = mappings::File::of(&away).unwrap();
     let half = mappings::find(&all, id, BYTES, Some(away_id)).unwrap();
     assert_eq!(half.away, 8 << 20);
-    let told = process.lost();
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
@@ -265,7 +239,7 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     let folder = shm();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
@@ -293,10 +267,10 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
             "{offset} {bytes}: {moved:?}"
         );
     }
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     assert_eq!(mappings::find(&all, id, BYTES, None), Some(layout));
     std::thread::sleep(Duration::from_millis(50));
-    let told = process.lost();
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
@@ -315,14 +289,14 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
     let moves = pool.lets_memory_move().unwrap();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     let begun = agent.begin(layout.address, BYTES, &home, &memfd());
     assert_eq!(begun.is_ok(), moves, "{begun:?}");
     drop(agent);
-    let told = process.lost();
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
     let shm = shm();
     let pool = Pool::open(shm.path()).unwrap();

@@ -49,7 +49,7 @@ pub enum AgentError {
     Refused(io::Error),
 }
 
-/// A connection to the agent of one QEMU. When it ends, nothing is held any more.
+/// A connection to the agent of one QEMU. When it ends, nothing is held or tracked any more.
 #[derive(Debug)]
 pub struct Agent {
     socket: UnixStream,
@@ -137,6 +137,26 @@ impl Agent {
     /// [`AgentError`].
     pub fn end(&mut self) -> Result<(), AgentError> {
         self.ask(Request::End, &[]).and_then(done).map(drop)
+    }
+
+    /// Begins to track which pages of memory are written ([`crate::dirty`]), until [`Agent::untrack`] or the end of
+    /// this connection.
+    ///
+    /// # Errors
+    /// [`AgentError::Refused`] where the kernel cannot, and while this memory moves.
+    pub fn track(&mut self, address: u64, bytes: u64) -> Result<(), AgentError> {
+        let device = userfault_device();
+        let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
+        let answer = self.ask(Request::Track { address, bytes }, &files)?;
+        done(answer).map(drop)
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// [`AgentError::Silent`].
+    pub fn untrack(&mut self) -> Result<(), AgentError> {
+        self.ask(Request::Untrack, &[]).and_then(done).map(drop)
     }
 
     /// Lets the agent go, which ends the move once it has answered what it was asked.

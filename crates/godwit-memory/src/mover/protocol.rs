@@ -38,6 +38,15 @@ pub(super) enum Request {
     Move(Run),
     /// To hold nothing any more.
     End,
+    /// To track which pages of this memory are written. Goes with a file of `/dev/userfaultfd`, if there is one.
+    Track {
+        /// Where QEMU has it.
+        address: u64,
+        /// All of it.
+        bytes: u64,
+    },
+    /// To track nothing any more.
+    Untrack,
 }
 
 impl Request {
@@ -56,6 +65,8 @@ impl Request {
                 [MAGIC, 3, 0, bytes, offset, chunk_bytes, hold, downwards]
             }
             Self::End => [MAGIC, 4, 0, 0, 0, 0, 0, 0],
+            Self::Track { address, bytes } => [MAGIC, 5, address, bytes, 0, 0, 0, 0],
+            Self::Untrack => [MAGIC, 6, 0, 0, 0, 0, 0, 0],
         };
         let mut encoded = [0; BYTES];
         for (place, word) in encoded.chunks_exact_mut(8).zip(words) {
