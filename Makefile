@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-rdma demo-rdma-build test-rdma soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma demo-rdma-build test-rdma soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-core lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -54,6 +54,13 @@ test-nics: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 nics::
 
+# The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows.
+.PHONY: test-memory-deaths
+test-memory-deaths: guest
+	$(CARGO) build --locked -p godwit-cli --features failpoints
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test vm_crash zero_copy -- --ignored --nocapture --test-threads 1
+
 # As many runs as you like: make soak SEEDS=200000 FIRST=1000000.
 soak:
 	scripts/install-deps
@@ -85,6 +92,12 @@ demo-vm: guest
 demo-net: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-net
+
+# Virtual machines of 1 GiB and 4 GiB under load that move between two nodes which map the same memory. Needs root,
+# or a kernel that lets users hold pages, and 10 GiB in /dev/shm and memory.
+demo-memory: guest
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
+	target/release/godwit-demo-memory
 
 # Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
 demo-rdma: demo-rdma-build

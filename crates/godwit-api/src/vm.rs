@@ -109,10 +109,16 @@ pub struct MemoryMove {
     pub to: MemoryPlace,
     /// Whether it has ended.
     pub ended: bool,
+    /// Bytes that were to be moved when it began.
+    #[serde(default)]
+    pub bytes_total: u64,
     /// Bytes that have moved.
     pub bytes_moved: u64,
     /// Seconds that it took so far.
     pub seconds: f64,
+    /// Seconds that it takes from now at the rate so far; nothing before anything has moved, or when it has ended.
+    #[serde(default)]
+    pub seconds_left: Option<f64>,
     /// Longest time for which a page was held, in microseconds.
     pub longest_hold_us: u64,
     /// Longest time for which the disks took no requests, in microseconds.

@@ -3,7 +3,7 @@
 //! puts it into the guest's first file system, where `init` starts it with the console as its
 //! standard input and output.
 //!
-//! It writes lines. `~D N`, a tick: disk D completed its N-th write. Anything else is a JSON object:
+//! It writes lines. `~D N`, a tick: disk D completed its N-th write. `=N`, a beat: the processors run. Anything else is a JSON object:
 //! a report each second, answers to commands, and what went wrong. It reads lines: `mark ID`,
 //! `report`, `finish`, which the power button says too. A line may be lost or come twice when the
 //! machine moves to another host; every command may be repeated.
@@ -11,6 +11,7 @@
 //! Ticks exist because a guest cannot see itself standing still: its clocks stop with it. Whoever
 //! wants to know how long it stood watches when the ticks arrive.
 
+mod beat;
 mod blocks;
 mod commands;
 mod console;

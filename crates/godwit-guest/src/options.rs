@@ -16,6 +16,16 @@ pub(crate) struct Options {
     pub(crate) memory_mb: u64,
     /// How much of it is rewritten each second, in MiB; at least 1.
     pub(crate) memory_rate_mb: u64,
+    /// Memory through which pointers are chased, in MiB; 0 for none.
+    pub(crate) pointer_chase_mb: u64,
+    /// For how much of the time, in per cent.
+    pub(crate) pointer_chase_percent: u64,
+    /// Memory of which every page is written in turn, in MiB; 0 for none.
+    pub(crate) dirty_pages_mb: u64,
+    /// How much of it is written each second, in MiB of pages; 0 means as fast as it goes.
+    pub(crate) dirty_pages_rate_mb: u64,
+    /// Milliseconds between two beats; 0 for none.
+    pub(crate) beat_ms: u64,
     /// The port of a server that says back what it is told; 0 for none.
     pub(crate) echo_port: u16,
     /// What decides where and what is written.
@@ -35,6 +45,11 @@ impl Options {
             file_mb: 32,
             memory_mb: 32,
             memory_rate_mb: 32,
+            pointer_chase_mb: 0,
+            pointer_chase_percent: 100,
+            dirty_pages_mb: 0,
+            dirty_pages_rate_mb: 64,
+            beat_ms: 0,
             echo_port: 0,
             seed: 1,
         };
@@ -52,6 +67,11 @@ impl Options {
                 "file_mb" => options.file_mb = number.max(1),
                 "memory_mb" => options.memory_mb = number,
                 "memory_rate_mb" => options.memory_rate_mb = number.max(1),
+                "pointer_chase_mb" => options.pointer_chase_mb = number,
+                "pointer_chase_percent" => options.pointer_chase_percent = number,
+                "dirty_pages_mb" => options.dirty_pages_mb = number,
+                "dirty_pages_rate_mb" => options.dirty_pages_rate_mb = number,
+                "beat_ms" => options.beat_ms = number,
                 "echo_port" => {
                     options.echo_port = u16::try_from(number).map_err(|_| wrong(word))?
                 }

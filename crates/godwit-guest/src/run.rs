@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use crate::beat;
 use crate::blocks::Blocks;
 use crate::commands;
 use crate::console;
@@ -46,13 +47,9 @@ pub(crate) fn run(options: &Options) -> io::Result<()> {
     console::say(&format!("{{\"started\":{}}}", mounts.len()));
     thread::scope(|scope| {
         let memory = scope.spawn(|| {
-            memory::run(
-                options.memory_mb,
-                options.memory_rate_mb,
-                &stats,
-                &stop_memory,
-            );
+            memory::run(options, &stats, &stop_memory);
         });
+        scope.spawn(|| beat::run(options.beat_ms, &ended));
         let reports = scope.spawn(|| {
             while !ended.load(Relaxed) {
                 thread::sleep(REPORT_EVERY);

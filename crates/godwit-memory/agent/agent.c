@@ -2,8 +2,9 @@
  * The part of the mover that runs inside QEMU: `vm run` preloads it (LD_PRELOAD), and nothing in QEMU calls it.
  *
  * It listens at the unix socket that GODWIT_MEMORY_AGENT names, serves one node at a time, and moves the guest's
- * memory chunk by chunk from the file that QEMU maps to another one (the zero-copy migration paper, figure 4). A chunk is a single
- * request: when the node dies, no page stays held. Each path that leaves a held chunk lets go of it.
+ * memory chunk by chunk from the file that QEMU maps to another one (the zero-copy migration paper, figure 4). A run
+ * of chunks is a single request: when the node dies, no page stays held. Each path that leaves a held chunk lets go
+ * of it.
  *
  * Requests and answers are structures of 64 bytes in the host's byte order: src/mover/protocol.rs has the other side.
  */
@@ -27,29 +28,44 @@
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
+/* Linux 6.4 and 6.7: the C library's headers may be older. */
+#ifndef UFFD_FEATURE_WP_UNPOPULATED
+#define UFFD_FEATURE_WP_UNPOPULATED (1 << 13)
+#endif
+#ifndef UFFD_FEATURE_WP_ASYNC
+#define UFFD_FEATURE_WP_ASYNC (1 << 15)
+#endif
 #ifndef USERFAULTFD_IOC_NEW
 #define USERFAULTFD_IOC_NEW _IO(0xAA, 0x00)
 #endif
 
-#define MAGIC UINT64_C(0x31544d474f44)
+#define MAGIC UINT64_C(0x32544d474f44)
 
-enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4 };
+/* Bytes between two looks at the clock while a chunk is held. */
+#define PIECE UINT64_C(65536)
+
+enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4, TRACK = 5, UNTRACK = 6 };
 
 struct request {
     uint64_t magic;
     uint64_t kind;
-    uint64_t address; /* BEGIN: where QEMU has the memory. */
-    uint64_t bytes;   /* BEGIN: all of it. MOVE: of the chunk. */
-    uint64_t offset;  /* MOVE: of the chunk in the memory. */
-    uint64_t unused[3];
+    uint64_t address; /* BEGIN, TRACK: where QEMU has the memory. */
+    uint64_t bytes;   /* BEGIN, TRACK: all of it. MOVE: of the run. */
+    uint64_t offset;  /* MOVE: of the run in the memory. */
+    uint64_t chunk;   /* MOVE: bytes of a chunk, at most. */
+    uint64_t hold_ns; /* MOVE: how long a chunk may be held. */
+    uint64_t downwards; /* MOVE: whether the run's end moves first. */
 };
 
 struct answer {
     uint64_t magic;
     int64_t error;     /* 0, or an errno. */
-    uint64_t held_ns;  /* How long the chunk was held. */
-    uint64_t copied;   /* Bytes that were copied; less than the chunk where it has holes. */
-    uint64_t unused[4];
+    uint64_t longest_ns; /* How long a chunk was held, at most. */
+    uint64_t copied;   /* Bytes that were copied; less than have moved where there are holes. */
+    uint64_t moved;    /* Bytes that have moved, from the end of the run that moves first. */
+    uint64_t chunks;   /* So many. */
+    uint64_t held_ns;  /* How long they were held in all. */
+    uint64_t unused;
 };
 
 /* One move of the memory, under way. */
@@ -67,16 +83,23 @@ static uint64_t now(void)
     return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
-/* A userfaultfd that holds writers in the kernel as well, or -errno. `device` is an open /dev/userfaultfd, or -1. */
-static int open_faults(int device)
+/* Lets the first write to each protected page go on unseen; who wrote what is in the process's pagemap. */
+static int tracking = -1;
+
+/* What holds writers in the kernel as well. */
+#define HOLDS (UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
+/* What lets them go on. Pages that are not there yet count as well. */
+#define TRACKS (HOLDS | UFFD_FEATURE_WP_UNPOPULATED | UFFD_FEATURE_WP_ASYNC)
+
+/* A userfaultfd with these features, or -errno. `device` is an open /dev/userfaultfd, or -1. */
+static int open_faults(int device, uint64_t features)
 {
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && device >= 0)
         fd = ioctl(device, USERFAULTFD_IOC_NEW, O_CLOEXEC | O_NONBLOCK);
     if (fd < 0)
         return -errno;
-    struct uffdio_api api = { .api = UFFD_API,
-        .features = UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM };
+    struct uffdio_api api = { .api = UFFD_API, .features = features };
     if (ioctl(fd, UFFDIO_API, &api) < 0) {
         int error = errno;
         close(fd);
@@ -122,7 +145,7 @@ static int begin_move(const struct request *request, int *fds)
         return error;
     }
     moving.scratch = scratch;
-    int faults = open_faults(fds[2]);
+    int faults = open_faults(fds[2], HOLDS);
     if (faults < 0) {
         end_move();
         return -faults;
@@ -137,6 +160,32 @@ static int begin_move(const struct request *request, int *fds)
         end_move();
         return error;
     }
+    return 0;
+}
+
+static void end_tracking(void)
+{
+    /* Its end lifts all protection. */
+    if (tracking >= 0)
+        close(tracking);
+    tracking = -1;
+}
+
+/* Tracks memory. Memory that moves meanwhile would be held by nobody: the kernel refuses both at once (EBUSY). */
+static int begin_tracking(const struct request *request, int device)
+{
+    end_tracking();
+    int faults = open_faults(device, TRACKS);
+    if (faults < 0)
+        return -faults;
+    struct uffdio_register range = { .range = { request->address, request->bytes },
+        .mode = UFFDIO_REGISTER_MODE_WP };
+    if (ioctl(faults, UFFDIO_REGISTER, &range) < 0) {
+        int error = errno;
+        close(faults);
+        return error;
+    }
+    tracking = faults;
     return 0;
 }
 
@@ -166,11 +215,10 @@ static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
             return errno;
         if (data >= end)
             return 0;
-        off_t hole = lseek(moving.from, data, SEEK_HOLE);
-        if (hole < 0)
-            return errno;
-        if (hole > end)
-            hole = end;
+        /* SEEK_HOLE would walk through all pages up to the next hole, which may be those of the whole memory. */
+        off_t hole = data + 4096;
+        while (hole < end && lseek(moving.from, hole, SEEK_DATA) == hole)
+            hole += 4096;
         while (data < hole) {
             /* Reads of the file make no pages where it has none, as reads of a mapping would. */
             ssize_t got = pread(moving.from, moving.scratch + data, (size_t)(hole - data), data);
@@ -186,11 +234,51 @@ static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
     return 0;
 }
 
-static int move_chunk(const struct request *request, struct answer *answer)
+/*
+ * Moves a chunk, or as much of it as can be copied in half the time for which it may be held: the rest of that time is
+ * for the remapping. `*bytes` becomes what has moved, from the end that moves first.
+ */
+static int move_chunk(const struct request *request, uint64_t offset, uint64_t *bytes, struct answer *answer)
+{
+    uint64_t all = *bytes, done = 0, begun = now();
+    *bytes = 0;
+    int error = protect(offset, all, 1);
+    while (!error && done < all && (done == 0 || now() - begun < request->hold_ns / 2)) {
+        uint64_t piece = all - done < PIECE ? all - done : PIECE;
+        error = copy(request->downwards ? offset + all - done - piece : offset + done, piece, &answer->copied);
+        done += piece;
+    }
+    uint64_t part = request->downwards ? offset + all - done : offset;
+    if (!error) {
+        void *at = mmap(moving.memory + part, done, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, moving.to,
+            (off_t)part);
+        error = at == MAP_FAILED ? errno : 0;
+    }
+    if (error) {
+        let_go(offset, all);
+        return error;
+    }
+    struct uffdio_range range = { (uintptr_t)moving.memory + part, done };
+    ioctl(moving.faults, UFFDIO_WAKE, &range);
+    if (done < all)
+        let_go(request->downwards ? offset : offset + done, all - done);
+    uint64_t held = now() - begun;
+    *bytes = done;
+    answer->moved += done;
+    answer->chunks++;
+    answer->held_ns += held;
+    if (held > answer->longest_ns)
+        answer->longest_ns = held;
+    /* So that the guest meets no page fault a page. It would only be slower without. */
+    madvise(moving.memory + part, done, MADV_POPULATE_WRITE);
+    return 0;
+}
+
+static int move_run(const struct request *request, struct answer *answer)
 {
     uint64_t offset = request->offset, bytes = request->bytes;
     if (moving.faults < 0 || bytes == 0 || bytes % 4096 || offset % 4096 || offset > moving.bytes
-        || bytes > moving.bytes - offset)
+        || bytes > moving.bytes - offset || request->chunk == 0 || request->chunk % 4096)
         return EINVAL;
     /* Memory that cannot be had is an error here and would be a signal later. */
     while (fallocate(moving.to, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0)
@@ -198,29 +286,16 @@ static int move_chunk(const struct request *request, struct answer *answer)
             return errno;
     if (madvise(moving.scratch + offset, bytes, MADV_POPULATE_WRITE) < 0 && errno != EINVAL)
         return errno;
-    uint64_t begun = now();
-    int error = protect(offset, bytes, 1);
-    if (error) {
-        let_go(offset, bytes);
-        return error;
+    int error = 0;
+    while (!error && answer->moved < bytes) {
+        uint64_t left = bytes - answer->moved, chunk = left < request->chunk ? left : request->chunk;
+        /* To let go of a chunk ends the move when the kernel refuses it. */
+        error = moving.faults < 0 ? EIO
+            : move_chunk(request, request->downwards ? offset + left - chunk : offset + answer->moved, &chunk, answer);
     }
-    error = copy(offset, bytes, &answer->copied);
-    if (!error) {
-        void *at = mmap(moving.memory + offset, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, moving.to,
-            (off_t)offset);
-        error = at == MAP_FAILED ? errno : 0;
-    }
-    if (error) {
-        let_go(offset, bytes);
-        return error;
-    }
-    struct uffdio_range range = { (uintptr_t)moving.memory + offset, bytes };
-    ioctl(moving.faults, UFFDIO_WAKE, &range);
-    answer->held_ns = now() - begun;
-    /* So that the guest meets no page fault a page. It would only be slower without. */
-    madvise(moving.memory + offset, bytes, MADV_POPULATE_WRITE);
-    madvise(moving.scratch + offset, bytes, MADV_DONTNEED);
-    return 0;
+    if (moving.scratch)
+        madvise(moving.scratch + offset, bytes, MADV_DONTNEED);
+    return error;
 }
 
 static void serve(int node)
@@ -250,7 +325,7 @@ static void serve(int node)
         struct answer answer = { .magic = MAGIC };
         switch (request.kind) {
         case HELLO: {
-            int faults = open_faults(fds[0]);
+            int faults = open_faults(fds[0], HOLDS);
             if (faults >= 0)
                 close(faults);
             answer.error = faults < 0 ? -faults : 0;
@@ -260,10 +335,16 @@ static void serve(int node)
             answer.error = begin_move(&request, fds);
             break;
         case MOVE:
-            answer.error = move_chunk(&request, &answer);
+            answer.error = move_run(&request, &answer);
             break;
         case END:
             end_move();
+            break;
+        case TRACK:
+            answer.error = begin_tracking(&request, fds[0]);
+            break;
+        case UNTRACK:
+            end_tracking();
             break;
         default:
             answer.error = EINVAL;
@@ -289,6 +370,7 @@ static void *listen_forever(void *listener)
         close(node);
         /* The chunks that have moved stay where they are; whoever comes next goes on. */
         end_move();
+        end_tracking();
     }
     return NULL;
 }

@@ -5,7 +5,9 @@
 //! - [`pool`]: folders of segments; [`pool::segment`]: one guest's memory with its header; [`pool::proof`]: how two
 //!   nodes prove to each other that they see the same bytes.
 //! - [`mover`]: moves the memory of a guest that runs from one file to another.
+//! - [`dirty`]: which pages of its memory a process has written.
 
+pub mod dirty;
 pub mod mover;
 pub mod ownership;
 pub mod pool;

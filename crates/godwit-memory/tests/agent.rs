@@ -1,17 +1,19 @@
 //! The agent, loaded into a process that is not QEMU: memory that is written all the time moves back and forth, and no
 //! write is lost.
 
+mod process;
+
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use godwit_memory::mover::agent::{Agent, AgentError, LIBRARY, SOCKET_VARIABLE};
-use godwit_memory::mover::mappings;
+use godwit_memory::mover::agent::{Agent, AgentError};
 use godwit_memory::mover::plan::{Chunk, Plan};
+use godwit_memory::mover::{Run, mappings};
 use godwit_memory::pool::Pool;
+use process::Process;
 
 const BYTES: u64 = 64 << 20;
 /// The variable that makes the test's own program the process whose memory moves.
@@ -59,46 +61,18 @@ fn the_process_whose_memory_moves() {
     std::process::exit(0);
 }
 
-struct Process {
-    child: Child,
-    lines: BufReader<std::process::ChildStdout>,
-}
-
 fn start(folder: &Path, memory: &Path) -> Process {
-    let library = folder.join("agent.so");
-    std::fs::write(&library, LIBRARY).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_process_whose_memory_moves", "--nocapture"])
-        .env(WRITES, memory)
-        .env("LD_PRELOAD", &library)
-        .env(SOCKET_VARIABLE, folder.join("agent.sock"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap());
-    let mut process = Process { child, lines };
+    let mut process = Process::start(folder, "the_process_whose_memory_moves", (WRITES, memory));
     process.line("ready");
     process
 }
 
-impl Process {
-    fn line(&mut self, start: &str) -> String {
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
-            if line.starts_with(start) {
-                return line;
-            }
-        }
-    }
-
-    fn lost(mut self) -> String {
-        writeln!(self.child.stdin.take().unwrap()).unwrap();
-        let line = self.line("passes");
-        assert!(self.child.wait().unwrap().success());
-        line
-    }
+/// Lets it end, and gives what it found.
+fn lost(mut process: Process) -> String {
+    process.say("");
+    let line = process.line("passes");
+    process.end();
+    line
 }
 
 fn memfd() -> File {
@@ -120,22 +94,51 @@ fn home(folder: &Path) -> (std::path::PathBuf, File) {
     (path, file)
 }
 
-fn move_all(agent: &mut Agent, address: u64, from: &File, to: &File) -> Plan {
+/// Moves everything, the end first when it goes `downwards`.
+fn move_all(
+    agent: &mut Agent,
+    address: u64,
+    (from, to): (&File, &File),
+    hold: Duration,
+    downwards: bool,
+) -> Plan {
     agent.begin(address, BYTES, from, to).unwrap();
-    let mut plan = Plan::new(BYTES, 0, Duration::from_millis(1));
-    let begun = Instant::now();
-    while let Some(chunk) = plan.next() {
-        plan.moved(agent.move_chunk(chunk).unwrap().held);
+    let mut plan = Plan::new(BYTES, 0, hold);
+    let (begun, mut chunks) = (Instant::now(), 0);
+    while let Some(mut all) = plan.next() {
+        if downwards {
+            all.offset = BYTES - all.offset - all.bytes;
+        }
+        let run = Run {
+            all,
+            chunk_bytes: plan.chunk_bytes(),
+            hold,
+            downwards,
+        };
+        let moved = agent.move_run(run).unwrap();
+        assert!(moved.refused.is_none(), "{moved:?}");
+        chunks += moved.chunks;
+        plan.moved(moved.bytes, moved.chunks, moved.held, moved.longest_hold);
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
-        rustix::fs::fallocate(from.as_fd(), punch, chunk.offset, chunk.bytes).unwrap();
+        rustix::fs::fallocate(from.as_fd(), punch, all.offset, all.bytes).unwrap();
     }
     agent.end().unwrap();
     println!(
-        "moved in {:?}, held {:?} at most",
+        "moved in {:?} as {chunks} chunks, held {:?} at most",
         begun.elapsed(),
         plan.longest_hold()
     );
     plan
+}
+
+/// A run of one size.
+const fn run(offset: u64, bytes: u64) -> Run {
+    Run {
+        all: Chunk { offset, bytes },
+        chunk_bytes: 256 << 10,
+        hold: Duration::from_millis(1),
+        downwards: false,
+    }
 }
 
 fn shm() -> tempfile::TempDir {
@@ -147,14 +150,15 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
     let folder = shm();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let pid = process.child.id();
+    let pid = process.id();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     let id = mappings::File::of(&home).unwrap();
-    for _ in 0..3 {
+    // With so little time each chunk becomes one piece.
+    for hold in [1_000_000, 1000, 1].map(Duration::from_nanos) {
         let all = mappings::of_process(pid).unwrap();
         let layout = mappings::find(&all, id, BYTES, None).unwrap();
         let away = memfd();
-        move_all(&mut agent, layout.address, &home, &away);
+        move_all(&mut agent, layout.address, (&home, &away), hold, false);
         let all = mappings::of_process(pid).unwrap();
         assert_eq!(
             mappings::find(&all, id, BYTES, None),
@@ -165,11 +169,42 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
         let moved = mappings::find(&all, id, BYTES, away_id).unwrap();
         assert_eq!((moved.address, moved.away), (layout.address, BYTES));
         std::thread::sleep(Duration::from_millis(100));
-        move_all(&mut agent, layout.address, &away, &home);
+        move_all(&mut agent, layout.address, (&away, &home), hold, true);
         std::thread::sleep(Duration::from_millis(100));
     }
-    let told = process.lost();
+    let told = lost(process);
     println!("{told}");
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+/// However large the chunks are that are asked for.
+#[test]
+fn a_chunk_that_takes_too_long_is_cut() {
+    let folder = shm();
+    let (path, home) = home(folder.path());
+    let process = start(folder.path(), &path);
+    let all = mappings::of_process(process.id()).unwrap();
+    let id = mappings::File::of(&home).unwrap();
+    let layout = mappings::find(&all, id, BYTES, None).unwrap();
+    let away = memfd();
+    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    agent.begin(layout.address, BYTES, &home, &away).unwrap();
+    let whole = Run {
+        chunk_bytes: 8 << 20,
+        hold: Duration::from_secs(10),
+        ..run(0, 8 << 20)
+    };
+    let moved = agent.move_run(whole).unwrap();
+    assert_eq!((moved.bytes, moved.chunks), (8 << 20, 1), "{moved:?}");
+    let cut = Run {
+        chunk_bytes: 8 << 20,
+        hold: Duration::ZERO,
+        ..run(8 << 20, 8 << 20)
+    };
+    let moved = agent.move_run(cut).unwrap();
+    assert_eq!((moved.bytes, moved.chunks), (8 << 20, 128), "{moved:?}");
+    assert!(moved.refused.is_none());
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
@@ -178,7 +213,7 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
     let folder = shm();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let away = memfd();
@@ -188,13 +223,14 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
         agent.begin(layout.address, BYTES, &home, &away).unwrap();
         let bytes = 1 << 20;
         let offset = chunk * bytes;
-        agent.move_chunk(Chunk { offset, bytes }).unwrap();
+        let moved = agent.move_run(run(offset, bytes)).unwrap();
+        assert_eq!((moved.bytes, moved.refused.is_none()), (bytes, true));
     }
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let away_id = mappings::File::of(&away).unwrap();
     let half = mappings::find(&all, id, BYTES, Some(away_id)).unwrap();
     assert_eq!(half.away, 8 << 20);
-    let told = process.lost();
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
@@ -203,15 +239,12 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     let folder = shm();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
-    let early = agent.move_chunk(Chunk {
-        offset: 0,
-        bytes: 4096,
-    });
-    assert!(matches!(early, Err(AgentError::Refused(_))), "{early:?}");
+    let early = agent.move_run(run(0, 4096)).unwrap();
+    assert!(early.refused.is_some() && early.bytes == 0, "{early:?}");
     // A target that takes no room: sealed against growth and too short.
     let made = rustix::fs::memfd_create(
         "short",
@@ -228,16 +261,16 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
         (BYTES, 4096),
         (u64::MAX - 4095, 4096),
     ] {
-        let moved = agent.move_chunk(Chunk { offset, bytes });
+        let moved = agent.move_run(run(offset, bytes)).unwrap();
         assert!(
-            matches!(moved, Err(AgentError::Refused(_))),
+            moved.refused.is_some() && moved.bytes == 0,
             "{offset} {bytes}: {moved:?}"
         );
     }
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     assert_eq!(mappings::find(&all, id, BYTES, None), Some(layout));
     std::thread::sleep(Duration::from_millis(50));
-    let told = process.lost();
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
 
@@ -256,14 +289,14 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
     let moves = pool.lets_memory_move().unwrap();
     let (path, home) = home(folder.path());
     let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.child.id()).unwrap();
+    let all = mappings::of_process(process.id()).unwrap();
     let id = mappings::File::of(&home).unwrap();
     let layout = mappings::find(&all, id, BYTES, None).unwrap();
     let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     let begun = agent.begin(layout.address, BYTES, &home, &memfd());
     assert_eq!(begun.is_ok(), moves, "{begun:?}");
     drop(agent);
-    let told = process.lost();
+    let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
     let shm = shm();
     let pool = Pool::open(shm.path()).unwrap();

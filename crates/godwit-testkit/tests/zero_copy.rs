@@ -1,11 +1,10 @@
 //! A virtual machine whose memory is in a memory pool that both nodes map: it moves without its memory, with a guest
 //! that checks its disks and its memory.
 
-use std::path::Path;
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, Node};
+use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario};
 use godwit_testkit::vm::{GuestLoad, NodeGuest, NodeMachine, VM};
@@ -16,27 +15,17 @@ const DISK_MIB: u64 = 96;
 /// More than the state of the devices, and far less than the memory.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// Two nodes that map the memory pool `cxl`.
-fn cluster(pool: &Path) -> Cluster {
+/// Two nodes that map a memory pool.
+fn cluster(pool: &MemoryPool) -> Cluster {
     let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
-    for name in ["a", "b"] {
-        let option = format!("--memory-pool=cxl={}", pool.display());
-        cluster.node_mut(name).spec_mut().options.push(option);
-    }
+    pool.give_to(&mut cluster);
     cluster.start_all().unwrap();
     cluster
 }
 
-fn pool() -> tempfile::TempDir {
-    tempfile::Builder::new()
-        .prefix("godwit-pool")
-        .tempdir_in("/dev/shm")
-        .unwrap()
-}
-
 fn pooled() -> NodeMachine {
     NodeMachine {
-        memory_pool: Some(String::from("cxl")),
+        memory_pool: Some(MemoryPool::NAME.to_owned()),
         ..NodeMachine::default()
     }
 }
@@ -44,8 +33,8 @@ fn pooled() -> NodeMachine {
 #[test]
 fn a_guest_moves_and_its_memory_stays() {
     let turn = Scenario::begin("zero_copy", "a_guest_moves_and_its_memory_stays");
-    let pool = pool();
-    let cluster = cluster(pool.path());
+    let pool = MemoryPool::new().unwrap();
+    let cluster = cluster(&pool);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let load = GuestLoad {
         seed: turn.seed,
@@ -67,21 +56,7 @@ fn a_guest_moves_and_its_memory_stays() {
     }
     println!("{:?}", guest.finish(b).unwrap());
     b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    assert_eq!(
-        std::fs::read_dir(pool.path()).unwrap().count(),
-        0,
-        "the pool is free again"
-    );
-}
-
-/// Waits until a move of the guest's memory at a node has ended, and gives what the node shows of the memory.
-fn memory_moved(node: &Node) -> Value {
-    wait_for(PATIENCE * 3, || {
-        let shown = node.godwit(&["vm", "show", VM]).json().ok()?;
-        let memory = shown["memory"].clone();
-        (memory["moving"]["ended"] == true).then_some(memory)
-    })
-    .unwrap()
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// Two processors, and disks that are written as fast as they take it: their requests read and write the memory that
@@ -90,8 +65,8 @@ fn memory_moved(node: &Node) -> Value {
 #[ignore = "takes minutes on a busy machine: make test-memory"]
 fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
     let turn = Scenario::begin("zero_copy", "the_memory_of_a_guest_under_load_follows");
-    let pool = pool();
-    let cluster = cluster(pool.path());
+    let pool = MemoryPool::new().unwrap();
+    let cluster = cluster(&pool);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let load = GuestLoad {
         seed: turn.seed,
@@ -111,7 +86,7 @@ fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
             "{moved}"
         );
         let to = cluster.node(to);
-        let memory = memory_moved(to);
+        let memory = guest.memory_moved(to).unwrap();
         println!("{memory}");
         assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
         assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
@@ -139,8 +114,8 @@ fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
 #[test]
 fn a_node_that_dies_while_memory_moves_finds_it_again() {
     let turn = Scenario::begin("zero_copy", "a_node_that_dies_while_memory_moves_finds_it");
-    let pool = pool();
-    let mut cluster = cluster(pool.path());
+    let pool = MemoryPool::new().unwrap();
+    let mut cluster = cluster(&pool);
     let load = GuestLoad {
         seed: turn.seed,
         ..GuestLoad::default()
@@ -177,11 +152,7 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
     println!("{:?}", guest.finish(cluster.node("a")).unwrap());
     let a = cluster.node("a");
     a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
-    assert_eq!(
-        std::fs::read_dir(pool.path()).unwrap().count(),
-        0,
-        "the pool is free again"
-    );
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// QEMU stands still for longer than its agent may take. What it was asked it does late, so that nobody has heard where
@@ -190,8 +161,8 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
 #[ignore = "waits for longer than the agent may take: make test-memory"]
 fn memory_that_a_qemu_moves_too_late_is_found() {
     let turn = Scenario::begin("zero_copy", "memory_that_a_qemu_moves_too_late_is_found");
-    let pool = pool();
-    let cluster = cluster(pool.path());
+    let pool = MemoryPool::new().unwrap();
+    let cluster = cluster(&pool);
     let a = cluster.node("a");
     let load = GuestLoad {
         seed: turn.seed,
@@ -217,7 +188,7 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
         std::thread::sleep(Duration::from_secs(13));
         send(qemu, Signal::CONT);
     });
-    let memory = memory_moved(a);
+    let memory = guest.memory_moved(a).unwrap();
     println!("{memory}");
     let problem = memory["moving"]["problem"].as_str().unwrap();
     assert!(

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use godwit_api::{
-    Accelerator, AdoptVm, MemoryPlace, MoveMemory, RunVm, StopVm, Vm, VmMemory, VmState,
+    Accelerator, AdoptVm, MemoryMove, MemoryPlace, MoveMemory, RunVm, StopVm, Vm, VmMemory, VmState,
 };
 use serde_json::json;
 
@@ -218,6 +218,13 @@ fn show(vm: &Vm) -> String {
         ("problem", vm.problem.clone()),
         ("disks", (!vm.disks.is_empty()).then(|| vm.disks.join(", "))),
         ("memory", vm.memory.as_ref().map(memory)),
+        (
+            "memory move",
+            vm.memory
+                .as_ref()
+                .and_then(|memory| memory.moving.as_ref())
+                .map(memory_move),
+        ),
         ("from", Some(vm.origin.clone())),
         ("on", vm.moved_to.clone()),
         ("migration", vm.migration.clone()),
@@ -246,9 +253,59 @@ fn memory(memory: &VmMemory) -> String {
     }
 }
 
+/// How far a move of memory is, or how it ended.
+fn memory_move(moving: &MemoryMove) -> String {
+    let MemoryMove {
+        to,
+        ended,
+        bytes_total,
+        bytes_moved,
+        seconds,
+        seconds_left,
+        longest_hold_us,
+        problem,
+        ..
+    } = moving;
+    let (moved, to) = (format_bytes(*bytes_moved), to.name());
+    let all = format_bytes(*bytes_total);
+    let end = match (ended, problem, seconds_left) {
+        (true, Some(problem), _) => format!("ended: {problem}"),
+        (true, None, _) => String::from("done"),
+        (false, _, Some(left)) => format!("{left:.1} s left"),
+        (false, _, None) => String::from("begins"),
+    };
+    format!(
+        "{moved} of {all} to {to} in {seconds:.1} s, no page held for more than {longest_hold_us} us: {end}"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_move_of_memory_tells_how_far_it_is_and_how_it_ended() {
+        let mut moving = MemoryMove {
+            to: MemoryPlace::Local,
+            ended: false,
+            bytes_total: 1 << 30,
+            bytes_moved: 256 << 20,
+            seconds: 0.5,
+            seconds_left: Some(1.5),
+            longest_hold_us: 300,
+            longest_still_us: 9000,
+            problem: None,
+        };
+        let far = memory_move(&moving);
+        assert!(
+            far.starts_with("256 MiB of 1 GiB to local in 0.5 s") && far.ends_with("1.5 s left"),
+            "{far}"
+        );
+        moving.ended = true;
+        assert!(memory_move(&moving).ends_with(": done"));
+        moving.problem = Some(String::from("it was cancelled"));
+        assert!(memory_move(&moving).ends_with("ended: it was cancelled"));
+    }
 
     fn vm() -> Vm {
         Vm {

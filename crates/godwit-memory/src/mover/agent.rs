@@ -15,8 +15,7 @@ use rustix::net::{
     SocketFlags, SocketType, sendmsg,
 };
 
-use crate::mover::plan::Chunk;
-use crate::mover::protocol::{Answer, BYTES, Request};
+use crate::mover::protocol::{Answer, BYTES, Request, Run};
 
 /// The library, to be written where QEMU can read it.
 pub const LIBRARY: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/godwit-memory-agent.so"));
@@ -50,19 +49,27 @@ pub enum AgentError {
     Refused(io::Error),
 }
 
-/// A connection to the agent of one QEMU. When it ends, nothing is held any more.
+/// A connection to the agent of one QEMU. When it ends, nothing is held or tracked any more.
 #[derive(Debug)]
 pub struct Agent {
     socket: UnixStream,
 }
 
-/// A chunk that has moved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovedChunk {
-    /// How long its pages were held.
-    pub held: Duration,
-    /// Bytes that were copied: fewer than it has where it had holes.
+/// What has become of a run.
+#[derive(Debug)]
+pub struct MovedRun {
+    /// Bytes that have moved, from the end that moves first.
+    pub bytes: u64,
+    /// Bytes that were copied: fewer where there were holes.
     pub copied: u64,
+    /// Chunks that have moved.
+    pub chunks: u64,
+    /// How long the pages of a chunk were held, at most.
+    pub longest_hold: Duration,
+    /// How long those of all chunks were held, one after the other.
+    pub held: Duration,
+    /// Why the rest is where it was, and nobody waits for it.
+    pub refused: Option<io::Error>,
 }
 
 impl Agent {
@@ -100,17 +107,27 @@ impl Agent {
         done(answer).map(drop)
     }
 
-    /// Moves a chunk. QEMU's guest waits for its pages only as long as the answer says.
+    /// Moves a run of chunks, or its first ones. QEMU's guest waits for pages only as long as the answer says.
     ///
     /// # Errors
-    /// [`AgentError::Refused`] when the chunk is where it was; after [`AgentError::Silent`] only QEMU's mappings say
-    /// where it is.
-    pub fn move_chunk(&mut self, chunk: Chunk) -> Result<MovedChunk, AgentError> {
-        let Chunk { offset, bytes } = chunk;
-        let answer = self.ask(Request::Move { offset, bytes }, &[])?;
-        done(answer).map(|answer| MovedChunk {
-            held: Duration::from_nanos(answer.held_ns),
+    /// [`AgentError::Silent`]; then only QEMU's mappings say where the run is.
+    pub fn move_run(&mut self, run: Run) -> Result<MovedRun, AgentError> {
+        let answer = self.ask(Request::Move(run), &[])?;
+        if answer.moved > run.all.bytes {
+            let error = io::Error::other("it has moved more than it was asked");
+            return Err(AgentError::Silent(error));
+        }
+        let error = (answer.error != 0).then(|| io::Error::from_raw_os_error(answer.error));
+        Ok(MovedRun {
+            bytes: answer.moved,
             copied: answer.copied,
+            chunks: answer.chunks,
+            longest_hold: Duration::from_nanos(answer.longest_ns),
+            held: Duration::from_nanos(answer.held_ns),
+            // One that says that all is well has moved all.
+            refused: error.or_else(|| {
+                (answer.moved < run.all.bytes).then(|| io::Error::other("it has moved less"))
+            }),
         })
     }
 
@@ -120,6 +137,26 @@ impl Agent {
     /// [`AgentError`].
     pub fn end(&mut self) -> Result<(), AgentError> {
         self.ask(Request::End, &[]).and_then(done).map(drop)
+    }
+
+    /// Begins to track which pages of memory are written ([`crate::dirty`]), until [`Agent::untrack`] or the end of
+    /// this connection.
+    ///
+    /// # Errors
+    /// [`AgentError::Refused`] where the kernel cannot, and while this memory moves.
+    pub fn track(&mut self, address: u64, bytes: u64) -> Result<(), AgentError> {
+        let device = userfault_device();
+        let files: Vec<_> = device.iter().map(AsFd::as_fd).collect();
+        let answer = self.ask(Request::Track { address, bytes }, &files)?;
+        done(answer).map(drop)
+    }
+
+    /// Ends that.
+    ///
+    /// # Errors
+    /// [`AgentError::Silent`].
+    pub fn untrack(&mut self) -> Result<(), AgentError> {
+        self.ask(Request::Untrack, &[]).and_then(done).map(drop)
     }
 
     /// Lets the agent go, which ends the move once it has answered what it was asked.

@@ -9,3 +9,5 @@ pub mod agent;
 pub mod mappings;
 pub mod plan;
 mod protocol;
+
+pub use protocol::Run;

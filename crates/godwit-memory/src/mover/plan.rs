@@ -11,7 +11,7 @@ pub struct Chunk {
     pub bytes: u64,
 }
 
-/// Bytes of the smallest chunk.
+/// Bytes of the smallest chunk that is asked for.
 pub const SMALLEST_CHUNK_BYTES: u64 = 64 << 10;
 /// Bytes of the largest chunk: longer ones are held longer and move no faster.
 pub const LARGEST_CHUNK_BYTES: u64 = 1 << 20;
@@ -44,24 +44,38 @@ impl Plan {
         }
     }
 
-    /// The next chunk; none when all has moved.
+    /// What moves next, for which the devices stand still once; none when all has moved.
     pub fn next(&self) -> Option<Chunk> {
         let left = self.bytes.saturating_sub(self.next);
         (left > 0).then(|| Chunk {
             offset: self.next,
-            bytes: left.min(self.chunk),
+            bytes: left.min(BATCH_BYTES),
         })
     }
 
-    /// The next chunk has moved, and was held for so long. A chunk that was held for too long makes the next ones
-    /// smaller; one that was held for a quarter of what is allowed makes them larger.
-    pub fn moved(&mut self, held: Duration) {
-        let Some(chunk) = self.next() else { return };
-        self.next += chunk.bytes;
-        self.longest_hold = self.longest_hold.max(held);
-        if held > self.hold {
+    /// Bytes of a chunk of that, at most.
+    pub const fn chunk_bytes(&self) -> u64 {
+        self.chunk
+    }
+
+    /// How long a chunk may be held.
+    pub const fn hold(&self) -> Duration {
+        self.hold
+    }
+
+    /// So many of the next bytes have moved, as so many chunks that were held for so long in all, and for so long at
+    /// most. Chunks that are held for too long on average make the next ones smaller; those that are held for a quarter
+    /// of what is allowed make them larger. A single one says little: its thread may have waited for a processor.
+    pub fn moved(&mut self, bytes: u64, chunks: u64, held: Duration, longest: Duration) {
+        self.next = self.next.saturating_add(bytes).min(self.bytes);
+        self.longest_hold = self.longest_hold.max(longest);
+        if chunks == 0 {
+            return;
+        }
+        let mean = held / u32::try_from(chunks).unwrap_or(u32::MAX);
+        if mean > self.hold {
             self.chunk = (self.chunk / 2).max(SMALLEST_CHUNK_BYTES);
-        } else if held * 4 < self.hold && chunk.bytes == self.chunk {
+        } else if mean * 4 < self.hold {
             self.chunk = (self.chunk * 2).min(LARGEST_CHUNK_BYTES);
         }
     }
@@ -75,6 +89,11 @@ impl Plan {
     pub const fn longest_hold(&self) -> Duration {
         self.longest_hold
     }
+}
+
+/// How long a move still takes that moved so many bytes in `took` and has so many left; nothing before it moved any.
+pub fn time_left(took: Duration, moved: u64, left: u64) -> Option<Duration> {
+    (moved > 0).then(|| took.mul_f64(left as f64 / moved as f64))
 }
 
 /// How long to rest after a batch that took `busy`, so that no more than `max_bandwidth` bytes per second move and
@@ -92,36 +111,45 @@ mod tests {
 
     #[test]
     fn every_page_moves_once_and_in_order() {
-        let bytes = (10 << 20) + 4096;
+        let bytes = (30 << 20) + 4096;
         let mut plan = Plan::new(bytes, 8192, Duration::from_millis(1));
         let mut end = 8192;
-        while let Some(chunk) = plan.next() {
-            assert_eq!(chunk.offset, end);
-            assert!(chunk.bytes <= LARGEST_CHUNK_BYTES && chunk.bytes.is_multiple_of(4096));
-            end += chunk.bytes;
-            plan.moved(Duration::from_micros(100));
+        let hold = Duration::from_micros(100);
+        while let Some(next) = plan.next() {
+            assert_eq!(next.offset, end);
+            assert!(next.bytes <= BATCH_BYTES && next.bytes.is_multiple_of(4096));
+            // Sometimes only a part of it moves.
+            let moved = next.bytes.min(3 << 20);
+            end += moved;
+            plan.moved(moved, 3, hold * 3, hold);
         }
         assert_eq!((end, plan.bytes_moved()), (bytes, bytes));
-        assert_eq!(plan.longest_hold(), Duration::from_micros(100));
+        assert_eq!(plan.longest_hold(), hold);
     }
 
     #[test]
     fn chunks_follow_how_long_pages_may_be_held() {
-        let mut plan = Plan::new(1 << 30, 0, Duration::from_millis(1));
+        let mut plan = Plan::new(1 << 40, 0, Duration::from_millis(1));
+        let ms = Duration::from_millis;
         for _ in 0..20 {
-            plan.moved(Duration::from_millis(3));
+            plan.moved(4096, 2, ms(6), ms(4));
         }
-        assert_eq!(
-            plan.next().map(|chunk| chunk.bytes),
-            Some(SMALLEST_CHUNK_BYTES)
-        );
+        assert_eq!(plan.chunk_bytes(), SMALLEST_CHUNK_BYTES);
         for _ in 0..20 {
-            plan.moved(Duration::from_micros(20));
+            plan.moved(4096, 10, ms(1), ms(1));
         }
-        assert_eq!(
-            plan.next().map(|chunk| chunk.bytes),
-            Some(LARGEST_CHUNK_BYTES)
-        );
+        assert_eq!(plan.chunk_bytes(), LARGEST_CHUNK_BYTES);
+        // Nothing that moved says nothing.
+        plan.moved(0, 0, ms(0), ms(0));
+        assert_eq!(plan.chunk_bytes(), LARGEST_CHUNK_BYTES);
+    }
+
+    #[test]
+    fn the_rest_takes_as_long_as_what_has_moved() {
+        let took = Duration::from_secs(3);
+        assert_eq!(time_left(took, 300, 100), Some(Duration::from_secs(1)));
+        assert_eq!(time_left(took, 300, 0), Some(Duration::ZERO));
+        assert_eq!(time_left(took, 0, 100), None);
     }
 
     #[test]

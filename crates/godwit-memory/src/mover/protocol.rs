@@ -1,9 +1,26 @@
 //! What a node and the agent inside QEMU say to each other: structures of 64 bytes, as in `agent/agent.c`.
 
+use std::time::Duration;
+
+use super::plan::Chunk;
+
 /// Bytes of a request, and of an answer.
 pub(super) const BYTES: usize = 64;
 /// The first word of each.
-const MAGIC: u64 = 0x3154_4d47_4f44;
+const MAGIC: u64 = 0x3254_4d47_4f44;
+
+/// Chunks that move one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// All of them together.
+    pub all: Chunk,
+    /// Bytes of one, at most.
+    pub chunk_bytes: u64,
+    /// How long one may be held: it becomes smaller when it cannot be copied in half of that.
+    pub hold: Duration,
+    /// Whether the end moves first.
+    pub downwards: bool,
+}
 
 /// What the agent is asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,26 +34,40 @@ pub(super) enum Request {
         /// All of it.
         bytes: u64,
     },
-    /// To move a chunk.
-    Move {
-        /// Of its first byte in the memory.
-        offset: u64,
-        /// Of the chunk.
-        bytes: u64,
-    },
+    /// To move a run of chunks.
+    Move(Run),
     /// To hold nothing any more.
     End,
+    /// To track which pages of this memory are written. Goes with a file of `/dev/userfaultfd`, if there is one.
+    Track {
+        /// Where QEMU has it.
+        address: u64,
+        /// All of it.
+        bytes: u64,
+    },
+    /// To track nothing any more.
+    Untrack,
 }
 
 impl Request {
     pub(super) fn to_bytes(self) -> [u8; BYTES] {
-        let (kind, address, bytes, offset) = match self {
-            Self::Hello => (1, 0, 0, 0),
-            Self::Begin { address, bytes } => (2, address, bytes, 0),
-            Self::Move { offset, bytes } => (3, 0, bytes, offset),
-            Self::End => (4, 0, 0, 0),
+        let words: [u64; BYTES / 8] = match self {
+            Self::Hello => [MAGIC, 1, 0, 0, 0, 0, 0, 0],
+            Self::Begin { address, bytes } => [MAGIC, 2, address, bytes, 0, 0, 0, 0],
+            Self::Move(Run {
+                all: Chunk { offset, bytes },
+                chunk_bytes,
+                hold,
+                downwards,
+            }) => {
+                let hold = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
+                let downwards = u64::from(downwards);
+                [MAGIC, 3, 0, bytes, offset, chunk_bytes, hold, downwards]
+            }
+            Self::End => [MAGIC, 4, 0, 0, 0, 0, 0, 0],
+            Self::Track { address, bytes } => [MAGIC, 5, address, bytes, 0, 0, 0, 0],
+            Self::Untrack => [MAGIC, 6, 0, 0, 0, 0, 0, 0],
         };
-        let words: [u64; BYTES / 8] = [MAGIC, kind, address, bytes, offset, 0, 0, 0];
         let mut encoded = [0; BYTES];
         for (place, word) in encoded.chunks_exact_mut(8).zip(words) {
             place.copy_from_slice(&word.to_ne_bytes());
@@ -50,10 +81,16 @@ impl Request {
 pub(super) struct Answer {
     /// Zero, or an errno.
     pub(super) error: i32,
-    /// Nanoseconds for which the chunk was held.
-    pub(super) held_ns: u64,
+    /// Nanoseconds for which a chunk was held, at most.
+    pub(super) longest_ns: u64,
     /// Bytes that were copied.
     pub(super) copied: u64,
+    /// Bytes that have moved.
+    pub(super) moved: u64,
+    /// Chunks that have moved.
+    pub(super) chunks: u64,
+    /// Nanoseconds for which they were held in all.
+    pub(super) held_ns: u64,
 }
 
 impl Answer {
@@ -69,8 +106,11 @@ impl Answer {
             .filter(|error| *error >= 0)?;
         (word(0) == MAGIC).then(|| Self {
             error,
-            held_ns: word(2),
+            longest_ns: word(2),
             copied: word(3),
+            moved: word(4),
+            chunks: word(5),
+            held_ns: word(6),
         })
     }
 }
@@ -88,9 +128,11 @@ mod tests {
             }
             bytes
         };
-        let good = encode([MAGIC, 28, 7, 9, 0, 0, 0, 0]);
+        let good = encode([MAGIC, 28, 7, 9, 11, 2, 13, 0]);
         let answer = Answer::from_bytes(&good).expect("is one");
-        assert_eq!((answer.error, answer.held_ns, answer.copied), (28, 7, 9));
+        let Answer { error, copied, .. } = answer;
+        assert_eq!((error, answer.longest_ns, copied), (28, 7, 9));
+        assert_eq!((answer.moved, answer.chunks, answer.held_ns), (11, 2, 13));
         for bad in [
             encode([0; 8]),
             encode([MAGIC, u64::MAX, 0, 0, 0, 0, 0, 0]),

@@ -60,8 +60,10 @@ fn pooled(inner: &Inner) -> Option<VmMemory> {
         moving: inner.moving.as_ref().map(|moving| MemoryMove {
             to: moving.to,
             ended: moving.ended,
+            bytes_total: moving.bytes_total,
             bytes_moved: moving.bytes_moved,
             seconds: moving.took.as_secs_f64(),
+            seconds_left: moving.time_left().map(|left| left.as_secs_f64()),
             longest_hold_us: moving.longest_hold.as_micros() as u64,
             longest_still_us: moving.longest_still.as_micros() as u64,
             problem: moving.problem.clone(),

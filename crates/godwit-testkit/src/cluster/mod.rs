@@ -3,6 +3,7 @@
 mod binary;
 mod command;
 mod memory_disk;
+mod memory_pool;
 mod node;
 
 use std::io;
@@ -19,6 +20,7 @@ pub use command::{Failure, GodwitCommand};
 pub use node::{Node, NodeSpec, StandsStill};
 
 pub use self::memory_disk::MemoryDisk;
+pub use self::memory_pool::MemoryPool;
 use crate::network::Namespace;
 use crate::process::{end_machines_of, run, scratch_dir};
 use crate::proxy::Proxy;

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::stream::{Finished, Heard, Lines, Report};
+use super::windows::Windows;
 use crate::process::wait_for;
 
 /// How often the threads look whether they should end, and conditions are looked at again.
@@ -178,10 +179,21 @@ impl GuestConsole {
         lock(&self.shared.heard).arrivals.largest(Instant::now())
     }
 
+    /// The largest time between two beats of the guest since the last mark as the host saw it: for as long its
+    /// processors did not run, or did not come to it.
+    pub fn beat_gap(&self) -> Duration {
+        lock(&self.shared.heard).beats.largest(Instant::now())
+    }
+
     /// Writes of 4 KiB on all disks of which the host knows by their ticks, and when it learned of the
     /// last one; none before the first.
     pub fn writes(&self) -> Option<(u64, Instant)> {
         lock(&self.shared.heard).arrivals.writes()
+    }
+
+    /// What the guest's loads on memory have said so far.
+    pub fn windows(&self) -> Windows {
+        lock(&self.shared.heard).windows.clone()
     }
 
     /// Reports that came a second time, or after later ones: a guest that runs once numbers each

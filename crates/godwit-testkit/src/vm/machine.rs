@@ -19,6 +19,33 @@ pub struct GuestNetwork {
     pub echo_port: u16,
 }
 
+/// A random pointer chase in the guest; none by default.
+#[derive(Clone, Copy, Debug)]
+pub struct PointerChase {
+    /// MiB of memory.
+    pub mib: u64,
+    /// For how much of the time, in per cent. A chase that never rests leaves a processor to nobody else.
+    pub percent: u64,
+}
+
+impl Default for PointerChase {
+    fn default() -> Self {
+        Self {
+            mib: 0,
+            percent: 100,
+        }
+    }
+}
+
+/// A writer in the guest that goes from page to page; none by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DirtyPages {
+    /// MiB of memory.
+    pub mib: u64,
+    /// MiB of pages a second; 0 for as many as it can.
+    pub rate_mib: u64,
+}
+
 /// What the guest does. The default is little enough for an emulated CPU.
 #[derive(Clone, Debug)]
 pub struct GuestLoad {
@@ -30,6 +57,13 @@ pub struct GuestLoad {
     pub memory_mb: u64,
     /// How much of it is rewritten a second, in MiB.
     pub memory_rate_mb: u64,
+    /// Memory through which pointers are chased.
+    pub pointer_chase: PointerChase,
+    /// Memory of which each page is written in turn.
+    pub dirty_pages: DirtyPages,
+    /// Milliseconds between two beats of the guest ([`GuestConsole::beat_gap`](super::GuestConsole::beat_gap)); 0 for
+    /// none.
+    pub beat_ms: u64,
     /// Decides what is written and where.
     pub seed: u64,
     /// Its network, if it has one.
@@ -43,6 +77,9 @@ impl Default for GuestLoad {
             file_mb: 32,
             memory_mb: 32,
             memory_rate_mb: 32,
+            pointer_chase: PointerChase::default(),
+            dirty_pages: DirtyPages::default(),
+            beat_ms: 0,
             seed: 1,
             network: None,
         }
@@ -58,10 +95,14 @@ impl GuestLoad {
             } = network;
             format!(" network.address={address} godwit.echo_port={echo_port}")
         });
+        let PointerChase { mib, percent } = self.pointer_chase;
+        let chase = format!("godwit.pointer_chase_mb={mib} godwit.pointer_chase_percent={percent}");
+        let DirtyPages { mib, rate_mib } = self.dirty_pages;
+        let dirty = format!("godwit.dirty_pages_mb={mib} godwit.dirty_pages_rate_mb={rate_mib}");
         format!(
             "console=ttyS0 loglevel=4 panic=-1 godwit.disks={disks} godwit.rate={} \
-             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={}{network}",
-            self.rate, self.file_mb, self.memory_mb, self.memory_rate_mb, self.seed
+             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={} godwit.beat_ms={} {chase} {dirty}{network}",
+            self.rate, self.file_mb, self.memory_mb, self.memory_rate_mb, self.seed, self.beat_ms
         )
     }
 }

@@ -14,9 +14,14 @@ mod guest;
 mod machine;
 mod on_nodes;
 mod stream;
+mod windows;
 
 pub use console::GuestConsole;
 pub use guest::{GuestImage, check_disk, format_disk, format_image};
-pub use machine::{ConsoleSocket, GuestLoad, GuestMachine, GuestNetwork, MachineDisk, block_nodes};
+pub use machine::{
+    ConsoleSocket, DirtyPages, GuestLoad, GuestMachine, GuestNetwork, MachineDisk, PointerChase,
+    block_nodes,
+};
 pub use on_nodes::{Gaps, NodeGuest, NodeMachine, VM};
 pub use stream::{Finished, Latency, Report};
+pub use windows::{ChaseWindow, DirtyWindow, Windows};

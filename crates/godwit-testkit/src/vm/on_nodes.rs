@@ -54,6 +54,9 @@ pub struct Gaps {
     pub host_ms: f64,
     /// The same by its own clock, which stands still with the machine.
     pub guest_ms: f64,
+    /// The largest time between two of its beats on the host's clock, for guests that have one
+    /// ([`GuestLoad::beat_ms`]).
+    pub beat_ms: f64,
 }
 
 impl NodeGuest {
@@ -110,7 +113,11 @@ impl NodeGuest {
         Self::boot_machine(cluster, node, disks, load, &NodeMachine::default())
     }
 
-    fn boot_machine(
+    /// As [`NodeGuest::boot`], with another machine.
+    ///
+    /// # Errors
+    /// When anything of that fails, with what the guest said.
+    pub fn boot_machine(
         cluster: &Cluster,
         node: &Node,
         disks: Vec<String>,
@@ -213,6 +220,7 @@ impl NodeGuest {
         let gaps = Gaps {
             host_ms: self.console.host_gap().as_secs_f64() * 1000.0,
             guest_ms: report.gap_since_mark_ms,
+            beat_ms: self.console.beat_gap().as_secs_f64() * 1000.0,
         };
         Ok((moved, gaps))
     }
@@ -226,6 +234,45 @@ impl NodeGuest {
         let mut words = vec!["migrate", &vm, "--to", to];
         words.extend(options);
         from.godwit(&words).json()
+    }
+
+    /// Waits until the guest's loads on memory have begun: they make all of their memory first.
+    ///
+    /// # Errors
+    /// When they do not.
+    pub fn loads_on_memory_work(&self) -> io::Result<()> {
+        let begun = || {
+            let windows = self.console.windows();
+            let both = !windows.pointer_chase.is_empty() && !windows.dirty_pages.is_empty();
+            both.then_some(())
+        };
+        wait_for(PATIENCE, begun).ok_or_else(|| self.said("the loads on memory do not begin"))
+    }
+
+    /// What a node shows of the machine's memory.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn memory(&self, node: &Node) -> io::Result<Value> {
+        Ok(node.godwit(&["vm", "show", VM]).json()?["memory"].clone())
+    }
+
+    /// Waits until a move of the machine's memory at a node has ended, and gives what the node shows of the memory.
+    ///
+    /// # Errors
+    /// When it does not end in time.
+    pub fn memory_moved(&self, node: &Node) -> io::Result<Value> {
+        let ended = || {
+            let memory = self.memory(node).ok()?;
+            (memory["moving"]["ended"] == true).then_some(memory)
+        };
+        wait_for(PATIENCE, ended).ok_or_else(|| {
+            let shown = self.memory(node).unwrap_or_default();
+            io::Error::other(format!(
+                "its memory moves without an end: {shown}\n{}",
+                node.log_tail(20)
+            ))
+        })
     }
 
     /// Ends the load, lets the guest compare all that it ever wrote, and checks the file systems of

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::arrivals::Arrivals;
+use super::windows::Windows;
 
 /// Longest line that is looked at, and the lines kept for whoever wants to know what went wrong.
 const LINE: usize = 4096;
@@ -80,6 +81,9 @@ pub(super) struct Heard {
     /// Errors, mismatches and whatever the guest's kernel said.
     pub(super) log: Vec<String>,
     pub(super) arrivals: Arrivals,
+    /// Those of the guest's beat, as if it were one disk.
+    pub(super) beats: Arrivals,
+    pub(super) windows: Windows,
 }
 
 impl Heard {
@@ -88,13 +92,21 @@ impl Heard {
             self.arrivals.tick(disk, writes, at);
             return;
         }
+        if let Some(number) = line.strip_prefix('=').and_then(|text| text.parse().ok()) {
+            self.beats.tick(0, number, at);
+            return;
+        }
         let object: Value = match serde_json::from_str(line) {
             Ok(object @ Value::Object(_)) => object,
             _ => return self.keep(line),
         };
+        if self.windows.take(&object, at) {
+            return;
+        }
         if object.get("finished").is_some() {
             self.finished = serde_json::from_value(object).ok();
             self.arrivals.end();
+            self.beats.end();
         } else if object.get("seq").is_some() {
             if let Ok(report) = serde_json::from_value::<Report>(object) {
                 let known = |last: &Report| report.seq <= last.seq;
@@ -105,6 +117,7 @@ impl Heard {
             if self.marked != id {
                 self.marked = id;
                 self.arrivals.mark();
+                self.beats.mark();
             }
         } else if object.get("started").is_some() {
             self.started = true;
@@ -163,7 +176,9 @@ mod tests {
         assert!(heard.started);
         take(&mut heard, "ed\":4}\n[ 1.0] EXT4-fs error\n{\"seq\":1}\n");
         assert_eq!(heard.marked, 4);
+        take(&mut heard, "=1\r\n=2\n");
         assert!(heard.report.is_none());
+        assert_eq!(heard.beats.writes().map(|(number, _)| number), Some(2));
         assert_eq!(heard.log, ["~0 x", "[ 1.0] EXT4-fs error"]);
         take(&mut heard, "{\"fatal\":\"no disk\"}\n");
         assert_eq!(heard.fatal.as_deref(), Some("no disk"));

@@ -10,6 +10,7 @@ mod nics;
 mod post_copy;
 mod pulling;
 mod site;
+mod zero_copy;
 
 use std::time::Duration;
 

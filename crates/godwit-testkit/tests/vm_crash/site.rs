@@ -6,10 +6,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
+use godwit_testkit::cluster::MemoryPool;
 use godwit_testkit::process::{cpu_seconds, end_machines_of, machines_in, run, wait_for};
 use godwit_testkit::proxy::{Conditions, Proxy};
 use godwit_testkit::scenario::{PATIENCE, one_owner};
-use godwit_testkit::vm::{GuestLoad, NodeGuest, VM};
+use godwit_testkit::vm::{DirtyPages, GuestLoad, NodeGuest, NodeMachine, PointerChase, VM};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -29,6 +30,9 @@ pub(crate) struct Site {
     pub(crate) guest: NodeGuest,
     links: Vec<Proxy>,
     load: GuestLoad,
+    machine: NodeMachine,
+    /// What its memory is in; it goes after the nodes.
+    pub(crate) pool: Option<MemoryPool>,
     /// Where the guest runs.
     at: &'static str,
     /// The fail points with which the nodes run.
@@ -53,8 +57,40 @@ impl Site {
 
     /// A guest with this load.
     pub(crate) fn with_guest(seed: u64, disks: usize, load: GuestLoad) -> Self {
-        let (cluster, links) = Cluster::start_linked(seed).unwrap();
-        let guest = NodeGuest::start(&cluster, "a", disks, DISK_MIB, &load);
+        Self::with(GuestLoad { seed, ..load }, disks, None)
+    }
+
+    /// A guest whose memory is in a pool that both nodes map, and is worked on in every way.
+    pub(crate) fn pooled(seed: u64) -> Self {
+        let load = GuestLoad {
+            file_mb: 16,
+            seed,
+            memory_mb: 16,
+            memory_rate_mb: 16,
+            pointer_chase: PointerChase {
+                mib: 16,
+                percent: 10,
+            },
+            dirty_pages: DirtyPages {
+                mib: 16,
+                rate_mib: 16,
+            },
+            ..GuestLoad::default()
+        };
+        Self::with(load, 2, Some(MemoryPool::new().unwrap()))
+    }
+
+    fn with(load: GuestLoad, disks: usize, pool: Option<MemoryPool>) -> Self {
+        let (mut cluster, links) = Cluster::prepare_linked(load.seed).unwrap();
+        if let Some(pool) = &pool {
+            pool.give_to(&mut cluster);
+        }
+        cluster.start_all().unwrap();
+        let machine = NodeMachine {
+            memory_pool: pool.is_some().then(|| MemoryPool::NAME.to_owned()),
+            ..NodeMachine::default()
+        };
+        let guest = NodeGuest::start_machine(&cluster, "a", (disks, DISK_MIB), &load, &machine);
         if guest.is_err() {
             end_machines_of(cluster.dir());
         }
@@ -63,6 +99,8 @@ impl Site {
             cluster,
             links,
             load,
+            machine,
+            pool,
             at: "a",
             points: HashMap::new(),
         }
@@ -184,8 +222,7 @@ impl Site {
     }
 
     pub(crate) fn kill_qemu(&self, node: &str) {
-        // It may have ended by itself.
-        let _ = kill_process(self.pid(node), Signal::KILL);
+        send(self.pid(node), Signal::KILL);
     }
 
     /// What both nodes show, destination first: a machine that moves is never seen to run twice.
@@ -272,7 +309,8 @@ impl Site {
         let node = self.cluster.node(owner);
         node.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
         let disks = self.guest.disks().to_vec();
-        self.guest = NodeGuest::boot(&self.cluster, node, disks, &self.load).unwrap();
+        let booted = NodeGuest::boot_machine(&self.cluster, node, disks, &self.load, &self.machine);
+        self.guest = booted.unwrap();
         assert_eq!(self.survived(), owner);
     }
 }
@@ -280,6 +318,11 @@ impl Site {
 /// Whether a node that shows this of the machine has no part in it any more.
 fn nothing_left(shown: &Value) -> bool {
     shown.is_null() || (shown["state"] == "departed" && shown["migration"].is_null())
+}
+
+pub(crate) fn send(process: Pid, signal: Signal) {
+    // It may have ended by itself.
+    let _ = kill_process(process, signal);
 }
 
 /// What the next boot would do, on a copy: replays the journal, and then finds nothing wrong.

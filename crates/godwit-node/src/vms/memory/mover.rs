@@ -14,6 +14,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use godwit_block::engine::{BlockDevice, EngineHandle};
+use godwit_memory::mover::Run;
 use godwit_memory::mover::agent::{Agent, AgentError};
 use godwit_memory::mover::plan::{self, Chunk, Plan};
 use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
@@ -45,6 +46,8 @@ pub(crate) struct MovingMemory {
     pub(crate) to: MemoryPlace,
     /// Whether it has ended.
     pub(crate) ended: bool,
+    /// Bytes that were there to be moved when it began.
+    pub(crate) bytes_total: u64,
     /// Bytes that have moved.
     pub(crate) bytes_moved: u64,
     /// The longest time for which a page was held.
@@ -57,6 +60,15 @@ pub(crate) struct MovingMemory {
     pub(crate) problem: Option<String>,
     /// Tells it to end.
     pub(crate) cancelled: Arc<AtomicBool>,
+}
+
+impl MovingMemory {
+    /// How long it still takes, as far as that is known.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        let left = self.bytes_total.saturating_sub(self.bytes_moved);
+        let known = plan::time_left(self.took, self.bytes_moved, left);
+        known.filter(|_| !self.ended)
+    }
 }
 
 /// What stands in the way of moving a VM's memory out of its memory pool and back at all, a sentence each.
@@ -161,6 +173,7 @@ pub(crate) async fn start(
     vm.lock().moving = Some(MovingMemory {
         to,
         ended: false,
+        bytes_total: work.all(),
         bytes_moved: 0,
         longest_hold: Duration::ZERO,
         longest_still: Duration::ZERO,
@@ -287,6 +300,14 @@ impl Move {
         })
     }
 
+    /// Bytes that there are to be moved.
+    const fn all(&self) -> u64 {
+        match self.to {
+            MemoryPlace::Local => self.bytes - self.local,
+            MemoryPlace::Pool => self.local,
+        }
+    }
+
     /// The chunk of the memory that a chunk of the plan is. What is local is always the start of the memory, so what
     /// goes back goes from its end.
     const fn place(&self, chunk: Chunk) -> Chunk {
@@ -363,15 +384,21 @@ impl Move {
             return Err(Trouble::Ended(why));
         }
         let before = plan.bytes_moved();
+        let next = plan.next().map(|next| Run {
+            all: self.place(next),
+            chunk_bytes: plan.chunk_bytes(),
+            hold: plan.hold(),
+            downwards: self.to == MemoryPlace::Pool,
+        });
         let mut failed = None;
-        while failed.is_none()
-            && plan.bytes_moved() - before < plan::BATCH_BYTES
-            && let Some(chunk) = plan.next()
-        {
-            match self.agent.move_chunk(self.place(chunk)) {
-                Ok(moved) => plan.moved(moved.held),
-                Err(error) => failed = Some(error),
+        match next.map(|run| self.agent.move_run(run)).transpose() {
+            Ok(moved) => {
+                if let Some(moved) = moved {
+                    plan.moved(moved.bytes, moved.chunks, moved.held, moved.longest_hold);
+                    failed = moved.refused.map(AgentError::Refused);
+                }
             }
+            Err(error) => failed = Some(error),
         }
         let bytes = plan.bytes_moved() - before;
         let follow = || {

@@ -280,7 +280,15 @@ pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
             "memory pool {name} is not on tmpfs, and Linux moves no other file system's memory under a guest: leave it \
              in the pool with --stay-in-pool"
         )),
-        Err(error) => Some(error.message),
+        Err(error) => Some(sentence(error)),
+    }
+}
+
+/// A blocker among others: what is wrong, and what to do.
+fn sentence(error: ErrorBody) -> String {
+    match error.hint {
+        Some(hint) => format!("{}; {hint}", error.message),
+        None => error.message,
     }
 }
 
@@ -300,9 +308,8 @@ pub(crate) fn offer(
              moving memory",
         ));
     };
-    let told = |error: ErrorBody| error.message;
-    let failed = |error: PoolError| refused(&node.config.name, &memory.pool, &error).message;
-    let (pool, segment) = segment(node, vm, memory).map_err(told)?;
+    let failed = |error: PoolError| sentence(refused(&node.config.name, &memory.pool, &error));
+    let (pool, segment) = segment(node, vm, memory).map_err(sentence)?;
     let title = segment.title().map_err(failed)?;
     if title.owner != node.config.name {
         return Err(format!("its memory belongs to node '{}'", title.owner));
@@ -330,12 +337,12 @@ pub(crate) fn take_up(
     migration: &str,
     offer: &PoolOffer,
 ) -> Result<(), String> {
-    let failed = |error: PoolError| refused(&node.config.name, &offer.pool, &error).message;
+    let failed = |error: PoolError| sentence(refused(&node.config.name, &offer.pool, &error));
     // It names files.
     names::check("VM", vm).map_err(|error| error.message)?;
-    let pool = open(&node.config, &offer.pool).map_err(|error| error.message)?;
+    let pool = open(&node.config, &offer.pool).map_err(sentence)?;
     proof::answer(&pool, migration, &offer.nonce, &node.config.name).map_err(failed)?;
-    let (_, segment) = segment(node, vm, &offer.expected()).map_err(|error| error.message)?;
+    let (_, segment) = segment(node, vm, &offer.expected()).map_err(sentence)?;
     let title = segment.title().map_err(failed)?;
     if title.epoch != offer.epoch || segment.bytes() != offer.bytes {
         return Err(format!(

@@ -12,6 +12,7 @@ use godwit_memory::mover::mappings::{self, Layout};
 use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
 use rustix::fs::{MemfdFlags, SealFlags};
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 
 use crate::disks::vhost::Held;
 use crate::node::{Node, blocking};
@@ -127,41 +128,47 @@ pub(crate) async fn local_bytes(
 /// node. Disks of a VM whose memory cannot be found have no socket until it is, or until its QEMU has ended: to write to
 /// the wrong memory would be worse.
 pub(crate) async fn restore(node: &Arc<Node>, stored: &[(String, VmEntry)]) {
+    // At once: a QEMU that stands still does not hold up the others'.
+    let mut restoring = JoinSet::new();
     for (name, entry) in stored {
-        let Err(error) = restore_one(node, name, entry).await else {
-            continue;
-        };
-        tracing::error!(
-            vm = name,
-            error,
-            "cannot find the VM's memory, so its disks are not served to it yet"
-        );
-        let held = Held::new(node, &entry.machine.disks);
         let (node, name, entry) = (Arc::clone(node), name.clone(), entry.clone());
-        tokio::spawn(async move {
-            loop {
-                tokio::select! {
-                    () = tokio::time::sleep(RETRY) => {}
-                    () = node.closed() => return,
+        restoring.spawn(async move { restore_or_hold(&node, name, entry).await });
+    }
+    restoring.join_all().await;
+}
+
+/// Restores one, or goes on trying with its disks held.
+async fn restore_or_hold(node: &Arc<Node>, name: String, entry: VmEntry) {
+    let Err(error) = restore_one(node, &name, &entry).await else {
+        return;
+    };
+    tracing::error!(
+        vm = name,
+        error,
+        "cannot find the VM's memory, so its disks are not served to it yet"
+    );
+    let held = Held::new(node, &entry.machine.disks);
+    let node = Arc::clone(node);
+    tokio::spawn(async move {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = node.closed() => return,
+            }
+            match restore_one(&node, &name, &entry).await {
+                Ok(away) => {
+                    tracing::info!(vm = name, "the VM's memory is found, or its QEMU has ended");
+                    if let Some(vm) = node.vms.find(&name) {
+                        vm.lock().local_bytes = away;
+                    }
+                    return drop(held);
                 }
-                match restore_one(&node, &name, &entry).await {
-                    Ok(away) => {
-                        tracing::info!(
-                            vm = name,
-                            "the VM's memory is found, or its QEMU has ended"
-                        );
-                        if let Some(vm) = node.vms.find(&name) {
-                            vm.lock().local_bytes = away;
-                        }
-                        return drop(held);
-                    }
-                    Err(error) => {
-                        tracing::debug!(vm = name, error, "the VM's memory is still not found")
-                    }
+                Err(error) => {
+                    tracing::debug!(vm = name, error, "the VM's memory is still not found")
                 }
             }
-        });
-    }
+        }
+    });
 }
 
 /// Gives how many bytes of the VM's memory are not in its memory pool; none when no QEMU runs it.

@@ -1,21 +1,20 @@
-//! Memory that is rewritten and checked again and again: a machine that moves while its memory
-//! changes must not lose a page.
+//! Memory that is rewritten and checked as a whole, again and again.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::{PAGE_WORDS, pages};
 use crate::random::mix;
 use crate::stats::Stats;
 
-const PAGE_WORDS: usize = 4096 / 8;
 /// Pages between two looks at the clock.
 const SLICE: usize = 64;
 
 /// Rewrites and checks `megabytes` MiB until told to stop, at most `rate` MiB a second. Every pass
 /// expects in each page what the pass before wrote.
-pub(crate) fn run(megabytes: u64, rate: u64, stats: &Stats, stop: &AtomicBool) {
-    let pages = (megabytes << 20) as usize / 4096;
+pub(super) fn run(megabytes: u64, rate: u64, stats: &Stats, stop: &AtomicBool) {
+    let pages = pages(megabytes);
     let mut memory = vec![0u64; pages * PAGE_WORDS];
     let pause = Duration::from_micros((SLICE as u64 * 4096 * 1_000_000) / (rate << 20));
     let mut next = Instant::now();

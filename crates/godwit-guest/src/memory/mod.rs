@@ -1,0 +1,76 @@
+//! The loads on memory. Each checks what it reads: a machine that moves must not lose a page, nor bring back an
+//! older one. Two of them are those of the zero-copy migration paper's benchmarks, under the same names.
+
+mod dirty_pages;
+mod pointer_chase;
+mod rewrite;
+
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::options::Options;
+use crate::stats::Stats;
+
+/// Bytes of a page.
+const PAGE_BYTES: usize = 4096;
+/// Words of a page.
+const PAGE_WORDS: usize = PAGE_BYTES / 8;
+/// The time to which a line on the console refers.
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// Runs all loads on memory that the options ask for until told to stop; then each checks all of its memory.
+pub(crate) fn run(options: &Options, stats: &Stats, stop: &AtomicBool) {
+    thread::scope(|scope| {
+        scope.spawn(|| rewrite::run(options.memory_mb, options.memory_rate_mb, stats, stop));
+        if options.pointer_chase_mb > 0 {
+            scope.spawn(|| {
+                pointer_chase::run(
+                    options.pointer_chase_mb,
+                    options.pointer_chase_percent,
+                    options.seed,
+                    stats,
+                    stop,
+                );
+            });
+        }
+        if options.dirty_pages_mb > 0 {
+            scope.spawn(|| {
+                dirty_pages::run(
+                    options.dirty_pages_mb,
+                    options.dirty_pages_rate_mb,
+                    stats,
+                    stop,
+                );
+            });
+        }
+    });
+}
+
+/// The pages of so many MiB.
+const fn pages(megabytes: u64) -> usize {
+    (megabytes << 20) as usize / PAGE_BYTES
+}
+
+/// One [`WINDOW`] after the other.
+#[derive(Debug)]
+struct Windows {
+    begun: Instant,
+}
+
+impl Windows {
+    fn begin() -> Self {
+        Self {
+            begun: Instant::now(),
+        }
+    }
+
+    /// How long the window took, if it is over by `now`; then the next one begins.
+    fn over(&mut self, now: Instant) -> Option<Duration> {
+        let took = now.saturating_duration_since(self.begun);
+        (took >= WINDOW).then(|| {
+            self.begun = now;
+            took
+        })
+    }
+}

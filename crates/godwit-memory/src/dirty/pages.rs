@@ -1,0 +1,104 @@
+//! Runs of pages of a memory.
+
+/// Bytes of a page.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Pages in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageRun {
+    /// The number of the first one in the memory.
+    pub first: u64,
+    /// So many; at least one.
+    pub pages: u64,
+}
+
+/// Pages of a memory, as runs that neither touch nor overlap, in order.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    runs: Vec<PageRun>,
+}
+
+impl Pages {
+    /// The runs, in order.
+    pub fn runs(&self) -> &[PageRun] {
+        &self.runs
+    }
+
+    /// How many pages there are.
+    pub fn count(&self) -> u64 {
+        self.runs.iter().map(|run| run.pages).sum()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Whether this page is one of them.
+    pub fn contains(&self, page: u64) -> bool {
+        let before = self.runs.partition_point(|run| run.first <= page);
+        before > 0 && page - self.runs[before - 1].first < self.runs[before - 1].pages
+    }
+
+    /// Adds a run that begins where the last one begins, or later: scans go through memory in order.
+    ///
+    /// # Panics
+    /// When it begins before the last one.
+    pub fn push(&mut self, run: PageRun) {
+        if run.pages == 0 {
+            return;
+        }
+        if let Some(last) = self.runs.last_mut() {
+            assert!(run.first >= last.first, "runs come in order");
+            if run.first <= last.first + last.pages {
+                let end = (run.first + run.pages).max(last.first + last.pages);
+                last.pages = end - last.first;
+                return;
+            }
+        }
+        self.runs.push(run);
+    }
+
+    /// Those of both: what two looks found since a copy was made.
+    #[must_use]
+    pub fn union(&self, other: &Self) -> Self {
+        let mut all: Vec<PageRun> = self.runs.iter().chain(&other.runs).copied().collect();
+        all.sort_by_key(|run| run.first);
+        let mut union = Self::default();
+        all.into_iter().for_each(|run| union.push(run));
+        union
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pages(runs: &[(u64, u64)]) -> Pages {
+        let mut pages = Pages::default();
+        for (first, count) in runs {
+            pages.push(PageRun {
+                first: *first,
+                pages: *count,
+            });
+        }
+        pages
+    }
+
+    #[test]
+    fn runs_that_touch_or_overlap_become_one() {
+        let found = pages(&[(0, 2), (2, 1), (2, 4), (9, 0), (10, 1)]);
+        assert_eq!(found, pages(&[(0, 6), (10, 1)]));
+        assert_eq!((found.count(), found.runs().len()), (7, 2));
+        let has: Vec<u64> = (0..12).filter(|page| found.contains(*page)).collect();
+        assert_eq!(has, [0, 1, 2, 3, 4, 5, 10]);
+        assert!(!Pages::default().contains(0));
+    }
+
+    #[test]
+    fn what_either_look_found_is_in_both_together() {
+        let both = pages(&[(1, 1), (5, 3)]).union(&pages(&[(0, 1), (6, 4)]));
+        assert_eq!(both, pages(&[(0, 2), (5, 5)]));
+        assert_eq!(both.union(&Pages::default()), both);
+    }
+}

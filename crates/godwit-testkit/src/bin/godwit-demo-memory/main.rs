@@ -1,0 +1,61 @@
+//! The main job without copying memory first: virtual machines of different sizes under memory and disk load move
+//! between two nodes that map the same memory, while their guests check all that they read.
+
+mod report;
+mod scene;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use godwit_testkit::report::write_report;
+
+use report::Report;
+use scene::Scene;
+
+/// Moves running virtual machines between two nodes that share memory
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// MiB of memory of each guest
+    #[arg(long, value_delimiter = ',', default_values_t = [1024, 4096])]
+    guest_mib: Vec<u64>,
+    /// How often each goes to the other node and back, in each way
+    #[arg(long, default_value_t = 2)]
+    rounds: usize,
+    /// MiB of each of the two disks
+    #[arg(long, default_value_t = 96)]
+    disk_mib: u64,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let mut report = Report::default();
+    // One at a time: each may have as much memory as its size twice for a moment.
+    for guest_mib in arguments.guest_mib {
+        let scene = Scene {
+            guest_mib,
+            rounds: arguments.rounds,
+            disk_mib: arguments.disk_mib,
+        };
+        match scene.play() {
+            Ok(played) => report.add(played),
+            Err(error) => {
+                eprintln!("\nguest of {guest_mib} MiB: the demo could not finish: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    report.judge();
+    match write_report("demo-memory", &report) {
+        Ok(path) => println!("{}", path.display()),
+        Err(error) => {
+            eprintln!("cannot write the report: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    if report.is_good() {
+        ExitCode::SUCCESS
+    } else {
+        eprintln!("\nThe demo found problems; see the report.");
+        ExitCode::FAILURE
+    }
+}

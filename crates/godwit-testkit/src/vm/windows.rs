@@ -1,0 +1,92 @@
+//! What the guest's loads on memory say for each 100 ms.
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Windows that are kept of each load: an hour of them.
+const KEPT: usize = 36_000;
+
+/// One window of the pointer chase.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct ChaseWindow {
+    /// How long it was by the guest's clock, in microseconds.
+    pub window_us: u64,
+    /// Accesses to memory.
+    pub accesses: u64,
+    /// How long one took on average, in nanoseconds.
+    pub mean_ns: f64,
+    /// How long the slowest 16 accesses in a row took, in nanoseconds.
+    pub slowest_run_ns: u64,
+}
+
+/// One window of the writer that goes from page to page.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct DirtyWindow {
+    /// How long it was by the guest's clock, in microseconds.
+    pub window_us: u64,
+    /// Pages that it wrote.
+    pub pages: u64,
+}
+
+impl DirtyWindow {
+    /// MiB of pages a second.
+    pub fn rate_mib(&self) -> f64 {
+        let seconds = Duration::from_micros(self.window_us).as_secs_f64();
+        self.pages as f64 * 4096.0 / f64::from(1 << 20) / seconds
+    }
+}
+
+/// All windows so far, with the moments at which the host heard of them.
+#[derive(Clone, Debug, Default)]
+pub struct Windows {
+    /// Of the pointer chase.
+    pub pointer_chase: Vec<(Instant, ChaseWindow)>,
+    /// Of the writer.
+    pub dirty_pages: Vec<(Instant, DirtyWindow)>,
+}
+
+impl Windows {
+    /// Takes a line that is an object. Whether it is one of these.
+    pub(super) fn take(&mut self, line: &Value, at: Instant) -> bool {
+        if let Some(window) = line.get("pointer_chase") {
+            keep(&mut self.pointer_chase, window, at);
+        } else if let Some(window) = line.get("dirty_pages") {
+            keep(&mut self.dirty_pages, window, at);
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+fn keep<T: for<'a> Deserialize<'a>>(kept: &mut Vec<(Instant, T)>, window: &Value, at: Instant) {
+    if kept.len() < KEPT
+        && let Ok(window) = T::deserialize(window)
+    {
+        kept.push((at, window));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use serde_json::json;
+
+    use super::Windows;
+
+    #[test]
+    fn only_whole_windows_are_kept() {
+        let mut windows = Windows::default();
+        let now = Instant::now();
+        let dirty = json!({"dirty_pages": {"window_us": 100_000, "pages": 256}});
+        assert!(windows.take(&dirty, now));
+        assert!(windows.take(&json!({"pointer_chase": {"window_us": 1}}), now));
+        assert!(!windows.take(&json!({"seq": 1}), now));
+        assert!(windows.pointer_chase.is_empty());
+        let rate = windows.dirty_pages[0].1.rate_mib();
+        assert!((rate - 10.0).abs() < 1e-9, "{rate}");
+    }
+}

@@ -1,0 +1,222 @@
+//! What keeps a machine's memory from staying where it is while the machine moves: a sentence each, all at once, before
+//! anything moves.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use godwit_testkit::Cluster;
+use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node};
+use godwit_testkit::process::run;
+use godwit_testkit::scenario::Scenario;
+
+/// A file system of a kind that cannot be had without root, as long as this lives.
+struct Mounted {
+    folder: tempfile::TempDir,
+}
+
+impl Mounted {
+    /// Nothing without the right to mount.
+    fn new(kind: &str, options: &str) -> Option<Self> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount
+            .args(["-t", kind, "-o", options, "none"])
+            .arg(folder.path());
+        match run(&mut mount) {
+            Ok(_) => Some(Self { folder }),
+            Err(error) => {
+                println!("not tried, for want of the right to mount {kind}: {error}");
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().to_owned()
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = run(Command::new("umount").arg(self.folder.path()));
+    }
+}
+
+fn run_in<'a>(pool: &'a str, memory: &'a str) -> Vec<&'a str> {
+    vec![
+        "vm",
+        "run",
+        "web",
+        "--memory",
+        memory,
+        "--accel",
+        "tcg",
+        "--memory-pool",
+        pool,
+        "--",
+        "-nodefaults",
+    ]
+}
+
+/// A command is refused with all of these words, and says what to do.
+fn refused(node: &Node, command: &[&str], words: &[&str]) {
+    let text = node.refusal(command);
+    println!("{text}\n");
+    for word in words {
+        assert!(text.contains(word), "'{word}' is not in: {text}");
+    }
+    assert!(text.contains("hint:"), "no next step in: {text}");
+}
+
+fn no_machine(node: &Node) {
+    let all = node.godwit(&["vm", "list"]).json().unwrap();
+    assert_eq!(all.as_array().map(Vec::len), Some(0), "{all}");
+}
+
+#[test]
+fn a_pool_that_cannot_be_used_is_named_before_anything_starts() {
+    let _turn = Scenario::begin("zero_copy_refusals", "a_pool_that_cannot_be_used_is_named");
+    let small = Mounted::new("tmpfs", "size=32m");
+    let read_only = Mounted::new("tmpfs", "ro,size=32m");
+    let huge = Mounted::new("hugetlbfs", "pagesize=2M");
+    let folder = tempfile::tempdir().unwrap();
+    let (missing, file) = (folder.path().join("missing"), folder.path().join("file"));
+    std::fs::write(&file, "").unwrap();
+    let mounted = |name, mounted: &Option<Mounted>| Some((name, mounted.as_ref()?.path()));
+    let pools = [
+        Some(("missing", missing)),
+        Some(("file", file)),
+        mounted("small", &small),
+        mounted("ro", &read_only),
+        mounted("huge", &huge),
+    ];
+    let mut cluster = Cluster::prepare(&["a"], ClusterOptions::secure().unwrap()).unwrap();
+    for (name, path) in pools.iter().flatten() {
+        let option = format!("--memory-pool={name}={}", path.display());
+        cluster.node_mut("a").spec_mut().options.push(option);
+    }
+    cluster.start_all().unwrap();
+    let a = cluster.node("a");
+    let words: [(&str, &[&str]); 6] = [
+        (
+            "nope",
+            &[
+                "no memory pool named \"nope\"",
+                "it has missing",
+                "--memory-pool NAME=FOLDER",
+            ],
+        ),
+        ("missing", &["memory pool missing of node 'a'", "mount it"]),
+        (
+            "file",
+            &["memory pool file of node 'a'", "another --memory-pool"],
+        ),
+        (
+            "small",
+            &["has 32 MiB free, and 64 MiB", "make the pool larger"],
+        ),
+        (
+            "ro",
+            &[
+                "memory pool ro of node 'a'",
+                "let the node's user write there",
+            ],
+        ),
+        (
+            "huge",
+            &[
+                "memory pool huge of node 'a'",
+                "2097152",
+                "use a pool of ordinary pages",
+            ],
+        ),
+    ];
+    for (name, words) in words {
+        if name == "nope" || pools.iter().flatten().any(|(known, _)| *known == name) {
+            refused(a, &run_in(name, "64M"), words);
+        }
+    }
+    no_machine(a);
+}
+
+#[test]
+fn all_that_keeps_memory_where_it_is_comes_at_once() {
+    let _turn = Scenario::begin(
+        "zero_copy_refusals",
+        "all_that_keeps_memory_where_it_is_comes",
+    );
+    let (here, there) = (MemoryPool::new().unwrap(), MemoryPool::new().unwrap());
+    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    for (name, pool) in [("a", &here), ("b", &there)] {
+        let option = format!("--memory-pool=cxl={}", pool.path().display());
+        cluster.node_mut(name).spec_mut().options.push(option);
+    }
+    cluster.start_all().unwrap();
+    let a = cluster.node("a");
+    a.godwit(&["disk", "create", "foreign", "--size", "16M"])
+        .json()
+        .unwrap();
+    let socket = a.spec().dir.join("disks/foreign.vhost");
+    let chardev = format!("socket,id=other,reconnect-ms=100,path={}", socket.display());
+    let mut command = run_in("cxl", "64M");
+    // To QEMU's arguments it is somebody else's device.
+    command.extend([
+        "-chardev",
+        &chardev,
+        "-device",
+        "vhost-user-blk-pci,chardev=other",
+    ]);
+    a.godwit(&command).json().unwrap();
+    refused(
+        a,
+        &["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"],
+        &[
+            "device vhost-user-blk-pci is served by a process that maps the memory itself",
+            "remove the device, or leave the memory in its pool with --stay-in-pool",
+            "memory pool cxl of node 'b' cannot be used: the folder there holds other memory",
+            "give both nodes the same memory under this name",
+        ],
+    );
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    assert!(here.is_empty().unwrap() && there.is_empty().unwrap());
+}
+
+/// Without a pool at the source there is nothing to share, without one at the destination nobody to share it with.
+#[test]
+fn memory_that_is_not_shared_is_refused() {
+    let _turn = Scenario::begin("zero_copy_refusals", "memory_that_is_not_shared_is_refused");
+    let pool = MemoryPool::new().unwrap();
+    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+    let option = format!("--memory-pool=cxl={}", pool.path().display());
+    cluster.node_mut("a").spec_mut().options.push(option);
+    cluster.start_all().unwrap();
+    let a = cluster.node("a");
+    let mut command = run_in("cxl", "64M");
+    a.godwit(&command).json().unwrap();
+    let migrate = ["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"];
+    refused(
+        a,
+        &migrate,
+        &[
+            "node 'b' has no memory pool named \"cxl\"",
+            "it has none; start the node with --memory-pool NAME=FOLDER",
+        ],
+    );
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    command.drain(7..9);
+    a.godwit(&command).json().unwrap();
+    refused(
+        a,
+        &migrate,
+        &[
+            "its memory is in no memory pool",
+            "start it with 'godwit vm run --memory-pool'",
+        ],
+    );
+    refused(
+        a,
+        &["vm", "memory", "web", "--to", "local"],
+        &["it is in no memory pool"],
+    );
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+}
