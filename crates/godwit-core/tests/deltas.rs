@@ -9,7 +9,8 @@ use godwit_core::request::{Operation, Origin, Request, RequestTag};
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 use godwit_core::{
-    Controller, DeltaBy, Limits, MigrationOptions, OlderCopy, PolicyOptions, Switchover, Written,
+    Controller, DeltaBy, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions, RoundOptions,
+    Switchover, Written,
 };
 
 const LIMITS: Limits = Limits {
@@ -308,6 +309,36 @@ fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
     node.settle();
     let of = Event::BecameBase { migration: GOES };
     assert!(node.events.contains(&of), "{:?}", node.events);
+}
+
+#[test]
+fn the_image_of_a_disk_that_left_without_a_part_of_its_own_image_never_counts() {
+    let mut node = Node::new(AuthorityRecord {
+        remainder: Some(CAME),
+        ..AuthorityRecord::created()
+    });
+    let mut lacks = vec![0; Missing::word_length(CAPACITY)];
+    lacks[0] = 1;
+    let heat = vec![0; Missing::heat_length(CAPACITY)];
+    let missing = Missing::from_parts(CAPACITY, &lacks, &heat).expect("it fits");
+    node.core.restore_missing(missing);
+    node.core.pull_on_demand_only();
+    node.core.begin_comparison().expect("it begins");
+    let nothing = vec![0; lacks.len()];
+    assert!(node.core.end_comparison(&nothing, &nothing));
+    let rounds = RoundOptions {
+        block_sectors: 8,
+        ..RoundOptions::default()
+    };
+    node.leave(OlderCopy::None, PolicyOptions::PreCopy(rounds));
+    assert!(node.core.switch_over(node.now));
+    node.settle();
+    node.hears(Message::Prepared { migration: GOES });
+    node.hears(Message::Committed { migration: GOES });
+    let gone = Event::MigrationCompleted { migration: GOES };
+    assert!(node.events.contains(&gone), "{:?}", node.events);
+    let base = Event::BecameBase { migration: GOES };
+    assert!(!node.events.contains(&base), "{:?}", node.events);
 }
 
 #[test]
