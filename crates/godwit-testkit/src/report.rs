@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use serde::Serialize;
 
@@ -25,6 +26,47 @@ pub fn write_report_as(name: &str, file: &str, report: &impl Serialize) -> io::R
     let path = dir.join(file);
     std::fs::write(&path, serde_json::to_string_pretty(report)? + "\n")?;
     Ok(path)
+}
+
+/// What a demo ends with: it writes its report, tells where that is, and fails when what it found is not good.
+pub fn conclude(name: &str, report: &impl Serialize, is_good: bool) -> ExitCode {
+    match write_report(name, report) {
+        Ok(path) => println!("{}", path.display()),
+        Err(error) => {
+            eprintln!("cannot write the report: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
+    if is_good {
+        ExitCode::SUCCESS
+    } else {
+        eprintln!("\nThe demo found problems; see the report.");
+        ExitCode::FAILURE
+    }
+}
+
+/// A figure beside what it is to be at most.
+#[derive(Clone, Debug, Serialize)]
+pub struct Target {
+    name: &'static str,
+    goal: f64,
+    value: f64,
+    met: bool,
+}
+
+impl Target {
+    /// Judges the figure, and says so on the screen.
+    pub fn judged(name: &'static str, goal: f64, value: f64) -> Self {
+        let met = value <= goal;
+        let word = if met { "met" } else { "NOT met" };
+        println!("{name}: {value:.2}, at most {goal}: {word}");
+        Self {
+            name,
+            goal,
+            value,
+            met,
+        }
+    }
 }
 
 /// The median; 0 of nothing.

@@ -7,7 +7,7 @@ mod scene;
 use std::process::ExitCode;
 
 use clap::Parser;
-use godwit_testkit::report::write_report;
+use godwit_testkit::report::conclude;
 
 use report::Report;
 use scene::Scene;
@@ -45,17 +45,5 @@ fn main() -> ExitCode {
         }
     }
     report.judge();
-    match write_report("demo-memory", &report) {
-        Ok(path) => println!("{}", path.display()),
-        Err(error) => {
-            eprintln!("cannot write the report: {error}");
-            return ExitCode::FAILURE;
-        }
-    }
-    if report.is_good() {
-        ExitCode::SUCCESS
-    } else {
-        eprintln!("\nThe demo found problems; see the report.");
-        ExitCode::FAILURE
-    }
+    conclude("demo-memory", &report, report.is_good())
 }

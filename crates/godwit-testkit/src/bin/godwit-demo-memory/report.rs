@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use godwit_testkit::report::median;
+use godwit_testkit::report::{Target, median};
 use godwit_testkit::vm::Gaps;
 use serde::Serialize;
 use serde_json::Value;
@@ -63,14 +63,6 @@ pub(crate) struct Moved {
     /// The largest time between two writes of the guest to one of its disks.
     #[serde(skip)]
     disk_gap_ms: f64,
-}
-
-#[derive(Debug, Serialize)]
-struct Target {
-    name: &'static str,
-    goal: f64,
-    value: f64,
-    met: bool,
 }
 
 impl Moved {
@@ -140,28 +132,18 @@ impl Report {
         self.median_blackout_ms_qmp = self.median(None, |moved| moved.blackout_ms_qmp);
         self.total_ms_ratio = self.ratio(|moved| moved.total_ms);
         self.blackout_ms_qmp_ratio = self.ratio(|moved| moved.blackout_ms_qmp);
-        for (name, goal, value) in [
-            (
+        self.targets = vec![
+            Target::judged(
                 "median blackout in the guest, ms",
                 BLACKOUT_GOAL,
                 self.median_blackout_ms_guest,
             ),
-            (
+            Target::judged(
                 "total time, largest guest by smallest",
                 RATIO_GOAL,
                 self.total_ms_ratio,
             ),
-        ] {
-            let met = value <= goal;
-            let word = if met { "met" } else { "NOT met" };
-            println!("{name}: {value:.2}, at most {goal}: {word}");
-            self.targets.push(Target {
-                name,
-                goal,
-                value,
-                met,
-            });
-        }
+        ];
         println!(
             "median blackout by QEMU's stop and start, ms: {:.2}; largest guest by smallest: {:.2}",
             self.median_blackout_ms_qmp, self.blackout_ms_qmp_ratio

@@ -7,7 +7,7 @@ mod scene;
 use std::process::ExitCode;
 
 use clap::Parser;
-use godwit_testkit::report::write_report;
+use godwit_testkit::report::conclude;
 
 /// Moves a virtual machine between two hosts while a client outside watches its network
 #[derive(Debug, Parser)]
@@ -30,17 +30,5 @@ fn main() -> ExitCode {
         }
     };
     report.tell();
-    match write_report("demo-net", &report) {
-        Ok(path) => println!("{}", path.display()),
-        Err(error) => {
-            eprintln!("cannot write the report: {error}");
-            return ExitCode::FAILURE;
-        }
-    }
-    if report.is_good() {
-        ExitCode::SUCCESS
-    } else {
-        eprintln!("\nThe demo found problems; see the report.");
-        ExitCode::FAILURE
-    }
+    conclude("demo-net", &report, report.is_good())
 }

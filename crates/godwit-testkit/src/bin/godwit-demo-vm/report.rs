@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use godwit_testkit::report::median;
+use godwit_testkit::report::{Target, median};
 use godwit_testkit::vm::Gaps;
 use serde::Serialize;
 use serde_json::Value;
@@ -57,14 +57,6 @@ pub(crate) struct Moved {
     disk_bytes: u64,
     memory_bytes: u64,
     pub(crate) verified: bool,
-}
-
-#[derive(Debug, Serialize)]
-struct Target {
-    name: &'static str,
-    goal: f64,
-    value: f64,
-    met: bool,
 }
 
 impl Moved {
@@ -122,28 +114,18 @@ impl Report {
             |pick: fn(&Moved) -> f64| median(&self.migrations.iter().map(pick).collect::<Vec<_>>());
         self.blackout_ms_guest = of(|moved| moved.blackout_ms_guest);
         self.switchover_ms = of(|moved| moved.switchover_ms);
-        for (name, goal, value) in [
-            (
-                "blackout in the guest, ms",
+        self.targets = vec![
+            Target::judged(
+                "median blackout in the guest, ms",
                 BLACKOUT_GOAL,
                 self.blackout_ms_guest,
             ),
-            (
-                "disks change hands, ms",
+            Target::judged(
+                "median time in which disks change hands, ms",
                 SWITCHOVER_GOAL,
                 self.switchover_ms,
             ),
-        ] {
-            let met = value <= goal;
-            let word = if met { "met" } else { "NOT met" };
-            println!("median {name}: {value:.1}, at most {goal:.0}: {word}");
-            self.targets.push(Target {
-                name,
-                goal,
-                value,
-                met,
-            });
-        }
+        ];
     }
 
     /// Whether the guest lost nothing. How long it stood still is for the reader to judge.
