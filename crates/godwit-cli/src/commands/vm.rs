@@ -298,7 +298,7 @@ mod tests {
         };
         let far = memory_move(&moving);
         assert!(
-            far.starts_with("256 MiB of 1 GiB to local in 0.5 s") && far.ends_with("1.5 s left"),
+            far.starts_with("256 MiB of 1.00 GiB to local in 0.5 s") && far.ends_with("1.5 s left"),
             "{far}"
         );
         moving.ended = true;
