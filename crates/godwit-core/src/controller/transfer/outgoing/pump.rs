@@ -213,8 +213,10 @@ impl Controller {
             }
             let (most, chunk_sectors) = source.most_in_flight(guest_is_idle);
             // What is written while the switchover waits belongs to the next pass.
-            let rests =
-                source.stage == Stage::Converged || source.leaves() || source.is_switching();
+            let rests = source.stage == Stage::Converged
+                || source.stage.has_asked()
+                || source.leaves()
+                || source.is_switching();
             while !rests && source.has_room(most, chunk_sectors) {
                 let (extent, kind) = match source.next_chunk(chunk_sectors) {
                     Next::End => break,

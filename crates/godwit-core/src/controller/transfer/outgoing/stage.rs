@@ -34,6 +34,11 @@ impl Stage {
         }
     }
 
+    /// Whether the destination was asked to accept the disk: it takes no more of it then.
+    pub(super) const fn has_asked(self) -> bool {
+        matches!(self, Self::Preparing { .. } | Self::Decided(_))
+    }
+
     pub(in crate::controller) const fn is_freezing(self) -> bool {
         matches!(self, Self::Freezing { .. })
     }
