@@ -11,7 +11,7 @@ use crate::world::name;
 /// By then everything has come to an end.
 const SETTLED_WITHIN: u64 = 8_000 * MILLISECOND;
 
-/// A migration that promised something may take its time. The operator waits this long for it, then
+/// A migration that promised something, or is to take no more than a bandwidth, may take its time. The operator waits this long for it, then
 /// cancels it.
 const PATIENCE: u64 = 1_500 * MILLISECOND;
 
@@ -63,9 +63,13 @@ impl World {
         let Some(plan) = planned.map(|last| self.plan.migrations[last]) else {
             return false;
         };
-        let changes = |change: PlannedChange| change.change.sla.is_some_and(|sla| sla.is_some());
+        let changes = |PlannedChange { change, .. }: PlannedChange| {
+            change.sla.flatten().is_some() || change.max_bandwidth.flatten().is_some()
+        };
         self.nodes[self.source].outgoing
             && (plan.options.sla.is_some()
+                // What the guest wrote at full speed is counted, and copies wait for it.
+                || plan.options.max_bandwidth.is_some()
                 || plan.options.interface_budget.is_some()
                 || plan.change.is_some_and(changes))
     }
