@@ -152,6 +152,12 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
 
+/// Waits until somebody listens at a socket: it is there before that.
+pub fn wait_for_listener(socket: &Path, timeout: Duration) -> bool {
+    let connected = || std::os::unix::net::UnixStream::connect(socket).ok();
+    wait_for(timeout, connected).is_some()
+}
+
 /// The processes of the QEMUs whose command lines name something in this directory, which is a test's own.
 pub fn machines_in(directory: &Path) -> Vec<Pid> {
     let directory = directory.as_os_str().as_encoded_bytes();

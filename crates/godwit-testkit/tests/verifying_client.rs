@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use godwit_testkit::client::{End, Initial, RawImage};
 use godwit_testkit::nbd::NbdConnection;
-use godwit_testkit::process::{Process, scratch_dir, wait_for};
+use godwit_testkit::process::{Process, scratch_dir, wait_for_listener};
 use godwit_testkit::{Model, NbdTarget, SECTOR, VerifyingClient, Workload};
 
 const SIZE: u64 = 64 << 20;
@@ -46,7 +46,7 @@ fn nbdkit(socket: &Path, image: &Path) -> Process {
         .arg("file")
         .arg(image);
     let process = Process::spawn(&mut command).unwrap();
-    assert!(wait_for(PATIENCE, || socket.exists().then_some(())).is_some());
+    assert!(wait_for_listener(socket, PATIENCE));
     process
 }
 
@@ -169,7 +169,7 @@ fn a_server_that_loses_one_write_is_found_while_the_load_runs() {
         "flush=true",
     ]);
     let _server = Process::spawn(&mut command).unwrap();
-    assert!(wait_for(PATIENCE, || socket.exists().then_some(())).is_some());
+    assert!(wait_for_listener(&socket, PATIENCE));
     let workload = Workload {
         zeroes: false,
         ..Workload::new(9)

@@ -36,6 +36,10 @@ impl Lan {
         for number in 1..=hosts {
             let host = Namespace::new(Ipv4Addr::new(10, 80, 0, number))?;
             add_bridge(&host)?;
+            // As a host's is where it is set up with care: otherwise it changes with the bridge's ports, and whoever talks
+            // to the host knows it by the old one for a while.
+            let address = format!("52:54:00:80:01:{number:02x}");
+            host.ip(&["link", "set", BRIDGE, "address", &address])?;
             let port = format!("port{number}");
             let switch = &lan.switch;
             host.ip(&[
