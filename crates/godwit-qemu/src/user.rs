@@ -20,6 +20,11 @@ pub struct QemuUser {
 }
 
 impl QemuUser {
+    /// The user's number on this host.
+    pub fn number(&self) -> u32 {
+        self.user.as_raw()
+    }
+
     /// The user of this name.
     ///
     /// # Errors

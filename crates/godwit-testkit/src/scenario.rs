@@ -66,6 +66,19 @@ pub fn import_pattern(node: &Node, disk: &str, bytes: u64, seed: u64) -> io::Res
     Ok(model)
 }
 
+/// Runs a machine without an operating system on the node, with a new disk of 16 MiB, `words` of QEMU's besides.
+///
+/// # Errors
+/// When the disk cannot be made, or the machine not started.
+pub fn run_small_machine(node: &Node, machine: &str, disk: &str, words: &[&str]) -> io::Result<()> {
+    node.godwit(&["disk", "create", disk, "--size", "16MiB"])
+        .json()?;
+    let run = ["vm", "run", machine, "--accel", "tcg", "--memory", "64M"];
+    let rest = ["--disk", disk, "--", "-nic", "none"];
+    node.godwit(&[&run[..], &rest[..], words].concat()).json()?;
+    Ok(())
+}
+
 /// A checking guest on the node's disk, at a pace that leaves room for everything else.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use std::process::Command;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, migrate};
+use godwit_testkit::scenario::{PATIENCE, migrate, run_small_machine};
 
 const USER: &str = "nobody";
 const NUMBER: u32 = 65_534;
@@ -45,12 +45,7 @@ fn machines_run_as_a_user_who_has_nothing_of_the_nodes_and_move() {
         node.start(&[]).unwrap();
     }
     let a = cluster.node("a");
-    a.godwit(&["disk", "create", "disk0", "--size", "16MiB"])
-        .json()
-        .unwrap();
-    let run = ["vm", "run", MACHINE, "--accel", "tcg", "--memory", "64M"];
-    let rest = ["--disk", "disk0", "--", "-nic", "none"];
-    a.godwit(&[&run[..], &rest[..]].concat()).json().unwrap();
+    run_small_machine(a, MACHINE, "disk0", &[]).unwrap();
     let expected = [NUMBER.to_string().as_str(); 4].join("\t");
     assert_eq!(users(a), expected);
 

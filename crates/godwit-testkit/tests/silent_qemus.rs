@@ -6,7 +6,7 @@ use std::time::Duration;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::process::{machines_in, wait_for};
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, run_small_machine};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MACHINE: &str = "silent";
@@ -18,13 +18,7 @@ const HOLD: (&str, &str) = ("vm::copying-disks", "sleep(15000)");
 /// A machine without an operating system that runs at the first of two nodes.
 fn machine() -> Cluster {
     let cluster = Cluster::start_with(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
-    let a = cluster.node("a");
-    a.godwit(&["disk", "create", "disk0", "--size", "16MiB"])
-        .json()
-        .unwrap();
-    let run = ["vm", "run", MACHINE, "--accel", "tcg", "--memory", "64M"];
-    let rest = ["--disk", "disk0", "--", "-nic", "none"];
-    a.godwit(&[&run[..], &rest[..]].concat()).json().unwrap();
+    run_small_machine(cluster.node("a"), MACHINE, "disk0", &[]).unwrap();
     cluster
 }
 
@@ -91,5 +85,40 @@ fn one_whose_disks_do_not_come_is_ended() {
     ended.expect("it waits for ever for disks that do not come");
     let shown = cluster.node("b").godwit(&["vm", "show", MACHINE]).json();
     shown.expect_err("nothing of it stays");
+    comes_to(cluster.node("a"), "running");
+}
+
+#[test]
+fn one_whose_disks_are_taken_back_while_it_is_silent_is_ended() {
+    let _turn = Scenario::begin(
+        "silent_qemus",
+        "one_whose_disks_are_taken_back_while_it_is_silent_is_ended",
+    );
+    let mut cluster = machine();
+    let accepted = "persist::after::accepted";
+    cluster.node_mut("b").terminate(PATIENCE).unwrap();
+    cluster.node_mut("b").start(&[(accepted, HOLD.1)]).unwrap();
+    let machine = format!("vm/{MACHINE}");
+    let detached = ["migrate", &machine, "--to", "b", "--detach"];
+    cluster.node("a").godwit(&detached).json().unwrap();
+    let reached = || {
+        let log = std::fs::read_to_string(cluster.node("b").log_path()).unwrap();
+        log.contains(accepted).then_some(())
+    };
+    wait_for(PATIENCE, reached).expect("the disk is accepted");
+    kill_process(qemu(cluster.node("b")), Signal::STOP).unwrap();
+    // The source does not hear of it, and keeps the disk; it says so once both are there again.
+    cluster.node_mut("b").kill();
+    cluster.node_mut("a").terminate(PATIENCE).unwrap();
+    cluster.node_mut("b").start(&[]).unwrap();
+    assert_eq!(
+        machines_in(&cluster.node("b").spec().dir).len(),
+        1,
+        "undecided"
+    );
+    cluster.node_mut("a").start(&[]).unwrap();
+    let b = &cluster.node("b").spec().dir;
+    let ended = wait_for(PATIENCE, || machines_in(b).is_empty().then_some(()));
+    ended.expect("it waits for ever for disks that were taken back");
     comes_to(cluster.node("a"), "running");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Node};
 use godwit_testkit::process::wait_for;
-use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::scenario::{PATIENCE, Scenario, run_small_machine};
 
 const MACHINE: &str = "still";
 /// Long enough to strike.
@@ -21,13 +21,7 @@ fn held(node: &str, point: &str) -> Cluster {
         let points = if name == node { &points[..] } else { &[] };
         cluster.node_mut(name).start(points).unwrap();
     }
-    let a = cluster.node("a");
-    a.godwit(&["disk", "create", "disk0", "--size", "16MiB"])
-        .json()
-        .unwrap();
-    let run = ["vm", "run", MACHINE, "--accel", "tcg", "--memory", "64M"];
-    let rest = ["--disk", "disk0", "--", "-nic", "none", "-S"];
-    a.godwit(&[&run[..], &rest[..]].concat()).json().unwrap();
+    run_small_machine(cluster.node("a"), MACHINE, "disk0", &["-S"]).unwrap();
     cluster
 }
 

@@ -5,7 +5,7 @@ pub mod sandbox;
 use std::fs::OpenOptions;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -54,12 +54,18 @@ impl Process {
         Ok(Self { pid, handle })
     }
 
-    /// The QEMU that was started with this VM's places, whether it listens yet, answers, or does neither.
-    pub fn started_in(places: &Places) -> Option<Self> {
+    /// The QEMU that was started with this VM's places as this user, or as the node's own, whether it listens yet,
+    /// answers, or does neither. Whatever others run is not believed, whatever it calls itself. Blocks.
+    pub fn started_in(places: &Places, user: Option<&QemuUser>) -> Option<Self> {
         let word = places.monitor_word();
-        let names_it = |pid: &u32| command_line(*pid).is_ok_and(|line| line.contains(&word));
-        let processes = std::fs::read_dir("/proc").ok()?.flatten();
+        let own = rustix::process::geteuid().as_raw();
+        let is_ours = |process: &std::fs::DirEntry| {
+            let runs_as = process.metadata().map(|status| status.uid());
+            runs_as.is_ok_and(|it| it == own || user.is_some_and(|user| user.number() == it))
+        };
+        let processes = std::fs::read_dir("/proc").ok()?.flatten().filter(is_ours);
         let mut pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+        let names_it = |pid: &u32| command_line(*pid).is_ok_and(|line| line.contains(&word));
         Self::open(pids.find(names_it)?).ok()
     }
 

@@ -21,7 +21,7 @@ use crate::vms::memory::{pooled, relocated};
 use crate::vms::outgoing::post_copy_source;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_qemu::inspect;
-use godwit_qemu::monitor::qmp::{Qmp, QmpError};
+use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::monitor::spare::Spare;
 use godwit_qemu::process::Process;
 
@@ -52,34 +52,39 @@ pub(crate) async fn recover(
             tokio::spawn(take_up(Arc::clone(node), vm, held));
             continue;
         }
-        match Qmp::connect(&path).await {
-            Ok(qmp) => settle(node, &vm, find(qmp), held).await,
-            Err(QmpError::Timeout { .. }) if runs_unheard(node, &vm) => {
+        let error = match Qmp::connect(&path).await {
+            Ok(qmp) => {
+                settle(node, &vm, find(qmp), held).await;
+                continue;
+            }
+            Err(error) => error,
+        };
+        match silent(node, &vm, &path).await {
+            None => {
+                tracing::info!(vm = vm.name, %error, "no QEMU runs the VM");
+                settle(node, &vm, None, held).await;
+            }
+            Some(_) if runs_unheard(node, &vm) => {
                 tokio::spawn(take_up(Arc::clone(node), vm, held));
             }
-            Err(error) => match silent(&vm, &path).await {
-                Some(process) => {
-                    let pid = process.pid;
-                    tracing::warn!(vm = vm.name, pid, %error, "the VM's QEMU does not answer");
-                    wait_for_answer(node, &vm, process, held).await;
-                }
-                None => {
-                    tracing::info!(vm = vm.name, %error, "no QEMU runs the VM");
-                    settle(node, &vm, None, held).await;
-                }
-            },
+            Some(process) => {
+                let pid = process.pid;
+                tracing::warn!(vm = vm.name, pid, %error, "the VM's QEMU does not answer");
+                wait_for_answer(node, &vm, process, held).await;
+            }
         }
     }
 }
 
 /// The QEMU of a VM that cannot be talked to. It may not listen yet, and one that has stopped answering
 /// has no room for a new connection sooner or later.
-async fn silent(vm: &Vm, monitor: &Path) -> Option<Process> {
+async fn silent(node: &Node, vm: &Vm, monitor: &Path) -> Option<Process> {
     match listener(monitor).await {
         Some(process) => Some(process),
         None => {
-            let places = vm.places.clone();
-            blocking(move || Process::started_in(&places)).await.ok()?
+            let (places, user) = (vm.places.clone(), node.config.qemu_user.clone());
+            let find = move || Process::started_in(&places, user.as_ref());
+            blocking(find).await.ok()?
         }
     }
 }
@@ -100,7 +105,15 @@ async fn wait_for_answer(node: &Arc<Node>, vm: &Arc<Vm>, process: Process, held:
     };
     let (node, vm) = (Arc::clone(node), Arc::clone(vm));
     tokio::spawn(async move {
-        let qemu = connect_patiently(&node, &vm, &path, process).await;
+        let qemu = tokio::select! {
+            qemu = connect_patiently(&node, &vm, &path, Arc::clone(&process)) => qemu,
+            // The node that sends it may have taken its disks back meanwhile.
+            () = never_will_run(&node, &vm) => {
+                process.kill().await;
+                vm.lock().silent = None;
+                None
+            }
+        };
         if qemu.is_some() || !node.is_closing() {
             settle(&node, &vm, qemu, held).await;
         }
@@ -129,6 +142,12 @@ fn never_runs(node: &Node, vm: &Vm) -> bool {
         Some(VmMark::Starting) => true,
         Some(VmMark::Incoming { .. }) => none_is_here(),
         _ => moved,
+    }
+}
+
+async fn never_will_run(node: &Node, vm: &Vm) {
+    while !never_runs(node, vm) {
+        tokio::time::sleep(RETRY).await;
     }
 }
 
@@ -240,7 +259,7 @@ async fn take_up(node: Arc<Node>, vm: Arc<Vm>, held: Option<Held>) {
             entry.moved_to.clone(),
         )
     };
-    let process = silent(&vm, &path).await.map(Arc::new);
+    let process = silent(&node, &vm, &path).await.map(Arc::new);
     match (mark, moved_to, process) {
         (Some(VmMark::Giving { migration }), Some(to), process) => {
             let id = migration.parse().unwrap_or_default();
