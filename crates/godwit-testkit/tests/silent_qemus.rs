@@ -10,8 +10,8 @@ use godwit_testkit::scenario::{PATIENCE, Scenario, run_small_machine};
 use rustix::process::{Pid, Signal, kill_process};
 
 const MACHINE: &str = "silent";
-/// Longer than a node waits for a QEMU's first answer.
-const LONG: Duration = Duration::from_secs(12);
+/// Long enough for a node to take it for ended that must not.
+const MOMENT: Duration = Duration::from_secs(2);
 /// Holds a source until its destination's QEMU is there and struck.
 const HOLD: (&str, &str) = ("vm::copying-disks", "sleep(15000)");
 
@@ -49,7 +49,7 @@ fn one_that_runs_a_guest_is_waited_for_and_no_second_is_started() {
     cluster.node_mut("a").start(&[]).unwrap();
     let a = cluster.node("a");
     comes_to(a, "paused");
-    std::thread::sleep(LONG);
+    std::thread::sleep(MOMENT);
     let run = ["vm", "run", "second", "--accel", "tcg", "--memory", "64M"];
     let rest = ["--disk", "disk0", "--", "-nic", "none"];
     let second = a.godwit(&[&run[..], &rest[..]].concat()).json();
