@@ -190,6 +190,8 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     if result == 0 {
         for queue in [shadow.face.send_cq, shadow.face.recv_cq] {
             if let Some(queue) = objects::cq(queue) {
+                // What it has completed is still the application's, under the names that it gave.
+                queue.lane.lock().drain(queue);
                 remove_route(queue, shadow);
             }
         }
