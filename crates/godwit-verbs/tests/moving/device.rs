@@ -24,6 +24,8 @@ pub(crate) struct Device {
     pub(crate) shared: VecDeque<u64>,
     /// Receives that the shared queue refuses from now on.
     pub(crate) shared_refused: usize,
+    /// Changes of queue pairs' states.
+    pub(crate) changes: usize,
     /// The local keys of the last request's pieces.
     pub(crate) local_keys: Vec<u32>,
 }
@@ -160,6 +162,7 @@ fn forget(number: u32) {
     });
 }
 unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
+    with(|device| device.changes += 1);
     if (*to).qp_state == IBV_QPS_RESET {
         forget((*pair).qp_num);
     }

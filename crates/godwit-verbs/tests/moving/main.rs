@@ -505,3 +505,18 @@ fn receives_that_a_shared_queue_refused_are_tried_again() {
     // SAFETY: as verbs demand.
     unsafe { assert_eq!(shim::destroy_srq(queue), 0) };
 }
+
+#[test]
+fn a_queue_pair_that_is_changed_often_is_made_again_in_a_few_steps() {
+    let application = Application::start();
+    for _ in 0..100 {
+        assert_eq!(application.change(IBV_QPS_RTS), 0);
+    }
+    suspend_and_release(&application, 0);
+    shim::recreate(None).unwrap();
+    with(|device| device.changes = 0);
+    shim::connect(&[application.connection()]).unwrap();
+    // To RESET, INIT, RTR and RTS, and the last of the application's changes.
+    assert_eq!(with(|device| device.changes), 5);
+    shim::resume(None).unwrap();
+}
