@@ -25,6 +25,10 @@ static NEXT: AtomicU32 = AtomicU32::new(0x100);
 #[unsafe(no_mangle)]
 pub static null_provider_completions: AtomicI32 = AtomicI32::new(1);
 
+/// What they are completions of (`IBV_WC_*`).
+#[unsafe(no_mangle)]
+pub static null_provider_opcode: AtomicI32 = AtomicI32::new(0);
+
 fn next() -> u32 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -68,7 +72,7 @@ unsafe extern "C" fn poll_cq(queue: *mut ibv_cq, most: c_int, into: *mut ibv_wc)
     if count == 1 {
         (*into).wr_id = 1;
         (*into).status = IBV_WC_SUCCESS;
-        (*into).opcode = 0;
+        (*into).opcode = null_provider_opcode.load(Ordering::Relaxed);
         (*into).qp_num = (*queue).handle;
     }
     count

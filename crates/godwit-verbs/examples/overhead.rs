@@ -15,6 +15,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 use serde::Serialize;
 
@@ -137,6 +138,8 @@ struct Side {
     pair: *mut ibv_qp,
     queue: *mut ibv_cq,
     region: *mut ibv_mr,
+    /// What the provider's completions are of.
+    opcode: &'static AtomicI32,
 }
 
 impl Side {
@@ -184,7 +187,8 @@ impl Side {
         let mut init: ibv_qp_init_attr = std::mem::zeroed();
         (init.send_cq, init.recv_cq, init.qp_type) = (queue, queue, IBV_QPT_RC);
         init.cap.max_send_wr = 64;
-        init.cap.max_recv_wr = 64;
+        // The library has places for a power of two above this, and a turn fills them all.
+        init.cap.max_recv_wr = CALLS as u32 - 1;
         init.cap.max_send_sge = 1;
         init.cap.max_recv_sge = 1;
         let pair = create_qp(pd, &raw mut init);
@@ -201,6 +205,7 @@ impl Side {
             pair,
             queue,
             region,
+            opcode: &*find(provider, "null_provider_opcode")?.cast(),
         })
     }
 }
@@ -232,14 +237,14 @@ const ACTS: [(&str, Option<f64>, Act); 5] = [
 /// Takes the library through a move that ends where it began.
 unsafe fn move_here(side: &Side) -> io::Result<()> {
     let provider = libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW);
-    let completions =
-        &*find(provider, "null_provider_completions")?.cast::<std::sync::atomic::AtomicI32>();
-    completions.store(0, std::sync::atomic::Ordering::Relaxed);
+    let completions = &*find(provider, "null_provider_completions")?.cast::<AtomicI32>();
+    completions.store(0, Ordering::Relaxed);
     let number = (*side.pair).qp_num;
-    // There are no peers: nothing of theirs is waited for, and the library is told so.
+    // There are no peers: nothing more of theirs is waited for, and the library is told so.
+    let received = TURNS as u64 * CALLS;
     for request in [
         r#"{"do":"suspend","only":null}"#.to_owned(),
-        format!(r#"{{"do":"drain","peer_sent":[[{number},0]],"bound_ms":1000}}"#),
+        format!(r#"{{"do":"drain","peer_sent":[[{number},{received}]],"bound_ms":1000}}"#),
         r#"{"do":"release"}"#.to_owned(),
         r#"{"do":"recreate","device":null}"#.to_owned(),
         format!(
@@ -249,8 +254,19 @@ unsafe fn move_here(side: &Side) -> io::Result<()> {
     ] {
         ask(&request)?;
     }
-    completions.store(1, std::sync::atomic::Ordering::Relaxed);
+    completions.store(1, Ordering::Relaxed);
     Ok(())
+}
+
+/// Completes what a turn of receives has posted: no queue takes receives without end.
+unsafe fn complete_receives(side: &Side) {
+    side.opcode.store(IBV_WC_RECV, Ordering::Relaxed);
+    let poll = (*(*side.queue).context).ops.poll_cq.unwrap_unchecked();
+    let mut completion = ibv_wc::default();
+    for _ in 0..CALLS {
+        assert_eq!(poll(side.queue, 1, &raw mut completion), 1);
+    }
+    side.opcode.store(0, Ordering::Relaxed);
 }
 
 fn ask(request: &str) -> io::Result<()> {
@@ -317,11 +333,13 @@ unsafe fn turn_of(act: Act, side: &Side) -> u64 {
                 num_sge: 1,
             };
             let mut bad = ptr::null_mut();
-            cycles(|call| {
+            let taken = cycles(|call| {
                 request.wr_id = call;
                 let post = (*(*pair).context).ops.post_recv.unwrap_unchecked();
                 post(pair, &raw mut request, &raw mut bad)
-            })
+            });
+            complete_receives(side);
+            taken
         }
         Act::Poll => {
             let mut completion = ibv_wc::default();

@@ -129,6 +129,7 @@ pub fn move_process(
     let pairs = from.status()?.queue_pairs;
     let links = links(&pairs, &partner.status()?.queue_pairs)?;
     let partners: Vec<u32> = links.iter().map(|(_, theirs)| *theirs).collect();
+    let layout = layout(from)?;
     let mut moved = Moved {
         qps: pairs.len(),
         ..Moved::default()
@@ -160,7 +161,7 @@ pub fn move_process(
     moved.breakdown_ms.dump_others = milliseconds(step);
 
     if let Err(error) = carry_over(from, to, alias, carried, &mut moved.breakdown_ms) {
-        let became = match bring_back(from, to, alias) {
+        let became = match bring_back(from, to, alias, &layout) {
             Ok(()) => {
                 go_on_at_source(from, partner, &links, &partners);
                 "the process goes on where it was".to_owned()
@@ -234,16 +235,41 @@ fn restore(to: &RdmaGuest, alias: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// Says where the process's heap, arguments and environment lie, in a shell. That was drawn when the program began and
+/// CRIU restores it; a process that only has the number lies elsewhere, and one that has ended nowhere.
+fn ask_layout(pid: u32) -> String {
+    format!("sed 's/.*) //' /proc/{pid}/stat 2>/dev/null | cut -d' ' -f45-49")
+}
+
+/// The process's layout (see [`ask_layout`]).
+fn layout(place: Place<'_>) -> io::Result<String> {
+    let said = place.guest.must(&ask_layout(place.pid))?;
+    let numbers: Option<Vec<u64>> = said
+        .split_whitespace()
+        .map(|word| word.parse().ok().filter(|number| *number > 0))
+        .collect();
+    match numbers {
+        Some(numbers) if numbers.len() == 5 => Ok(said.trim().to_owned()),
+        _ => Err(io::Error::other(format!(
+            "process {} does not run, or its layout in memory cannot be read: {said:?}",
+            place.pid
+        ))),
+    }
+}
+
 /// After a failure at the destination before the process ran there: it is restored where it was, from the image that
 /// is still there.
-fn bring_back(from: Place<'_>, to: &RdmaGuest, alias: &str) -> io::Result<()> {
+fn bring_back(from: Place<'_>, to: &RdmaGuest, alias: &str, layout: &str) -> io::Result<()> {
     let bare = alias.split('/').next().unwrap_or(alias);
-    // Whatever the restore came to, nothing of it may run, and nobody may hear of its end.
+    // Whatever the restore came to, nothing of it may run, and nobody may hear of its end. The number alone does not
+    // say that it is this process: another one may have taken it meanwhile, which is why the restore failed.
     to.must(&format!(
-        "nft table ip guard '{{ chain out {{ type filter hook output priority -300; ip saddr {bare} drop; }}; }}' && \
-         {{ kill -9 {0} 2>/dev/null; for i in $(seq 100); do [ -e /proc/{0} ] || break; sleep 0.05; done; \
-         ip addr del {alias} dev eth0 2>/dev/null; nft delete table ip guard; [ ! -e /proc/{0} ]; }}",
-        from.pid
+        "here() {{ [ \"$({asked})\" = '{layout}' ]; }}; \
+         nft table ip guard '{{ chain out {{ type filter hook output priority -300; ip saddr {bare} drop; }}; }}' && \
+         {{ here && kill -9 {}; for i in $(seq 100); do here || break; sleep 0.05; done; \
+         ip addr del {alias} dev eth0 2>/dev/null; nft delete table ip guard; ! here; }}",
+        from.pid,
+        asked = ask_layout(from.pid)
     ))?;
     from.guest
         .run(&format!("ip addr del {alias} dev eth0 2>/dev/null"))?;

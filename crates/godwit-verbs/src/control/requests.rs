@@ -80,6 +80,10 @@ pub enum Answer {
     Done,
 }
 
+fn bounded(bound_ms: u64) -> Duration {
+    Duration::from_millis(bound_ms).min(LONGEST_DRAIN)
+}
+
 impl Request {
     /// Does it in this process.
     pub(super) fn carry_out(self) -> Answer {
@@ -93,12 +97,10 @@ impl Request {
             Request::Drain {
                 peer_sent,
                 bound_ms,
-            } => shim::drain(
-                &peer_sent.into_iter().collect(),
-                Duration::from_millis(bound_ms).min(LONGEST_DRAIN),
-            )
-            .map(|took| Answer::Drained {
-                microseconds: took.as_micros() as u64,
+            } => shim::drain(&peer_sent.into_iter().collect(), bounded(bound_ms)).map(|took| {
+                Answer::Drained {
+                    microseconds: took.as_micros() as u64,
+                }
             }),
             Request::Release => shim::release().map(|()| Answer::Done),
             Request::Recreate { device } => {
@@ -108,5 +110,16 @@ impl Request {
             Request::Resume { only } => shim::resume(only.as_deref()).map(|()| Answer::Done),
         };
         done.unwrap_or_else(Answer::Error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_makes_an_application_wait_without_end() {
+        assert_eq!(bounded(5), Duration::from_millis(5));
+        assert_eq!(bounded(u64::MAX), Duration::from_secs(60));
     }
 }

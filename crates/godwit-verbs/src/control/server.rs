@@ -78,12 +78,17 @@ fn answer(mut stream: &UnixStream) -> io::Result<()> {
             .unwrap_or_else(|_| Answer::Error("the library panicked over this request".to_owned())),
         Err(error) => Answer::Error(format!("the request cannot be read: {error}")),
     };
-    let mut line = serde_json::to_string(&answer)?;
+    stream.write_all(line_of(&answer)?.as_bytes())
+}
+
+/// The answer as it is sent; one that the mover would not read to its end is replaced by why.
+fn line_of(answer: &Answer) -> io::Result<String> {
+    let mut line = serde_json::to_string(answer)?;
     if line.len() as u64 >= MAX_LINE {
         line = serde_json::to_string(&too_long(line.len()))?;
     }
     line.push('\n');
-    stream.write_all(line.as_bytes())
+    Ok(line)
 }
 
 fn too_long(length: usize) -> Answer {
@@ -120,6 +125,17 @@ mod tests {
         for request in [&b""[..], b"{}\n", b"{\"do\":\"explode\"}\n", b"[[[[\n"] {
             assert!(said(request).starts_with("{\"error\":\"the request cannot be read"));
         }
+    }
+
+    #[test]
+    fn an_answer_that_is_too_long_is_replaced_by_why() {
+        let frame = line_of(&Answer::Error(String::new())).unwrap().len();
+        let text = |line: usize| "x".repeat(line - frame);
+        let longest = line_of(&Answer::Error(text(MAX_LINE as usize))).unwrap();
+        assert_eq!(longest.len() as u64, MAX_LINE);
+        let why = line_of(&Answer::Error(text(MAX_LINE as usize + 1))).unwrap();
+        assert!(why.contains("too many queue pairs"), "{} bytes", why.len());
+        assert!(why.ends_with("}\n"));
     }
 
     #[test]

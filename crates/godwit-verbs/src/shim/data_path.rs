@@ -285,9 +285,14 @@ impl QpLane {
         first: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
+        let single = !first.is_null() && (*first).next.is_null();
+        if shadow.receives.room() == 0 || (!single && !shadow.has_room_for(first)) {
+            cold_path();
+            return self.receive(Some(shadow), first, bad);
+        }
         let result = (self.post_recv)(self.real, first, bad);
         // As for sends, the list can still be read.
-        if result == 0 && !first.is_null() && (*first).next.is_null() {
+        if result == 0 && single {
             shadow.note_receive(&*first);
         } else {
             let refused = if result == 0 { ptr::null_mut() } else { *bad };
@@ -313,9 +318,8 @@ impl QpLane {
                 *bad = next;
                 return libc::EINVAL;
             }
-            if self.real.is_null()
-                && let Some(shadow) = noted_by
-                && let Err(errno) = shadow.takes_receive(count)
+            if let Some(shadow) = noted_by
+                && let Err(errno) = shadow.takes_receive(count, !self.real.is_null())
             {
                 *bad = next;
                 return errno;
@@ -386,11 +390,29 @@ impl ShadowQp {
         }
     }
 
-    /// What a device would say to one more receive, while there is none behind.
-    fn takes_receive(&self, pieces: usize) -> Result<(), c_int> {
-        if pieces > self.init.cap.max_recv_sge as usize {
+    /// Whether all of the list can be noted.
+    #[cold]
+    unsafe fn has_room_for(&self, first: *const ibv_recv_wr) -> bool {
+        let (mut room, mut next) = (self.receives.room(), first);
+        while !next.is_null() && room > 0 {
+            room -= 1;
+            next = (*next).next;
+        }
+        next.is_null()
+    }
+
+    /// Whether one more receive may be posted. While there is no device behind: what one would say. A device that has
+    /// more room than the application was told must not be given what cannot be noted: it would be lost in a move.
+    fn takes_receive(&self, pieces: usize, has_device: bool) -> Result<(), c_int> {
+        let told = &self.init.cap;
+        let full = if has_device {
+            self.receives.room() == 0
+        } else {
+            self.receives.waiting() >= told.max_recv_wr
+        };
+        if pieces > told.max_recv_sge as usize {
             Err(libc::EINVAL)
-        } else if self.receives.waiting() >= self.init.cap.max_recv_wr {
+        } else if full {
             Err(libc::ENOMEM)
         } else {
             Ok(())
@@ -421,7 +443,8 @@ unsafe fn post_recv_slowly(
     let mut lane = shadow.lane.lock();
     // A suspended queue pair still receives: what its peer sent before needs a place to arrive at.
     let result = lane.receive(Some(shadow), first, bad);
-    if !lane.suspended {
+    // An owner's next request to send would overtake what is kept.
+    if !lane.suspended && lane.kept.is_empty() {
         lane.own();
     }
     result

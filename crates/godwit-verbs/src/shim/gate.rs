@@ -173,7 +173,8 @@ impl<T> Gate<T> {
         }
         // Only this thread writes its slot, so a plain store is enough. The compiler must not move it
         // behind the comparison; that the processor does not is what the mover's barrier sees to.
-        slot.inside.store(self.address(), Ordering::Relaxed);
+        // Released, since whoever waits for this thread to leave another gate may see this in place of the leaving.
+        slot.inside.store(self.address(), Ordering::Release);
         compiler_fence(Ordering::SeqCst);
         if ptr::eq(self.owner.load(Ordering::Relaxed), slot) {
             return Some(Inside { gate: self, slot });
@@ -190,13 +191,28 @@ impl<T> Gate<T> {
     /// Enters by the mutex, after whoever owned the gate.
     #[cold]
     pub(super) fn lock(&self) -> Locked<'_, T> {
-        let mut revocations = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        let owner = self.owner.swap(nobody(), Ordering::SeqCst);
-        if !ptr::eq(owner, &NOBODY) && !ptr::eq(owner, slot()) {
-            *revocations += 1;
-            if *revocations >= REVOCATIONS_BEFORE_SHARING {
+        let (mut locked, revoked) = self.take();
+        if revoked {
+            *locked.revocations += 1;
+            if *locked.revocations >= REVOCATIONS_BEFORE_SHARING {
                 self.shared.store(true, Ordering::Relaxed);
             }
+        }
+        locked
+    }
+
+    /// As [`Gate::lock`], for the mover: however often it looks, the gate's thread gets it back.
+    #[cold]
+    pub(super) fn visit(&self) -> Locked<'_, T> {
+        self.take().0
+    }
+
+    /// The gate, and whether another thread owned it.
+    fn take(&self) -> (Locked<'_, T>, bool) {
+        let revocations = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let owner = self.owner.swap(nobody(), Ordering::SeqCst);
+        let revoked = !ptr::eq(owner, &NOBODY) && !ptr::eq(owner, slot());
+        if revoked {
             barrier_everywhere();
             // SAFETY: slots are leaked.
             let owner = unsafe { &*owner };
@@ -205,10 +221,11 @@ impl<T> Gate<T> {
                 std::thread::yield_now();
             }
         }
-        Locked {
+        let locked = Locked {
             gate: self,
-            _mutex: revocations,
-        }
+            revocations,
+        };
+        (locked, revoked)
     }
 }
 
@@ -254,7 +271,8 @@ impl<T> Drop for Inside<'_, T> {
 /// A value that the holder of the mutex uses.
 pub(super) struct Locked<'a, T> {
     gate: &'a Gate<T>,
-    _mutex: MutexGuard<'a, u32>,
+    /// How often application threads took it from one another; its guard is the lock.
+    revocations: MutexGuard<'a, u32>,
 }
 
 impl<T> Locked<'_, T> {
@@ -344,6 +362,21 @@ mod tests {
         let seen: std::collections::BTreeSet<_> = (0..200).map(|_| slot_of_a_thread()).collect();
         // Threads of other tests take and leave slots meanwhile.
         assert!(seen.len() < 50, "{} slots", seen.len());
+    }
+
+    #[test]
+    fn a_mover_may_look_often_and_other_threads_may_not() {
+        let gate = Gate::new(());
+        let enters_after = |take: fn(&Gate<()>)| {
+            for _ in 0..2 * REVOCATIONS_BEFORE_SHARING {
+                gate.lock().own();
+                std::thread::scope(|scope| scope.spawn(|| take(&gate)).join().unwrap());
+            }
+            gate.lock().own();
+            gate.enter().is_some()
+        };
+        assert!(enters_after(|gate| drop(gate.visit())));
+        assert!(!enters_after(|gate| drop(gate.lock())));
     }
 
     #[test]

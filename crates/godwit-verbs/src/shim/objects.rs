@@ -137,6 +137,8 @@ pub(super) struct ShadowQp {
 pub(super) struct Transition {
     pub(super) attributes: ibv_qp_attr,
     pub(super) mask: c_int,
+    /// Whether the state was the same before.
+    pub(super) stays: bool,
 }
 
 /// Requests that are translated at a time.

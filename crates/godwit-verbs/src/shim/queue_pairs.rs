@@ -190,6 +190,8 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     if result == 0 {
         for queue in [shadow.face.send_cq, shadow.face.recv_cq] {
             if let Some(queue) = objects::cq(queue) {
+                // What it has completed is still the application's, under the names that it gave.
+                queue.lane.lock().drain(queue);
                 remove_route(queue, shadow);
             }
         }
@@ -222,6 +224,8 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
             .transitions
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        let before = shadow.face.state.load(Ordering::Relaxed);
+        let stays = mask & IBV_QP_STATE == 0 || asked.qp_state == before;
         if mask & IBV_QP_STATE != 0 {
             shadow.face.state.store(asked.qp_state, Ordering::Relaxed);
             if asked.qp_state == IBV_QPS_RESET {
@@ -233,9 +237,12 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
             }
         }
         if shadow.face.state.load(Ordering::Relaxed) != IBV_QPS_RESET {
-            transitions.push(super::objects::Transition {
+            // This one says all that such an earlier one said. An application may do this without end.
+            transitions.retain(|step| !(stays && step.stays && step.mask == mask));
+            transitions.push(Transition {
                 attributes: asked,
                 mask,
+                stays,
             });
         }
     }

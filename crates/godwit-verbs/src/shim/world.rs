@@ -30,9 +30,9 @@ impl Object {
             Object::Pd(domain) => (*domain).real.load(Ordering::Acquire).is_null(),
             Object::Mr(region) => (*region).real.load(Ordering::Acquire).is_null(),
             Object::Channel(channel) => (*channel).real.load(Ordering::Acquire).is_null(),
-            Object::Cq(queue) => (*queue).lane.lock().real.is_null(),
-            Object::Srq(queue) => (*queue).lane.lock().real.is_null(),
-            Object::Qp(pair) => (*pair).lane.lock().real.is_null(),
+            Object::Cq(queue) => (*queue).lane.visit().real.is_null(),
+            Object::Srq(queue) => (*queue).lane.visit().real.is_null(),
+            Object::Qp(pair) => (*pair).lane.visit().real.is_null(),
             Object::Ah(handle) => (*handle).real.load(Ordering::Acquire).is_null(),
         }
     }

@@ -75,14 +75,14 @@ impl ReceiveQueue {
         &self.others[place * (self.sges_each - 1)..][..count]
     }
 
-    /// Notes a receive. Pieces beyond what the queue was made for are left out; a device refuses such
+    /// Notes a receive, which there has to be [`ReceiveQueue::room`] for. Pieces beyond what the queue was made for are left out; a device refuses such
     /// a request before it gets here.
     #[inline]
     pub fn push(&self, wr_id: u64, sges: &[ibv_sge]) {
         let head = self.head.load(Ordering::Relaxed);
         let place = self.place(head);
-        // SAFETY: `place` is masked to be below the length. This cell is not between tail and head,
-        // and the caller is the only writer.
+        // SAFETY: `place` is masked to be below the length. This cell is not between tail and head, because
+        // there is room, and the caller is the only writer.
         let noted = unsafe { &mut *self.noted.get_unchecked(place).get() };
         noted.wr_id = wr_id;
         if let [first] = sges {
@@ -119,7 +119,8 @@ impl ReceiveQueue {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// How many receives have not completed; 0 while one completed before it was noted.
+    /// How many receives have not completed, at most as many as there are places; 0 while one completed before it was noted.
+    #[inline]
     pub fn waiting(&self) -> u32 {
         let tail = self.tail.load(Ordering::Acquire);
         let count = self.head.load(Ordering::Acquire).wrapping_sub(tail);
@@ -128,6 +129,12 @@ impl ReceiveQueue {
         } else {
             count
         }
+    }
+
+    /// How many more can be noted before one completes.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.noted.len() as u32 - self.waiting()
     }
 
     /// The receives that have not completed, oldest first. The caller holds both gates.
@@ -172,6 +179,18 @@ mod tests {
                 sges: Vec::new()
             }]
         );
+    }
+
+    #[test]
+    fn a_full_queue_has_no_room() {
+        let queue = ReceiveQueue::new(3, 1);
+        for wr_id in 0..4 {
+            assert_eq!(queue.room(), 4 - wr_id);
+            queue.push(wr_id.into(), &[]);
+        }
+        assert_eq!((queue.room(), queue.waiting()), (0, 4));
+        queue.complete_one();
+        assert_eq!(queue.room(), 1);
     }
 
     proptest! {

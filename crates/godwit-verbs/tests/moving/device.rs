@@ -22,6 +22,10 @@ pub(crate) struct Device {
     pub(crate) completed: VecDeque<ibv_wc>,
     /// Receives of the shared queue.
     pub(crate) shared: VecDeque<u64>,
+    /// Receives that the shared queue refuses from now on.
+    pub(crate) shared_refused: usize,
+    /// Changes of queue pairs' states.
+    pub(crate) changes: usize,
     /// The local keys of the last request's pieces.
     pub(crate) local_keys: Vec<u32>,
 }
@@ -125,8 +129,14 @@ unsafe extern "C" fn receive_shared(
     request: *mut ibv_recv_wr,
     _: *mut *mut ibv_recv_wr,
 ) -> c_int {
-    with(|device| device.shared.push_back((*request).wr_id));
-    0
+    with(|device| {
+        if device.shared_refused > 0 {
+            device.shared_refused -= 1;
+            return libc::ENOMEM;
+        }
+        device.shared.push_back((*request).wr_id);
+        0
+    })
 }
 unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     let pair = zeroed::<ibv_qp>();
@@ -152,6 +162,7 @@ fn forget(number: u32) {
     });
 }
 unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
+    with(|device| device.changes += 1);
     if (*to).qp_state == IBV_QPS_RESET {
         forget((*pair).qp_num);
     }
@@ -232,19 +243,29 @@ pub(crate) fn complete_sends() {
 /// A message arrives at queue pair `number`.
 pub(crate) fn arrive(number: u32) {
     with(|device| {
-        let wr_id = device
-            .receives
-            .get_mut(&number)
-            .unwrap()
-            .pop_front()
-            .unwrap();
-        device.completed.push_back(ibv_wc {
+        let receives = device.receives.get_mut(&number).unwrap();
+        let wr_id = receives.pop_front().unwrap();
+        device.received(wr_id, number);
+    });
+}
+
+/// A message arrives at queue pair `number`, in the receive at `place` of the shared queue.
+pub(crate) fn arrive_shared(place: usize, number: u32) {
+    with(|device| {
+        let wr_id = device.shared.remove(place).unwrap();
+        device.received(wr_id, number);
+    });
+}
+
+impl Device {
+    fn received(&mut self, wr_id: u64, qp_num: u32) {
+        self.completed.push_back(ibv_wc {
             wr_id,
             opcode: IBV_WC_RECV,
-            qp_num: number,
+            qp_num,
             ..Default::default()
         });
-    });
+    }
 }
 
 /// The device's functions.

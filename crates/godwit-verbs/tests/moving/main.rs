@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use device::{Device, arrive, complete_sends, with};
+use device::{Device, arrive, arrive_shared, complete_sends, with};
 use godwit_verbs::abi::*;
 use godwit_verbs::shim::{self, Connection};
 use godwit_verbs::tables::Gid;
@@ -63,6 +63,20 @@ impl Application {
         }
     }
 
+    /// A shared queue that four receives fit into.
+    fn create_srq(&self) -> *mut ibv_srq {
+        let mut wanted = ibv_srq_init_attr {
+            srq_context: ptr::null_mut(),
+            attr: ibv_srq_attr {
+                max_wr: 4,
+                max_sge: 1,
+                srq_limit: 0,
+            },
+        };
+        // SAFETY: the domain is this application's.
+        unsafe { shim::create_srq(self.pd, &raw mut wanted) }
+    }
+
     fn change(&self, state: c_int) -> c_int {
         let mut to = ibv_qp_attr {
             qp_state: state,
@@ -111,12 +125,7 @@ impl Application {
     }
 
     fn receive(&self, wr_id: u64) -> c_int {
-        let mut request = ibv_recv_wr {
-            wr_id,
-            next: ptr::null_mut(),
-            sg_list: ptr::null_mut(),
-            num_sge: 0,
-        };
+        let mut request = no_data(wr_id);
         // SAFETY: the request has no pieces.
         unsafe { shim::post_recv(self.pair, &raw mut request, &mut ptr::null_mut()) }
     }
@@ -159,6 +168,21 @@ impl Drop for Application {
         }
         with(|device| *device = Device::default());
     }
+}
+
+fn no_data(wr_id: u64) -> ibv_recv_wr {
+    ibv_recv_wr {
+        wr_id,
+        next: ptr::null_mut(),
+        sg_list: ptr::null_mut(),
+        num_sge: 0,
+    }
+}
+
+fn post_shared(queue: *mut ibv_srq, wr_id: u64) -> c_int {
+    let mut request = no_data(wr_id);
+    // SAFETY: the queue is the calling test's, and the request has no pieces.
+    unsafe { shim::post_srq_recv(queue, &raw mut request, &mut ptr::null_mut()) }
 }
 
 fn suspend_and_release(application: &Application, peer_sent: u32) {
@@ -263,40 +287,12 @@ fn the_partner_of_a_process_that_moved_keeps_its_local_keys() {
 #[test]
 fn receives_of_a_shared_queue_complete_in_any_order_and_move() {
     let application = Application::start();
-    let mut wanted = ibv_srq_init_attr {
-        srq_context: ptr::null_mut(),
-        attr: ibv_srq_attr {
-            max_wr: 4,
-            max_sge: 1,
-            srq_limit: 0,
-        },
-    };
-    // SAFETY: the domain is this application's.
-    let queue = unsafe { shim::create_srq(application.pd, &raw mut wanted) };
+    let queue = application.create_srq();
     let pair = application.create_pair(queue);
-    let post = |wr_id| {
-        let mut request = ibv_recv_wr {
-            wr_id,
-            next: ptr::null_mut(),
-            sg_list: ptr::null_mut(),
-            num_sge: 0,
-        };
-        // SAFETY: the request has no pieces.
-        unsafe { shim::post_srq_recv(queue, &raw mut request, &mut ptr::null_mut()) }
-    };
+    let post = |wr_id| post_shared(queue, wr_id);
     // SAFETY: the pair lives.
     let number = unsafe { (*pair).qp_num };
-    let arrive_at = |place: usize| {
-        with(|device| {
-            let wr_id = device.shared.remove(place).unwrap();
-            device.completed.push_back(ibv_wc {
-                wr_id,
-                opcode: IBV_WC_RECV,
-                qp_num: number,
-                ..Default::default()
-            });
-        });
-    };
+    let arrive_at = |place| arrive_shared(place, number);
     let polled = || {
         let mut into = [ibv_wc::default(); 16];
         // SAFETY: there is room for as many as are asked for.
@@ -336,15 +332,7 @@ fn receives_of_a_shared_queue_complete_in_any_order_and_move() {
     shim::resume(None).unwrap();
     let number = with(|device| *device.numbers.iter().max().unwrap());
     for expected in [7, 8, 10, 11] {
-        with(|device| {
-            let wr_id = device.shared.pop_front().unwrap();
-            device.completed.push_back(ibv_wc {
-                wr_id,
-                opcode: IBV_WC_RECV,
-                qp_num: number,
-                ..Default::default()
-            });
-        });
+        arrive_shared(0, number);
         assert_eq!(polled(), [expected]);
     }
     // SAFETY: as verbs demand.
@@ -443,4 +431,92 @@ fn two_moves_do_not_share_a_queue_pair() {
             .unwrap_err()
             .contains("was reset")
     );
+}
+
+#[test]
+fn what_is_kept_is_not_overtaken_by_a_thread_that_receives() {
+    let application = Application::start();
+    assert_eq!([1, 2].map(|wr_id| application.send(wr_id)), [0, 0]);
+    shim::suspend(None).unwrap();
+    assert_eq!([3, 4].map(|wr_id| application.send(wr_id)), [0, 0]);
+    // The device's queue is full of what is in flight.
+    shim::resume(None).unwrap();
+    assert_eq!(application.receive(20), 0);
+    // It has room again before anybody has polled.
+    complete_sends();
+    assert_eq!(application.send(5), 0);
+    complete_sends();
+    assert_eq!(application.poll(), [1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn every_receive_that_was_taken_is_posted_again() {
+    let application = Application::start();
+    // This device takes any number, as one with a larger queue than was asked for does.
+    let mut taken: Vec<u64> = Vec::new();
+    while taken.len() < 100 && application.receive(taken.len() as u64) == 0 {
+        taken.push(taken.len() as u64);
+    }
+    assert!(taken.len() >= 4);
+    suspend_and_release(&application, 0);
+    shim::recreate(None).unwrap();
+    shim::connect(&[application.connection()]).unwrap();
+    shim::resume(None).unwrap();
+    let waiting: Vec<u64> = with(|device| device.receives.values().flatten().copied().collect());
+    assert_eq!(waiting, taken);
+    // Nor more after the move.
+    assert_eq!(application.receive(100), libc::ENOMEM);
+}
+
+#[test]
+fn what_a_queue_pair_received_before_its_end_keeps_its_name() {
+    let application = Application::start();
+    let queue = application.create_srq();
+    let pair = application.create_pair(queue);
+    assert_eq!(post_shared(queue, 7), 0);
+    // SAFETY: the pair lives until its end here, and there is room for a completion.
+    unsafe {
+        let qp_num = (*pair).qp_num;
+        arrive_shared(0, qp_num);
+        assert_eq!(shim::destroy_qp(pair), 0);
+        let mut into = ibv_wc::default();
+        assert_eq!(shim::poll_cq(application.cq, 1, &raw mut into), 1);
+        assert_eq!((into.wr_id, into.qp_num), (7, qp_num));
+        assert_eq!(shim::destroy_srq(queue), 0);
+    }
+}
+
+#[test]
+fn receives_that_a_shared_queue_refused_are_tried_again() {
+    let application = Application::start();
+    let queue = application.create_srq();
+    assert_eq!([7, 8].map(|wr_id| post_shared(queue, wr_id)), [0, 0]);
+    suspend_and_release(&application, 0);
+    with(|device| device.shared_refused = 1);
+    assert!(
+        shim::recreate(None)
+            .unwrap_err()
+            .contains("took less than before")
+    );
+    shim::recreate(None).unwrap();
+    assert_eq!(with(|device| device.shared.len()), 2);
+    shim::connect(&[application.connection()]).unwrap();
+    shim::resume(None).unwrap();
+    // SAFETY: as verbs demand.
+    unsafe { assert_eq!(shim::destroy_srq(queue), 0) };
+}
+
+#[test]
+fn a_queue_pair_that_is_changed_often_is_made_again_in_a_few_steps() {
+    let application = Application::start();
+    for _ in 0..100 {
+        assert_eq!(application.change(IBV_QPS_RTS), 0);
+    }
+    suspend_and_release(&application, 0);
+    shim::recreate(None).unwrap();
+    with(|device| device.changes = 0);
+    shim::connect(&[application.connection()]).unwrap();
+    // To RESET, INIT, RTR and RTS, and the last of the application's changes.
+    assert_eq!(with(|device| device.changes), 5);
+    shim::resume(None).unwrap();
 }

@@ -107,17 +107,25 @@ fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io:
     Ok(())
 }
 
-/// A move to guest 2, where CRIU seems to work and restores nothing: the process has to go on where it is.
+/// A move to guest 2, where CRIU seems to work and restores nothing, because another process takes the number just
+/// then: the process has to go on where it is, and the other one as well.
 fn fail_once(bed: &Bed, moving: &Mover, staying: &Mover) -> io::Result<()> {
     let destination = bed.guest(2);
-    destination.must(
+    destination.must(&format!(
         "mv /usr/sbin/criu /usr/sbin/criu.away && chmod +x /usr/sbin/criu.away && \
-         printf '#!/bin/sh\\n[ \"$1\" = check ] && exit 0\\necho Error: not today >/run/image/restore.log\\nexit 1\\n' \
+         printf '#!/bin/sh\\n[ \"$1\" = check ] && exit 0\\necho {} >/proc/sys/kernel/ns_last_pid\\n\
+         sleep 1000 >/dev/null 2>&1 &\\necho Error: not today >/run/image/restore.log\\nexit 1\\n' \
          >/usr/sbin/criu && chmod +x /usr/sbin/criu",
-    )?;
+        moving.pid - 1
+    ))?;
     let (from, partner) = (moving.place(bed), staying.place(bed));
     let moved = move_process(from, destination, partner, moving.alias, moving.log);
     destination.must("mv /usr/sbin/criu.away /usr/sbin/criu")?;
+    destination.must(&format!(
+        "grep -qx sleep /proc/{0}/comm || {{ echo the process that took the number is gone; exit 1; }}; \
+         kill -9 {0}; for i in $(seq 100); do [ -e /proc/{0} ] || exit 0; sleep 0.05; done; exit 1",
+        moving.pid
+    ))?;
     match moved {
         Err(error) if error.to_string().contains("goes on where it was") => {
             println!("  a move that failed: {error}");

@@ -42,7 +42,7 @@ pub fn connect(connections: &[Connection]) -> Result<(), String> {
 }
 
 unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), String> {
-    let mut lane = pair.lane.lock();
+    let mut lane = pair.lane.visit();
     if !lane.suspended || lane.real.is_null() {
         return Err("it is not suspended, or has no object of the device".to_owned());
     }
@@ -126,7 +126,7 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
     // SAFETY: objects live while the world is locked.
     unsafe {
         for pair in &chosen(&world, only) {
-            let mut lane = pair.lane.lock();
+            let mut lane = pair.lane.visit();
             match lane.send_kept() {
                 Ok(()) => lane.suspended = false,
                 // A queue that is full, after a move that was given up, takes the rest as it empties.
@@ -140,17 +140,17 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
             let behind = !lane.kept.is_empty();
             drop(lane);
             if let Some(queue) = objects::cq(pair.face.send_cq).filter(|_| behind) {
-                queue.lane.lock().backlog = true;
+                queue.lane.visit().backlog = true;
             }
         }
         // A queue goes on when none of its queue pairs is suspended.
         let held: Vec<_> = world
             .queue_pairs()
-            .filter(|pair| (**pair).lane.lock().suspended)
+            .filter(|pair| (**pair).lane.visit().suspended)
             .flat_map(|pair| [(*pair).face.send_cq, (*pair).face.recv_cq])
             .collect();
         for queue in world.completion_queues() {
-            let mut lane = (*queue).lane.lock();
+            let mut lane = (*queue).lane.visit();
             if lane.real.is_null() || held.contains(&queue.cast()) {
                 continue;
             }

@@ -31,11 +31,11 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     // The keys that the application uses are the old device's from now on.
     for pair in world.queue_pairs() {
         // SAFETY: objects live while the world is locked.
-        unsafe { (*pair).lane.lock().plain = false };
+        unsafe { (*pair).lane.visit().plain = false };
     }
     for queue in world.shared_receive_queues() {
         // SAFETY: as above.
-        unsafe { (*queue).lane.lock().plain = false };
+        unsafe { (*queue).lane.visit().plain = false };
     }
     // SAFETY: objects live while the world is locked; parents come before what is made from them.
     unsafe {
@@ -145,24 +145,29 @@ unsafe fn make_again(
                 ),
                 "ibv_create_cq",
             )?;
-            (*queue).lane.lock().real = again;
+            (*queue).lane.visit().real = again;
         }
         Object::Srq(queue) => {
             let domain = behind_pd((*queue).face.pd);
             let mut attributes = (*queue).init;
             let again = made(make_srq(domain, queue, &mut attributes), "ibv_create_srq")?;
-            let mut lane = (*queue).lane.lock();
+            let mut lane = (*queue).lane.visit();
             lane.real = again;
-            (*queue).post_again(&mut lane).map_err(|errno| {
-                format!("a shared receive queue took less than before (errno {errno})")
-            })?;
+            if let Err(errno) = (*queue).post_again(&mut lane) {
+                // The next attempt begins anew: it could not tell what this queue has.
+                (real().destroy_srq)(again);
+                lane.real = ptr::null_mut();
+                return Err(format!(
+                    "a shared receive queue took less than before (errno {errno})"
+                ));
+            }
         }
         Object::Qp(pair) => {
             let domain = behind_pd((*pair).face.pd);
             let (again, _) = make_pair(domain, pair, &(*pair).init, world);
             let again = made(again, "ibv_create_qp")?;
             (*pair).physical.store((*again).qp_num, Ordering::Release);
-            (*pair).lane.lock().real = again;
+            (*pair).lane.visit().real = again;
             for queue in [(*pair).face.send_cq, (*pair).face.recv_cq] {
                 if let Some(queue) = objects::cq(queue) {
                     add_route(queue, (*again).qp_num, pair);

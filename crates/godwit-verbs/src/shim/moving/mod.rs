@@ -89,7 +89,7 @@ fn last_with(transitions: &[Transition], bit: c_int) -> Option<&ibv_qp_attr> {
 }
 
 unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
-    let lane = pair.lane.lock();
+    let lane = pair.lane.visit();
     let local = address_used(pair).and_then(|(_, _, address)| address);
     let device = (!lane.real.is_null())
         .then(|| device_peer(lane.real))

@@ -46,7 +46,7 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
                 pair.face.qp_num
             ));
         }
-        if let Some(pair) = pairs.iter().find(|pair| pair.lane.lock().suspended) {
+        if let Some(pair) = pairs.iter().find(|pair| pair.lane.visit().suspended) {
             // Its other move would take it for empty once this one lets it go.
             return Err(format!(
                 "queue pair {} is suspended already",
@@ -56,10 +56,10 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
         for pair in &pairs {
             for queue in [pair.face.send_cq, pair.face.recv_cq] {
                 if let Some(queue) = objects::cq(queue) {
-                    queue.lane.lock().suspended = true;
+                    queue.lane.visit().suspended = true;
                 }
             }
-            let mut lane = pair.lane.lock();
+            let mut lane = pair.lane.visit();
             lane.suspended = true;
             lane.empty = false;
         }
@@ -91,9 +91,9 @@ unsafe fn post_marker(pair: &ShadowQp) -> Result<(), c_int> {
     let Some(queue) = objects::cq(pair.face.send_cq) else {
         return Err(libc::EINVAL);
     };
-    queue.lane.lock().markers += 1;
+    queue.lane.visit().markers += 1;
     pair.marker_done.store(false, Ordering::Release);
-    let lane = pair.lane.lock();
+    let lane = pair.lane.visit();
     let mut marker: ibv_send_wr = std::mem::zeroed();
     marker.wr_id = MARKER;
     marker.opcode = IBV_WR_RDMA_WRITE;
@@ -105,7 +105,7 @@ unsafe fn post_marker(pair: &ShadowQp) -> Result<(), c_int> {
     }
     drop(lane);
     if result != 0 {
-        queue.lane.lock().markers -= 1;
+        queue.lane.visit().markers -= 1;
         pair.marker_done.store(true, Ordering::Release);
         return Err(result);
     }
@@ -125,7 +125,7 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
         for queue in world.completion_queues() {
             // SAFETY: objects live while the world is locked.
             unsafe {
-                let mut lane = (*queue).lane.lock();
+                let mut lane = (*queue).lane.visit();
                 if lane.suspended {
                     lane.drain(&*queue);
                 }
@@ -136,7 +136,7 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
         let named: Vec<u32> = peer_sent.keys().copied().collect();
         let suspended: Vec<_> = pairs
             .into_iter()
-            .filter(|pair| pair.lane.lock().suspended)
+            .filter(|pair| pair.lane.visit().suspended)
             .collect();
         if let Some(number) = missing(&suspended, &named) {
             return Err(format!("queue pair {number} is not suspended"));
@@ -154,7 +154,7 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
             }
             .verdict();
             match verdict {
-                Verdict::Empty => pair.lane.lock().empty = true,
+                Verdict::Empty => pair.lane.visit().empty = true,
                 Verdict::Wait => waiting += 1,
                 Verdict::TimedOut => late.push(pair.face.qp_num),
                 Verdict::Failed => failed.push(pair.face.qp_num),
@@ -188,7 +188,7 @@ pub fn release() -> Result<(), String> {
     }
     // SAFETY: objects live while the world is locked.
     for pair in unsafe { chosen(&world, None) } {
-        if !pair.lane.lock().empty {
+        if !pair.lane.visit().empty {
             return Err(format!(
                 "queue pair {} has not been waited for",
                 pair.face.qp_num
@@ -210,7 +210,7 @@ pub fn release() -> Result<(), String> {
         }
         // While every completion still finds its queue pair.
         for queue in world.completion_queues() {
-            (*queue).lane.lock().drain(&*queue);
+            (*queue).lane.visit().drain(&*queue);
         }
         for object in objects {
             give_back(object)?;
@@ -240,7 +240,7 @@ unsafe fn park(channel: &ShadowChannel) -> Result<(), String> {
     // A thread that drains a queue holds the queue and waits for the channel, so the channel is let go.
     drop(waiting);
     for queue in told {
-        (*queue).lane.lock().armed = Armed::No;
+        (*queue).lane.visit().armed = Armed::No;
     }
     channel.changed.notify_all();
     silenced.map_err(|error| format!("the descriptor for events of completions: {error}"))
@@ -261,7 +261,7 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
         object if object.is_released() => Ok(()),
         Object::Qp(pair) => {
             {
-                let mut lane = (*pair).lane.lock();
+                let mut lane = (*pair).lane.visit();
                 check((real().destroy_qp)(lane.real), "ibv_destroy_qp")?;
                 lane.real = ptr::null_mut();
             }
@@ -273,13 +273,13 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             Ok(())
         }
         Object::Srq(queue) => {
-            let mut lane = (*queue).lane.lock();
+            let mut lane = (*queue).lane.visit();
             check((real().destroy_srq)(lane.real), "ibv_destroy_srq")?;
             lane.real = ptr::null_mut();
             Ok(())
         }
         Object::Cq(queue) => {
-            let mut lane = (*queue).lane.lock();
+            let mut lane = (*queue).lane.visit();
             lane.drain(&*queue);
             lane.markers = 0;
             lane.suspended = true;
