@@ -277,8 +277,8 @@ fn what_a_guest_writes_while_images_are_compared_is_copied() {
     assert_eq!(node.copied(), [extent(8000, 8)]);
 }
 
-#[test]
-fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
+/// A node that a disk has left, whose image is being made durable.
+fn making_durable() -> Node {
     let mut node = Node::new(AuthorityRecord::created());
     node.leave(OlderCopy::None, PolicyOptions::DoubleWrite);
     node.core.switch_over(node.now);
@@ -304,11 +304,27 @@ fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
         }
     }
     assert_eq!((flushes, told), (1, 0));
+    node
+}
+
+fn becomes_base(mut node: Node) -> bool {
     node.core
         .handle_disk_done(node.now, DiskTag::BaseFlush, Ok(Content::Data));
     node.settle();
     let of = Event::BecameBase { migration: GOES };
-    assert!(node.events.contains(&of), "{:?}", node.events);
+    node.events.contains(&of)
+}
+
+#[test]
+fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
+    assert!(becomes_base(making_durable()));
+}
+
+#[test]
+fn an_image_that_is_emptied_while_it_is_made_durable_never_counts() {
+    let mut node = making_durable();
+    assert!(node.core.give_up_image());
+    assert!(!becomes_base(node));
 }
 
 #[test]

@@ -68,6 +68,7 @@ impl Engine {
                 debug_assert!(begun, "a comparison ends that has begun");
             }
             Command::ForgetComparison => self.core.forget_comparison(),
+            Command::GiveUpImage { reply } => reply(self.core.give_up_image()),
             Command::MissingStored { notes } => self.missing_stored(notes),
             Command::Cancel { reason, reply } => {
                 let cancelled = self.core.cancel(self.now, reason);
