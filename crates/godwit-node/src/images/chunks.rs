@@ -112,7 +112,8 @@ mod tests {
         let (options, progress) = Default::default();
         let never = std::future::pending();
         let repository = images.repository().expect("opened");
-        let pushed = repository.push(&name, &at("raw"), options, &progress, never);
+        let raw = at("raw");
+        let pushed = repository.push(&name, &raw, options, &progress, never);
         pushed.await.expect("pushed");
         let id = ChunkId::of(&content);
         // The second time it is in memory.
