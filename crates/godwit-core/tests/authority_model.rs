@@ -18,14 +18,36 @@ enum Planted {
     NotFlushed,
     /// A node forgets what it owes as soon as it has given the disk away.
     DebtForgotten,
+    /// A disk that leaves without its image leaves as if that were whole.
+    ImageForgotten,
+}
+
+/// What of the disk a migration leaves behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Leaves {
+    Nothing,
+    /// A part at its source, which owes it.
+    APart,
+    /// What is in the disk's image, which nobody owes.
+    ItsImage,
 }
 
 struct TwoNodes {
     migrations: u8,
-    /// The first migration leaves a part of the disk at its source.
-    in_part: bool,
+    /// Which part each migration leaves behind.
+    leaves: [Leaves; 2],
     planted: Planted,
 }
+
+impl TwoNodes {
+    /// Whether the disk is created from an image of which nothing is here.
+    fn is_on_image(&self) -> bool {
+        self.leaves[0] == Leaves::ItsImage
+    }
+}
+
+/// In whose name the disk lacks its image before it moves.
+const CREATION: MigrationId = MigrationId([0xFF; 16]);
 
 /// Messages stay in the network for good once they were sent: that they may be delivered at any
 /// time, again, or never, covers loss, repetition and reordering.
@@ -44,6 +66,8 @@ struct Node {
     storing: Option<AuthorityRecord>,
     flushing: bool,
     image: Image,
+    /// What of its disk is in the image from which that was created is not here.
+    needs_image: bool,
 }
 
 /// What of a node's disk survives a crash, as far as it was received.
@@ -60,7 +84,7 @@ enum Image {
 enum Step {
     Start {
         source: usize,
-        in_part: bool,
+        leaves: Leaves,
     },
     /// The last of what a node lacked is on its disk, durably.
     Arrived {
@@ -124,13 +148,14 @@ fn migration(number: u8) -> MigrationId {
 }
 
 impl Node {
-    fn new(record: AuthorityRecord, image: Image) -> Self {
+    fn new(record: AuthorityRecord, image: Image, needs_image: bool) -> Self {
         Self {
             authority: Authority::new(record),
             durable: record,
             storing: None,
             flushing: false,
             image,
+            needs_image,
         }
     }
 }
@@ -158,17 +183,27 @@ impl State {
 
     fn take(&mut self, step: &Step, planted: Planted) {
         match *step {
-            Step::Start { source, in_part } => {
+            Step::Start { source, leaves } => {
                 self.started += 1;
                 let migration = migration(self.started);
                 if self.nodes[1 - source].authority.receive(migration) {
                     self.nodes[1 - source].image = Image::Received;
-                    let effects = self.nodes[source].authority.prepare(migration, in_part);
+                    self.nodes[1 - source].needs_image = leaves == Leaves::ItsImage;
+                    let source_has = &mut self.nodes[source].authority;
+                    let tells = planted != Planted::ImageForgotten;
+                    let effects = match leaves {
+                        Leaves::Nothing => source_has.prepare(migration, false),
+                        Leaves::APart => source_has.prepare(migration, true),
+                        Leaves::ItsImage => source_has.prepare_on_image(migration, tells),
+                    };
                     self.apply(source, effects);
                 }
             }
             Step::Arrived { node } => {
                 let effects = self.nodes[node].authority.whole();
+                if !effects.is_empty() {
+                    self.nodes[node].needs_image = false;
+                }
                 self.apply(node, effects);
             }
             Step::TellDebt { node } => {
@@ -234,7 +269,7 @@ impl State {
                     Image::Durable => Image::Durable,
                     Image::Received | Image::Lost => Image::Lost,
                 };
-                self.nodes[node] = Node::new(it.durable, image);
+                self.nodes[node] = Node::new(it.durable, image, it.needs_image);
             }
         }
     }
@@ -281,10 +316,14 @@ impl Model for TwoNodes {
     type Action = Step;
 
     fn init_states(&self) -> Vec<State> {
+        let created = AuthorityRecord {
+            remainder: self.is_on_image().then_some(CREATION),
+            ..AuthorityRecord::created()
+        };
         vec![State {
             nodes: [
-                Node::new(AuthorityRecord::created(), Image::Durable),
-                Node::new(AuthorityRecord::vacant(), Image::Durable),
+                Node::new(created, Image::Durable, self.is_on_image()),
+                Node::new(AuthorityRecord::vacant(), Image::Durable, false),
             ],
             network: Network::default(),
             started: 0,
@@ -301,10 +340,10 @@ impl Model for TwoNodes {
         }
         for (node, it) in state.nodes.iter().enumerate() {
             if it.authority.may_serve() && state.started < self.migrations {
-                let in_part = self.in_part && state.started == 0;
+                let leaves = self.leaves[usize::from(state.started)];
                 steps.push(Step::Start {
                     source: node,
-                    in_part,
+                    leaves,
                 });
             }
             if it.authority.record().lacks().is_some() {
@@ -358,15 +397,29 @@ impl Model for TwoNodes {
                     })
                 },
             ),
-            Property::always("what a node lacks is kept for it", |_, state: &State| {
-                (0..2).all(|node| {
-                    let Some(migration) = state.nodes[node].authority.lacks() else {
-                        return true;
-                    };
-                    let other = &state.nodes[1 - node];
-                    other.durable.owes() == Some(migration) && other.authority.receiving().is_none()
-                })
-            }),
+            Property::always(
+                "an owner that has not what is in its image fetches it",
+                |_, state: &State| {
+                    let mut owners = state.nodes.iter().filter(|it| it.authority.may_serve());
+                    owners.all(|it| !it.needs_image || it.authority.lacks().is_some())
+                },
+            ),
+            Property::always(
+                "what a node lacks is kept for it",
+                |model: &Self, state: &State| {
+                    (0..2).all(|node| {
+                        let Some(migration) = state.nodes[node].authority.lacks() else {
+                            return true;
+                        };
+                        if model.is_on_image() {
+                            return true;
+                        }
+                        let other = &state.nodes[1 - node];
+                        other.durable.owes() == Some(migration)
+                            && other.authority.receiving().is_none()
+                    })
+                },
+            ),
             Property::always("every doubt can be resolved", |_, state: &State| {
                 state.resolves()
             }),
@@ -390,7 +443,17 @@ impl Model for TwoNodes {
                         matches!(state.nodes[0].durable.ownership, Ownership::Departed { .. });
                     let owed = state.nodes[0].durable.remainder.is_some();
                     let whole = state.nodes[1].durable.lacks().is_none();
-                    !model.in_part || gave && !owed && whole && state.nodes[1].authority.may_serve()
+                    model.leaves[0] != Leaves::APart
+                        || gave && !owed && whole && state.nodes[1].authority.may_serve()
+                },
+            ),
+            Property::sometimes(
+                "the disk leaves before its image is here, and nobody owes it",
+                |model: &Self, state: &State| {
+                    let [gave, has] = &state.nodes;
+                    let left = matches!(gave.durable.ownership, Ownership::Departed { .. });
+                    let owes = gave.durable.remainder.is_some();
+                    !model.is_on_image() || left && !owes && has.durable.lacks().is_some()
                 },
             ),
             Property::sometimes("a doubt is left open", |_, state: &State| {
@@ -403,7 +466,7 @@ impl Model for TwoNodes {
 fn explore(migrations: u8, planted: Planted) -> impl Checker<TwoNodes> {
     check(TwoNodes {
         migrations,
-        in_part: false,
+        leaves: [Leaves::Nothing; 2],
         planted,
     })
 }
@@ -430,16 +493,38 @@ fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
 fn what_a_node_lacks_is_kept_for_it_until_it_has_come() {
     holds_in_all_states(check(TwoNodes {
         migrations: 2,
-        in_part: true,
+        leaves: [Leaves::APart, Leaves::Nothing],
         planted: Planted::Nothing,
     }));
+}
+
+#[test]
+fn a_disk_that_leaves_without_its_image_fetches_that_wherever_it_is() {
+    for back in [Leaves::ItsImage, Leaves::Nothing] {
+        holds_in_all_states(check(TwoNodes {
+            migrations: 2,
+            leaves: [Leaves::ItsImage, back],
+            planted: Planted::Nothing,
+        }));
+    }
+}
+
+#[test]
+fn a_disk_that_leaves_without_its_image_as_if_that_were_whole_is_found() {
+    let found = check(TwoNodes {
+        migrations: 1,
+        leaves: [Leaves::ItsImage, Leaves::Nothing],
+        planted: Planted::ImageForgotten,
+    });
+    let property = "an owner that has not what is in its image fetches it";
+    assert!(found.discovery(property).is_some());
 }
 
 #[test]
 fn a_debt_that_is_forgotten_is_found() {
     let found = check(TwoNodes {
         migrations: 1,
-        in_part: true,
+        leaves: [Leaves::APart, Leaves::Nothing],
         planted: Planted::DebtForgotten,
     });
     assert!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::Event;
-use godwit_core::request::{Operation, Origin, Request, RequestTag};
+use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 use godwit_core::{
@@ -39,6 +39,8 @@ struct Node {
     events: Vec<Event>,
     /// A chunk with this sector differs.
     differs_at: u64,
+    /// The disk fails the guest's writes.
+    fails_writes: bool,
 }
 
 impl Node {
@@ -50,6 +52,7 @@ impl Node {
             sent: Vec::new(),
             events: Vec::new(),
             differs_at: u64::MAX,
+            fails_writes: false,
         }
     }
 
@@ -57,8 +60,12 @@ impl Node {
         while let Some(action) = self.core.poll_action() {
             match action {
                 Action::Disk { tag, operation } => {
-                    let content = self.content(tag, operation);
-                    self.core.handle_disk_done(self.now, tag, Ok(content));
+                    let fails = self.fails_writes && matches!(tag, DiskTag::Request(_));
+                    let result = match fails {
+                        true => Err(RequestError::Io),
+                        false => Ok(self.content(tag, operation)),
+                    };
+                    self.core.handle_disk_done(self.now, tag, result);
                 }
                 Action::Persist { .. } => self.core.handle_persisted(self.now),
                 Action::Send { class, message } => {
@@ -277,8 +284,8 @@ fn what_a_guest_writes_while_images_are_compared_is_copied() {
     assert_eq!(node.copied(), [extent(8000, 8)]);
 }
 
-#[test]
-fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
+/// A node that a disk has left, whose image is being made durable.
+fn making_durable() -> Node {
     let mut node = Node::new(AuthorityRecord::created());
     node.leave(OlderCopy::None, PolicyOptions::DoubleWrite);
     node.core.switch_over(node.now);
@@ -304,15 +311,31 @@ fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
         }
     }
     assert_eq!((flushes, told), (1, 0));
+    node
+}
+
+fn becomes_base(mut node: Node) -> bool {
     node.core
         .handle_disk_done(node.now, DiskTag::BaseFlush, Ok(Content::Data));
     node.settle();
     let of = Event::BecameBase { migration: GOES };
-    assert!(node.events.contains(&of), "{:?}", node.events);
+    node.events.contains(&of)
 }
 
 #[test]
-fn the_image_of_a_disk_that_left_without_a_part_of_its_own_image_never_counts() {
+fn the_image_of_a_disk_that_left_counts_once_it_is_durable() {
+    assert!(becomes_base(making_durable()));
+}
+
+#[test]
+fn an_image_that_is_emptied_while_it_is_made_durable_never_counts() {
+    let mut node = making_durable();
+    assert!(node.core.give_up_image());
+    assert!(!becomes_base(node));
+}
+
+/// The owner of a disk of which the first block is in its image only, and that is being compared with that.
+fn being_compared() -> Node {
     let mut node = Node::new(AuthorityRecord {
         remainder: Some(CAME),
         ..AuthorityRecord::created()
@@ -323,14 +346,57 @@ fn the_image_of_a_disk_that_left_without_a_part_of_its_own_image_never_counts() 
     let missing = Missing::from_parts(CAPACITY, &lacks, &heat).expect("it fits");
     node.core.restore_missing(missing);
     node.core.pull_on_demand_only();
-    node.core.begin_comparison().expect("it begins");
-    let nothing = vec![0; lacks.len()];
-    assert!(node.core.end_comparison(&nothing, &nothing));
-    let rounds = RoundOptions {
+    let missing = node.core.begin_comparison().expect("it begins");
+    assert_eq!(missing, lacks);
+    node
+}
+
+/// Nothing of the disk differs from its image.
+fn compare(node: &mut Node) -> bool {
+    let mut same = vec![0; Missing::word_length(CAPACITY)];
+    same[0] = 1;
+    let nothing = vec![0; same.len()];
+    node.core.end_comparison(&nothing, &same)
+}
+
+fn in_blocks() -> PolicyOptions {
+    PolicyOptions::PreCopy(RoundOptions {
         block_sectors: 8,
         ..RoundOptions::default()
-    };
-    node.leave(OlderCopy::None, PolicyOptions::PreCopy(rounds));
+    })
+}
+
+#[test]
+fn what_is_in_the_image_only_is_never_copied_from_where_a_write_to_it_failed() {
+    let mut node = being_compared();
+    node.fails_writes = true;
+    node.write(0, 8);
+    assert!(!compare(&mut node), "the comparison is of no use");
+
+    let mut node = being_compared();
+    assert!(compare(&mut node));
+    node.leave(OlderCopy::None, in_blocks());
+    node.fails_writes = true;
+    node.write(0, 8);
+    assert_eq!(node.copied(), []);
+    assert!(!node.core.switch_over(node.now), "the disk stays");
+
+    // What is here is copied as it is.
+    let mut node = being_compared();
+    assert!(compare(&mut node));
+    node.leave(OlderCopy::None, in_blocks());
+    node.fails_writes = true;
+    node.write(64, 8);
+    assert!(node.core.switch_over(node.now));
+    node.settle();
+    assert_eq!(node.copied(), [extent(64, 8)]);
+}
+
+#[test]
+fn the_image_of_a_disk_that_left_without_a_part_of_its_own_image_never_counts() {
+    let mut node = being_compared();
+    assert!(compare(&mut node));
+    node.leave(OlderCopy::None, in_blocks());
     assert!(node.core.switch_over(node.now));
     node.settle();
     node.hears(Message::Prepared { migration: GOES });

@@ -465,3 +465,18 @@ fn a_copy_that_was_given_up_may_arrive_after_acceptance_was_asked_for() {
         assert_eq!((destination.said.len(), destination.aborted), (0, None));
     }
 }
+
+#[test]
+fn an_image_is_emptied_only_when_nothing_of_an_earlier_move_is_on_its_way_to_it() {
+    let mut node = Destination::receiving();
+    node.copy(1, Generation(0));
+    let gives_up = Message::Abort {
+        migration: MIGRATION,
+        reason: AbortReason::Cancelled,
+    };
+    node.hear(TrafficClass::Control, gives_up, None);
+    assert!(node.aborted.is_some());
+    assert!(!node.controller.give_up_image(), "it would be written over");
+    node.finish_write(Ok(()));
+    assert!(node.controller.give_up_image());
+}

@@ -6,6 +6,8 @@
 
 use std::time::Duration;
 
+use godwit_testkit::client::Initial;
+use godwit_testkit::cluster::ClusterOptions;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{
     PATIENCE, Scenario, finish, import_pattern, load, migrate, migration, one_owner,
@@ -81,15 +83,63 @@ enum Victim {
     Destination,
 }
 
-fn kill_and_recover(test: &str, moment: &Moment, victim: Victim) {
+/// What a disk consists of before it moves.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Made {
+    /// All of it is at the source.
+    Imported,
+    /// It was created from an image, has fetched what was read, and moves without the rest.
+    OnImage,
+}
+
+impl Made {
+    /// Two nodes; where disks are on images, with a repository.
+    fn cluster(self) -> Cluster {
+        if self == Self::Imported {
+            return Cluster::start(&["a", "b"]).unwrap();
+        }
+        let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
+        let repository = repository(&cluster);
+        std::fs::create_dir(&repository).unwrap();
+        for name in ["a", "b"] {
+            let options = &mut cluster.node_mut(name).spec_mut().options;
+            options.extend(["--repository".to_owned(), repository.clone()]);
+        }
+        cluster.start_all().unwrap();
+        cluster
+    }
+
+    fn disk(self, cluster: &Cluster, seed: u64) -> Model {
+        let a = cluster.node("a");
+        if self == Self::Imported {
+            return import_pattern(a, DISK, SIZE, seed).unwrap();
+        }
+        let model = Model::new(seed, SIZE, Initial::Pattern);
+        let raw = cluster.dir().join("raw");
+        model.write_image(&raw).unwrap();
+        let (raw, repository) = (raw.display().to_string(), repository(cluster));
+        let push = ["image", "--repository", &repository, "push", "base", &raw];
+        a.godwit(&push).text().unwrap();
+        let create = ["disk", "create", DISK, "--image", "base"];
+        let fetches = ["--prefetch", "off"];
+        a.godwit(&[&create[..], &fetches].concat()).text().unwrap();
+        model
+    }
+}
+
+fn repository(cluster: &Cluster) -> String {
+    cluster.dir().join("repository").display().to_string()
+}
+
+fn kill_and_recover(test: &str, made: Made, moment: &Moment, victim: Victim) {
     let turn = Scenario::begin("crash", test);
-    let mut cluster = Cluster::start(&["a", "b"]).unwrap();
+    let mut cluster = made.cluster();
     if let Some((name, point)) = moment.hold {
         let node = cluster.node_mut(name);
         node.terminate(PATIENCE).unwrap();
         node.start(&[(point, HOLD)]).unwrap();
     }
-    let model = import_pattern(cluster.node("a"), DISK, SIZE, turn.seed).unwrap();
+    let model = made.disk(&cluster, turn.seed);
     let client = load(cluster.node("a"), DISK, turn.seed, model).unwrap();
     assert!(client.progress(500, PATIENCE));
 
@@ -136,7 +186,11 @@ fn kill_and_recover(test: &str, moment: &Moment, victim: Victim) {
     let other = if owner == "a" { "b" } else { "a" };
     let client = load(cluster.node(owner), DISK, turn.seed + 1, model).unwrap();
     assert!(client.progress(200, PATIENCE));
-    let moved = migrate(cluster.node(owner), DISK, other, &["--verify"]).unwrap();
+    let words: &[&str] = match made {
+        Made::Imported => &["--verify"],
+        Made::OnImage => &[],
+    };
+    let moved = migrate(cluster.node(owner), DISK, other, words).unwrap();
     assert_eq!(moved["phase"], "completed", "{moved}");
     assert!(client.progress(200, PATIENCE));
     let mut model = finish(client).unwrap();
@@ -160,25 +214,29 @@ fn end_load(client: VerifyingClient, victim: Victim) -> Model {
 }
 
 macro_rules! crash_tests {
-    ($($name:ident: $moment:expr, $victim:expr;)*) => {$(
+    ($($name:ident: $made:expr, $moment:expr, $victim:expr;)*) => {$(
         #[test]
         fn $name() {
-            kill_and_recover(stringify!($name), &$moment, $victim);
+            kill_and_recover(stringify!($name), $made, &$moment, $victim);
         }
     )*};
 }
 
 crash_tests! {
-    source_dies_in_offer: OFFER, Victim::Source;
-    source_dies_in_copying: COPYING, Victim::Source;
-    source_dies_in_preparing: PREPARING, Victim::Source;
-    source_dies_in_prepared: PREPARED, Victim::Source;
-    source_dies_in_relinquished: RELINQUISHED, Victim::Source;
-    source_dies_in_committed: COMMITTED, Victim::Source;
-    destination_dies_in_offer: OFFER, Victim::Destination;
-    destination_dies_in_copying: COPYING, Victim::Destination;
-    destination_dies_in_preparing: PREPARING, Victim::Destination;
-    destination_dies_in_prepared: PREPARED, Victim::Destination;
-    destination_dies_in_relinquished: RELINQUISHED, Victim::Destination;
-    destination_dies_in_committed: COMMITTED, Victim::Destination;
+    source_dies_in_offer: Made::Imported, OFFER, Victim::Source;
+    source_dies_in_copying: Made::Imported, COPYING, Victim::Source;
+    source_dies_in_preparing: Made::Imported, PREPARING, Victim::Source;
+    source_dies_in_prepared: Made::Imported, PREPARED, Victim::Source;
+    source_dies_in_relinquished: Made::Imported, RELINQUISHED, Victim::Source;
+    source_dies_in_committed: Made::Imported, COMMITTED, Victim::Source;
+    destination_dies_in_offer: Made::Imported, OFFER, Victim::Destination;
+    destination_dies_in_copying: Made::Imported, COPYING, Victim::Destination;
+    destination_dies_in_preparing: Made::Imported, PREPARING, Victim::Destination;
+    destination_dies_in_prepared: Made::Imported, PREPARED, Victim::Destination;
+    destination_dies_in_relinquished: Made::Imported, RELINQUISHED, Victim::Destination;
+    destination_dies_in_committed: Made::Imported, COMMITTED, Victim::Destination;
+    source_of_a_disk_on_an_image_dies_in_prepared: Made::OnImage, PREPARED, Victim::Source;
+    source_of_a_disk_on_an_image_dies_in_relinquished: Made::OnImage, RELINQUISHED, Victim::Source;
+    destination_of_a_disk_on_an_image_dies_in_relinquished: Made::OnImage, RELINQUISHED, Victim::Destination;
+    destination_of_a_disk_on_an_image_dies_in_committed: Made::OnImage, COMMITTED, Victim::Destination;
 }

@@ -476,6 +476,29 @@ fn a_disk_moves_without_its_image_and_only_what_was_written_is_sent() {
 }
 
 #[test]
+fn a_whole_disk_moves_as_a_whole_when_it_is_asked_to_or_its_image_is_gone() {
+    let turn = Scenario::begin("image_disks", "a_whole_disk_moves_as_a_whole");
+    let fixture = Fixture::start(&["a", "b"], &[]);
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&[]);
+    fixture.becomes_whole();
+    let moves = |from: &str, to: &str, words: &[&str]| {
+        let moved = migrate(fixture.cluster.node(from), DISK, to, words).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        let here = fixture.cluster.node(to).disk(DISK).unwrap();
+        assert_eq!(here["missing_bytes"], Value::Null, "{here}");
+        moved["progress"]["bytes_copied"].as_u64().unwrap()
+    };
+    let all = moves("a", "b", &["--no-delta"]);
+    assert!(all > SIZE / 2, "{all} bytes were copied");
+    fixture.image(&["rm", "base"]).unwrap();
+    fixture.image(&["gc"]).unwrap();
+    assert!(fixture.chunks().is_empty());
+    moves("b", "a", &[]);
+    verify(fixture.a(), DISK, &mut model).unwrap();
+}
+
+#[test]
 fn a_disk_on_an_image_moves_under_load_while_it_is_fetched() {
     let turn = Scenario::begin("image_disks", "a_disk_on_an_image_moves_under_load");
     let mut fixture = Fixture::start(&["a", "b"], &[]);

@@ -64,10 +64,12 @@ impl Engine {
             Command::PullOnDemandOnly => self.core.pull_on_demand_only(),
             Command::BeginComparison { reply } => reply(self.core.begin_comparison()),
             Command::EndComparison { different, same } => {
-                let begun = self.core.end_comparison(&different, &same);
-                debug_assert!(begun, "a comparison ends that has begun");
+                // Where that is of no use any more, the disk does not start to leave either.
+                let counts = self.core.end_comparison(&different, &same);
+                tracing::debug!(disk = self.config.disk, counts, "a comparison ended");
             }
             Command::ForgetComparison => self.core.forget_comparison(),
+            Command::GiveUpImage { reply } => reply(self.core.give_up_image()),
             Command::MissingStored { notes } => self.missing_stored(notes),
             Command::Cancel { reason, reply } => {
                 let cancelled = self.core.cancel(self.now, reason);

@@ -59,6 +59,9 @@ pub(super) enum Command {
         same: Vec<u64>,
     },
     ForgetComparison,
+    GiveUpImage {
+        reply: Reply<bool>,
+    },
     MissingStored {
         notes: Option<MissingNotes>,
     },
@@ -98,7 +101,9 @@ impl Command {
                 reply(Err(StartError::NotServing));
             }
             Self::BeginComparison { reply } => reply(Err(StartError::NotServing)),
-            Self::Cancel { reply, .. } | Self::SwitchOver { reply } => reply(false),
+            Self::Cancel { reply, .. }
+            | Self::SwitchOver { reply }
+            | Self::GiveUpImage { reply } => reply(false),
             Self::ChangeMigration { reply, .. } => reply(Err(ChangeError::NoMigration)),
             Self::LatencyBaseline { reply } => reply(None),
             Self::FrontEnd { reply, .. } => reply(Err(FrontEndError::Ended)),
@@ -298,6 +303,12 @@ impl EngineHandle {
     /// The disk moves as a whole, or not at all.
     pub fn forget_comparison(&self) {
         self.inner.send(Command::ForgetComparison);
+    }
+
+    /// The image is about to be emptied; `reply` gets whether it may be
+    /// ([`godwit_core::Controller::give_up_image`]).
+    pub fn give_up_image(&self, reply: Reply<bool>) {
+        self.inner.send(Command::GiveUpImage { reply });
     }
 
     /// What the last [`EngineEvent::StoreMissing`](crate::engine::EngineEvent::StoreMissing) asked for is durable;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use godwit_image::{CHUNK_BYTES, Progress, PushOptions, RepositoryError, User, convert};
+use godwit_image::{CHUNK_BYTES, Progress, PushOptions, RepositoryError, convert};
 
 use crate::support::*;
 
@@ -110,17 +110,8 @@ async fn whoever_is_interrupted_leaves_neither_a_name_nor_a_file() {
 
 #[tokio::test]
 async fn what_disks_fetch_from_is_removed_only_by_force() {
-    let fixture = Fixture::new();
-    let file = fixture.file("raw");
-    raw_image(&file, 2, &[0, 1], 3);
-    push(&fixture.repository, "base", &file)
-        .await
-        .expect("pushed");
-    let user = User {
-        node: String::from("a"),
-        node_id: String::from("1f"),
-        disk: String::from("d"),
-    };
+    let (fixture, file) = with_image("base").await;
+    let user = user("a", "d");
     let (id, manifest) = fixture
         .repository
         .begin_use(&name("base"), &user)
@@ -204,21 +195,11 @@ async fn qcow2_goes_in_and_comes_out() {
 
 #[tokio::test]
 async fn the_disks_of_a_node_that_is_gone_are_forgotten_and_no_others() {
-    let fixture = Fixture::new();
-    let file = fixture.file("raw");
-    raw_image(&file, 2, &[0, 1], 3);
-    push(&fixture.repository, "base", &file)
-        .await
-        .expect("pushed");
+    let (fixture, _) = with_image("base").await;
     for (node, disk) in [("gone", "d"), ("gone", "e"), ("here", "d")] {
-        let user = User {
-            node: node.to_owned(),
-            node_id: String::from("1f"),
-            disk: disk.to_owned(),
-        };
         fixture
             .repository
-            .begin_use(&name("base"), &user)
+            .begin_use(&name("base"), &user(node, disk))
             .await
             .expect("used");
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use godwit_image::{
     CHUNK_BYTES, ImageName, Location, Progress, Pulled, PushOptions, Pushed, Repository,
-    RepositoryError,
+    RepositoryError, User,
 };
 use tempfile::TempDir;
 
@@ -76,6 +76,26 @@ pub(crate) const REPLACE: PushOptions = PushOptions {
     replace: true,
     check: false,
 };
+
+/// A repository with an image of two chunks under this name, and the file that was pushed.
+pub(crate) async fn with_image(image: &str) -> (Fixture, PathBuf) {
+    let fixture = Fixture::new();
+    let file = fixture.file("raw");
+    raw_image(&file, 2, &[0, 1], 3);
+    push(&fixture.repository, image, &file)
+        .await
+        .expect("pushed");
+    (fixture, file)
+}
+
+/// A disk of a node of this name.
+pub(crate) fn user(node: &str, disk: &str) -> User {
+    User {
+        node: node.to_owned(),
+        node_id: String::from("1f"),
+        disk: disk.to_owned(),
+    }
+}
 
 pub(crate) async fn push(
     repository: &Repository,

@@ -6,9 +6,10 @@ use std::time::Duration;
 use godwit_core::units::{Bytes, SECTOR_SIZE};
 use godwit_core::wire::{Hello, Offer, OfferedImage};
 use godwit_image::ImageName;
-use tokio::sync::MutexGuard;
+use tokio::sync::{MutexGuard, oneshot};
 
 use crate::disks::disk::Disk;
+use crate::disks::lifecycle::older_copy;
 use crate::images::{body, uses};
 use crate::node::{Node, blocking};
 use crate::store::BaseImage;
@@ -86,32 +87,47 @@ pub(crate) async fn note<'a>(
 /// Makes the disk's image one hole: what it had of an earlier time must not show where nothing is sent.
 ///
 /// # Errors
-/// The file system knows no holes, or the image is none of the node's own.
-pub(crate) async fn empty(disk: &Disk) -> Result<(), ErrorBody> {
+/// The file system knows no holes, the image is none of the node's own, or something of an earlier move is still being
+/// written to it.
+pub(crate) async fn empty(node: &Node, disk: &Arc<Disk>) -> Result<(), ErrorBody> {
     let (path, sectors, managed) = {
         let entry = &disk.lock().entry;
         (entry.path.clone(), entry.sectors, entry.managed)
     };
-    let name = disk.name.clone();
-    let failed = move |why: String| {
+    let failed = |code, why: &dyn std::fmt::Display| {
         let text = format!(
-            "the image {} of disk {name} cannot be emptied: {why}",
-            path.display()
+            "the image {} of disk {} cannot be emptied: {why}",
+            path.display(),
+            disk.name
         );
-        ErrorBody::new(ErrorCode::Exists, text)
+        ErrorBody::new(code, text)
     };
     if !managed {
-        return Err(failed(String::from(
-            "it is not the node's own: remove the disk there first",
-        )));
+        let why = "it is not the node's own: remove the disk there first";
+        return Err(failed(ErrorCode::Exists, &why));
     }
-    let path = disk.lock().entry.path.clone();
+    let engine = disk
+        .engine()
+        .ok_or_else(|| failed(ErrorCode::Busy, &"its thread has ended"))?;
+    let (reply, answer) = oneshot::channel();
+    engine.give_up_image(Box::new(move |may| {
+        // Whoever asked may be gone.
+        let _ = reply.send(may);
+    }));
+    if !answer.await.unwrap_or(false) {
+        let why = "something of an earlier move is still being written to it";
+        return Err(failed(ErrorCode::Busy, &why));
+    }
+    older_copy::spoil(node, disk)
+        .await
+        .map_err(|error| failed(ErrorCode::Internal, &error))?;
+    let emptied = path.clone();
     let emptied = blocking(move || -> std::io::Result<()> {
         use rustix::fs::{FallocateFlags, fallocate};
-        let file = std::fs::OpenOptions::new().write(true).open(path)?;
+        let file = std::fs::OpenOptions::new().write(true).open(emptied)?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(&file, flags, 0, sectors * SECTOR_SIZE)?;
         file.sync_all()
     });
-    emptied.await?.map_err(|error| failed(error.to_string()))
+    (emptied.await?).map_err(|error| failed(ErrorCode::Exists, &error))
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use godwit_image::ChunkId;
+use godwit_image::{ChunkId, RepositoryError};
 use tokio::sync::OnceCell;
 
 use crate::images::Images;
@@ -49,7 +49,15 @@ impl Images {
             let found = self.repository()?.chunk(id, length).await;
             found.map_err(|error| super::body(&error))
         });
-        fetched.await.cloned()
+        let bytes = fetched.await.cloned()?;
+        // One chunk may be named at places of different lengths by a manifest that nobody of good will has made.
+        match bytes.len() as u64 == length {
+            true => Ok(bytes),
+            false => Err(super::body(&RepositoryError::DamagedChunk {
+                chunk: id,
+                repository: self.repository()?.shown().to_string(),
+            })),
+        }
     }
 }
 
@@ -80,5 +88,39 @@ mod tests {
             chunks.cell(id(number));
         }
         assert!(!Arc::ptr_eq(&first, &chunks.cell(id(0))));
+    }
+
+    #[tokio::test]
+    async fn a_chunk_counts_only_with_the_length_that_it_has_at_its_place() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |name: &str| folder.path().join(name);
+        std::fs::create_dir(at("repository")).expect("a folder");
+        let content = [7; 512];
+        std::fs::write(at("raw"), content).expect("written");
+        let images = Images {
+            config: crate::config::ImagesConfig {
+                repository: Some(godwit_image::Location::Directory(at("repository"))),
+            },
+            repository: std::sync::OnceLock::new(),
+            folder: at("images"),
+            chunks: Chunks::default(),
+            manifests: crate::images::manifests::Manifests::new(at("manifests")),
+            released: tokio::sync::Notify::new(),
+            noting: tokio::sync::Mutex::default(),
+        };
+        let name = "base".parse().expect("a name");
+        let (options, progress) = Default::default();
+        let never = std::future::pending();
+        let repository = images.repository().expect("opened");
+        let raw = at("raw");
+        let pushed = repository.push(&name, &raw, options, &progress, never);
+        pushed.await.expect("pushed");
+        let id = ChunkId::of(&content);
+        // The second time it is in memory.
+        for _ in 0..2 {
+            assert_eq!(images.chunk(id, 512).await.expect("there"), content[..]);
+            let longer = images.chunk(id, 4096).await.expect_err("too short");
+            assert!(longer.message.contains("damaged"), "{}", longer.message);
+        }
     }
 }

@@ -10,14 +10,20 @@ pub(crate) mod uses;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use godwit_image::{Repository, RepositoryError};
 use tokio::sync::{Mutex, Notify};
 
 use crate::config::{ImagesConfig, NodeConfig};
 use crate::images::chunks::Chunks;
+use crate::images::creation::manifest_of;
 use crate::images::manifests::Manifests;
+use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
+
+/// How long the repository may take to say whether it has an image: whoever asked for a move waits meanwhile.
+const ASKED: Duration = Duration::from_secs(5);
 
 /// What a node has to do with images.
 #[derive(Debug)]
@@ -78,6 +84,15 @@ impl Images {
     /// Whether this node knows a repository.
     pub(crate) const fn has_repository(&self) -> bool {
         self.config.repository.is_some()
+    }
+
+    /// Whether the repository says, in a moment, that it has what the image consists of.
+    pub(crate) async fn has_image(&self, base: &BaseImage) -> bool {
+        let asked = async {
+            let id = manifest_of(base)?;
+            self.repository().ok()?.manifest(id).await.ok()
+        };
+        matches!(tokio::time::timeout(ASKED, asked).await, Ok(Some(_)))
     }
 
     /// A disk fetches no more.

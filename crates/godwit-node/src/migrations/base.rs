@@ -41,12 +41,13 @@ pub(super) async fn choose(
         false => Ok(None),
     };
     let asks_for_another = !matches!(request.policy, None | Some(Policy::PreCopy));
-    if asks_for_another || request.verify || request.round_block_bytes.is_some() {
+    let asks_for_all = request.whole || request.verify;
+    if asks_for_another || asks_for_all || request.round_block_bytes.is_some() {
         return whole(
             String::from(
                 "what is left of it moves by pre-copy in blocks of 4 KiB only, and is not compared",
             ),
-            "leave out --policy, --verify and --round-block, or wait until all of it is here",
+            "leave out --policy, --no-delta, --verify and --round-block, or wait until all of it is here",
         );
     }
     if !node.images.has_repository() {
@@ -54,6 +55,14 @@ pub(super) async fn choose(
             String::from("this node knows no repository any more"),
             "start the node with its --repository again",
         );
+    }
+    if !fetches && !node.images.has_image(&base).await {
+        tracing::info!(
+            disk = disk.name,
+            image = base.image,
+            "the repository does not say that it has the image: the disk moves as a whole"
+        );
+        return Ok(None);
     }
     let id = options::new_id()?;
     let name = &node.config.name;

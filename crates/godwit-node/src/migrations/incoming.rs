@@ -469,10 +469,7 @@ async fn prepare_known(
     };
     // What a disk on an image does not bring is a hole here, and no older copy.
     if base.is_some() {
-        older_copy::spoil(node, disk)
-            .await
-            .map_err(|error| internal(node, disk, &error))?;
-        arrival::empty(disk).await.map_err(refusal)?;
+        arrival::empty(node, disk).await.map_err(refusal)?;
         guard.keep();
         return Ok((Arc::clone(disk), OlderCopy::None));
     }
@@ -556,6 +553,10 @@ pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: Migrati
         if inner.activity != Activity::Incoming(migration) {
             return;
         }
+        if inner.entry.base.is_some() {
+            // What was noted of its image is not needed, once this is done.
+            node.images.release();
+        }
         if !matches!(inner.entry.mark, Some(Mark::Receiving { new: true, .. })) {
             inner.activity = Activity::Idle;
             return;
@@ -563,7 +564,6 @@ pub(crate) async fn discard(node: Arc<Node>, disk: Arc<Disk>, migration: Migrati
         inner.activity = Activity::Removing;
     }
     run::stop(&disk).await;
-    node.images.release();
     if let Err(error) = remove::finish(&node, &disk).await {
         tracing::error!(disk = disk.name, %error, "cannot remove the image that was not received");
         let mut inner = disk.lock();

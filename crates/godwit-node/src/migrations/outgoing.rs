@@ -248,6 +248,9 @@ impl Attempt {
         if let Err(error) = started {
             let id = self.id;
             tracing::warn!(disk = self.disk.name, migration = %id, %error, "did not start");
+            if let Some(engine) = self.disk.engine() {
+                engine.forget_comparison();
+            }
             drop(guard);
             if let Some((number, view)) = self.node.migrations.end(id, Err(error.clone()), None) {
                 table::store(&self.node, number, &view).await;

@@ -438,6 +438,7 @@ impl Controller {
         };
         slot.result = result;
         let doubled = slot.doubled;
+        let written = slot.extent.filter(|_| slot.is_write());
         if self.lacking.is_some() && result.is_ok() {
             let (durable, extent) = (slot.durable_write(), slot.extent);
             let zeroes = slot.plain_write().is_none();
@@ -452,6 +453,9 @@ impl Controller {
         }
         if !waits || (result.is_ok() && self.post(tag)) {
             self.finish(tag);
+        }
+        if let (Err(_), Some(extent)) = (result, written) {
+            self.stays_where_not_written(extent);
         }
         if result.is_err() && doubled {
             // The destination may hold what the source failed to store: the images differ.

@@ -11,6 +11,7 @@
 use super::dirty::DirtyBitmap;
 use super::push_pull::BLOCK_SECTORS;
 use crate::controller::{Controller, MAX_PULLED, Missing, PolicyOptions, StartError};
+use crate::event::AbortReason;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
 use crate::wire::{Message, TrafficClass};
 
@@ -76,7 +77,8 @@ impl Controller {
 
     /// What the comparison found: blocks that differ from the image, and blocks that are the same and no holes there.
     /// What was written since it began differs. [`Self::start_source`] then moves the disk without what is the same.
-    /// False when no comparison has begun, or these are not as many words as the disk has.
+    /// False when no comparison has begun, a write has failed since that has made it of no use, or these are not as many
+    /// words as the disk has.
     pub fn end_comparison(&mut self, different: &[u64], same: &[u64]) -> bool {
         let capacity = self.capacity;
         let fits = |words: &[u64]| words.len() == Missing::word_length(capacity);
@@ -110,6 +112,16 @@ impl Controller {
     pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent) {
         if let Some(on_image) = &mut self.on_image {
             on_image.written(extent);
+        }
+    }
+
+    /// A write of the guest here has failed. Where this node lacks what it went over, that counts as different and is
+    /// not here, so it can neither be copied nor be told of: the disk does not leave like this.
+    pub(in crate::controller) fn stays_where_not_written(&mut self, extent: Extent) {
+        let lacking = self.lacking.as_ref();
+        let lacks = lacking.is_some_and(|lacking| lacking.lacks_any_of(extent));
+        if lacks && self.on_image.is_some() && !self.abort_source(AbortReason::SourceDisk) {
+            self.forget_comparison();
         }
     }
 

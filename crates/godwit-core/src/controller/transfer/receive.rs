@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect};
+use crate::action::{Action, Content, DiskOperation, DiskTag, Inspect, PULL_SLOTS, PullSlot};
 use crate::controller::requests::slots::{Work, WorkStage};
 use crate::controller::transfer::double_write::early_acknowledgement::Unwritten;
 use crate::controller::transfer::remainder::lacking::Lacking;
@@ -52,10 +52,7 @@ impl Controller {
         if peer_timeout.is_zero() {
             return Err(StartError::Option("peer timeout"));
         }
-        let still_applying = self.destination.as_ref().is_some_and(|destination| {
-            destination.in_flight > 0 || destination.flushing || destination.storing_missing
-        });
-        if still_applying || self.source.is_some() || !self.authority.receive(migration) {
+        if self.is_still_applying() || self.source.is_some() || !self.authority.receive(migration) {
             return Err(StartError::Busy);
         }
         self.now = now;
@@ -73,6 +70,31 @@ impl Controller {
             storing_missing: false,
         });
         Ok(())
+    }
+
+    /// The body is about to empty this node's image, for a disk that comes without all of it: the image is what no
+    /// earlier move left there any more. False while something of an earlier move is still being written to it, and
+    /// would be written over what is empty.
+    pub fn give_up_image(&mut self) -> bool {
+        let may = !self.is_still_applying();
+        if may {
+            self.spoil_base();
+        }
+        may
+    }
+
+    /// Whether something of an earlier move has not reached the disk: of one that brought the disk, or what was pulled
+    /// before the disk left.
+    fn is_still_applying(&self) -> bool {
+        let receives = self.destination.as_ref().is_some_and(|destination| {
+            destination.in_flight > 0 || destination.flushing || destination.storing_missing
+        });
+        let is_pulled = |slot| {
+            self.slots
+                .get(self.slots.pull_tag(PullSlot(slot)))
+                .is_some()
+        };
+        receives || (0..PULL_SLOTS).any(is_pulled)
     }
 
     /// A frame of the source that has to do with this node's disk.

@@ -85,6 +85,11 @@ impl Lacking {
         self.missing.words()
     }
 
+    /// Whether a part of this is missing.
+    pub(in crate::controller) fn lacks_any_of(&self, extent: Extent) -> bool {
+        self.missing.is_needed(extent, false)
+    }
+
     /// When something is to be tried again, or somebody will have waited for longer than that.
     pub(in crate::controller) fn deadline(&self, longest_wait: Option<Duration>) -> Option<Time> {
         let next = match self.resumes {
