@@ -6,6 +6,7 @@ mod process;
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -295,6 +296,49 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     }
     assert_eq!(layout(&process, &home, None), Some(before));
     std::thread::sleep(Duration::from_millis(50));
+    let told = lost(process);
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+/// Whether a process's page is held: its first write waits (`/proc/PID/pagemap`).
+fn is_held(process: &Process, address: u64) -> bool {
+    let pagemap = File::open(format!("/proc/{}/pagemap", process.id())).unwrap();
+    let mut entry = [0; 8];
+    pagemap
+        .read_exact_at(&mut entry, address / 4096 * 8)
+        .unwrap();
+    u64::from_ne_bytes(entry) >> 57 & 1 == 1
+}
+
+/// Its pages are held by then.
+#[test]
+fn a_chunk_that_cannot_be_copied_is_let_go() {
+    let folder = shm();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout: before,
+    } = started(folder.path());
+    // A source that cannot be read.
+    let path = folder.path().join("v.memory");
+    let write_only = File::options().write(true).open(path).unwrap();
+    let away = memfd();
+    let address = before.address;
+    agent.begin(address, BYTES, &write_only, &away).unwrap();
+    for downwards in [false, true] {
+        let run = Run {
+            downwards,
+            ..run(0, 1 << 20)
+        };
+        let moved = agent.move_run(run).unwrap();
+        assert!(moved.refused.is_some() && moved.bytes == 0, "{moved:?}");
+        let pages = (address..address + (1 << 20)).step_by(4096);
+        let held = pages.filter(|page| is_held(&process, *page)).count();
+        assert_eq!(held, 0);
+    }
+    assert_eq!(layout(&process, &home, None), Some(before));
+    // The agent is still there, and still nobody waits.
     let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
