@@ -187,9 +187,9 @@ pub(crate) async fn start(
         let moved = blocking(move || {
             let stop = || cancelled.load(Ordering::Relaxed) || closing.is_closing();
             let moved = work.run(hold, request.max_bandwidth, stop);
-            moved.or_else(|trouble| match trouble {
-                Trouble::Ended(why) => Err((why, None)),
-                Trouble::Lost(why) => Err(work.look_again(&why, stop)),
+            moved.map_err(|trouble| match trouble {
+                Trouble::Ended(why) => (why, None),
+                Trouble::Lost(why) => work.look_again(&why, stop),
             })
         });
         let (result, lost) = match moved.await {
@@ -286,9 +286,14 @@ impl Of {
     /// Lets the disks go on that stand still because nobody knew where their memory is.
     fn follow(&self, found: &Found) -> io::Result<()> {
         let mut relocation = Relocation::begin();
-        // Another move may have found it first.
-        if !relocation.is_lost(FileId::of(&found.home)?) {
-            return Ok(());
+        match relocation.is_lost(FileId::of(&found.home)?) {
+            Some(true) => {}
+            None if found.away.is_some() => {
+                let why = "this node looks for it since its start; try again";
+                return Err(io::Error::other(why));
+            }
+            // Another move may have found it first.
+            Some(false) | None => return Ok(()),
         }
         let devices = self.devices(&relocation);
         let away = found.layout.away;
