@@ -298,11 +298,15 @@ static int move_run(const struct request *request, struct answer *answer)
     return error;
 }
 
+/* Files that can come with a request, of which at most three are used: all for which the control message has room. */
+#define FILES 4
+
 static void serve(int node)
 {
     for (;;) {
         struct request request;
-        int fds[3] = { -1, -1, -1 };
+        int fds[FILES] = { -1, -1, -1, -1 };
+        _Static_assert(CMSG_SPACE(sizeof fds) == CMSG_LEN(sizeof fds), "the kernel fills padding with files too");
         union {
             char space[CMSG_SPACE(sizeof fds)];
             struct cmsghdr align;
@@ -317,7 +321,7 @@ static void serve(int node)
             if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS)
                 memcpy(fds, CMSG_DATA(c), c->cmsg_len - CMSG_LEN(0));
         if (got != sizeof request || request.magic != MAGIC) {
-            for (int i = 0; i < 3; i++)
+            for (int i = 0; i < FILES; i++)
                 if (fds[i] >= 0)
                     close(fds[i]);
             return;
@@ -349,7 +353,7 @@ static void serve(int node)
         default:
             answer.error = EINVAL;
         }
-        for (int i = 0; i < 3; i++)
+        for (int i = 0; i < FILES; i++)
             if (fds[i] >= 0)
                 close(fds[i]);
         if (send(node, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer)

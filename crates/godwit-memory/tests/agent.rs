@@ -4,16 +4,20 @@
 mod process;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{IoSlice, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use godwit_memory::mover::Run;
 use godwit_memory::mover::agent::{Agent, AgentError};
+use godwit_memory::mover::mappings::{self, Layout};
 use godwit_memory::mover::plan::{Chunk, Plan};
-use godwit_memory::mover::{Run, mappings};
 use godwit_memory::pool::Pool;
 use process::Process;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 const BYTES: u64 = 64 << 20;
 /// The variable that makes the test's own program the process whose memory moves.
@@ -65,6 +69,35 @@ fn start(folder: &Path, memory: &Path) -> Process {
     let mut process = Process::start(folder, "the_process_whose_memory_moves", (WRITES, memory));
     process.line("ready");
     process
+}
+
+/// A process that writes to a file of memory in a folder, and its agent.
+struct Started {
+    process: Process,
+    agent: Agent,
+    home: File,
+    /// How the process has it mapped.
+    layout: Layout,
+}
+
+fn started(folder: &Path) -> Started {
+    let (path, home) = home(folder);
+    let process = start(folder, &path);
+    let layout = layout(&process, &home, None).unwrap();
+    let agent = Agent::connect(&folder.join("agent.sock")).unwrap();
+    Started {
+        process,
+        agent,
+        home,
+        layout,
+    }
+}
+
+/// How a process has this memory mapped, of which the start may be in another file.
+fn layout(process: &Process, home: &File, away: Option<&File>) -> Option<Layout> {
+    let all = mappings::of_process(process.id()).unwrap();
+    let file = |file| mappings::File::of(file).unwrap();
+    mappings::find(&all, file(home), BYTES, away.map(file))
 }
 
 /// Lets it end, and gives what it found.
@@ -148,28 +181,22 @@ fn shm() -> tempfile::TempDir {
 #[test]
 fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
     let folder = shm();
-    let (path, home) = home(folder.path());
-    let process = start(folder.path(), &path);
-    let pid = process.id();
-    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
-    let id = mappings::File::of(&home).unwrap();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout: before,
+    } = started(folder.path());
     // With so little time each chunk becomes one piece.
     for hold in [1_000_000, 1000, 1].map(Duration::from_nanos) {
-        let all = mappings::of_process(pid).unwrap();
-        let layout = mappings::find(&all, id, BYTES, None).unwrap();
+        assert_eq!(layout(&process, &home, None), Some(before));
         let away = memfd();
-        move_all(&mut agent, layout.address, (&home, &away), hold, false);
-        let all = mappings::of_process(pid).unwrap();
-        assert_eq!(
-            mappings::find(&all, id, BYTES, None),
-            None,
-            "nothing stayed"
-        );
-        let away_id = Some(mappings::File::of(&away).unwrap());
-        let moved = mappings::find(&all, id, BYTES, away_id).unwrap();
-        assert_eq!((moved.address, moved.away), (layout.address, BYTES));
+        move_all(&mut agent, before.address, (&home, &away), hold, false);
+        assert_eq!(layout(&process, &home, None), None, "nothing stayed");
+        let moved = layout(&process, &home, Some(&away)).unwrap();
+        assert_eq!((moved.address, moved.away), (before.address, BYTES));
         std::thread::sleep(Duration::from_millis(100));
-        move_all(&mut agent, layout.address, (&away, &home), hold, true);
+        move_all(&mut agent, before.address, (&away, &home), hold, true);
         std::thread::sleep(Duration::from_millis(100));
     }
     let told = lost(process);
@@ -181,13 +208,13 @@ fn memory_that_is_written_moves_away_and_back_without_a_lost_write() {
 #[test]
 fn a_chunk_that_takes_too_long_is_cut() {
     let folder = shm();
-    let (path, home) = home(folder.path());
-    let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.id()).unwrap();
-    let id = mappings::File::of(&home).unwrap();
-    let layout = mappings::find(&all, id, BYTES, None).unwrap();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout,
+    } = started(folder.path());
     let away = memfd();
-    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     agent.begin(layout.address, BYTES, &home, &away).unwrap();
     let whole = Run {
         chunk_bytes: 8 << 20,
@@ -211,24 +238,24 @@ fn a_chunk_that_takes_too_long_is_cut() {
 #[test]
 fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
     let folder = shm();
-    let (path, home) = home(folder.path());
-    let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.id()).unwrap();
-    let id = mappings::File::of(&home).unwrap();
-    let layout = mappings::find(&all, id, BYTES, None).unwrap();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout: before,
+    } = started(folder.path());
     let away = memfd();
     for chunk in 0..8 {
-        // Each time another node, which goes without a word.
-        let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
-        agent.begin(layout.address, BYTES, &home, &away).unwrap();
+        agent.begin(before.address, BYTES, &home, &away).unwrap();
         let bytes = 1 << 20;
         let offset = chunk * bytes;
         let moved = agent.move_run(run(offset, bytes)).unwrap();
         assert_eq!((moved.bytes, moved.refused.is_none()), (bytes, true));
+        // Each time another node, which goes without a word.
+        drop(agent);
+        agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
     }
-    let all = mappings::of_process(process.id()).unwrap();
-    let away_id = mappings::File::of(&away).unwrap();
-    let half = mappings::find(&all, id, BYTES, Some(away_id)).unwrap();
+    let half = layout(&process, &home, Some(&away)).unwrap();
     assert_eq!(half.away, 8 << 20);
     let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
@@ -237,12 +264,12 @@ fn a_node_that_dies_in_the_middle_leaves_nobody_waiting() {
 #[test]
 fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     let folder = shm();
-    let (path, home) = home(folder.path());
-    let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.id()).unwrap();
-    let id = mappings::File::of(&home).unwrap();
-    let layout = mappings::find(&all, id, BYTES, None).unwrap();
-    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout: before,
+    } = started(folder.path());
     let early = agent.move_run(run(0, 4096)).unwrap();
     assert!(early.refused.is_some() && early.bytes == 0, "{early:?}");
     // A target that takes no room: sealed against growth and too short.
@@ -252,7 +279,7 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
     );
     let short = File::from(made.unwrap());
     rustix::fs::fcntl_add_seals(&short, rustix::fs::SealFlags::GROW).unwrap();
-    agent.begin(layout.address, BYTES, &home, &short).unwrap();
+    agent.begin(before.address, BYTES, &home, &short).unwrap();
     for (offset, bytes) in [
         (0, 1 << 20),
         (1, 4096),
@@ -267,9 +294,51 @@ fn chunks_that_make_no_sense_or_have_no_room_stay_where_they_are() {
             "{offset} {bytes}: {moved:?}"
         );
     }
-    let all = mappings::of_process(process.id()).unwrap();
-    assert_eq!(mappings::find(&all, id, BYTES, None), Some(layout));
+    assert_eq!(layout(&process, &home, None), Some(before));
     std::thread::sleep(Duration::from_millis(50));
+    let told = lost(process);
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+/// Whether a process's page is held: its first write waits (`/proc/PID/pagemap`).
+fn is_held(process: &Process, address: u64) -> bool {
+    let pagemap = File::open(format!("/proc/{}/pagemap", process.id())).unwrap();
+    let mut entry = [0; 8];
+    pagemap
+        .read_exact_at(&mut entry, address / 4096 * 8)
+        .unwrap();
+    u64::from_ne_bytes(entry) >> 57 & 1 == 1
+}
+
+/// Its pages are held by then.
+#[test]
+fn a_chunk_that_cannot_be_copied_is_let_go() {
+    let folder = shm();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout: before,
+    } = started(folder.path());
+    // A source that cannot be read.
+    let path = folder.path().join("v.memory");
+    let write_only = File::options().write(true).open(path).unwrap();
+    let away = memfd();
+    let address = before.address;
+    agent.begin(address, BYTES, &write_only, &away).unwrap();
+    for downwards in [false, true] {
+        let run = Run {
+            downwards,
+            ..run(0, 1 << 20)
+        };
+        let moved = agent.move_run(run).unwrap();
+        assert!(moved.refused.is_some() && moved.bytes == 0, "{moved:?}");
+        let pages = (address..address + (1 << 20)).step_by(4096);
+        let held = pages.filter(|page| is_held(&process, *page)).count();
+        assert_eq!(held, 0);
+    }
+    assert_eq!(layout(&process, &home, None), Some(before));
+    // The agent is still there, and still nobody waits.
     let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
 }
@@ -287,12 +356,12 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let pool = Pool::open(folder.path()).unwrap();
     let moves = pool.lets_memory_move().unwrap();
-    let (path, home) = home(folder.path());
-    let process = start(folder.path(), &path);
-    let all = mappings::of_process(process.id()).unwrap();
-    let id = mappings::File::of(&home).unwrap();
-    let layout = mappings::find(&all, id, BYTES, None).unwrap();
-    let mut agent = Agent::connect(&folder.path().join("agent.sock")).unwrap();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout,
+    } = started(folder.path());
     let begun = agent.begin(layout.address, BYTES, &home, &memfd());
     assert_eq!(begun.is_ok(), moves, "{begun:?}");
     drop(agent);
@@ -301,4 +370,33 @@ fn memory_on_a_disk_s_file_system_does_not_move() {
     let shm = shm();
     let pool = Pool::open(shm.path()).unwrap();
     assert!(pool.lets_memory_move().unwrap(), "tmpfs");
+}
+
+/// What another peer sends is not written past where there is room for it, and no file of it stays open.
+#[test]
+fn files_that_nobody_asked_for_are_closed() {
+    let folder = shm();
+    let Started { process, agent, .. } = started(folder.path());
+    drop(agent);
+    let open = || {
+        let all = std::fs::read_dir(format!("/proc/{}/fd", process.id())).unwrap();
+        let names = all.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+        let ours = names.filter(|name| name.to_string_lossy().contains("memfd:test"));
+        ours.count()
+    };
+    for count in 1..=6 {
+        let files: Vec<File> = (0..count).map(|_| memfd()).collect();
+        let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+        let peer = UnixStream::connect(folder.path().join("agent.sock")).unwrap();
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(6))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&files)));
+        let nonsense = [IoSlice::new(&[0; 64])];
+        sendmsg(&peer, &nonsense, &mut control, SendFlags::NOSIGNAL).unwrap();
+        // It hangs up on whoever makes no sense.
+        assert_eq!((&peer).read(&mut [0]).unwrap(), 0);
+        assert_eq!(open(), 0, "of {count} files");
+    }
+    let told = lost(process);
+    assert!(told.trim().ends_with("lost 0"), "{told}");
 }

@@ -33,8 +33,8 @@ fn map(file: &File) -> *mut u8 {
     memory.cast()
 }
 
-/// Maps a file twice, and does what each line says: `write`, `read` or `aside`, through the second mapping, and the
-/// numbers of pages.
+/// Maps a file twice, and does what each line says with the pages whose numbers follow: `write` and `read` them, `aside`
+/// through the second mapping, `drop` them from the first one's page table, or `unmap` them.
 #[test]
 fn the_process_that_writes() {
     let Some(path) = std::env::var_os(WRITES) else {
@@ -50,9 +50,24 @@ fn the_process_that_writes() {
         for page in words {
             let place = page.parse::<usize>().unwrap() * PAGE_BYTES as usize;
             let at = if what == "aside" { aside } else { memory };
-            // SAFETY: the tests name pages inside of both mappings, and only this thread uses them.
+            // SAFETY: the tests name pages inside of both mappings, and only this thread uses them; those that are
+            // not mapped any more are not named again.
             unsafe {
-                let byte = at.add(place + 17);
+                let page = at.add(place);
+                let done = match what {
+                    "drop" => Some(libc::madvise(
+                        page.cast(),
+                        PAGE_BYTES as usize,
+                        libc::MADV_DONTNEED,
+                    )),
+                    "unmap" => Some(libc::munmap(page.cast(), PAGE_BYTES as usize)),
+                    _ => None,
+                };
+                if let Some(done) = done {
+                    assert_eq!(done, 0);
+                    continue;
+                }
+                let byte = page.add(17);
                 let value = byte.read_volatile();
                 if what != "read" {
                     byte.write_volatile(value.wrapping_add(1));
@@ -206,6 +221,27 @@ fn memory_that_nobody_tracks_is_an_error_and_not_clean() {
     tracked.tell("write", &[4]);
     assert!(tracked.written().contains(&4));
     tracked.process.end();
+}
+
+/// As the kernel does with pages that it writes to swap.
+#[test]
+fn pages_that_were_written_and_left_the_page_table_are_found() {
+    let mut tracked = tracked();
+    tracked.tell("write", &[3, 4]);
+    tracked.tell("drop", &[3, 4, 5]);
+    assert_eq!(tracked.written(), [3, 4]);
+    tracked.process.end();
+}
+
+#[test]
+fn memory_that_is_not_mapped_any_more_is_an_error_and_not_clean() {
+    let mut tracked = tracked();
+    tracked.tell("unmap", &[700]);
+    let looked = tracked.scanner.scan();
+    assert!(matches!(looked, Err(ScanError::NotTracked)), "{looked:?}");
+    tracked.process.end();
+    let looked = tracked.scanner.scan();
+    assert!(matches!(looked, Err(ScanError::Process(_))), "{looked:?}");
 }
 
 #[test]

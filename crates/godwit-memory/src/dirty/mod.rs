@@ -9,7 +9,8 @@
 //! vhost-user need logs of their own, and this node's disks have one.
 //!
 //! Some ranges would report nothing, as if nothing had been written: those that nobody registered, those that were
-//! remapped since, and those that the mover holds. All of them are errors here.
+//! remapped or unmapped since, those that the mover holds, and those of a process that has ended. All of them are
+//! errors here.
 //!
 //! - [`pages`]: runs of pages. Pure.
 //! - [`scan`]: one look at the process.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use crate::dirty::pages::{PAGE_BYTES, PageRun, Pages};
+use crate::mover::mappings;
 
 /// Runs that the kernel reports in one call.
 const RUNS: usize = 1024;
@@ -48,7 +49,7 @@ struct Region {
 /// Why written pages are not known. A copy that relies on them must begin anew, with all pages.
 #[derive(Debug, thiserror::Error)]
 pub enum ScanError {
-    /// Nobody registered the range, or parts of it were remapped since.
+    /// Nobody registered the range, or parts of it were remapped or unmapped since, or the process is about to be gone.
     #[error(
         "its memory is not under asynchronous write protection: begin to track it, and copy all of it first"
     )]
@@ -68,6 +69,7 @@ pub enum ScanError {
 #[derive(Debug)]
 pub struct Scanner {
     pagemap: File,
+    maps: File,
     address: u64,
     bytes: u64,
 }
@@ -78,9 +80,10 @@ impl Scanner {
     /// # Errors
     /// [`ScanError::Process`].
     pub fn of(pid: u32, address: u64, bytes: u64) -> Result<Self, ScanError> {
-        let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(ScanError::Process)?;
+        let open = |what| File::open(format!("/proc/{pid}/{what}")).map_err(ScanError::Process);
         Ok(Self {
-            pagemap,
+            pagemap: open("pagemap")?,
+            maps: open("maps")?,
             address,
             bytes,
         })
@@ -123,6 +126,11 @@ impl Scanner {
                 return Err(ScanError::Io(stands));
             }
             start = argument.walk_end;
+        }
+        // The kernel passes over what is not mapped, which is everything once the process has ended.
+        let all = mappings::read(&self.maps).map_err(refused)?;
+        if !mappings::cover(&all, self.address, end) {
+            return Err(ScanError::NotTracked);
         }
         Ok(written)
     }

@@ -1,6 +1,6 @@
 //! Where a process has a file mapped, from `/proc/PID/maps`.
 
-use std::io;
+use std::io::{self, Read, Seek};
 
 /// A mapping of a part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +47,28 @@ impl File {
 /// # Errors
 /// The process is gone, or somebody else's.
 pub fn of_process(pid: u32) -> io::Result<Vec<Mapping>> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/maps"))?;
+    read(&std::fs::File::open(format!("/proc/{pid}/maps"))?)
+}
+
+/// The same, from an open `/proc/PID/maps`, which is not another's when the process has ended.
+///
+/// # Errors
+/// The system's: also when the process is gone.
+pub fn read(mut maps: &std::fs::File) -> io::Result<Vec<Mapping>> {
+    let mut text = String::new();
+    maps.rewind()?;
+    maps.read_to_string(&mut text)?;
     Ok(text.lines().filter_map(parse).collect())
+}
+
+/// Whether mappings, in the order of their addresses, leave no gap between two addresses.
+pub fn cover(mappings: &[Mapping], start: u64, end: u64) -> bool {
+    let covered = mappings.iter().fold(start, |to, mapping| {
+        let touches = mapping.address <= to;
+        let until = mapping.address.saturating_add(mapping.bytes);
+        if touches { to.max(until) } else { to }
+    });
+    covered >= end
 }
 
 fn parse(line: &str) -> Option<Mapping> {
@@ -167,6 +187,23 @@ mod tests {
             find(&all, HOME, 0x1000, Some(OTHER)).expect("all").away,
             0x1000
         );
+    }
+
+    #[test]
+    fn a_gap_is_seen_wherever_it_is() {
+        let all = mappings("10-20 r 0 0:1 1 a\n20-30 r 0 0:1 2 b\n40-50 r 0 0:1 1 a\n");
+        for (start, end, covered) in [
+            (0x10, 0x30, true),
+            (0x18, 0x28, true),
+            (0x10, 0x31, false),
+            (0x0f, 0x20, false),
+            (0x18, 0x48, false),
+            (0x30, 0x40, false),
+            (0x40, 0x50, true),
+        ] {
+            assert_eq!(cover(&all, start, end), covered, "{start:x}-{end:x}");
+        }
+        assert!(!cover(&[], 0x10, 0x20));
     }
 
     #[test]

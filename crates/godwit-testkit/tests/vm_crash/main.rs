@@ -41,6 +41,13 @@ struct Moment {
     options: &'static [&'static str],
 }
 
+impl Moment {
+    /// The same of a move with other options.
+    const fn with(self, options: &'static [&'static str]) -> Self {
+        Self { options, ..self }
+    }
+}
+
 const COPYING_DISKS: Moment = Moment {
     phase: "copying disks",
     hold: (Side::Source, "vm::copying-disks", HOLD),
@@ -55,6 +62,12 @@ const MEMORY: Moment = Moment {
 const STOPPED: Moment = Moment {
     phase: "stopped",
     hold: (Side::Source, "vm::pre-switchover", HOLD),
+    options: &[],
+};
+/// The destination could run the guest, and has no disks.
+const LOADED: Moment = Moment {
+    phase: "loaded",
+    hold: (Side::Source, "vm::loaded", HOLD),
     options: &[],
 };
 /// The destination has the memory and has not accepted its disks.

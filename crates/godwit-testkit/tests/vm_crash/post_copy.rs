@@ -5,32 +5,18 @@
 use godwit_testkit::scenario::Scenario;
 
 use super::site::{Side, Site};
-use super::{
-    AT_ONCE, DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim,
-};
+use super::{AT_ONCE, DESTINATION, DESTINATION_QEMU, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim};
 
 /// So slow that the rest of the memory is under way for some seconds.
 const OPTIONS: &[&str] = &["--memory", "post-copy", "--max-bandwidth", "32MiB"];
 
 /// QEMU has not sent the devices.
-const STOPPED: Moment = pulling(super::STOPPED);
-const ACCEPTING: Moment = pulling(super::ACCEPTING);
-const GIVING: Moment = pulling(super::GIVING);
-const GIVEN: Moment = pulling(super::GIVEN);
-const BEFORE_RUN: Moment = pulling(super::BEFORE_RUN);
-/// The destination could run the guest, and has no disks.
-const LOADED: Moment = Moment {
-    phase: "loaded",
-    hold: (Side::Source, "vm::loaded", HOLD),
-    options: OPTIONS,
-};
-
-const fn pulling(moment: Moment) -> Moment {
-    Moment {
-        options: OPTIONS,
-        ..moment
-    }
-}
+const STOPPED: Moment = super::STOPPED.with(OPTIONS);
+const ACCEPTING: Moment = super::ACCEPTING.with(OPTIONS);
+const GIVING: Moment = super::GIVING.with(OPTIONS);
+const GIVEN: Moment = super::GIVEN.with(OPTIONS);
+const BEFORE_RUN: Moment = super::BEFORE_RUN.with(OPTIONS);
+const LOADED: Moment = super::LOADED.with(OPTIONS);
 
 impl Site {
     /// Starts a guest anew whose QEMU had said farewell to it, and moves no other.

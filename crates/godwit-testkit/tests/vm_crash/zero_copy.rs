@@ -12,7 +12,8 @@ use rustix::process::{Pid, Signal};
 
 use super::site::{Side, Site, send};
 use super::{
-    AT_ONCE, DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU, Victim,
+    AT_ONCE, Blow, DESTINATION, DESTINATION_QEMU, HOLD, Moment, Outcome, SOURCE, SOURCE_QEMU,
+    Victim,
 };
 
 const OPTIONS: &[&str] = &["--memory", "zero-copy", "--stay-in-pool"];
@@ -20,33 +21,22 @@ const OPTIONS: &[&str] = &["--memory", "zero-copy", "--stay-in-pool"];
 /// The destination has been offered the memory.
 const OFFERED: Moment = Moment {
     phase: "offered",
-    ..in_pool(super::COPYING_DISKS)
+    ..super::COPYING_DISKS.with(OPTIONS)
 };
 /// Both QEMUs have the guest's memory and devices, and neither runs it.
-const LOADED: Moment = Moment {
-    phase: "loaded",
-    hold: (Side::Source, "vm::loaded", HOLD),
-    options: OPTIONS,
-};
-const ACCEPTING: Moment = in_pool(super::ACCEPTING);
-const GIVING: Moment = in_pool(super::GIVING);
+const LOADED: Moment = super::LOADED.with(OPTIONS);
+const ACCEPTING: Moment = super::ACCEPTING.with(OPTIONS);
+const GIVING: Moment = super::GIVING.with(OPTIONS);
 /// It is stored that the guest is given away, and its memory does not say so yet.
-const GIVEN: Moment = in_pool(super::GIVEN);
+const GIVEN: Moment = super::GIVEN.with(OPTIONS);
 /// Its memory says so as well.
 const MEMORY_GIVEN: Moment = Moment {
     phase: "memory given",
     hold: (Side::Source, "vm::memory-given", HOLD),
     options: OPTIONS,
 };
-const BEFORE_RUN: Moment = in_pool(super::BEFORE_RUN);
-const COMPLETING: Moment = in_pool(super::COMPLETING);
-
-const fn in_pool(moment: Moment) -> Moment {
-    Moment {
-        options: OPTIONS,
-        ..moment
-    }
-}
+const BEFORE_RUN: Moment = super::BEFORE_RUN.with(OPTIONS);
+const COMPLETING: Moment = super::COMPLETING.with(OPTIONS);
 
 const LOST: Outcome = Outcome::Crashes(Side::Destination);
 const ENDED: Outcome = Outcome::Crashes(Side::Source);
@@ -110,6 +100,9 @@ const MOVERS: [Mover; 6] = [
     Mover::QemuAfterwards,
 ];
 
+/// The guest has 24 runs of memory, and is struck after more than half of them.
+const HELD_HALFWAY: &str = "13*sleep(1)->1*sleep(2000)->off";
+
 impl Site {
     /// Whose memory the pool says that the guest's is.
     fn owner_of_memory(&self, node: &str) -> String {
@@ -143,11 +136,34 @@ impl Site {
         (number("bytes_in_pool"), number("bytes"))
     }
 
+    /// Waits until most of the guest's memory is local. The start of it alone would prove little: its disks seldom read or
+    /// write there.
+    fn most_is_local(&self) {
+        let most = || {
+            let (in_pool, all) = self.in_pool();
+            (in_pool * 2 < all).then_some(())
+        };
+        wait_for(PATIENCE, most).expect("its memory moves");
+    }
+
+    /// Lets most of the guest's memory go to the node, and the rest stay.
+    fn most_goes(&self) {
+        std::thread::scope(|scope| {
+            let moving = scope.spawn(|| self.memory_goes("local"));
+            self.most_is_local();
+            let node = self.cluster.node(self.place(Side::Source));
+            // Too late is no harm.
+            let _ = node.godwit(&["vm", "memory", VM, "--cancel"]).json();
+            moving.join().unwrap();
+        });
+    }
+
     /// Kills the node that moves memory while its QEMU stands still somewhere within a run; gives whether the memory is
     /// here and there afterwards.
     fn mid_chunk(&mut self, delay: Duration) -> bool {
         let at = self.place(Side::Source);
         let qemu = self.pid(at);
+        self.most_goes();
         std::thread::scope(|scope| {
             let moving = scope.spawn(|| self.memory_goes("local"));
             std::thread::sleep(delay);
@@ -176,14 +192,13 @@ impl Site {
     /// Strikes a move of memory that is held between two runs of chunks.
     fn between_runs(&mut self, strike: impl FnOnce(&mut Self)) {
         let at = self.place(Side::Source);
-        self.set_point(at, ("vm::moving-memory", "sleep(300)"));
-        let seen = self.log_length(at);
+        self.set_point(at, ("vm::moving-memory", HELD_HALFWAY));
         let node = self.cluster.node(at);
         let options = ["vm", "memory", VM, "--to", "local"];
         let mut moving = node.godwit(&options).printing_json();
         let moving = moving.stdout(Stdio::null()).stderr(Stdio::null());
         let mut moving = moving.spawn().unwrap();
-        self.reached(at, seen, "vm::moving-memory");
+        self.most_is_local();
         strike(self);
         // It has moved by then, or its node or its QEMU is gone.
         moving.wait().unwrap();
@@ -234,8 +249,6 @@ impl Site {
     }
 }
 
-type Blow = (&'static Moment, Victim, Outcome);
-
 /// Plays what is picked, with the seed.
 fn play(test: &str, pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
     let turn = Scenario::among(AT_ONCE, "vm_crash", test);
@@ -257,12 +270,13 @@ fn play(test: &str, pick: impl FnOnce(usize) -> (Vec<Blow>, Vec<Mover>)) {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// A few blows, which the seed picks.
+/// One blow to a move and one while memory follows, which the seed picks: each seed below 180 another pair. Without one
+/// it is always the same pair, so that a change is not refused for what it has not touched.
 #[test]
 fn a_guest_whose_memory_stays_survives_a_few_deaths() {
     play("a_guest_whose_memory_stays_survives_a_few", |seed| {
-        let blow = BLOWS[seed * 5 % BLOWS.len()];
-        (vec![blow], vec![MOVERS[seed % MOVERS.len()]])
+        let mover = MOVERS[seed / BLOWS.len() % MOVERS.len()];
+        (vec![BLOWS[seed % BLOWS.len()]], vec![mover])
     });
 }
 

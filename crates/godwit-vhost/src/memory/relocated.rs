@@ -148,6 +148,13 @@ impl Relocation {
         }
     }
 
+    /// Whether that is so; nothing when no part of `home` was ever said to be elsewhere.
+    pub fn is_lost(&self, home: FileId) -> Option<bool> {
+        let all = self.0.as_ref();
+        all.and_then(|all| all.files.get(&home))
+            .map(|away| away.is_lost)
+    }
+
     /// The first `away` bytes of `home`, which has `bytes`, are elsewhere, and nothing else of it is.
     ///
     /// # Errors

@@ -183,11 +183,20 @@ pub(crate) async fn start(
     });
     let node = Arc::clone(node);
     tokio::spawn(async move {
+        let closing = Arc::clone(&node);
         let moved = blocking(move || {
-            let stop = || cancelled.load(Ordering::Relaxed) || node.is_closing();
-            work.run(hold, request.max_bandwidth, stop)
+            let stop = || cancelled.load(Ordering::Relaxed) || closing.is_closing();
+            let moved = work.run(hold, request.max_bandwidth, stop);
+            moved.map_err(|trouble| match trouble {
+                Trouble::Ended(why) => (why, None),
+                Trouble::Lost(why) => work.look_again(&why, stop),
+            })
         });
-        let result = moved.await.map_err(|error| error.message).flatten();
+        let (result, lost) = match moved.await {
+            Ok(Ok(())) => (Ok(()), None),
+            Ok(Err((why, lost))) => (Err(why), lost),
+            Err(error) => (Err(error.message), None),
+        };
         {
             let mut inner = vm.lock();
             if let Some(moving) = &mut inner.moving {
@@ -199,7 +208,14 @@ pub(crate) async fn start(
             Ok(()) => tracing::info!(vm = vm.name, to = to.name(), "the VM's memory has moved"),
             Err(error) => tracing::warn!(vm = vm.name, error, "the VM's memory did not move"),
         }
+        // A machine whose QEMU does not answer can be stopped.
         drop(guard);
+        let Some(of) = lost else { return };
+        match blocking(move || of.look(|| node.is_closing())).await {
+            Ok(None | Some(Ok(()))) => {}
+            Ok(Some(Err(why))) => tracing::warn!(vm = vm.name, why, "its disks stand still"),
+            Err(error) => tracing::warn!(vm = vm.name, %error, "its disks stand still"),
+        }
     });
     Ok(())
 }
@@ -245,6 +261,48 @@ impl Of {
             .filter_map(|disk| self.node.disks.find(disk)?.engine());
         engines.collect()
     }
+
+    /// Waits until QEMU's mappings tell where memory is that was lost: nobody else asks the agent for anything then, and
+    /// it has done what it was asked. The disks go on. Nothing when that was stopped before.
+    ///
+    /// # Errors
+    /// A sentence: nobody will tell.
+    fn look(&self, stop: impl Fn() -> bool) -> Option<Result<(), String>> {
+        let agent = loop {
+            match Agent::connect(&self.socket) {
+                Err(AgentError::Silent(_)) if stop() => return None,
+                Err(AgentError::Silent(_)) => std::thread::sleep(LISTEN),
+                connected => break connected,
+            }
+        };
+        let found = agent.map_err(|error| error.to_string()).and_then(|_agent| {
+            let found = relocated::find(self.pid, &self.file, self.bytes);
+            let found = found.and_then(|found| self.follow(&found));
+            found.map_err(|error| error.to_string())
+        });
+        Some(found)
+    }
+
+    /// Lets the disks go on that stand still because nobody knew where their memory is.
+    fn follow(&self, found: &Found) -> io::Result<()> {
+        let mut relocation = Relocation::begin();
+        match relocation.is_lost(FileId::of(&found.home)?) {
+            Some(true) => {}
+            None if found.away.is_some() => {
+                let why = "this node looks for it since its start; try again";
+                return Err(io::Error::other(why));
+            }
+            // Another move may have found it first.
+            Some(false) | None => return Ok(()),
+        }
+        let devices = self.devices(&relocation);
+        let away = found.layout.away;
+        relocation.found(&found.home, self.bytes, away)?;
+        drop(relocation);
+        go_on(&devices);
+        self.vm.lock().local_bytes = away;
+        Ok(())
+    }
 }
 
 /// A move, ready to go.
@@ -259,9 +317,9 @@ struct Move {
     bytes: u64,
 }
 
-/// Why a batch ended early.
+/// Why a move, or a batch of it, ended early.
 enum Trouble {
-    /// The disks go on, or the sentence says that they do not.
+    /// The disks go on.
     Ended(String),
     /// Nobody knows where a chunk is, and the disks stand still.
     Lost(String),
@@ -272,8 +330,10 @@ impl Move {
         let failed = |error: io::Error| AgentError::Silent(error);
         let mut agent = Agent::connect(&of.socket)?;
         let bytes = of.bytes;
-        let Found { home, away, layout } =
-            relocated::find(of.pid, &of.file, bytes).map_err(AgentError::Lost)?;
+        let found = relocated::find(of.pid, &of.file, bytes).map_err(AgentError::Lost)?;
+        // An earlier move may have lost it.
+        of.follow(&found).map_err(AgentError::Lost)?;
+        let Found { home, away, layout } = found;
         let is_new = away.is_none();
         let away = match away {
             Some(away) => away,
@@ -325,7 +385,7 @@ impl Move {
         hold: Duration,
         max_bandwidth: Option<u64>,
         stop: impl Fn() -> bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), Trouble> {
         let mut plan = match self.to {
             MemoryPlace::Local => Plan::new(self.bytes, self.local, hold),
             MemoryPlace::Pool => Plan::new(self.local, 0, hold),
@@ -334,9 +394,8 @@ impl Move {
         let mut longest_still = Duration::ZERO;
         while plan.next().is_some() {
             if stop() {
-                return Err(String::from(
-                    "it was cancelled; what has moved stays where it is",
-                ));
+                let why = "it was cancelled; what has moved stays where it is";
+                return Err(Trouble::Ended(String::from(why)));
             }
             let (began, before) = (Instant::now(), plan.bytes_moved());
             let moved = self.batch(&mut plan);
@@ -356,13 +415,13 @@ impl Move {
                     moving.took = begun.elapsed();
                 }
             }
-            match moved {
-                Ok(()) => {}
-                Err(Trouble::Ended(why)) => return Err(why),
-                Err(Trouble::Lost(why)) => return Err(self.look_again(&why, &stop)),
+            if let Err(Trouble::Lost(why)) = moved {
+                return Err(Trouble::Lost(why));
             }
             failpoint::reach_blocking("vm::moving-memory");
+            // Also when the rest of the batch did not move.
             self.give_back(before, now);
+            moved?;
             // A slow move may rest for long, and can be cancelled all the same.
             let until = Instant::now() + plan::rest(still, now - before, max_bandwidth);
             while !stop()
@@ -372,7 +431,8 @@ impl Move {
                 std::thread::sleep(left.min(LISTEN));
             }
         }
-        self.agent.end().map_err(|error| error.to_string())
+        let ended = self.agent.end();
+        ended.map_err(|error| Trouble::Ended(error.to_string()))
     }
 
     /// Moves some chunks while no device touches the memory.
@@ -414,54 +474,43 @@ impl Move {
             relocation.moved(&self.home, part, is_away)
         };
         let followed = (bytes > 0).then(follow).transpose();
-        if let Some(error @ AgentError::Silent(_)) = failed {
+        let lost = match (&failed, followed) {
+            (Some(error @ AgentError::Silent(_)), _) => Some(error.to_string()),
+            (_, Err(error)) => Some(format!("its disks cannot follow its memory: {error}")),
+            _ => None,
+        };
+        if let Some(why) = lost {
             let lost = FileId::of(&self.home).map(|home| relocation.lose(home));
             return Err(Trouble::Lost(match lost {
-                Ok(()) => error.to_string(),
-                Err(other) => format!("{error}; {other}"),
+                Ok(()) => why,
+                Err(other) => format!("{why}; {other}"),
             }));
-        }
-        if let Err(error) = followed {
-            let why =
-                format!("its disks cannot follow its memory and stand still: {error}; stop the VM");
-            return Err(Trouble::Ended(why));
         }
         drop(relocation);
         go_on(&devices);
         failed.map_or(Ok(()), |error| Err(Trouble::Ended(error.to_string())))
     }
 
-    /// The agent has not answered, so only QEMU's mappings say where the memory is, once the agent listens again. Then
-    /// the disks go on. Gives how that ended.
-    fn look_again(&mut self, why: &str, stop: impl Fn() -> bool) -> String {
+    /// Only QEMU's mappings say where the memory is, once the agent listens again. Then the disks go on. Gives how that
+    /// ended, and whose memory is still to be looked for when it was stopped before.
+    fn look_again(self, why: &str, stop: impl Fn() -> bool) -> (String, Option<Of>) {
         tracing::warn!(vm = self.of.vm.name, why, "looking for the VM's memory");
         // It serves one connection at a time, and ends what it was asked first.
         self.agent.hang_up();
-        let agent = loop {
-            match Agent::connect(&self.of.socket) {
-                Err(AgentError::Silent(_)) if !stop() => std::thread::sleep(LISTEN),
-                connected => break connected,
+        match self.of.look(stop) {
+            Some(Ok(())) => (format!("{why}; what has moved stays where it is"), None),
+            Some(Err(error)) => {
+                let why = format!(
+                    "{why}; its disks stand still, for its memory is not found: {error}; stop the VM"
+                );
+                (why, None)
             }
-        };
-        let found = agent.map_err(|error| error.to_string()).and_then(|agent| {
-            let found = relocated::find(self.of.pid, &self.of.file, self.bytes);
-            let away = found.map_err(|error| error.to_string())?.layout.away;
-            let mut relocation = Relocation::begin();
-            let devices = self.of.devices(&relocation);
-            relocation
-                .found(&self.home, self.bytes, away)
-                .map_err(|error| error.to_string())?;
-            drop(relocation);
-            go_on(&devices);
-            self.agent = agent;
-            self.of.vm.lock().local_bytes = away;
-            Ok(())
-        });
-        match found {
-            Ok(()) => format!("{why}; what has moved stays where it is"),
-            Err(error) => format!(
-                "{why}; its disks stand still, for its memory is not found: {error}; stop the VM"
-            ),
+            None => {
+                let why = format!(
+                    "{why}; its disks stand still until its QEMU answers; wait for it, or stop the VM with --force"
+                );
+                (why, Some(self.of))
+            }
         }
     }
 
@@ -472,6 +521,9 @@ impl Move {
             offset: before,
             bytes: now - before,
         });
+        if bytes == 0 {
+            return;
+        }
         let left = match self.to {
             MemoryPlace::Local => &self.home,
             MemoryPlace::Pool => &self.away,

@@ -89,19 +89,21 @@ pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
 }
 
 /// As [`find`], once the agent has ended whatever an earlier process of this node asked of it: until then a chunk may
-/// still move, and QEMU has a second mapping of all of the file that it moves to.
+/// still move, and QEMU has a second mapping of all of the file that it moves to. Nothing else moves as long as the agent
+/// that comes with it is held.
 fn find_settled(
     agent: &Path,
     pid: u32,
     memory: &Path,
     bytes: u64,
-) -> Result<Found, Box<dyn std::error::Error>> {
-    match Agent::connect(agent) {
+) -> Result<(Option<Agent>, Found), Box<dyn std::error::Error>> {
+    let agent = match Agent::connect(agent) {
+        Ok(agent) => Some(agent),
         // What has no agent, or one that may not hold pages, moves nothing.
-        Ok(_) | Err(AgentError::Absent | AgentError::NoUserfault(_)) => {}
+        Err(AgentError::Absent | AgentError::NoUserfault(_)) => None,
         Err(error) => return Err(error.into()),
-    }
-    Ok(find(pid, memory, bytes)?)
+    };
+    Ok((agent, find(pid, memory, bytes)?))
 }
 
 /// How many bytes of a VM's memory are not in its memory pool, as its QEMU says by itself.
@@ -118,7 +120,7 @@ pub(crate) async fn local_bytes(
     let (agent, bytes) = (vm.places.agent(), memory.bytes);
     let found = blocking(move || {
         let found = find_settled(&agent, pid, &file, bytes).map_err(|error| error.to_string());
-        found.map(|found| found.layout.away)
+        found.map(|(_, found)| found.layout.away)
     });
     let found = found.await.map_err(|error| error.message)?;
     found.map_err(|error| format!("cannot tell where its memory is: {error}"))
@@ -188,7 +190,8 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
     let restored = blocking(move || {
         let failed = |error: std::io::Error| error.to_string();
         let found = find_settled(&places.agent(), pid, &file, bytes);
-        let Found { home, away, layout } = found.map_err(|error| error.to_string())?;
+        let (_agent, found) = found.map_err(|error| error.to_string())?;
+        let Found { home, away, layout } = found;
         let Some(away) = away else { return Ok(0) };
         let mut relocation = Relocation::begin();
         relocation.set(FileId::of(&home).map_err(failed)?, away);
