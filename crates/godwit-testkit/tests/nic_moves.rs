@@ -4,6 +4,7 @@ use std::fs::Permissions;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
@@ -149,6 +150,60 @@ fn ip(host: &Namespace, words: &str) -> io::Result<()> {
     let mut command = host.command();
     command.arg("ip").args(words.split(' '));
     process::run(&mut command).map(drop)
+}
+
+/// RARP frames in what QEMU's `filter-dump` wrote.
+fn announcements(dump: &Path) -> usize {
+    let bytes = std::fs::read(dump).unwrap_or_default();
+    let frame = [&[0xff; 6][..], &OWN_MAC, &[0x80, 0x35]].concat();
+    let windows = bytes.windows(frame.len());
+    windows.filter(|window| *window == frame).count()
+}
+
+/// The address of a card that QEMU itself serves.
+const OWN_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 9];
+/// How often QEMU announces a machine that came, by itself.
+const BY_ITSELF: usize = 5;
+
+#[test]
+fn a_move_says_what_a_card_of_qemus_own_loses_and_announces_it_when_the_machine_runs()
+-> io::Result<()> {
+    let cluster = Cluster::start(&["a", "b"])?;
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let dump = cluster.dir().join("own.pcap");
+    let filter = format!("filter-dump,id=dump,netdev=own,file={}", dump.display());
+    a.godwit(&[
+        "vm",
+        "run",
+        "one",
+        "--memory",
+        "64MiB",
+        "--accel",
+        "tcg",
+        "--",
+        "-nodefaults",
+        "-netdev",
+        "hubport,id=own,hubid=0",
+        "-device",
+        "virtio-net-pci,netdev=own,mac=52:54:00:00:00:09,romfile=",
+        "-object",
+        &filter,
+    ])
+    .json()?;
+    let moved = a.godwit(&["migrate", "vm/one", "--to", "b"]).json()?;
+    let warnings = moved["warnings"].to_string();
+    assert!(
+        warnings.contains("(virtio-net-pci): QEMU itself serves it"),
+        "{moved}"
+    );
+    let more = || (announcements(&dump) > BY_ITSELF).then_some(());
+    assert!(
+        wait_for(Duration::from_secs(10), more).is_some(),
+        "{} announcements",
+        announcements(&dump)
+    );
+    b.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    Ok(())
 }
 
 #[test]

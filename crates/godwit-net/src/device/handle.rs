@@ -267,12 +267,21 @@ impl Device for NetDevice {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixDatagram;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
     use std::sync::mpsc;
+    use std::thread::sleep;
+    use std::time::Instant;
+
+    use godwit_vhost::protocol::session::RingSetup;
 
     use super::*;
+    use crate::device::queues::features::{MERGEABLE, VERSION_1};
+    use crate::device::session::RECEIVE;
+    use crate::device::test_guest::TestGuest;
     use crate::frame::announce::{Token, rarp};
-    use crate::frame::packet::HEADER;
+    use crate::frame::packet::{HEADER, SMALLEST};
+    use crate::state::pace::MOST_AHEAD;
 
     const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
     /// Longer than the first time after which a place is announced again.
@@ -299,6 +308,125 @@ mod tests {
             count += 1;
         }
         count
+    }
+
+    /// Packets that wait for the guest when it runs, and buffers of its ring.
+    const BURST: u16 = 200;
+    const SIZE: u16 = 256;
+
+    /// A NIC that has a burst for a guest which has just been attached.
+    struct Burst {
+        nic: NetDevice,
+        thread: NetThread,
+        guest: TestGuest,
+        kick: Wake,
+        _network: UnixDatagram,
+        _front_end: UnixStream,
+    }
+
+    impl Burst {
+        fn new() -> Self {
+            let (uplink, network) = UnixDatagram::pair().expect("a pair");
+            uplink.set_nonblocking(true).expect("does not block");
+            let uplink = Uplink::from_packets(uplink.into());
+            let (nic, thread) = NetDevice::spawn("web/0", Nic::new(MAC), uplink).expect("a thread");
+            ask(|reply| nic.freeze(reply));
+            for _ in 0..BURST {
+                network.send(&[7; SMALLEST]).expect("is taken");
+            }
+            let all_wait = || nic.snapshot().waiting == usize::from(BURST);
+            assert!(within(Duration::from_secs(10), all_wait));
+            let guest = TestGuest::new(SIZE);
+            guest.offer(SIZE);
+            let (socket, front_end) = UnixStream::pair().expect("a pair");
+            let kick = Wake::new().expect("a counter");
+            let setup = Box::new(RingSetup {
+                layout: guest.layout(),
+                base: 0,
+                event_index: true,
+                enabled: true,
+                log: None,
+                inflight: None,
+                kick: kick.as_fd().try_clone_to_owned().expect("another"),
+                call: None,
+                error: None,
+            });
+            for command in [
+                FrontEndCommand::Attach { socket },
+                FrontEndCommand::Features {
+                    features: VERSION_1 | MERGEABLE,
+                },
+                FrontEndCommand::Memory {
+                    ram: guest.ram.clone(),
+                },
+                FrontEndCommand::Start {
+                    ring: RECEIVE as u16,
+                    setup,
+                },
+            ] {
+                let answer = ask(|reply| nic.front_end(command, reply));
+                answer.expect("is done");
+            }
+            nic.release();
+            Self {
+                nic,
+                thread,
+                guest,
+                kick,
+                _network: network,
+                _front_end: front_end,
+            }
+        }
+
+        /// The guest gets so many buffers, and within a while no more.
+        fn gets(&self, count: u16) {
+            within(Duration::from_secs(10), || self.guest.used() >= count);
+            sleep(WHILE);
+            assert_eq!(self.guest.used(), count);
+        }
+
+        fn end(self) {
+            self.nic.end();
+            assert!(self.thread.join_within(Duration::from_secs(10)));
+        }
+    }
+
+    /// Whether it becomes so.
+    fn within(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
+        let began = Instant::now();
+        while !is_so() {
+            if began.elapsed() > limit {
+                return false;
+            }
+            sleep(Duration::from_millis(1));
+        }
+        true
+    }
+
+    #[test]
+    fn a_burst_reaches_the_guest_at_the_pace_at_which_it_comes_to_it() {
+        let burst = Burst::new();
+        let most = MOST_AHEAD as u16;
+        burst.gets(most);
+        for again in [1, 10] {
+            burst.guest.offer(SIZE + again);
+            burst.kick.signal();
+            burst.gets(most + again);
+        }
+        burst.end();
+    }
+
+    #[test]
+    fn a_guest_that_offers_its_buffers_again_late_waits_no_longer_than_it_takes_to_come_to_all() {
+        let burst = Burst::new();
+        let most = MOST_AHEAD as u16;
+        burst.gets(most);
+        burst.guest.came_to(most - 1);
+        burst.gets(most);
+        burst.guest.came_to(most);
+        let gets_all = || burst.guest.used() == BURST;
+        assert!(within(Duration::from_millis(300), gets_all));
+        burst.end();
     }
 
     #[test]

@@ -8,6 +8,8 @@
 pub mod handle;
 mod queues;
 mod session;
+#[cfg(test)]
+mod test_guest;
 pub mod uplink;
 mod wake;
 mod worker;

@@ -48,6 +48,10 @@ const KEEPS: Duration = Duration::from_secs(10);
 /// buffers again late.
 const COMES_TO_THEM: Duration = Duration::from_secs(1);
 
+/// How often a guest that gets no more packets for now is asked whether it has come to all of them: nothing tells of
+/// that. A guest that offers its buffers again late stands idle for so long, which is little beside its blackout.
+const LOOKS: Duration = Duration::from_millis(2);
+
 /// How long the uplink rests after it could not be read.
 const UPLINK_RESTS: Duration = Duration::from_millis(100);
 
@@ -77,6 +81,8 @@ pub(super) struct Worker {
     keeps_until: Option<Instant>,
     /// Since when the guest has not come to any of the packets that it has.
     ahead_since: Option<Instant>,
+    /// When it is looked whether it has.
+    looks_at: Option<Instant>,
     /// Until when the uplink is left alone.
     uplink_rests: Option<Instant>,
     ended: bool,
@@ -112,6 +118,7 @@ impl Worker {
             late_until: None,
             keeps_until: None,
             ahead_since: None,
+            looks_at: None,
             uplink_rests: None,
             ended: false,
         })
@@ -163,7 +170,12 @@ impl Worker {
 
     fn guest_may_have_room(&mut self) {
         self.room = true;
+        self.is_not_ahead();
+    }
+
+    fn is_not_ahead(&mut self) {
         self.ahead_since = None;
+        self.looks_at = None;
     }
 
     /// When something has to be done that nobody tells of.
@@ -172,7 +184,7 @@ impl Worker {
             self.announces_at(),
             self.late_until,
             self.keeps_until,
-            self.ahead_since.map(|since| since + COMES_TO_THEM),
+            self.looks_at,
             self.uplink_rests,
         ]
         .into_iter()
@@ -204,24 +216,19 @@ impl Worker {
         if self.keeps_until.is_some_and(|until| now >= until) {
             self.keeps_until = None;
         }
-        let ahead = self.ahead_since.map(|since| since + COMES_TO_THEM);
-        if ahead.is_some_and(|until| now >= until) {
-            tracing::debug!(
-                nic = self.shared.name,
-                "the guest does not come to its packets"
-            );
-            self.nic.pace().lift();
-            self.guest_may_have_room();
+        if self.looks_at.is_some_and(|due| now >= due) {
+            self.looks_at = None;
+            self.room = true;
         }
         if self.uplink_rests.is_some_and(|until| now >= until) {
             self.uplink_rests = None;
         }
+        let moves = self.session.as_ref().is_some_and(Session::logs);
+        self.nic.keep_all(moves || self.keeps_until.is_some());
     }
 
     /// Lets the kernel tell of packets only while some are wanted.
     fn watch_uplink(&mut self) {
-        let moves = self.session.as_ref().is_some_and(Session::logs);
-        self.nic.keep_all(moves || self.keeps_until.is_some());
         let wanted = self.uplink_rests.is_none() && self.nic.wants_uplink(self.room);
         if wanted == self.watches_uplink {
             return;
@@ -312,7 +319,7 @@ impl Worker {
                 (0..RINGS).for_each(|index| self.unwatch_kicks(index));
                 self.session = None;
                 self.room = false;
-                self.ahead_since = None;
+                self.is_not_ahead();
                 Ok(0)
             }
             command => self.change(command),
@@ -410,24 +417,37 @@ impl Worker {
 
     /// Gives the guest what waits for it, then what the uplink has. True when there is more.
     fn receive(&mut self) -> bool {
+        let received = self.receive_some();
+        received.unwrap_or_else(|why| {
+            self.break_ring(RECEIVE, &why);
+            false
+        })
+    }
+
+    fn receive_some(&mut self) -> Result<bool, Broken> {
+        self.see_offered()?;
         let mut more = false;
         for turn in 0..TURN {
-            match self.receive_one() {
-                Ok(true) => more = turn + 1 == TURN,
-                Ok(false) => break,
-                Err(why) => {
-                    self.break_ring(RECEIVE, &why);
-                    return false;
-                }
+            if !self.receive_one()? {
+                break;
             }
+            more = turn + 1 == TURN;
         }
-        if let Some((ring, guest)) = self.session.as_mut().and_then(|s| s.serve(RECEIVE))
-            && let Err(why) = ring.publish(guest)
-        {
-            self.break_ring(RECEIVE, &why);
-            return false;
+        // What was taken is never ahead of what was seen to be offered: whoever serves the ring next goes by that.
+        self.see_offered()?;
+        if let Some((ring, guest)) = self.session.as_mut().and_then(|s| s.serve(RECEIVE)) {
+            ring.publish(guest)?;
         }
-        more
+        Ok(more)
+    }
+
+    /// Sees how far the guest has come: by the buffers that it has offered.
+    fn see_offered(&mut self) -> Result<(), Broken> {
+        if let Some((ring, guest)) = self.session.as_mut().and_then(|s| s.serve(RECEIVE)) {
+            let available = ring.split.available(guest.ram.memory())?;
+            self.nic.pace().offered(available);
+        }
+        Ok(())
     }
 
     /// One packet. False when there is none, or the guest has no room.
@@ -438,14 +458,8 @@ impl Worker {
             self.room = false;
             return Ok(self.read_uplink().is_some());
         };
-        if self.room && self.nic.pace().is_ahead() {
-            let available = ring.split.available(guest.ram.memory())?;
-            self.nic.pace().offered(available);
-            if self.nic.pace().is_ahead() && !ring.rest_behind(guest, available)? {
-                self.room = false;
-                self.ahead_since = Some(Instant::now());
-            }
-            return Ok(true);
+        if self.room && self.nic.is_ahead() {
+            return self.wait_for_guest().map(|()| true);
         }
         if self.room
             && let Some(packet) = self.nic.for_guest()
@@ -485,6 +499,37 @@ impl Worker {
             }
         }
         Ok(true)
+    }
+
+    /// The guest has as many packets as it is given before it comes to some: it gets more when it has.
+    fn wait_for_guest(&mut self) -> Result<(), Broken> {
+        let served = self.session.as_mut().and_then(|s| s.serve(RECEIVE));
+        let Some((ring, guest)) = served else {
+            return Ok(());
+        };
+        let memory = guest.ram.memory();
+        // A guest offers buffers again before it says that it waits: looked at the other way round, it might seem late.
+        let is_all_seen = ring.split.is_all_seen(memory)?;
+        let available = ring.split.available(memory)?;
+        self.nic.pace().offered(available);
+        if !self.nic.is_ahead() {
+            self.is_not_ahead();
+            return Ok(());
+        }
+        let now = Instant::now();
+        let since = *self.ahead_since.get_or_insert(now);
+        if is_all_seen || now >= since + COMES_TO_THEM {
+            tracing::debug!(
+                nic = self.shared.name,
+                "the guest offers its buffers again late: it is given what fits"
+            );
+            self.nic.pace().lift();
+            self.is_not_ahead();
+        } else if !ring.rest_behind(guest, available)? {
+            self.room = false;
+            self.looks_at = Some(now + LOOKS);
+        }
+        Ok(())
     }
 
     /// Reads a packet, if one is wanted and there.

@@ -371,6 +371,12 @@ impl Nic {
         &mut self.pace
     }
 
+    /// Whether the guest gets no more before it has come to some of what it has. Nothing but what a move or a stop holds
+    /// back for it needs a pace: at other times packets come as they do at any machine, and it may have a ring full.
+    pub fn is_ahead(&self) -> bool {
+        self.keeps_all && self.pace.is_ahead()
+    }
+
     /// The guest got a packet of this many bytes, in so many of its buffers.
     pub fn received(&mut self, packet_bytes: usize, buffers: u16) {
         self.pace.given(buffers);

@@ -1,6 +1,7 @@
 use super::*;
 use crate::frame::packet::HEADER;
 use crate::state::held::MOST_PACKETS;
+use crate::state::pace::MOST_AHEAD;
 use proptest::prelude::*;
 
 const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
@@ -74,6 +75,21 @@ fn what_the_guest_has_no_room_for_is_held_while_its_machine_moves_and_waits_in_t
     let all: Vec<Packet> = (0..count).map(|number| numbered(MAC, number)).collect();
     assert_eq!(drain(&mut nic), all);
     assert!(!nic.wants_uplink(false) && nic.wants_uplink(true));
+}
+
+#[test]
+fn a_guest_is_given_packets_at_a_pace_while_its_machine_moves_and_as_they_come_otherwise() {
+    let mut nic = Nic::new(MAC);
+    nic.pace().starts(0, 256);
+    nic.pace().offered(256);
+    for _ in 0..MOST_AHEAD {
+        nic.received(60, 1);
+    }
+    assert!(!nic.is_ahead());
+    nic.keep_all(true);
+    assert!(nic.is_ahead(), "what it has counts from the start");
+    nic.pace().offered(257);
+    assert!(!nic.is_ahead());
 }
 
 #[test]

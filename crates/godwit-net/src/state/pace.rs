@@ -1,4 +1,5 @@
-//! How many packets a guest is given before it has come to those that it has.
+//! How many packets a guest is given before it has come to those that it has, while its machine moves and for a time
+//! after that.
 //!
 //! A burst of packets that were held while a machine changed hosts fills the guest's ring at once. A guest that answers
 //! each out of a bounded buffer loses answers then: Linux has a send buffer for about 170 short answers to pings, and a
@@ -7,7 +8,8 @@
 
 use std::collections::VecDeque;
 
-/// Most packets in the ring that the guest has not come to.
+/// Most packets in the ring that the guest has not come to: well below the 170 answers, and twice what Linux takes at
+/// once before it offers buffers again, so that it always has some to take.
 pub const MOST_AHEAD: usize = 128;
 
 /// Packets in the guest's ring that it has not come to.
@@ -90,7 +92,8 @@ impl Pace {
         !self.lifted && self.buffers.len() >= MOST_AHEAD
     }
 
-    /// The guest has offered nothing for long: it is given what fits, from now on.
+    /// The guest has come to what it has and has not offered its buffers again, or has offered nothing for long: it is
+    /// given what fits, from now on.
     pub const fn lift(&mut self) {
         self.lifted = true;
     }

@@ -98,8 +98,9 @@ impl Served {
         assert!(nic["attached"] == true && nic["broken"] == false, "{nic}");
     }
 
-    /// Begins a move, cancels it after a while, and proves that no ping was lost, whether it was too late or not.
-    fn cancel_after(&mut self, wait: Duration) {
+    /// Begins a move, cancels it after a while, and proves that no ping was lost, whether it was too late or not. False
+    /// when it was.
+    fn cancel_after(&mut self, wait: Duration) -> bool {
         let pinger = Pinger::start(self.lan.switch(), GUEST, PING_EVERY).unwrap();
         let from = self.site.place(Side::Source);
         let id = self.site.start_move(&[]);
@@ -121,6 +122,7 @@ impl Served {
         let lost = pings.iter().filter(|ping| ping.answers == 0).count();
         let twice = pings.iter().filter(|ping| ping.answers > 1).count();
         assert_eq!((lost, twice), (0, 0), "of {} pings", pings.len());
+        cancelled.is_ok()
     }
 
     fn finish(self) {
@@ -203,10 +205,18 @@ fn no_ping_is_lost_whenever_a_move_is_cancelled() {
         return;
     };
     let mut random = Random::new(turn.seed);
+    let mut longest = MOVE;
+    let mut cancelled = 0;
     for _ in 0..10 {
-        let wait = random.below(MOVE.as_millis() as u64);
-        served.cancel_after(Duration::from_millis(wait));
+        let wait = Duration::from_millis(random.below(longest.as_millis() as u64));
+        if served.cancel_after(wait) {
+            cancelled += 1;
+        } else {
+            // A move is over by then.
+            longest = wait;
+        }
     }
+    assert!(cancelled > 0, "all were too late");
     served.finish();
 }
 

@@ -253,17 +253,27 @@ impl SplitRing {
         }
         fence(Ordering::SeqCst);
         if self.event_index {
-            let offset = 4 + 2 * u64::from(self.layout.size);
-            let wanted: u16 = memory.load(
-                GuestAddress(self.layout.available.0 + offset),
-                Ordering::Relaxed,
-            )?;
-            let wanted = Wrapping(u16::from_le(wanted));
+            let wanted = self.used_event(memory)?;
             // Whether the index that the guest waits for is among those just passed.
             return Ok(self.used - wanted - Wrapping(1) < self.used - old);
         }
         let flags: u16 = memory.load(self.layout.available, Ordering::Relaxed)?;
         Ok(u32::from(u16::from_le(flags)) & VRING_AVAIL_F_NO_INTERRUPT == 0)
+    }
+
+    /// Whether the guest was shown all answers and says that it has come to them, and waits for the next: it can say so
+    /// only in a ring with an event index.
+    pub fn is_all_seen(&self, memory: &impl GuestMemory) -> Result<bool, RingError> {
+        let can_tell = self.event_index && self.answers.is_empty();
+        Ok(can_tell && self.used_event(memory)? == self.used)
+    }
+
+    /// How many answers there are, modulo 65536, before the one of which the guest is to be told.
+    fn used_event(&self, memory: &impl GuestMemory) -> Result<Wrapping<u16>, RingError> {
+        let offset = 4 + 2 * u64::from(self.layout.size);
+        let address = GuestAddress(self.layout.available.0 + offset);
+        let wanted: u16 = memory.load(address, Ordering::Acquire)?;
+        Ok(Wrapping(u16::from_le(wanted)))
     }
 
     /// Records that bytes of the used ring were written.

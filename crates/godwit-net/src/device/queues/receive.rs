@@ -140,49 +140,22 @@ fn shorten(segments: &mut [Segment], mut bytes: usize) -> &[Segment] {
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
-    use std::sync::{Arc, mpsc};
+    use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
 
-    use godwit_vhost::memory::GuestRam;
     use godwit_vhost::protocol::session::OpenedRing;
-    use godwit_vhost::rings::split::{RingLayout, SplitRing};
-    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-    use vhost::vhost_user::message::VhostUserMemoryRegion;
-    use vm_memory::{Bytes, GuestAddress};
+    use godwit_vhost::rings::split::SplitRing;
 
     use super::*;
     use crate::device::queues::features::VERSION_1;
+    use crate::device::test_guest::TestGuest;
     use crate::device::wake::Wake;
 
-    const SIZE: u16 = 8;
-    const AVAILABLE: u64 = 0x1000;
-    const USED: u64 = 0x2000;
-    const BUFFERS: u64 = 0x10000;
-    /// Bytes of each buffer that the guest offers.
-    const BUFFER: u32 = 1000;
-    /// The descriptor's buffer is the device's to write (`VIRTQ_DESC_F_WRITE`).
-    const WRITABLE: u16 = 2;
-
-    fn ram() -> GuestRam {
-        let bytes = 1 << 20;
-        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
-        ftruncate(&memory, bytes).expect("grows");
-        let region = VhostUserMemoryRegion::new(0, bytes, 0, 0);
-        let files = vec![File::from(memory)];
-        GuestRam::new(&[region], files, Arc::default()).expect("maps")
-    }
-
-    fn ring(ram: &GuestRam) -> NetRing {
-        let layout = RingLayout {
-            size: SIZE,
-            descriptors: GuestAddress(0),
-            available: GuestAddress(AVAILABLE),
-            used: GuestAddress(USED),
-        };
+    fn ring(guest: &TestGuest) -> NetRing {
+        let split = SplitRing::new(guest.ram.memory(), guest.layout(), 0, true, None);
         let opened = OpenedRing {
-            split: SplitRing::new(ram.memory(), layout, 0, true, None).expect("a ring"),
+            split: split.expect("a ring"),
             inflight: None,
             again: Vec::new(),
         };
@@ -190,58 +163,30 @@ mod tests {
         NetRing::new(opened, true, [Some(kick), None, None]).expect("has a kick")
     }
 
-    /// The guest offers its buffers up to this number.
-    fn offer(ram: &GuestRam, count: u16) {
-        let memory = ram.memory();
-        let put =
-            |at: u64, number: u16| memory.write_obj(number, GuestAddress(at)).expect("memory");
-        for number in 0..count {
-            let descriptor = u64::from(number) * 16;
-            let buffer = BUFFERS + u64::from(number) * 0x1000;
-            memory
-                .write_obj(buffer, GuestAddress(descriptor))
-                .expect("memory");
-            memory
-                .write_obj(BUFFER, GuestAddress(descriptor + 8))
-                .expect("memory");
-            put(descriptor + 12, WRITABLE);
-            put(AVAILABLE + 4 + u64::from(number) * 2, number);
-        }
-        put(AVAILABLE + 2, count);
-    }
-
     #[test]
     fn a_packet_for_which_only_a_part_of_the_room_is_there_waits_for_more() {
         let (done, is_done) = mpsc::channel();
         // A device that looks again and again never comes back.
         thread::spawn(move || {
-            let ram = ram();
-            let mut ring = ring(&ram);
+            let driver = TestGuest::new(8);
+            let mut ring = ring(&driver);
             let guest = Guest {
-                ram: &ram,
+                ram: &driver.ram,
                 log: None,
                 features: VERSION_1 | MERGEABLE,
             };
             let mut buffers = Buffers::default();
             let mut packet = vec![7; 2500];
-            offer(&ram, 2);
+            driver.offer(2);
             let given = give(&mut ring, guest, &mut buffers, &mut packet);
             assert_eq!(given.expect("a ring"), Given::NoRoom);
-            let told_after: u16 = ram
-                .memory()
-                .read_obj(GuestAddress(USED + 4 + 8 * u64::from(SIZE)))
-                .expect("memory");
-            assert_eq!(told_after, 2, "the guest tells of the next buffer");
-            offer(&ram, 3);
+            assert_eq!(driver.told_after(), 2, "the guest tells of the next buffer");
+            driver.offer(3);
             let given = give(&mut ring, guest, &mut buffers, &mut packet);
             assert_eq!(given.expect("a ring"), Given::Taken(3));
             assert_eq!(packet[BUFFERS_AT..HEADER], [3, 0]);
             ring.publish(guest).expect("a ring");
-            let used: u16 = ram
-                .memory()
-                .read_obj(GuestAddress(USED + 2))
-                .expect("memory");
-            assert_eq!(used, 3);
+            assert_eq!(driver.used(), 3);
             done.send(()).expect("is waited for");
         });
         let ended = is_done.recv_timeout(Duration::from_secs(10));

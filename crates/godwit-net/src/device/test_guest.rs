@@ -1,0 +1,93 @@
+//! A guest's driver of the receive ring, for tests: it offers buffers, and says which of those that it got back it has
+//! come to.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use godwit_vhost::memory::GuestRam;
+use godwit_vhost::rings::split::RingLayout;
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use vhost::vhost_user::message::VhostUserMemoryRegion;
+use vm_memory::{Bytes, GuestAddress};
+
+const MEMORY: u64 = 2 << 20;
+const AVAILABLE: u64 = 0x1000;
+const USED: u64 = 0x2000;
+const BUFFERS: u64 = 0x10000;
+/// Bytes of each buffer that the guest offers.
+const BUFFER: u32 = 1000;
+/// The descriptor's buffer is the device's to write (`VIRTQ_DESC_F_WRITE`).
+const WRITABLE: u16 = 2;
+
+/// A guest whose receive ring has an event index.
+pub(super) struct TestGuest {
+    pub(super) ram: Arc<GuestRam>,
+    size: u16,
+}
+
+impl TestGuest {
+    /// With a ring of this many descriptors, at most 256.
+    pub(super) fn new(size: u16) -> Self {
+        let memory = memfd_create("guest", MemfdFlags::CLOEXEC).expect("a file");
+        ftruncate(&memory, MEMORY).expect("grows");
+        let region = VhostUserMemoryRegion::new(0, MEMORY, 0, 0);
+        let files = vec![File::from(memory)];
+        let ram = GuestRam::new(&[region], files, Arc::default()).expect("maps");
+        Self {
+            ram: Arc::new(ram),
+            size,
+        }
+    }
+
+    pub(super) const fn layout(&self) -> RingLayout {
+        RingLayout {
+            size: self.size,
+            descriptors: GuestAddress(0),
+            available: GuestAddress(AVAILABLE),
+            used: GuestAddress(USED),
+        }
+    }
+
+    /// The guest has offered so many buffers in all: each descriptor is one, over and over.
+    pub(super) fn offer(&self, count: u16) {
+        let memory = self.ram.memory();
+        for number in 0..self.size {
+            let descriptor = u64::from(number) * 16;
+            let buffer = BUFFERS + u64::from(number) * 0x1000;
+            memory
+                .write_obj(buffer, GuestAddress(descriptor))
+                .expect("memory");
+            memory
+                .write_obj(BUFFER, GuestAddress(descriptor + 8))
+                .expect("memory");
+            self.put(descriptor + 12, WRITABLE);
+            self.put(AVAILABLE + 4 + u64::from(number) * 2, number);
+        }
+        self.put(AVAILABLE + 2, count);
+    }
+
+    /// The guest has come to so many buffers in all, and wants to be told of the next.
+    pub(super) fn came_to(&self, count: u16) {
+        self.put(AVAILABLE + 4 + 2 * u64::from(self.size), count);
+    }
+
+    /// Buffers that the guest got back in all.
+    pub(super) fn used(&self) -> u16 {
+        self.get(USED + 2)
+    }
+
+    /// The guest tells of what it offers beyond this many buffers.
+    pub(super) fn told_after(&self) -> u16 {
+        self.get(USED + 4 + 8 * u64::from(self.size))
+    }
+
+    fn put(&self, at: u64, number: u16) {
+        let memory = self.ram.memory();
+        memory.write_obj(number, GuestAddress(at)).expect("memory");
+    }
+
+    fn get(&self, at: u64) -> u16 {
+        let memory = self.ram.memory();
+        memory.read_obj(GuestAddress(at)).expect("memory")
+    }
+}
