@@ -262,6 +262,17 @@ fn a_disk_goes_back_with_what_was_written_and_what_is_written_meanwhile() {
 }
 
 #[test]
+fn what_follows_the_last_difference_counts_as_copied_while_that_is_on_its_way() {
+    let mut node = received();
+    node.write(16, 8);
+    node.holds_copies = true;
+    node.leave(OlderCopy::Since(CAME), PolicyOptions::DoubleWrite);
+    assert_eq!(node.copied(), [extent(16, 8)]);
+    node.write(4096, 8);
+    assert!(node.doubled(extent(4096, 8)));
+}
+
+#[test]
 fn what_was_forwarded_and_is_done_here_while_the_guest_is_held_stays() {
     let mut node = Node::new(AuthorityRecord::vacant());
     node.core.handle_forward_up(node.now);
