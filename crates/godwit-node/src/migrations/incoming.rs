@@ -151,7 +151,7 @@ async fn receive(
         .engine()
         .ok_or_else(|| failed(&"the disk is not served any more"))?;
     // Until now nothing was written to what may be of use for another migration.
-    older_copy::spoil(node, disk)
+    older_copy::spoil(&node.store, disk)
         .await
         .map_err(|error| failed(&error))?;
     let (reply, answer) = oneshot::channel();
@@ -469,7 +469,7 @@ async fn prepare_known(
     };
     // What a disk on an image does not bring is a hole here, and no older copy.
     if base.is_some() {
-        older_copy::spoil(node, disk)
+        older_copy::spoil(&node.store, disk)
             .await
             .map_err(|error| internal(node, disk, &error))?;
         arrival::empty(disk).await.map_err(refusal)?;
