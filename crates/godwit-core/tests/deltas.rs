@@ -6,11 +6,12 @@ use godwit_core::action::{Action, Content, DiskOperation, DiskTag, Inspect};
 use godwit_core::authority::{AuthorityRecord, Ownership};
 use godwit_core::event::Event;
 use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
+use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
-use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::wire::{Message, Taken, TrafficClass};
 use godwit_core::{
-    Controller, DeltaBy, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions, RoundOptions,
-    Switchover, Written,
+    Controller, DeltaBy, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions, PushOptions,
+    RoundOptions, Switchover, Written,
 };
 
 const LIMITS: Limits = Limits {
@@ -41,6 +42,8 @@ struct Node {
     differs_at: u64,
     /// The disk fails the guest's writes.
     fails_writes: bool,
+    /// The destination does not answer copies.
+    holds_copies: bool,
 }
 
 impl Node {
@@ -53,6 +56,7 @@ impl Node {
             events: Vec::new(),
             differs_at: u64::MAX,
             fails_writes: false,
+            holds_copies: false,
         }
     }
 
@@ -93,6 +97,7 @@ impl Node {
 
     fn answer(&mut self, class: TrafficClass, message: Message) {
         let answer = match message {
+            Message::Copy { .. } if self.holds_copies => return,
             Message::Copy {
                 slot, generation, ..
             } => Message::Ack {
@@ -137,17 +142,56 @@ impl Node {
         self.settle();
     }
 
+    /// The disk comes to this node.
+    fn receive(&mut self) {
+        let timeout = Duration::from_secs(10);
+        self.core
+            .start_destination(self.now, CAME, timeout)
+            .expect("it starts");
+        self.hears(Message::Prepare {
+            migration: CAME,
+            epoch: Epoch(2),
+            shared: false,
+            lacks: false,
+        });
+        self.hears(Message::Commit {
+            migration: CAME,
+            epoch: Epoch(2),
+        });
+        assert!(self.core.serves());
+    }
+
     fn leave(&mut self, older_copy: OlderCopy, policy: PolicyOptions) {
-        let options = MigrationOptions {
+        self.leave_by(MigrationOptions {
             older_copy,
             policy,
             switchover: Switchover::WhenTold,
             ..MigrationOptions::new(GOES)
-        };
+        });
+    }
+
+    fn leave_by(&mut self, options: MigrationOptions) {
         self.core
             .start_source(self.now, options)
             .expect("it starts");
         self.settle();
+    }
+
+    /// Lets time pass.
+    fn pass(&mut self, time: Duration) {
+        let end = self.now.after(time);
+        while let Some(at) = self.core.next_deadline().filter(|at| *at <= end) {
+            self.now = self.now.max(at);
+            self.core.handle_timer(self.now);
+            self.settle();
+        }
+        self.now = end;
+    }
+
+    /// Whether the guest's write there went to both nodes.
+    fn doubled(&self, written: Extent) -> bool {
+        let is_it = |message: &Message| matches!(message, Message::DoubleWrite { extent, .. } if *extent == written);
+        self.sent.iter().any(is_it)
     }
 
     fn copied(&self) -> Vec<Extent> {
@@ -162,21 +206,7 @@ impl Node {
 /// The owner of a disk that was received by this process.
 fn received() -> Node {
     let mut node = Node::new(AuthorityRecord::vacant());
-    let timeout = Duration::from_secs(10);
-    node.core
-        .start_destination(node.now, CAME, timeout)
-        .expect("it starts");
-    node.hears(Message::Prepare {
-        migration: CAME,
-        epoch: Epoch(2),
-        shared: false,
-        lacks: false,
-    });
-    node.hears(Message::Commit {
-        migration: CAME,
-        epoch: Epoch(2),
-    });
-    assert!(node.core.serves());
+    node.receive();
     node
 }
 
@@ -205,8 +235,8 @@ fn a_disk_goes_back_with_what_was_written_and_what_is_written_meanwhile() {
     for policy in [
         PolicyOptions::DoubleWrite,
         PolicyOptions::Mirror,
-        PolicyOptions::PreCopy(godwit_core::RoundOptions::default()),
-        PolicyOptions::PushPull(godwit_core::PushOptions::default()),
+        PolicyOptions::PreCopy(RoundOptions::default()),
+        PolicyOptions::PushPull(PushOptions::default()),
     ] {
         let mut node = received();
         node.write(17, 1);
@@ -226,11 +256,8 @@ fn a_disk_goes_back_with_what_was_written_and_what_is_written_meanwhile() {
         );
         // Where nothing was copied the guest's writes reach the destination like those anywhere else.
         node.write(4096, 8);
-        let reached = node.sent.iter().any(|message| {
-            matches!(message, Message::DoubleWrite { extent: it, .. } if *it == extent(4096, 8))
-        });
         let doubles = matches!(policy, PolicyOptions::DoubleWrite | PolicyOptions::Mirror);
-        assert_eq!(reached, doubles, "{policy:?}");
+        assert_eq!(node.doubled(extent(4096, 8)), doubles, "{policy:?}");
         // If it stays after all, nothing of that is forgotten.
         assert!(
             node.core
@@ -239,6 +266,55 @@ fn a_disk_goes_back_with_what_was_written_and_what_is_written_meanwhile() {
         let written = node.core.written().expect("it is still known");
         assert_eq!(written.bytes().0, 3 * 4096);
     }
+}
+
+#[test]
+fn what_follows_the_last_difference_counts_as_copied_while_that_is_on_its_way() {
+    let mut node = received();
+    node.write(16, 8);
+    node.holds_copies = true;
+    node.leave(OlderCopy::Since(CAME), PolicyOptions::DoubleWrite);
+    assert_eq!(node.copied(), [extent(16, 8)]);
+    node.write(4096, 8);
+    assert!(node.doubled(extent(4096, 8)));
+}
+
+#[test]
+fn what_was_forwarded_and_is_done_here_while_the_guest_is_held_stays() {
+    let mut node = Node::new(AuthorityRecord::vacant());
+    node.core.handle_forward_up(node.now);
+    node.hears(Message::Fence {
+        number: 0,
+        taken: Taken::Nothing,
+        shared: false,
+        failed: false,
+    });
+    // The owner does not answer this before the disk comes here, nor until it leaves again.
+    node.write(16, 8);
+    node.receive();
+    node.leave_by(MigrationOptions {
+        older_copy: OlderCopy::Since(CAME),
+        policy: PolicyOptions::PushPull(PushOptions::default()),
+        sla: Some(LatencyTarget {
+            limit: Duration::from_millis(5),
+            allowed_per_million: 100,
+        }),
+        ..MigrationOptions::new(GOES)
+    });
+    assert!(node.copied().is_empty(), "there is nothing to push");
+    node.core.handle_forward_lost(node.now);
+    node.settle();
+    let lacks = Message::Lacks {
+        start: Lba(16),
+        sectors: 8,
+        heat: 1,
+    };
+    assert!(node.sent.contains(&lacks), "{:?}", node.sent);
+    let asks = |message: &Message| matches!(message, Message::Prepare { lacks: true, .. });
+    assert!(node.sent.iter().any(asks), "{:?}", node.sent);
+    // The destination takes a copy that comes now for a breach of the protocol.
+    node.pass(Duration::from_millis(100));
+    assert_eq!(node.copied(), []);
 }
 
 #[test]

@@ -118,7 +118,7 @@ pub(crate) async fn empty(node: &Node, disk: &Arc<Disk>) -> Result<(), ErrorBody
         let why = "something of an earlier move is still being written to it";
         return Err(failed(ErrorCode::Busy, &why));
     }
-    older_copy::spoil(node, disk)
+    older_copy::spoil(&node.store, disk)
         .await
         .map_err(|error| failed(ErrorCode::Internal, &error))?;
     let emptied = path.clone();

@@ -151,7 +151,7 @@ async fn receive(
         .engine()
         .ok_or_else(|| failed(&"the disk is not served any more"))?;
     // Until now nothing was written to what may be of use for another migration.
-    older_copy::spoil(node, disk)
+    older_copy::spoil(&node.store, disk)
         .await
         .map_err(|error| failed(&error))?;
     let (reply, answer) = oneshot::channel();

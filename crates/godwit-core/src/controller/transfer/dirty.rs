@@ -200,6 +200,10 @@ impl DirtyBitmap {
     }
 
     fn next_set(&self, from: u64) -> Option<u64> {
+        // It is asked for again for each chunk that is on its way.
+        if self.count == 0 {
+            return None;
+        }
         let mut index = (from / 64) as usize;
         let mut word = self.words.get(index)? & (u64::MAX << (from % 64));
         while word == 0 {

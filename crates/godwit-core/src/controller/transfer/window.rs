@@ -67,6 +67,18 @@ pub(in crate::controller) struct Pointers {
     pub(in crate::controller) write_tail: Lba,
 }
 
+impl Pointers {
+    /// Those of an empty window.
+    const fn at(place: Lba) -> Self {
+        Self {
+            read_head: place,
+            read_tail: place,
+            write_head: place,
+            write_tail: place,
+        }
+    }
+}
+
 /// The chunks of the window in address order, and the slots they use.
 #[derive(Debug)]
 pub(in crate::controller) struct Window {
@@ -95,16 +107,24 @@ impl Window {
         self.pointers = Pointers::default();
     }
 
-    /// Nothing is left in this pass: all of the disk is migrated.
-    pub(in crate::controller) fn finish(&mut self, capacity: Sectors) {
-        debug_assert!(self.chunks.is_empty(), "a pass ends with an empty window");
-        let end = Lba(capacity.0);
-        self.pointers = Pointers {
-            read_head: end,
-            read_tail: end,
-            write_head: end,
-            write_tail: end,
-        };
+    /// Nothing behind the window is left to be migrated: its last chunk reaches to the end of the disk, as far as
+    /// guest I/O is concerned.
+    pub(in crate::controller) fn reach_end(&mut self, capacity: Sectors) {
+        self.pointers.read_head = Lba(capacity.0);
+        self.close_up();
+    }
+
+    /// Without a chunk in the window, what lies before it is migrated.
+    fn close_up(&mut self) {
+        if self.chunks.is_empty() {
+            self.pointers = Pointers::at(self.pointers.read_head);
+        }
+    }
+
+    /// Where the last chunk ends that is not migrated, or the next one may begin.
+    pub(in crate::controller) fn end(&self) -> Lba {
+        let last = self.chunks.back();
+        last.map_or(self.pointers.read_head, |chunk| chunk.extent.end())
     }
 
     pub(in crate::controller) fn is_empty(&self) -> bool {
@@ -269,6 +289,7 @@ impl Window {
             self.pointers.write_tail = chunk.extent.end();
             self.free.push(chunk.slot);
         }
+        self.close_up();
         Some(acknowledged)
     }
 
@@ -283,13 +304,7 @@ impl Window {
             }
         }
         self.quiescing = 0;
-        let tail = self.pointers.write_tail;
-        self.pointers = Pointers {
-            read_head: tail,
-            read_tail: tail,
-            write_head: tail,
-            write_tail: tail,
-        };
+        self.pointers = Pointers::at(self.pointers.write_tail);
         given_up
     }
 

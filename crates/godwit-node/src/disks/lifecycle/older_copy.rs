@@ -6,7 +6,6 @@
 //! engine's memory, and on disk only between an orderly end and the next start: see [`godwit_block::image::written`].
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use godwit_block::image::{Fingerprint, Image, written};
 use godwit_core::authority::{AuthorityRecord, Ownership};
@@ -16,7 +15,7 @@ use godwit_core::{OlderCopy, Written};
 use crate::config::NodeConfig;
 use crate::disks::disk::{Activity, Disk};
 use crate::node::{Node, blocking};
-use crate::store::{DiskEntry, KeptImage, StoreError};
+use crate::store::{DiskEntry, KeptImage, Store, StoreError};
 
 /// Where it is stored what was written to a disk of this name.
 fn file(config: &NodeConfig, disk: &str) -> PathBuf {
@@ -104,13 +103,102 @@ pub(crate) fn held(entry: &DiskEntry, record: &AuthorityRecord) -> OlderCopy {
 ///
 /// # Errors
 /// That cannot be stored, so nobody may write there.
-pub(crate) async fn spoil(node: &Node, disk: &Arc<Disk>) -> Result<(), StoreError> {
+pub(crate) async fn spoil(store: &Store, disk: &Disk) -> Result<(), StoreError> {
     let (entry, record) = {
-        let mut inner = disk.lock();
-        if inner.entry.kept.take().is_none() {
+        let inner = disk.lock();
+        if inner.entry.kept.is_none() {
             return Ok(());
         }
-        (inner.entry.clone(), inner.record)
+        let entry = DiskEntry {
+            kept: None,
+            ..inner.entry.clone()
+        };
+        (entry, inner.record)
     };
-    node.store.put_disk(&disk.name, &entry, record).await
+    store.put_disk(&disk.name, &entry, record).await?;
+    // Not before: who asks again after a failure has to store it again.
+    disk.lock().entry.kept = None;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_core::units::Epoch;
+
+    use super::*;
+
+    const LEFT: MigrationId = MigrationId([4; 16]);
+
+    fn record(ownership: Ownership) -> AuthorityRecord {
+        AuthorityRecord {
+            epoch: Epoch(3),
+            ownership,
+            remainder: None,
+        }
+    }
+
+    /// What is stored of a disk that has left, whose image is this file.
+    fn entry(image: PathBuf) -> DiskEntry {
+        let fingerprint = Fingerprint::of_file(&image).expect("a file");
+        DiskEntry {
+            path: image,
+            sectors: 8,
+            managed: true,
+            counterpart: Some(String::from("b")),
+            moved_to: Some(String::from("b")),
+            mark: None,
+            shared: false,
+            base: None,
+            kept: Some(KeptImage {
+                migration: LEFT.to_string(),
+                fingerprint: fingerprint.0,
+            }),
+        }
+    }
+
+    fn image(folder: &tempfile::TempDir) -> PathBuf {
+        let path = folder.path().join("image");
+        std::fs::write(&path, [0; 4096]).expect("an image");
+        path
+    }
+
+    #[test]
+    fn an_image_counts_for_the_migration_by_which_the_disk_left_and_while_nobody_has_touched_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let entry = entry(image(&folder));
+        let departed = |migration| record(Ownership::Departed { migration });
+        assert_eq!(held(&entry, &departed(LEFT)), OlderCopy::Since(LEFT));
+        let another = departed(MigrationId([5; 16]));
+        assert_eq!(held(&entry, &another), OlderCopy::Unknown);
+        // It had accepted the disk, which stayed where it was.
+        assert_eq!(held(&entry, &record(Ownership::Vacant)), OlderCopy::Unknown);
+        // A clock that stands between two ticks must not hide this.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::fs::write(&entry.path, [1; 4096]).expect("written");
+        assert_eq!(held(&entry, &departed(LEFT)), OlderCopy::Unknown);
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn nobody_writes_to_an_image_before_it_is_stored_that_it_counts_no_more() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("store");
+        let departed = record(Ownership::Departed { migration: LEFT });
+        let entry = entry(image(&folder));
+        let disk = Disk::new(String::from("d"), entry.clone(), departed, Activity::Idle);
+        let store = Store::open(&path).expect("opens");
+        store
+            .put_disk("d", &entry, departed)
+            .await
+            .expect("it is stored");
+        store.close();
+        // However often somebody asks.
+        for _ in 0..2 {
+            spoil(&store, &disk).await.expect_err("nothing is stored");
+        }
+        let store = Store::open(&path).expect("opens again");
+        spoil(&store, &disk).await.expect("it is stored");
+        let stored = store.load().expect("loads").disks;
+        assert_eq!(stored[0].1.kept, None);
+        assert_eq!(disk.lock().entry.kept, None);
+    }
 }

@@ -11,8 +11,8 @@ use crate::world::name;
 /// By then everything has come to an end.
 const SETTLED_WITHIN: u64 = 8_000 * MILLISECOND;
 
-/// A migration that promised something, or is to take no more than a bandwidth, may take its time. The operator waits this long for it, then
-/// cancels it.
+/// A migration that promised something, or is to take no more than a bandwidth, may take its time. The operator waits
+/// this long for it, then cancels it.
 const PATIENCE: u64 = 1_500 * MILLISECOND;
 
 impl World {

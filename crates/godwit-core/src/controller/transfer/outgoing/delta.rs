@@ -105,10 +105,11 @@ impl Source {
         }
     }
 
-    /// The window has gone over all that was wanted: what lies behind it is all of the disk.
+    /// The pass has nothing left to lock: of the rest of the disk nothing is wanted, so that the destination has it. It
+    /// is not looked through again for as long as chunks are on their way.
     pub(super) fn end_delta(&mut self) {
-        if self.wanted_blocks().is_some() && self.window.is_empty() && !self.is_copying() {
-            self.window.finish(self.capacity);
+        if self.wanted_blocks().is_some() {
+            self.window.reach_end(self.capacity);
         }
     }
 

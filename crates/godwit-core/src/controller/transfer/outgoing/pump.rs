@@ -125,7 +125,7 @@ impl Source {
     /// Gives up the window, so that the pass goes on from where the destination has everything.
     /// Returns who waited for its chunks.
     pub(in crate::controller) fn retreat(&mut self) -> Vec<TagList> {
-        let reach = self.window.pointers.read_head;
+        let reach = self.window.end();
         self.delayed.release();
         let given_up = self.window.retreat();
         if self.pass == Pass::Copy {
@@ -219,7 +219,10 @@ impl Controller {
                 || source.is_switching();
             while !rests && source.has_room(most, chunk_sectors) {
                 let (extent, kind) = match source.next_chunk(chunk_sectors) {
-                    Next::End => break,
+                    Next::End => {
+                        source.end_delta();
+                        break;
+                    }
                     Next::Look(extent) => {
                         self.look_ahead(extent);
                         break;
@@ -250,14 +253,15 @@ impl Controller {
                     extent,
                 );
             }
-            if let Some(source) = &mut self.source {
-                source.end_delta();
-            }
             self.flush_hot();
             let Some(source) = &mut self.source else {
                 return;
             };
             if source.window.is_empty() && (rests || !source.is_copying()) {
+                debug_assert!(
+                    rests || source.wanted_blocks().is_none() || source.nears_end(),
+                    "the guest's writes reach the destination behind a pass"
+                );
                 if self.finish_pass() {
                     continue;
                 }
