@@ -15,7 +15,7 @@ build:
 # The tests of the whole system run the binary of this very build, with its fail points.
 test: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
-		$(CARGO) test --locked --workspace --features godwit-cli/failpoints
+		$(CARGO) test --locked --no-fail-fast --workspace --features godwit-cli/failpoints
 
 # Images at an S3 server that is not ours; make test has one in its own process.
 test-s3:

@@ -12,8 +12,8 @@ use godwit_testkit::vm::{GuestLoad, NodeGuest};
 
 const DISK: &str = "changing";
 const SIZE: u64 = 96 << 20;
-/// At this pace the disk would be on its way for a minute and a half.
-const SLOW: [&str; 4] = ["--max-bandwidth", "1M", "--sla", "off"];
+/// At this pace the disk would be on its way for a minute and a half. A delta would be over at once.
+const SLOW: [&str; 5] = ["--max-bandwidth", "1M", "--sla", "off", "--no-delta"];
 
 /// Starts a move and waits until some of the disk is there.
 fn under_way(cluster: &Cluster, from: &str, to: &str, more: &[&str]) -> String {
