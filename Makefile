@@ -99,6 +99,13 @@ demo-memory: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-memory
 
+# The same guest moved with zero-copy memory and by sending its memory, in turns: docs/lab/memory.md. BENCH takes more
+# options, such as --quick.
+.PHONY: bench-memory
+bench-memory: guest
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
+	target/release/bench-memory $(BENCH)
+
 # Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
 demo-rdma: demo-rdma-build
 	target/debug/godwit-demo-rdma
