@@ -195,7 +195,12 @@ impl Scene<'_> {
             if phase == "pulling_memory" {
                 follows.get_or_insert(now);
             }
-            let late = begun.is_some_and(|at| now - at > self.longest());
+            // A guest that runs at the destination cannot be taken back.
+            let longest = match follows {
+                Some(_) => FOLLOWS,
+                None => self.longest(),
+            };
+            let late = begun.is_some_and(|at| now - at > longest);
             if completed || late {
                 break completed;
             }
