@@ -39,12 +39,13 @@ sim-plants:
 	scripts/install-deps
 	scripts/sim-plants
 
-# A guest under load whose memory leaves its memory pool and goes back.
+# A guest under load that moves three times with all of its memory following, whose memory then leaves its pool and goes
+# back ten times; and QEMUs that answer too late meanwhile.
 .PHONY: test-memory
 test-memory: guest
 	$(CARGO) build --locked -p godwit-cli --features failpoints
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
-		$(CARGO) test --locked -p godwit-testkit --test zero_copy -- --ignored --nocapture
+		$(CARGO) test --locked -p godwit-testkit --test zero_copy -- --ignored --nocapture --test-threads 1
 
 # Deaths of nodes and QEMUs in every phase of a move, moves that are cancelled, and nodes that are started again under
 # a machine with a NIC and a client that checks what it gets. Needs root, for network namespaces.
@@ -98,6 +99,13 @@ demo-net: guest
 demo-memory: guest
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-testkit --bins
 	target/release/godwit-demo-memory
+
+# The same guest moved with zero-copy memory and by sending its memory, in turns: docs/lab/memory.md. BENCH takes more
+# options, such as --quick.
+.PHONY: bench-memory
+bench-memory: guest
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
+	target/release/bench-memory $(BENCH)
 
 # Unmodified RDMA programs that move between three virtual machines with soft-RoCE.
 demo-rdma: demo-rdma-build

@@ -10,11 +10,12 @@ use plotters::prelude::*;
 
 const SIZE: (u32, u32) = (900, 480);
 /// Told apart by those who see few colours, too.
-const COLORS: [RGBColor; 4] = [
+const COLORS: [RGBColor; 5] = [
     RGBColor(213, 94, 0),
     RGBColor(0, 114, 178),
     RGBColor(0, 158, 115),
     RGBColor(120, 120, 120),
+    RGBColor(204, 121, 167),
 ];
 
 /// One line with its name.

@@ -24,6 +24,12 @@ pub(crate) struct Options {
     pub(crate) dirty_pages_mb: u64,
     /// How much of it is written each second, in MiB of pages; 0 means as fast as it goes.
     pub(crate) dirty_pages_rate_mb: u64,
+    /// Memory that is read in sequence and checked, in MiB; 0 for none.
+    pub(crate) linear_scan_mb: u64,
+    /// Memory of which single words are read and written at random, in MiB; 0 for none.
+    pub(crate) random_access_mb: u64,
+    /// Memory that is written once and looked at in the end, in MiB; 0 for none.
+    pub(crate) cold_mb: u64,
     /// Milliseconds between two beats; 0 for none.
     pub(crate) beat_ms: u64,
     /// The port of a server that says back what it is told; 0 for none.
@@ -49,6 +55,9 @@ impl Options {
             pointer_chase_percent: 100,
             dirty_pages_mb: 0,
             dirty_pages_rate_mb: 64,
+            linear_scan_mb: 0,
+            random_access_mb: 0,
+            cold_mb: 0,
             beat_ms: 0,
             echo_port: 0,
             seed: 1,
@@ -71,6 +80,9 @@ impl Options {
                 "pointer_chase_percent" => options.pointer_chase_percent = number,
                 "dirty_pages_mb" => options.dirty_pages_mb = number,
                 "dirty_pages_rate_mb" => options.dirty_pages_rate_mb = number,
+                "linear_scan_mb" => options.linear_scan_mb = number,
+                "random_access_mb" => options.random_access_mb = number,
+                "cold_mb" => options.cold_mb = number,
                 "beat_ms" => options.beat_ms = number,
                 "echo_port" => {
                     options.echo_port = u16::try_from(number).map_err(|_| wrong(word))?

@@ -8,10 +8,10 @@ use std::path::Path;
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
-use godwit_testkit::cluster::{ClusterOptions, Failure, Node};
+use godwit_testkit::cluster::{ClusterOptions, Failure, MemoryPool, Node};
 use godwit_testkit::network::{Lan, Namespace, Pinger, Talk};
 use godwit_testkit::process::{self, wait_for};
-use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest};
+use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest, NodeMachine};
 use serde_json::Value;
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
@@ -48,11 +48,23 @@ fn shown(node: &Node) -> io::Result<Value> {
 
 /// Two nodes on the hosts of a network, of which the first has these fail points.
 fn cluster(lan: &Lan, failpoints: &[(&str, &str)]) -> io::Result<Cluster> {
+    cluster_with(lan, failpoints, None)
+}
+
+/// The same, where both may have this memory pool.
+fn cluster_with(
+    lan: &Lan,
+    failpoints: &[(&str, &str)],
+    pool: Option<&MemoryPool>,
+) -> io::Result<Cluster> {
     let [a, b] = lan.hosts() else {
         return Err(io::Error::other("two hosts"));
     };
     let hosts = [("a", Some(a)), ("b", Some(b))];
     let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
+    if let Some(pool) = pool {
+        pool.give_to(&mut cluster);
+    }
     cluster.node_mut("a").start(failpoints)?;
     cluster.node_mut("b").start(&[])?;
     Ok(cluster)
@@ -127,6 +139,39 @@ fn a_move_that_fails_after_the_guest_stopped_gives_everything_back() -> io::Resu
     // Ends the QEMU that waited there.
     cluster.node_mut("b").start(&[])?;
     guest.finish(cluster.node("a"))?;
+    Ok(())
+}
+
+/// A NIC's mapping does not follow memory that moves under its guest, so such memory does not move. It may stay in the
+/// pool, and then the client outside loses nothing.
+#[test]
+fn a_machine_with_a_nic_leaves_its_memory_in_the_pool() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let pool = MemoryPool::new()?;
+    let cluster = cluster_with(&lan, &[], Some(&pool))?;
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let machine = NodeMachine {
+        memory_pool: Some(MemoryPool::NAME.to_owned()),
+        ..NodeMachine::default()
+    };
+    let guest = NodeGuest::start_machine(&cluster, "a", (1, 64), &load("tap=tap0"), &machine)?;
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
+    let follows = ["migrate", "vm/guest", "--to", "b", "--memory", "zero-copy"];
+    for words in [&follows[..], &["vm", "memory", "guest", "--to", "local"]] {
+        let refused = a.refusal(words);
+        println!("{refused}");
+        let why = "NIC 0 uses the memory through a mapping that does not follow it";
+        assert!(refused.contains(why), "{refused}");
+    }
+    let (moved, _) = guest.migrate(a, "b", &["--memory", "zero-copy", "--stay-in-pool"])?;
+    println!("{} ms", moved["blackout_ms"]);
+    assert_eq!(guest.memory(b)?["bytes_in_pool"], guest.memory(b)?["bytes"]);
+    lost_nothing(talk, pinger)?;
+    guest.finish(b)?;
     Ok(())
 }
 

@@ -1,6 +1,8 @@
 //! A virtual machine whose memory is in a memory pool that both nodes map: it moves without its memory, with a guest
 //! that checks its disks and its memory.
 
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use godwit_testkit::Cluster;
@@ -17,10 +19,8 @@ const MOST_BYTES: u64 = 1 << 20;
 
 /// Two nodes that map a memory pool.
 fn cluster(pool: &MemoryPool) -> Cluster {
-    let mut cluster = Cluster::prepare(&["a", "b"], ClusterOptions::secure().unwrap()).unwrap();
-    pool.give_to(&mut cluster);
-    cluster.start_all().unwrap();
-    cluster
+    pool.cluster(&["a", "b"], ClusterOptions::secure().unwrap())
+        .unwrap()
 }
 
 fn pooled() -> NodeMachine {
@@ -59,19 +59,18 @@ fn a_guest_moves_and_its_memory_stays() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// Two processors, and disks that are written as fast as they take it: their requests read and write the memory that
-/// moves.
-#[test]
-#[ignore = "takes minutes on a busy machine: make test-memory"]
-fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
-    let turn = Scenario::begin("zero_copy", "the_memory_of_a_guest_under_load_follows");
+/// Two processors, and disks that are written and read as fast as they take it: their requests read and write the memory
+/// that moves. It moves so often with its memory following, and then goes out of the pool and back so often.
+fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {
+    let turn = Scenario::begin("zero_copy", name);
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
-    let (a, b) = (cluster.node("a"), cluster.node("b"));
     let load = GuestLoad {
         seed: turn.seed,
         rate: 0,
         memory_rate_mb: 64,
+        linear_scan_mib: 8,
+        random_access_mib: 8,
         ..GuestLoad::default()
     };
     let machine = NodeMachine {
@@ -79,38 +78,66 @@ fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
         ..pooled()
     };
     let guest = NodeGuest::start_machine(&cluster, "a", (2, DISK_MIB), &load, &machine).unwrap();
-    for (from, to) in [(a, "b"), (b, "a")] {
+    let mut here = "a";
+    for number in 1..=moves {
+        let from = cluster.node(here);
+        let to = if here == "a" { "b" } else { "a" };
         let (moved, _) = guest.migrate(from, to, &["--memory", "zero-copy"]).unwrap();
-        assert!(
-            moved["memory_bytes"].as_u64().unwrap() < MOST_BYTES,
-            "{moved}"
-        );
-        let to = cluster.node(to);
-        let memory = guest.memory_moved(to).unwrap();
-        println!("{memory}");
+        let sent = moved["memory_bytes"].as_u64().unwrap();
+        assert!(sent < MOST_BYTES, "{moved}");
+        let at = cluster.node(to);
+        let memory = guest.memory_moved(at).unwrap();
+        println!("move {number}: {sent} bytes sent, {memory}");
         assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
         assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
         guest.alive().unwrap();
         // What is local cannot be given to the other node as it is, and that is said before anything moves.
-        let other = if to.name() == "b" { "a" } else { "b" };
-        let refused = guest.try_migrate(to, other, &["--memory", "zero-copy"]);
+        let refused = guest.try_migrate(at, here, &["--memory", "zero-copy"]);
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("vm memory guest --to pool"), "{refused}");
-        let back = to
-            .godwit(&["vm", "memory", VM, "--to", "pool"])
-            .json()
-            .unwrap();
-        println!("{}", back["memory"]);
-        assert_eq!(
-            back["memory"]["bytes_in_pool"], back["memory"]["bytes"],
-            "{back}"
-        );
-        guest.alive().unwrap();
+        goes(&guest, at, "pool");
+        here = to;
     }
-    println!("{:?}", guest.finish(a).unwrap());
+    let at = cluster.node(here);
+    for number in 1..=round_trips {
+        for to in ["local", "pool"] {
+            let moving = goes(&guest, at, to);
+            println!("round trip {number}: {moving}");
+        }
+    }
+    println!("{:?}", guest.finish(at).unwrap());
+    at.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
-/// The node dies while memory moves, and the next one finds where it is: its disks go on in the right pages.
+/// Lets all of the guest's memory go to the pool, or out of it, and the guest goes on. Gives how that went.
+fn goes(guest: &NodeGuest, at: &Node, to: &str) -> Value {
+    let moved = at.godwit(&["vm", "memory", VM, "--to", to]).json().unwrap();
+    let memory = &moved["memory"];
+    let in_pool = if to == "pool" {
+        memory["bytes"].clone()
+    } else {
+        0.into()
+    };
+    assert_eq!(memory["bytes_in_pool"], in_pool, "{moved}");
+    guest.alive().unwrap();
+    memory["moving"].clone()
+}
+
+#[test]
+fn the_memory_of_a_guest_under_load_follows_and_goes_back() {
+    memory_moves_under_load("the_memory_of_a_guest_under_load_follows", 1, 1);
+}
+
+/// Each move is a full one: the guest goes to the other node, and all of its memory follows.
+#[test]
+#[ignore = "takes minutes on a busy machine: make test-memory"]
+fn three_full_moves_and_ten_round_trips_of_memory_under_load() {
+    memory_moves_under_load("three_full_moves_and_ten_round_trips", 3, 10);
+}
+
+/// The node dies while memory moves, before it has given back what the last batch left, and the next one finds where the
+/// memory is: its disks go on in the right pages, and what was left is given back.
 #[test]
 fn a_node_that_dies_while_memory_moves_finds_it_again() {
     let turn = Scenario::begin("zero_copy", "a_node_that_dies_while_memory_moves_finds_it");
@@ -122,12 +149,16 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
     };
     let guest = NodeGuest::start_machine(&cluster, "a", (1, DISK_MIB), &load, &pooled()).unwrap();
     for to in ["local", "pool"] {
+        cluster.node_mut("a").kill();
+        cluster.node_mut("a").start(BEFORE_GIVING_BACK).unwrap();
         let a = cluster.node("a");
         let begin = memory_of(a)["bytes_in_pool"].clone();
-        let slowly = ["vm", "memory", VM, "--to", to, "--max-bandwidth", "64M"];
         std::thread::scope(|scope| {
             // It ends with the node.
-            scope.spawn(|| a.godwit(&slowly).json().unwrap_err());
+            scope.spawn(|| {
+                let moves = a.godwit(&["vm", "memory", VM, "--to", to]);
+                moves.json().unwrap_err()
+            });
             memory_moves(a, to);
             send(u64::from(a.pid().unwrap()), Signal::KILL);
         });
@@ -137,10 +168,13 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
         let memory = memory_of(a);
         println!("{begin} in the pool before, and after the restart {memory}");
         let in_pool = memory["bytes_in_pool"].as_u64().unwrap();
-        assert!(
-            0 < in_pool && in_pool < memory["bytes"].as_u64().unwrap(),
-            "{memory}"
-        );
+        let local = memory["bytes"].as_u64().unwrap() - in_pool;
+        assert!(0 < in_pool && 0 < local, "{memory}");
+        let segment = pool.path().join(format!("{VM}.memory"));
+        assert_eq!(allocated(&segment), in_pool, "bytes that the pool holds");
+        let files = local_files(qemu_of(a));
+        let held: u64 = files.iter().map(|file| allocated(file)).sum();
+        assert_eq!(held, local, "bytes of local memory");
         guest.alive().unwrap();
         // What the node no longer remembers stands in the way of a move all the same.
         let refused = guest.try_migrate(a, "b", &["--memory", "zero-copy"]);
@@ -153,6 +187,27 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
     let a = cluster.node("a");
     a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
     assert!(pool.is_empty().unwrap(), "the pool is free again");
+}
+
+/// Holds the node between the fifth batch of memory and what that left.
+const BEFORE_GIVING_BACK: &[(&str, &str)] = &[("vm::moving-memory", "4*off->1*sleep(60000)")];
+
+/// Bytes that a file takes.
+fn allocated(file: &Path) -> u64 {
+    std::fs::metadata(file).unwrap().blocks() * 512
+}
+
+/// The files of local memory that a QEMU has open, each once.
+fn local_files(qemu: u64) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(format!("/proc/{qemu}/fd")).unwrap();
+    let mut files: Vec<PathBuf> = all.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|file| {
+        let name = std::fs::read_link(file).unwrap_or_default();
+        name.to_string_lossy().contains("memfd:godwit-memory")
+    });
+    files.sort_by_key(|file| std::fs::metadata(file).unwrap().ino());
+    files.dedup_by_key(|file| std::fs::metadata(file).unwrap().ino());
+    files
 }
 
 /// QEMU stands still for longer than its agent may take. What it was asked it does late, so that nobody has heard where

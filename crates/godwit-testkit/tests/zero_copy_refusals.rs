@@ -1,7 +1,9 @@
 //! What keeps a machine's memory from staying where it is while the machine moves: a sentence each, all at once, before
 //! anything moves.
 
-use std::path::PathBuf;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use godwit_testkit::Cluster;
@@ -165,6 +167,8 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
         &chardev,
         "-device",
         "vhost-user-blk-pci,chardev=other",
+        "-overcommit",
+        "mem-lock=on",
     ]);
     a.godwit(&command).json().unwrap();
     refused(
@@ -173,12 +177,81 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
         &[
             "device vhost-user-blk-pci is served by a process that maps the memory itself",
             "remove the device, or leave the memory in its pool with --stay-in-pool",
+            "its QEMU locks its memory (mem-lock=on)",
+            "start it without that, or leave the memory in its pool with --stay-in-pool",
             "memory pool cxl of node 'b' cannot be used: the folder there holds other memory",
             "give both nodes the same memory under this name",
         ],
     );
     a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
     assert!(here.is_empty().unwrap() && there.is_empty().unwrap());
+}
+
+/// A program that runs another one where no process may have a userfaultfd: without the right to see into others, and
+/// with nothing behind the device. Nothing without the right to take that away.
+fn without_userfault(folder: &Path, program: &Path) -> Option<PathBuf> {
+    let script = folder.join("without-userfault");
+    let text = format!(
+        "#!/bin/sh\nexec unshare --mount sh -c '\
+         if [ -e /dev/userfaultfd ]; then mount --bind /dev/null /dev/userfaultfd || exit 70; fi; \
+         exec setpriv --bounding-set=-sys_ptrace --inh-caps=-sys_ptrace \"$0\" \"$@\"' '{}' \"$@\"\n",
+        program.display()
+    );
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+    let userfault = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd");
+    if userfault.is_ok_and(|text| text.trim() == "1") {
+        println!("not tried: here everybody may have a userfaultfd");
+        return None;
+    }
+    match run(Command::new(&script).arg("--version")) {
+        Ok(_) => Some(script),
+        Err(error) => {
+            println!("not tried, for want of the right to take rights away: {error}");
+            None
+        }
+    }
+}
+
+/// The node that the memory would follow to may not hold its pages, nor may the QEMUs that it starts.
+#[test]
+fn a_node_that_may_not_hold_pages_is_named() {
+    let _turn = Scenario::begin("zero_copy_refusals", "a_node_that_may_not_hold_pages");
+    let pool = MemoryPool::new().unwrap();
+    let options = ClusterOptions::secure().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = without_userfault(folder.path(), &options.godwit) else {
+        return;
+    };
+    let mut cluster = Cluster::prepare(&["a", "b"], options).unwrap();
+    pool.give_to(&mut cluster);
+    cluster.node_mut("b").spec_mut().godwit = program;
+    cluster.start_all().unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    a.godwit(&run_in("cxl", "64M")).json().unwrap();
+    let migrate = ["migrate", "vm/web", "--to", "b", "--memory", "zero-copy"];
+    refused(
+        a,
+        &migrate,
+        &[
+            "node 'b' may not hold pages of memory that follows a VM (userfaultfd: ",
+            "give it CAP_SYS_PTRACE or access to /dev/userfaultfd, or leave the memory in its pool",
+        ],
+    );
+    // Memory that stays is not held.
+    let mut stay = migrate.to_vec();
+    stay.push("--stay-in-pool");
+    a.godwit(&stay).json().unwrap();
+    refused(
+        b,
+        &["vm", "memory", "web", "--to", "local"],
+        &[
+            "its QEMU may not hold pages of memory (userfaultfd: ",
+            "let the node run as root, or set vm.unprivileged_userfaultfd to 1",
+        ],
+    );
+    b.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// Without a pool at the source there is nothing to share, without one at the destination nobody to share it with.

@@ -1,8 +1,11 @@
 //! The loads on memory. Each checks what it reads: a machine that moves must not lose a page, nor bring back an
-//! older one. Two of them are those of the zero-copy migration paper's benchmarks, under the same names.
+//! older one. All but [`rewrite`] are those of the zero-copy migration paper's benchmarks, under the same names.
 
+mod cold;
 mod dirty_pages;
+mod linear_scan;
 mod pointer_chase;
+mod random_access;
 mod rewrite;
 
 use std::sync::atomic::AtomicBool;
@@ -10,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::options::Options;
+use crate::random::mix;
 use crate::stats::Stats;
 
 /// Bytes of a page.
@@ -34,6 +38,17 @@ pub(crate) fn run(options: &Options, stats: &Stats, stop: &AtomicBool) {
                 );
             });
         }
+        if options.linear_scan_mb > 0 {
+            scope.spawn(|| linear_scan::run(options.linear_scan_mb, stats, stop));
+        }
+        if options.random_access_mb > 0 {
+            scope.spawn(|| {
+                random_access::run(options.random_access_mb, options.seed, stats, stop);
+            });
+        }
+        if options.cold_mb > 0 {
+            scope.spawn(|| cold::run(options.cold_mb, stats, stop));
+        }
         if options.dirty_pages_mb > 0 {
             scope.spawn(|| {
                 dirty_pages::run(
@@ -50,6 +65,11 @@ pub(crate) fn run(options: &Options, stats: &Stats, stop: &AtomicBool) {
 /// The pages of so many MiB.
 const fn pages(megabytes: u64) -> usize {
     (megabytes << 20) as usize / PAGE_BYTES
+}
+
+/// The word at a place of memory that is written once.
+const fn first(place: usize) -> u64 {
+    mix(place as u64 ^ 0x636f_6c64)
 }
 
 /// One [`WINDOW`] after the other.

@@ -332,6 +332,12 @@ impl Machine {
         words.collect()
     }
 
+    /// Which of its NICs that the node serves a word of the command line connects to QEMU.
+    pub fn nic_of(word: &str) -> Option<usize> {
+        let id = word.strip_prefix("vhost-user,id=")?.split(',').next()?;
+        id.strip_prefix(NETDEV)?.parse().ok()
+    }
+
     /// Whether the guest's memory may be in a memory pool.
     pub fn is_poolable(&self) -> bool {
         self.words

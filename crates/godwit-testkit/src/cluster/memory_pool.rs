@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tempfile::TempDir;
 
-use super::Cluster;
+use super::{Cluster, ClusterOptions};
 
 /// A memory pool in this host's memory, which goes with it.
 #[derive(Debug)]
@@ -39,6 +39,17 @@ impl MemoryPool {
         for node in &mut cluster.nodes {
             node.spec_mut().options.push(option.clone());
         }
+    }
+
+    /// Starts nodes that all have it.
+    ///
+    /// # Errors
+    /// Those of the nodes.
+    pub fn cluster(&self, names: &[&str], options: ClusterOptions) -> io::Result<Cluster> {
+        let mut cluster = Cluster::prepare(names, options)?;
+        self.give_to(&mut cluster);
+        cluster.start_all()?;
+        Ok(cluster)
     }
 
     /// Whether no machine has memory in it.

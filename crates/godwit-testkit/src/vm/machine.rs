@@ -61,6 +61,12 @@ pub struct GuestLoad {
     pub pointer_chase: PointerChase,
     /// Memory of which each page is written in turn.
     pub dirty_pages: DirtyPages,
+    /// MiB of memory that is scanned in sequence and compared; 0 for none.
+    pub linear_scan_mib: u64,
+    /// MiB of memory of which single words are read and written at random; 0 for none.
+    pub random_access_mib: u64,
+    /// MiB of memory that is written once and compared in the end; 0 for none.
+    pub cold_mib: u64,
     /// Milliseconds between two beats of the guest ([`GuestConsole::beat_gap`](super::GuestConsole::beat_gap)); 0 for
     /// none.
     pub beat_ms: u64,
@@ -79,6 +85,9 @@ impl Default for GuestLoad {
             memory_rate_mb: 32,
             pointer_chase: PointerChase::default(),
             dirty_pages: DirtyPages::default(),
+            linear_scan_mib: 0,
+            random_access_mib: 0,
+            cold_mib: 0,
             beat_ms: 0,
             seed: 1,
             network: None,
@@ -99,9 +108,13 @@ impl GuestLoad {
         let chase = format!("godwit.pointer_chase_mb={mib} godwit.pointer_chase_percent={percent}");
         let DirtyPages { mib, rate_mib } = self.dirty_pages;
         let dirty = format!("godwit.dirty_pages_mb={mib} godwit.dirty_pages_rate_mb={rate_mib}");
+        let scan = format!(
+            "godwit.linear_scan_mb={} godwit.random_access_mb={} godwit.cold_mb={}",
+            self.linear_scan_mib, self.random_access_mib, self.cold_mib
+        );
         format!(
             "console=ttyS0 loglevel=4 panic=-1 godwit.disks={disks} godwit.rate={} \
-             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={} godwit.beat_ms={} {chase} {dirty}{network}",
+             godwit.file_mb={} godwit.memory_mb={} godwit.memory_rate_mb={} godwit.seed={} godwit.beat_ms={} {chase} {dirty} {scan}{network}",
             self.rate, self.file_mb, self.memory_mb, self.memory_rate_mb, self.seed, self.beat_ms
         )
     }

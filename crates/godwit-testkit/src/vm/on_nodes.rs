@@ -45,6 +45,8 @@ pub struct NodeGuest {
     /// Its console, wherever it is.
     pub console: GuestConsole,
     disks: Vec<String>,
+    /// Whether its load writes cold memory first.
+    has_cold: bool,
 }
 
 /// What a move cost the guest, in milliseconds.
@@ -130,7 +132,11 @@ impl NodeGuest {
         // That of an earlier guest.
         let _ = std::fs::remove_file(&socket);
         console.listen(&socket)?;
-        let guest = Self { console, disks };
+        let guest = Self {
+            console,
+            disks,
+            has_cold: load.cold_mib > 0,
+        };
         let arguments = guest.arguments(&image, &socket, load, machine);
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         node.godwit(&words).json()?;
@@ -236,7 +242,8 @@ impl NodeGuest {
         from.godwit(&words).json()
     }
 
-    /// Waits until the guest's loads on memory have begun: they make all of their memory first.
+    /// Waits until the guest's pointer chase and page writer have begun, and its cold memory has been written, if it has
+    /// some: they make all of their memory first.
     ///
     /// # Errors
     /// When they do not.
@@ -244,7 +251,7 @@ impl NodeGuest {
         let begun = || {
             let windows = self.console.windows();
             let both = !windows.pointer_chase.is_empty() && !windows.dirty_pages.is_empty();
-            both.then_some(())
+            (both && (windows.cold || !self.has_cold)).then_some(())
         };
         wait_for(PATIENCE, begun).ok_or_else(|| self.said("the loads on memory do not begin"))
     }

@@ -45,6 +45,8 @@ pub struct Windows {
     pub pointer_chase: Vec<(Instant, ChaseWindow)>,
     /// Of the writer.
     pub dirty_pages: Vec<(Instant, DirtyWindow)>,
+    /// Whether cold memory has been written.
+    pub cold: bool,
 }
 
 impl Windows {
@@ -54,6 +56,8 @@ impl Windows {
             keep(&mut self.pointer_chase, window, at);
         } else if let Some(window) = line.get("dirty_pages") {
             keep(&mut self.dirty_pages, window, at);
+        } else if line.get("cold").is_some() {
+            self.cold = true;
         } else {
             return false;
         }
@@ -86,6 +90,7 @@ mod tests {
         assert!(windows.take(&json!({"pointer_chase": {"window_us": 1}}), now));
         assert!(!windows.take(&json!({"seq": 1}), now));
         assert!(windows.pointer_chase.is_empty());
+        assert!(windows.take(&json!({"cold": {"pages": 7}}), now) && windows.cold);
         let rate = windows.dirty_pages[0].1.rate_mib();
         assert!((rate - 10.0).abs() < 1e-9, "{rate}");
     }

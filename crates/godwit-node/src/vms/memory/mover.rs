@@ -20,17 +20,14 @@ use godwit_memory::mover::plan::{self, Chunk, Plan};
 use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
 use godwit_vhost::protocol::device::Device;
 use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError};
-use rustix::fs::FallocateFlags;
 
-use crate::config::NodeConfig;
 use crate::failpoint;
 use crate::node::{Node, blocking};
-use crate::vms::memory::pooled;
 use crate::vms::memory::relocated::{self, Found};
+use crate::vms::memory::{blockers, pooled};
 use crate::vms::vm::{Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode, MemoryPlace, MoveMemory};
 use godwit_qemu::inspect;
-use godwit_qemu::machine::Machine;
 
 /// How long a page may be held when nothing else is asked for.
 const DEFAULT_HOLD: Duration = Duration::from_millis(2);
@@ -71,49 +68,6 @@ impl MovingMemory {
     }
 }
 
-/// What stands in the way of moving a VM's memory out of its memory pool and back at all, a sentence each.
-pub(crate) fn blockers(config: &NodeConfig, pool: &str, machine: &Machine) -> Vec<String> {
-    let mut blockers = devices(&machine.plain_words());
-    blockers.extend(pooled::immovable(config, pool));
-    blockers
-}
-
-fn devices(words: &[String]) -> Vec<String> {
-    let foreign = |word: &&String| {
-        word.contains("vhost-user") && !word.starts_with("vhost-user-blk-pci,chardev=godwit-disk")
-    };
-    // Each pins pages, or lets a device reach them: what it does to pages that have moved is lost.
-    let pinned = [
-        "vfio-",
-        "vhost=on",
-        "vhost=true",
-        "vhost=y",
-        "vhostf",
-        "vhost-scsi",
-        "vhost-vdpa",
-        "vhost-vsock",
-        "scsi-generic",
-        "scsi-block",
-    ];
-    let mapped = |word: &&String| pinned.iter().any(|part| word.contains(part));
-    let name = |word: &String| word.split(',').next().unwrap_or_default().to_owned();
-    let foreign = words.iter().filter(foreign).map(|word| {
-        format!(
-            "device {} is served by a process that maps the memory itself and cannot follow it: remove the \
-             device, or leave the memory in its pool with --stay-in-pool",
-            name(word)
-        )
-    });
-    let mapped = words.iter().filter(mapped).map(|word| {
-        format!(
-            "device {} uses pages of the memory directly and cannot follow it: remove the device, or leave the \
-             memory in its pool with --stay-in-pool",
-            name(word)
-        )
-    });
-    foreign.chain(mapped).collect()
-}
-
 /// Starts to move a VM's memory. It goes on by itself; see the VM for how far it is.
 ///
 /// # Errors
@@ -141,7 +95,7 @@ pub(crate) async fn start(
     let qemu = vm.qemu()?;
     let pid = qemu.process.pid;
     let machine = vm.lock().entry.machine.clone();
-    let mut blockers = blockers(&node.config, &memory.pool, &machine);
+    let mut blockers = blockers::of(&node.config, &memory.pool, &machine);
     let direct = inspect::direct_drives(&qemu.qmp).await.map_err(|error| {
         refused(
             ErrorCode::Conflict,
@@ -151,8 +105,12 @@ pub(crate) async fn start(
     blockers.extend(direct.into_iter().map(|drive| {
         format!("QEMU's own drive {drive} bypasses the page cache, and pages of the memory must not move under it: open it with cache=writeback")
     }));
+    let agent = vm.places.agent();
+    let agent = blocking(move || Agent::connect(&agent).map(drop)).await?;
+    blockers.extend(agent.err().map(|error| error.to_string()));
     if !blockers.is_empty() {
-        return Err(refused(ErrorCode::Conflict, blockers.join("; ")));
+        return Err(refused(ErrorCode::Conflict, blockers.join("; "))
+            .hint("nothing was moved; put this right and try again"));
     }
     let file = pooled::file_of(node, name, &memory)?;
     let of = Of {
@@ -300,6 +258,7 @@ impl Of {
         relocation.found(&found.home, self.bytes, away)?;
         drop(relocation);
         go_on(&devices);
+        relocated::give_back(self.pid, found, self.bytes);
         self.vm.lock().local_bytes = away;
         Ok(())
     }
@@ -514,24 +473,17 @@ impl Move {
         }
     }
 
-    /// Frees what was left between two points of the plan. Freed and not overwritten: a request that ended late would
-    /// still have the old pages.
+    /// Frees what was left between two points of the plan.
     fn give_back(&self, before: u64, now: u64) {
         let Chunk { offset, bytes } = self.place(Chunk {
             offset: before,
             bytes: now - before,
         });
-        if bytes == 0 {
-            return;
-        }
         let left = match self.to {
             MemoryPlace::Local => &self.home,
             MemoryPlace::Pool => &self.away,
         };
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if let Err(error) = rustix::fs::fallocate(left, punch, offset, bytes) {
-            tracing::warn!(%error, "memory that was left is not given back");
-        }
+        relocated::free(left, offset, bytes);
     }
 }
 
@@ -560,30 +512,5 @@ fn still(devices: &[EngineHandle]) -> Result<(), String> {
 fn go_on(devices: &[EngineHandle]) {
     for engine in devices {
         BlockDevice::new(engine.clone()).front_end(FrontEndCommand::GoOn, Box::new(|_| {}));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn devices_that_keep_pages_are_refused_by_name() {
-        let words = [
-            "vhost-user-blk-pci,chardev=godwit-disk0,num-queues=1",
-            "tap,id=n,vhost=off",
-            "virtio-blk-pci,drive=d",
-            "vhost-user-fs-pci,chardev=c",
-            "vhost-vdpa,vhostdev=/dev/vhost-vdpa-0",
-            "vhost-scsi-pci,wwpn=naa.5",
-            "tap,id=m,vhost=on",
-            "vfio-pci,host=01:00.0",
-            "scsi-generic,drive=d",
-        ];
-        let refused = devices(&words.map(str::to_owned));
-        for (refused, name) in refused.iter().zip(["vhost-user-fs-pci", "vhost-vdpa"]) {
-            assert!(refused.contains(name), "{refused}");
-        }
-        assert_eq!(refused.len(), 6, "{refused:?}");
     }
 }

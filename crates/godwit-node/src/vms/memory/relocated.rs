@@ -10,7 +10,7 @@ use std::time::Duration;
 use godwit_memory::mover::agent::{Agent, AgentError};
 use godwit_memory::mover::mappings::{self, Layout};
 use godwit_vhost::memory::relocated::{FileId, Part, Relocation};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 
@@ -56,15 +56,7 @@ pub(super) fn find(pid: u32, memory: &Path, bytes: u64) -> std::io::Result<Found
         let away = None;
         return Ok(Found { home, away, layout });
     }
-    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let name = std::fs::read_link(entry.path()).unwrap_or_default();
-        if !name
-            .to_string_lossy()
-            .starts_with(&format!("/memfd:{LOCAL}"))
-        {
-            continue;
-        }
-        let away = open(&entry.path())?;
+    for away in local_files(pid)? {
         let other = Some(mappings::File::of(&away)?);
         if let Some(layout) = mappings::find(&all, id, bytes, other) {
             let away = Some(away);
@@ -74,6 +66,47 @@ pub(super) fn find(pid: u32, memory: &Path, bytes: u64) -> std::io::Result<Found
     Err(std::io::Error::other(
         "its QEMU does not have it where it should be",
     ))
+}
+
+/// The files of local memory that a QEMU has, of which it may use none.
+fn local_files(pid: u32) -> std::io::Result<Vec<File>> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
+        let name = std::fs::read_link(entry.path()).unwrap_or_default();
+        let is_local = name
+            .to_string_lossy()
+            .starts_with(&format!("/memfd:{LOCAL}"));
+        if is_local {
+            let open = File::options().read(true).write(true).open(entry.path());
+            files.push(open?);
+        }
+    }
+    Ok(files)
+}
+
+/// Frees a part of a file that memory has left. Freed and not overwritten: a request that ended late would still have
+/// the old pages.
+pub(super) fn free(left: &File, offset: u64, bytes: u64) {
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    if bytes > 0
+        && let Err(error) = rustix::fs::fallocate(left, punch, offset, bytes)
+    {
+        tracing::warn!(%error, "memory that was left is not given back");
+    }
+}
+
+/// Gives back what the memory of a QEMU has left, wherever a move of it ended before it did so.
+pub(super) fn give_back(pid: u32, found: &Found, bytes: u64) {
+    let away = found.layout.away;
+    free(&found.home, 0, away);
+    match &found.away {
+        Some(file) => free(file, away, bytes - away),
+        None => {
+            for file in local_files(pid).unwrap_or_default() {
+                free(&file, 0, bytes);
+            }
+        }
+    }
 }
 
 /// Notes how much of a VM's memory is not in its memory pool.
@@ -191,6 +224,7 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
         let failed = |error: std::io::Error| error.to_string();
         let found = find_settled(&places.agent(), pid, &file, bytes);
         let (_agent, found) = found.map_err(|error| error.to_string())?;
+        give_back(pid, &found, bytes);
         let Found { home, away, layout } = found;
         let Some(away) = away else { return Ok(0) };
         let mut relocation = Relocation::begin();

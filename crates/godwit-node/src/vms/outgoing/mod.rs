@@ -31,7 +31,7 @@ use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::peers::greeting;
 use crate::store::machine::{VmEntry, VmMark};
-use crate::vms::memory::{mover, pooled, relocated};
+use crate::vms::memory::{blockers, pooled, relocated};
 use crate::vms::messages::{Answer, MachineOffer, Order};
 use crate::vms::outgoing::departure::{Departure, POLL, SourceLink};
 use crate::vms::outgoing::planes::Plane;
@@ -276,7 +276,7 @@ impl Move {
                     offer.stays = self.of.request.stay_in_pool;
                     if !offer.stays {
                         let config = &self.of.node.config;
-                        blockers.extend(mover::blockers(config, &offer.pool, &entry.machine));
+                        blockers.extend(blockers::of(config, &offer.pool, &entry.machine));
                     }
                     blockers.extend(self.not_in_pool(&entry, &offer.pool).await);
                     (pool, question) = (Some(offer), Some(asked));

@@ -29,9 +29,7 @@ impl Scene {
             tls: true,
         };
         let pool = MemoryPool::new()?;
-        let mut cluster = Cluster::prepare(&["a", "b"], options)?;
-        pool.give_to(&mut cluster);
-        cluster.start_all()?;
+        let cluster = pool.cluster(&["a", "b"], options)?;
         let guest = self.start(&cluster)?;
         println!("{}", Moved::HEADINGS);
         let mut moves = Vec::new();

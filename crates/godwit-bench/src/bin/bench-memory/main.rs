@@ -1,0 +1,137 @@
+//! What a guest's memory costs it while its machine moves: one guest and one load, moved with zero-copy memory, with
+//! memory that stays in its pool, and in the three ways that send the memory, in turns. Draws what figures 5, 6 and 7 of the
+//! zero-copy migration paper show.
+
+mod figures;
+mod method;
+mod report;
+mod run;
+mod summary;
+mod targets;
+mod timeline;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use method::Method;
+use report::Report;
+use run::Scene;
+
+/// A guest under memory load that moves in each way, in turns
+#[derive(Clone, Debug, Parser)]
+pub(crate) struct Arguments {
+    /// A small guest, each way once, one rate of writing: less than four minutes
+    #[arg(long)]
+    quick: bool,
+    /// MiB of memory of the guest; 1024, or 512 with --quick
+    #[arg(long)]
+    guest_mib: Option<u64>,
+    /// How often each way takes its turn; 3, or 1 with --quick
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// MiB of pages that the guest's writer is to write each second. All figures but those over the rate are of the first
+    /// one, and the others take one turn only; 128,32,512, or 128 with --quick
+    #[arg(long, value_delimiter = ',')]
+    dirty_mib: Vec<u64>,
+    /// Bytes a second that memory which is sent may take, such as 1250M; as fast as loopback goes without it
+    #[arg(long)]
+    max_bandwidth: Option<String>,
+    /// Only this way, such as zero-copy; again for more. Targets that compare it with others are not judged then
+    #[arg(long = "only")]
+    only: Vec<Method>,
+}
+
+/// Turns of all ways.
+struct Plan {
+    guest_mib: u64,
+    rounds: usize,
+    dirty_mib: Vec<u64>,
+    methods: Vec<Method>,
+    /// For how long the guest is watched before the move, and after it.
+    watch_seconds: f64,
+    /// A move that has not ended by then is cancelled: pre-copy may never end.
+    longest_seconds: f64,
+}
+
+impl Plan {
+    fn of(arguments: &Arguments) -> Self {
+        let of = |quick, whole| if arguments.quick { quick } else { whole };
+        let given = |given: &Vec<u64>| (!given.is_empty()).then(|| given.clone());
+        let whole = if arguments.quick {
+            vec![128]
+        } else {
+            vec![128, 32, 512]
+        };
+        Self {
+            guest_mib: arguments.guest_mib.unwrap_or(of(512, 1024)),
+            rounds: arguments
+                .rounds
+                .unwrap_or(if arguments.quick { 1 } else { 3 })
+                .max(1),
+            dirty_mib: given(&arguments.dirty_mib).unwrap_or(whole),
+            methods: match arguments.only.as_slice() {
+                [] => Method::ALL.to_vec(),
+                only => only.to_vec(),
+            },
+            watch_seconds: if arguments.quick { 2.0 } else { 4.0 },
+            longest_seconds: if arguments.quick { 15.0 } else { 30.0 },
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match bench(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("bench-memory: a guest found damage; see the report");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("bench-memory: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all guests verified.
+fn bench(arguments: &Arguments) -> io::Result<bool> {
+    let plan = Plan::of(arguments);
+    let mut report = Report::new(
+        arguments.quick,
+        plan.guest_mib,
+        plan.rounds,
+        &plan.dirty_mib,
+    );
+    println!("{}", run::HEADINGS);
+    for (place, &dirty_mib) in plan.dirty_mib.iter().enumerate() {
+        // The first rate is the one that is judged; the others only make lines of a figure.
+        let rounds = if place == 0 { plan.rounds } else { 1 };
+        for round in 0..rounds {
+            for turn in 0..plan.methods.len() {
+                let method = plan.methods[(round + turn) % plan.methods.len()];
+                let scene = Scene {
+                    method,
+                    round,
+                    guest_mib: plan.guest_mib,
+                    dirty_mib,
+                    watch_seconds: plan.watch_seconds,
+                    longest_seconds: plan.longest_seconds,
+                    max_bandwidth: arguments.max_bandwidth.as_deref(),
+                };
+                let done = scene.play().map_err(|error| {
+                    io::Error::new(error.kind(), format!("{}: {error}", method.name()))
+                })?;
+                println!("{done}");
+                report.add(done);
+                // What was measured is not lost when a later turn fails.
+                report.save()?;
+            }
+        }
+    }
+    report.draw()?;
+    report.judge();
+    println!("{}", report.save()?.display());
+    Ok(report.is_good())
+}

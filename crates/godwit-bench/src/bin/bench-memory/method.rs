@@ -1,0 +1,56 @@
+//! The ways in which a machine's memory moves.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Method {
+    /// Only processors and devices move; the memory follows while the guest runs.
+    ZeroCopy,
+    /// The same, and the memory stays where it is.
+    StayInPool,
+    /// All memory is sent before, and what was written meanwhile again.
+    PreCopy,
+    /// All memory is sent afterwards.
+    PostCopy,
+    /// One pass before, the rest afterwards.
+    Hybrid,
+}
+
+impl Method {
+    pub(crate) const ALL: [Self; 5] = [
+        Self::ZeroCopy,
+        Self::StayInPool,
+        Self::PreCopy,
+        Self::PostCopy,
+        Self::Hybrid,
+    ];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::ZeroCopy => "zero-copy",
+            Self::StayInPool => "stay-in-pool",
+            Self::PreCopy => "pre-copy",
+            Self::PostCopy => "post-copy",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// What `godwit migrate` is given.
+    pub(crate) const fn options(self) -> &'static [&'static str] {
+        match self {
+            Self::ZeroCopy => &["--memory", "zero-copy"],
+            Self::StayInPool => &["--memory", "zero-copy", "--stay-in-pool"],
+            Self::PreCopy => &["--memory", "pre-copy"],
+            Self::PostCopy => &["--memory", "post-copy"],
+            Self::Hybrid => &["--memory", "hybrid"],
+        }
+    }
+
+    /// Whether both nodes map the guest's memory. The others' guests have local memory, as they would without a pool.
+    pub(crate) const fn uses_pool(self) -> bool {
+        matches!(self, Self::ZeroCopy | Self::StayInPool)
+    }
+}

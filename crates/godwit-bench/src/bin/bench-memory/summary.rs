@@ -1,0 +1,89 @@
+//! Medians and spread of the runs of one way.
+
+use godwit_testkit::report::median;
+use serde::Serialize;
+
+use crate::method::Method;
+use crate::run::Run;
+
+/// A figure of several runs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) least: f64,
+    pub(crate) most: f64,
+}
+
+impl Spread {
+    /// Nothing of no values.
+    pub(crate) fn of(values: &[f64]) -> Option<Self> {
+        let least = values.iter().copied().min_by(f64::total_cmp)?;
+        let most = values.iter().copied().max_by(f64::total_cmp)?;
+        Some(Self {
+            median: median(values),
+            least,
+            most,
+        })
+    }
+}
+
+/// One way at one rate of writing.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) method: Method,
+    pub(crate) dirty_mib: u64,
+    pub(crate) runs: usize,
+    /// How many of them ended by themselves.
+    pub(crate) ended: usize,
+    pub(crate) total_seconds: Option<Spread>,
+    pub(crate) blackout_ms: Option<Spread>,
+    pub(crate) bytes_over_network: Option<Spread>,
+    pub(crate) latency_before_ns: Option<Spread>,
+    pub(crate) latency_worst_window_ns: Option<Spread>,
+    pub(crate) rate_before_mib: Option<Spread>,
+    pub(crate) rate_following_mib: Option<Spread>,
+    /// Of the mover, in bytes a second.
+    pub(crate) mover_bytes_per_second: Option<Spread>,
+}
+
+impl Summary {
+    /// Of all ways and rates that ran.
+    pub(crate) fn all(runs: &[Run]) -> Vec<Self> {
+        let mut keys: Vec<_> = runs.iter().map(|run| (run.dirty_mib, run.method)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let of = |(dirty_mib, method)| {
+            let same = |run: &&Run| run.method == method && run.dirty_mib == dirty_mib;
+            Self::of(
+                method,
+                dirty_mib,
+                &runs.iter().filter(same).collect::<Vec<_>>(),
+            )
+        };
+        keys.into_iter().map(of).collect()
+    }
+
+    fn of(method: Method, dirty_mib: u64, runs: &[&Run]) -> Self {
+        let spread = |pick: fn(&Run) -> Option<f64>| {
+            let values: Vec<f64> = runs.iter().filter_map(|run| pick(run)).collect();
+            Spread::of(&values)
+        };
+        Self {
+            method,
+            dirty_mib,
+            runs: runs.len(),
+            ended: runs.iter().filter(|run| run.ended).count(),
+            total_seconds: spread(|run| Some(run.total_seconds)),
+            blackout_ms: spread(|run| Some(run.blackout_ms)),
+            bytes_over_network: spread(|run| Some(run.bytes_over_network as f64)),
+            latency_before_ns: spread(|run| run.latency_before_ns),
+            latency_worst_window_ns: spread(|run| run.latency_worst_window_ns),
+            rate_before_mib: spread(|run| run.rate_before_mib),
+            rate_following_mib: spread(|run| run.rate_following_mib),
+            mover_bytes_per_second: spread(|run| {
+                let moved = run.bytes_by_mover as f64 / run.mover_seconds;
+                (run.mover_seconds > 0.0).then_some(moved)
+            }),
+        }
+    }
+}

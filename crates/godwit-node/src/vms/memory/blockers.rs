@@ -1,0 +1,116 @@
+//! What keeps a VM's memory from moving out of its memory pool and back while its guest runs.
+
+use godwit_qemu::machine::Machine;
+
+use crate::config::NodeConfig;
+use crate::vms::memory::pooled;
+
+/// What stands in the way of moving a VM's memory out of its memory pool and back at all, a sentence each.
+pub(crate) fn of(config: &NodeConfig, pool: &str, machine: &Machine) -> Vec<String> {
+    let mut blockers = devices(&machine.plain_words());
+    blockers.extend(pooled::immovable(config, pool));
+    blockers
+}
+
+/// Words of QEMU's command line, of which each is a device that keeps pages of the memory, or what else keeps them.
+fn devices(words: &[String]) -> Vec<String> {
+    words.iter().filter_map(|word| device(word)).collect()
+}
+
+fn device(word: &str) -> Option<String> {
+    // Each pins pages, or lets a device reach them: what it does to pages that have moved is lost.
+    const PINNED: [&str; 10] = [
+        "vfio-",
+        "vhost=on",
+        "vhost=true",
+        "vhost=y",
+        "vhostf",
+        "vhost-scsi",
+        "vhost-vdpa",
+        "vhost-vsock",
+        "scsi-generic",
+        "scsi-block",
+    ];
+    let name = word.split(',').next().unwrap_or_default();
+    let has = |part: &&str| word.contains(*part);
+    let what = if let Some(nic) = Machine::nic_of(word) {
+        format!(
+            "NIC {nic} uses the memory through a mapping that does not follow it: remove the NIC"
+        )
+    } else if word.starts_with("vhost-user-blk-pci,chardev=godwit-disk") {
+        return None;
+    } else if has(&"vhost-user") {
+        format!(
+            "device {name} is served by a process that maps the memory itself and cannot follow it: remove the device"
+        )
+    } else if PINNED.iter().any(has) {
+        format!(
+            "device {name} uses pages of the memory directly and cannot follow it: remove the device"
+        )
+    } else if ["mem-lock=on", "mlock=on"].iter().any(has) {
+        format!(
+            "its QEMU locks its memory ({word}), and memory that is locked would be there twice: start it without that"
+        )
+    } else {
+        return None;
+    };
+    Some(format!(
+        "{what}, or leave the memory in its pool with --stay-in-pool"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use godwit_qemu::machine::{MachineNic, NicUplink, Parts};
+
+    #[test]
+    fn devices_that_keep_pages_are_refused_by_name() {
+        let words = [
+            "vhost-user-blk-pci,chardev=godwit-disk0,num-queues=1",
+            "tap,id=n,vhost=off",
+            "virtio-blk-pci,drive=d",
+            "vhost-user-fs-pci,chardev=c",
+            "vhost-vdpa,vhostdev=/dev/vhost-vdpa-0",
+            "vhost-scsi-pci,wwpn=naa.5",
+            "tap,id=m,vhost=on",
+            "vfio-pci,host=01:00.0",
+            "scsi-generic,drive=d",
+            "mem-lock=off",
+            "mem-lock=on",
+        ];
+        let refused = devices(&words.map(str::to_owned));
+        for (refused, name) in refused.iter().zip(["vhost-user-fs-pci", "vhost-vdpa"]) {
+            assert!(refused.contains(name), "{refused}");
+        }
+        assert_eq!(refused.len(), 7, "{refused:?}");
+        assert!(refused[6].contains("(mem-lock=on)"), "{refused:?}");
+    }
+
+    #[test]
+    fn a_nic_of_this_node_is_refused_once_by_its_number() {
+        let nic = |number: u8| MachineNic {
+            mac: format!("52:54:00:00:00:0{number}"),
+            uplink: NicUplink::Tap(format!("tap{number}")),
+        };
+        let machine = Machine::build(
+            "qemu-system-x86_64",
+            &Parts {
+                name: "web",
+                machine: None,
+                accelerator: "tcg",
+                memory: 64 << 20,
+                cpus: 1,
+                disks: &[String::from("root")],
+                nics: &[nic(0), nic(1)],
+                poolable: true,
+                arguments: &[],
+            },
+        );
+        let refused = devices(&machine.plain_words());
+        let [first, second] = refused.as_slice() else {
+            panic!("{refused:?}")
+        };
+        assert!(first.starts_with("NIC 0 ") && second.starts_with("NIC 1 "));
+    }
+}
