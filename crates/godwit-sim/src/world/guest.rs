@@ -61,8 +61,9 @@ pub(super) struct Guest {
     cursor: u64,
     /// It is silent until then.
     silent_until: u64,
-    /// Bytes that it has read and written.
+    /// Bytes that it has read and written, and those of them that it has written.
     pub(super) had: u64,
+    pub(super) written: u64,
 }
 
 impl Guest {
@@ -79,6 +80,7 @@ impl Guest {
             cursor: 0,
             silent_until: 0,
             had: 0,
+            written: 0,
         }
     }
 
@@ -367,10 +369,11 @@ impl World {
             }
         }
         if result.is_ok() {
-            self.guest.had += asked
-                .operation
-                .extent()
-                .map_or(0, |extent| extent.bytes());
+            let bytes = asked.operation.extent().map_or(0, |extent| extent.bytes());
+            self.guest.had += bytes;
+            if asked.write.is_some() {
+                self.guest.written += bytes;
+            }
             self.check_promise(&asked);
         }
     }

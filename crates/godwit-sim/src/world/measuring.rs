@@ -1,8 +1,9 @@
 //! A run that measures one move instead of looking for faults: nothing fails, and what is right is seen to all the same.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use godwit_core::auto::{Cost, Facts, Leave, Why, reconsider};
+use godwit_core::auto::{Cost, Facts, Leave, Pace, Why, reconsider};
 use godwit_core::event::{AbortReason, Obstacle, Phase};
 use godwit_core::units::{Extent, Lba};
 use godwit_core::{MigrationChange, PolicyOptions, PushOptions};
@@ -45,13 +46,21 @@ pub(crate) struct Figures {
 }
 
 /// What is kept of a policy that nobody chose.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Thought {
     begun: u64,
     /// What keeps the move from its end, and since when.
     obstacle: Option<(Obstacle, u64)>,
     why: Option<Why>,
+    /// What had been sent as copies, sent as double writes, and written by the guest in the last seconds, oldest first,
+    /// and when.
+    sent: VecDeque<(u64, [u64; 3])>,
+    /// Sectors of the disk with data.
+    full: u64,
 }
+
+/// How far back a pace looks.
+const PACE: usize = 20;
 
 impl World {
     /// Runs until the move that the plan has is over.
@@ -66,7 +75,7 @@ impl World {
         while self.violation.is_none() && self.step(nanoseconds(what.before)) {}
         let had_before = self.guest.had;
         let begun = self.now;
-        self.thought.begun = begun;
+        (self.thought.begun, self.thought.full) = (begun, what.full);
         let carried = self.carried_bytes();
         self.schedule(1, Occurrence::Migrate);
         if what.thinks {
@@ -163,12 +172,33 @@ impl World {
             let since = thought.obstacle.map_or(now, |(_, since)| since);
             (obstacle, since)
         });
+        let copies = progress.copy_bytes_sent;
+        let doubled = progress.double_write_bytes_sent;
+        let sent = [copies, doubled, self.guest.written];
+        thought.sent.push_back((now, sent));
+        if thought.sent.len() > PACE {
+            thought.sent.pop_front();
+        }
+        let first = thought.sent.front().filter(|(at, _)| *at < now);
+        let pace = first.map(|(at, before)| {
+            let measured = Duration::from_nanos(now - at);
+            let rate = |of: usize| (sent[of] - before[of]) as f64 / measured.as_secs_f64();
+            Pace {
+                measured,
+                left: (thought.full * 512).saturating_sub(copies),
+                copied: copies,
+                copies: rate(0),
+                doubled: rate(1),
+                written: rate(2),
+            }
+        });
         let planned = self.plan.migrations[0].options;
         let facts = Facts {
             elapsed: Duration::from_nanos(now - thought.begun),
             deadline: planned.deadline,
             obstacle: (thought.obstacle)
                 .map(|(obstacle, since)| (obstacle, Duration::from_nanos(now - since))),
+            pace,
         };
         if thought.why.is_some() || planned.policy != PolicyOptions::DoubleWrite {
             return;
