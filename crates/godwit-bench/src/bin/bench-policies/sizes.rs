@@ -30,7 +30,7 @@ pub(crate) struct Sizes {
     /// MiB that the loads work on [default: 1024; quick: 96]
     #[arg(long)]
     load_mib: Option<u64>,
-    /// Seconds after which a move that has not ended is given up [default: 120; quick: 20]
+    /// Seconds after which a move that has not ended is given up [default: 120; quick: 10]
     #[arg(long)]
     limit: Option<u64>,
     /// How many machines move at once [default: 1,10,20,30; quick: 1,8]
@@ -79,7 +79,7 @@ impl Sizes {
     }
 
     pub(crate) fn limit(&self) -> Duration {
-        Duration::from_secs(self.chosen(self.limit, 120, 20))
+        Duration::from_secs(self.chosen(self.limit, 120, 10))
     }
 
     pub(crate) fn machines(&self) -> Vec<usize> {

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::measure::{Case, Measured, measure};
-use crate::policy::{ALL, PRE_COPY};
+use crate::policy::{ALL, REMOTE};
 use crate::report::{Cell, Report};
 use crate::site::Site;
 use crate::sizes::Sizes;
@@ -37,7 +37,7 @@ pub(crate) fn run(site: &Site, sizes: &Sizes, report: &mut Report) -> io::Result
                     watched: if sizes.quick { WATCHED / 3 } else { WATCHED },
                 };
                 let measured = measure(site, &case)?;
-                if policy == PRE_COPY && !measured.converged {
+                if policy != REMOTE && !measured.converged {
                     hopeless.push((policy.name, plan.kind));
                 }
                 report.add(Cell::Table, round, measured)?;
