@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma demo-rdma-build test-rdma soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-core lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma demo-rdma-build test-rdma soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-core bench-policies sim-choice lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -33,6 +33,11 @@ guest:
 sim:
 	scripts/install-deps
 	$(CARGO) run --release --locked -p godwit-sim -- run --seeds 6000
+
+# What a node chooses for twelve guests beside every policy, in virtual time. Fails where it costs a tenth more.
+sim-choice:
+	scripts/install-deps
+	$(CARGO) run --release --locked -p godwit-sim -- choose
 
 # Whether the simulator finds each bug that it plants.
 sim-plants:
@@ -152,6 +157,13 @@ bench-sla: bench-sla-build
 # How fast delayed writes may be flushed.
 bench-sla-rate: bench-sla-build
 	target/release/bench-sla rate --crowded-seconds 10 --crowded-percent 95
+
+# What each policy costs and brings under load, alone and many at once. BENCH takes more options: BENCH=--quick takes
+# three minutes.
+bench-policies:
+	scripts/install-deps
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
+	target/release/bench-policies $(BENCH)
 
 # A disk over vhost-user-blk, beside qemu-storage-daemon.
 bench-vhost:

@@ -10,6 +10,7 @@
 
 pub mod action;
 pub mod authority;
+pub mod auto;
 mod controller;
 pub mod event;
 mod planted;

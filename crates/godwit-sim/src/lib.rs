@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod bug;
+mod choice;
 mod disk;
 mod history;
 mod plan;
@@ -17,6 +18,7 @@ mod run;
 mod world;
 
 pub use bug::Bug;
+pub use choice::{Choice, Figure, choices};
 pub use run::report::Report;
 pub use run::shrink::{Reproduction, reproduce};
 pub use run::soak::{Failure, Soak, soak};

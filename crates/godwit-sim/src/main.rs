@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
-use godwit_sim::{Bug, Report, Soak, reproduce, soak};
+use godwit_sim::{Bug, Choice, Figure, Report, Soak, choices, reproduce, soak};
 
 /// Migrations between two simulated hosts: one seed, one run.
 #[derive(Parser)]
@@ -22,6 +22,13 @@ enum Command {
     Replay(Replay),
     /// List the bugs that can be planted.
     Plants,
+    /// Move the disks of twelve guests by each policy and by what a node chooses; fail where the choice costs more
+    /// than a tenth more than the best.
+    Choose {
+        /// Print the result as JSON.
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 #[derive(Args)]
@@ -71,7 +78,89 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
+        Command::Choose { json } => choose(json),
     }
+}
+
+/// Tells what each policy costs each guest.
+fn choose(json: bool) -> ExitCode {
+    let tell = |choice: &Choice| {
+        if !json {
+            print_choice(choice);
+        }
+    };
+    let choices = match choices(tell) {
+        Ok(choices) => choices,
+        Err(error) => {
+            eprintln!("{error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    if json {
+        print_choices(&choices);
+    }
+    let behind = choices.iter().filter(|choice| !choice.holds());
+    let behind: Vec<_> = behind.map(|choice| choice.load).collect();
+    if behind.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    eprintln!("the choice costs too much with: {}", behind.join("; "));
+    ExitCode::FAILURE
+}
+
+fn print_choice(choice: &Choice) {
+    println!("{}: {:.3} of the best", choice.load, choice.ratio());
+    for figure in &choice.figures {
+        let cost = &figure.cost;
+        println!(
+            "    {:<13} costs {:>7.2}: free after {:>7.2} s, {:>6.2} s on two nodes, {:>6.2} s lost, {:>5.2} s late, {:>6.1} MB{}{}",
+            figure.policy,
+            cost.seconds(),
+            cost.until_free.as_secs_f64(),
+            cost.on_two_nodes.as_secs_f64(),
+            cost.lost.as_secs_f64(),
+            cost.late.as_secs_f64(),
+            figure.carried as f64 / 1e6,
+            if figure.handed_over.is_none() {
+                ", given up"
+            } else {
+                ""
+            },
+            figure
+                .why
+                .map(|why| format!(", left: {why:?}"))
+                .unwrap_or_default(),
+        );
+    }
+}
+
+fn print_choices(choices: &[Choice]) {
+    let figure = |figure: &Figure| {
+        let cost = &figure.cost;
+        serde_json::json!({
+            "policy": figure.policy,
+            "cost": cost.seconds(),
+            "until_free_seconds": cost.until_free.as_secs_f64(),
+            "on_two_nodes_seconds": cost.on_two_nodes.as_secs_f64(),
+            "lost_seconds": cost.lost.as_secs_f64(),
+            "late_seconds": cost.late.as_secs_f64(),
+            "handed_over_seconds": figure.handed_over.map(|time| time.as_secs_f64()),
+            "carried_bytes": figure.carried,
+            "why": figure.why.map(|why| format!("{why:?}")),
+        })
+    };
+    let choice = |choice: &Choice| {
+        let figures: Vec<_> = choice.figures.iter().map(figure).collect();
+        serde_json::json!({
+            "load": choice.load,
+            "ratio": choice.ratio(),
+            "goal": Choice::MOST,
+            "holds": choice.holds(),
+            "figures": figures,
+        })
+    };
+    let choices: Vec<_> = choices.iter().map(choice).collect();
+    println!("{:#}", serde_json::Value::from(choices));
 }
 
 impl Run {

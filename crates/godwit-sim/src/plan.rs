@@ -8,12 +8,12 @@ use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::{
-    Arrivals, GovernorParts, GuestLoad, MigrationChange, MigrationOptions, PolicyOptions,
+    Arrivals, GovernorParts, GuestLoad, Limits, MigrationChange, MigrationOptions, PolicyOptions,
     PushOptions, RoundOptions, Switchover,
 };
 
 use crate::random::Random;
-use crate::world::LIMITS;
+use crate::world::{LIMITS, MOST_STEPS};
 
 const MICROSECOND: u64 = 1_000;
 const MILLISECOND: u64 = 1_000_000;
@@ -40,6 +40,10 @@ pub(crate) struct Plan {
     pub(crate) store: u64,
     /// The owner loses its power after everything has settled.
     pub(crate) power_loss_at_end: bool,
+    /// Sizes of the controllers' tables.
+    pub(crate) limits: Limits,
+    /// A run that needs more steps than this goes in circles.
+    pub(crate) most_steps: u64,
 }
 
 /// Where the guest's requests go.
@@ -82,6 +86,29 @@ pub(crate) struct GuestPlan {
     pub(crate) deserts: u64,
     /// Of a thousand requests, how many it makes at the other node beside those at this one.
     pub(crate) strays: u64,
+    /// What it does in place of all that, where a run measures.
+    pub(crate) steady: Option<SteadyLoad>,
+}
+
+/// A guest that does the same all the time, in whole blocks of 4 KiB.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SteadyLoad {
+    pub(crate) places: Places,
+    /// Reads of a hundred requests.
+    pub(crate) reads: u64,
+    /// Blocks of 4 KiB of a request.
+    pub(crate) blocks: u64,
+}
+
+/// Where a steady load's requests go, of the first sectors of a disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Places {
+    /// Anywhere within so many.
+    Within(u64),
+    /// One after the other within so many, and again from the start.
+    InOrder(u64),
+    /// Few of so many again and again, others seldom: the probability falls with the rank.
+    Skewed(u64),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -303,6 +330,8 @@ impl Plan {
             tags: random.pick(&[LIMITS.requests, LIMITS.requests, 14]),
             store: random.magnitude(100 * MICROSECOND, 4 * MILLISECOND),
             power_loss_at_end: random.permille(300),
+            limits: LIMITS,
+            most_steps: MOST_STEPS,
         }
     }
 }
@@ -318,6 +347,7 @@ fn guest(random: &mut Random, load: u64, requests: u32) -> GuestPlan {
         pause: random.between(1, 40) * MILLISECOND,
         deserts: random.pick(&[0, 0, 0, 2, 6, 20]),
         strays: random.pick(&[0, 0, 0, 50, 300]),
+        steady: None,
     }
 }
 

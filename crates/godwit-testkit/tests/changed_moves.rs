@@ -148,6 +148,32 @@ fn a_move_without_a_policy_says_which_it_has_and_leaves_when_its_deadline_comes(
 }
 
 #[test]
+fn a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link() {
+    let turn = Scenario::begin(
+        "changed_moves",
+        "a_move_without_a_policy_leaves_a_guest_whose_writes_take_the_link",
+    );
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
+    let client = load(a, DISK, turn.seed, model).unwrap();
+    // Less than the guest writes.
+    let bounds = ["--max-bandwidth", "6M", "--sla", "off"];
+    let id = start_migration(a, DISK, "b", &bounds).unwrap();
+    let moved = await_end(a, &id);
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    let why = moved["options"]["policy_reason"].as_str().unwrap();
+    assert_eq!(moved["options"]["policy"], "push-pull", "{moved}");
+    assert!(
+        why.contains("of what is sent are the guest's writes"),
+        "{why}"
+    );
+    becomes_whole(b, a, DISK);
+    let mut model = finish(client).unwrap();
+    verify(b, DISK, &mut model).unwrap();
+}
+
+#[test]
 fn all_disks_of_a_machine_leave_when_it_is_told_to() {
     let turn = Scenario::begin(
         "changed_moves",

@@ -63,6 +63,26 @@ fn keeps_its_image(node: &Node) {
 }
 
 #[test]
+fn the_node_s_choice_reckons_what_is_sent_of_a_disk_that_moves_back() {
+    let turn = Scenario::begin("returning_disks", "the_node_s_choice_reckons");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let mut random = Random::new(turn.seed);
+    let mut model = import_pattern(a, DISK, SIZE, turn.seed).unwrap();
+    let reason = |moved: &Value| {
+        let reason = moved["options"]["policy_reason"].as_str();
+        reason.unwrap_or_else(|| panic!("{moved}")).to_owned()
+    };
+    let there = reason(&migrate(a, DISK, "b", &[]).unwrap());
+    assert!(there.contains("its 64 MiB go in one pass"), "{there}");
+    keeps_its_image(a);
+    write_blocks(b, &mut model, &mut random, 256);
+    let back = reason(&migrate(b, DISK, "a", &[]).unwrap());
+    assert!(back.contains("only the 1 MiB in which"), "{back}");
+    verify(a, DISK, &mut model).unwrap();
+}
+
+#[test]
 fn a_disk_that_moves_back_is_sent_without_what_its_old_image_holds() {
     let turn = Scenario::begin("returning_disks", "a_disk_that_moves_back");
     let cluster = Cluster::start(&["a", "b"]).unwrap();

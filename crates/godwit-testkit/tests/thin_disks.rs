@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use godwit_testkit::Cluster;
 use godwit_testkit::random::Random;
-use godwit_testkit::scenario::{Scenario, migrate};
+use godwit_testkit::scenario::{Scenario, becomes_whole, migrate};
 
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 128 * MIB;
@@ -41,6 +41,50 @@ fn holes_smaller_than_a_copy_are_neither_sent_nor_stored() {
     assert!(sent <= 2 * written, "{sent} bytes sent for {written}");
     let stored = b.disk(DISK).unwrap()["allocated_bytes"].as_u64().unwrap();
     assert!(stored <= 2 * written, "{stored} bytes stored for {written}");
+}
+
+#[test]
+fn a_large_disk_with_little_in_it_is_as_thin_where_it_goes() {
+    const LARGE: u64 = 100 << 30;
+    let turn = Scenario::begin("thin_disks", "a_large_disk_with_little_in_it");
+    let cluster = Cluster::start(&["a", "b"]).unwrap();
+    let path = cluster.dir().join("large.raw");
+    let image = File::create_new(&path).unwrap();
+    image.set_len(LARGE).unwrap();
+    let mut random = Random::new(turn.seed);
+    let places = [0, LARGE / 3 / MIB * MIB, LARGE / 2, LARGE - MIB];
+    let pieces = places.map(|place| {
+        let mut piece = vec![0; MIB as usize];
+        random.fill(&mut piece);
+        image.write_all_at(&piece, place).unwrap();
+        piece
+    });
+    image.sync_all().unwrap();
+    let create = ["disk", "create", DISK, "--path", &path.to_string_lossy()];
+    cluster.node("a").godwit(&create).json().unwrap();
+    let written = places.len() as u64 * MIB;
+    let policies = ["double-write", "mirror", "pre-copy", "push-pull"];
+    let ways = [("a", "b"), ("b", "a")].into_iter().cycle();
+    for (policy, (from, to)) in policies.into_iter().zip(ways) {
+        let (from, to) = (cluster.node(from), cluster.node(to));
+        let options = ["--no-delta", "--policy", policy];
+        let moved = migrate(from, DISK, to.name(), &options).unwrap();
+        assert_eq!(moved["phase"], "completed", "{moved}");
+        becomes_whole(to, from, DISK);
+        let sent = moved["progress"]["bytes_sent"].as_u64().unwrap();
+        assert!(sent <= written, "{policy}: {sent} bytes sent for {written}");
+        let stored = to.disk(DISK).unwrap()["allocated_bytes"].as_u64().unwrap();
+        assert!(
+            stored <= written + written / 64,
+            "{policy}: {stored} bytes stored for {written}"
+        );
+        let image = File::open(to.image(DISK).unwrap()).unwrap();
+        let mut there = vec![0; MIB as usize];
+        for (place, piece) in places.iter().zip(&pieces) {
+            image.read_exact_at(&mut there, *place).unwrap();
+            assert!(there == *piece, "{policy}: the piece at byte {place}");
+        }
+    }
 }
 
 #[test]

@@ -80,6 +80,7 @@ pub(crate) async fn take_offer(node: Arc<Node>, mut control: PeerConnection, hel
         phase: MigrationPhase::Receiving,
         options: None,
         bytes_total: offer.capacity.bytes().0,
+        data: offer.allocated,
         warnings: Vec::new(),
     });
     place.keep();

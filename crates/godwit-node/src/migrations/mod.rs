@@ -9,6 +9,7 @@ pub(crate) mod gatherings;
 pub(crate) mod incoming;
 pub(crate) mod options;
 pub(crate) mod outgoing;
+mod pace;
 mod promise;
 pub(crate) mod pulling;
 mod recent_rate;

@@ -146,6 +146,7 @@ pub(crate) async fn start_in(
         phase: MigrationPhase::Offering,
         options: Some(settings.clone()),
         bytes_total: capacity.bytes().0,
+        data: taken,
         warnings: promise.warnings.clone(),
     });
     table::store(node, number, &view).await;

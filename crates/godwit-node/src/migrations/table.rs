@@ -5,11 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_core::Progress;
+use godwit_core::auto::Pace;
+use godwit_core::event::Obstacle;
 use godwit_core::units::MigrationId;
 use godwit_core::wire::Features;
 use tokio::sync::Notify;
 
 use super::auto;
+use super::pace::{LatelySent, Sent};
 use super::recent_rate::{RecentRate, Sample};
 use crate::clock;
 use crate::disks::disk::Disk;
@@ -56,8 +59,20 @@ struct Tracked {
     /// Tells the task that makes the offer to give up.
     cancelled: Arc<Notify>,
     recent_rate: RecentRate,
-    /// Since when something has kept it from its end.
-    obstructed: Option<Instant>,
+    /// What keeps it from its end, and since when something does.
+    obstructed: Option<(Obstacle, Instant)>,
+    /// Bytes of the disk that are no holes, as far as that is known.
+    data: u64,
+    lately: LatelySent,
+}
+
+/// A migration whose policy the node chose.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub(super) view: Migration,
+    /// What keeps it from its end, and for how long something has.
+    pub(super) obstacle: Option<(Obstacle, Duration)>,
+    pub(super) pace: Option<Pace>,
 }
 
 /// What is known of a migration when it begins.
@@ -71,6 +86,8 @@ pub(crate) struct Begin {
     pub(crate) phase: MigrationPhase,
     pub(crate) options: Option<MigrationSettings>,
     pub(crate) bytes_total: u64,
+    /// Bytes of the disk that are no holes, as far as that is known.
+    pub(crate) data: u64,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -118,6 +135,8 @@ impl Migrations {
                 cancelled: Arc::default(),
                 recent_rate: RecentRate::default(),
                 obstructed: None,
+                data: 0,
+                lately: LatelySent::default(),
             });
         }
         changed
@@ -164,6 +183,8 @@ impl Migrations {
             cancelled: Arc::clone(&cancelled),
             recent_rate: RecentRate::default(),
             obstructed: None,
+            data: begin.data,
+            lately: LatelySent::default(),
         });
         while table.all.len() > MAX_ENDED
             && let Some(oldest) = table
@@ -318,8 +339,8 @@ impl Migrations {
             .collect()
     }
 
-    /// The migrations under way whose policy the node chose, with how long something has kept them from their end.
-    pub(super) fn chosen_by_node(&self) -> Vec<(Migration, Option<Duration>)> {
+    /// The migrations under way whose policy the node chose, with what there is to think over.
+    pub(super) fn chosen_by_node(&self) -> Vec<Chosen> {
         let chosen = |tracked: &&Tracked| {
             let options = tracked.view.options.as_ref();
             !tracked.view.phase.ended() && options.is_some_and(|it| it.policy_reason.is_some())
@@ -327,12 +348,20 @@ impl Migrations {
         let table = self.lock();
         let chosen = table.all.iter().filter(chosen);
         chosen
-            .map(|tracked| (tracked.view(), tracked.obstructed.map(|at| at.elapsed())))
+            .map(|tracked| {
+                // Without what the destination has of an older copy.
+                let data = tracked.data.min(tracked.view.progress.bytes_total);
+                Chosen {
+                    view: tracked.view(),
+                    obstacle: tracked.obstructed.map(|(what, at)| (what, at.elapsed())),
+                    pace: tracked.lately.pace(data),
+                }
+            })
             .collect()
     }
 
-    /// Takes a measurement of a migration under way.
-    fn sample(&self, id: MigrationId, progress: &Progress) {
+    /// Takes a measurement of a migration under way, whose guest has written so many bytes.
+    fn sample(&self, id: MigrationId, progress: &Progress, written: u64) {
         self.change(id, |tracked| {
             if tracked.view.phase.ended() {
                 return;
@@ -345,9 +374,17 @@ impl Migrations {
                 done: progress.bytes_done,
                 left: left.saturating_sub(progress.bytes_done) + promise.delayed_bytes,
             });
+            tracked.lately.add(Sent {
+                at: Instant::now(),
+                copies: progress.copy_bytes_sent,
+                doubled: progress.double_write_bytes_sent,
+                written,
+            });
             tracked.obstructed = match (promise.obstacle, tracked.obstructed) {
                 (None, _) => None,
-                (Some(_), since) => since.or_else(|| Some(Instant::now())),
+                (Some(what), before) => {
+                    Some((what, before.map_or_else(Instant::now, |(_, since)| since)))
+                }
             };
             tracked.view.rate_bytes_per_second = tracked.recent_rate.rate();
             tracked.view.eta_seconds = match promise.obstacle {
@@ -390,6 +427,7 @@ fn adopt(view: &mut Migration, progress: &Progress) {
     };
     view.verified = progress.verified;
     view.promise = Some(view::promise(progress));
+    auto::tell_of_delta(view);
 }
 
 /// The migration with what the engine says about it right now.
@@ -437,14 +475,16 @@ pub(crate) async fn sample_rates(node: Arc<Node>) {
             () = node.closed() => return,
         }
         for (id, disk) in node.migrations.under_way() {
-            let progress = node
+            let snapshot = node
                 .disks
                 .find(&disk)
                 .and_then(|disk| disk.engine())
-                .and_then(|engine| engine.snapshot().progress)
-                .filter(|progress| progress.migration == id);
-            if let Some(progress) = progress {
-                node.migrations.sample(id, &progress);
+                .map(|engine| engine.snapshot());
+            let written = snapshot.as_ref().map(|it| it.counters.written_bytes);
+            let progress = snapshot.and_then(|snapshot| snapshot.progress);
+            let progress = progress.filter(|progress| progress.migration == id);
+            if let Some((progress, written)) = progress.zip(written) {
+                node.migrations.sample(id, &progress, written);
             }
         }
         auto::reconsider_all(&node).await;

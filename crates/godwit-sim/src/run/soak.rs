@@ -18,6 +18,21 @@ thread_local! {
 
 /// Runs a plan; a panic is a violation like any other.
 pub(crate) fn run(plan: Plan, trace: Option<Trace>, bug: Option<Bug>) -> Outcome {
+    let prepare = bug.map(Bug::prepare);
+    panics_as_violation(|| World::new(plan, trace, prepare).run()).unwrap_or_else(|violation| {
+        Outcome {
+            violation: Some(violation),
+            coverage: Coverage::new(),
+            fingerprint: 0,
+        }
+    })
+}
+
+/// Runs something whose panic is a violation like any other.
+///
+/// # Errors
+/// That.
+pub(crate) fn panics_as_violation<T>(run: impl FnOnce() -> T) -> Result<T, Violation> {
     static QUIET: Once = Once::new();
     QUIET.call_once(|| {
         let usual = std::panic::take_hook();
@@ -30,17 +45,11 @@ pub(crate) fn run(plan: Plan, trace: Option<Trace>, bug: Option<Bug>) -> Outcome
         }));
     });
     PANIC.set(Some(String::new()));
-    let prepare = bug.map(Bug::prepare);
-    let world = AssertUnwindSafe(|| World::new(plan, trace, prepare).run());
-    let outcome = catch_unwind(world);
+    let outcome = catch_unwind(AssertUnwindSafe(run));
     let message = PANIC.take();
-    outcome.unwrap_or_else(|_| Outcome {
-        violation: Some(Violation {
-            claim: "nothing panics",
-            detail: message.unwrap_or_default(),
-        }),
-        coverage: Coverage::new(),
-        fingerprint: 0,
+    outcome.map_err(|_| Violation {
+        claim: "nothing panics",
+        detail: message.unwrap_or_default(),
     })
 }
 

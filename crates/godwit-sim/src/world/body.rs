@@ -8,7 +8,6 @@ use godwit_core::request::{RequestError, RequestTag};
 use godwit_core::units::{Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
 
-use super::LIMITS;
 use super::Occurrence;
 use super::World;
 use super::name;
@@ -22,7 +21,8 @@ impl World {
     pub(super) fn start_controller(&mut self, node: usize) {
         let it = &mut self.nodes[node];
         it.clear();
-        let mut controller = Controller::new(LIMITS, Sectors(self.plan.sectors), it.record);
+        let limits = self.plan.limits;
+        let mut controller = Controller::new(limits, Sectors(self.plan.sectors), it.record);
         if let Some(prepare) = &self.prepare {
             prepare(&mut controller);
         }

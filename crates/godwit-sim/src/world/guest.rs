@@ -13,9 +13,12 @@ use super::name;
 use super::node::Holder;
 use crate::disk::Data;
 use crate::history::WriteNumber;
-use crate::plan::Workload;
+use crate::plan::{Places, SteadyLoad, Workload};
 use crate::random::Random;
 use crate::run::coverage::Reached;
+
+/// Sectors of a block of 4 KiB.
+const BLOCK_SECTORS: u64 = 8;
 
 /// Tags that are left to the frames and requests of the other node.
 const RESERVED: usize = 3;
@@ -58,6 +61,9 @@ pub(super) struct Guest {
     cursor: u64,
     /// It is silent until then.
     silent_until: u64,
+    /// Bytes that it has read and written, and those of them that it has written.
+    pub(super) had: u64,
+    pub(super) written: u64,
 }
 
 impl Guest {
@@ -73,6 +79,8 @@ impl Guest {
             asked: 0,
             cursor: 0,
             silent_until: 0,
+            had: 0,
+            written: 0,
         }
     }
 
@@ -93,6 +101,29 @@ impl Guest {
     /// connection that is lost already, and others for it.
     pub(super) fn is_stuck(&self) -> bool {
         self.outstanding().any(|asked| asked.disk_started.is_none())
+    }
+
+    fn draw_steadily(&mut self, load: SteadyLoad) -> Operation {
+        let sectors = load.blocks * BLOCK_SECTORS;
+        let random = &mut self.random;
+        let place = |of: u64| of / sectors;
+        let at = match load.places {
+            Places::Within(of) => random.below(place(of)),
+            Places::InOrder(of) => {
+                let at = self.cursor % place(of);
+                self.cursor += 1;
+                at
+            }
+            Places::Skewed(of) => {
+                let rank = (place(of) as f64).powf(random.fraction()) as u64 - 1;
+                rank.wrapping_mul(2_654_435_761) % place(of)
+            }
+        };
+        match Extent::new(Lba(at * sectors), sectors as u32) {
+            Some(extent) if random.below(100) < load.reads => Operation::Read(extent),
+            Some(extent) => Operation::Write { extent, fua: false },
+            None => Operation::Flush,
+        }
     }
 
     pub(super) fn outstanding(&self) -> impl Iterator<Item = &Outstanding> {
@@ -163,7 +194,7 @@ impl World {
         if !self.guest.present[node] {
             self.attach(node);
         }
-        if self.guest.random.permille(4) {
+        if self.plan.guest.steady.is_none() && self.guest.random.permille(4) {
             self.guest.silent_until = self.now + self.plan.guest.pause;
         }
         let operation = self.draw_operation();
@@ -209,6 +240,9 @@ impl World {
     }
 
     fn draw_operation(&mut self) -> Operation {
+        if let Some(steady) = self.plan.guest.steady {
+            return self.guest.draw_steadily(steady);
+        }
         let plan = &self.plan.guest;
         let sectors = self.plan.sectors;
         let guest = &mut self.guest;
@@ -335,6 +369,11 @@ impl World {
             }
         }
         if result.is_ok() {
+            let bytes = asked.operation.extent().map_or(0, |extent| extent.bytes());
+            self.guest.had += bytes;
+            if asked.write.is_some() {
+                self.guest.written += bytes;
+            }
             self.check_promise(&asked);
         }
     }

@@ -6,6 +6,7 @@ mod deltas;
 mod disks;
 mod faults;
 mod guest;
+pub(crate) mod measuring;
 mod node;
 mod operator;
 mod wires;
@@ -22,6 +23,7 @@ use godwit_core::{Controller, Limits};
 use self::checks::authority::Epochs;
 use self::checks::promise::Promise;
 use self::guest::Guest;
+use self::measuring::Thought;
 use self::node::Node;
 use self::wires::network::Network;
 use crate::history::History;
@@ -37,8 +39,8 @@ pub(crate) const LIMITS: Limits = Limits {
     hot_places: 4,
 };
 
-/// A run that needs more steps than this goes in circles.
-const MOST_STEPS: u64 = 2_000_000;
+/// A seed's run that needs more steps than this goes in circles.
+pub(crate) const MOST_STEPS: u64 = 2_000_000;
 
 /// A controller may take a few calls to do what is due.
 const MOST_RESTLESS: u32 = 20;
@@ -116,6 +118,8 @@ enum Occurrence {
     /// A resolver's session may have done its work.
     HangUp(usize),
     Sample,
+    /// What a node that chose the policy by itself does from time to time.
+    Think,
 }
 
 /// What must hold and did not.
@@ -193,6 +197,8 @@ pub(crate) struct World {
     /// How many names for sessions of forwarders were given.
     forward_sessions: u64,
     steps: u64,
+    /// What is kept of a policy that nobody chose.
+    thought: Thought,
     /// How often in a row a controller was due again at once.
     restless: u32,
     fingerprint: u64,
@@ -235,6 +241,7 @@ impl World {
             sequence: 0,
             forward_sessions: 0,
             steps: 0,
+            thought: Thought::default(),
             restless: 0,
             fingerprint: 0,
             coverage: Coverage::new(),
@@ -281,10 +288,9 @@ impl World {
     /// is nothing before `until`.
     fn step(&mut self, until: u64) -> bool {
         self.steps += 1;
-        if self.steps > MOST_STEPS {
-            self.fail("a run ends", || {
-                format!("{MOST_STEPS} steps are not enough")
-            });
+        let most = self.plan.most_steps;
+        if self.steps > most {
+            self.fail("a run ends", || format!("{most} steps are not enough"));
             return false;
         }
         let next = self.queue.peek().map(|Reverse((at, ..))| *at);
@@ -387,6 +393,7 @@ impl World {
             Occurrence::ConnectPull(node) => self.connect_pull(node),
             Occurrence::HangUp(session) => self.hang_up(session),
             Occurrence::Sample => self.sample(),
+            Occurrence::Think => self.think(),
         }
     }
 

@@ -82,7 +82,7 @@ impl World {
             .and_then(|controller| controller.progress()?.promise.limit);
         self.promise = promised
             .filter(|_| options.delayed_writes && options.deadline.is_none())
-            .filter(|_| !self.guest.is_stuck())
+            .filter(|_| !self.guest.is_stuck() && self.plan.guest.steady.is_none())
             .map(|limit| {
                 let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
                 let spared = u64::from(allowed) * u64::from(self.plan.requests) / 1_000_000;

@@ -45,24 +45,20 @@ impl Link {
             end.ip(&["link", "set", name, "up"])?;
         }
         if let Some(bits_per_second) = bits_per_second {
-            link.narrow(bits_per_second)?;
+            narrow(&link.left, bits_per_second)?;
         }
         Ok(link)
     }
 
-    fn narrow(&self, bits_per_second: u64) -> io::Result<()> {
-        let burst = (BURST * bits_per_second / GIGABIT).max(BURST);
-        let (rate, burst) = (format!("{bits_per_second}bit"), burst.to_string());
-        let queue = QUEUE.to_string();
-        let shape = ["handle", "1:", "tbf", "rate", &rate, "burst", &burst];
-        let root = ["qdisc", "add", "dev", Self::INTERFACE, "root"];
-        self.left
-            .tc(&[&root[..], &shape, &["limit", &queue]].concat())?;
-        // Three bands by the packet's type of service; the first is emptied before the next.
-        let inner = ["parent", "1:1", "handle", "10:", "pfifo_fast"];
-        self.left.tc(&[&root[..4], &inner].concat())
+    /// The same where what leaves the right end is held to this bandwidth, too.
+    ///
+    /// # Errors
+    /// As [`Link::new`].
+    pub fn both_ways(bits_per_second: u64) -> io::Result<Self> {
+        let link = Self::new(Some(bits_per_second))?;
+        narrow(&link.right, bits_per_second)?;
+        Ok(link)
     }
-
     /// Bytes that went over it so far in both directions, headers included.
     ///
     /// # Errors
@@ -80,4 +76,17 @@ impl Link {
     pub const fn right(&self) -> &Namespace {
         &self.right
     }
+}
+
+/// Holds what leaves this end to a bandwidth.
+fn narrow(end: &Namespace, bits_per_second: u64) -> io::Result<()> {
+    let burst = (BURST * bits_per_second / GIGABIT).max(BURST);
+    let (rate, burst) = (format!("{bits_per_second}bit"), burst.to_string());
+    let queue = QUEUE.to_string();
+    let shape = ["handle", "1:", "tbf", "rate", &rate, "burst", &burst];
+    let root = ["qdisc", "add", "dev", Link::INTERFACE, "root"];
+    end.tc(&[&root[..], &shape, &["limit", &queue]].concat())?;
+    // Three bands by the packet's type of service; the first is emptied before the next.
+    let inner = ["parent", "1:1", "handle", "10:", "pfifo_fast"];
+    end.tc(&[&root[..4], &inner].concat())
 }

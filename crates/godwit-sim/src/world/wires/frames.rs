@@ -1,5 +1,6 @@
 //! Frames on their way, and connections that end.
 
+use godwit_core::Limits;
 use godwit_core::authority::Ownership;
 use godwit_core::units::Generation;
 use godwit_core::wire::{
@@ -8,7 +9,6 @@ use godwit_core::wire::{
 
 use crate::disk::Data;
 use crate::run::coverage::Reached;
-use crate::world::LIMITS;
 use crate::world::MICROSECOND;
 use crate::world::MILLISECOND;
 use crate::world::Occurrence;
@@ -22,11 +22,11 @@ use crate::world::wires::network::{Frame, class, connections};
 /// way in each direction and as many that a pause has given up, double writes may be posted, and
 /// heartbeats stop when nothing answers.
 /// A disk that changes hands before all of it has moved tells of what it lacks, block by block at worst.
-const MOST_FRAMES: usize = MOST_BLOCKS
-    + 4 * (LIMITS.requests + LIMITS.window_chunks as u32 + LIMITS.delayed_chunks as u32) as usize
-    + 2 * LIMITS.posted_writes();
-
-const MOST_BLOCKS: usize = 8192 / 8;
+fn most_frames(limits: &Limits, sectors: u64) -> usize {
+    let slots =
+        limits.requests + u32::from(limits.window_chunks) + u32::from(limits.delayed_chunks);
+    sectors.div_ceil(8) as usize + 4 * slots as usize + 2 * limits.posted_writes()
+}
 
 impl World {
     pub(in crate::world) fn send(&mut self, node: usize, class: TrafficClass, message: Message) {
@@ -109,7 +109,7 @@ impl World {
         };
         self.network.enqueue(session, connection, from, frame);
         let frames = self.network.pipe(session, connection, from).frames();
-        if frames > MOST_FRAMES {
+        if frames > most_frames(&self.plan.limits, self.plan.sectors) {
             self.fail("the frames on a connection are bounded", || {
                 format!("{frames}")
             });

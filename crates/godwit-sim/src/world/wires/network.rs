@@ -97,6 +97,8 @@ pub(in crate::world) struct Direction {
     next: usize,
     /// Bytes since the last sample.
     pub(in crate::world) carried: u64,
+    /// Bytes since the run's start.
+    pub(in crate::world) total: u64,
     /// This many times less bandwidth, until then.
     pub(in crate::world) slow: (u64, u64),
     /// Hundredths of the bandwidth that others take, until then.
@@ -218,6 +220,7 @@ impl Network {
         let limit = self.plan.socket;
         let turn = self.directions[from].turn.take()?;
         self.directions[from].carried += turn.bytes;
+        self.directions[from].total += turn.bytes;
         let pipe = self.pipe(turn.session, turn.connection, from);
         // The session may have ended meanwhile.
         let length = pipe.socket.front()?.bytes;

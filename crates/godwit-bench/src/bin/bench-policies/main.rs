@@ -1,0 +1,83 @@
+//! What each policy costs and brings, measured: how long a move takes, how long its source is needed, what crosses the
+//! link, and what the guest has meanwhile.
+//!
+//! See bench/README.md for what each scene shows and how to read it.
+
+mod load;
+mod measure;
+mod policy;
+mod relay;
+mod report;
+mod scenes;
+mod site;
+mod sizes;
+mod targets;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+
+use self::report::Report;
+use self::scenes::{choice, many, table, thin};
+use self::site::Site;
+use self::sizes::Sizes;
+
+/// Moves disks under load by every policy, in turns, and proves each of them right.
+#[derive(Debug, Parser)]
+struct Arguments {
+    #[command(flatten)]
+    sizes: Sizes,
+    /// Only these scenes; all when left out
+    #[arg(long, value_delimiter = ',')]
+    scene: Vec<Scene>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scene {
+    /// Every policy under two loads, on a thin disk with a base image
+    Table,
+    /// Many machines that leave at once
+    Many,
+    /// A disk of 100 GiB with little in it
+    Thin,
+    /// What the node chooses beside every policy
+    Choice,
+}
+
+fn main() -> ExitCode {
+    match run(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!("\nNot all of it is as it should be; see the report.");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("bench-policies: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> io::Result<bool> {
+    let sizes = &arguments.sizes;
+    let site = Site::open(sizes.link_mbit(), sizes.room(), sizes.source_in_memory)?;
+    let mut report = Report::new(sizes);
+    let all = [Scene::Thin, Scene::Table, Scene::Many, Scene::Choice];
+    for scene in all {
+        if !arguments.scene.is_empty() && !arguments.scene.contains(&scene) {
+            continue;
+        }
+        match scene {
+            Scene::Table => table::run(&site, sizes, &mut report)?,
+            Scene::Many => many::run(&site, sizes, &mut report)?,
+            Scene::Thin => thin::run(&site, sizes, &mut report)?,
+            Scene::Choice => choice::run(&site, sizes, &mut report)?,
+        }
+    }
+    let targets = targets::of(&report, sizes);
+    let hold = targets.iter().all(targets::Target::holds);
+    report.conclude(targets)?;
+    // A quick run shows that everything works; its figures are no claim.
+    Ok(hold || sizes.quick)
+}

@@ -1,0 +1,55 @@
+//! What the node chooses beside every policy that it could have chosen.
+
+use std::io;
+use std::time::Duration;
+
+use crate::load::{Kind, Plan};
+use crate::measure::{Case, measure};
+use crate::policy::OF_CHOICE;
+use crate::report::{Cell, Report};
+use crate::site::Site;
+use crate::sizes::Sizes;
+
+/// The loads: nothing, a log that is written at a pace, places all over the disk at a third of the link, and all that
+/// a guest can write.
+pub(crate) const LOADS: [Kind; 4] = [Kind::Idle, Kind::AsyncWr, Kind::Random, Kind::Ior];
+
+/// Measures each load under each policy in turns.
+///
+/// # Errors
+/// As [`measure`].
+pub(crate) fn run(site: &Site, sizes: &Sizes, report: &mut Report) -> io::Result<()> {
+    let bytes = sizes.choice();
+    for round in 0..sizes.rounds() {
+        for kind in LOADS {
+            for turn in 0..OF_CHOICE.len() {
+                let case = Case {
+                    policy: OF_CHOICE[(turn + round) % OF_CHOICE.len()],
+                    plan: plan(kind, bytes, sizes),
+                    disk: 2 * bytes,
+                    base: 0,
+                    machines: 1,
+                    limit: sizes.limit(),
+                    watched: Duration::ZERO,
+                };
+                let measured = measure(site, &case)?;
+                report.add(Cell::Choice, round, measured)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn plan(kind: Kind, bytes: u64, sizes: &Sizes) -> Plan {
+    let rate = match kind {
+        Kind::Idle | Kind::Ior => None,
+        Kind::AsyncWr => Some(6_000_000),
+        Kind::Random => Some((sizes.link_bytes() / 3.0) as u64),
+    };
+    Plan {
+        kind,
+        region: 0..2 * bytes,
+        rate,
+        seed: 1,
+    }
+}

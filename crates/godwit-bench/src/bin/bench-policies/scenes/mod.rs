@@ -1,0 +1,6 @@
+//! What is measured.
+
+pub(crate) mod choice;
+pub(crate) mod many;
+pub(crate) mod table;
+pub(crate) mod thin;

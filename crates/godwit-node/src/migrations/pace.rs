@@ -1,0 +1,78 @@
+//! What a migration and its guest sent lately, for whoever thinks its policy over.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use godwit_core::auto::Pace;
+
+/// How far back it looks.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// Totals at one time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sent {
+    pub(super) at: Instant,
+    /// Bytes of copies.
+    pub(super) copies: u64,
+    /// Bytes of double writes.
+    pub(super) doubled: u64,
+    /// Bytes that the guest wrote, wherever they went.
+    pub(super) written: u64,
+}
+
+/// The totals of the last ten seconds.
+#[derive(Debug, Default)]
+pub(super) struct LatelySent(VecDeque<Sent>);
+
+impl LatelySent {
+    pub(super) fn add(&mut self, sent: Sent) {
+        let all = &mut self.0;
+        all.push_back(sent);
+        while all.len() > 2 && all.get(1).is_some_and(|it| sent.at - it.at >= PERIOD) {
+            all.pop_front();
+        }
+    }
+
+    /// How it went, of a migration that has so much data to copy in all.
+    pub(super) fn pace(&self, data: u64) -> Option<Pace> {
+        let (first, last) = (self.0.front()?, self.0.back()?);
+        let measured = last.at - first.at;
+        let rate = |of: fn(&Sent) -> u64| {
+            of(last).saturating_sub(of(first)) as f64 / measured.as_secs_f64()
+        };
+        (!measured.is_zero()).then(|| Pace {
+            measured,
+            left: data.saturating_sub(last.copies),
+            copied: last.copies,
+            copies: rate(|it| it.copies),
+            doubled: rate(|it| it.doubled),
+            written: rate(|it| it.written),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pace_is_that_of_the_last_ten_seconds() {
+        let start = Instant::now();
+        let mut lately = LatelySent::default();
+        assert_eq!(lately.pace(1000), None);
+        for second in 0..=20 {
+            lately.add(Sent {
+                at: start + Duration::from_secs(second),
+                // Twice as fast in the last ten.
+                copies: second + second.saturating_sub(10),
+                doubled: 3 * second,
+                written: 5 * second,
+            });
+        }
+        let pace = lately.pace(1000).expect("there is one");
+        assert_eq!(pace.measured, PERIOD);
+        assert_eq!((pace.copied, pace.left), (30, 970));
+        assert_eq!([pace.copies, pace.doubled, pace.written], [2.0, 3.0, 5.0]);
+        assert_eq!(lately.pace(10).map(|pace| pace.left), Some(0));
+    }
+}

@@ -1,0 +1,221 @@
+//! What a node chooses where nobody chose a policy, beside every policy that could have been chosen: twelve guests,
+//! the same moves of each, by the real controllers in virtual time.
+
+mod loads;
+
+use std::time::Duration;
+
+use godwit_core::auto::{Cost, Why};
+use godwit_core::units::MigrationId;
+use godwit_core::{Limits, MigrationOptions, PolicyOptions, PushOptions, RoundOptions};
+
+use self::loads::{DISK, LINK, Load};
+use crate::plan::{
+    ClockPlan, DiskPlan, GuestPlan, LinkPlan, MigrationPlan, OlderCopyPlan, Plan, Workload,
+};
+use crate::run::soak::panics_as_violation;
+use crate::world::measuring::{Figures, Measurement};
+use crate::world::{Violation, World};
+
+const MICROSECOND: u64 = 1_000;
+
+/// How long a guest works before its disk moves.
+const BEFORE: Duration = Duration::from_secs(5);
+
+/// A move that takes longer is given up: six times what an idle disk takes.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// Requests of the guest at once.
+const DEPTH: usize = 16;
+
+/// The sizes of an engine's tables.
+const LIMITS: Limits = Limits {
+    requests: 256,
+    window_chunks: 64,
+    delayed_chunks: 8,
+    delayed_ranges: 1024,
+    hot_places: 1024,
+};
+
+/// One move.
+#[derive(Clone, Debug)]
+pub struct Figure {
+    /// The policy, or `auto`.
+    pub policy: &'static str,
+    /// What it cost.
+    pub cost: Cost,
+    /// Seconds until the disk changed hands; nothing where the move was given up.
+    pub handed_over: Option<Duration>,
+    /// Bytes over the link.
+    pub carried: u64,
+    /// Why `auto` changed the policy, where it did.
+    pub why: Option<Why>,
+}
+
+/// The moves of one guest's disk.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    /// The guest.
+    pub load: &'static str,
+    /// By each policy, `auto` last.
+    pub figures: Vec<Figure>,
+}
+
+impl Choice {
+    /// `auto` may cost so much more than the best policy.
+    pub const MOST: f64 = 1.1;
+
+    /// What `auto` costs in what the best policy does.
+    pub fn ratio(&self) -> f64 {
+        let costs = self.figures.iter().map(|figure| figure.cost.seconds());
+        let costs: Vec<_> = costs.collect();
+        let Some((auto, fixed)) = costs.split_last() else {
+            return f64::NAN;
+        };
+        auto / fixed.iter().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    /// Whether that is no more than [`Self::MOST`].
+    pub fn holds(&self) -> bool {
+        self.ratio() <= Self::MOST
+    }
+}
+
+/// Moves the disk of each guest by each policy. `tell` hears of each guest's when they are done.
+///
+/// # Errors
+/// Which move went wrong, and how.
+pub fn choices(mut tell: impl FnMut(&Choice)) -> Result<Vec<Choice>, String> {
+    let mut choices = Vec::new();
+    for load in loads::all() {
+        let mut figures = Vec::new();
+        for (policy, options, thinks) in policies() {
+            let measured = run(&load, options, thinks).map_err(|violation| {
+                let Violation { claim, detail } = violation;
+                format!("{} by {policy} violates: {claim}\n  {detail}", load.name)
+            })?;
+            figures.push(Figure {
+                policy,
+                cost: measured.cost,
+                handed_over: measured.handed_over,
+                carried: measured.carried,
+                why: measured.why,
+            });
+        }
+        let choice = Choice {
+            load: load.name,
+            figures,
+        };
+        tell(&choice);
+        choices.push(choice);
+    }
+    Ok(choices)
+}
+
+fn policies() -> [(&'static str, PolicyOptions, bool); 6] {
+    let post_copy = PushOptions {
+        threshold: 0,
+        ..PushOptions::default()
+    };
+    [
+        ("double-write", PolicyOptions::DoubleWrite, false),
+        ("mirror", PolicyOptions::Mirror, false),
+        (
+            "pre-copy",
+            PolicyOptions::PreCopy(RoundOptions::default()),
+            false,
+        ),
+        (
+            "push-pull",
+            PolicyOptions::PushPull(PushOptions::default()),
+            false,
+        ),
+        ("post-copy", PolicyOptions::PushPull(post_copy), false),
+        ("auto", PolicyOptions::DoubleWrite, true),
+    ]
+}
+
+fn run(load: &Load, policy: PolicyOptions, thinks: bool) -> Result<Figures, Violation> {
+    let measurement = Measurement {
+        full: load.full,
+        before: BEFORE,
+        limit: LIMIT,
+        thinks,
+    };
+    let plan = plan(load, policy);
+    panics_as_violation(|| World::new(plan, None, None).measure(&measurement)).unwrap_or_else(Err)
+}
+
+fn plan(load: &Load, policy: PolicyOptions) -> Plan {
+    let bytes = load.does.blocks * 4096;
+    // What it has in flight, in the time in which that is to be done.
+    let period = match load.rate {
+        0 => 0,
+        rate => bytes * DEPTH as u64 * 1_000_000_000 / rate,
+    };
+    let options = MigrationOptions {
+        // As long on this link as the usual ones are on one of 1 Gbit/s, which is thirty times as fast.
+        chunk_sectors: 64,
+        busy_chunk_sectors: 16,
+        window_chunks: 32,
+        idle_window_chunks: 8,
+        busy_window_chunks: 4,
+        sla: load.sla,
+        deadline: load.deadline,
+        policy,
+        find_holes: true,
+        ..MigrationOptions::new(MigrationId([1; 16]))
+    };
+    let disk = DiskPlan {
+        base: 60 * MICROSECOND,
+        tail: 1_000 * MICROSECOND,
+        tail_permille: 2,
+        nanoseconds_per_sector: 1_000,
+    };
+    let clock = ClockPlan {
+        offset: 1,
+        drift: 0,
+    };
+    Plan {
+        seed: 1,
+        sectors: DISK,
+        load: u64::MAX,
+        requests: if load.rate > 0 { u32::MAX } else { 0 },
+        guest: GuestPlan {
+            workload: Workload::Uniform,
+            depth: DEPTH,
+            reads: 0,
+            think: period,
+            longest: 1,
+            pause: 0,
+            deserts: 0,
+            strays: 0,
+            steady: Some(load.does),
+        },
+        migrations: vec![MigrationPlan {
+            gap: 0,
+            options,
+            client_follows: Some(MICROSECOND),
+            ordered_after: 0,
+            ordered_there: false,
+            store_refuses: false,
+            older_copy: OlderCopyPlan::Ignore,
+            change: None,
+        }],
+        faults: Vec::new(),
+        link: LinkPlan {
+            bandwidth: LINK,
+            delay: 200 * MICROSECOND,
+            jitter: 20 * MICROSECOND,
+            socket: 16 << 10,
+            copy_connections: 2,
+        },
+        disks: [disk, disk],
+        clocks: [clock, clock],
+        tags: LIMITS.requests,
+        store: 1_000 * MICROSECOND,
+        power_loss_at_end: false,
+        limits: LIMITS,
+        most_steps: u64::MAX,
+    }
+}

@@ -1,0 +1,223 @@
+//! A run that measures one move instead of looking for faults: nothing fails, and what is right is seen to all the same.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use godwit_core::auto::{Cost, Facts, Leave, Pace, Why, reconsider};
+use godwit_core::event::{AbortReason, Obstacle, Phase};
+use godwit_core::units::{Extent, Lba};
+use godwit_core::{MigrationChange, PolicyOptions, PushOptions};
+
+use super::{MILLISECOND, Occurrence, Violation, World};
+use crate::disk::Data;
+
+/// How often a node thinks its choice over.
+const THINKS: u64 = 500 * MILLISECOND;
+
+/// How often it is looked how far a move is.
+const LOOKS: u64 = 10 * MILLISECOND;
+
+/// The most that is written at once when a disk is filled.
+const FILLED: u64 = 2048;
+
+/// One move that is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measurement {
+    /// The disk has data in its first so many sectors.
+    pub(crate) full: u64,
+    /// How long the guest works before the disk moves.
+    pub(crate) before: Duration,
+    /// The move is given up after that.
+    pub(crate) limit: Duration,
+    /// The policy is thought over while the disk moves.
+    pub(crate) thinks: bool,
+}
+
+/// What was measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Figures {
+    pub(crate) cost: Cost,
+    /// From the start until the disk was served by the other node; nothing where it was given up.
+    pub(crate) handed_over: Option<Duration>,
+    /// Bytes over the link, both directions together.
+    pub(crate) carried: u64,
+    /// Why the policy was changed, if it was.
+    pub(crate) why: Option<Why>,
+}
+
+/// What is kept of a policy that nobody chose.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Thought {
+    begun: u64,
+    /// What keeps the move from its end, and since when.
+    obstacle: Option<(Obstacle, u64)>,
+    why: Option<Why>,
+    /// What had been sent as copies, sent as double writes, and written by the guest in the last seconds, oldest first,
+    /// and when.
+    sent: VecDeque<(u64, [u64; 3])>,
+    /// Sectors of the disk with data.
+    full: u64,
+}
+
+/// How far back a pace looks.
+const PACE: usize = 20;
+
+impl World {
+    /// Runs until the move that the plan has is over.
+    ///
+    /// # Errors
+    /// What must hold and did not.
+    pub(crate) fn measure(mut self, what: &Measurement) -> Result<Figures, Violation> {
+        self.fill(what.full);
+        self.start_guest();
+        self.schedule(1, Occurrence::Sample);
+        let nanoseconds = |time: Duration| time.as_nanos() as u64;
+        while self.violation.is_none() && self.step(nanoseconds(what.before)) {}
+        let had_before = self.guest.had;
+        let begun = self.now;
+        (self.thought.begun, self.thought.full) = (begun, what.full);
+        let carried = self.carried_bytes();
+        self.schedule(1, Occurrence::Migrate);
+        if what.thinks {
+            self.schedule(THINKS, Occurrence::Think);
+        }
+        let end = begun + nanoseconds(what.limit);
+        let mut over = None;
+        let mut free = None;
+        while self.violation.is_none() && free.is_none() && self.now < end {
+            let until = self.now + LOOKS;
+            while self.violation.is_none() && self.step(until) {}
+            let since = Duration::from_nanos(self.now - begun);
+            if over.is_none() && self.nodes[1].serves() {
+                over = Some(since);
+            }
+            if over.is_some()
+                && self
+                    .nodes
+                    .iter()
+                    .all(|node| node.record.remainder.is_none())
+            {
+                free = Some(since);
+            }
+        }
+        let took = Duration::from_nanos(self.now - begun);
+        let carried = self.carried_bytes() - carried;
+        let had = self.guest.had - had_before;
+        if free.is_none() {
+            let source = self.source;
+            self.with(source, |controller, now| {
+                controller.cancel(now, AbortReason::Cancelled)
+            });
+        }
+        let deadline = self.plan.migrations[0].options.deadline;
+        self.settle();
+        if let Some(violation) = self.violation {
+            return Err(violation);
+        }
+        let usual = had_before as f64 / what.before.as_secs_f64() * took.as_secs_f64();
+        let kept = if usual > 0.0 {
+            (had as f64 / usual).min(1.0)
+        } else {
+            1.0
+        };
+        let cost = Cost {
+            until_free: took,
+            on_two_nodes: over.map_or(Duration::ZERO, |over| took - over),
+            lost: took.mul_f64(1.0 - kept),
+            late: deadline.map_or(Duration::ZERO, |deadline| {
+                over.unwrap_or(took).saturating_sub(deadline)
+            }),
+        };
+        Ok(Figures {
+            cost,
+            handed_over: over.filter(|_| free.is_some()),
+            carried,
+            why: self.thought.why,
+        })
+    }
+
+    /// Gives the source's disk data, durably.
+    fn fill(&mut self, sectors: u64) {
+        for start in (0..sectors).step_by(FILLED as usize) {
+            let length = FILLED.min(sectors - start) as u32;
+            let Some(extent) = Extent::new(Lba(start), length) else {
+                continue;
+            };
+            let number = self.history.started(extent, false, 0, 0);
+            self.history.acknowledged(number, true, 0);
+            let data: Data = Some(vec![number; length as usize].into());
+            let write = godwit_core::action::DiskOperation::Write { extent, fua: true };
+            self.nodes[0].disk.store(&write, &data);
+        }
+    }
+
+    fn carried_bytes(&self) -> u64 {
+        self.network.directions.iter().map(|it| it.total).sum()
+    }
+
+    /// A node whose migration has a policy that nobody chose thinks it over.
+    pub(super) fn think(&mut self) {
+        self.schedule(THINKS, Occurrence::Think);
+        let node = self.source;
+        let progress = self.nodes[node]
+            .controller
+            .as_ref()
+            .and_then(|it| it.progress());
+        let Some(progress) = progress.filter(|it| it.phase == Phase::Copying) else {
+            return;
+        };
+        let now = self.now;
+        let thought = &mut self.thought;
+        thought.obstacle = progress.promise.obstacle.map(|obstacle| {
+            let since = thought.obstacle.map_or(now, |(_, since)| since);
+            (obstacle, since)
+        });
+        let copies = progress.copy_bytes_sent;
+        let doubled = progress.double_write_bytes_sent;
+        let sent = [copies, doubled, self.guest.written];
+        thought.sent.push_back((now, sent));
+        if thought.sent.len() > PACE {
+            thought.sent.pop_front();
+        }
+        let first = thought.sent.front().filter(|(at, _)| *at < now);
+        let pace = first.map(|(at, before)| {
+            let measured = Duration::from_nanos(now - at);
+            let rate = |of: usize| (sent[of] - before[of]) as f64 / measured.as_secs_f64();
+            Pace {
+                measured,
+                left: (thought.full * 512).saturating_sub(copies),
+                copied: copies,
+                copies: rate(0),
+                doubled: rate(1),
+                written: rate(2),
+            }
+        });
+        let planned = self.plan.migrations[0].options;
+        let facts = Facts {
+            elapsed: Duration::from_nanos(now - thought.begun),
+            deadline: planned.deadline,
+            obstacle: (thought.obstacle)
+                .map(|(obstacle, since)| (obstacle, Duration::from_nanos(now - since))),
+            pace,
+        };
+        if thought.why.is_some() || planned.policy != PolicyOptions::DoubleWrite {
+            return;
+        }
+        let Some(Leave { push_for, why }) = reconsider(&facts) else {
+            return;
+        };
+        let change = MigrationChange {
+            policy: Some(PushOptions {
+                longest_push: push_for,
+                ..PushOptions::default()
+            }),
+            ..MigrationChange::default()
+        };
+        let changed = self.with(node, |controller, now| {
+            controller.change_migration(now, &change)
+        });
+        if changed == Some(Ok(())) {
+            self.thought.why = Some(why);
+        }
+    }
+}
