@@ -1,6 +1,7 @@
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -224,6 +225,19 @@ impl Node {
             Err(refused) => refused.to_string(),
             Ok(done) => panic!("{args:?} is done: {done}"),
         }
+    }
+
+    /// Its metrics, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn metrics(&self) -> io::Result<String> {
+        let mut api = UnixStream::connect(self.api_socket())?;
+        let request = "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
+        api.write_all(request.as_bytes())?;
+        let mut metrics = String::new();
+        api.read_to_string(&mut metrics)?;
+        Ok(metrics)
     }
 
     /// What it says about a disk.
