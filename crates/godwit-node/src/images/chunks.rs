@@ -38,6 +38,13 @@ impl Chunks {
         }
         cell
     }
+
+    /// The chunk, if it is still here.
+    pub(super) fn find(&self, id: ChunkId) -> Option<Bytes> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = recent.iter().find(|(other, _)| *other == id);
+        found.and_then(|(_, cell)| cell.get().cloned())
+    }
 }
 
 /// The chunk's bytes, which are checked: from memory, another node or the repository.

@@ -38,7 +38,7 @@ fn share(part: u64, of: u64) -> String {
 
 /// A machine on an image of this size starts, moves, and another starts while the repository is away.
 fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
-    let mut fixture = Fixture::start(&["a", "b"], &[]);
+    let fixture = Fixture::start(&["a", "b"], &[]);
     let path = fixture.cluster.dir().join("guest");
     // What the file system does not use is data, too, that would have to be fetched.
     write_random(&path, size, turn.seed).unwrap();

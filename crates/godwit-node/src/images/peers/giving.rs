@@ -1,6 +1,7 @@
-//! Gives other nodes what this one has of images: chunks that its disks fetched and no guest has changed since.
+//! Gives other nodes what this one has of images: chunks that its disks fetched and no guest has changed since, and those
+//! that were fetched last.
 //!
-//! Nothing is kept for that. A disk's file is read where the chunk is, and given if its hash is right: a file of a disk that
+//! No more is kept for that. A disk's file is read where the chunk is, and given if its hash is right: a file of a disk that
 //! has left does as well, until it is overwritten.
 
 use std::fs::File;
@@ -117,6 +118,10 @@ async fn answer(node: &Arc<Node>, question: Question) -> Answer {
             return Some(Answer::NotThatChunk);
         };
         let length = manifest.length(number);
+        // Its disk may have asked for a part of it only.
+        if let Some(bytes) = giver.images.chunks.find(id) {
+            return Some(Answer::Here(bytes));
+        }
         for path in paths {
             // A file that cannot be read is as one that has something else there.
             if let Ok(Some(bytes)) = chunk_in(&path, number, length, id) {
