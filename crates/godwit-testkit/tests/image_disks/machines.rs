@@ -2,10 +2,11 @@
 //! need the repository as little as another node has the image.
 
 use std::process::Command;
+use std::time::Duration;
 
 use godwit_testkit::Node;
 use godwit_testkit::image::write_random;
-use godwit_testkit::process::run;
+use godwit_testkit::process::{run, wait_for};
 use godwit_testkit::scenario::Scenario;
 use godwit_testkit::vm::{GuestLoad, NodeGuest, check_disk, format_image};
 
@@ -13,6 +14,8 @@ use crate::fixture::{DISK, Fixture, MIB};
 
 /// A disk that has all of the image and is nobody's.
 const KEPT: &str = "kept";
+/// How long that may take to be fetched.
+const FETCHING: Duration = Duration::from_secs(900);
 /// The disk of the machine that starts while the repository is away.
 const LATE: &str = "late";
 
@@ -90,7 +93,8 @@ fn starts_moves_and_starts_without_the_repository(turn: &Scenario, size: u64) {
     assert!(from_peers > 0);
 
     fixture.create_at("a", KEPT, &[]);
-    fixture.becomes_whole_at("a", KEPT);
+    let whole = || (a.disk(KEPT).ok()?["image"]["fetching"] == false).then_some(());
+    assert!(wait_for(FETCHING, whole).is_some(), "{:?}", a.disk(KEPT));
     fixture.create_at("b", LATE, &["--prefetch", "off"]);
     b.godwit(&["disk", "rm", DISK]).text().unwrap();
     fixture.is_there(false);

@@ -12,6 +12,7 @@ use super::dirty::DirtyBitmap;
 use super::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
 use crate::controller::{Controller, MAX_PULLED, Missing, PolicyOptions, StartError};
 use crate::event::AbortReason;
+use crate::planted::PlantedBug;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
 use crate::wire::{Message, TrafficClass};
 
@@ -67,9 +68,10 @@ impl Controller {
             same: None,
         };
         // Their data may reach the disk behind the comparison.
+        let forgets = self.has_bug(PlantedBug::ComparedBesideWrites);
         for tag in self
             .slots
-            .select(|slot| slot.is_request() && slot.is_write() && slot.is_at_disk())
+            .select(|slot| !forgets && slot.is_request() && slot.is_write() && slot.is_at_disk())
         {
             if let Some(extent) = self.slots[tag].extent {
                 on_image.written(extent);
@@ -116,8 +118,9 @@ impl Controller {
 
     /// The guest writes here, to this node's disk.
     #[inline]
-    pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent) {
-        if let Some(on_image) = &mut self.on_image {
+    pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent, zeroes: bool) {
+        let forgets = zeroes && self.has_bug(PlantedBug::DiscardsAsInImage);
+        if let Some(on_image) = self.on_image.as_mut().filter(|_| !forgets) {
             on_image.written(extent);
         }
     }
