@@ -41,6 +41,8 @@ pub struct NodeSpec {
     pub unencrypted_data: bool,
     /// Further options of `godwit node`.
     pub options: Vec<String>,
+    /// Variables of its environment, beside those that it inherits.
+    pub environment: Vec<(String, String)>,
     /// The other nodes and their addresses.
     pub peers: Vec<(String, SocketAddr)>,
     /// Its pools and their folders.
@@ -126,6 +128,7 @@ impl Node {
             .iter()
             .map(|(name, action)| format!("{name}={action}"))
             .collect();
+        command.envs(spec.environment.iter().cloned());
         command
             .env("FAILPOINTS", points.join(";"))
             .env("RUST_BACKTRACE", "1");

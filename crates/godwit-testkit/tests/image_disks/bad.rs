@@ -1,6 +1,8 @@
 //! What goes wrong with a repository, an image or the node's own storage: one sentence, and nothing is damaged.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -237,4 +239,112 @@ fn what_cannot_be_created_leaves_nothing_behind() {
     assert!(fixture.a().disk(DISK).is_err());
     let unused = || fixture.image(&["rm", "base"]).ok();
     assert!(wait_for(PATIENCE, unused).is_some());
+}
+
+/// A store that is none: it takes connections, and answers every request with this, or not at all.
+fn odd_store(answer: Option<&'static str>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            std::thread::spawn(move || {
+                let mut connection = connection.unwrap();
+                let mut asked = [0; 8192];
+                // The node hangs up when it has had enough.
+                while connection.read(&mut asked).is_ok_and(|bytes| bytes > 0) {
+                    if let Some(answer) = answer {
+                        let _ = connection.write_all(answer.as_bytes());
+                    }
+                }
+            });
+        }
+    });
+    format!("http://{address}")
+}
+
+/// A disk that was begun at a good repository is read while its node knows this one: what the node says of it, and that
+/// the disk is as it should be when the good one is back.
+fn is_told_of(name: &str, store: Option<&'static str>) -> String {
+    let turn = Scenario::begin("image_disks", name);
+    let mut fixture = Fixture::start(&["a"], &["--read-wait", "5s"]);
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&["--prefetch", "off"]);
+    let mut here = vec![0; 64 << 10];
+    fixture.connect().read_at(0, &mut here).unwrap();
+    let good = fixture.a().spec().options.clone();
+    let endpoint = odd_store(store);
+    let a = fixture.cluster.node_mut("a");
+    a.terminate(PATIENCE).unwrap();
+    let spec = a.spec_mut();
+    spec.options = ["--repository", "s3://images", "--repository-endpoint"]
+        .map(str::to_owned)
+        .to_vec();
+    spec.options.push(endpoint);
+    spec.options
+        .extend(["--read-wait", "5s"].map(str::to_owned));
+    let secret = "no-such-secret";
+    spec.environment = [
+        ("AWS_ACCESS_KEY_ID", "nobody"),
+        ("AWS_SECRET_ACCESS_KEY", secret),
+        ("AWS_REGION", "none"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec();
+    a.start(&[]).unwrap();
+    // What is here is served; what is not waits as long as it was told to, and fails.
+    let mut again = vec![1; 64 << 10];
+    fixture.connect().read_at(0, &mut again).unwrap();
+    assert!(here == again);
+    let mut client = fixture.connect();
+    let begun = Instant::now();
+    assert!(client.read_at(SIZE / 2, &mut [0; 4096]).is_err());
+    assert!(begun.elapsed() >= Duration::from_secs(5));
+    let told = wait_for(PATIENCE, || {
+        let disk = fixture.disk();
+        disk["image"]["trouble"].as_str().map(str::to_owned)
+    });
+    let told = told.unwrap();
+    assert!(!told.contains(secret) && !told.contains('\n'), "{told}");
+    let a = fixture.cluster.node_mut("a");
+    a.terminate(PATIENCE).unwrap();
+    a.spec_mut().options = good;
+    a.start(&[]).unwrap();
+    verify(fixture.a(), DISK, &mut model).unwrap();
+    told
+}
+
+#[test]
+fn credentials_that_are_refused_are_told_of() {
+    let refused = "HTTP/1.1 403 Forbidden\r\nContent-Length: 66\r\n\r\n\
+         <Error><Code>InvalidAccessKeyId</Code><Message>x</Message></Error>";
+    let told = is_told_of("credentials_that_are_refused", Some(refused));
+    assert!(told.contains("refuses the credentials"), "{told}");
+}
+
+#[test]
+fn a_repository_that_is_slow_is_told_of() {
+    let told = is_told_of("a_repository_that_is_slow", None);
+    assert!(
+        told.contains("s3://images") && (told.contains("is slow") || told.contains("not answer")),
+        "{told}"
+    );
+}
+
+#[test]
+fn an_image_whose_manifest_is_missing_makes_no_disk_and_takes_nothing_from_others() {
+    let turn = Scenario::begin("image_disks", "an_image_whose_manifest_is_missing");
+    let fixture = Fixture::start(&["a"], &[]);
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&["--prefetch", "off"]);
+    let manifests = fixture.repository.join("manifests");
+    let manifest = fs::read_dir(&manifests).unwrap().next().unwrap().unwrap();
+    fs::remove_file(manifest.path()).unwrap();
+    let text = fixture
+        .a()
+        .refusal(&["disk", "create", "other", "--image", "base"]);
+    assert!(text.contains("is missing in the repository"), "{text}");
+    assert!(fixture.a().disk("other").is_err());
+    // The node has kept what its disk's image consists of.
+    verify(fixture.a(), DISK, &mut model).unwrap();
+    fixture.becomes_whole();
 }

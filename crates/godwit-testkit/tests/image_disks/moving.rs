@@ -1,6 +1,7 @@
 //! Disks on an image that move.
 
 use godwit_testkit::client::Model;
+use godwit_testkit::cluster::ClusterOptions;
 use godwit_testkit::nbd::NbdConnection;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario, finish, load, migrate, verify};
@@ -131,4 +132,44 @@ fn a_disk_on_an_image_moves_under_load_while_it_is_fetched() {
     let mut model = finish(client).unwrap();
     fixture.is_there(false);
     verify(fixture.cluster.node("b"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn a_whole_disk_moves_as_a_whole_to_a_node_that_does_not_get_at_its_image() {
+    let turn = Scenario::begin("image_disks", "a_whole_disk_moves_as_a_whole_to_a_node");
+    let secure = ClusterOptions::secure().unwrap();
+    let mut fixture = Fixture::prepare(&["a", "b"], &[], secure);
+    let empty = fixture.cluster.dir().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let options = &mut fixture.cluster.node_mut("b").spec_mut().options;
+    options[1] = empty.display().to_string();
+    fixture.cluster.start_all().unwrap();
+    let mut model = fixture.push_pattern(turn.seed);
+    fixture.create(&["--prefetch", "off"]);
+    // As long as a part of it is in the image only it cannot.
+    let text = fixture.a().refusal(&["migrate", DISK, "--to", "b"]);
+    assert!(
+        text.contains("is missing in the repository") && text.contains("node 'b' refused"),
+        "{text}"
+    );
+    assert_eq!(fixture.a().disk_state(DISK), "serving");
+    assert!(fixture.cluster.node("b").disk(DISK).is_err());
+    verify(fixture.a(), DISK, &mut model).unwrap();
+    fixture.becomes_whole();
+
+    let moved = migrate(fixture.a(), DISK, "b", &[]).unwrap();
+    assert_eq!(moved["phase"], "completed", "{moved}");
+    let reason = moved["options"]["policy_reason"].as_str().unwrap();
+    assert!(
+        reason.contains("the whole disk is sent, because node 'b' does not get at image 'base'"),
+        "{reason}"
+    );
+    let warning = moved["warnings"][0].as_str().unwrap();
+    assert!(
+        warning.contains("is missing in the repository"),
+        "{warning}"
+    );
+    let b = fixture.cluster.node("b");
+    assert_eq!(b.disk(DISK).unwrap()["missing_bytes"], Value::Null);
+    verify(b, DISK, &mut model).unwrap();
 }
