@@ -18,7 +18,6 @@ use rustix::fs::{SeekFrom, seek};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::messages::{Answer, Question};
-use crate::failpoint;
 use crate::images::creation::manifest_of;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
@@ -84,7 +83,6 @@ pub(crate) async fn serve(
             let Some(question) = asked? else {
                 return Ok(());
             };
-            failpoint::reach(String::from("image::give")).await;
             let answer = answer(&node, question).await;
             tokio::time::timeout(TAKEN, answer.write(&mut connection)).await??;
         }
