@@ -73,13 +73,18 @@ pub enum PlantedBug {
     StaleWritten,
     /// What the guest writes while only what differs is sent is not added to that.
     DeltaForgetsWrites,
+    /// What a guest zeroes or discards while its disk is compared with an image, or leaves that behind, does not count
+    /// as different.
+    DiscardsAsInImage,
+    /// Writes that are on their way when a disk begins to be compared with its image do not count as different.
+    ComparedBesideWrites,
     /// The image of a disk that has left counts as what the disk was then before it is durable.
     BaseUnflushed,
 }
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 31] = [
+    pub const ALL: [Self; 33] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -110,6 +115,8 @@ impl PlantedBug {
         Self::SwitchOvertakes,
         Self::StaleWritten,
         Self::DeltaForgetsWrites,
+        Self::DiscardsAsInImage,
+        Self::ComparedBesideWrites,
         Self::BaseUnflushed,
     ];
 
@@ -146,6 +153,8 @@ impl PlantedBug {
             Self::SwitchOvertakes => "switch-overtakes",
             Self::StaleWritten => "stale-written",
             Self::DeltaForgetsWrites => "delta-forgets-writes",
+            Self::DiscardsAsInImage => "discards-as-in-image",
+            Self::ComparedBesideWrites => "compared-beside-writes",
             Self::BaseUnflushed => "base-unflushed",
         }
     }

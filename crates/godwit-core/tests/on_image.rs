@@ -4,11 +4,12 @@ mod support;
 
 use std::time::Duration;
 
+use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::Operation;
 use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{
-    MigrationChange, MigrationOptions, Missing, PolicyOptions, PushOptions, RoundOptions,
-    StartError, Switchover,
+    Controller, MigrationChange, MigrationOptions, Missing, PolicyOptions, PushOptions,
+    RoundOptions, StartError, Switchover,
 };
 use support::Source;
 
@@ -76,7 +77,7 @@ fn what_differs_is_copied_and_what_is_the_same_is_told_of() {
     assert!(source.core.switch_over(source.now));
     source.pass(MOMENT);
     assert!(source.asked_to_accept);
-    assert_eq!(source.lacks, [(32, 32, 0)]);
+    assert_eq!(source.lacks, [(32, 32, 2)], "beside what differs");
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn what_is_written_while_it_is_compared_or_leaves_is_copied_and_not_told_of() {
     source.pass(MOMENT);
     assert!(source.asked_to_accept);
     assert_eq!(source.copies.iter().sum::<u32>(), 2 * 8, "whole blocks");
-    assert_eq!(source.lacks, [(48, 8, 0)]);
+    assert_eq!(source.lacks, [(48, 8, 2)]);
     assert!(source.doubled.is_empty());
 }
 
@@ -165,4 +166,32 @@ fn it_goes_by_pre_copy_in_short_blocks_only() {
     let mut leaves = Source::leaving(options(PolicyOptions::DoubleWrite));
     let begun = leaves.core.begin_comparison();
     assert!(matches!(begun, Err(StartError::Busy)), "{begun:?}");
+}
+
+#[test]
+fn what_the_guest_works_beside_is_to_be_fetched_first_and_what_nobody_asked_for_last() {
+    let capacity = godwit_core::units::Sectors(CAPACITY);
+    // Of the blocks of two chunks of 64 KiB, 32 to 63, this node has fetched the first chunk's.
+    let lacks = words(&(48..64).collect::<Vec<u64>>());
+    let heat = vec![0; Missing::heat_length(capacity)];
+    let missing = Missing::from_parts(capacity, &lacks, &heat).expect("as long as the disk");
+    let record = AuthorityRecord {
+        remainder: Some(MigrationId([9; 16])),
+        ..AuthorityRecord::created()
+    };
+    let mut source = Source::staying();
+    source.core = Controller::new(support::LIMITS, capacity, record);
+    source.core.restore_missing(missing);
+    assert_eq!(source.core.begin_comparison().expect("it begins"), lacks);
+    let same: Vec<u64> = (8..16).chain(32..64).collect();
+    assert!(source.core.end_comparison(&words(&[1]), &words(&same)));
+    starts(&mut source);
+    assert!(source.core.switch_over(source.now));
+    source.pass(MOMENT);
+    assert!(source.asked_to_accept);
+    let chunk = |first: u64| Lba(first * 8).0;
+    assert_eq!(
+        source.lacks,
+        [(chunk(8), 64, 2), (chunk(32), 128, 1), (chunk(48), 128, 0)]
+    );
 }

@@ -141,6 +141,7 @@ impl NodeConfig {
             .with(Features::POLICIES)
             .with(Features::PULLS)
             .with(Features::DELTAS)
+            .with(Features::IMAGE_CHUNKS)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

@@ -77,6 +77,14 @@ impl Disk {
         }
     }
 
+    /// Makes the disk one hole, durably.
+    pub(crate) fn empty(&mut self) {
+        self.cache.clear();
+        self.sequence += 1;
+        self.current.fill(0);
+        self.durable.fill((0, self.sequence));
+    }
+
     /// How long an operation that starts now takes.
     pub(crate) fn latency(&self, operation: &DiskOperation, now: u64, random: &mut Random) -> u64 {
         let sectors = match operation {

@@ -6,6 +6,9 @@ use godwit_core::units::Extent;
 /// Content of one sector: the number of the write that stored it, 0 for zeroes.
 pub(crate) type Value = u32;
 
+/// Sector n of an image holds this and n; no write has such a number.
+pub(crate) const IMAGE: Value = 1 << 31;
+
 /// Names a write.
 pub(crate) type WriteNumber = u32;
 
@@ -79,6 +82,24 @@ impl History {
             unflushed: Vec::new(),
             power_lost: 0,
         }
+    }
+
+    /// The disk is created with this in a sector, durably.
+    pub(crate) fn holds_at_first(&mut self, sector: u64, value: Value) {
+        let write = self.writes.len() as WriteNumber;
+        self.writes.push(Write {
+            value,
+            // Behind the zeroes, and before anything that a guest does.
+            start: 1,
+            end: 1,
+            latest: 1,
+            durable: true,
+        });
+        self.sectors[sector as usize].push(Effect {
+            write,
+            seen: NEVER,
+            latest: NEVER,
+        });
     }
 
     /// A write begins; `zeroes` when it stores those. `oldest` is when the oldest request began that

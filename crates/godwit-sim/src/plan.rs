@@ -44,6 +44,47 @@ pub(crate) struct Plan {
     pub(crate) limits: Limits,
     /// A run that needs more steps than this goes in circles.
     pub(crate) most_steps: u64,
+    /// The disk is created from an image.
+    pub(crate) image: Option<ImagePlan>,
+}
+
+/// What becomes of a disk that was created from an image.
+#[derive(Clone, Debug)]
+pub(crate) struct ImagePlan {
+    /// The migrations that leave the image behind although the disk has all of it.
+    leaves: Vec<MigrationId>,
+    /// When the repository is away, from and until.
+    away: Vec<(u64, u64)>,
+}
+
+impl ImagePlan {
+    fn new(random: &mut Random, load: u64, migrations: &[MigrationPlan]) -> Self {
+        let leaves = migrations.iter().filter(|_| random.permille(700));
+        let leaves = leaves.map(|planned| planned.options.migration).collect();
+        let away = (0..random.below(4)).map(|_| {
+            let from = random.below(load);
+            (
+                from,
+                from + random.magnitude(MILLISECOND, 100 * MILLISECOND),
+            )
+        });
+        Self {
+            leaves,
+            away: away.collect(),
+        }
+    }
+
+    /// Whether this migration leaves the image behind although the disk has all of it.
+    pub(crate) fn leaves(&self, migration: MigrationId) -> bool {
+        self.leaves.contains(&migration)
+    }
+
+    /// Whether the repository is away.
+    pub(crate) fn is_away(&self, now: u64) -> bool {
+        self.away
+            .iter()
+            .any(|(from, until)| (*from..*until).contains(&now))
+    }
 }
 
 /// Where the guest's requests go.
@@ -292,7 +333,7 @@ impl Plan {
         let requests = random.between(700, 3500) as u32;
         let guest = guest(random, load, requests);
         let clean = random.permille(300);
-        let migrations = (1..=random.between(3, 8))
+        let migrations: Vec<MigrationPlan> = (1..=random.between(3, 8))
             .map(|number| MigrationPlan {
                 older_copy: copies.pick(&[
                     OlderCopyPlan::Use,
@@ -310,7 +351,12 @@ impl Plan {
             .map(|_| disturbance(random, load))
             .collect();
         faults.extend((0..blows).map(|_| blow(random, load)));
+        let images = &mut Random::stream(seed, 11);
+        let image = images
+            .permille(200)
+            .then(|| ImagePlan::new(images, load, &migrations));
         Self {
+            image,
             seed,
             sectors,
             load,

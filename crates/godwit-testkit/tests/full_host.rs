@@ -1,8 +1,6 @@
 //! A host whose file system is full: the virtual machine stands still instead of seeing I/O errors, says
 //! so, and goes on when there is room.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -69,11 +67,7 @@ impl Site {
     /// What the node says of its disk's room: in the list and to Prometheus.
     fn lacks_room(&self) -> bool {
         let shown = self.a().godwit(&["disk", "show", DISK]).json().unwrap();
-        let mut api = UnixStream::connect(self.a().api_socket()).unwrap();
-        let request = "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
-        api.write_all(request.as_bytes()).unwrap();
-        let mut metrics = String::new();
-        api.read_to_string(&mut metrics).unwrap();
+        let metrics = self.a().metrics().unwrap();
         let lacks = shown["lacks_room"].as_bool().unwrap();
         let value = f64::from(u8::from(lacks));
         let sample = format!("godwit_disk_lacks_room{{disk=\"{DISK}\"}} {value:.1}\n");

@@ -55,6 +55,9 @@ impl Features {
     /// An offer may be of a disk on an image, which the destination fetches from its own repository.
     pub const IMAGES: Self = Self(128);
 
+    /// Who has chunks of an image gives them to nodes that ask with [`Purpose::Image`].
+    pub const IMAGE_CHUNKS: Self = Self(256);
+
     /// These and the others.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {
@@ -88,6 +91,8 @@ pub enum Purpose {
     Machine,
     /// To give the owner of a disk what it lacks of it; pull connection only.
     Pull,
+    /// To ask for chunks of images; pull connection only, and only to nodes with [`Features::IMAGE_CHUNKS`].
+    Image,
 }
 
 /// The first frame on every connection, from the node that opened it.
@@ -309,6 +314,7 @@ impl Greeting {
                     Purpose::Forward => 3,
                     Purpose::Machine => 4,
                     Purpose::Pull => 5,
+                    Purpose::Image => 6,
                 });
                 put(&mut body, &hello.migration.0);
                 put_text(&mut body, &hello.node, MAX_NAME);
@@ -411,6 +417,7 @@ impl Greeting {
                     [3] => Purpose::Forward,
                     [4] => Purpose::Machine,
                     [5] => Purpose::Pull,
+                    [6] => Purpose::Image,
                     _ => return Err(DecodeError::Field("purpose")),
                 },
                 migration: MigrationId(take(&mut from)?),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use godwit_core::units::{Bytes, SECTOR_SIZE};
-use godwit_core::wire::{Hello, Offer, OfferedImage};
+use godwit_core::wire::{Hello, Offer, OfferedImage, Refusal, RefusalCode};
 use godwit_image::ImageName;
 use tokio::sync::{MutexGuard, oneshot};
 
@@ -82,6 +82,15 @@ pub(crate) async fn note<'a>(
         },
         _noting: noting,
     })
+}
+
+/// That this node does not get at the image, for the source: it tells this from everything else, and may send the whole
+/// disk instead.
+pub(crate) fn refusal(error: ErrorBody) -> Refusal {
+    Refusal {
+        code: RefusalCode::Unknown,
+        text: error.message,
+    }
 }
 
 /// Makes the disk's image one hole: what it had of an earlier time must not show where nothing is sent.

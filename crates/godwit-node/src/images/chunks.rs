@@ -8,6 +8,8 @@ use godwit_image::{ChunkId, RepositoryError};
 use tokio::sync::OnceCell;
 
 use crate::images::Images;
+use crate::images::peers::{self, Part};
+use crate::node::Node;
 use godwit_api::ErrorBody;
 
 /// Chunks that are kept in memory: 16 MiB. A disk asks for a chunk in up to four parts, and disks of machines that
@@ -36,26 +38,46 @@ impl Chunks {
         }
         cell
     }
+
+    /// The chunk, if it is still here.
+    pub(super) fn find(&self, id: ChunkId) -> Option<Bytes> {
+        let recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = recent.iter().find(|(other, _)| *other == id);
+        found.and_then(|(_, cell)| cell.get().cloned())
+    }
+}
+
+/// The chunk's bytes, which are checked: from memory, another node or the repository.
+///
+/// # Errors
+/// It cannot be had now.
+pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBody> {
+    let fetch = peers::chunk(node, part);
+    node.images.once(part.id, part.length, fetch).await
 }
 
 impl Images {
-    /// The chunk's bytes, which are checked.
+    /// The chunk's bytes, which are checked: from memory, or as this fetches them.
     ///
     /// # Errors
     /// It cannot be had now.
-    pub(super) async fn chunk(&self, id: ChunkId, length: u64) -> Result<Bytes, ErrorBody> {
+    async fn once(
+        &self,
+        id: ChunkId,
+        length: u64,
+        fetch: impl Future<Output = Result<Bytes, ErrorBody>>,
+    ) -> Result<Bytes, ErrorBody> {
         let cell = self.chunks.cell(id);
-        let fetched = cell.get_or_try_init(async || {
-            let found = self.repository()?.chunk(id, length).await;
-            found.map_err(|error| super::body(&error))
-        });
-        let bytes = fetched.await.cloned()?;
+        let bytes = cell.get_or_try_init(|| fetch).await.cloned()?;
         // One chunk may be named at places of different lengths by a manifest that nobody of good will has made.
         match bytes.len() as u64 == length {
             true => Ok(bytes),
             false => Err(super::body(&RepositoryError::DamagedChunk {
                 chunk: id,
-                repository: self.repository()?.shown().to_string(),
+                repository: match &self.config.repository {
+                    Some(location) => location.to_string(),
+                    None => String::from("another node's copy"),
+                },
             })),
         }
     }
@@ -63,6 +85,8 @@ impl Images {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
     use super::*;
 
     #[test]
@@ -92,34 +116,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_chunk_counts_only_with_the_length_that_it_has_at_its_place() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let at = |name: &str| folder.path().join(name);
-        std::fs::create_dir(at("repository")).expect("a folder");
+        let images = Images::in_folder(Default::default(), std::path::PathBuf::from("images"));
         let content = [7; 512];
-        std::fs::write(at("raw"), content).expect("written");
-        let images = Images {
-            config: crate::config::ImagesConfig {
-                repository: Some(godwit_image::Location::Directory(at("repository"))),
-            },
-            repository: std::sync::OnceLock::new(),
-            folder: at("images"),
-            chunks: Chunks::default(),
-            manifests: crate::images::manifests::Manifests::new(at("manifests")),
-            released: tokio::sync::Notify::new(),
-            noting: tokio::sync::Mutex::default(),
-        };
-        let name = "base".parse().expect("a name");
-        let (options, progress) = Default::default();
-        let never = std::future::pending();
-        let repository = images.repository().expect("opened");
-        let raw = at("raw");
-        let pushed = repository.push(&name, &raw, options, &progress, never);
-        pushed.await.expect("pushed");
         let id = ChunkId::of(&content);
         // The second time it is in memory.
+        let fetch = || ready(Ok(Bytes::from_static(&[7; 512])));
         for _ in 0..2 {
-            assert_eq!(images.chunk(id, 512).await.expect("there"), content[..]);
-            let longer = images.chunk(id, 4096).await.expect_err("too short");
+            let found = images.once(id, 512, fetch()).await;
+            assert_eq!(found.expect("there"), content[..]);
+            let longer = images.once(id, 4096, fetch()).await;
+            let longer = longer.expect_err("too short");
             assert!(longer.message.contains("damaged"), "{}", longer.message);
         }
     }

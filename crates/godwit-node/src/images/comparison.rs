@@ -18,7 +18,8 @@ use tokio::sync::oneshot;
 
 use crate::disks::disk::Disk;
 use crate::images::creation::{BLOCK, manifest_of, words};
-use crate::images::serving;
+use crate::images::peers::Part;
+use crate::images::{chunks, serving};
 use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
@@ -49,8 +50,8 @@ pub(crate) async fn compare(
         ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit disk show'")
     };
     let engine = disk.engine().ok_or_else(|| failed(&"it is not served"))?;
-    let id = manifest_of(base).ok_or_else(|| failed(&"nothing says what that is"))?;
-    let manifest = serving::manifest(node, id).await;
+    let manifest_id = manifest_of(base).ok_or_else(|| failed(&"nothing says what that is"))?;
+    let manifest = serving::manifest(node, manifest_id).await;
     let manifest = manifest.map_err(|why| failed(&why))?;
     let (reply, answer) = oneshot::channel();
     engine.begin_comparison(Box::new(move |begun| {
@@ -71,8 +72,14 @@ pub(crate) async fn compare(
     let _guard = GivesUp(Arc::clone(&given_up));
     let runtime = Handle::current();
     let fetcher = Arc::clone(node);
-    let fetch = move |id: ChunkId, length: u64| {
-        let fetched = async { tokio::time::timeout(FETCH, fetcher.images.chunk(id, length)).await };
+    let fetch = move |number: u64, id: ChunkId, length: u64| {
+        let part = Part {
+            manifest: manifest_id,
+            number,
+            id,
+            length,
+        };
+        let fetched = async { tokio::time::timeout(FETCH, chunks::chunk(&fetcher, part)).await };
         runtime.block_on(fetched).ok()?.ok()
     };
     let found = blocking(move || -> std::io::Result<Found> {
@@ -137,7 +144,7 @@ impl Comparison {
         &mut self,
         manifest: &Manifest,
         capacity: Sectors,
-        mut fetch: impl FnMut(ChunkId, u64) -> Option<bytes::Bytes>,
+        mut fetch: impl FnMut(u64, ChunkId, u64) -> Option<bytes::Bytes>,
         given_up: &AtomicBool,
     ) -> std::io::Result<()> {
         let of_image = words(manifest, capacity);
@@ -174,7 +181,7 @@ impl Comparison {
                 let is_same = lacks == 0 && ChunkId::of(&here[..of_it as usize]) == id;
                 image = match is_same {
                     true => Some(bytes::Bytes::copy_from_slice(&here[..of_it as usize])),
-                    false => self.fetched(id, of_it, &mut fetch),
+                    false => self.fetched((number, id, of_it), &mut fetch),
                 };
             }
             for block in blocks {
@@ -206,12 +213,11 @@ impl Comparison {
 
     fn fetched(
         &mut self,
-        id: ChunkId,
-        length: u64,
-        fetch: &mut impl FnMut(ChunkId, u64) -> Option<bytes::Bytes>,
+        (number, id, length): (u64, ChunkId, u64),
+        fetch: &mut impl FnMut(u64, ChunkId, u64) -> Option<bytes::Bytes>,
     ) -> Option<bytes::Bytes> {
         self.fetches = self.fetches.checked_sub(1)?;
-        let fetched = fetch(id, length);
+        let fetched = fetch(number, id, length);
         if fetched.is_none() {
             self.fetches = 0;
         }
@@ -276,7 +282,7 @@ mod tests {
                 },
                 fetches,
             };
-            let fetch = |wanted, _| {
+            let fetch = |_, wanted, _| {
                 let found = images.iter().find(|image| ChunkId::of(image) == wanted);
                 found
                     .filter(|_| reachable)

@@ -5,6 +5,7 @@ mod chunks;
 pub(crate) mod comparison;
 pub(crate) mod creation;
 mod manifests;
+pub(crate) mod peers;
 pub(crate) mod serving;
 pub(crate) mod uses;
 
@@ -19,6 +20,8 @@ use crate::config::{ImagesConfig, NodeConfig};
 use crate::images::chunks::Chunks;
 use crate::images::creation::manifest_of;
 use crate::images::manifests::Manifests;
+use crate::images::peers::giving::Giving;
+use crate::images::peers::{Asked, Fetched};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -33,6 +36,12 @@ pub(crate) struct Images {
     folder: PathBuf,
     chunks: Chunks,
     manifests: Manifests,
+    /// Other nodes that were asked for parts of images.
+    asked: Asked,
+    /// What other nodes are given.
+    giving: Giving,
+    /// From where chunks came.
+    pub(crate) fetched: Fetched,
     /// A disk is whole, or gone: the repository is to be told.
     released: Notify,
     /// Held while a disk's need is noted and its manifest kept, and while what nobody needs is removed: a new disk may
@@ -43,13 +52,19 @@ pub(crate) struct Images {
 impl Images {
     /// The images of a node that was told this. Nothing is opened yet.
     pub(crate) fn new(config: &NodeConfig) -> Self {
-        let folder = config.images_dir();
+        Self::in_folder(config.images.clone(), config.images_dir())
+    }
+
+    fn in_folder(config: ImagesConfig, folder: PathBuf) -> Self {
         Self {
-            config: config.images.clone(),
+            config,
             repository: OnceLock::new(),
             chunks: Chunks::default(),
             manifests: Manifests::new(folder.join("manifests")),
             folder,
+            asked: Asked::default(),
+            giving: Giving::default(),
+            fetched: Fetched::default(),
             released: Notify::new(),
             noting: Mutex::default(),
         }

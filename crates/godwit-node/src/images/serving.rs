@@ -5,7 +5,6 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use godwit_api::ErrorBody;
 use godwit_block::engine::{EngineHandle, PeerStream};
 use godwit_core::action::{PULL_SECTORS, PULL_SLOTS};
 use godwit_core::request::RequestError;
@@ -20,7 +19,9 @@ use tokio::task::JoinSet;
 
 use crate::disks::disk::Disk;
 use crate::failpoint;
+use crate::images::chunks;
 use crate::images::creation::manifest_of;
+use crate::images::peers::{self, Part};
 use crate::node::{Node, blocking};
 
 /// How long a connection that was lost stays lost, so that one which always is costs little.
@@ -60,6 +61,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
                         node,
                         disk,
                         manifest,
+                        id,
                         fetch,
                         troubled: Arc::default(),
                     };
@@ -84,7 +86,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
     });
 }
 
-/// What the image consists of: as it is kept here, or, where that cannot be read, as the repository has it.
+/// What the image consists of: as it is kept here, or, where that cannot be read, as another node or the repository has it.
 pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Manifest>, String> {
     let images = Arc::clone(node);
     let loaded = blocking(move || images.images.manifests.load(id)).await;
@@ -93,13 +95,11 @@ pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Arc<Man
         Ok(Err(error)) => error.to_string(),
         Err(error) => return Err(error.message),
     };
-    let found = async { Ok(node.images.repository()?.manifest(id).await) }.await;
-    let manifest = match found {
-        Ok(Ok(manifest)) => manifest,
-        Ok(Err(error)) => return Err(format!("{why}; and {error}")),
-        Err(ErrorBody { message, .. }) => return Err(format!("{why}; and {message}")),
+    let manifest = match peers::manifest(node, id).await {
+        Ok(manifest) => manifest,
+        Err(error) => return Err(format!("{why}; and {error}")),
     };
-    tracing::warn!(manifest = %id, why, "read again from the repository");
+    tracing::warn!(manifest = %id, why, "read again from another node or the repository");
     let images = Arc::clone(node);
     let kept = blocking(move || {
         images.images.manifests.replace(&manifest)?;
@@ -146,6 +146,7 @@ struct Source {
     node: Arc<Node>,
     disk: Arc<Disk>,
     manifest: Arc<Manifest>,
+    id: ManifestId,
     fetch: MigrationId,
     /// The chunk that could not be had last, and when.
     troubled: Arc<Mutex<Option<(ChunkId, Instant)>>>,
@@ -239,7 +240,13 @@ impl Source {
                 continue;
             };
             let length = self.manifest.length(number);
-            let chunk = self.chunk(id, length).await?;
+            let part = Part {
+                manifest: self.id,
+                number,
+                id,
+                length,
+            };
+            let chunk = self.chunk(part).await?;
             let first = number * CHUNK_BYTES;
             let (from, to) = (start.max(first), end.min(first + length));
             if from < to {
@@ -250,9 +257,9 @@ impl Source {
         Some(data)
     }
 
-    async fn chunk(&self, id: ChunkId, length: u64) -> Option<bytes::Bytes> {
+    async fn chunk(&self, part: Part) -> Option<bytes::Bytes> {
         failpoint::reach(String::from("image::chunk")).await;
-        let mut fetching = std::pin::pin!(self.node.images.chunk(id, length));
+        let mut fetching = std::pin::pin!(chunks::chunk(&self.node, part));
         let fetched = match tokio::time::timeout(SLOW, &mut fetching).await {
             Ok(fetched) => fetched,
             Err(_) => {
@@ -264,7 +271,7 @@ impl Source {
         match fetched {
             Ok(bytes) => {
                 let lasts = |&(other, since): &(ChunkId, Instant)| {
-                    other != id && since.elapsed() < TROUBLE_LASTS
+                    other != part.id && since.elapsed() < TROUBLE_LASTS
                 };
                 if !troubled.as_ref().is_some_and(lasts) {
                     *troubled = None;
@@ -273,7 +280,7 @@ impl Source {
                 Some(bytes)
             }
             Err(error) => {
-                *troubled = Some((id, Instant::now()));
+                *troubled = Some((part.id, Instant::now()));
                 tell(&self.disk, Some(error.message));
                 None
             }

@@ -9,6 +9,7 @@ use godwit_io::tls::Handshake;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::images::peers::giving;
 use crate::listeners::cannot_take;
 use crate::listeners::handshake_slots::HandshakeSlots;
 use crate::migrations::{forward, incoming, pulling, resolve};
@@ -111,6 +112,8 @@ enum Action {
     Forward(Arc<crate::disks::disk::Disk>),
     /// What the disk's owner lacks comes on it.
     Pull(Arc<crate::disks::disk::Disk>),
+    /// Parts of images are asked for.
+    Give(tokio::sync::OwnedSemaphorePermit),
     /// A virtual machine is offered.
     Machine,
     /// The memory of a virtual machine whose offer was accepted.
@@ -175,6 +178,7 @@ fn dispatch(
         (Purpose::Machine, TrafficClass::Copy) => Action::Memory(node.memory_doors.find(hello)?),
         (Purpose::Forward, TrafficClass::Sync) => Action::Forward(forward::admit(node, hello)?),
         (Purpose::Pull, TrafficClass::Pull) => Action::Pull(pulling::admit(node, hello)?),
+        (Purpose::Image, TrafficClass::Pull) => Action::Give(giving::admit(node)?),
         _ => {
             return Err(invalid(String::from(
                 "purpose and traffic class do not go together",
@@ -221,6 +225,9 @@ impl Action {
             }
             Self::Forward(disk) => {
                 tokio::spawn(forward::serve(disk, connection, hello.node));
+            }
+            Self::Give(place) => {
+                tokio::spawn(giving::serve(node, connection, hello.node, place));
             }
             Self::Pull(disk) => {
                 tokio::spawn(pulling::serve(disk, connection, hello.node));

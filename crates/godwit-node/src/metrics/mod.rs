@@ -46,6 +46,11 @@ struct PeerLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PlaceLabels {
+    from: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct CertificateLabels {
     certificate: &'static str,
 }
@@ -134,6 +139,8 @@ struct Gathered {
     /// Moves of VMs away from here that ended, oldest first.
     vm_moves: Vec<VmMigration>,
     cpu_seconds: f64,
+    /// Bytes of images' chunks, by where they came from.
+    image_bytes: [(&'static str, u64); 2],
 }
 
 fn gather(node: &Arc<Node>) -> Gathered {
@@ -186,6 +193,7 @@ fn gather(node: &Arc<Node>) -> Gathered {
             .filter(|migration| migration.phase.ended())
             .collect(),
         cpu_seconds: clock::process_cpu_seconds(),
+        image_bytes: node.images.fetched.all(),
     }
 }
 
@@ -533,6 +541,15 @@ impl Collector {
         for (peer, up) in &self.gathered.peers {
             let labels = PeerLabels { peer: peer.clone() };
             ConstGauge::new(f64::from(u8::from(*up))).encode(family.encode_family(&labels)?)?;
+        }
+        let mut family = encoder.encode_descriptor(
+            "image_fetched_bytes",
+            "Bytes of images that were fetched, by where they came from",
+            None,
+            MetricType::Counter,
+        )?;
+        for (from, bytes) in self.gathered.image_bytes {
+            ConstCounter::new(bytes).encode(family.encode_family(&PlaceLabels { from })?)?;
         }
         let cpu = encoder.encode_descriptor(
             "cpu_seconds",

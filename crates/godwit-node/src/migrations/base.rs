@@ -88,12 +88,35 @@ pub(super) async fn choose(
     Ok(Some(base))
 }
 
+/// Why an offer led to nothing.
+pub(super) enum Refused {
+    /// The destination does not get at the image that the disk would not bring along.
+    Image(ErrorBody),
+    /// Anything else.
+    Otherwise(ErrorBody),
+}
+
+impl From<ErrorBody> for Refused {
+    fn from(error: ErrorBody) -> Self {
+        Self::Otherwise(error)
+    }
+}
+
 /// What such a move is asked for.
 pub(super) fn adapt(settings: &mut MigrationSettings, base: &BaseImage) {
     settings.policy = Policy::PreCopy;
     settings.policy_reason = Some(format!(
         "{}: only what differs from image '{}' is sent",
         Policy::PreCopy.name(),
+        base.image
+    ));
+}
+
+/// Such a move is one of the whole disk after all.
+pub(super) fn goes_as_a_whole(settings: &mut MigrationSettings, base: &BaseImage, peer: &str) {
+    let name = settings.policy.name();
+    settings.policy_reason = Some(format!(
+        "{name}: the whole disk is sent, because node '{peer}' does not get at image '{}'",
         base.image
     ));
 }

@@ -205,7 +205,7 @@ async fn prepare(
     let noted = match &offer.image {
         Some(offered) => {
             let noted = arrival::note(node, hello, offer, offered).await;
-            Some(noted.map_err(refusal)?)
+            Some(noted.map_err(arrival::refusal)?)
         }
         None => None,
     };

@@ -8,11 +8,13 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::AbortReason;
 use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{
-    Features, Greeting, Offer, OfferedImage, Place, Purpose, Reply, TrafficClass, TransferPolicy,
+    Features, Greeting, Offer, OfferedImage, Place, Purpose, RefusalCode, Reply, TrafficClass,
+    TransferPolicy,
 };
-use godwit_core::{MigrationOptions, OlderCopy, PolicyOptions, RoundOptions, Switchover};
+use godwit_core::{MigrationOptions, OlderCopy, Switchover};
 use tokio::sync::{Notify, oneshot};
 
+use super::base::Refused;
 use super::options::{self, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
@@ -124,6 +126,7 @@ pub(crate) async fn start_in(
     if request.policy.is_none() {
         settings.policy_reason = Some(auto::first_reason(taken, &node.config.name));
     }
+    let as_whole = settings.clone();
     if let Some(on_image) = &on_image {
         base::adapt(&mut settings, on_image);
     }
@@ -168,6 +171,7 @@ pub(crate) async fn start_in(
         promise,
         group,
         on_image,
+        as_whole,
     };
     let mut attempt = tokio::spawn(attempt.run(guard, cancelled, (capacity, record), interface));
     match tokio::time::timeout(ANSWER_AFTER, &mut attempt).await {
@@ -221,25 +225,27 @@ struct Attempt {
     group: Option<Arc<SwitchGroup>>,
     /// The image that the disk does not bring along.
     on_image: Option<BaseImage>,
+    /// What it is asked for if the disk has to bring all of it after all.
+    as_whole: MigrationSettings,
 }
 
 impl Attempt {
     /// Brings the migration to where the engine goes on, or ends it.
     async fn run(
-        self,
+        mut self,
         guard: ActivityGuard,
         cancelled: Arc<Notify>,
         (capacity, record): (Sectors, AuthorityRecord),
         interface: Option<InterfaceCounter>,
     ) -> Result<(), ErrorBody> {
-        let prepare = async { tokio::try_join!(self.connect(capacity, record), self.memory()) };
+        let (disk, node) = (Arc::clone(&self.disk), Arc::clone(&self.node));
         let prepared = tokio::select! {
-            prepared = prepare => prepared,
+            prepared = self.prepare(capacity, record) => prepared,
             () = cancelled.notified() => {
-                Err(given_up(&self.disk, ErrorCode::Conflict, "was cancelled"))
+                Err(given_up(&disk, ErrorCode::Conflict, "was cancelled"))
             }
-            () = self.node.closed() => {
-                Err(given_up(&self.disk, ErrorCode::ShuttingDown, "ended with the node"))
+            () = node.closed() => {
+                Err(given_up(&disk, ErrorCode::ShuttingDown, "ended with the node"))
             }
         };
         let started = match prepared {
@@ -270,12 +276,50 @@ impl Attempt {
         Ok(())
     }
 
+    /// Has the offer accepted, and gets the memory ready. A disk that could stay on its image, and has all of it, is
+    /// offered as a whole to a node that does not get at the image.
+    async fn prepare(
+        &mut self,
+        capacity: Sectors,
+        record: AuthorityRecord,
+    ) -> Result<(Connected, ChunkMemory), ErrorBody> {
+        let why = match self.connect(capacity, record).await {
+            Ok(connected) => return Ok((connected, self.memory().await?)),
+            Err(Refused::Otherwise(error)) => return Err(error),
+            Err(Refused::Image(why)) => why,
+        };
+        let fetches = {
+            let inner = self.disk.lock();
+            inner.entry.fetches(&inner.record).is_some()
+        };
+        if fetches {
+            return Err(why);
+        }
+        self.settings = self.as_whole.clone();
+        if let Some(on_image) = self.on_image.take() {
+            base::goes_as_a_whole(&mut self.settings, &on_image, &self.peer.name);
+        }
+        tracing::warn!(disk = self.disk.name, migration = %self.id, %why, "the disk moves as a whole");
+        let told = self.node.migrations.set_options(
+            self.id,
+            self.settings.clone(),
+            vec![format!("the whole disk is sent: {why}")],
+        );
+        if let Some((number, view)) = told {
+            table::store(&self.node, number, &view).await;
+        }
+        match self.connect(capacity, record).await {
+            Ok(connected) => Ok((connected, self.memory().await?)),
+            Err(Refused::Otherwise(error) | Refused::Image(error)) => Err(error),
+        }
+    }
+
     /// Opens the connections and makes the offer.
     async fn connect(
         &self,
         capacity: Sectors,
         record: AuthorityRecord,
-    ) -> Result<Connected, ErrorBody> {
+    ) -> Result<Connected, Refused> {
         let attempted = format!("migrate disk {}", self.disk.name);
         let body = |error: DialError| error.into_body(&self.peer.name, &attempted);
         let allocated = match &self.on_image {
@@ -300,9 +344,10 @@ impl Attempt {
                 self.peer.name
             );
             return Err(ErrorBody::new(ErrorCode::Conflict, text)
-                .hint("update that node, or leave out where the disk is to be put"));
+                .hint("update that node, or leave out where the disk is to be put")
+                .into());
         }
-        let policy = transfer(self.settings.policy);
+        let policy = options::transfer(self.settings.policy);
         if policy != TransferPolicy::default() && !knows.features.contain(Features::POLICIES) {
             let text = format!(
                 "cannot {attempted}: node '{}' is older and takes disks by the policy {} only",
@@ -310,7 +355,8 @@ impl Attempt {
                 Policy::DoubleWrite.name()
             );
             return Err(ErrorBody::new(ErrorCode::Conflict, text)
-                .hint("update that node, or leave out --policy"));
+                .hint("update that node, or leave out --policy")
+                .into());
         }
         if policy == TransferPolicy::PushPull && !knows.features.contain(Features::PULLS) {
             let text = format!(
@@ -318,7 +364,8 @@ impl Attempt {
                 self.peer.name
             );
             return Err(ErrorBody::new(ErrorCode::Conflict, text)
-                .hint("update that node, or choose another --policy"));
+                .hint("update that node, or choose another --policy")
+                .into());
         }
         let flight = InFlight::of(&self.settings);
         let offer = Greeting::Offer(Offer {
@@ -354,10 +401,14 @@ impl Attempt {
             Ok(Greeting::Reply(Reply::Accepted(_))) if self.settings.whole => OlderCopy::None,
             Ok(Greeting::Reply(Reply::Accepted(older))) => older,
             Ok(Greeting::Reply(Reply::Refused(refusal))) => {
-                return Err(refused(&refusal, &self.peer.name, &attempted));
+                let error = refused(&refusal, &self.peer.name, &attempted);
+                return Err(match refusal.code {
+                    RefusalCode::Unknown if self.on_image.is_some() => Refused::Image(error),
+                    _ => Refused::Otherwise(error),
+                });
             }
-            Ok(_) => return Err(lost(&"it answered something else")),
-            Err(error) => return Err(lost(&error)),
+            Ok(_) => return Err(lost(&"it answered something else").into()),
+            Err(error) => return Err(lost(&error).into()),
         };
         self.node.migrations.accepted(self.id);
         let (sync, agreed) = self.dial(TrafficClass::Sync).await.map_err(body)?;
@@ -404,8 +455,8 @@ impl Attempt {
             interface_budget: self.settings.interface_budget,
             deadline: self.settings.deadline_seconds.map(Duration::from_secs),
             policy: match self.on_image {
-                Some(_) => base::in_blocks(policy(&self.settings)),
-                None => policy(&self.settings),
+                Some(_) => base::in_blocks(options::policy(&self.settings)),
+                None => options::policy(&self.settings),
             },
             verify: self.settings.verify,
             older_copy,
@@ -485,29 +536,6 @@ impl Attempt {
             Ok(Err(error)) => Err(self.failed(&error)),
             Err(_) => Err(self.engine_ended()),
         }
-    }
-}
-
-/// The policy's name on the wire.
-const fn transfer(policy: Policy) -> TransferPolicy {
-    match policy {
-        Policy::DoubleWrite => TransferPolicy::DoubleWrite,
-        Policy::PreCopy => TransferPolicy::PreCopy,
-        Policy::Mirror => TransferPolicy::Mirror,
-        Policy::PushPull | Policy::PostCopy => TransferPolicy::PushPull,
-    }
-}
-
-/// The policy that the engine follows.
-fn policy(settings: &MigrationSettings) -> PolicyOptions {
-    match (settings.policy, settings.rounds) {
-        (Policy::DoubleWrite, _) => PolicyOptions::DoubleWrite,
-        (Policy::Mirror, _) => PolicyOptions::Mirror,
-        (Policy::PushPull | Policy::PostCopy, _) => {
-            PolicyOptions::PushPull(options::push_options(settings.push.as_ref()))
-        }
-        (Policy::PreCopy, None) => PolicyOptions::PreCopy(RoundOptions::default()),
-        (Policy::PreCopy, Some(rounds)) => PolicyOptions::PreCopy(options::round_options(&rounds)),
     }
 }
 

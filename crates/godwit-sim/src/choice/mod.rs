@@ -217,5 +217,6 @@ fn plan(load: &Load, policy: PolicyOptions) -> Plan {
         power_loss_at_end: false,
         limits: LIMITS,
         most_steps: u64::MAX,
+        image: None,
     }
 }

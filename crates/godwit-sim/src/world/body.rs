@@ -260,8 +260,10 @@ impl World {
                 self.reached(Reached::BecameBase);
                 self.nodes[node].base = Some(migration);
             }
-            // No disk of the simulator is on an image.
-            Event::LeftImage { .. } => {}
+            Event::LeftImage { .. } => {
+                self.reached(Reached::LeftImage);
+                self.nodes[node].missing = None;
+            }
             Event::Whole { .. } => {
                 self.reached(Reached::Whole);
                 self.nodes[node].missing = None;

@@ -207,6 +207,9 @@ impl World {
     /// The images must be byte-identical when the source gives the disk away, but for what the destination knows
     /// that it lacks.
     fn check_equal(&mut self, node: usize) {
+        if self.on_image {
+            return self.check_equal_on_image(node);
+        }
         let (ours, theirs) = (&self.nodes[node].disk, &self.nodes[1 - node].disk);
         let owes = self.nodes[node]
             .storing
@@ -228,6 +231,21 @@ impl World {
                         "sector {sector} holds #{ours} here and #{theirs} there; writes:{writes}"
                     )
                 },
+            );
+        }
+    }
+
+    /// The same for a disk that leaves its image behind: what either lacks is as it is there.
+    fn check_equal_on_image(&mut self, node: usize) {
+        let differs = (0..self.plan.sectors).find_map(|sector| {
+            let [ours, theirs] = [node, 1 - node].map(|node| self.as_guests_see_it(node, sector));
+            (ours != theirs).then_some((sector, ours, theirs))
+        });
+        if let Some((sector, ours, theirs)) = differs {
+            let writes = self.history.describe(sector);
+            self.fail(
+                "a disk is the same on its image at both nodes when it is given away",
+                || format!("sector {sector} is #{ours} here and #{theirs} there; writes:{writes}"),
             );
         }
     }

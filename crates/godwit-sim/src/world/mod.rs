@@ -6,6 +6,7 @@ mod deltas;
 mod disks;
 mod faults;
 mod guest;
+mod images;
 pub(crate) mod measuring;
 mod node;
 mod operator;
@@ -16,8 +17,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::rc::Rc;
 
+use godwit_core::action::PullSlot;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::event::Phase;
+use godwit_core::units::{Extent, Lba};
 use godwit_core::{Controller, Limits};
 
 use self::checks::authority::Epochs;
@@ -115,6 +118,26 @@ enum Occurrence {
     Reconnect(usize),
     /// A node that owes looks for the owner.
     ConnectPull(usize),
+    /// A disk was compared with its image.
+    Compared {
+        node: usize,
+        incarnation: u32,
+    },
+    /// What a disk asked of its image for comes.
+    ImageAnswers {
+        node: usize,
+        incarnation: u32,
+        connection: u32,
+        slot: u16,
+        start: u64,
+        sectors: u32,
+    },
+    /// The connection to the image ends.
+    ImageHangsUp {
+        node: usize,
+        incarnation: u32,
+        connection: u32,
+    },
     /// A resolver's session may have done its work.
     HangUp(usize),
     Sample,
@@ -184,6 +207,8 @@ pub(crate) struct World {
     source: usize,
     phase: Option<Phase>,
     paused: bool,
+    /// Whether that migration leaves an image behind.
+    on_image: bool,
     next_migration: usize,
     migration_ended: u64,
     last_move: u64,
@@ -211,6 +236,7 @@ pub(crate) struct World {
     store_random: Random,
     fault_random: Random,
     delta_random: Random,
+    image_random: Random,
 }
 
 impl World {
@@ -231,6 +257,7 @@ impl World {
             source: 0,
             phase: None,
             paused: false,
+            on_image: false,
             next_migration: 0,
             migration_ended: 0,
             last_move: 0,
@@ -253,8 +280,12 @@ impl World {
             store_random: Random::stream(seed, 4),
             fault_random: Random::stream(seed, 5),
             delta_random: Random::stream(seed, 9),
+            image_random: Random::stream(seed, 10),
             plan,
         };
+        if world.plan.image.is_some() {
+            world.create_from_image();
+        }
         for node in 0..2 {
             world.start_controller(node);
         }
@@ -391,6 +422,25 @@ impl World {
             Occurrence::Dial(node) => self.dial(node),
             Occurrence::Reconnect(node) => self.reconnect(node),
             Occurrence::ConnectPull(node) => self.connect_pull(node),
+            Occurrence::Compared { node, incarnation } => self.compared(node, incarnation),
+            Occurrence::ImageAnswers {
+                node,
+                incarnation,
+                connection,
+                slot,
+                start,
+                sectors,
+            } => {
+                if let Some(extent) = Extent::new(Lba(start), sectors) {
+                    let from = (node, incarnation, connection);
+                    self.image_answers(from, PullSlot(slot), extent);
+                }
+            }
+            Occurrence::ImageHangsUp {
+                node,
+                incarnation,
+                connection,
+            } => self.image_hangs_up(node, incarnation, connection),
             Occurrence::HangUp(session) => self.hang_up(session),
             Occurrence::Sample => self.sample(),
             Occurrence::Think => self.think(),

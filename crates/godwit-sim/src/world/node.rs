@@ -12,6 +12,7 @@ use crate::disk::{Data, Disk};
 use crate::history::WriteNumber;
 use crate::plan::{ClockPlan, Plan};
 use crate::world::deltas::StoredWritten;
+use crate::world::images::OnImage;
 use crate::world::wires::pulling::{StoredMissing, StoringMissing};
 
 /// Who holds a tag.
@@ -99,6 +100,8 @@ pub(super) struct Node {
     pub(super) base: Option<MigrationId>,
     /// What was written since the disk came, stored by a process at its end.
     pub(super) written: Option<StoredWritten>,
+    /// What it knows of the image that its disk is on.
+    pub(super) image: OnImage,
     /// Records take this long, until then.
     pub(super) slow_store: (u64, u64),
     /// Buffers that this node has, each named by a tag.
@@ -160,6 +163,7 @@ impl Node {
             storing_missing: None,
             base: None,
             written: None,
+            image: OnImage::default(),
             slow_store: (0, 0),
             free_tags: Vec::new(),
             holders: Vec::new(),
@@ -212,6 +216,12 @@ impl Node {
         self.served = None;
         self.done.clear();
         self.blocked.clear();
+        self.image.clear();
+    }
+
+    /// A new disk lacks this, durably.
+    pub(super) fn store_missing_of_new_disk(&mut self, words: Vec<u64>, heat: Vec<u8>) {
+        self.missing = Some(StoredMissing::new(words, heat));
     }
 
     pub(super) fn is_up(&self) -> bool {

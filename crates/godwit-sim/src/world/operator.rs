@@ -42,17 +42,26 @@ impl World {
             return self.schedule(MILLISECOND / 2, Occurrence::Migrate);
         };
         let other = 1 - source;
-        let options = MigrationOptions {
-            older_copy: self.older_copy(other, planned.older_copy),
-            ..planned.options
+        let on_image = self.leaves_image(source, &planned);
+        if on_image && !self.is_compared(source) {
+            return;
+        }
+        let options = match on_image {
+            true => Self::options_on_image(planned.options),
+            false => MigrationOptions {
+                older_copy: self.older_copy(other, planned.older_copy),
+                ..planned.options
+            },
         };
         let accepted = self.with(other, |controller, now| {
             controller.start_destination(now, options.migration, options.peer_timeout)
         });
-        if accepted != Some(Ok(())) {
+        if accepted != Some(Ok(())) || on_image && !self.empty_for_image(other) {
             // Nothing has happened: the destination is still busy with the last one.
             return self.schedule(2 * MILLISECOND, Occurrence::Migrate);
         }
+        self.on_image = on_image;
+        self.comes_on_image(other, on_image.then_some(options.migration));
         self.nodes[other].base = None;
         let session = self.network.open();
         self.note(|| format!("   migration of session {session}: {options:?}"));
@@ -70,9 +79,13 @@ impl World {
         });
         if started != Some(Ok(())) {
             self.nodes[source].outgoing = false;
+            self.with(source, |controller, _| controller.forget_comparison());
             return self.cut(session, MILLISECOND);
         }
         self.count_policy(&options);
+        if on_image {
+            self.reached(Reached::LeavesImage);
+        }
         if let Some(planned) = planned.change {
             self.schedule(planned.after, Occurrence::Change(self.next_migration - 1));
         }
@@ -83,6 +96,8 @@ impl World {
         self.promise = promised
             .filter(|_| options.delayed_writes && options.deadline.is_none())
             .filter(|_| !self.guest.is_stuck() && self.plan.guest.steady.is_none())
+            // What a disk has to fetch makes its guest wait.
+            .filter(|_| self.plan.image.is_none())
             .map(|limit| {
                 let allowed = options.sla.map_or(0, |sla| sla.allowed_per_million);
                 let spared = u64::from(allowed) * u64::from(self.plan.requests) / 1_000_000;
@@ -276,6 +291,7 @@ impl World {
             }
             self.reconnect(node);
             self.connect_pull(node);
+            self.connect_image(node);
         }
     }
 

@@ -154,6 +154,7 @@ impl Cluster {
                 certificate_of: (*name).to_owned(),
                 tls: options.tls,
                 unencrypted_data: false,
+                environment: Vec::new(),
                 options: Vec::new(),
                 peers: peers
                     .filter(|(other, _)| *other != index)

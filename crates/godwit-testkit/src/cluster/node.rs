@@ -1,6 +1,7 @@
 use std::fs::File;
-use std::io;
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -40,6 +41,8 @@ pub struct NodeSpec {
     pub unencrypted_data: bool,
     /// Further options of `godwit node`.
     pub options: Vec<String>,
+    /// Variables of its environment, beside those that it inherits.
+    pub environment: Vec<(String, String)>,
     /// The other nodes and their addresses.
     pub peers: Vec<(String, SocketAddr)>,
     /// Its pools and their folders.
@@ -125,6 +128,7 @@ impl Node {
             .iter()
             .map(|(name, action)| format!("{name}={action}"))
             .collect();
+        command.envs(spec.environment.iter().cloned());
         command
             .env("FAILPOINTS", points.join(";"))
             .env("RUST_BACKTRACE", "1");
@@ -224,6 +228,19 @@ impl Node {
             Err(refused) => refused.to_string(),
             Ok(done) => panic!("{args:?} is done: {done}"),
         }
+    }
+
+    /// Its metrics, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn metrics(&self) -> io::Result<String> {
+        let mut api = UnixStream::connect(self.api_socket())?;
+        let request = "GET /metrics HTTP/1.1\r\nHost: node\r\nConnection: close\r\n\r\n";
+        api.write_all(request.as_bytes())?;
+        let mut metrics = String::new();
+        api.read_to_string(&mut metrics)?;
+        Ok(metrics)
     }
 
     /// What it says about a disk.

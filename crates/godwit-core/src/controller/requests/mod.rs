@@ -386,9 +386,9 @@ impl Controller {
             // everything durable before it accepts the disk: a local flush is a whole flush.
             Operation::Flush => (DiskOperation::Flush, None),
         };
-        if let Some((extent, ..)) = remote {
+        if let Some((extent, zeroes, _)) = remote {
             self.guest_writes(extent);
-            self.differs_from_image(extent);
+            self.differs_from_image(extent, zeroes);
         }
         self.act(Action::Disk {
             tag: DiskTag::Request(tag),

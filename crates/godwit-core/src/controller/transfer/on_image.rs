@@ -9,11 +9,19 @@
 //! takes: at the destination a write of a part of a block would find the rest of it missing.
 
 use super::dirty::DirtyBitmap;
-use super::push_pull::BLOCK_SECTORS;
+use super::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
 use crate::controller::{Controller, MAX_PULLED, Missing, PolicyOptions, StartError};
 use crate::event::AbortReason;
+use crate::planted::PlantedBug;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
 use crate::wire::{Message, TrafficClass};
+
+/// How soon the destination is to fetch what lies in a chunk of 64 KiB in which something differs: the guest works there.
+const BESIDE_WRITTEN: u8 = 2;
+/// How soon it is to fetch what this node has fetched: without prefetching somebody has read it.
+const FETCHED: u8 = 1;
+/// How soon it is to fetch what nobody has asked for in all that time.
+const NEVER_FETCHED: u8 = 0;
 
 /// What of a disk is as it is in its image.
 #[derive(Debug)]
@@ -60,9 +68,10 @@ impl Controller {
             same: None,
         };
         // Their data may reach the disk behind the comparison.
+        let forgets = self.has_bug(PlantedBug::ComparedBesideWrites);
         for tag in self
             .slots
-            .select(|slot| slot.is_request() && slot.is_write() && slot.is_at_disk())
+            .select(|slot| !forgets && slot.is_request() && slot.is_write() && slot.is_at_disk())
         {
             if let Some(extent) = self.slots[tag].extent {
                 on_image.written(extent);
@@ -109,8 +118,9 @@ impl Controller {
 
     /// The guest writes here, to this node's disk.
     #[inline]
-    pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent) {
-        if let Some(on_image) = &mut self.on_image {
+    pub(in crate::controller) fn differs_from_image(&mut self, extent: Extent, zeroes: bool) {
+        let forgets = zeroes && self.has_bug(PlantedBug::DiscardsAsInImage);
+        if let Some(on_image) = self.on_image.as_mut().filter(|_| !forgets) {
             on_image.written(extent);
         }
     }
@@ -147,22 +157,38 @@ impl Controller {
         }
     }
 
-    /// Tells the destination what it will lack. False when that is nothing.
+    /// Tells the destination what it will lack, and what of it to fetch first. False when that is nothing.
     pub(in crate::controller) fn tell_what_is_the_same(&mut self) -> bool {
         let Self {
-            on_image, actions, ..
+            on_image,
+            lacking,
+            actions,
+            ..
         } = self;
-        let same = on_image.as_ref().and_then(|it| it.same.as_ref());
-        let Some(same) = same.filter(|same| same.count() > 0) else {
+        let Some((on_image, same)) = on_image
+            .as_ref()
+            .and_then(|it| Some((it, it.same.as_ref()?)))
+            .filter(|(_, same)| same.count() > 0)
+        else {
             return false;
         };
-        each_run(same, |extent| {
+        let heat = |chunk: u64, part: Extent| {
+            let chunk = Extent::new(Lba(chunk * u64::from(CHUNK_SECTORS)), CHUNK_SECTORS);
+            let is_written = chunk.is_some_and(|chunk| on_image.different.touches(chunk));
+            let lacks = lacking.as_ref().is_some_and(|it| it.lacks_any_of(part));
+            match (is_written, lacks) {
+                (true, _) => BESIDE_WRITTEN,
+                (false, false) => FETCHED,
+                (false, true) => NEVER_FETCHED,
+            }
+        };
+        each_run_by_heat(same, heat, |start, sectors, heat| {
             actions.push_back(crate::action::Action::Send {
                 class: TrafficClass::Control,
                 message: Message::Lacks {
-                    start: extent.start(),
-                    sectors: extent.sectors(),
-                    heat: 0,
+                    start,
+                    sectors,
+                    heat,
                 },
             });
         });

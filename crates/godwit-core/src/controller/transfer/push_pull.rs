@@ -200,36 +200,43 @@ impl PushPull {
     }
 
     /// What the destination lacks, in runs that were written equally often.
-    pub(in crate::controller) fn each_remaining(&self, mut visit: impl FnMut(Lba, u32, u8)) {
-        let mut run: Option<(Lba, u32, u8)> = None;
-        let mut head = Lba(0);
-        while let Some(found) = self
-            .remaining
-            .next_run(head, crate::units::MAX_EXTENT_SECTORS)
-        {
-            head = found.end();
-            for (chunk, part) in chunks(found) {
-                let heat = heat(self.counts[chunk as usize]);
-                run = match run {
-                    Some((start, sectors, before))
-                        if before == heat
-                            && start.0 + u64::from(sectors) == part.start().0
-                            && sectors <= u32::MAX - part.sectors() =>
-                    {
-                        Some((start, sectors + part.sectors(), heat))
+    pub(in crate::controller) fn each_remaining(&self, visit: impl FnMut(Lba, u32, u8)) {
+        let of = |chunk: u64, _| heat(self.counts[chunk as usize]);
+        each_run_by_heat(&self.remaining, of, visit);
+    }
+}
+
+/// Runs of blocks that are set, in order, each of the same heat: how hot the part of a chunk is, `heat` says.
+pub(super) fn each_run_by_heat(
+    blocks: &DirtyBitmap,
+    heat: impl Fn(u64, Extent) -> u8,
+    mut visit: impl FnMut(Lba, u32, u8),
+) {
+    let mut run: Option<(Lba, u32, u8)> = None;
+    let mut head = Lba(0);
+    while let Some(found) = blocks.next_run(head, crate::units::MAX_EXTENT_SECTORS) {
+        head = found.end();
+        for (chunk, part) in chunks(found) {
+            let heat = heat(chunk, part);
+            run = match run {
+                Some((start, sectors, before))
+                    if before == heat
+                        && start.0 + u64::from(sectors) == part.start().0
+                        && sectors <= u32::MAX - part.sectors() =>
+                {
+                    Some((start, sectors + part.sectors(), heat))
+                }
+                before => {
+                    if let Some((start, sectors, heat)) = before {
+                        visit(start, sectors, heat);
                     }
-                    before => {
-                        if let Some((start, sectors, heat)) = before {
-                            visit(start, sectors, heat);
-                        }
-                        Some((part.start(), part.sectors(), heat))
-                    }
-                };
-            }
+                    Some((part.start(), part.sectors(), heat))
+                }
+            };
         }
-        if let Some((start, sectors, heat)) = run {
-            visit(start, sectors, heat);
-        }
+    }
+    if let Some((start, sectors, heat)) = run {
+        visit(start, sectors, heat);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Which options a migration may run with.
 
 mod in_flight;
+mod policy;
 mod push;
 mod rounds;
 #[cfg(test)]
@@ -13,6 +14,7 @@ use godwit_core::{MAX_MOVED, MAX_PULLED, MAX_VERIFIED};
 use rustls::crypto::aws_lc_rs;
 
 pub(crate) use self::in_flight::InFlight;
+pub(super) use self::policy::{policy, transfer};
 use self::push::push;
 pub(crate) use self::push::push_options;
 pub(crate) use self::rounds::round_options;

@@ -33,6 +33,9 @@ impl World {
         self.check_promise_is_stored(node, &message);
         self.check_counts(&message);
         self.check_posted_are_acknowledged(node, &message);
+        if class == TrafficClass::Pull && self.say_to_image(node, &message) {
+            return;
+        }
         let it = &mut self.nodes[node];
         let session = match message {
             message if is_forwarders(&message) => it.forward,

@@ -29,6 +29,20 @@ pub(in crate::world) struct StoredMissing {
 }
 
 impl StoredMissing {
+    pub(in crate::world) fn new(words: Vec<u64>, heat: Vec<u8>) -> Self {
+        Self {
+            noted: words.clone(),
+            durable: words,
+            heat,
+        }
+    }
+
+    /// Whether the sector is missing, as far as the process's end does not change that.
+    pub(in crate::world) fn is_noted(&self, sector: u64) -> bool {
+        let block = sector / 8;
+        self.noted[(block / 64) as usize] & 1 << (block % 64) != 0
+    }
+
     /// Whether the sector is missing, as far as that is durable.
     pub(in crate::world) fn lacks(&self, sector: u64) -> bool {
         let block = sector / 8;
@@ -71,6 +85,10 @@ impl World {
         else {
             return;
         };
+        if self.on_image {
+            // It tells what to fetch first.
+            return;
+        }
         let end = start.0 + u64::from(sectors);
         for chunk in start.0 / CHUNK_SECTORS..end.div_ceil(CHUNK_SECTORS) {
             let count = self.write_counts[chunk as usize];
@@ -247,11 +265,7 @@ fn keep(missing: &mut Option<StoredMissing>, storing: StoringMissing) {
     match missing {
         Some(missing) if !first => (missing.durable, missing.heat) = (words, heat),
         _ => {
-            *missing = Some(StoredMissing {
-                noted: words.clone(),
-                durable: words,
-                heat,
-            });
+            *missing = Some(StoredMissing::new(words, heat));
         }
     }
 }

@@ -1,0 +1,349 @@
+//! Which other nodes are asked, over which connections, and which of them rest.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Features, Purpose, TrafficClass};
+use godwit_image::ManifestId;
+
+use super::giving;
+use super::messages::{Answer, Question};
+use super::places::HEAD_START;
+use crate::config::PeerConfig;
+use crate::node::Node;
+use crate::peers::{PeerConnection, greeting};
+
+/// Other nodes that are asked for one part.
+const ASKED: usize = 4;
+/// How long a node may take for an answer when there is no hurry.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Connections to a node that are kept while nothing is asked.
+const KEPT: usize = 4;
+/// A connection that was kept longer is not used again: the other side is about to close it.
+const STALE: Duration = giving::IDLE.checked_div(2).expect("a divisor");
+
+/// For how long a node rests that did not do well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// It is slow, or cannot be reached now.
+    Slow,
+    /// It is older and gives no chunks, or gave something else than it was asked for.
+    Useless,
+}
+
+impl Rest {
+    const fn lasts(self) -> Duration {
+        match self {
+            Self::Slow => Duration::from_secs(10),
+            Self::Useless => Duration::from_secs(60),
+        }
+    }
+}
+
+/// How long a node is not asked again that has nothing of an image.
+const HAS_NOTHING: Duration = Duration::from_secs(10);
+
+/// What is known of one other node.
+#[derive(Debug, Default)]
+struct Peer {
+    /// That it gives chunks, which it said when it was asked for something else.
+    gives: bool,
+    rests: Option<(Rest, Instant)>,
+    has_nothing_of: HashMap<ManifestId, Instant>,
+    idle: Vec<(PeerConnection, Instant)>,
+}
+
+impl Peer {
+    /// Whether it may be asked; somebody with patience asks slow ones, too.
+    fn may_be_asked(&self, about: ManifestId, patient: bool, now: Instant) -> bool {
+        let rests = self.rests.is_some_and(|(why, since)| {
+            now.duration_since(since) < why.lasts() && !(patient && why == Rest::Slow)
+        });
+        let has_nothing = self
+            .has_nothing_of
+            .get(&about)
+            .is_some_and(|since| now.duration_since(*since) < HAS_NOTHING);
+        !rests && !has_nothing
+    }
+
+    fn answered(&mut self, about: ManifestId, answer: &Answer, now: Instant) {
+        self.rests = None;
+        match answer {
+            Answer::Nothing => {
+                let lasts = |since: &mut Instant| now.duration_since(*since) < HAS_NOTHING;
+                self.has_nothing_of.retain(|_, since| lasts(since));
+                self.has_nothing_of.insert(about, now);
+            }
+            Answer::Here(_) | Answer::NotThatChunk => {
+                self.has_nothing_of.remove(&about);
+            }
+        }
+    }
+
+    fn take_idle(&mut self, now: Instant) -> Option<PeerConnection> {
+        self.idle
+            .retain(|(_, since)| now.duration_since(*since) < STALE);
+        self.idle.pop().map(|(connection, _)| connection)
+    }
+}
+
+/// What is known of the other nodes that were asked.
+#[derive(Debug, Default)]
+pub(crate) struct Asked {
+    peers: Mutex<HashMap<String, Peer>>,
+}
+
+impl Asked {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Peer>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, name: &str, change: impl FnOnce(&mut Peer) -> T) -> T {
+        change(self.lock().entry(name.to_owned()).or_default())
+    }
+}
+
+/// Asks nodes that do not rest. Whoever lets somebody wait for longer than all have together rests from then on.
+pub(super) async fn quick<T>(
+    node: &Arc<Node>,
+    question: Question,
+    right: impl Fn(Bytes) -> Option<T>,
+) -> Option<T> {
+    ask_all(node, question, right, false).await
+}
+
+/// Asks all nodes that may have it, and gives each the time that it needs.
+pub(super) async fn patient<T>(
+    node: &Arc<Node>,
+    question: Question,
+    right: impl Fn(Bytes) -> Option<T>,
+) -> Option<T> {
+    ask_all(node, question, right, true).await
+}
+
+async fn ask_all<T>(
+    node: &Arc<Node>,
+    question: Question,
+    right: impl Fn(Bytes) -> Option<T>,
+    patient: bool,
+) -> Option<T> {
+    let asked = &node.images.asked;
+    for peer in chosen(&node.config.peers, question, asked, patient) {
+        let limit = if patient { PATIENCE } else { HEAD_START };
+        let rests = Resting {
+            asked,
+            peer: &peer.name,
+            why: Some(Rest::Slow),
+        };
+        let answer = match tokio::time::timeout(limit, ask(node, &peer, question)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(why)) => {
+                rests.because(why);
+                continue;
+            }
+            Err(_) => continue,
+        };
+        asked.with(&peer.name, |it| {
+            it.answered(question.manifest(), &answer, Instant::now());
+        });
+        let Answer::Here(bytes) = answer else {
+            rests.does_well();
+            continue;
+        };
+        match right(bytes) {
+            Some(found) => {
+                rests.does_well();
+                return Some(found);
+            }
+            None => {
+                tracing::warn!(
+                    peer = peer.name,
+                    ?question,
+                    "what that node has of an image is not what its hash says; it is not asked for a while"
+                );
+                rests.because(Rest::Useless);
+            }
+        }
+    }
+    None
+}
+
+/// Lets the node rest when it is dropped: whoever waits for an answer may stop to.
+struct Resting<'a> {
+    asked: &'a Asked,
+    peer: &'a str,
+    why: Option<Rest>,
+}
+
+impl Resting<'_> {
+    fn because(mut self, why: Rest) {
+        self.why = Some(why);
+    }
+
+    fn does_well(mut self) {
+        self.why = None;
+    }
+}
+
+impl Drop for Resting<'_> {
+    fn drop(&mut self) {
+        if let Some(why) = self.why {
+            self.asked
+                .with(self.peer, |it| it.rests = Some((why, Instant::now())));
+        }
+    }
+}
+
+/// The nodes to be asked, in turns so that all of them have the same to do.
+fn chosen(
+    peers: &[PeerConfig],
+    question: Question,
+    asked: &Asked,
+    patient: bool,
+) -> Vec<PeerConfig> {
+    let begin = match question {
+        Question::Chunk { number, .. } => (number % peers.len().max(1) as u64) as usize,
+        Question::Manifest(_) => 0,
+    };
+    let (now, known) = (Instant::now(), asked.lock());
+    let may = |peer: &&PeerConfig| {
+        let it = known.get(&peer.name);
+        it.is_none_or(|it| it.may_be_asked(question.manifest(), patient, now))
+    };
+    let in_turns = peers.iter().cycle().skip(begin).take(peers.len());
+    in_turns.filter(may).take(ASKED).cloned().collect()
+}
+
+async fn ask(node: &Arc<Node>, peer: &PeerConfig, question: Question) -> Result<Answer, Rest> {
+    let asked = &node.images.asked;
+    loop {
+        let kept = asked.with(&peer.name, |it| it.take_idle(Instant::now()));
+        let is_new = kept.is_none();
+        let mut connection = match kept {
+            Some(connection) => connection,
+            None => connect(node, peer).await?,
+        };
+        match question.ask(&mut connection).await {
+            Ok(answer) => {
+                asked.with(&peer.name, |it| {
+                    if it.idle.len() < KEPT {
+                        it.idle.push((connection, Instant::now()));
+                    }
+                });
+                return Ok(answer);
+            }
+            // The node may have been started again since.
+            Err(_) if !is_new => {}
+            Err(error) => {
+                tracing::debug!(peer = peer.name, %error, "cannot ask for a part of an image");
+                return Err(match error.kind() {
+                    std::io::ErrorKind::Other => Rest::Useless,
+                    _ => Rest::Slow,
+                });
+            }
+        }
+    }
+}
+
+async fn connect(node: &Arc<Node>, peer: &PeerConfig) -> Result<PeerConnection, Rest> {
+    let asked = &node.images.asked;
+    let dial = |class, purpose| {
+        let own = &node.config.name;
+        let hello = greeting::hello(own, "", class, purpose, MigrationId::default());
+        async move {
+            node.dialer.dial(peer, hello).await.map_err(|error| {
+                tracing::debug!(peer = peer.name, %error, "cannot ask for a part of an image");
+                Rest::Slow
+            })
+        }
+    };
+    // An older node does not know the purpose, and says so in its answer to another.
+    if !asked.with(&peer.name, |it| it.gives) {
+        let (_, agreed) = dial(TrafficClass::Control, Purpose::Resolve).await?;
+        if !agreed.features.contain(Features::IMAGE_CHUNKS) {
+            return Err(Rest::Useless);
+        }
+        asked.with(&peer.name, |it| it.gives = true);
+    }
+    let dialled = dial(TrafficClass::Pull, Purpose::Image).await;
+    if dialled.is_err() {
+        // Another version may run there now.
+        asked.with(&peer.name, |it| it.gives = false);
+    }
+    let (connection, _) = dialled?;
+    Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IMAGE: ManifestId = ManifestId([1; 32]);
+    const OTHER: ManifestId = ManifestId([2; 32]);
+
+    fn peers(names: &[&str]) -> Vec<PeerConfig> {
+        let peer = |name: &&str| PeerConfig {
+            name: (*name).to_owned(),
+            address: String::from("127.0.0.1:1"),
+        };
+        names.iter().map(peer).collect()
+    }
+
+    fn names(peers: &[PeerConfig], number: u64, asked: &Asked, patient: bool) -> String {
+        let question = Question::Chunk {
+            manifest: IMAGE,
+            number,
+        };
+        let chosen = chosen(peers, question, asked, patient);
+        chosen.iter().map(|peer| peer.name.as_str()).collect()
+    }
+
+    #[test]
+    fn nodes_are_asked_in_turns_and_not_too_many() {
+        let asked = Asked::default();
+        let all = peers(&["a", "b", "c", "d", "e"]);
+        assert_eq!(names(&all, 0, &asked, false), "abcd");
+        assert_eq!(names(&all, 3, &asked, false), "deab");
+        assert_eq!(names(&all, 8, &asked, false), "deab");
+        assert_eq!(names(&[], 8, &asked, false), "");
+    }
+
+    #[test]
+    fn a_node_that_is_slow_rests_and_one_that_is_of_no_use_is_not_asked_with_patience_either() {
+        let asked = Asked::default();
+        let all = peers(&["a", "b", "c"]);
+        let waited = |peer| Resting {
+            asked: &asked,
+            peer,
+            why: Some(Rest::Slow),
+        };
+        // Whoever waited for it has stopped to.
+        drop(waited("a"));
+        waited("b").because(Rest::Useless);
+        waited("c").does_well();
+        assert_eq!(names(&all, 0, &asked, false), "c");
+        assert_eq!(names(&all, 0, &asked, true), "ac");
+        asked.with("a", |it| {
+            it.answered(IMAGE, &Answer::NotThatChunk, Instant::now());
+        });
+        assert_eq!(names(&all, 0, &asked, false), "ac");
+    }
+
+    #[test]
+    fn a_node_without_the_image_is_not_asked_for_it_again_at_once() {
+        let asked = Asked::default();
+        let all = peers(&["a", "b"]);
+        let now = Instant::now();
+        asked.with("a", |it| it.answered(IMAGE, &Answer::Nothing, now));
+        asked.with("b", |it| it.answered(OTHER, &Answer::Nothing, now));
+        assert_eq!(names(&all, 0, &asked, true), "b");
+        let later = now + HAS_NOTHING;
+        assert!(asked.with("a", |it| it.may_be_asked(IMAGE, false, later)));
+        let found = Answer::Here(Bytes::new());
+        asked.with("a", |it| it.answered(IMAGE, &found, now));
+        assert_eq!(names(&all, 0, &asked, false), "ab");
+    }
+}

@@ -1,0 +1,193 @@
+//! Gives other nodes what this one has of images: chunks that its disks fetched and no guest has changed since, and those
+//! that were fetched last.
+//!
+//! No more is kept for that. A disk's file is read where the chunk is, and given if its hash is right: a file of a disk that
+//! has left does as well, until it is overwritten.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use godwit_core::wire::{Refusal, RefusalCode};
+use godwit_image::{CHUNK_BYTES, ChunkId, ManifestId};
+use rustix::fs::{SeekFrom, seek};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::messages::{Answer, Question};
+use crate::images::creation::manifest_of;
+use crate::node::{Node, blocking};
+use crate::peers::PeerConnection;
+
+/// Connections on which other nodes ask.
+const CONNECTIONS: usize = 64;
+/// Chunks that are read at once: this node's own guests use the same storage.
+const READS: usize = 4;
+/// How long a connection may be without a question.
+pub(super) const IDLE: Duration = Duration::from_secs(60);
+/// How long an answer may take to be taken.
+const TAKEN: Duration = Duration::from_secs(10);
+/// Files that are looked into for one chunk.
+const FILES: usize = 16;
+
+/// What keeps other nodes from taking too much of this one.
+#[derive(Debug)]
+pub(crate) struct Giving {
+    connections: Arc<Semaphore>,
+    reads: Semaphore,
+    /// Where a chunk was found last.
+    last: Mutex<Option<PathBuf>>,
+}
+
+impl Default for Giving {
+    fn default() -> Self {
+        Self {
+            connections: Arc::new(Semaphore::new(CONNECTIONS)),
+            reads: Semaphore::new(READS),
+            last: Mutex::default(),
+        }
+    }
+}
+
+/// A place for a connection on which another node asks.
+///
+/// # Errors
+/// There is none left.
+pub(crate) fn admit(node: &Node) -> Result<OwnedSemaphorePermit, Refusal> {
+    let connections = Arc::clone(&node.images.giving.connections);
+    connections.try_acquire_owned().map_err(|_| Refusal {
+        code: RefusalCode::Busy,
+        text: format!(
+            "node '{}' has {CONNECTIONS} connections on which chunks of images are asked for",
+            node.config.name
+        ),
+    })
+}
+
+/// Answers what the other node asks, as long as it asks.
+pub(crate) async fn serve(
+    node: Arc<Node>,
+    mut connection: PeerConnection,
+    peer: String,
+    place: OwnedSemaphorePermit,
+) {
+    let served = async {
+        loop {
+            let asked = tokio::time::timeout(IDLE, Question::read(&mut connection));
+            let Ok(asked) = asked.await else {
+                return Ok::<_, io::Error>(());
+            };
+            let Some(question) = asked? else {
+                return Ok(());
+            };
+            let answer = answer(&node, question).await;
+            tokio::time::timeout(TAKEN, answer.write(&mut connection)).await??;
+        }
+    };
+    tokio::select! {
+        served = served => {
+            if let Err(error) = served {
+                tracing::debug!(peer, %error, "no more chunks of images for that node");
+            }
+        }
+        () = node.closed() => {}
+    }
+    drop(place);
+}
+
+async fn answer(node: &Arc<Node>, question: Question) -> Answer {
+    let paths = files(node, question.manifest());
+    if paths.is_empty() {
+        return Answer::Nothing;
+    }
+    // The semaphore is never closed.
+    let _one = node.images.giving.reads.acquire().await;
+    let giver = Arc::clone(node);
+    let read = blocking(move || {
+        let manifest = giver.images.manifests.load(question.manifest()).ok()?;
+        let number = match question {
+            Question::Manifest(_) => return Some(Answer::Here(manifest.encode().1.into())),
+            Question::Chunk { number, .. } => number,
+        };
+        let Some(id) = manifest.chunk(number) else {
+            return Some(Answer::NotThatChunk);
+        };
+        let length = manifest.length(number);
+        // Its disk may have asked for a part of it only.
+        if let Some(bytes) = giver.images.chunks.find(id) {
+            return Some(Answer::Here(bytes));
+        }
+        for path in paths {
+            // A file that cannot be read is as one that has something else there.
+            if let Ok(Some(bytes)) = chunk_in(&path, number, length, id) {
+                *lock(&giver.images.giving.last) = Some(path);
+                return Some(Answer::Here(bytes));
+            }
+        }
+        Some(Answer::NotThatChunk)
+    });
+    read.await.ok().flatten().unwrap_or(Answer::Nothing)
+}
+
+fn lock(last: &Mutex<Option<PathBuf>>) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
+    last.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The files of disks that were created from this; that in which something was found last, first.
+fn files(node: &Node, manifest: ManifestId) -> Vec<PathBuf> {
+    let of_it = |disk: Arc<crate::disks::disk::Disk>| {
+        let inner = disk.lock();
+        let base = inner.entry.base.as_ref().and_then(manifest_of);
+        (base == Some(manifest)).then(|| inner.entry.path.clone())
+    };
+    let mut paths: Vec<PathBuf> = node.disks.all().into_iter().filter_map(of_it).collect();
+    let last = lock(&node.images.giving.last).clone();
+    if let Some(at) = paths.iter().position(|path| Some(path) == last.as_ref()) {
+        paths.swap(0, at);
+    }
+    paths.truncate(FILES);
+    paths
+}
+
+/// The chunk, if the file has it at its place.
+fn chunk_in(path: &Path, number: u64, length: u64, id: ChunkId) -> io::Result<Option<Bytes>> {
+    let file = File::open(path)?;
+    let start = number * CHUNK_BYTES;
+    // What was not fetched is a hole, which need not be read.
+    if let Ok(data) = seek(&file, SeekFrom::Data(start))
+        && data >= start + length
+    {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; length as usize];
+    file.read_exact_at(&mut bytes, start)?;
+    Ok((ChunkId::of(&bytes) == id).then(|| bytes.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_is_given_only_as_it_is_in_the_image() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        file.as_file()
+            .set_len(4 * CHUNK_BYTES)
+            .expect("a file of holes");
+        let content: Vec<u8> = (0..CHUNK_BYTES).map(|at| (at / 64) as u8).collect();
+        let id = ChunkId::of(&content);
+        let find = |number| chunk_in(file.path(), number, CHUNK_BYTES, id).expect("read");
+        assert_eq!(find(2), None, "not fetched");
+        let write = |bytes: &[u8], at| file.as_file().write_all_at(bytes, at).expect("written");
+        write(&content[..64 << 10], 2 * CHUNK_BYTES);
+        assert_eq!(find(2), None, "fetched in part");
+        write(&content, 2 * CHUNK_BYTES);
+        assert_eq!(find(2).as_deref(), Some(&content[..]));
+        assert_eq!(find(1), None);
+        write(&[1], 2 * CHUNK_BYTES + 7);
+        assert_eq!(find(2), None, "changed");
+    }
+}

@@ -1,0 +1,208 @@
+//! What is said on a connection on which a node asks another for parts of images.
+//!
+//! ```text
+//! question   what: 1 a chunk, 2 the manifest itself     1 byte
+//!            the manifest's name                       32 bytes
+//!            the chunk's number in it, or 0             8 bytes
+//! answer     1 here it is, 2 not that chunk,            1 byte
+//!            3 nothing of that manifest
+//!            how many bytes follow; 0 but for 1         4 bytes
+//! ```
+//!
+//! Numbers are little-endian. Whoever opened the connection asks, one question after the other. What comes is not believed:
+//! who asked knows its hash.
+
+use std::io;
+
+use bytes::Bytes;
+use godwit_image::{CHUNK_BYTES, Manifest, ManifestId};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+/// Bytes of a question.
+const QUESTION: usize = 41;
+
+/// What a node asks another for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Question {
+    /// The chunk of this number in that manifest.
+    Chunk { manifest: ManifestId, number: u64 },
+    /// What an image consists of.
+    Manifest(ManifestId),
+}
+
+/// What the other node says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// This, if it is true.
+    Here(Bytes),
+    /// It has parts of that image, and not this one.
+    NotThatChunk,
+    /// It has nothing of it.
+    Nothing,
+}
+
+impl Question {
+    /// The manifest that it is about.
+    pub(super) const fn manifest(self) -> ManifestId {
+        match self {
+            Self::Chunk { manifest, .. } | Self::Manifest(manifest) => manifest,
+        }
+    }
+
+    /// The longest answer that makes sense.
+    const fn longest(self) -> u64 {
+        match self {
+            Self::Chunk { .. } => CHUNK_BYTES,
+            Self::Manifest(_) => Manifest::MAX_BYTES,
+        }
+    }
+
+    fn encode(self) -> [u8; QUESTION] {
+        let (what, number) = match self {
+            Self::Chunk { number, .. } => (1, number),
+            Self::Manifest(_) => (2, 0),
+        };
+        let mut bytes = [0; QUESTION];
+        bytes[0] = what;
+        bytes[1..33].copy_from_slice(&self.manifest().0);
+        bytes[33..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; QUESTION]) -> Option<Self> {
+        let (what, rest) = bytes.split_first()?;
+        let (manifest, number) = rest.split_first_chunk::<32>()?;
+        let manifest = ManifestId(*manifest);
+        match what {
+            1 => Some(Self::Chunk {
+                manifest,
+                number: u64::from_le_bytes(number.try_into().ok()?),
+            }),
+            2 => Some(Self::Manifest(manifest)),
+            _ => None,
+        }
+    }
+
+    /// The next question; nothing when the other side ends in order.
+    ///
+    /// # Errors
+    /// The connection failed, or what came is no question.
+    pub(super) async fn read(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Option<Self>> {
+        let mut bytes = [0; QUESTION];
+        match from.read_exact(&mut bytes).await {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            read => read?,
+        };
+        let question = Self::decode(&bytes);
+        question
+            .map(Some)
+            .ok_or_else(|| io::Error::other("it asks for something unknown"))
+    }
+
+    /// Asks, and waits for the answer.
+    ///
+    /// # Errors
+    /// The connection failed, or what came is no answer to this.
+    pub(super) async fn ask(
+        self,
+        connection: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    ) -> io::Result<Answer> {
+        connection.write_all(&self.encode()).await?;
+        connection.flush().await?;
+        let what = connection.read_u8().await?;
+        let length = u64::from(connection.read_u32_le().await?);
+        match (what, length) {
+            (1, 1..) if length <= self.longest() => {
+                let mut bytes = Vec::new();
+                connection.take(length).read_to_end(&mut bytes).await?;
+                if bytes.len() as u64 != length {
+                    return Err(io::ErrorKind::UnexpectedEof.into());
+                }
+                Ok(Answer::Here(bytes.into()))
+            }
+            (2, 0) => Ok(Answer::NotThatChunk),
+            (3, 0) => Ok(Answer::Nothing),
+            _ => Err(io::Error::other("it answers something that makes no sense")),
+        }
+    }
+}
+
+impl Answer {
+    /// Says it.
+    ///
+    /// # Errors
+    /// The connection failed.
+    pub(super) async fn write(&self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+        let (what, bytes) = match self {
+            Self::Here(bytes) => (1, &bytes[..]),
+            Self::NotThatChunk => (2, &[][..]),
+            Self::Nothing => (3, &[][..]),
+        };
+        let mut head = [what; 5];
+        head[1..].copy_from_slice(&(bytes.len() as u32).to_le_bytes());
+        to.write_all(&head).await?;
+        to.write_all(bytes).await?;
+        to.flush().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: ManifestId = ManifestId([7; 32]);
+    const CHUNK: Question = Question::Chunk {
+        manifest: MANIFEST,
+        number: 0x0102_0304_0506,
+    };
+
+    #[tokio::test]
+    async fn what_is_asked_and_answered_is_understood() {
+        for (question, answer) in [
+            (CHUNK, Answer::Here(Bytes::from_static(b"some bytes"))),
+            (CHUNK, Answer::NotThatChunk),
+            (
+                Question::Manifest(MANIFEST),
+                Answer::Here(vec![1; 300_000].into()),
+            ),
+            (Question::Manifest(MANIFEST), Answer::Nothing),
+        ] {
+            let (mut here, mut there) = tokio::io::duplex(1 << 20);
+            let said = answer.clone();
+            let gives = tokio::spawn(async move {
+                let asked = Question::read(&mut there).await.expect("asked");
+                said.write(&mut there).await.expect("said");
+                (asked, Question::read(&mut there).await.expect("ended"))
+            });
+            assert_eq!(question.ask(&mut here).await.expect("answered"), answer);
+            drop(here);
+            assert_eq!(gives.await.expect("done"), (Some(question), None));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_makes_no_sense_is_refused_and_nothing_is_set_aside_for_it() {
+        let too_long = (CHUNK_BYTES as u32 + 1).to_le_bytes();
+        let longest = u32::MAX.to_le_bytes();
+        for answer in [
+            &[1, 0, 0, 0, 0][..],
+            &[&[1], &too_long[..]].concat(),
+            &[&[1], &longest[..]].concat(),
+            &[1, 9, 0, 0, 0, 1, 2],
+            &[2, 1, 0, 0, 0, 1],
+            &[9, 0, 0, 0, 0],
+            &[1, 0],
+        ] {
+            let (mut here, mut there) = tokio::io::duplex(1 << 10);
+            there.write_all(answer).await.expect("written");
+            there.shutdown().await.expect("ended");
+            let asked = tokio::spawn(async move { CHUNK.ask(&mut here).await });
+            // Whoever answers must not be gone before it is asked.
+            let _ = Question::read(&mut there).await;
+            assert!(asked.await.expect("done").is_err(), "{answer:?}");
+        }
+        let mut unknown = CHUNK.encode();
+        unknown[0] = 3;
+        assert!(Question::read(&mut &unknown[..]).await.is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! Parts of images from other nodes: a node that needs a chunk, or a manifest, asks those that may have it, and then the
+//! repository. What comes is checked by its hash, so that nobody has to be believed.
+
+mod asking;
+pub(crate) mod giving;
+mod messages;
+mod places;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use godwit_api::ErrorBody;
+use godwit_image::{ChunkId, Manifest, ManifestId};
+
+pub(crate) use self::asking::Asked;
+use self::messages::Question;
+use crate::images::body;
+use crate::node::Node;
+
+/// Where a chunk is in an image, and what it is.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::images) struct Part {
+    pub(in crate::images) manifest: ManifestId,
+    pub(in crate::images) number: u64,
+    pub(in crate::images) id: ChunkId,
+    /// In bytes.
+    pub(in crate::images) length: u64,
+}
+
+/// How many bytes of chunks came from where since the node started.
+#[derive(Debug, Default)]
+pub(crate) struct Fetched {
+    from_peers: AtomicU64,
+    from_repository: AtomicU64,
+}
+
+impl Fetched {
+    /// The places, and the bytes that came from there.
+    pub(crate) fn all(&self) -> [(&'static str, u64); 2] {
+        [
+            ("peers", self.from_peers.load(Ordering::Relaxed)),
+            ("repository", self.from_repository.load(Ordering::Relaxed)),
+        ]
+    }
+}
+
+/// A chunk's bytes, which are checked: from another node, or from the repository.
+///
+/// # Errors
+/// It cannot be had now; why, the repository says.
+pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBody> {
+    let question = Question::Chunk {
+        manifest: part.manifest,
+        number: part.number,
+    };
+    let right = |bytes: Bytes| {
+        let right = bytes.len() as u64 == part.length && ChunkId::of(&bytes) == part.id;
+        right.then_some(bytes)
+    };
+    let repository = async {
+        let found = node.images.repository()?.chunk(part.id, part.length).await;
+        found.map_err(|error| body(&error))
+    };
+    let (bytes, from) = places::first(
+        places::WAITS,
+        asking::quick(node, question, right),
+        repository,
+        asking::patient(node, question, right),
+    )
+    .await?;
+    let fetched = &node.images.fetched;
+    let counter = match from {
+        places::From::Peers => &fetched.from_peers,
+        places::From::Repository => &fetched.from_repository,
+    };
+    counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+    Ok(bytes)
+}
+
+/// What an image consists of, from another node or from the repository.
+///
+/// # Errors
+/// It cannot be had now; why, the repository says.
+pub(super) async fn manifest(node: &Arc<Node>, id: ManifestId) -> Result<Manifest, ErrorBody> {
+    let question = Question::Manifest(id);
+    let right = |bytes: Bytes| Manifest::decode(id, &bytes).ok();
+    let repository = async {
+        let found = node.images.repository()?.manifest(id).await;
+        found.map_err(|error| body(&error))
+    };
+    let (manifest, _) = places::first(
+        places::WAITS,
+        asking::quick(node, question, right),
+        repository,
+        asking::patient(node, question, right),
+    )
+    .await?;
+    Ok(manifest)
+}

@@ -1,0 +1,93 @@
+//! A disk is its image at once, and what was fetched or written stays.
+
+use godwit_testkit::process::wait_for;
+use godwit_testkit::scenario::{PATIENCE, Scenario, finish, load, migrate, verify};
+
+use crate::fixture::{DISK, Fixture, MIB, SIZE};
+
+#[test]
+fn a_disk_is_an_image_at_once_and_fetches_what_is_read() {
+    let turn = Scenario::begin("image_disks", "a_disk_is_an_image_at_once");
+    let fixture = Fixture::start(&["a", "b"], &[]);
+    let mut model = fixture.push_pattern(turn.seed);
+    let made = fixture.create(&["--prefetch", "off"]);
+    assert_eq!(made["missing_bytes"], SIZE, "{made}");
+    assert_eq!(
+        (&made["serves"], &made["state"]),
+        (&true.into(), &"serving".into())
+    );
+    let status = made["status"].as_str().unwrap();
+    assert!(
+        status.contains("64 MiB of it still in image 'base'"),
+        "{status}"
+    );
+
+    let mut client = fixture.connect();
+    let mut sector = [0; 512];
+    client.read_at(20 * MIB, &mut sector).unwrap();
+    let read = wait_for(PATIENCE, || {
+        Some(fixture.missing()).filter(|left| *left < SIZE)
+    });
+    let read = read.unwrap();
+    assert!(read >= SIZE - 256 * 1024, "{read} bytes are missing");
+    drop(client);
+    let stored = fixture.disk()["allocated_bytes"].as_u64().unwrap();
+    assert!(stored <= MIB, "{stored} bytes are stored");
+
+    // As long as something is missing the disk stays, and so does the image.
+    let text = fixture.image(&["rm", "base"]).unwrap_err().to_string();
+    assert!(
+        text.contains("image 'base' is in use: disk a/d still fetches from it"),
+        "{text}"
+    );
+    let text = migrate(fixture.a(), DISK, "b", &["--verify"])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("cannot be moved like that: a part of it is still in image 'base'"),
+        "{text}"
+    );
+
+    // To read all of it is to have all of it.
+    verify(fixture.a(), DISK, &mut model).unwrap();
+    fixture.becomes_whole();
+    let released = || fixture.image(&["rm", "base"]).ok();
+    assert!(wait_for(PATIENCE, released).is_some());
+    let moved = migrate(fixture.a(), DISK, "b", &["--verify"]).unwrap();
+    assert_eq!(moved["verified"], true, "{moved}");
+    verify(fixture.cluster.node("b"), DISK, &mut model).unwrap();
+}
+
+#[test]
+fn what_is_written_and_fetched_stays_whoever_dies_and_wherever_the_repository_is() {
+    let turn = Scenario::begin("image_disks", "what_is_written_and_fetched_stays");
+    let mut fixture = Fixture::start(&["a"], &[]);
+    // Without a pause all of it would be there before anything can happen.
+    let slow = ("image::chunk", "sleep(15)");
+    let a = fixture.cluster.node_mut("a");
+    a.terminate(PATIENCE).unwrap();
+    a.start(&[slow]).unwrap();
+    let model = fixture.push_pattern(turn.seed);
+    fixture.create(&[]);
+    let mut model = Some(model);
+    let mut kills = 0;
+    while fixture.disk()["image"]["fetching"] == true {
+        let client = load(fixture.a(), DISK, turn.seed, model.take().unwrap()).unwrap();
+        assert!(client.progress(100, PATIENCE), "{:?}", client.stats());
+        if kills < 3 {
+            // The clients' requests without an answer may have happened or not.
+            fixture.cluster.node_mut("a").kill();
+            let lost = client.stop(PATIENCE).clean().unwrap();
+            fixture.cluster.node_mut("a").start(&[slow]).unwrap();
+            model = Some(lost);
+            kills += 1;
+        } else {
+            fixture.becomes_whole();
+            assert!(client.progress(100, PATIENCE), "{:?}", client.stats());
+            model = Some(finish(client).unwrap());
+        }
+    }
+    assert!(kills > 0, "it was whole too soon");
+    fixture.is_there(false);
+    verify(fixture.a(), DISK, &mut model.unwrap()).unwrap();
+}

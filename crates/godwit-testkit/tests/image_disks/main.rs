@@ -1,0 +1,9 @@
+//! Disks that are created from images: usable at once, fetched as they are read, whoever dies meanwhile and whether
+//! or not the repository is there.
+
+mod bad;
+mod fetching;
+mod fixture;
+mod machines;
+mod moving;
+mod peers;
