@@ -14,6 +14,8 @@ use crate::testpmd::Testpmd;
 const VM: &str = "guest";
 /// How long an emulated guest may take to start.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// How often the guest is asked for its cards: rarely enough that it does not cost it much.
+const LOOK: Duration = Duration::from_millis(250);
 /// Its memory: what the guest's file system and its programs need, and little more, because a move copies it.
 const MEMORY: &str = "192MiB";
 
@@ -21,6 +23,7 @@ const MEMORY: &str = "192MiB";
 #[derive(Debug)]
 pub(crate) struct Machine {
     at: usize,
+    peer: Peer,
     /// Who serves its card, if that is neither QEMU nor the node.
     _testpmd: Option<Testpmd>,
 }
@@ -72,7 +75,29 @@ impl Machine {
         })?;
         Ok(Self {
             at: 0,
+            peer,
             _testpmd: testpmd,
+        })
+    }
+
+    /// Waits until the guest has all of its cards: one that was unplugged for a move comes back after it.
+    ///
+    /// # Errors
+    /// When one does not come.
+    pub(crate) fn is_whole(&self, site: &Site) -> io::Result<()> {
+        let expected = self.peer.cards_in_guest();
+        if expected == 1 {
+            return Ok(());
+        }
+        let whole = || {
+            std::thread::sleep(LOOK);
+            (site.count_cards().ok()? == expected).then_some(())
+        };
+        wait_for(PATIENCE, whole).ok_or_else(|| {
+            io::Error::other(format!(
+                "the guest has not {expected} network interfaces within {PATIENCE:?}: the card that is unplugged for a \
+                 move was not plugged in"
+            ))
         })
     }
 

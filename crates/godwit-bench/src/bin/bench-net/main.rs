@@ -15,6 +15,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
+use godwit_bench::interrupt;
 
 use crate::machine::Machine;
 use crate::options::Options;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
 
 fn bench(options: &Options) -> io::Result<()> {
     site::check()?;
+    interrupt::catch()?;
     let mut peers: Vec<PeerRuns> = Vec::new();
     let mut left_out = Vec::new();
     for peer in options.peers() {
@@ -52,6 +54,7 @@ fn bench(options: &Options) -> io::Result<()> {
     let rounds = options.rounds();
     for round in 0..rounds {
         for turn in 0..peers.len() {
+            interrupt::check()?;
             let turn = (round + turn) % peers.len();
             let runs = &mut peers[turn];
             println!("round {} of {rounds}: {}", round + 1, runs.peer.name());
@@ -76,6 +79,7 @@ fn take_turn(site: &Site, options: &Options, runs: &mut PeerRuns) -> io::Result<
     if peer.moves() {
         let mut moves = Vec::new();
         for load in loads::Load::ALL {
+            interrupt::check()?;
             let moved = measure::moving(site, &mut machine, load, options.around())?;
             println!("  {moved}");
             moves.push(moved);

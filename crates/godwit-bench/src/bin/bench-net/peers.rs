@@ -56,6 +56,14 @@ impl Peer {
         !matches!(self, Self::Failover)
     }
 
+    /// How many network interfaces its guest has: of two cards with one address the driver makes a third.
+    pub(crate) const fn cards_in_guest(self) -> usize {
+        match self {
+            Self::Failover => 3,
+            _ => 1,
+        }
+    }
+
     /// Why it cannot take part, if it cannot.
     pub(crate) fn missing(self) -> Option<String> {
         (self == Self::Testpmd && testpmd::program().is_none()).then(|| {
@@ -106,12 +114,12 @@ impl Peer {
                 "-device".to_owned(),
                 format!("virtio-net-pci,id=standby,netdev=net0,mac={MAC},failover=on,romfile="),
                 "-device".to_owned(),
-                "pcie-root-port,id=port,bus=pcie.0,chassis=9,slot=9".to_owned(),
+                "pcie-root-port,id=primary-port,bus=pcie.0,chassis=9,slot=9".to_owned(),
                 "-netdev".to_owned(),
                 tap("net1", SECOND_TAP),
                 "-device".to_owned(),
                 format!(
-                    "e1000e,id=primary,netdev=net1,mac={MAC},bus=port,failover_pair_id=standby,romfile="
+                    "e1000e,id=primary,netdev=net1,mac={MAC},bus=primary-port,failover_pair_id=standby,romfile="
                 ),
             ],
         }

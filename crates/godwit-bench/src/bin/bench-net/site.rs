@@ -124,11 +124,26 @@ impl Site {
         self.guest.join("initramfs")
     }
 
-    /// What the guest's cards have counted.
+    /// What the guest's first card has counted.
     ///
     /// # Errors
     /// When the guest does not answer.
     pub(crate) fn counters(&self) -> io::Result<Counters> {
+        let table = self.cards()?;
+        counted(&table)
+            .ok_or_else(|| io::Error::other(format!("the guest has no counters: {table}")))
+    }
+
+    /// How many cards the guest has.
+    ///
+    /// # Errors
+    /// When the guest does not answer.
+    pub(crate) fn count_cards(&self) -> io::Result<usize> {
+        Ok(cards(&self.cards()?).count())
+    }
+
+    /// What the guest's kernel says of its cards.
+    fn cards(&self) -> io::Result<String> {
         let clients = self.clients();
         std::thread::scope(|scope| {
             let asked = scope.spawn(|| {
@@ -138,8 +153,7 @@ impl Site {
                 stream.write_all(b"GET /cgi-bin/counters HTTP/1.0\r\n\r\n")?;
                 let mut text = String::new();
                 stream.take(1 << 16).read_to_string(&mut text)?;
-                counted(&text)
-                    .ok_or_else(|| io::Error::other(format!("the guest has no counters: {text}")))
+                Ok(text)
             });
             let answer = asked.join();
             answer.unwrap_or_else(|_| Err(io::Error::other("the guest was not asked")))
@@ -154,12 +168,17 @@ impl Drop for Site {
     }
 }
 
-/// The counters of the first card in what Linux says of its cards.
-fn counted(text: &str) -> Option<Counters> {
-    let line = text.lines().find_map(|line| {
+/// The counters of each card in what Linux says of its cards.
+fn cards(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| {
         let (name, counters) = line.trim().split_once(':')?;
         name.starts_with("eth").then_some(counters)
-    })?;
+    })
+}
+
+/// The counters of the first card.
+fn counted(text: &str) -> Option<Counters> {
+    let line = cards(text).next()?;
     let numbers: Vec<u64> = line
         .split_whitespace()
         .filter_map(|number| number.parse().ok())
@@ -193,6 +212,7 @@ mod tests {
             sent: 20,
         };
         assert_eq!(counted(text), Some(counters));
+        assert_eq!(cards(text).count(), 1);
         assert_eq!(counted("eth0: 1 2"), None);
         assert_eq!(counted("HTTP/1.0 404\r\n"), None);
     }

@@ -64,6 +64,7 @@ pub(crate) fn moving(
     load: Load,
     around: Duration,
 ) -> io::Result<Moved> {
+    machine.is_whole(site)?;
     let from = machine.host();
     let clients = Requests::start(site.clients(), WEB, CLIENTS, PER_SECOND);
     let pinger = Pinger::start(site.clients(), GUEST, PING_EVERY)?;
@@ -86,11 +87,14 @@ pub(crate) fn moving(
         let began = Instant::now();
         let shown = machine.migrate(site);
         let ended = Instant::now();
+        // A card that was unplugged comes back later, and clients may miss the guest then, too.
+        let whole = machine.is_whole(site);
         std::thread::sleep(around);
         stop.store(true, Ordering::Relaxed);
         let readings = reader.join();
         let readings =
             readings.unwrap_or_else(|_| Err(io::Error::other("the reader of counters panicked")));
+        let shown = whole.and(shown);
         (shown.map(|shown| (shown, began, ended)), readings)
     });
     let after = Instant::now();

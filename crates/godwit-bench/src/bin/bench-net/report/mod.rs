@@ -5,6 +5,7 @@ mod targets;
 
 use std::io;
 
+use godwit_bench::environment::{self, Environment};
 use godwit_testkit::process::target_dir;
 use godwit_testkit::report::{median, write_report};
 use serde::Serialize;
@@ -15,6 +16,9 @@ use crate::measure::{Moved, Steady};
 use crate::options::Options;
 use crate::peers::Peer;
 use targets::Target;
+
+/// Those that take part beside `godwit` and tell their version.
+const PROGRAMS: [&str; 2] = ["qemu-system-x86_64", "iperf3"];
 
 /// What one peer did, round by round.
 #[derive(Debug)]
@@ -37,6 +41,7 @@ pub(crate) struct LeftOut {
 #[derive(Debug, Serialize)]
 struct Report {
     quick: bool,
+    environment: Environment,
     rounds: usize,
     /// Seconds of each measurement under steady load.
     seconds: u64,
@@ -133,6 +138,7 @@ pub(crate) fn conclude(
 ) -> io::Result<()> {
     let report = Report {
         quick: options.quick,
+        environment: environment::read(&target_dir(), &PROGRAMS)?,
         rounds: options.rounds(),
         seconds: options.seconds(),
         left_out,

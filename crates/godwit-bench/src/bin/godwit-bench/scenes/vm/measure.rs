@@ -4,10 +4,10 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use godwit_bench::cpu::{Meter, Sweep};
+use godwit_bench::interrupt;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{GuestConsole, GuestLoad, format_image};
 
-use crate::interrupt;
 use crate::noise::await_quiet;
 use crate::report::{VmGuest, VmMove, VmSeen};
 use crate::scenes::vm::mover::{Machine, Mover};
