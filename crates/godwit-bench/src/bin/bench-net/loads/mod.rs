@@ -42,6 +42,15 @@ impl Load {
         }
     }
 
+    /// How often the clocked clients ask beside it, as far as the guest comes to it: less often where their requests
+    /// would take an emulated processor from the load.
+    pub(crate) const fn requests_per_second(self) -> u32 {
+        match self {
+            Self::Quiet => 1000,
+            Self::Stream | Self::Web => 200,
+        }
+    }
+
     /// Starts it.
     ///
     /// # Errors

@@ -13,10 +13,8 @@ use crate::loads::{Load, Running};
 use crate::machine::Machine;
 use crate::site::{GUEST, Site, WEB};
 
-/// Clients that ask the guest's web server for a few bytes, and how often each does: a thousand times a second together,
-/// as far as the server comes to it.
+/// Clients that ask the guest's web server for a few bytes, one request at a time.
 const CLIENTS: u32 = 8;
-const PER_SECOND: u32 = 125;
 /// Longest wait for the first answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Rarely enough that a guest on an emulated processor, whose kernel answers them before its programs run, has time for
@@ -69,7 +67,8 @@ pub(crate) fn moving(
 ) -> io::Result<Moved> {
     machine.is_whole(site)?;
     let from = machine.host();
-    let clients = Requests::start(site.clients(), WEB, CLIENTS, PER_SECOND);
+    let per_second = load.requests_per_second() / CLIENTS;
+    let clients = Requests::start(site.clients(), WEB, CLIENTS, per_second);
     let pinger = Pinger::start(site.clients(), GUEST, PING_EVERY)?;
     let began = Instant::now();
     while clients.between(began, Instant::now()).answers < CLIENTS as usize {
