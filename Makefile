@@ -180,6 +180,17 @@ bench-vhost:
 	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
 	target/release/bench-vhost
 
+# A machine's network card under load and while the machine moves, beside QEMU's own and others: docs/lab/network.md.
+# Needs root. Twenty minutes; BENCH=--quick takes four, and shows little more than that everything runs.
+.PHONY: bench-net
+bench-net:
+	scripts/install-deps
+	scripts/install-qemu
+	scripts/install-net-peers
+	scripts/build-net-guest >/dev/null
+	$(CARGO) build --release --locked -p godwit-cli -p godwit-bench --bins
+	target/release/bench-net $(BENCH)
+
 # A disk that does not move, beside another build of godwit: make bench-sla-steady BASELINE=PATH
 bench-sla-steady: bench-sla-build
 	target/release/bench-sla steady --baseline $(BASELINE)

@@ -56,11 +56,34 @@ impl Lan {
             ])?;
             switch.ip(&["link", "set", &port, "master", BRIDGE, "up"])?;
             host.ip(&["link", "set", "up0", "master", BRIDGE, "up"])?;
-            host.ip(&["tuntap", "add", Self::TAP, "mode", "tap"])?;
-            host.ip(&["link", "set", Self::TAP, "master", BRIDGE, "up"])?;
             lan.hosts.push(host);
         }
+        lan.add_taps(Self::TAP)?;
         Ok(lan)
+    }
+
+    /// Makes one more tap of this name on each host.
+    ///
+    /// # Errors
+    /// When `ip` fails.
+    pub fn add_taps(&self, name: &str) -> io::Result<()> {
+        for host in &self.hosts {
+            host.ip(&["tuntap", "add", name, "mode", "tap"])?;
+            plug(host, name)?;
+        }
+        Ok(())
+    }
+
+    /// Plugs an interface that somebody made on a host into its bridge.
+    ///
+    /// # Errors
+    /// When `ip` fails, or when there is no such host.
+    pub fn plug(&self, host: usize, interface: &str) -> io::Result<()> {
+        let host = self.hosts.get(host);
+        plug(
+            host.ok_or_else(|| io::Error::other("no such host"))?,
+            interface,
+        )
     }
 
     /// Plugs a port into the switch's bridge whose address is an ordinary card's, for virtual machines that are on the
@@ -95,6 +118,10 @@ impl Lan {
     pub fn hosts(&self) -> &[Namespace] {
         &self.hosts
     }
+}
+
+fn plug(host: &Namespace, interface: &str) -> io::Result<()> {
+    host.ip(&["link", "set", interface, "master", BRIDGE, "up"])
 }
 
 fn add_bridge(namespace: &Namespace) -> io::Result<()> {

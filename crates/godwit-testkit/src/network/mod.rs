@@ -5,6 +5,7 @@ mod lan;
 mod link;
 mod namespace;
 mod ping;
+mod requests;
 mod talk;
 mod traffic;
 
@@ -13,5 +14,6 @@ pub use link::Link;
 pub use namespace::Namespace;
 use namespace::inside;
 pub use ping::{Ping, Pinger};
+pub use requests::{Answer, Requests, Service};
 pub use talk::{Talk, Talked};
 pub use traffic::{Priority, Traffic};

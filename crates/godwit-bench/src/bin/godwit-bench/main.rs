@@ -1,7 +1,6 @@
 //! Godwit beside its peers, on one machine, in one run: see bench/README.md for the scenes and how
 //! to read the report.
 
-mod interrupt;
 mod noise;
 mod options;
 mod qmp;
@@ -16,11 +15,22 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, ValueEnum};
+use godwit_bench::{environment, interrupt};
 
 use self::noise::Noise;
 use self::options::{Arguments, Command, Extent, Options, Scene};
 use self::report::Report;
 use self::suite::Suite;
+
+/// What takes part beside `godwit`.
+const PROGRAMS: [&str; 6] = [
+    "qemu-system-x86_64",
+    "qemu-storage-daemon",
+    "qemu-nbd",
+    "fio",
+    "nbdkit",
+    "nbdcopy",
+];
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
@@ -41,7 +51,7 @@ fn main() -> ExitCode {
 fn bench(extent: Extent, options: &Options) -> io::Result<()> {
     interrupt::catch()?;
     std::fs::create_dir_all(&options.out)?;
-    let mut report = Report::new(extent, report::environment::read(&options.out)?);
+    let mut report = Report::new(extent, environment::read(&options.out, &PROGRAMS)?);
     report.settle_seconds = options.settle(extent).as_secs();
     let mut suite = Suite::new(report, &options.out.join("report.json"));
     let noise = Noise::begin()?;

@@ -3,9 +3,9 @@
 use std::io;
 use std::time::Duration;
 
+use godwit_bench::interrupt;
 use serde::{Deserialize, Serialize};
 
-use crate::interrupt;
 use crate::report::Report;
 
 /// Of all CPU time, the part that a hypervisor may have given to others.

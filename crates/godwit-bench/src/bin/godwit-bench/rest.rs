@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use godwit_bench::interrupt;
 use godwit_testkit::process::run;
 use serde_json::Value;
-
-use crate::interrupt;
 
 /// A disk at rest answers 99.99 % of the writes of a probe within this.
 const AT_REST: Duration = Duration::from_millis(5);

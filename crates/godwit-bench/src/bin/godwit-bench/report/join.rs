@@ -99,13 +99,27 @@ pub(crate) fn measured(report: &Report) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use godwit_bench::environment::Environment;
+
     use super::*;
     use crate::options::Extent;
     use crate::scenes::migrate::targets::tests::cell;
 
+    /// A machine.
+    fn environment() -> Environment {
+        Environment {
+            cpu: "fast".to_owned(),
+            cores: 2,
+            memory_bytes: 24 << 30,
+            kernel: "6.1.0-cloud".to_owned(),
+            file_system: "ext4".to_owned(),
+            programs: Vec::new(),
+        }
+    }
+
     /// A report that counts, of randwrite at such a rate.
     fn report(rate: f64) -> Report {
-        let mut report = Report::new(Extent::Quick, crate::report::environment::tests::some());
+        let mut report = Report::new(Extent::Quick, environment());
         report.state = State::Complete;
         let mut cell = cell("godwit", Some(2.0), rate, 1000.0, 1.0);
         cell.rate_mbps = Some(rate);

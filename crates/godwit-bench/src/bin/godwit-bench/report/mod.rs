@@ -1,11 +1,11 @@
 //! `target/bench/report.json`: what tools read, and from which `docs/benchmarks.md` is made.
 
 pub(crate) mod document;
-pub(crate) mod environment;
 pub(crate) mod join;
 pub(crate) mod plots;
 pub(crate) mod targets;
 
+use godwit_bench::environment::Environment;
 use godwit_bench::steady::Measured;
 use godwit_testkit::fio::Window;
 use godwit_testkit::report::median;
@@ -13,7 +13,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::noise::Noise;
 use crate::options::Extent;
-use crate::report::environment::Environment;
 use crate::report::targets::Target;
 
 /// Whether a report counts.

@@ -6,13 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use godwit_bench::interrupt;
 use godwit_bench::plain_copy::copy;
 use godwit_testkit::fio::{RunningFio, now_ms};
 use godwit_testkit::image::write_random;
 use godwit_testkit::process::scratch_dir;
 use godwit_testkit::report::median;
 
-use crate::interrupt;
 use crate::noise::{AGREE, await_quiet, disagree};
 use crate::options::{Extent, Options};
 use crate::report::{DiskLimit, DiskLimitRound, Guest, Seen, spread};

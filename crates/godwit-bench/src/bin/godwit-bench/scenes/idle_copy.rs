@@ -3,10 +3,10 @@
 use std::io;
 
 use godwit_bench::idle_copy::{IdleDisk, Way};
+use godwit_bench::interrupt;
 use godwit_testkit::process::scratch_dir;
 use godwit_testkit::report::median;
 
-use crate::interrupt;
 use crate::noise::{AGREE, await_quiet, disagree};
 use crate::options::{Extent, Options};
 use crate::report::targets::Target;

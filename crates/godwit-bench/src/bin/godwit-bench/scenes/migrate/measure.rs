@@ -3,10 +3,10 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use godwit_bench::interrupt;
 use godwit_bench::moved::compare_images;
 use godwit_testkit::fio::{FioReport, RunningFio, now_ms};
 
-use crate::interrupt;
 use crate::noise::await_quiet;
 use crate::options::Extent;
 use crate::report::{Guest, Move, Point, Seen};

@@ -11,12 +11,12 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use godwit_bench::interrupt;
 use godwit_bench::steady::{FrontEnd, Kind, Measured, Server, Stamps, Workload};
 use godwit_testkit::process::scratch_dir;
 use godwit_testkit::report::median;
 
 pub(crate) use self::goals::targets;
-use crate::interrupt;
 use crate::noise::{AGREE, await_quiet, disagree};
 use crate::options::{Extent, Options};
 use crate::report::Steady;

@@ -3,13 +3,13 @@
 use std::io;
 use std::time::{Duration, Instant};
 
+use godwit_bench::cpu::{Meter, Sweep};
+use godwit_bench::interrupt;
 use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{GuestConsole, GuestLoad, format_image};
 
-use crate::interrupt;
 use crate::noise::await_quiet;
 use crate::report::{VmGuest, VmMove, VmSeen};
-use crate::scenes::vm::cpu::{Meter, Sweep};
 use crate::scenes::vm::mover::{Machine, Mover};
 use crate::site::Site;
 
@@ -37,9 +37,10 @@ pub(crate) fn measure(
     format_image(&site.image())?;
     let disk_at_rest = site.settle()?;
     await_quiet()?;
-    let _sweep = Sweep(&site.link);
+    let ends = vec![site.link.left(), site.link.right()];
+    let _sweep = Sweep(ends.clone());
     let mut machine = mover.start(site, load)?;
-    let mut cpu = Meter::new(&site.link);
+    let mut cpu = Meter::new(ends);
     interrupt::sleep(WARM_UP)?;
 
     let (quiet, used) = (Watch::begin(machine.console())?, cpu.look()?);

@@ -2,7 +2,6 @@
 //! by QEMU as libvirt drives it, in turn.
 
 mod cell;
-mod cpu;
 mod end;
 mod godwit;
 mod measure;

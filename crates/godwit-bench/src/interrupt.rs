@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// When the handlers cannot be set.
-pub(crate) fn catch() -> io::Result<()> {
+pub fn catch() -> io::Result<()> {
     for signal in [Signal::INT, Signal::TERM] {
         register_signal_handler(signal.as_raw(), note).map_err(io::Error::from)?;
     }
@@ -34,7 +34,7 @@ extern "C" fn note(_signal: c_int, _information: *mut siginfo_t, _context: *mut 
 ///
 /// # Errors
 /// When it was interrupted.
-pub(crate) fn check() -> io::Result<()> {
+pub fn check() -> io::Result<()> {
     if INTERRUPTED.load(Ordering::Relaxed) {
         return Err(io::Error::new(
             io::ErrorKind::Interrupted,
@@ -48,7 +48,7 @@ pub(crate) fn check() -> io::Result<()> {
 ///
 /// # Errors
 /// When the run was interrupted.
-pub(crate) fn sleep(how_long: Duration) -> io::Result<()> {
+pub fn sleep(how_long: Duration) -> io::Result<()> {
     let end = Instant::now() + how_long;
     loop {
         check()?;

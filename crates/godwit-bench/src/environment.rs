@@ -9,46 +9,37 @@ use serde::{Deserialize, Serialize};
 
 /// The machine and the programs, without its name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Environment {
+pub struct Environment {
     /// What the CPU says that it is.
-    pub(crate) cpu: String,
+    pub cpu: String,
     /// CPUs that the suite may use.
-    pub(crate) cores: usize,
+    pub cores: usize,
     /// Memory in bytes.
-    pub(crate) memory_bytes: u64,
+    pub memory_bytes: u64,
     /// Version of the kernel.
-    pub(crate) kernel: String,
+    pub kernel: String,
     /// Kind of the file system that holds the images.
-    pub(crate) file_system: String,
+    pub file_system: String,
     /// Every program's own words about its version.
-    pub(crate) programs: Vec<Program>,
+    pub programs: Vec<Program>,
 }
 
 /// A program that took part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Program {
+pub struct Program {
     /// Its name.
-    pub(crate) name: String,
+    pub name: String,
     /// The first line of what it prints about its version.
-    pub(crate) version: String,
+    pub version: String,
 }
 
-const PROGRAMS: [&str; 6] = [
-    "qemu-system-x86_64",
-    "qemu-storage-daemon",
-    "qemu-nbd",
-    "fio",
-    "nbdkit",
-    "nbdcopy",
-];
-
-/// Looks at this machine, with images in `images`.
+/// Looks at this machine, with images in `images`, at these programs, which know `--version`, and at `godwit`.
 ///
 /// # Errors
 /// When a program is missing or `/proc` does not tell.
-pub(crate) fn read(images: &Path) -> io::Result<Environment> {
+pub fn read(images: &Path, programs: &[&str]) -> io::Result<Environment> {
     let read = std::fs::read_to_string;
-    let mut programs = PROGRAMS
+    let mut programs = programs
         .iter()
         .map(|name| version(Command::new(name), name))
         .collect::<io::Result<Vec<_>>>()?;
@@ -96,20 +87,8 @@ fn file_system(mounts: &str, path: &Path) -> String {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// A machine.
-    pub(crate) fn some() -> Environment {
-        Environment {
-            cpu: "fast".to_owned(),
-            cores: 2,
-            memory_bytes: 24 << 30,
-            kernel: "6.1.0-cloud".to_owned(),
-            file_system: "ext4".to_owned(),
-            programs: Vec::new(),
-        }
-    }
 
     #[test]
     fn the_closest_mount_counts() {
