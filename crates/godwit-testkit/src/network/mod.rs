@@ -6,12 +6,13 @@ mod link;
 mod namespace;
 mod ping;
 mod talk;
+mod testpmd;
 mod traffic;
 
 pub use lan::Lan;
 pub use link::Link;
-pub use namespace::Namespace;
-use namespace::inside;
+pub use namespace::{Namespace, inside};
 pub use ping::{Ping, Pinger};
 pub use talk::{Talk, Talked};
+pub use testpmd::Testpmd;
 pub use traffic::{Priority, Traffic};
