@@ -220,7 +220,7 @@ fn testpmd_sends_and_receives_through_a_nodes_nic_which_goes_on_at_another_node(
     let cluster = machine(&lan, "tap=tap0")?;
     let (a, b) = (cluster.node("a"), cluster.node("b"));
     let heard = hear(lan.switch())?;
-    let driver = Testpmd::start(&socket(a), 1, cluster.dir(), "first", &datagrams(0))?;
+    let driver = Testpmd::start(&socket(a), cluster.dir(), "first", &[datagrams(0)])?;
     let left = || (counter(a, "sent_packets").ok()? == u64::from(SENDS)).then_some(());
     wait_for(PATIENCE, left).unwrap_or_else(|| panic!("{:?}\n{}", nic(a), driver.said()));
     let sender = Sender::start(lan.switch());
@@ -239,7 +239,7 @@ fn testpmd_sends_and_receives_through_a_nodes_nic_which_goes_on_at_another_node(
         .godwit(&["migrate", &format!("vm/{VM}"), "--to", "b"])
         .json()?;
     let at_first = driver.finish()?;
-    let driver = Testpmd::start(&socket(b), 1, cluster.dir(), "second", &datagrams(SENDS))?;
+    let driver = Testpmd::start(&socket(b), cluster.dir(), "second", &[datagrams(SENDS)])?;
     let left = || (counter(b, "sent_packets").ok()? == u64::from(2 * SENDS)).then_some(());
     wait_for(PATIENCE, left).unwrap_or_else(|| panic!("{:?}\n{}", nic(b), driver.said()));
     wait_for(PATIENCE, || (nic(b).ok()?["waiting"] == 0).then_some(()));
@@ -274,6 +274,47 @@ fn testpmd_sends_and_receives_through_a_nodes_nic_which_goes_on_at_another_node(
     let counted = counted..=counter(b, "received_packets")?;
     assert!(counted.contains(&frames), "{counted:?}: {frames}");
     b.godwit(&["vm", "stop", VM, "--force"]).text()?;
+    Ok(())
+}
+
+#[test]
+#[ignore = "needs DPDK: make test-testpmd"]
+fn testpmd_uses_two_pairs_of_queues() -> io::Result<()> {
+    /// Ports that numbers come from: the host spreads what comes from many over its queues.
+    const PORTS: u32 = 50;
+    let lan = Lan::new(2)?;
+    let cluster = machine(&lan, "bridge=br0,queues=2")?;
+    let a = cluster.node("a");
+    let heard = hear(lan.switch())?;
+    let sends = [datagrams(0), datagrams(SENDS)];
+    let driver = Testpmd::start(&socket(a), cluster.dir(), "two", &sends)?;
+    let mut heard = heard.join().expect("does not panic")?;
+    heard.sort_unstable();
+    let shown = nic(a)?;
+    let said = driver.said();
+    assert_eq!(heard, (0..2 * SENDS).collect::<Vec<_>>(), "{shown}\n{said}");
+    let sockets = inside(lan.switch(), || {
+        let sockets = (0..PORTS).map(|_| UdpSocket::bind("0.0.0.0:0"));
+        sockets.collect::<io::Result<Vec<_>>>()
+    });
+    let sockets = sockets.join().expect("does not panic")?;
+    for number in 0..10 * PORTS {
+        let socket = &sockets[(number % PORTS) as usize];
+        socket.send_to(&number.to_be_bytes(), (DRIVER, PORT))?;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let shown = nic(a)?;
+    let frames = driver.finish()?;
+    let mut got: Vec<u32> = frames.iter().filter_map(|frame| number(frame)).collect();
+    got.sort_unstable();
+    assert_eq!(got, (0..10 * PORTS).collect::<Vec<_>>(), "{shown}");
+    for pair in 0..2 {
+        let pair = &shown["queues"][pair];
+        assert_eq!(pair["sent_packets"], SENDS, "{shown}");
+        assert!(pair["received_packets"].as_u64() > Some(100), "{shown}");
+    }
+    a.godwit(&["vm", "stop", VM, "--force"]).text()?;
     Ok(())
 }
 

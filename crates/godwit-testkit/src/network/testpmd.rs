@@ -20,43 +20,40 @@ const FRAME_HEADER: usize = 16;
 #[derive(Debug)]
 pub struct Testpmd {
     process: Process,
-    received: PathBuf,
+    /// Of each pair.
+    received: Vec<PathBuf>,
     log: PathBuf,
 }
 
 impl Testpmd {
-    /// Connects one to the NIC at this socket, with so many pairs of queues. It sends these frames at once, which must
-    /// fit the NIC's ring together. Its files are in this folder, and begin with this name.
+    /// Connects one to the NIC at this socket, with a pair of queues for each of these lists of frames, which it sends at once
+    /// by that pair, and which must fit the pair's ring. Its files are in this folder, and begin with this name.
     ///
     /// # Errors
     /// When it is not installed (`scripts/install-testpmd`), or a file cannot be written.
     pub fn start(
         socket: &Path,
-        pairs: u16,
         folder: &Path,
         name: &str,
-        sends: &[Vec<u8>],
+        sends: &[Vec<Vec<u8>>],
     ) -> io::Result<Self> {
         let file = |end: &str| folder.join(format!("{name}.{end}"));
-        let (sent, received, log) = (file("sent.pcap"), file("received.pcap"), file("log"));
-        std::fs::write(&sent, pcap(sends))?;
+        let (mut files, mut received) = (String::from("net_pcap0"), Vec::new());
+        for (pair, frames) in sends.iter().enumerate() {
+            let sent = file(&format!("sent{pair}.pcap"));
+            std::fs::write(&sent, pcap(frames))?;
+            let gets = file(&format!("received{pair}.pcap"));
+            files += &format!(",rx_pcap={},tx_pcap={}", sent.display(), gets.display());
+            received.push(gets);
+        }
+        let queues = sends.len().to_string();
+        let log = file("log");
+        // With several pairs its driver wants a control queue, which it answers itself.
         let nic = format!(
-            "virtio_user0,path={},queues={pairs},queue_size=256",
+            "virtio_user0,path={},queues={queues},queue_size=256,cq=1",
             socket.display()
         );
-        // Of files each queue has its own name or all the same.
-        let files = (0..pairs).map(|pair| match pair {
-            0 => format!(",rx_pcap={},tx_pcap={}", sent.display(), received.display()),
-            _ => format!(
-                ",rx_pcap={},tx_pcap={}",
-                file("none").display(),
-                file(&pair.to_string()).display()
-            ),
-        });
-        let files = format!("net_pcap0{}", files.collect::<String>());
-        std::fs::write(file("none"), pcap(&[]))?;
         let prefix = format!("godwit-{}-{name}", std::process::id());
-        let queues = pairs.to_string();
         // It says goodbye to a NIC that may have gone before it.
         let mut command = Command::new("env");
         command
@@ -88,7 +85,7 @@ impl Testpmd {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends it, and gives every frame that the NIC gave it, in order.
+    /// Ends it, and gives every frame that the NIC gave it, in order, pair by pair.
     ///
     /// # Errors
     /// When it does not end as it should, with what it said.
@@ -100,7 +97,11 @@ impl Testpmd {
             let said = self.said();
             return Err(io::Error::other(format!("testpmd {status}:\n{said}")));
         }
-        frames(&std::fs::read(&self.received)?)
+        let mut all = Vec::new();
+        for file in &self.received {
+            all.extend(frames(&std::fs::read(file)?)?);
+        }
+        Ok(all)
     }
 }
 
