@@ -68,6 +68,14 @@ test-nics: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 nics::
 
+# A NIC that a node serves, driven by DPDK's testpmd. Needs root, for network namespaces.
+.PHONY: test-testpmd
+test-testpmd: guest
+	scripts/install-testpmd
+	$(CARGO) build --locked -p godwit-cli --features failpoints
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test foreign_front_end -- --ignored --nocapture --test-threads 1
+
 # The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows.
 .PHONY: test-memory-deaths
 test-memory-deaths: guest

@@ -30,27 +30,36 @@ use vm_memory::{Bytes, GuestAddress};
 const MEMORY: u64 = 0x10000;
 /// Descriptors of each ring.
 const SIZE: u16 = 16;
-/// Where the second ring begins.
+/// How far apart the rings are.
 const RING: u64 = 0x200;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(4);
 /// The features that a driver may take here: version 1, mergeable buffers, checksums, an event index.
 const FEATURES: [u64; 4] = [1 << 32, 1 << 15, 1 << 1, 1 << 29];
 
+/// Pairs of queues.
+const PAIRS: u16 = 2;
+/// Their rings.
+const RINGS: u16 = 2 * PAIRS;
+
 struct Bed {
     device: NetDevice,
-    network: UnixDatagram,
+    networks: Vec<UnixDatagram>,
 }
 
 static BED: LazyLock<Bed> = LazyLock::new(|| {
-    let (uplink, network) = UnixDatagram::pair().expect("sockets");
-    for socket in [&uplink, &network] {
-        socket.set_nonblocking(true).expect("does not block");
-    }
-    let uplink = Uplink::from_packets(OwnedFd::from(uplink));
+    let pair = |_| {
+        let (queue, network) = UnixDatagram::pair().expect("sockets");
+        for socket in [&queue, &network] {
+            socket.set_nonblocking(true).expect("does not block");
+        }
+        (OwnedFd::from(queue), network)
+    };
+    let (queues, networks): (Vec<OwnedFd>, _) = (0..PAIRS).map(pair).unzip();
+    let uplink = Uplink::from_packets(queues);
     let nic = Nic::new(Mac([2, 0, 0, 0, 0, 1]));
     let (device, _) = NetDevice::spawn("fuzz", nic, uplink).expect("a thread");
-    Bed { device, network }
+    Bed { device, networks }
 });
 
 impl Bed {
@@ -71,11 +80,13 @@ impl Bed {
     /// What has left makes sense.
     fn check_sent(&self) {
         let mut packet = vec![0; LARGEST + 1];
-        loop {
-            match self.network.recv(&mut packet) {
-                Ok(length) => assert!((SMALLEST..=LARGEST).contains(&length), "{length}"),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) => panic!("{error}"),
+        for network in &self.networks {
+            loop {
+                match network.recv(&mut packet) {
+                    Ok(length) => assert!((SMALLEST..=LARGEST).contains(&length), "{length}"),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) => panic!("{error}"),
+                }
             }
         }
     }
@@ -127,14 +138,14 @@ fuzz_target!(|data: &[u8]| {
     let _ = bed.step(FrontEndCommand::Features { features });
     let ram = Arc::new(ram(content));
     let _ = bed.step(FrontEndCommand::Memory { ram });
-    for ring in 0..2 {
+    for ring in 0..RINGS {
         let setup = setup(u64::from(ring) * RING, u16::from(base), taken & 8 != 0);
         let _ = bed.step(FrontEndCommand::Start { ring, setup });
     }
     let packet = vec![7; SMALLEST + usize::from(length) * 16];
-    for _ in 0..packets % 8 {
+    for number in 0..usize::from(packets % 8) {
         // The NIC may leave them where they are until the socket takes no more.
-        let _ = bed.network.send(&packet);
+        let _ = bed.networks[number % 2].send(&packet);
     }
     for _ in 0..3 {
         // Between two answers the thread looks at each ring.
@@ -143,7 +154,11 @@ fuzz_target!(|data: &[u8]| {
             enabled: true,
         });
     }
-    for ring in 0..2 {
+    // A driver that uses a pair no more, or uses it again.
+    for enabled in [packets & 16 == 0, packets & 32 == 0] {
+        let _ = bed.step(FrontEndCommand::Enable { ring: 2, enabled });
+    }
+    for ring in 0..RINGS {
         let _ = bed.step(FrontEndCommand::Stop { ring });
     }
     bed.step(FrontEndCommand::Detach).expect("leaves");

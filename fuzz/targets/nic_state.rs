@@ -23,9 +23,14 @@ fuzz_target!(|data: &[u8]| {
     };
     let again = State::decode(&state.encode());
     assert!(again.is_ok(), "what was decoded can be encoded");
-    let mut nic = Nic::arriving(state.mac);
+    let mut nic = Nic::arriving(state.mac).with_pairs(state.paces.len());
     nic.write_state(state).expect("its own state");
     nic.take_over(false);
+    for frame in nic.announcements() {
+        let packet = [&[0; 12], frame.as_slice()].concat();
+        nic.sent(&frame, packet.len());
+        nic.from_uplink(&packet, false);
+    }
     while nic.for_guest().is_some() {
         nic.took_first();
     }

@@ -4,31 +4,39 @@
 //!
 //! ```text
 //! "GWNIC" | version u8 | MAC 6 | counters: count u16, u64 each
-//! | addresses: count u8, each 4 or 6 and its bytes
-//! | pace: buffers that the guest has offered u16, packets ahead of it: count u8, buffers of each u16
+//! | addresses: count u8, each its VLAN u16 (0 is none), 4 or 6, and its bytes
+//! | pairs of queues: count u8, each buffers that the guest has offered u16,
+//!   and packets ahead of it: count u16, buffers of each u16
 //! | token of the move 16 | packets: count u32, each length u32 and its bytes
 //! | the first 16 bytes of the BLAKE3 hash of all that stands before
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use godwit_vhost::features::MOST_RINGS;
+
 use crate::frame::announce::Token;
 use crate::frame::packet::{LARGEST, SMALLEST};
+use crate::frame::source::{Source, Vlan};
 use crate::mac::Mac;
 use crate::state::addresses::{AddressBook, MOST_ADDRESSES};
 use crate::state::counters::{COUNT, Counters};
 use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
-use crate::state::pace::Pace;
+use crate::state::pace::{MOST_IN_RING, Pace};
+
+/// Most pairs of queues of a NIC.
+pub const MOST_PAIRS: usize = MOST_RINGS as usize / 2;
 
 const MAGIC: &[u8; 5] = b"GWNIC";
 
 /// What this crate writes, and the only one that it reads.
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 const HASH: usize = 16;
 
 /// Most bytes of a state: what everything in it may take at most.
-pub const MOST_STATE_BYTES: usize = MOST_BYTES + MOST_PACKETS * 4 + 4096;
+pub const MOST_STATE_BYTES: usize =
+    MOST_BYTES + MOST_PACKETS * 4 + MOST_PAIRS * (4 + MOST_IN_RING * 2) + 4096;
 
 /// Everything that a NIC is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,8 +47,8 @@ pub struct State {
     pub counters: Counters,
     /// The addresses that the guest used lately.
     pub addresses: AddressBook,
-    /// How far the guest is behind what it was given.
-    pub pace: Pace,
+    /// How far the guest is behind what it was given, by each pair of queues.
+    pub paces: Vec<Pace>,
     /// What the announcement of this move says.
     pub token: Token,
     /// Packets that wait for the guest, in order.
@@ -81,7 +89,9 @@ impl State {
             bytes.extend_from_slice(&number.to_le_bytes());
         }
         bytes.push(self.addresses.iter().len() as u8);
-        for address in self.addresses.iter() {
+        for Source { vlan, address } in self.addresses.iter() {
+            let vlan = vlan.map_or(0, Vlan::number);
+            bytes.extend_from_slice(&vlan.to_le_bytes());
             match address {
                 IpAddr::V4(address) => {
                     bytes.push(4);
@@ -93,10 +103,13 @@ impl State {
                 }
             }
         }
-        bytes.extend_from_slice(&self.pace.offered_so_far().to_le_bytes());
-        bytes.push(self.pace.ahead().len() as u8);
-        for buffers in self.pace.ahead() {
-            bytes.extend_from_slice(&buffers.to_le_bytes());
+        bytes.push(self.paces.len() as u8);
+        for pace in &self.paces {
+            bytes.extend_from_slice(&pace.offered_so_far().to_le_bytes());
+            bytes.extend_from_slice(&(pace.ahead().len() as u16).to_le_bytes());
+            for buffers in pace.ahead() {
+                bytes.extend_from_slice(&buffers.to_le_bytes());
+            }
         }
         bytes.extend_from_slice(&self.token.0);
         put_packets(&mut bytes, &self.held);
@@ -126,29 +139,35 @@ impl State {
         }
         let mut found = Vec::with_capacity(usize::from(count));
         for _ in 0..count {
+            let vlan = match u16::from_le_bytes(reader.array()?) {
+                0 => None,
+                number => {
+                    Some(Vlan::new(number).ok_or(CloneError::Range("there is no such VLAN"))?)
+                }
+            };
             let address: IpAddr = match reader.array()? {
                 [4] => Ipv4Addr::from(reader.array::<4>()?).into(),
                 [6] => Ipv6Addr::from(reader.array::<16>()?).into(),
                 _ => return Err(CloneError::Range("an address is of no known kind")),
             };
-            found.push(address);
+            found.push(Source { vlan, address });
         }
         let mut addresses = AddressBook::default();
         found
             .into_iter()
             .rev()
             .for_each(|address| addresses.used(address));
-        let offered = u16::from_le_bytes(reader.array()?);
         let [count] = reader.array()?;
-        let ahead = (0..count).map(|_| Ok(u16::from_le_bytes(reader.array()?)));
-        let ahead = ahead.collect::<Result<Vec<u16>, CloneError>>()?;
-        let pace = Pace::from_told(ahead, offered)
-            .ok_or(CloneError::Range("no guest is so far behind"))?;
+        if !(1..=MOST_PAIRS).contains(&usize::from(count)) {
+            return Err(CloneError::Range("it has no pair of queues, or too many"));
+        }
+        let paces = (0..count).map(|_| reader.pace());
+        let paces = paces.collect::<Result<Vec<Pace>, CloneError>>()?;
         let token = Token(reader.array()?);
         let held = reader.packets()?;
         reader.end()?;
         Ok(Self {
-            pace,
+            paces,
             token,
             mac,
             counters: Counters::from_array(numbers),
@@ -227,6 +246,18 @@ impl<'a> Reader<'a> {
         Ok(here)
     }
 
+    fn pace(&mut self) -> Result<Pace, CloneError> {
+        const BEHIND: CloneError = CloneError::Range("no guest is so far behind");
+        let offered = u16::from_le_bytes(self.array()?);
+        let count = u16::from_le_bytes(self.array()?);
+        if usize::from(count) > MOST_IN_RING {
+            return Err(BEHIND);
+        }
+        let ahead = (0..count).map(|_| Ok(u16::from_le_bytes(self.array()?)));
+        let ahead = ahead.collect::<Result<Vec<u16>, CloneError>>()?;
+        Pace::from_told(ahead, offered).ok_or(BEHIND)
+    }
+
     fn packets(&mut self) -> Result<Vec<Packet>, CloneError> {
         let count = u32::from_le_bytes(self.array()?) as usize;
         if count > MOST_PACKETS {
@@ -261,15 +292,15 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::pace::MOST_AHEAD;
     use proptest::prelude::*;
 
     fn states() -> impl Strategy<Value = State> {
         let packets =
             prop::collection::vec(prop::collection::vec(any::<u8>(), SMALLEST..200), 0..20);
-        let addresses = prop::collection::vec(any::<IpAddr>(), 0..MOST_ADDRESSES);
-        let pace = (prop::collection::vec(1_u16.., 0..MOST_AHEAD), any::<u16>());
-        let others = (pace, any::<[u8; 16]>());
+        let addresses = prop::collection::vec((0_u16..4095, any::<IpAddr>()), 0..MOST_ADDRESSES);
+        let pace = (prop::collection::vec(1_u16.., 0..300), any::<u16>());
+        let paces = prop::collection::vec(pace, 1..=MOST_PAIRS);
+        let others = (paces, any::<[u8; 16]>());
         (
             any::<[u8; 6]>(),
             any::<[u64; COUNT]>(),
@@ -277,23 +308,27 @@ mod tests {
             packets,
             others,
         )
-            .prop_map(
-                |(mut mac, numbers, found, packets, ((ahead, offered), token))| {
-                    mac[0] &= 0xfe;
-                    let mut addresses = AddressBook::default();
-                    found
-                        .into_iter()
-                        .for_each(|address| addresses.used(address));
-                    State {
-                        mac: Mac(mac),
-                        counters: Counters::from_array(numbers),
-                        addresses,
-                        pace: Pace::from_told(ahead, offered).expect("can be"),
-                        token: Token(token),
-                        held: packets.into_iter().map(Into::into).collect(),
-                    }
-                },
-            )
+            .prop_map(|(mut mac, numbers, found, packets, (paces, token))| {
+                mac[0] &= 0xfe;
+                let mut addresses = AddressBook::default();
+                found
+                    .into_iter()
+                    .map(|(vlan, address)| Source {
+                        vlan: Vlan::new(vlan),
+                        address,
+                    })
+                    .for_each(|address| addresses.used(address));
+                let paces = paces.into_iter();
+                let paces = paces.map(|(ahead, offered)| Pace::from_told(ahead, offered));
+                State {
+                    mac: Mac(mac),
+                    counters: Counters::from_array(numbers),
+                    addresses,
+                    paces: paces.map(|pace| pace.expect("can be")).collect(),
+                    token: Token(token),
+                    held: packets.into_iter().map(Into::into).collect(),
+                }
+            })
     }
 
     proptest! {
@@ -336,7 +371,7 @@ mod tests {
             mac: Mac([2, 0, 0, 0, 0, 1]),
             counters: Counters::default(),
             addresses: AddressBook::default(),
-            pace: Pace::default(),
+            paces: vec![Pace::default()],
             token: Token::default(),
             held: Vec::new(),
         };
@@ -350,7 +385,8 @@ mod tests {
             State::decode(&seal(bytes))
         };
         let places = content(&state).len();
-        let (addresses, ahead, packets) = (places - 24, places - 21, places - 4);
+        let (addresses, pairs, ahead, packets) =
+            (places - 26, places - 25, places - 22, places - 4);
         assert!(matches!(
             sealed(&|bytes| bytes[5] = 9),
             Err(CloneError::Version(9))
@@ -367,12 +403,26 @@ mod tests {
             sealed(&|bytes| bytes[addresses] = 0xff),
             Err(CloneError::Range(_))
         ));
-        let behind = |bytes: &mut Vec<u8>| {
-            bytes[ahead] = 0xff;
-            let zeros = [0; 2 * 0xff];
-            bytes.splice(ahead + 1..ahead + 1, zeros);
+        for count in [0, MOST_PAIRS as u8 + 1] {
+            let odd = |bytes: &mut Vec<u8>| bytes[pairs] = count;
+            assert!(matches!(sealed(&odd), Err(CloneError::Range(_))), "{count}");
+        }
+        for (count, buffers) in [(1, 0), (MOST_IN_RING as u16 + 1, 1)] {
+            let behind = |bytes: &mut Vec<u8>| {
+                bytes[ahead..ahead + 2].copy_from_slice(&u16::to_le_bytes(count));
+                let each = vec![u16::to_le_bytes(buffers); usize::from(count)].concat();
+                bytes.splice(ahead + 2..ahead + 2, each);
+            };
+            assert!(
+                matches!(sealed(&behind), Err(CloneError::Range(_))),
+                "{count}"
+            );
+        }
+        let no_vlan = |bytes: &mut Vec<u8>| {
+            bytes[addresses] = 1;
+            bytes.splice(addresses + 1..addresses + 1, [0xff, 0xff, 4, 10, 0, 0, 9]);
         };
-        assert!(matches!(sealed(&behind), Err(CloneError::Range(_))));
+        assert!(matches!(sealed(&no_vlan), Err(CloneError::Range(_))));
         let many = |bytes: &mut Vec<u8>| bytes[packets..].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(matches!(sealed(&many), Err(CloneError::Range(_))));
         let missing = |bytes: &mut Vec<u8>| bytes[packets] = 1;

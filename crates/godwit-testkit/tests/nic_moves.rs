@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, Failure, MemoryPool, Node};
-use godwit_testkit::network::{Lan, Namespace, Pinger, Talk};
+use godwit_testkit::network::{Lan, Namespace, Ping, Pinger, Talk};
 use godwit_testkit::process::{self, wait_for};
 use godwit_testkit::vm::{GuestLoad, GuestNetwork, NodeGuest, NodeMachine};
 use serde_json::Value;
@@ -31,6 +31,9 @@ fn load(nic: &str) -> GuestLoad {
         ..GuestLoad::default()
     }
 }
+
+/// Conversations at a time: enough for each of two processors to have some.
+const TALKS: usize = 4;
 
 /// Whether the test can run here; says so if not.
 fn may_run() -> bool {
@@ -101,15 +104,68 @@ fn a_client_outside_loses_nothing_when_the_machine_moves() -> io::Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_guest_that_uses_two_pairs_of_queues_moves_there_and_back() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let cluster = cluster(&lan, &[])?;
+    let machine = NodeMachine {
+        cpus: 2,
+        ..NodeMachine::default()
+    };
+    let load = load("bridge=br0,queues=2");
+    let guest = NodeGuest::start_machine(&cluster, "a", (1, 64), &load, &machine)?;
+    let talk = || Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 256 << 10);
+    let talks: Vec<Talk> = (0..TALKS).map(|_| talk()).collect();
+    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        let both_used = || {
+            let nic = shown(cluster.node(from)).ok()?;
+            let pairs = nic["queues"].as_array()?;
+            let works = |pair: &Value| {
+                let some = |way: &str| pair[way].as_u64() > Some(20);
+                pair["used"] == true && some("sent_packets") && some("received_packets")
+            };
+            (pairs.len() == 2 && pairs.iter().all(works)).then_some(())
+        };
+        let worked = wait_for(Duration::from_secs(60), both_used);
+        worked.unwrap_or_else(|| panic!("both pairs work: {:?}", shown(cluster.node(from))));
+        let before: Vec<u64> = talks.iter().map(Talk::bytes).collect();
+        let (moved, _) = guest.migrate(cluster.node(from), to, &[])?;
+        println!("{} {}", moved["blackout_ms"], shown(cluster.node(to))?);
+        let goes_on = || {
+            let mut all = talks.iter().zip(&before);
+            all.all(|(talk, before)| talk.bytes() > *before)
+                .then_some(())
+        };
+        wait_for(Duration::from_secs(30), goes_on).expect("every conversation goes on");
+        let counters = &shown(cluster.node(to))?["counters"];
+        assert_eq!(counters["held_overflow"], 0, "{counters}");
+    }
+    for talk in talks {
+        let talked = talk.finish()?;
+        assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
+    }
+    let pings = pinger.finish(Duration::from_secs(5))?;
+    answered_once(&pings);
+    guest.finish(cluster.node("a"))?;
+    Ok(())
+}
+
 /// The client's conversation goes on to its end, and each of its pings was answered once.
 fn lost_nothing(talk: Talk, pinger: Pinger) -> io::Result<()> {
     let talked = talk.finish()?;
     assert!(!talked.reset && talked.wrong == 0, "{talked:?}");
-    let pings = pinger.finish(Duration::from_secs(5))?;
+    answered_once(&pinger.finish(Duration::from_secs(5))?);
+    Ok(())
+}
+
+fn answered_once(pings: &[Ping]) {
     let lost = pings.iter().filter(|ping| ping.answers == 0).count();
     let twice = pings.iter().filter(|ping| ping.answers > 1).count();
     assert_eq!((lost, twice), (0, 0), "of {} pings", pings.len());
-    Ok(())
 }
 
 #[test]
@@ -324,6 +380,16 @@ fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
     let a = cluster.node("a");
     let mac = "mac=52:54:00:00:00:01";
     let run = |name: &str, nic: &str| run(a, name, nic);
+    ip(&lan.hosts()[0], "tuntap add many0 mode tap multi_queue")?;
+    ip(&lan.hosts()[0], "link set many0 up")?;
+    // Of a tap that somebody has it would be told that it is in use.
+    let refused = run("one", "tap=tap0,queues=2").expect_err("has one queue");
+    assert!(
+        refused
+            .to_string()
+            .contains("is no tap with several queues"),
+        "{refused}"
+    );
     run("one", &format!("tap=tap0,{mac}"))?;
     for (nic, said) in [
         ("tap=missing", "there is no interface missing"),
@@ -331,12 +397,20 @@ fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
         ("tap=up0", "is no tap"),
         ("bridge=tap0", "is no bridge"),
         ("tap=tap0", "in use"),
-        ("bridge=br0,queues=2", "queues"),
+        ("tap=many0", "is no tap with a single queue"),
+        ("bridge=br0,queues=9", "9 pairs of queues are too many"),
+        ("bridge=br0,queues=0", "needs a pair of queues"),
         (&format!("bridge=br0,{mac}"), "has the MAC address"),
     ] {
         let refused = run("two", nic).expect_err(nic).to_string();
         assert!(refused.contains(said), "{nic}: {refused}");
     }
+    run("many", "tap=many0,queues=2")?;
+    let refused = run("two", "tap=many0,queues=2").expect_err("is taken");
+    assert!(refused.to_string().contains("in use"), "{refused}");
+    a.godwit(&["vm", "stop", "many", "--force"]).text()?;
+    run("many", "tap=many0,queues=2")?;
+    a.godwit(&["vm", "stop", "many", "--force"]).text()?;
     run("two", "bridge=br0")?;
     let nics = a.godwit(&["nic", "list"]).json()?;
     assert_eq!(nics.as_array().map(Vec::len), Some(2), "{nics}");

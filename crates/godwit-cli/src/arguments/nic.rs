@@ -20,13 +20,22 @@ pub(super) fn parse_nic(text: &str) -> Result<RunNic, String> {
     let mut nic = RunNic::default();
     for part in text.split(',') {
         let (key, value) = part.split_once('=').unwrap_or((part, ""));
+        if key == "queues" {
+            let queues = value.parse().map_err(|_| {
+                format!("{value:?} is no number of pairs of queues, as in queues=2")
+            })?;
+            if nic.queues.replace(queues).is_some() {
+                return Err(String::from("queues is given twice"));
+            }
+            continue;
+        }
         let place = match key {
             "tap" => &mut nic.tap,
             "bridge" => &mut nic.bridge,
             "mac" => &mut nic.mac,
             _ => {
                 return Err(format!(
-                    "{key:?} is none of tap, bridge and mac, as in tap=tap0 or bridge=br0,mac=52:54:00:12:34:56"
+                    "{key:?} is none of tap, bridge, mac and queues, as in tap=tap0 or bridge=br0,mac=52:54:00:12:34:56,queues=2"
                 ));
             }
         };
@@ -52,6 +61,9 @@ mod tests {
         let nic = parse_nic("bridge=br0,mac=52:54:00:12:34:56").expect("is one");
         assert_eq!(nic.bridge.as_deref(), Some("br0"));
         assert_eq!(nic.mac.as_deref(), Some("52:54:00:12:34:56"));
+        assert_eq!(nic.queues, None);
+        let nic = parse_nic("tap=tap0,queues=4").expect("is one");
+        assert_eq!(nic.queues, Some(4));
         for wrong in [
             "",
             "tap",
@@ -60,6 +72,10 @@ mod tests {
             "mac=x",
             "tap=a,tap=b",
             "queues=2",
+            "tap=a,queues=",
+            "tap=a,queues=many",
+            "tap=a,queues=-1",
+            "tap=a,queues=1,queues=2",
         ] {
             assert!(parse_nic(wrong).is_err(), "{wrong}");
         }

@@ -44,6 +44,21 @@ fn state(nic: &Nic) -> String {
     }
 }
 
+/// How many packets went each way by each pair of queues that the guest uses.
+fn queues(nic: &Nic) -> String {
+    let used = nic.queues.iter().enumerate().filter(|(_, pair)| pair.used);
+    let each = used.map(|(number, pair)| {
+        let (received, sent) = (pair.received_packets, pair.sent_packets);
+        format!("{number}: {received} received, {sent} sent")
+    });
+    let each: Vec<String> = each.collect();
+    let count = format!("{} of {} used", each.len(), nic.queues.len());
+    match each.len() {
+        0 | 1 => count,
+        _ => format!("{count} ({})", each.join("; ")),
+    }
+}
+
 fn list(nics: &[Nic]) -> String {
     let row = |nic: &Nic| {
         [
@@ -81,6 +96,7 @@ fn show(nic: &Nic) -> String {
             "addresses",
             (!nic.addresses.is_empty()).then(|| nic.addresses.join(", ")),
         ),
+        ("queues", Some(queues(nic))),
         ("moves", Some(counters.moves.to_string())),
         (
             "held",
@@ -104,7 +120,7 @@ fn show(nic: &Nic) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use godwit_api::NicCounters;
+    use godwit_api::{NicCounters, NicQueue};
 
     #[test]
     fn a_nic_is_listed_with_its_uplink() {
@@ -119,6 +135,14 @@ mod tests {
             broken: false,
             waiting: 0,
             addresses: vec![String::from("10.0.0.7")],
+            queues: vec![
+                NicQueue {
+                    used: true,
+                    received_packets: 4,
+                    sent_packets: 1,
+                };
+                2
+            ],
             counters: NicCounters {
                 received_packets: 7,
                 held_overflow: 2,
@@ -133,7 +157,9 @@ mod tests {
         );
         let shown = show(&nic);
         assert!(
-            shown.contains("10.0.0.7") && shown.contains("2 too many"),
+            shown.contains("10.0.0.7")
+                && shown.contains("2 too many")
+                && shown.contains("2 of 2 used (0: 4 received, 1 sent; 1: "),
             "{shown}"
         );
     }

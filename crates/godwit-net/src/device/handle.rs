@@ -1,7 +1,6 @@
 //! What the rest of the process asks of a NIC's thread.
 
 use std::io;
-use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,11 +9,12 @@ use std::time::Duration;
 use godwit_vhost::protocol::device::{Device, FrontEndReply};
 use godwit_vhost::protocol::session::FrontEndCommand;
 
-use crate::clone::State;
+use crate::clone::{MOST_PAIRS, State};
 use crate::device::queues::features;
 use crate::device::uplink::Uplink;
 use crate::device::wake::Wake;
 use crate::device::worker::Worker;
+use crate::frame::source::Source;
 use crate::mac::Mac;
 use crate::state::counters::Counters;
 use crate::state::held::{MOST_BYTES, MOST_PACKETS, Packet};
@@ -61,7 +61,20 @@ pub struct Snapshot {
     /// Packets that wait for the guest.
     pub waiting: usize,
     /// Addresses that the guest used lately, the last first.
-    pub addresses: Vec<IpAddr>,
+    pub addresses: Vec<Source>,
+    /// Its pairs of queues.
+    pub queues: Vec<QueueSeen>,
+}
+
+/// A pair of queues as others see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSeen {
+    /// The guest uses it now.
+    pub is_used: bool,
+    /// Packets that the guest got by it since this thread serves the NIC.
+    pub received_packets: u64,
+    /// Packets that the guest sent by it since then, those that were refused among them.
+    pub sent_packets: u64,
 }
 
 /// What the thread and its handles share.
@@ -70,6 +83,8 @@ pub(super) struct Shared {
     pub(super) wake: Wake,
     /// Late packets that the thread has not taken yet.
     pub(super) unread: Unread,
+    /// Pairs of queues.
+    pairs: u16,
     snapshot: Mutex<Snapshot>,
 }
 
@@ -150,11 +165,15 @@ impl NetThread {
 }
 
 impl NetDevice {
-    /// Serves a NIC over an uplink. `name` is for logs.
+    /// Serves a NIC over an uplink, with a pair of queues for each of its queues: 1 to [`MOST_PAIRS`]. `name` is for logs.
     ///
     /// # Errors
-    /// When the kernel refuses a thread or what it waits with.
+    /// When there are too many or none, or the kernel refuses a thread or what it waits with.
     pub fn spawn(name: &str, nic: Nic, uplink: Uplink) -> io::Result<(Self, NetThread)> {
+        if !(1..=MOST_PAIRS).contains(&uplink.count()) {
+            let why = format!("a NIC has 1 to {MOST_PAIRS} pairs of queues");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
         let (commands, inbox): (_, Receiver<Command>) = channel();
         let shared = Arc::new(Shared {
             name: name.to_owned(),
@@ -168,7 +187,9 @@ impl NetDevice {
                 counters: Counters::default(),
                 waiting: 0,
                 addresses: Vec::new(),
+                queues: Vec::new(),
             }),
+            pairs: uplink.count() as u16,
         });
         let worker = Worker::new(Arc::clone(&shared), inbox, nic, uplink)?;
         // Thread names hold 15 bytes.
@@ -244,11 +265,14 @@ impl Device for NetDevice {
     }
 
     fn features(&self) -> u64 {
-        features::OFFERED
+        match self.shared.pairs {
+            1 => features::OFFERED,
+            _ => features::OFFERED | features::SEVERAL_PAIRS,
+        }
     }
 
     fn queues(&self) -> u64 {
-        1
+        u64::from(self.shared.pairs)
     }
 
     fn has_configuration(&self) -> bool {
@@ -266,196 +290,5 @@ impl Device for NetDevice {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-    use std::os::unix::net::{UnixDatagram, UnixStream};
-    use std::sync::mpsc;
-    use std::thread::sleep;
-    use std::time::Instant;
-
-    use godwit_vhost::protocol::session::RingSetup;
-
-    use super::*;
-    use crate::device::queues::features::{MERGEABLE, VERSION_1};
-    use crate::device::session::RECEIVE;
-    use crate::device::test_guest::TestGuest;
-    use crate::frame::announce::{Token, rarp};
-    use crate::frame::packet::{HEADER, SMALLEST};
-    use crate::state::pace::MOST_AHEAD;
-
-    const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
-    /// Longer than the first time after which a place is announced again.
-    const WHILE: Duration = Duration::from_millis(120);
-
-    /// The answer to a question.
-    fn ask<T: Send + 'static>(question: impl FnOnce(Reply<T>)) -> T {
-        let (reply, answer) = mpsc::channel();
-        question(Box::new(move |answered| {
-            let _ = reply.send(answered);
-        }));
-        let answer = answer.recv_timeout(Duration::from_secs(10));
-        answer.expect("the thread answers")
-    }
-
-    /// Announcements that leave within a while.
-    fn announced(network: &UnixDatagram) -> usize {
-        network.set_read_timeout(Some(WHILE)).expect("a limit");
-        let mut packet = [0; 2048];
-        let mut count = 0;
-        while let Ok(length) = network.recv(&mut packet) {
-            let frame = &packet[HEADER..length];
-            assert_eq!(frame[..42], rarp(MAC, Token::default())[..42]);
-            count += 1;
-        }
-        count
-    }
-
-    /// Packets that wait for the guest when it runs, and buffers of its ring.
-    const BURST: u16 = 200;
-    const SIZE: u16 = 256;
-
-    /// A NIC that has a burst for a guest which has just been attached.
-    struct Burst {
-        nic: NetDevice,
-        thread: NetThread,
-        guest: TestGuest,
-        kick: Wake,
-        _network: UnixDatagram,
-        _front_end: UnixStream,
-    }
-
-    impl Burst {
-        fn new() -> Self {
-            let (uplink, network) = UnixDatagram::pair().expect("a pair");
-            uplink.set_nonblocking(true).expect("does not block");
-            let uplink = Uplink::from_packets(uplink.into());
-            let (nic, thread) = NetDevice::spawn("web/0", Nic::new(MAC), uplink).expect("a thread");
-            ask(|reply| nic.freeze(reply));
-            for _ in 0..BURST {
-                network.send(&[7; SMALLEST]).expect("is taken");
-            }
-            let all_wait = || nic.snapshot().waiting == usize::from(BURST);
-            assert!(within(Duration::from_secs(10), all_wait));
-            let guest = TestGuest::new(SIZE);
-            guest.offer(SIZE);
-            let (socket, front_end) = UnixStream::pair().expect("a pair");
-            let kick = Wake::new().expect("a counter");
-            let setup = Box::new(RingSetup {
-                layout: guest.layout(),
-                base: 0,
-                event_index: true,
-                enabled: true,
-                log: None,
-                inflight: None,
-                kick: kick.as_fd().try_clone_to_owned().expect("another"),
-                call: None,
-                error: None,
-            });
-            for command in [
-                FrontEndCommand::Attach { socket },
-                FrontEndCommand::Features {
-                    features: VERSION_1 | MERGEABLE,
-                },
-                FrontEndCommand::Memory {
-                    ram: guest.ram.clone(),
-                },
-                FrontEndCommand::Start {
-                    ring: RECEIVE as u16,
-                    setup,
-                },
-            ] {
-                let answer = ask(|reply| nic.front_end(command, reply));
-                answer.expect("is done");
-            }
-            nic.release();
-            Self {
-                nic,
-                thread,
-                guest,
-                kick,
-                _network: network,
-                _front_end: front_end,
-            }
-        }
-
-        /// The guest gets so many buffers, and within a while no more.
-        fn gets(&self, count: u16) {
-            within(Duration::from_secs(10), || self.guest.used() >= count);
-            sleep(WHILE);
-            assert_eq!(self.guest.used(), count);
-        }
-
-        fn end(self) {
-            self.nic.end();
-            assert!(self.thread.join_within(Duration::from_secs(10)));
-        }
-    }
-
-    /// Whether it becomes so.
-    fn within(limit: Duration, mut is_so: impl FnMut() -> bool) -> bool {
-        let began = Instant::now();
-        while !is_so() {
-            if began.elapsed() > limit {
-                return false;
-            }
-            sleep(Duration::from_millis(1));
-        }
-        true
-    }
-
-    #[test]
-    fn a_burst_reaches_the_guest_at_the_pace_at_which_it_comes_to_it() {
-        let burst = Burst::new();
-        let most = MOST_AHEAD as u16;
-        burst.gets(most);
-        for again in [1, 10] {
-            burst.guest.offer(SIZE + again);
-            burst.kick.signal();
-            burst.gets(most + again);
-        }
-        burst.end();
-    }
-
-    #[test]
-    fn a_guest_that_offers_its_buffers_again_late_waits_no_longer_than_it_takes_to_come_to_all() {
-        let burst = Burst::new();
-        let most = MOST_AHEAD as u16;
-        burst.gets(most);
-        burst.guest.came_to(most - 1);
-        burst.gets(most);
-        burst.guest.came_to(most);
-        let gets_all = || burst.guest.used() == BURST;
-        assert!(within(Duration::from_millis(300), gets_all));
-        burst.end();
-    }
-
-    #[test]
-    fn late_packets_for_a_thread_that_does_not_take_them_are_bounded() {
-        let unread = Unread::default();
-        let packets = vec![Packet::from([0; 100]); MOST_PACKETS];
-        assert_eq!(unread.add(&packets[..10]), 10);
-        assert_eq!(unread.add(&packets), MOST_PACKETS - 10);
-        assert_eq!(unread.add(&packets[..1]), 0);
-        unread.remove(&packets[..3]);
-        assert_eq!(unread.add(&packets[..10]), 3);
-        unread.remove(&packets);
-        let large = Packet::from(vec![0; MOST_BYTES]);
-        assert_eq!(unread.add(&[large.clone(), large]), 1);
-    }
-
-    #[test]
-    fn a_machine_that_moves_on_is_announced_here_no_more_unless_it_stays() {
-        let (uplink, network) = UnixDatagram::pair().expect("a pair");
-        uplink.set_nonblocking(true).expect("does not block");
-        let uplink = Uplink::from_packets(uplink.into());
-        let (nic, thread) =
-            NetDevice::spawn("web/0", Nic::arriving(MAC), uplink).expect("a thread");
-        ask(|reply| nic.take_over(false, reply));
-        ask(|reply| nic.freeze(reply));
-        assert_eq!(announced(&network), 1, "the first alone");
-        nic.release();
-        assert!(announced(&network) > 0, "the machine stays after all");
-        nic.end();
-        assert!(thread.join_within(Duration::from_secs(10)));
-    }
-}
+#[path = "handle_tests.rs"]
+mod tests;

@@ -12,12 +12,20 @@ use godwit_vhost::protocol::session::{FrontEndCommand, FrontEndError, RingSetup}
 use crate::device::queues::ring::{Guest, NetRing};
 use crate::device::wake::Wake;
 
-/// The ring whose buffers the guest offers for what it gets.
-pub(super) const RECEIVE: usize = 0;
-/// The ring with what it sends.
-pub(super) const TRANSMIT: usize = 1;
-/// Rings of one pair of queues.
-pub(super) const RINGS: usize = 2;
+/// The ring of a pair of queues whose buffers the guest offers for what it gets.
+pub(super) const fn receive_ring(pair: usize) -> usize {
+    2 * pair
+}
+
+/// The ring of a pair with what the guest sends.
+pub(super) const fn transmit_ring(pair: usize) -> usize {
+    2 * pair + 1
+}
+
+/// The pair whose receive ring this is; nothing of a transmit ring.
+pub(super) fn pair_received_by(ring: usize) -> Option<usize> {
+    ring.is_multiple_of(2).then_some(ring / 2)
+}
 
 /// A virtual machine that is attached.
 pub(super) struct Session {
@@ -27,34 +35,55 @@ pub(super) struct Session {
     pub(super) features: u64,
     /// Nothing is taken until the memory changes.
     still: bool,
-    pub(super) rings: [Option<Box<NetRing>>; RINGS],
+    pub(super) rings: Vec<Option<Box<NetRing>>>,
+    /// Where each ring was stopped last by this front end.
+    stopped_at: Vec<Option<u16>>,
 }
 
 impl Session {
-    pub(super) fn new(socket: UnixStream) -> Self {
+    /// One with the rings of so many pairs.
+    pub(super) fn new(socket: UnixStream, pairs: usize) -> Self {
         Self {
             socket,
             ram: None,
             log: None,
             features: 0,
             still: false,
-            rings: Default::default(),
+            rings: (0..2 * pairs).map(|_| None).collect(),
+            stopped_at: vec![None; 2 * pairs],
         }
     }
 
     /// The guest's memory, and one of the rings in it, if the ring may be served.
     pub(super) fn serve(&mut self, index: usize) -> Option<(&mut NetRing, Guest<'_>)> {
-        let ram = self
-            .ram
-            .as_deref()
-            .filter(|ram| !self.still && !ram.arrival().is_lost())?;
+        if !self.may_serve(index) {
+            return None;
+        }
+        let ram = self.ram.as_deref()?;
         let ring = self.rings[index].as_deref_mut()?;
         let guest = Guest {
             ram,
             log: self.log.as_deref().filter(|_| self.features & LOG_ALL != 0),
             features: self.features,
         };
-        (ring.enabled && !ring.broken).then_some((ring, guest))
+        Some((ring, guest))
+    }
+
+    /// Whether a ring may be served.
+    pub(super) fn may_serve(&self, index: usize) -> bool {
+        let is_there = self
+            .ram
+            .as_deref()
+            .is_some_and(|ram| !ram.arrival().is_lost());
+        let ring = self.rings.get(index).and_then(Option::as_deref);
+        is_there && !self.still && ring.is_some_and(|ring| ring.enabled && !ring.broken)
+    }
+
+    /// Whether a ring that starts here goes on where the same front end stopped it, as far as that is known: a driver that
+    /// starts anew begins with the first buffer.
+    pub(super) fn goes_on_at(&self, index: usize, base: u16) -> bool {
+        let stopped = self.stopped_at.get(index).copied().flatten();
+        stopped.is_none_or(|stopped| stopped == base)
     }
 
     /// Whether what is written into the guest's memory is logged, as it is while the memory moves.
@@ -96,7 +125,9 @@ impl Session {
                 let stopped = self.slot(ring)?.take().ok_or(FrontEndError::Left)?;
                 // What the guest signalled is the ring's next server's to see for itself.
                 stopped.kick.clear();
-                return Ok(stopped.split.base());
+                let base = stopped.split.base();
+                self.stopped_at[usize::from(ring)] = Some(base);
+                return Ok(base);
             }
             FrontEndCommand::Enable { ring, enabled } => {
                 if let Some(ring) = self.slot(ring)? {

@@ -10,7 +10,7 @@ use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vhost::vhost_user::message::VhostUserMemoryRegion;
 use vm_memory::{Bytes, GuestAddress};
 
-const MEMORY: u64 = 2 << 20;
+const MEMORY: u64 = 4 << 20;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
 const BUFFERS: u64 = 0x10000;
@@ -23,6 +23,8 @@ const WRITABLE: u16 = 2;
 pub(super) struct TestGuest {
     pub(super) ram: Arc<GuestRam>,
     size: u16,
+    /// Where its ring and buffers begin.
+    start: u64,
 }
 
 impl TestGuest {
@@ -36,15 +38,25 @@ impl TestGuest {
         Self {
             ram: Arc::new(ram),
             size,
+            start: 0,
+        }
+    }
+
+    /// Another ring of the same size in the same memory.
+    pub(super) fn beside(&self) -> Self {
+        Self {
+            ram: Arc::clone(&self.ram),
+            size: self.size,
+            start: MEMORY / 2,
         }
     }
 
     pub(super) const fn layout(&self) -> RingLayout {
         RingLayout {
             size: self.size,
-            descriptors: GuestAddress(0),
-            available: GuestAddress(AVAILABLE),
-            used: GuestAddress(USED),
+            descriptors: GuestAddress(self.start),
+            available: GuestAddress(self.start + AVAILABLE),
+            used: GuestAddress(self.start + USED),
         }
     }
 
@@ -52,15 +64,15 @@ impl TestGuest {
     pub(super) fn offer(&self, count: u16) {
         let memory = self.ram.memory();
         for number in 0..self.size {
-            let descriptor = u64::from(number) * 16;
-            let buffer = BUFFERS + u64::from(number) * 0x1000;
+            let descriptor = self.start + u64::from(number) * 16;
+            let buffer = self.start + BUFFERS + u64::from(number) * 0x1000;
             memory
                 .write_obj(buffer, GuestAddress(descriptor))
                 .expect("memory");
             memory
                 .write_obj(BUFFER, GuestAddress(descriptor + 8))
                 .expect("memory");
-            self.put(descriptor + 12, WRITABLE);
+            self.put(descriptor - self.start + 12, WRITABLE);
             self.put(AVAILABLE + 4 + u64::from(number) * 2, number);
         }
         self.put(AVAILABLE + 2, count);
@@ -83,11 +95,15 @@ impl TestGuest {
 
     fn put(&self, at: u64, number: u16) {
         let memory = self.ram.memory();
-        memory.write_obj(number, GuestAddress(at)).expect("memory");
+        memory
+            .write_obj(number, GuestAddress(self.start + at))
+            .expect("memory");
     }
 
     fn get(&self, at: u64) -> u16 {
         let memory = self.ram.memory();
-        memory.read_obj(GuestAddress(at)).expect("memory")
+        memory
+            .read_obj(GuestAddress(self.start + at))
+            .expect("memory")
     }
 }

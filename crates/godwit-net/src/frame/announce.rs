@@ -3,10 +3,11 @@
 //! A switch learns from any frame of the machine; hosts of the network that know the machine's addresses learn from
 //! those that name them.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::frame::packet::{ether_type, sender};
-use crate::frame::source::{ARP, IPV6};
+use crate::frame::packet::{TAGGED, sender, untagged};
+use crate::frame::source::{ARP, IPV6, Source, Vlan};
 use crate::mac::Mac;
 
 /// EtherType of reverse ARP: what hypervisors announce machines with, since it names no IP address.
@@ -31,8 +32,8 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Where a [`rarp`] has its token: behind the message, in what makes the frame long enough.
-const TOKEN_AT: usize = 42;
+/// Bytes of a [`rarp`]'s message, behind which it has its token, in what makes the frame long enough.
+const MESSAGE: usize = 28;
 
 /// Says where the MAC address is.
 pub fn rarp(mac: Mac, token: Token) -> Vec<u8> {
@@ -48,10 +49,21 @@ pub fn rarp(mac: Mac, token: Token) -> Vec<u8> {
     frame(BROADCAST, mac, RARP, &request)
 }
 
-/// Whether a frame is [`rarp`] of this address and move: the last that a switch brings to the machine's former place.
+/// Whether a frame is [`rarp`] of this address and move, in any VLAN: the last that a switch brings to the machine's former
+/// place.
 pub fn is_rarp_of(frame: &[u8], mac: Mac, token: Token) -> bool {
-    let told = frame.get(TOKEN_AT..).and_then(|rest| rest.first_chunk());
-    sender(frame) == Some(mac) && ether_type(frame) == Some(RARP) && told == Some(&token.0)
+    let Some((_, RARP, body)) = untagged(frame) else {
+        return false;
+    };
+    let told = body.get(MESSAGE..).and_then(|rest| rest.first_chunk());
+    sender(frame) == Some(mac) && told == Some(&token.0)
+}
+
+/// The frame in a VLAN.
+pub fn tagged(frame: &[u8], vlan: Vlan) -> Vec<u8> {
+    let (addresses, rest) = frame.split_at(frame.len().min(12));
+    let tag = [TAGGED.to_be_bytes(), vlan.number().to_be_bytes()].concat();
+    [addresses, &tag, rest].concat()
 }
 
 /// Says who has an IPv4 address.
@@ -101,13 +113,27 @@ pub fn unsolicited_advertisement(mac: Mac, address: Ipv6Addr) -> Vec<u8> {
     frame([0x33, 0x33, 0, 0, 0, 1], mac, IPV6, &packet)
 }
 
-/// Everything that is to be announced of a machine with these addresses.
-pub fn all(mac: Mac, token: Token, addresses: impl IntoIterator<Item = IpAddr>) -> Vec<Vec<u8>> {
-    let named = addresses.into_iter().map(|address| match address {
-        IpAddr::V4(address) => gratuitous_arp(mac, address),
-        IpAddr::V6(address) => unsolicited_advertisement(mac, address),
-    });
-    std::iter::once(rarp(mac, token)).chain(named).collect()
+/// Everything that is to be announced of a machine with these addresses. Switches may know its MAC address in each VLAN
+/// apart.
+pub fn all(mac: Mac, token: Token, sources: impl IntoIterator<Item = Source>) -> Vec<Vec<u8>> {
+    let place = rarp(mac, token);
+    let mut vlans = BTreeSet::new();
+    let mut named = Vec::new();
+    for Source { vlan, address } in sources {
+        let frame = match address {
+            IpAddr::V4(address) => gratuitous_arp(mac, address),
+            IpAddr::V6(address) => unsolicited_advertisement(mac, address),
+        };
+        named.push(match vlan {
+            Some(vlan) => tagged(&frame, vlan),
+            None => frame,
+        });
+        vlans.extend(vlan);
+    }
+    let mut frames: Vec<Vec<u8>> = vlans.iter().map(|vlan| tagged(&place, *vlan)).collect();
+    frames.insert(0, place);
+    frames.extend(named);
+    frames
 }
 
 fn frame(to: [u8; 6], from: Mac, kind: u16, body: &[u8]) -> Vec<u8> {
@@ -136,7 +162,7 @@ mod tests {
 
     #[test]
     fn announcements_come_from_the_machine_and_are_for_everybody() {
-        let addresses = ["10.0.0.9".parse().unwrap(), "fe80::9".parse().unwrap()];
+        let addresses = ["10.0.0.9", "fe80::9"].map(|text| text.parse::<IpAddr>().unwrap().into());
         let token = Token([7; 16]);
         let frames = all(MAC, token, addresses);
         assert_eq!(frames.len(), 3);
@@ -150,6 +176,26 @@ mod tests {
         assert!(!is_rarp_of(&frames[0], Mac([2, 0, 0, 0, 0, 2]), token));
         let forged = rarp(MAC, Token([8; 16]));
         assert!(!is_rarp_of(&forged, MAC, token), "any station can say so");
+    }
+
+    #[test]
+    fn addresses_in_a_vlan_are_announced_in_it_as_the_place_is() {
+        let vlan = Vlan::new(5);
+        let address = |text: &str| text.parse().unwrap();
+        let sources = ["10.0.0.9", "fe80::9"].map(|text| Source {
+            vlan,
+            address: address(text),
+        });
+        let token = Token([7; 16]);
+        let frames = all(MAC, token, sources);
+        let vlans = frames.iter().map(|frame| untagged(frame).unwrap().0);
+        assert_eq!(vlans.collect::<Vec<_>>(), [None, vlan, vlan, vlan]);
+        assert!(
+            frames[..2]
+                .iter()
+                .all(|frame| is_rarp_of(frame, MAC, token))
+        );
+        assert_eq!(crate::frame::source::source(&frames[2]), Some(sources[0]));
     }
 
     #[test]

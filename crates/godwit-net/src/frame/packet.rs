@@ -1,6 +1,10 @@
 //! A packet as it crosses the device: virtio's header, then an Ethernet frame.
 
+use crate::frame::source::Vlan;
 use crate::mac::Mac;
+
+/// EtherType of a VLAN's tag.
+pub const TAGGED: u16 = 0x8100;
 
 /// Bytes of virtio's header with the number of buffers (`virtio_net_hdr_v1`), which every packet has here.
 pub const HEADER: usize = 12;
@@ -8,7 +12,8 @@ pub const HEADER: usize = 12;
 /// Bytes of the header that a guest's driver without `VIRTIO_F_VERSION_1` and without mergeable buffers uses.
 pub const SHORT_HEADER: usize = 10;
 
-/// Where a header says into how many buffers a packet was put.
+/// Where a header says into how many buffers a packet was put. Before that the same place says by which queue of the
+/// uplink the packet came ([`queue_of`]), wherever it waits.
 pub const BUFFERS_AT: usize = 10;
 
 /// Bytes of an Ethernet header.
@@ -25,6 +30,19 @@ pub fn frame_of(packet: &[u8]) -> Option<&[u8]> {
     packet.get(HEADER..).filter(|frame| frame.len() >= ETHERNET)
 }
 
+/// By which queue of the uplink a packet came that waits for the guest. A peer may have said anything here.
+pub fn queue_of(packet: &[u8]) -> usize {
+    let told = packet.get(BUFFERS_AT..).and_then(|rest| rest.first_chunk());
+    usize::from(u16::from_le_bytes(told.copied().unwrap_or_default()))
+}
+
+/// Notes by which queue of the uplink a packet came; one that is too short to have a header is left as it is.
+pub fn set_queue(packet: &mut [u8], queue: u16) {
+    if let Some(place) = packet.get_mut(BUFFERS_AT..HEADER) {
+        place.copy_from_slice(&queue.to_le_bytes());
+    }
+}
+
 /// Who a frame is for.
 pub fn destination(frame: &[u8]) -> Option<Mac> {
     Some(Mac(*frame.first_chunk()?))
@@ -35,7 +53,18 @@ pub fn sender(frame: &[u8]) -> Option<Mac> {
     Some(Mac(*frame.get(6..)?.first_chunk()?))
 }
 
-/// What a frame carries: its EtherType, without a look behind tags.
-pub fn ether_type(frame: &[u8]) -> Option<u16> {
-    Some(u16::from_be_bytes(*frame.get(12..)?.first_chunk()?))
+/// What a frame carries, behind a VLAN's tag if it has one: the VLAN, the EtherType, and what follows.
+pub fn untagged(frame: &[u8]) -> Option<(Option<Vlan>, u16, &[u8])> {
+    let (kind, body) = number(frame.get(12..)?)?;
+    if kind != TAGGED {
+        return Some((None, kind, body));
+    }
+    let (tag, rest) = number(body)?;
+    let (kind, body) = number(rest)?;
+    Some((Vlan::new(tag & 0xfff), kind, body))
+}
+
+fn number(bytes: &[u8]) -> Option<(u16, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u16::from_be_bytes(*number), rest))
 }

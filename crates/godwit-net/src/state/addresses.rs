@@ -1,17 +1,17 @@
 //! Which IP addresses the guest used lately: they are announced at the guest's new place.
 
-use std::net::IpAddr;
+use crate::frame::source::Source;
 
 /// Most addresses that are remembered.
 pub const MOST_ADDRESSES: usize = 32;
 
 /// Addresses, the one that was used last first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AddressBook(Vec<IpAddr>);
+pub struct AddressBook(Vec<Source>);
 
 impl AddressBook {
     /// The guest sent something from this address.
-    pub fn used(&mut self, address: IpAddr) {
+    pub fn used(&mut self, address: Source) {
         if self.0.first() == Some(&address) {
             return;
         }
@@ -25,7 +25,7 @@ impl AddressBook {
     }
 
     /// The addresses, the one that was used last first.
-    pub fn iter(&self) -> impl ExactSizeIterator<Item = IpAddr> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = Source> {
         self.0.iter().copied()
     }
 }
@@ -33,10 +33,10 @@ impl AddressBook {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
 
-    fn address(number: u8) -> IpAddr {
-        Ipv4Addr::new(10, 0, 0, number).into()
+    fn address(number: u8) -> Source {
+        IpAddr::from(Ipv4Addr::new(10, 0, 0, number)).into()
     }
 
     #[test]

@@ -19,7 +19,7 @@ use std::collections::HashMap;
 use crate::clone::State;
 use crate::frame::announce::{self, Token};
 use crate::frame::packet::{SMALLEST, destination, frame_of};
-use crate::frame::source;
+use crate::frame::source::{self, Source};
 use crate::mac::Mac;
 use crate::state::addresses::AddressBook;
 use crate::state::counters::Counters;
@@ -73,6 +73,14 @@ pub enum RestoreError {
         /// Who should take it.
         own: Mac,
     },
+    /// It has another number of pairs of queues.
+    #[error("the state is that of a NIC with {theirs} pairs of queues, and this has {own}")]
+    Pairs {
+        /// How many it was read from.
+        theirs: usize,
+        /// How many there are.
+        own: usize,
+    },
 }
 
 /// What a NIC at its new place waits for.
@@ -90,7 +98,8 @@ pub struct Nic {
     mac: Mac,
     mode: Mode,
     held: HeldPackets,
-    pace: Pace,
+    /// Of each pair of queues.
+    paces: Vec<Pace>,
     /// Packets for which the guest has no room are held, and not left to the uplink, whose own queue is short.
     keeps_all: bool,
     /// What the announcement of the move that is under way, or was last, says.
@@ -109,7 +118,7 @@ impl Nic {
             mac,
             mode: Mode::Releasing,
             held: HeldPackets::default(),
-            pace: Pace::default(),
+            paces: vec![Pace::default()],
             keeps_all: false,
             token: Token::default(),
             arrival: None,
@@ -124,6 +133,14 @@ impl Nic {
         Self {
             mode: Mode::Clone,
             ..Self::new(mac)
+        }
+    }
+
+    /// The same with so many pairs of queues.
+    pub fn with_pairs(self, pairs: usize) -> Self {
+        Self {
+            paces: vec![Pace::default(); pairs],
+            ..self
         }
     }
 
@@ -152,7 +169,7 @@ impl Nic {
     }
 
     /// The addresses that the guest used lately.
-    pub fn addresses(&self) -> impl ExactSizeIterator<Item = std::net::IpAddr> {
+    pub fn addresses(&self) -> impl ExactSizeIterator<Item = Source> {
         self.addresses.iter()
     }
 
@@ -177,7 +194,7 @@ impl Nic {
             mac: self.mac,
             counters: self.counters,
             addresses: self.addresses.clone(),
-            pace: self.pace.clone(),
+            paces: self.paces.clone(),
             token: self.token,
             held: self.held.copy_all(),
         };
@@ -199,9 +216,15 @@ impl Nic {
                 own: self.mac,
             });
         }
+        if state.paces.len() != self.paces.len() {
+            return Err(RestoreError::Pairs {
+                theirs: state.paces.len(),
+                own: self.paces.len(),
+            });
+        }
         self.counters = state.counters;
         self.addresses = state.addresses;
-        self.pace = state.pace;
+        self.paces = state.paces;
         self.token = state.token;
         self.held.clear();
         for packet in state.held {
@@ -366,20 +389,25 @@ impl Nic {
         self.held.pop();
     }
 
-    /// How far the guest is behind what it was given.
-    pub const fn pace(&mut self) -> &mut Pace {
-        &mut self.pace
+    /// The guest's driver begins anew: what waits was for the one before.
+    pub fn starts_anew(&mut self) {
+        self.held.clear();
+    }
+
+    /// How far the guest is behind what it was given by a pair of queues.
+    pub fn pace(&mut self, pair: usize) -> &mut Pace {
+        &mut self.paces[pair]
     }
 
     /// Whether the guest gets no more before it has come to some of what it has. Nothing but what a move or a stop holds
     /// back for it needs a pace: at other times packets come as they do at any machine, and it may have a ring full.
-    pub fn is_ahead(&self) -> bool {
-        self.keeps_all && self.pace.is_ahead()
+    pub fn is_ahead(&self, pair: usize) -> bool {
+        self.keeps_all && self.paces[pair].is_ahead()
     }
 
-    /// The guest got a packet of this many bytes, in so many of its buffers.
-    pub fn received(&mut self, packet_bytes: usize, buffers: u16) {
-        self.pace.given(buffers);
+    /// The guest got a packet of this many bytes by a pair of queues, in so many of its buffers.
+    pub fn received(&mut self, pair: usize, packet_bytes: usize, buffers: u16) {
+        self.paces[pair].given(buffers);
         self.counters.received_packets += 1;
         self.counters.received_bytes += packet_bytes as u64;
     }
@@ -399,7 +427,7 @@ impl Nic {
     pub fn sent(&mut self, beginning: &[u8], bytes: usize) {
         self.counters.sent_packets += 1;
         self.counters.sent_bytes += bytes as u64;
-        if let Some(address) = source::address(beginning) {
+        if let Some(address) = source::source(beginning) {
             self.addresses.used(address);
         }
     }

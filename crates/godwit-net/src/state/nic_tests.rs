@@ -80,16 +80,16 @@ fn what_the_guest_has_no_room_for_is_held_while_its_machine_moves_and_waits_in_t
 #[test]
 fn a_guest_is_given_packets_at_a_pace_while_its_machine_moves_and_as_they_come_otherwise() {
     let mut nic = Nic::new(MAC);
-    nic.pace().starts(0, 256);
-    nic.pace().offered(256);
+    nic.pace(0).starts(0, 256);
+    nic.pace(0).offered(256);
     for _ in 0..MOST_AHEAD {
-        nic.received(60, 1);
+        nic.received(0, 60, 1);
     }
-    assert!(!nic.is_ahead());
+    assert!(!nic.is_ahead(0));
     nic.keep_all(true);
-    assert!(nic.is_ahead(), "what it has counts from the start");
-    nic.pace().offered(257);
-    assert!(!nic.is_ahead());
+    assert!(nic.is_ahead(0), "what it has counts from the start");
+    nic.pace(0).offered(257);
+    assert!(!nic.is_ahead(0));
 }
 
 #[test]
@@ -220,6 +220,15 @@ fn a_state_is_written_only_in_clone_mode_and_only_to_the_same_nic() {
             own: OTHER
         })
     );
+}
+
+#[test]
+fn a_state_with_another_number_of_pairs_is_refused() {
+    let state = Nic::new(MAC).with_pairs(2).read_state();
+    let refused = Nic::arriving(MAC).write_state(state.clone());
+    assert_eq!(refused, Err(RestoreError::Pairs { theirs: 2, own: 1 }));
+    let mut same = Nic::arriving(MAC).with_pairs(2);
+    assert_eq!(same.write_state(state), Ok(()));
 }
 
 #[test]

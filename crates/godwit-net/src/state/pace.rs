@@ -8,9 +8,14 @@
 
 use std::collections::VecDeque;
 
+use godwit_vhost::features::LARGEST_RING;
+
 /// Most packets in the ring that the guest has not come to: well below the 170 answers, and twice what Linux takes at
 /// once before it offers buffers again, so that it always has some to take.
 pub const MOST_AHEAD: usize = 128;
+
+/// Most packets that can be in a guest's ring: each has a descriptor of its own.
+pub const MOST_IN_RING: usize = LARGEST_RING as usize;
 
 /// Packets in the guest's ring that it has not come to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -31,7 +36,7 @@ impl Pace {
     /// # Errors
     /// When nothing can have been told so.
     pub fn from_told(buffers: Vec<u16>, offered: u16) -> Option<Self> {
-        let fits = buffers.len() <= MOST_AHEAD && !buffers.contains(&0);
+        let fits = buffers.len() <= MOST_IN_RING && !buffers.contains(&0);
         fits.then(|| Self {
             buffers: buffers.into(),
             offered,
@@ -82,7 +87,7 @@ impl Pace {
 
     /// The guest got a packet in so many buffers.
     pub fn given(&mut self, buffers: u16) {
-        if self.buffers.len() < MOST_AHEAD && buffers > 0 {
+        if self.buffers.len() < MOST_IN_RING && buffers > 0 {
             self.buffers.push_back(buffers);
         }
     }
@@ -149,12 +154,32 @@ mod tests {
         pace.lift();
         assert!(!pace.is_ahead());
         pace.given(1);
-        assert_eq!(pace.ahead().len(), MOST_AHEAD, "no more are remembered");
+        assert_eq!(pace.ahead().len(), MOST_AHEAD + 1);
+        for _ in 0..2 * MOST_IN_RING {
+            pace.given(1);
+        }
+        assert_eq!(pace.ahead().len(), MOST_IN_RING, "no more can be there");
+    }
+
+    #[test]
+    fn what_a_guest_got_without_a_pace_counts_when_it_has_one() {
+        let mut pace = Pace::default();
+        pace.starts(0, 256);
+        pace.offered(256);
+        for _ in 0..256 {
+            pace.given(1);
+        }
+        // It has come to more than may be ahead of it, and as many are left.
+        let come_to = MOST_AHEAD as u16;
+        pace.offered(256 + come_to);
+        assert!(pace.is_ahead());
+        pace.offered(256 + come_to + 1);
+        assert!(!pace.is_ahead());
     }
 
     #[test]
     fn nothing_is_believed_that_cannot_be() {
-        assert_eq!(Pace::from_told(vec![1; MOST_AHEAD + 1], 0), None);
+        assert_eq!(Pace::from_told(vec![1; MOST_IN_RING + 1], 0), None);
         assert_eq!(Pace::from_told(vec![0], 0), None);
     }
 }

@@ -158,6 +158,7 @@ mod tests {
             broken: false,
             waiting: 11,
             addresses: Vec::new(),
+            queues: Vec::new(),
             counters: NicCounters {
                 received_packets: 1,
                 received_bytes: 2,

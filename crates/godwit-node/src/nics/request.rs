@@ -1,6 +1,7 @@
 //! The NICs that a new machine is asked to have.
 
 use godwit_api::{ErrorBody, ErrorCode, RunNic};
+use godwit_net::clone::MOST_PAIRS;
 use godwit_net::mac::Mac;
 use godwit_qemu::mac::Owner;
 use godwit_qemu::machine::{MachineNic, NicUplink};
@@ -51,7 +52,19 @@ pub(crate) fn nics(owner: Owner<'_>, wanted: &[RunNic]) -> Result<Vec<MachineNic
             let text = format!("NIC {number} names a tap that another of its NICs has");
             return Err(invalid(text, "give each its own tap"));
         }
-        nics.push(MachineNic { mac, uplink });
+        let queues = nic.queues.unwrap_or(1);
+        if !(1..=MOST_PAIRS).contains(&usize::from(queues)) {
+            let text = match queues {
+                0 => format!("NIC {number} needs a pair of queues"),
+                _ => format!("NIC {number}: {queues} pairs of queues are too many"),
+            };
+            return Err(invalid(text, "give queues=1 to queues=8, or leave it out"));
+        }
+        nics.push(MachineNic {
+            mac,
+            uplink,
+            queues,
+        });
     }
     Ok(nics)
 }
@@ -110,7 +123,17 @@ mod tests {
             bridge: Some(String::from("br0")),
             ..tap("t0")
         };
+        let with_queues = |queues| RunNic {
+            queues: Some(queues),
+            ..tap("t0")
+        };
+        assert_eq!(
+            nics(OWNER, &[with_queues(8)]).expect("is fine")[0].queues,
+            8
+        );
         for wanted in [
+            vec![with_queues(0)],
+            vec![with_queues(9)],
             vec![RunNic::default()],
             vec![both],
             vec![tap("t0"), tap("t0")],

@@ -103,7 +103,7 @@ async fn serve_all(
             let text = format!("VM {}: NIC {number} cannot be served: {why}", vm.name);
             ErrorBody::new(ErrorCode::Conflict, text)
         };
-        let opened = uplinks::open(&node.config.name, &vm.name, number, &nic.uplink).await;
+        let opened = uplinks::open(&node.config.name, &vm.name, number, &nic).await;
         let opened = opened.map_err(|why| failed(&why))?;
         let mac: Mac = nic.mac.parse().map_err(|error| failed(&error))?;
         let state = if arrives {

@@ -1,8 +1,9 @@
 //! Taps and bridges of the host.
 
+use godwit_net::clone::MOST_PAIRS;
 use godwit_net::device::uplink::tap::TapError;
 use godwit_net::device::uplink::{Uplink, tap};
-use godwit_qemu::machine::NicUplink;
+use godwit_qemu::machine::{MachineNic, NicUplink};
 use rtnetlink::LinkUnspec;
 
 /// An uplink that is open.
@@ -22,11 +23,11 @@ pub(crate) async fn open(
     node: &str,
     vm: &str,
     number: usize,
-    uplink: &NicUplink,
+    nic: &MachineNic,
 ) -> Result<OpenUplink, String> {
-    match uplink {
+    match &nic.uplink {
         NicUplink::Tap(name) => {
-            let uplink = tap::open(name).map_err(|error| error.to_string())?;
+            let uplink = tap::open(name, nic.queues).map_err(|error| error.to_string())?;
             Ok(OpenUplink {
                 uplink,
                 tap: name.clone(),
@@ -35,7 +36,7 @@ pub(crate) async fn open(
         NicUplink::Bridge(bridge) => {
             let mtu = bridge_mtu(bridge)?;
             let name = tap_name(node, vm, number);
-            let uplink = tap::make(&name).map_err(|error| match error {
+            let uplink = tap::make(&name, nic.queues).map_err(|error| match error {
                 TapError::NotAllowed(_) => format!(
                     "no tap can be made for bridge {bridge}: the node lacks CAP_NET_ADMIN; give it that, or give the \
                      NIC a tap that you made with tap=NAME"
@@ -63,7 +64,13 @@ pub(crate) fn mtu(uplink: &NicUplink) -> Result<u32, String> {
 }
 
 /// What stands in the way of a NIC whose machine wants to come here.
-pub(crate) fn blocker(uplink: &NicUplink, source_mtu: Option<u32>) -> Option<String> {
+pub(crate) fn blocker(nic: &MachineNic, source_mtu: Option<u32>) -> Option<String> {
+    let MachineNic { uplink, queues, .. } = nic;
+    if !(1..=MOST_PAIRS).contains(&usize::from(*queues)) {
+        return Some(format!(
+            "it has {queues} pairs of queues, and NICs have 1 to {MOST_PAIRS} there"
+        ));
+    }
     let here = match mtu(uplink) {
         Ok(here) => here,
         Err(error) => return Some(error),
@@ -76,7 +83,9 @@ pub(crate) fn blocker(uplink: &NicUplink, source_mtu: Option<u32>) -> Option<Str
     }
     match uplink {
         // Whether somebody else has it shows only when it is opened.
-        NicUplink::Tap(name) => tap::open(name).err().map(|error| error.to_string()),
+        NicUplink::Tap(name) => tap::open(name, *queues)
+            .err()
+            .map(|error| error.to_string()),
         NicUplink::Bridge(_) => None,
     }
 }
@@ -159,6 +168,11 @@ mod tests {
 
     #[test]
     fn an_uplink_that_is_missing_is_named_with_what_to_do() {
+        let nic = |uplink: NicUplink| MachineNic {
+            mac: String::from("52:54:00:00:00:01"),
+            uplink,
+            queues: 1,
+        };
         for (uplink, command) in [
             (NicUplink::Tap(String::from("godwit-none")), "ip tuntap add"),
             (
@@ -166,13 +180,17 @@ mod tests {
                 "ip link add",
             ),
         ] {
-            let why = blocker(&uplink, None).expect("is missing");
+            let why = blocker(&nic(uplink), None).expect("is missing");
             assert!(
                 why.contains("godwit-none") && why.contains(command),
                 "{why}"
             );
         }
-        let why = blocker(&NicUplink::Bridge(String::from("lo")), None).expect("is no bridge");
+        let lo = nic(NicUplink::Bridge(String::from("lo")));
+        let why = blocker(&lo, None).expect("is no bridge");
         assert!(why.contains("no bridge"), "{why}");
+        let many = MachineNic { queues: 9, ..lo };
+        let why = blocker(&many, None).expect("are too many");
+        assert!(why.contains("9 pairs of queues"), "{why}");
     }
 }

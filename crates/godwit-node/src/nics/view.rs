@@ -1,6 +1,7 @@
 //! NICs as the API shows them.
 
-use godwit_api::NicCounters;
+use godwit_api::{NicCounters, NicQueue};
+use godwit_net::device::handle::QueueSeen;
 use godwit_qemu::machine::NicUplink;
 
 use crate::nics::served::ServedNic;
@@ -39,6 +40,7 @@ fn one(vm: &str, number: usize, served: &ServedNic) -> godwit_api::Nic {
         broken: seen.broken,
         waiting: seen.waiting as u64,
         addresses: seen.addresses.iter().map(ToString::to_string).collect(),
+        queues: seen.queues.iter().map(queue).collect(),
         counters: NicCounters {
             received_packets: counters.received_packets,
             received_bytes: counters.received_bytes,
@@ -51,5 +53,13 @@ fn one(vm: &str, number: usize, served: &ServedNic) -> godwit_api::Nic {
             twins_dropped: counters.twins_dropped,
             moves: counters.moves,
         },
+    }
+}
+
+const fn queue(seen: &QueueSeen) -> NicQueue {
+    NicQueue {
+        used: seen.is_used,
+        received_packets: seen.received_packets,
+        sent_packets: seen.sent_packets,
     }
 }

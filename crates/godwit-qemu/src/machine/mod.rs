@@ -215,9 +215,14 @@ impl Machine {
                 nic: number,
                 after: format!(",reconnect-ms={RECONNECT_MS}"),
             });
-            let back_end = format!("vhost-user,id={netdev},chardev={chardev}");
+            let mut back_end = format!("vhost-user,id={netdev},chardev={chardev}");
             // Without a boot ROM, whose size may differ from host to host, and which must not in a move.
-            let device = format!("virtio-net-pci,netdev={netdev},mac={},romfile=", nic.mac);
+            let mut device = format!("virtio-net-pci,netdev={netdev},mac={},romfile=", nic.mac);
+            if nic.queues > 1 {
+                back_end.push_str(&format!(",queues={}", nic.queues));
+                // An interrupt for each queue, for the control queue, and for changes of the configuration.
+                device.push_str(&format!(",mq=on,vectors={}", 2 * nic.queues + 2));
+            }
             let pairs = ["-netdev", &back_end, "-device", &device];
             words.extend(pairs.map(|w| Word::Plain(w.to_owned())));
         }

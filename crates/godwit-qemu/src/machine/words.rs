@@ -50,4 +50,12 @@ pub struct MachineNic {
     pub mac: String,
     /// Where its packets go.
     pub uplink: NicUplink,
+    /// Pairs of queues, at least 1.
+    #[serde(default = "one")]
+    pub queues: u16,
+}
+
+/// What NICs have of which nobody said how many pairs of queues they have.
+const fn one() -> u16 {
+    1
 }

@@ -7,13 +7,14 @@ mod namespace;
 mod ping;
 mod requests;
 mod talk;
+mod testpmd;
 mod traffic;
 
 pub use lan::Lan;
 pub use link::Link;
-pub use namespace::Namespace;
-use namespace::inside;
+pub use namespace::{Namespace, inside};
 pub use ping::{Ping, Pinger};
 pub use requests::{Answer, Requests, Service};
 pub use talk::{Talk, Talked};
+pub use testpmd::Testpmd;
 pub use traffic::{Priority, Traffic};

@@ -150,7 +150,7 @@ impl Drop for Namespace {
 }
 
 /// A thread that lives in the namespace.
-pub(super) fn inside<T: Send + 'static>(
+pub fn inside<T: Send + 'static>(
     namespace: &Namespace,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> JoinHandle<io::Result<T>> {

@@ -45,6 +45,8 @@ const ZEROES: u32 = 13;
 pub struct Options {
     /// Queues.
     pub queues: u16,
+    /// The device is a NIC, which counts its queues in pairs: it is not asked how many it has.
+    pub pairs: bool,
     /// Descriptors of each.
     pub size: u16,
     /// Bytes of guest memory for data.
@@ -65,6 +67,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             queues: 1,
+            pairs: false,
             size: 128,
             data: 4 << 20,
             event_index: true,
@@ -179,16 +182,16 @@ impl Client {
         if self.options.flush {
             features |= FLUSH;
         }
-        if self.options.queues > 1 {
+        if self.options.queues > 1 && !self.options.pairs {
             features |= MULTIQUEUE;
         }
         self.features = features & offered;
         frontend.set_features(self.features).map_err(failed)?;
         let offered = frontend.get_protocol_features().map_err(failed)?;
-        let mut wanted = VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::CONFIG
+        let mut wanted = VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::REPLY_ACK;
+        wanted.set(VhostUserProtocolFeatures::MQ, !self.options.pairs);
         if self.options.inflight {
             wanted |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
         }

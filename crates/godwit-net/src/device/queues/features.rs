@@ -16,6 +16,9 @@ pub(in crate::device) const GUEST_TSO6: u64 = 1 << bits::VIRTIO_NET_F_GUEST_TSO6
 /// The guest takes such packets with congestion marks.
 pub(in crate::device) const GUEST_ECN: u64 = 1 << bits::VIRTIO_NET_F_GUEST_ECN;
 
+/// The guest may use several pairs of queues.
+pub(in crate::device) const SEVERAL_PAIRS: u64 = 1 << bits::VIRTIO_NET_F_MQ;
+
 /// What the device offers beside what every device does. The way back is the kernel's to finish.
 pub(in crate::device) const OFFERED: u64 = MERGEABLE
     | GUEST_CSUM

@@ -47,12 +47,19 @@ impl Space {
     }
 }
 
+/// A queue of the uplink.
+#[derive(Clone, Copy)]
+pub(in crate::device) struct Way<'a> {
+    pub(in crate::device) uplink: &'a Uplink,
+    pub(in crate::device) queue: usize,
+}
+
 /// Sends what the guest offers, as far as the state allows. True when there is more for another turn.
 pub(in crate::device) fn transmit(
     ring: &mut NetRing,
     guest: Guest<'_>,
     nic: &mut Nic,
-    uplink: &Uplink,
+    way: Way<'_>,
     space: &mut Space,
 ) -> Result<bool, Broken> {
     let memory = guest.ram.memory();
@@ -67,13 +74,14 @@ pub(in crate::device) fn transmit(
             return Ok(false);
         };
         ring.split.ignore(memory, guest.log)?;
-        send(guest, nic, uplink, space)?;
+        send(guest, nic, way, space)?;
         ring.answer(taken, 0);
     }
     Ok(true)
 }
 
-fn send(guest: Guest<'_>, nic: &mut Nic, uplink: &Uplink, space: &mut Space) -> Result<(), Broken> {
+fn send(guest: Guest<'_>, nic: &mut Nic, way: Way<'_>, space: &mut Space) -> Result<(), Broken> {
+    let Way { uplink, queue } = way;
     let segments = &space.chain.readable;
     let total: u64 = segments
         .iter()
@@ -115,10 +123,10 @@ fn send(guest: Guest<'_>, nic: &mut Nic, uplink: &Uplink, space: &mut Space) -> 
             space.packet.copy_within(HEADER - header..HEADER, 0);
             space.packet[SHORT_HEADER..HEADER].fill(0);
         }
-        uplink.write(&space.packet[..HEADER - header + total])
+        uplink.write(queue, &space.packet[..HEADER - header + total])
     } else {
         // SAFETY: the places are in the guest's memory, which stays mapped as long as `guest` is borrowed.
-        unsafe { uplink.write_from(places) }
+        unsafe { uplink.write_from(queue, places) }
     };
     match sent {
         Ok(()) => {

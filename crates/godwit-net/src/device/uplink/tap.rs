@@ -37,6 +37,11 @@ pub enum TapError {
         "interface {0} is no tap with a single queue: make one with 'ip tuntap add NAME mode tap'"
     )]
     Kind(String),
+    /// The interface has one queue, or is something else.
+    #[error(
+        "interface {0} is no tap with several queues: make one with 'ip tuntap add NAME mode tap multi_queue', or give the NIC one queue"
+    )]
+    Queues(String),
     /// Somebody else has it open.
     #[error("tap {0} is in use by another program or virtual machine: name another tap")]
     Busy(String),
@@ -58,25 +63,29 @@ pub enum TapError {
     },
 }
 
-/// Opens a tap that somebody made, and that is up.
+/// Opens so many queues of a tap that somebody made, and that is up.
 ///
 /// # Errors
 /// What is wrong with it, and what to do.
-pub fn open(name: &str) -> Result<Uplink, TapError> {
+pub fn open(name: &str, queues: u16) -> Result<Uplink, TapError> {
     check(name)?;
-    attach(name)
+    // Of a tap with several queues the kernel would give some to everybody who asks.
+    if queues > 1 && has_link(name)? {
+        return Err(TapError::Busy(name.to_owned()));
+    }
+    attach(name, queues)
 }
 
-/// Makes a tap, which is gone when its uplink is closed. It is down and has no bridge.
+/// Makes a tap of so many queues, which is gone when its uplink is closed. It is down and has no bridge.
 ///
 /// # Errors
 /// When there is an interface of this name already, or the kernel refuses.
-pub fn make(name: &str) -> Result<Uplink, TapError> {
+pub fn make(name: &str, queues: u16) -> Result<Uplink, TapError> {
     check_name(name)?;
     if rustix::net::netdevice::name_to_index(socket(name)?, name).is_ok() {
         return Err(TapError::Busy(name.to_owned()));
     }
-    attach(name)
+    attach(name, queues)
 }
 
 /// Looks whether a tap is there and up, without a look at whether it is in use.
@@ -129,19 +138,39 @@ pub fn index(name: &str) -> Result<u32, TapError> {
 /// # Errors
 /// When the interface has no name that one can have.
 pub fn is_bridge(name: &str) -> Result<bool, TapError> {
-    check_name(name)?;
-    let socket = socket(name)?;
     let mut driver = DriverInfo {
         command: ETHTOOL_GDRVINFO,
         driver: [0; 32],
         rest: [0; 160],
     };
-    let mut request = Request::new(name);
-    let place = std::ptr::from_mut(&mut driver).expose_provenance();
-    request.value[..size_of::<usize>()].copy_from_slice(&place.to_ne_bytes());
-    // SAFETY: the operation fills in the structure whose address it gets, which lives and has the size of Linux's.
-    let asked = unsafe { control(&socket, libc::SIOCETHTOOL as _, &mut request) };
+    // SAFETY: the structure is Linux's for this command.
+    let asked = unsafe { ask_driver(name, &mut driver)? };
     Ok(asked.is_ok() && driver.driver.starts_with(b"bridge\0"))
+}
+
+/// Whether somebody has a tap open.
+fn has_link(name: &str) -> Result<bool, TapError> {
+    let mut link = DriverValue {
+        command: ETHTOOL_GLINK,
+        value: 0,
+    };
+    // SAFETY: the structure is Linux's for this command.
+    let asked = unsafe { ask_driver(name, &mut link)? };
+    Ok(asked.is_ok() && link.value != 0)
+}
+
+/// Asks an interface's driver.
+///
+/// # Safety
+/// The question is Linux's structure for the command that it begins with.
+unsafe fn ask_driver<T>(name: &str, question: &mut T) -> Result<io::Result<()>, TapError> {
+    check_name(name)?;
+    let socket = socket(name)?;
+    let mut request = Request::new(name);
+    let place = std::ptr::from_mut(question).expose_provenance();
+    request.value[..size_of::<usize>()].copy_from_slice(&place.to_ne_bytes());
+    // SAFETY: the operation fills in the structure whose address it gets, which lives, and is what the caller says.
+    Ok(unsafe { control(&socket, libc::SIOCETHTOOL as _, &mut request) })
 }
 
 /// Which packets a guest with these features takes unfinished: without a checksum, or not yet cut.
@@ -187,7 +216,17 @@ fn check_name(name: &str) -> Result<(), TapError> {
     Ok(())
 }
 
-fn attach(name: &str) -> Result<Uplink, TapError> {
+fn attach(name: &str, queues: u16) -> Result<Uplink, TapError> {
+    let queues: Result<Vec<OwnedFd>, TapError> = (0..queues)
+        .map(|_| attach_queue(name, queues > 1))
+        .collect();
+    Ok(Uplink {
+        queues: queues?,
+        is_tap: true,
+    })
+}
+
+fn attach_queue(name: &str, is_one_of_several: bool) -> Result<OwnedFd, TapError> {
     let device = OpenOptions::new()
         .read(true)
         .write(true)
@@ -196,7 +235,10 @@ fn attach(name: &str) -> Result<Uplink, TapError> {
         .map_err(TapError::Unavailable)?;
     let fd = OwnedFd::from(device);
     let mut request = Request::new(name);
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    let mut flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;
+    if is_one_of_several {
+        flags |= libc::IFF_MULTI_QUEUE;
+    }
     request.set_flags(flags as libc::c_short);
     // SAFETY: the operation reads and fills in the structure that it gets.
     unsafe { control(&fd, libc::TUNSETIFF as _, &mut request) }.map_err(|error| {
@@ -204,6 +246,7 @@ fn attach(name: &str) -> Result<Uplink, TapError> {
         match error.raw_os_error() {
             Some(libc::EBUSY) => TapError::Busy(name),
             Some(libc::EPERM) => TapError::NotAllowed(name),
+            Some(libc::EINVAL) if is_one_of_several => TapError::Queues(name),
             Some(libc::EINVAL) => TapError::Kind(name),
             _ => TapError::Other { name, error },
         }
@@ -212,7 +255,7 @@ fn attach(name: &str) -> Result<Uplink, TapError> {
     // SAFETY: the operation reads the number behind the pointer.
     unsafe { control(&fd, libc::TUNSETVNETHDRSZ as _, &mut header) }
         .map_err(|error| other(name, error))?;
-    Ok(Uplink { fd, is_tap: true })
+    Ok(fd)
 }
 
 fn other(name: &str, error: io::Error) -> TapError {
@@ -266,6 +309,16 @@ impl Request {
 
 /// Asks which driver an interface has.
 const ETHTOOL_GDRVINFO: u32 = 3;
+
+/// Asks whether an interface has a link, which a tap has while somebody has it open.
+const ETHTOOL_GLINK: u32 = 10;
+
+/// Linux's `struct ethtool_value`.
+#[repr(C)]
+struct DriverValue {
+    command: u32,
+    value: u32,
+}
 
 /// Linux's `struct ethtool_drvinfo`.
 #[repr(C)]

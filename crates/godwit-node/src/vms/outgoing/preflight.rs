@@ -215,7 +215,7 @@ fn nics(node: &Node, vm: &str, offer: &MachineOffer) -> Vec<String> {
     let uplinks = nics.iter().enumerate().filter_map(|(number, nic)| {
         let mtu = offer.nic_mtus.get(number).copied();
         let why = match nic.mac.parse::<Mac>() {
-            Ok(_) => uplinks::blocker(&nic.uplink, mtu)?,
+            Ok(_) => uplinks::blocker(nic, mtu)?,
             Err(error) => error.to_string(),
         };
         Some(format!(

@@ -1,0 +1,323 @@
+//! Packets between the guest's rings and the uplink.
+
+use std::time::Instant;
+
+use crate::device::queues::receive::{Given, give};
+use crate::device::queues::ring::{Broken, Guest, NetRing};
+use crate::device::queues::transmit::{Way, transmit};
+use crate::device::session::{receive_ring, transmit_ring};
+use crate::device::worker::{COMES_TO_THEM, LOOKS, UPLINK_RESTS, Worker};
+use crate::frame::packet::{HEADER, queue_of, set_queue};
+use crate::state::nic::Fate;
+
+/// Packets that are read at once from a queue before something that must come after them.
+const DRAIN: usize = 1 << 16;
+
+/// Packets that the guest gets in one turn by each pair of queues.
+const TURN: usize = 256;
+
+/// A pair of queues, as far as the thread goes.
+#[derive(Debug, Default)]
+pub(super) struct Pair {
+    /// Its queue of the uplink is being waited for.
+    pub(super) watches_uplink: bool,
+    /// The guest may have room for a packet.
+    pub(super) room: bool,
+    /// Since when the guest has not come to any of the packets that it has.
+    ahead_since: Option<Instant>,
+    /// When it is looked whether it has.
+    pub(super) looks_at: Option<Instant>,
+    /// Packets that the guest got by it here.
+    pub(super) received: u64,
+    /// Packets that the guest sent by it here, whatever became of them.
+    pub(super) sent: u64,
+}
+
+impl Pair {
+    pub(super) fn guest_may_have_room(&mut self) {
+        self.room = true;
+        self.is_not_ahead();
+    }
+
+    pub(super) fn is_not_ahead(&mut self) {
+        self.ahead_since = None;
+        self.looks_at = None;
+    }
+}
+
+impl Worker {
+    /// By which pair the guest gets what came by a queue of the uplink: its own, unless the guest does not use that.
+    pub(super) fn pair_for(&self, queue: usize) -> Option<usize> {
+        let session = self.session.as_ref()?;
+        let is_used = |pair: &usize| session.may_serve(receive_ring(*pair));
+        let own = queue % self.pairs.len();
+        Some(own)
+            .filter(is_used)
+            .or_else(|| (0..self.pairs.len()).find(is_used))
+    }
+
+    /// Whether the guest may have room for what a queue of the uplink brings.
+    pub(super) fn has_room(&self, queue: usize) -> bool {
+        let pair = self.pair_for(queue);
+        pair.is_some_and(|pair| self.pairs[pair].room)
+    }
+
+    /// Sends what the guest offers. True when there is more.
+    pub(super) fn transmit(&mut self) -> bool {
+        let mut more = false;
+        for pair in 0..self.pairs.len() {
+            let index = transmit_ring(pair);
+            let served = self.session.as_mut().and_then(|s| s.serve(index));
+            let Some((ring, guest)) = served.filter(|(ring, _)| ring.ready) else {
+                continue;
+            };
+            let base = ring.split.base();
+            let way = Way {
+                uplink: &self.uplink,
+                queue: pair,
+            };
+            let moved = transmit(ring, guest, &mut self.nic, way, &mut self.space)
+                .and_then(|more| ring.publish(guest).map(|()| more));
+            self.pairs[pair].sent += u64::from(ring.split.base().wrapping_sub(base));
+            match moved {
+                Ok(rest) => more |= rest,
+                Err(why) => self.break_ring(index, &why),
+            }
+        }
+        more
+    }
+
+    /// Gives the guest what waits for it, then what the uplink has. True when there is more.
+    pub(super) fn receive(&mut self) -> bool {
+        self.at_each_ring(Self::see_offered);
+        let mut more = self.give_held();
+        for queue in 0..self.pairs.len() {
+            more |= self.pass(queue);
+        }
+        more |= self.give_held();
+        // What was taken is never ahead of what was seen to be offered: whoever serves the ring next goes by that.
+        self.at_each_ring(Self::see_offered);
+        self.at_each_ring(|worker, pair| match worker.receives(pair) {
+            Some((ring, guest)) => ring.publish(guest),
+            None => Ok(()),
+        });
+        more
+    }
+
+    fn receives(&mut self, pair: usize) -> Option<(&mut NetRing, Guest<'_>)> {
+        self.session.as_mut()?.serve(receive_ring(pair))
+    }
+
+    /// Does this at each pair; a ring at which it fails breaks.
+    fn at_each_ring(&mut self, act: impl Fn(&mut Self, usize) -> Result<(), Broken>) {
+        for pair in 0..self.pairs.len() {
+            if let Err(why) = act(self, pair) {
+                self.break_ring(receive_ring(pair), &why);
+            }
+        }
+    }
+
+    /// Sees how far the guest has come: by the buffers that it has offered.
+    fn see_offered(&mut self, pair: usize) -> Result<(), Broken> {
+        if let Some((ring, guest)) = self.receives(pair) {
+            let available = ring.split.available(guest.ram.memory())?;
+            self.nic.pace(pair).offered(available);
+        }
+        Ok(())
+    }
+
+    /// Gives the guest packets that wait, in order, each by the pair that it came for. True when there are more, and the
+    /// guest may have room.
+    fn give_held(&mut self) -> bool {
+        for _ in 0..TURN {
+            let Some(queue) = self.nic.for_guest().map(|packet| queue_of(packet)) else {
+                return false;
+            };
+            let pair = self.pair_for(queue);
+            let Some(pair) = pair.filter(|pair| self.pairs[*pair].room) else {
+                return false;
+            };
+            if let Err(why) = self.give_first(pair) {
+                self.break_ring(receive_ring(pair), &why);
+            }
+        }
+        true
+    }
+
+    fn give_first(&mut self, pair: usize) -> Result<(), Broken> {
+        if self.nic.is_ahead(pair) {
+            return self.wait_for_guest(pair);
+        }
+        let served = self.session.as_mut();
+        let served = served.and_then(|s| s.serve(receive_ring(pair)));
+        let (Some((ring, guest)), Some(packet)) = (served, self.nic.for_guest()) else {
+            return Ok(());
+        };
+        let bytes = packet.len() - HEADER;
+        // A ring that cannot hold it leaves the packet as it was: it may come to another.
+        let queue = queue_of(packet) as u16;
+        match give(ring, guest, &mut self.space.buffers, packet)? {
+            Given::Taken(buffers) => {
+                self.nic.took_first();
+                self.received(pair, bytes, buffers);
+            }
+            Given::TooLarge => {
+                self.nic.took_first();
+                self.nic.was_too_large();
+            }
+            Given::NoRoom | Given::Lost => {
+                set_queue(packet, queue);
+                self.pairs[pair].room = false;
+            }
+        }
+        Ok(())
+    }
+
+    fn received(&mut self, pair: usize, bytes: usize, buffers: u16) {
+        self.nic.received(pair, bytes, buffers);
+        self.pairs[pair].received += 1;
+    }
+
+    /// Passes on what a queue of the uplink has. True when there is more, and the guest may have room.
+    fn pass(&mut self, queue: usize) -> bool {
+        for _ in 0..TURN {
+            let pair = self.pair_for(queue);
+            match self.pass_one(queue, pair) {
+                Ok(true) => {}
+                Ok(false) => return false,
+                Err(why) => self.break_ring(receive_ring(pair.unwrap_or(0)), &why),
+            }
+        }
+        true
+    }
+
+    /// One packet, which the guest gets by this pair if it can. False when there is none, or the guest has no room.
+    fn pass_one(&mut self, queue: usize, pair: Option<usize>) -> Result<bool, Broken> {
+        let room = pair.filter(|pair| self.pairs[*pair].room);
+        if let Some(pair) = room
+            && self.nic.is_ahead(pair)
+        {
+            self.wait_for_guest(pair)?;
+            return Ok(true);
+        }
+        let Some((length, fate)) = self.read_uplink(queue, room.is_some()) else {
+            return Ok(false);
+        };
+        let Some(pair) = room.filter(|_| fate == Fate::Deliver) else {
+            return Ok(true);
+        };
+        let served = self.session.as_mut();
+        let Some((ring, guest)) = served.and_then(|s| s.serve(receive_ring(pair))) else {
+            return Ok(false);
+        };
+        let packet = &mut self.space.packet[..length];
+        match give(ring, guest, &mut self.space.buffers, packet)? {
+            Given::Taken(buffers) => self.received(pair, length - HEADER, buffers),
+            Given::TooLarge => self.nic.was_too_large(),
+            Given::NoRoom | Given::Lost => {
+                self.pairs[pair].room = false;
+                set_queue(packet, queue as u16);
+                self.nic.put_off(packet);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The guest has as many packets as it is given before it comes to some: it gets more when it has.
+    fn wait_for_guest(&mut self, pair: usize) -> Result<(), Broken> {
+        let served = self.session.as_mut();
+        let Some((ring, guest)) = served.and_then(|s| s.serve(receive_ring(pair))) else {
+            return Ok(());
+        };
+        let memory = guest.ram.memory();
+        // A guest offers buffers again before it says that it waits: looked at the other way round, it might seem late.
+        let is_all_seen = ring.split.is_all_seen(memory)?;
+        let available = ring.split.available(memory)?;
+        self.nic.pace(pair).offered(available);
+        let state = &mut self.pairs[pair];
+        if !self.nic.is_ahead(pair) {
+            state.is_not_ahead();
+            return Ok(());
+        }
+        let now = Instant::now();
+        let since = *state.ahead_since.get_or_insert(now);
+        if is_all_seen || now >= since + COMES_TO_THEM {
+            tracing::debug!(
+                nic = self.shared.name,
+                "the guest offers its buffers again late: it is given what fits"
+            );
+            self.nic.pace(pair).lift();
+            state.is_not_ahead();
+        } else if !ring.rest_behind(guest, available)? {
+            state.room = false;
+            state.looks_at = Some(now + LOOKS);
+        }
+        Ok(())
+    }
+
+    /// Reads a packet from a queue of the uplink, if one is wanted and there.
+    fn read_uplink(&mut self, queue: usize, guest_has_room: bool) -> Option<(usize, Fate)> {
+        if self.uplink_rests.is_some() || !self.nic.wants_uplink(guest_has_room) {
+            return None;
+        }
+        match self.uplink.read(queue, &mut self.space.packet) {
+            Ok(Some(length)) => {
+                let packet = &mut self.space.packet[..length];
+                set_queue(packet, queue as u16);
+                Some((length, self.nic.from_uplink(packet, guest_has_room)))
+            }
+            Ok(None) => None,
+            Err(error) => {
+                tracing::debug!(nic = self.shared.name, %error, "the uplink cannot be read");
+                self.uplink_rests = Some(Instant::now() + UPLINK_RESTS);
+                None
+            }
+        }
+    }
+
+    /// Reads everything that the uplink has now; nothing of it is for the guest at once.
+    pub(super) fn drain(&mut self) {
+        for queue in 0..self.pairs.len() {
+            for _ in 0..DRAIN {
+                let Ok(Some(length)) = self.uplink.read(queue, &mut self.space.packet) else {
+                    break;
+                };
+                let packet = &mut self.space.packet[..length];
+                set_queue(packet, queue as u16);
+                self.nic.from_uplink(packet, false);
+            }
+        }
+    }
+
+    /// A guest's driver begins anew: what waits here and in the uplink was for the one before.
+    pub(super) fn start_anew(&mut self) {
+        self.nic.starts_anew();
+        for queue in 0..self.pairs.len() {
+            for _ in 0..DRAIN {
+                let Ok(Some(_)) = self.uplink.read(queue, &mut self.space.packet) else {
+                    break;
+                };
+            }
+        }
+    }
+
+    pub(super) fn break_ring(&mut self, index: usize, why: &Broken) {
+        let Some(session) = &mut self.session else {
+            return;
+        };
+        let Some(ring) = session.rings[index].as_deref_mut() else {
+            return;
+        };
+        if std::mem::replace(&mut ring.broken, true) {
+            return;
+        }
+        tracing::error!(
+            nic = self.shared.name,
+            ring = index,
+            "device broken: {why}; the ring is not served until the guest resets the device"
+        );
+        if let Some(error) = &ring.error {
+            error.signal();
+        }
+    }
+}
