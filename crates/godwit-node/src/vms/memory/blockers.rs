@@ -92,6 +92,7 @@ mod tests {
         let nic = |number: u8| MachineNic {
             mac: format!("52:54:00:00:00:0{number}"),
             uplink: NicUplink::Tap(format!("tap{number}")),
+            queues: 1,
         };
         let machine = Machine::build(
             "qemu-system-x86_64",
