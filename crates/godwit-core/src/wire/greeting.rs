@@ -88,6 +88,9 @@ pub enum Purpose {
     Machine,
     /// To give the owner of a disk what it lacks of it; pull connection only.
     Pull,
+    /// To move a process with its RDMA connections: to the node where it goes, and to those where its partners are;
+    /// control connection only. No disk is named.
+    Process,
 }
 
 /// The first frame on every connection, from the node that opened it.
@@ -309,6 +312,7 @@ impl Greeting {
                     Purpose::Forward => 3,
                     Purpose::Machine => 4,
                     Purpose::Pull => 5,
+                    Purpose::Process => 6,
                 });
                 put(&mut body, &hello.migration.0);
                 put_text(&mut body, &hello.node, MAX_NAME);
@@ -411,6 +415,7 @@ impl Greeting {
                     [3] => Purpose::Forward,
                     [4] => Purpose::Machine,
                     [5] => Purpose::Pull,
+                    [6] => Purpose::Process,
                     _ => return Err(DecodeError::Field("purpose")),
                 },
                 migration: MigrationId(take(&mut from)?),

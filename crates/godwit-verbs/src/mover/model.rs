@@ -24,6 +24,8 @@ struct World {
     recreated: Option<u32>,
     made: u32,
     partner_suspended: bool,
+    /// The objects whose keys the source's node was told of on the way back.
+    told: Option<u32>,
     /// The objects that the partner is connected to.
     partner_knows: u32,
     partner_connected: bool,
@@ -80,6 +82,7 @@ impl World {
             destination: None,
             recreated: None,
             made: 1,
+            told: None,
             partner_suspended: false,
             partner_knows: 1,
             partner_connected: true,
@@ -113,7 +116,9 @@ impl World {
         }
         (process.objects, process.connected) = (Some(next), false);
         self.made = next;
-        if !here {
+        if here {
+            self.told = Some(next);
+        } else {
             self.recreated = Some(next);
         }
         Ok(())
@@ -121,11 +126,13 @@ impl World {
 
     /// The partner's half first.
     fn connect(&mut self, here: bool, half: bool) -> Done {
-        let objects = self.at(here)?.objects.ok_or("it has no objects")?;
+        self.at(here)?.objects.ok_or("it has no objects")?;
         if !self.partner_suspended {
             return no("the partner is not suspended");
         }
-        self.partner_knows = objects;
+        let keys = if here { self.told } else { self.recreated };
+        // Without any it keeps those that it knows.
+        self.partner_knows = keys.unwrap_or(self.partner_knows);
         self.partner_connected = true;
         let process = self.at(here)?;
         if half || !process.suspended {
@@ -281,7 +288,10 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             return;
         }
         Fault::DiesAfter => {
+            let told = world.told;
             let _unheard = world.carry_out(moving, false);
+            // What the source's node was told, it had not stored.
+            world.told = told;
             moving.recover(world.source.is_some());
             return;
         }
