@@ -52,6 +52,20 @@ impl Step {
         )
     }
 
+    /// Whether the process has to run at the source for it.
+    pub const fn needs_process_here(self) -> bool {
+        matches!(
+            self,
+            Step::Suspend
+                | Step::Drain
+                | Step::Release
+                | Step::Dump
+                | Step::RecreateHere
+                | Step::ConnectHere
+                | Step::ResumeHere
+        )
+    }
+
     /// The step's name for people and programs.
     pub const fn name(self) -> &'static str {
         match self {
@@ -125,6 +139,12 @@ pub struct Move {
     /// Whether [`Step::RecreateHere`] was begun by a coordinator that died: the keys that it made are not known.
     #[serde(default)]
     interrupted: bool,
+    /// Whether the process was dumped.
+    #[serde(default)]
+    imaged: bool,
+    /// Whether sending the image was begun.
+    #[serde(default)]
+    sent: bool,
     tries: u32,
 }
 
@@ -137,6 +157,8 @@ impl Default for Move {
             gone: false,
             there: false,
             interrupted: false,
+            imaged: false,
+            sent: false,
             tries: 0,
         }
     }
@@ -146,6 +168,16 @@ impl Move {
     /// What is to be done now.
     pub fn step(&self) -> Step {
         self.step
+    }
+
+    /// Whether the destination may know of the move.
+    pub fn reached_destination(&self) -> bool {
+        self.sent
+    }
+
+    /// Whether the process was made an image at the source.
+    pub fn has_image(&self) -> bool {
+        self.imaged
     }
 
     /// Whether a process that has its objects at [`Step::RecreateHere`] never gave them back, so that its partners know
@@ -308,6 +340,8 @@ impl Move {
     }
 
     fn go(&mut self, step: Step) {
+        self.imaged |= matches!(step, Step::Send | Step::BringBack);
+        self.sent |= matches!(step, Step::Send);
         self.step = step;
         self.tries = 0;
     }

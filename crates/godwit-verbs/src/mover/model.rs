@@ -325,16 +325,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
         }
     };
     // The world looks whether the process has ended when something fails at the source.
-    let at_source = matches!(
-        step,
-        Step::Suspend
-            | Step::Drain
-            | Step::Release
-            | Step::Dump
-            | Step::RecreateHere
-            | Step::ConnectHere
-            | Step::ResumeHere
-    );
+    let at_source = step.needs_process_here();
     if at_source
         && world.source.is_none()
         && matches!(happened, Happened::Failed(_) | Happened::Unknown(_))
