@@ -107,7 +107,7 @@ demo-rdma-build:
 	scripts/install-deps
 	scripts/install-qemu
 	scripts/build-rdma-guest >/dev/null
-	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit --lib --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
+	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit -p godwit-cli --features godwit-cli/failpoints --lib --bin godwit --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
 
 # The shortest proof of it, for a continuous-integration run: three programs that each move once or twice.
 test-rdma: demo-rdma-build

@@ -12,6 +12,7 @@ use tokio::io::AsyncRead;
 
 use super::messages::{Answer, ImageOffer};
 use super::{ask, criu, files, files_of_ours, folder, images};
+use crate::failpoint;
 use crate::node::{Node, blocking};
 
 /// One step of one arrival at a time.
@@ -154,7 +155,9 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
         let image = folder(node, id).join("image");
         criu::restore(&image, *pid, layout, address.as_ref(), &guard(id)).await
     };
+    failpoint::reach("process-arrival-restoring".to_owned()).await;
     let restored = restored.await;
+    failpoint::reach("process-arrival-restored".to_owned()).await;
     stored.arrival = match &restored {
         Ok(()) => Arrival::Here,
         Err(_) => Arrival::Never,
@@ -240,6 +243,7 @@ pub(crate) async fn recreate(node: &Node, id: &str, peer: &str) -> Answer {
     if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
         return Answer::Refused(error);
     }
+    failpoint::reach("process-arrival-recreating".to_owned()).await;
     match ask(stored.offer.pid, Request::Recreate { device: None }).await {
         Ok(LibraryAnswer::Recreated(made)) => {
             stored.made = Some(made.clone());

@@ -153,24 +153,30 @@ async fn end(pid: u32, layout: &str) -> Result<(), String> {
 async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
     let folder = image.display().to_string();
     let arguments = [action, &["-D", &folder, "-o", log, "--tcp-established"]].concat();
-    match run("criu", &arguments, LIMIT).await? {
-        (true, _) => Ok(()),
-        (false, said) => {
-            let written = std::fs::read(image.join(log)).unwrap_or_default();
-            let written = String::from_utf8_lossy(&written).into_owned();
-            let why = written
-                .lines()
-                .chain(said.lines())
-                .find(|line| line.contains("Error"));
-            let why: String = why
-                .unwrap_or("no reason")
-                .trim()
-                .chars()
-                .take(TOLD)
-                .collect();
-            Err(format!("criu {} failed: {why}", action[0]))
-        }
+    // Not its output: what it restores must not keep anybody waiting for the end of that.
+    let running = tokio::process::Command::new("criu")
+        .args(&arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    let ended = tokio::time::timeout(LIMIT, running)
+        .await
+        .map_err(|_| format!("criu does not end within {} s", LIMIT.as_secs()))?
+        .map_err(|error| format!("criu cannot be run: {error}"))?;
+    if ended.success() {
+        return Ok(());
     }
+    let written = std::fs::read(image.join(log)).unwrap_or_default();
+    let written = String::from_utf8_lossy(&written).into_owned();
+    let why = written.lines().find(|line| line.contains("Error"));
+    let why: String = why
+        .unwrap_or("no reason")
+        .trim()
+        .chars()
+        .take(TOLD)
+        .collect();
+    Err(format!("criu {} failed: {why}", action[0]))
 }
 
 /// Waits until no CRIU works with an image in this folder: one that a node has started outlives the node.

@@ -12,6 +12,7 @@ use godwit_verbs::shim::QueuePairState;
 
 use super::messages::{self, Answer, Ask, FoundProcess};
 use super::{arrivals, ask, check_enabled, files, status};
+use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
 
@@ -129,6 +130,7 @@ impl Session {
         {
             return Answer::Refused(error);
         }
+        failpoint::reach(format!("process-partner-{}", name(&request))).await;
         let resumes = matches!(request, Request::Resume { .. });
         let answer = ask(pid, request).await;
         if suspends && answer.is_err() {
@@ -152,6 +154,17 @@ impl Session {
             Ok(answer) => Answer::Library(answer),
             Err(error) => Answer::Refused(error),
         }
+    }
+}
+
+/// What a partner is asked for, in the names of fail points.
+fn name(request: &Request) -> &'static str {
+    match request {
+        Request::Suspend { .. } => "suspend",
+        Request::Drain { .. } => "drain",
+        Request::Connect { .. } => "connect",
+        Request::Resume { .. } => "resume",
+        Request::Status | Request::Release | Request::Recreate { .. } => "other",
     }
 }
 

@@ -117,8 +117,8 @@ pub(crate) async fn migrate(
     else {
         let reasons = found.reasons;
         let text = format!(
-            "process {pid} cannot move to node '{to}': {}",
-            reasons.join("; ")
+            "process {pid} cannot move to node '{to}':\n  {}",
+            reasons.join("\n  ")
         );
         return Err(ErrorBody::new(ErrorCode::Conflict, text));
     };
