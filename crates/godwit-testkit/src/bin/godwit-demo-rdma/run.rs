@@ -22,7 +22,7 @@ pub(crate) const ALIAS: &str = "10.0.0.100/24";
 /// The partner's, if it moves as well.
 pub(crate) const PARTNER_ALIAS: &str = "10.0.0.101/24";
 /// How long a program may take to end after its move.
-const END: Duration = Duration::from_secs(90);
+const END: Duration = Duration::from_secs(180);
 
 pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     let began = Instant::now();
