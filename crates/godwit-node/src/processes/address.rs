@@ -86,7 +86,9 @@ impl OwnAddress {
             )),
             Err(error) => found.push(format!("addresses of the destination: {error}")),
         }
-        if let Err(error) = must("nft", &["list", "tables"], LIMIT).await {
+        // Whether it could be, by the very rule.
+        let rule = self.rule("godwit-check", Direction::In);
+        if let Err(error) = must("nft", &["-c", &rule], LIMIT).await {
             found.push(format!(
                 "the destination cannot guard the address {address} while it comes: {error}"
             ));
@@ -136,16 +138,20 @@ impl OwnAddress {
 
     /// Drops what comes for the address, or leaves from it, until [`Self::unguard`].
     pub(crate) async fn guard(&self, table: &str, direction: Direction) -> Result<(), String> {
+        let rule = self.rule(table, direction);
+        must("nft", &[&rule], LIMIT).await.map(drop)
+    }
+
+    fn rule(&self, table: &str, direction: Direction) -> String {
         let family = if self.address.is_ipv4() { "ip" } else { "ip6" };
         let (hook, end) = match direction {
             Direction::In => ("input", "daddr"),
             Direction::Out => ("output", "saddr"),
         };
-        let rule = format!(
-            "table inet {table} {{ chain all {{ type filter hook {hook} priority -300; {family} {end} {} drop; }}; }}",
+        format!(
+            "table inet {table} {{ chain guard {{ type filter hook {hook} priority -300; {family} {end} {} drop; }}; }}",
             self.address
-        );
-        must("nft", &[&rule], LIMIT).await.map(drop)
+        )
     }
 
     /// Ends a guard.
