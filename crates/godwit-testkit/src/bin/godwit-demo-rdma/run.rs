@@ -109,7 +109,9 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         report.checked.push(checked);
         clean_up(&bed)?;
     }
-    report.deaths = deaths(&bed, |name| arguments.wants(name));
+    report.deaths = deaths(&bed, |name| {
+        !arguments.only.is_empty() && arguments.wants(name)
+    });
     for death in &report.deaths {
         println!(
             "  {:42} runs at {:?}, {}: {}",
