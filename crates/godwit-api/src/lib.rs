@@ -8,6 +8,7 @@ mod memory;
 mod migration;
 mod nic;
 mod node;
+mod process;
 mod promise;
 pub mod text;
 mod vm;
@@ -19,6 +20,7 @@ pub use memory::*;
 pub use migration::*;
 pub use nic::*;
 pub use node::*;
+pub use process::*;
 pub use promise::*;
 pub use vm::*;
 

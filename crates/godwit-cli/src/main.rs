@@ -86,6 +86,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Nic(command) => with_client(&connection, async |client| {
             commands::nic::run(command, client, output).await
         }),
+        Command::Process(command) => with_client(&connection, async |client| {
+            commands::process::run(command, client, output).await
+        }),
         Command::MemoryPool(command) => with_client(&connection, async |client| {
             commands::memory_pool::run(command, client, output).await
         }),

@@ -12,6 +12,8 @@ pub(crate) const NICS: &str = "/v1/nics";
 pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
 pub(crate) const VM_MIGRATIONS: &str = "/v1/vm-migrations";
 pub(crate) const MEMORY_POOLS: &str = "/v1/memory-pools";
+pub(crate) const PROCESSES: &str = "/v1/processes";
+pub(crate) const PROCESS_MIGRATIONS: &str = "/v1/process-migrations";
 pub(crate) const PEERS: &str = "/v1/peers";
 
 pub(crate) fn disk(name: &str) -> String {
@@ -100,6 +102,22 @@ pub(crate) fn vm_migration_switch(id: &str) -> String {
 
 pub(crate) fn memory_pool(name: &str) -> String {
     format!("{MEMORY_POOLS}/{}", segment(name))
+}
+
+pub(crate) fn process(pid: u32) -> String {
+    format!("{PROCESSES}/{pid}")
+}
+
+pub(crate) fn process_migrate(pid: u32) -> String {
+    format!("{}/migrate", process(pid))
+}
+
+pub(crate) fn process_migration(id: &str) -> String {
+    format!("{PROCESS_MIGRATIONS}/{}", segment(id))
+}
+
+pub(crate) fn process_migration_cancel(id: &str) -> String {
+    format!("{}/cancel", process_migration(id))
 }
 
 pub(crate) fn job(id: &str) -> String {

@@ -80,6 +80,15 @@ pub struct NodeConfig {
     pub read_wait: Option<Duration>,
     /// Where the memory of virtual machines may be that other nodes map, too.
     pub memory_pools: Vec<MemoryPoolConfig>,
+    /// How it takes part in moves of processes; `None`: not at all.
+    pub processes: Option<ProcessesConfig>,
+}
+
+/// How a node takes part in moves of processes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessesConfig {
+    /// Folders, from the root, below which files may be put that processes bring along.
+    pub files: Vec<PathBuf>,
 }
 
 /// Where images come from.
@@ -173,6 +182,18 @@ impl NodeConfig {
     /// The folder of what the node knows of images.
     pub(crate) fn images_dir(&self) -> PathBuf {
         self.data_dir.join("images")
+    }
+
+    /// The folder of processes' images on their way.
+    pub(crate) fn processes_dir(&self) -> PathBuf {
+        self.data_dir.join("processes")
+    }
+
+    /// The folders below which files may be put that processes bring along.
+    pub(crate) fn process_files(&self) -> &[PathBuf] {
+        self.processes
+            .as_ref()
+            .map_or(&[], |processes| &processes.files)
     }
 
     /// The folder of the VMs' sockets and logs.
@@ -335,6 +356,7 @@ pub(crate) mod tests {
             images: ImagesConfig::default(),
             read_wait: None,
             memory_pools: Vec::new(),
+            processes: None,
         }
     }
 

@@ -17,13 +17,15 @@ mod nics;
 mod node;
 mod node_error;
 mod peers;
+mod processes;
 mod roles;
 mod store;
 mod transport;
 mod vms;
 
 pub use config::{
-    ImagesConfig, IncomingLimits, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig, TlsFiles,
+    ImagesConfig, IncomingLimits, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig,
+    ProcessesConfig, TlsFiles,
 };
 pub use daemon::run::run;
 pub use godwit_core::GovernorParts;

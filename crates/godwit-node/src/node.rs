@@ -14,6 +14,7 @@ use crate::migrations::admission::Arrivals;
 use crate::migrations::gatherings::Gatherings;
 use crate::peers::dial::Dialer;
 use crate::peers::probe::PeerHealth;
+use crate::processes::Processes;
 use crate::store::Store;
 use crate::vms::Vms;
 use crate::vms::outgoing::table::VmMigrations;
@@ -61,6 +62,8 @@ pub(crate) struct Node {
     pub(crate) vm_migrations: VmMigrations,
     /// Incoming virtual machines whose memory is awaited.
     pub(crate) memory_doors: MemoryDoors,
+    /// Processes with RDMA connections.
+    pub(crate) processes: Processes,
     /// True once the node is about to end.
     pub(crate) closing: watch::Sender<bool>,
 }

@@ -3,6 +3,7 @@
 mod image;
 mod nic;
 mod node;
+mod process;
 mod switch;
 
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, Repository
 pub(crate) use self::nic::NicCommand;
 use self::nic::parse_nic;
 pub(crate) use self::node::{LogFormatArgument, NodeArguments};
+pub(crate) use self::process::ProcessCommand;
 pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
 use crate::failure::EXIT_CODES;
 use crate::show::units::{parse_duration, parse_rate, parse_size};
@@ -85,6 +87,9 @@ pub(crate) enum Command {
     /// Look at the NICs of virtual machines
     #[command(subcommand)]
     Nic(NicCommand),
+    /// Look at processes with RDMA connections, and move them
+    #[command(subcommand)]
+    Process(ProcessCommand),
     /// Look at memory that other nodes map, too
     #[command(subcommand)]
     MemoryPool(MemoryPoolCommand),

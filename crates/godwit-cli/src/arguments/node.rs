@@ -103,6 +103,21 @@ pub(crate) struct NodeArguments {
     /// How large the disks may be together that one peer brings at a time; without it, what fits
     #[arg(long, env = "GODWIT_MAX_INCOMING_SIZE", value_name = "SIZE", value_parser = parse_size)]
     pub max_incoming_size: Option<u64>,
+    /// Take part in moves of processes with RDMA connections: nodes that are peers may then start processes here, as
+    /// any user. The node must run as root
+    #[arg(long, env = "GODWIT_PROCESSES")]
+    pub processes: bool,
+    /// A folder below which files may be put that processes bring along; may be repeated
+    #[arg(
+        long = "process-files",
+        env = "GODWIT_PROCESS_FILES",
+        value_name = "FOLDER",
+        value_delimiter = ',',
+        action = ArgAction::Append,
+        requires = "processes",
+        value_parser = parse_folder
+    )]
+    pub process_files: Vec<PathBuf>,
     #[command(flatten)]
     pub repository: RepositoryArguments,
     /// How long reads wait for a part of a disk that is not here, because it is still in an image or at the node that
@@ -121,6 +136,14 @@ pub(crate) enum LogFormatArgument {
     Text,
     /// One JSON object per line
     Json,
+}
+
+fn parse_folder(text: &str) -> Result<PathBuf, String> {
+    if text.starts_with('/') {
+        Ok(PathBuf::from(text))
+    } else {
+        Err("a folder is given by its whole path, like /srv/jobs".to_owned())
+    }
 }
 
 fn parse_pool(text: &str) -> Result<(String, PathBuf), String> {

@@ -10,5 +10,6 @@ pub(crate) mod moves;
 pub(crate) mod nic;
 pub(crate) mod node;
 pub(crate) mod peer;
+pub(crate) mod process;
 pub(crate) mod shell;
 pub(crate) mod vm;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use godwit_node::{
     ImagesConfig, IncomingLimits, LogFormat, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig,
-    TlsFiles, init_logging,
+    ProcessesConfig, TlsFiles, init_logging,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -92,6 +92,9 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
         memory_pools: memory_pools
             .map(|(name, folder)| MemoryPoolConfig { name, folder })
             .collect(),
+        processes: arguments.processes.then_some(ProcessesConfig {
+            files: arguments.process_files,
+        }),
     })
 }
 

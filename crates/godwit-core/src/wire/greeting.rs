@@ -93,6 +93,9 @@ pub enum Purpose {
     Pull,
     /// To ask for chunks of images; pull connection only, and only to nodes with [`Features::IMAGE_CHUNKS`].
     Image,
+    /// To move a process with its RDMA connections: to the node where it goes, and to those where its partners are;
+    /// control connection only. No disk is named.
+    Process,
 }
 
 /// The first frame on every connection, from the node that opened it.
@@ -315,6 +318,7 @@ impl Greeting {
                     Purpose::Machine => 4,
                     Purpose::Pull => 5,
                     Purpose::Image => 6,
+                    Purpose::Process => 7,
                 });
                 put(&mut body, &hello.migration.0);
                 put_text(&mut body, &hello.node, MAX_NAME);
@@ -418,6 +422,7 @@ impl Greeting {
                     [4] => Purpose::Machine,
                     [5] => Purpose::Pull,
                     [6] => Purpose::Image,
+                    [7] => Purpose::Process,
                     _ => return Err(DecodeError::Field("purpose")),
                 },
                 migration: MigrationId(take(&mut from)?),

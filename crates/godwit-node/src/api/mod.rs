@@ -4,6 +4,7 @@ pub mod access;
 mod memory_routes;
 mod nic_routes;
 mod openapi;
+mod process_routes;
 mod refusal;
 mod routes;
 mod serve;

@@ -5,7 +5,7 @@ use utoipa::openapi::{self, Response, ResponseBuilder};
 use utoipa::{Modify, OpenApi};
 
 use super::{Disk, ErrorBody, ErrorCode, Migration, Vm, access};
-use super::{memory_routes, nic_routes, routes, vm_routes};
+use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
 
 #[derive(OpenApi)]
 #[openapi(
@@ -51,6 +51,12 @@ use super::{memory_routes, nic_routes, routes, vm_routes};
         nic_routes::show_nic,
         memory_routes::list_memory_pools,
         memory_routes::show_memory_pool,
+        process_routes::list_processes,
+        process_routes::show_process,
+        process_routes::migrate_process,
+        process_routes::list_process_migrations,
+        process_routes::show_process_migration,
+        process_routes::cancel_process_migration,
     ),
     components(schemas(ErrorBody, Disk, Migration, Vm)),
     modifiers(&Namesakes, &Refusals)

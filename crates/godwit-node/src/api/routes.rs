@@ -19,7 +19,7 @@ use super::{
     Node as NodeView, Peer, SwitchMigration,
 };
 use super::{ErrorBody, ErrorCode};
-use super::{memory_routes, nic_routes, vm_routes};
+use super::{memory_routes, nic_routes, process_routes, vm_routes};
 use crate::clock;
 use crate::disks::lifecycle::{claim, create, remove};
 use crate::disks::storage::promised;
@@ -60,6 +60,7 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     routes.extend(vm_routes::routes());
     routes.extend(nic_routes::routes());
     routes.extend(memory_routes::routes());
+    routes.extend(process_routes::routes());
     routes
 }
 

@@ -29,6 +29,7 @@ use crate::node_error::NodeError;
 use crate::peers;
 use crate::peers::dial::Dialer;
 use crate::peers::tls::NodeTls;
+use crate::processes;
 use crate::store::Store;
 
 /// How long listeners may take to end once they are told to.
@@ -61,6 +62,7 @@ pub async fn run(
     let listeners = Listeners::open(&mut config).await?;
     let node = open(config, tls.clone()).await?;
     recover::recover(&node).await?;
+    processes::recover(&node).await;
 
     let mut tasks = JoinSet::new();
     listeners.serve(&node, tls.as_ref(), &mut tasks);
@@ -68,6 +70,7 @@ pub async fn run(
     tasks.spawn(peers::probe::watch(Arc::clone(&node)));
     tasks.spawn(retire::watch(Arc::clone(&node)));
     tasks.spawn(images::uses::watch(Arc::clone(&node)));
+    tasks.spawn(processes::partners::watch(Arc::clone(&node)));
     if let Some(tls) = tls {
         tasks.spawn(peers::renewal::watch(Arc::clone(&node), tls, reload));
     }
@@ -113,6 +116,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         owners: watch::Sender::new(()),
         vm_migrations: Default::default(),
         memory_doors: Default::default(),
+        processes: Default::default(),
         closing: watch::Sender::new(false),
     }))
 }

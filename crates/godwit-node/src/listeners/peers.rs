@@ -17,6 +17,7 @@ use crate::names;
 use crate::node::Node;
 use crate::peers::tls::{NodeTls, belongs_to};
 use crate::peers::{GREETING_TIMEOUT, PeerConnection, greeting};
+use crate::processes;
 use crate::transport::Transport;
 use crate::transport::secure::shake_hands;
 use crate::vms;
@@ -118,6 +119,8 @@ enum Action {
     Machine,
     /// The memory of a virtual machine whose offer was accepted.
     Memory(tokio::sync::mpsc::Sender<PeerConnection>),
+    /// A process moves.
+    Process,
 }
 
 fn identity(text: String) -> Refusal {
@@ -175,6 +178,7 @@ fn dispatch(
         }
         (Purpose::Resolve, TrafficClass::Control) => Action::Resolve(resolve::decide(node, hello)?),
         (Purpose::Machine, TrafficClass::Control) => Action::Machine,
+        (Purpose::Process, TrafficClass::Control) => Action::Process,
         (Purpose::Machine, TrafficClass::Copy) => Action::Memory(node.memory_doors.find(hello)?),
         (Purpose::Forward, TrafficClass::Sync) => Action::Forward(forward::admit(node, hello)?),
         (Purpose::Pull, TrafficClass::Pull) => Action::Pull(pulling::admit(node, hello)?),
@@ -222,6 +226,10 @@ impl Action {
             Self::Memory(door) => {
                 // The VM may have been given up meanwhile: then it is closed.
                 let _ = door.send(connection).await;
+            }
+            Self::Process => {
+                let id = hello.migration.to_string();
+                tokio::spawn(processes::serve::serve(node, connection, hello.node, id));
             }
             Self::Forward(disk) => {
                 tokio::spawn(forward::serve(disk, connection, hello.node));

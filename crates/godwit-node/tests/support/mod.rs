@@ -59,6 +59,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         images: Default::default(),
         read_wait: None,
         memory_pools: Vec::new(),
+        processes: None,
         peers: Vec::new(),
     }
 }

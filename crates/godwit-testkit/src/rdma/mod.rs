@@ -7,7 +7,11 @@
 mod bed;
 mod guest;
 mod moving;
+mod nodes;
+mod place;
 
 pub use bed::Bed;
 pub use guest::{Output, RdmaGuest};
-pub use moving::{Breakdown, Moved, Place, move_process, preflight};
+pub use moving::{Breakdown, MoveSeen, Moved, detach_move, move_process, preflight, see_move};
+pub use nodes::{certificates, kill_node, start_node};
+pub use place::Place;

@@ -3,7 +3,12 @@
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 
+use std::time::Duration;
+
 use super::{Answer, MAX_LINE, NAME, Request, address, other_end};
+
+/// How long a process may take to read a request.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks the process `pid`.
 ///
@@ -25,11 +30,20 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
             who.unwrap_or(0)
         )));
     }
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(request.patience()))?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
     stream.write_all(line.as_bytes())?;
     let mut line = String::new();
-    BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
+    let heard = BufReader::new(stream.take(MAX_LINE)).read_line(&mut line);
+    heard.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::other(format!(
+            "process {pid} gave no answer within {} s; is it stopped?",
+            request.patience().as_secs()
+        )),
+        _ => error,
+    })?;
     if line.is_empty() {
         return Err(io::Error::other(format!(
             "process {pid} hung up; only root and its own user may ask"

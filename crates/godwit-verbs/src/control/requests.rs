@@ -85,6 +85,19 @@ fn bounded(bound_ms: u64) -> Duration {
 }
 
 impl Request {
+    /// How long the answer may take.
+    pub(super) fn patience(&self) -> Duration {
+        match self {
+            Request::Status | Request::Suspend { .. } => Duration::from_secs(20),
+            Request::Drain { bound_ms, .. } => bounded(*bound_ms) + Duration::from_secs(20),
+            // Each object is a call of the device, and there may be thousands.
+            Request::Release
+            | Request::Recreate { .. }
+            | Request::Connect { .. }
+            | Request::Resume { .. } => Duration::from_secs(120),
+        }
+    }
+
     /// Does it in this process.
     pub(super) fn carry_out(self) -> Answer {
         let done = match self {

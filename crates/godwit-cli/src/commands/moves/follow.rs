@@ -45,9 +45,6 @@ pub(crate) trait Moving: Serialize + DeserializeOwned {
     /// Where the node cancels it.
     fn cancel_path(&self) -> String;
 
-    /// Where the node takes what is to be different.
-    fn switch_path(&self) -> String;
-
     /// What it does now.
     fn phase(&self) -> &'static str;
 
@@ -64,6 +61,22 @@ pub(crate) trait Moving: Serialize + DeserializeOwned {
 
     /// What a completed one did, in two lines.
     fn summary(&self) -> String;
+
+    /// The command that lists such moves.
+    fn list_command() -> &'static str {
+        "godwit migration list"
+    }
+
+    /// The command that follows it.
+    fn watch_command(&self) -> String {
+        format!("godwit migration watch {}", self.id())
+    }
+}
+
+/// A move that can go on otherwise while it runs.
+pub(crate) trait Switching: Moving {
+    /// Where the node takes what is to be different.
+    fn switch_path(&self) -> String;
 }
 
 /// How following ended.
@@ -107,7 +120,7 @@ pub(crate) async fn begin<M: Moving>(
             _ = interrupts.recv() => {
                 if cancelled {
                     let message = "stopped waiting for the node; the migration may have begun";
-                    let hint = "see whether it has: godwit migration list";
+                    let hint = format!("see whether it has: {}", M::list_command());
                     return Err(Failure::new(message).hint(hint).exit(EXIT_INTERRUPTED));
                 }
                 cancelled = true;
@@ -201,7 +214,7 @@ pub(crate) async fn follow<M: Moving>(
             _ = interrupts.recv() => {
                 if cancelled || on_interrupt == OnInterrupt::Detach {
                     line.clear();
-                    return Err(detached(migration.id()));
+                    return Err(detached(&migration));
                 }
                 cancelled = true;
                 line.say(CANCELLING);
@@ -265,8 +278,11 @@ async fn ask_to_cancel<M: Moving>(client: &mut Client, migration: &M, line: &Pro
     }
 }
 
-fn detached(id: &str) -> Failure {
-    Failure::new(format!("stopped following migration {id}; it goes on"))
-        .hint(format!("see how it ends: godwit migration watch {id}"))
-        .exit(EXIT_INTERRUPTED)
+fn detached<M: Moving>(migration: &M) -> Failure {
+    Failure::new(format!(
+        "stopped following migration {}; it goes on",
+        migration.id()
+    ))
+    .hint(format!("see how it ends: {}", migration.watch_command()))
+    .exit(EXIT_INTERRUPTED)
 }

@@ -6,7 +6,9 @@ use godwit_api::{
 
 use crate::arguments::{MemoryArgument, MigrateArguments, PolicyArgument, Switch};
 use crate::client::Client;
-use crate::commands::moves::follow::{Moving, POLL_INTERVAL, begin, interrupts, see_off};
+use crate::commands::moves::follow::{
+    Moving, POLL_INTERVAL, Switching, begin, interrupts, see_off,
+};
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
 use crate::routes;
 use crate::show::output::Output;
@@ -106,6 +108,12 @@ pub(in crate::commands) fn choices(arguments: MigrateArguments) -> MigrateVm {
     }
 }
 
+impl Switching for Migration {
+    fn switch_path(&self) -> String {
+        routes::migration_switch(&self.id)
+    }
+}
+
 impl Moving for Migration {
     fn id(&self) -> &str {
         &self.id
@@ -117,10 +125,6 @@ impl Moving for Migration {
 
     fn cancel_path(&self) -> String {
         routes::migration_cancel(&self.id)
-    }
-
-    fn switch_path(&self) -> String {
-        routes::migration_switch(&self.id)
     }
 
     fn phase(&self) -> &'static str {

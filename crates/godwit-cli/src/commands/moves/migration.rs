@@ -9,7 +9,7 @@ use tokio::signal::unix::Signal;
 
 use crate::arguments::{LeavingPolicy, MigrationCommand, SwitchArguments};
 use crate::client::{CallError, Client};
-use crate::commands::moves::follow::{Moving, OnInterrupt, follow, interrupts};
+use crate::commands::moves::follow::{Moving, OnInterrupt, Switching, follow, interrupts};
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};
@@ -127,7 +127,7 @@ fn request(arguments: &SwitchArguments) -> SwitchMigration {
     }
 }
 
-async fn switch<M: Moving>(
+async fn switch<M: Switching>(
     client: &mut Client,
     migration: M,
     request: &SwitchMigration,

@@ -4,7 +4,7 @@ use godwit_api::{MigrationPhase, VmMigration, VmMigrationPhase};
 
 use crate::arguments::MigrateArguments;
 use crate::client::Client;
-use crate::commands::moves::follow::{Moving, begin, interrupts, see_off};
+use crate::commands::moves::follow::{Moving, Switching, begin, interrupts, see_off};
 use crate::commands::moves::migrate::choices;
 use crate::failure::{EXIT_INTERRUPTED, EXIT_NOT_MOVED, Failure};
 use crate::routes;
@@ -40,6 +40,12 @@ pub(crate) async fn run(
     see_off(client, begun, interrupts, detach, output).await
 }
 
+impl Switching for VmMigration {
+    fn switch_path(&self) -> String {
+        routes::vm_migration_switch(&self.id)
+    }
+}
+
 impl Moving for VmMigration {
     fn id(&self) -> &str {
         &self.id
@@ -51,10 +57,6 @@ impl Moving for VmMigration {
 
     fn cancel_path(&self) -> String {
         routes::vm_migration_cancel(&self.id)
-    }
-
-    fn switch_path(&self) -> String {
-        routes::vm_migration_switch(&self.id)
     }
 
     fn phase(&self) -> &'static str {

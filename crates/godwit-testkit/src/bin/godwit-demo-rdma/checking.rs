@@ -34,18 +34,18 @@ pub(crate) const VARIANTS: &[Variant] = &[
 const WORK: Duration = Duration::from_millis(500);
 /// How long they may take to end.
 const END: Duration = Duration::from_secs(60);
-const ENDS: &str = "/run/verbs-client-ends";
+pub(crate) const ENDS: &str = "/run/verbs-client-ends";
 
 /// A process and what moves with it.
-struct Mover {
+pub(crate) struct Mover {
     guest: usize,
     pid: u32,
     alias: &'static str,
-    log: &'static str,
+    pub(crate) log: &'static str,
 }
 
 impl Mover {
-    fn place<'a>(&self, bed: &'a Bed) -> Place<'a> {
+    pub(crate) fn place<'a>(&self, bed: &'a Bed) -> Place<'a> {
         Place {
             guest: bed.guest(self.guest),
             pid: self.pid,
@@ -74,7 +74,7 @@ fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io:
     connected(first.place(bed))?;
     if variant.fails_first {
         std::thread::sleep(WORK);
-        fail_once(bed, &first, &second)?;
+        fail_once(bed, &first)?;
     }
     let mut blackouts = Vec::new();
     for number in 0..moves {
@@ -87,7 +87,7 @@ fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io:
         let free = 6 - moving.guest - staying.guest;
         let (from, partner) = (moving.place(bed), staying.place(bed));
         lose(bed, staying.guest, checked.loss_percent)?;
-        let moved = move_process(from, bed.guest(free), partner, moving.alias, moving.log);
+        let moved = move_process(from, bed.guest(free), moving.alias, moving.log);
         lose(bed, staying.guest, 0.0)?;
         let moved = moved.map_err(|error| {
             let said: Vec<String> = [from, partner].map(|place| said(place, "run/*.log")).into();
@@ -109,17 +109,16 @@ fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io:
 
 /// A move to guest 2, where CRIU seems to work and restores nothing, because another process takes the number just
 /// then: the process has to go on where it is, and the other one as well.
-fn fail_once(bed: &Bed, moving: &Mover, staying: &Mover) -> io::Result<()> {
+fn fail_once(bed: &Bed, moving: &Mover) -> io::Result<()> {
     let destination = bed.guest(2);
     destination.must(&format!(
         "mv /usr/sbin/criu /usr/sbin/criu.away && chmod +x /usr/sbin/criu.away && \
          printf '#!/bin/sh\\n[ \"$1\" = check ] && exit 0\\necho {} >/proc/sys/kernel/ns_last_pid\\n\
-         sleep 1000 >/dev/null 2>&1 &\\necho Error: not today >/run/image/restore.log\\nexit 1\\n' \
+         sleep 1000 >/dev/null 2>&1 &\\necho Error: not today >\"$4/restore.log\"\\nexit 1\\n' \
          >/usr/sbin/criu && chmod +x /usr/sbin/criu",
         moving.pid - 1
     ))?;
-    let (from, partner) = (moving.place(bed), staying.place(bed));
-    let moved = move_process(from, destination, partner, moving.alias, moving.log);
+    let moved = move_process(moving.place(bed), destination, moving.alias, moving.log);
     destination.must("mv /usr/sbin/criu.away /usr/sbin/criu")?;
     destination.must(&format!(
         "grep -qx sleep /proc/{0}/comm || {{ echo the process that took the number is gone; exit 1; }}; \
@@ -127,7 +126,7 @@ fn fail_once(bed: &Bed, moving: &Mover, staying: &Mover) -> io::Result<()> {
         moving.pid
     ))?;
     match moved {
-        Err(error) if error.to_string().contains("goes on where it was") => {
+        Err(error) if error.to_string().contains("with its connections") => {
             println!("  a move that failed: {error}");
             Ok(())
         }
@@ -137,7 +136,7 @@ fn fail_once(bed: &Bed, moving: &Mover, staying: &Mover) -> io::Result<()> {
 }
 
 /// The server on guest 1 and the client on guest 3, each with an address of its own.
-fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> {
+pub(crate) fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> {
     let command = format!(
         "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so godwit-verbs-client {}",
         variant.options
@@ -191,7 +190,7 @@ fn said(place: Place<'_>, log: &str) -> String {
 }
 
 /// Waits for the process's end; gives what it has checked.
-fn ended(place: Place<'_>, log: &str) -> io::Result<String> {
+pub(crate) fn ended(place: Place<'_>, log: &str) -> io::Result<String> {
     let began = Instant::now();
     let gone = format!(
         "[ ! -e /proc/{0} ] || grep -q '^State:.Z' /proc/{0}/status",

@@ -88,7 +88,7 @@ fn refusal(bed: &Bed, case: &Case) -> io::Result<Refusal> {
                  until rdma resource show qp | grep -q 'type RC state RTS'; do sleep 0.05; done")?;
     destination.must(case.spoil)?;
     let place = |guest, pid| Place { guest, pid };
-    let said = preflight(place(source, server), destination, place(other, client));
+    let said = preflight(place(source, server), destination);
     destination.must(case.mend)?;
     let (said, lives) = (said?, alive(source, server)? && alive(other, client)?);
     for (guest, pid) in [(source, server), (other, client)] {

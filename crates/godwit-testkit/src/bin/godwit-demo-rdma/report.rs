@@ -3,6 +3,8 @@
 use godwit_testkit::rdma::{Breakdown, Moved};
 use serde::Serialize;
 
+use crate::deaths::Death;
+
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) passed: bool,
@@ -13,6 +15,8 @@ pub(crate) struct Report {
     pub(crate) refusals: Vec<Refusal>,
     pub(crate) moves: Vec<Move>,
     pub(crate) checked: Vec<Checked>,
+    /// Moves during which a node was killed.
+    pub(crate) deaths: Vec<Death>,
 }
 
 /// A process that cannot move.

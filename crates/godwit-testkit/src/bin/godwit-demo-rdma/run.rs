@@ -6,11 +6,12 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use godwit_testkit::process::target_dir;
-use godwit_testkit::rdma::{Bed, Moved, Place, RdmaGuest, move_process};
+use godwit_testkit::rdma::{Bed, Moved, Place, RdmaGuest, certificates, move_process};
 use godwit_testkit::report::write_report;
 
 use crate::Arguments;
 use crate::checking::{VARIANTS, check};
+use crate::deaths::deaths;
 use crate::holder::move_holder;
 use crate::programs::{PROGRAMS, Program, Side};
 use crate::refusals::refusals;
@@ -21,13 +22,17 @@ pub(crate) const ALIAS: &str = "10.0.0.100/24";
 /// The partner's, if it moves as well.
 pub(crate) const PARTNER_ALIAS: &str = "10.0.0.101/24";
 /// How long a program may take to end after its move.
-const END: Duration = Duration::from_secs(90);
+const END: Duration = Duration::from_secs(180);
 
 pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     let began = Instant::now();
     println!("booting three virtual machines with soft-RoCE");
     let bed = Bed::start(3, &payload()?)?;
-    println!("  they run after {:.0} s", began.elapsed().as_secs_f64());
+    bed.start_nodes(3)?;
+    println!(
+        "  they and their nodes run after {:.0} s",
+        began.elapsed().as_secs_f64()
+    );
     let mut report = Report {
         passed: true,
         pre_setup: false,
@@ -35,6 +40,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         refusals: Vec::new(),
         moves: Vec::new(),
         checked: Vec::new(),
+        deaths: Vec::new(),
     };
     if arguments.wants("holder") {
         let holder = move_holder(&bed)?;
@@ -103,6 +109,27 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         report.checked.push(checked);
         clean_up(&bed)?;
     }
+    report.deaths = deaths(&bed, |name| {
+        !arguments.only.is_empty() && arguments.wants(name)
+    });
+    for death in &report.deaths {
+        println!(
+            "  {:42} runs at {:?}, {}: {}",
+            death.case,
+            death.runs_at,
+            if death.works {
+                "works"
+            } else {
+                "does not work"
+            },
+            death
+                .error
+                .as_ref()
+                .or(death.said.as_ref())
+                .map_or("moved", String::as_str)
+        );
+        report.passed &= death.as_expected;
+    }
     let path = write_report("demo-rdma", &report)?;
     println!("report: {}", path.display());
     if arguments.keep_logs {
@@ -123,7 +150,8 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         && (report.holder.is_some()
             || !report.refusals.is_empty()
             || !report.moves.is_empty()
-            || !report.checked.is_empty()))
+            || !report.checked.is_empty()
+            || !report.deaths.is_empty()))
 }
 
 /// What goes into the guests, without symbols.
@@ -135,7 +163,12 @@ fn payload() -> io::Result<Vec<PathBuf>> {
     let into = target_dir().join("demo-rdma");
     std::fs::create_dir_all(&into)?;
     let mut files = Vec::new();
-    for name in ["libgodwit_verbs.so", "godwit-verbs", "godwit-verbs-client"] {
+    for name in [
+        "libgodwit_verbs.so",
+        "godwit-verbs",
+        "godwit-verbs-client",
+        "godwit",
+    ] {
         let file = into.join(name);
         let stripped = Command::new("strip")
             .arg("-o")
@@ -150,6 +183,7 @@ fn payload() -> io::Result<Vec<PathBuf>> {
         }
         files.push(file);
     }
+    files.extend(certificates(&built.join("godwit"), &into.join("certs"), 3)?);
     let plugin = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../criu-plugin/build");
     let plugins = into.join("plugins");
     let compiled = Command::new(plugin).arg(&plugins).output()?;
@@ -202,13 +236,15 @@ fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::
             pid: client,
         },
     );
+    // Both: a program whose side is not connected yet cannot move, and it speaks over TCP until then.
     connected(server)?;
+    connected(client)?;
     std::thread::sleep(Duration::from_secs_f64(program.work_seconds));
     let (mover, partner, log) = match side {
         Side::Server => (server, client, "run/server.log"),
         Side::Client => (client, server, "run/client.log"),
     };
-    *moved = move_process(mover, destination, partner, ALIAS, log)?;
+    *moved = move_process(mover, destination, ALIAS, log)?;
     ended(
         Place {
             guest: destination,
@@ -301,11 +337,11 @@ fn succeeded(said: &str, silent: bool) -> bool {
 }
 
 /// Everything as before the first move.
-fn clean_up(bed: &Bed) -> io::Result<()> {
+pub(crate) fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
             "pkill -9 -f '^ib'; pkill -9 -x godwit-verbs-cl; ip addr del {ALIAS} dev eth0; ip addr del {PARTNER_ALIAS} dev eth0; \
-             ip route flush 10.0.0.3/32; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/image /run/*.log /run/verbs-client-ends; true"
+             ip route flush 10.0.0.3/32; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/server.log /run/client.log /run/verbs-client-ends; true"
         ))?;
     }
     Ok(())

@@ -1,0 +1,151 @@
+//! Processes with RDMA connections, and their moves.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::error::ErrorBody;
+
+/// A process that uses the RDMA library and has opened a device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Process {
+    /// Its number at this host.
+    pub pid: u32,
+    /// Its program's name, as the kernel knows it.
+    pub command: String,
+    /// Its queue pairs.
+    pub queue_pairs: usize,
+    /// Its queue pairs that are connected.
+    pub connected: usize,
+    /// The RDMA devices that it uses.
+    pub devices: Vec<String>,
+    /// What keeps it from moving anywhere, one sentence each.
+    pub obstacles: Vec<String>,
+}
+
+/// Asks for a move of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateProcess {
+    /// The node to move it to.
+    pub to: String,
+    /// An IP address of the process's own, which moves along: its TCP connections have to be from or to it. It goes to the
+    /// interface of the same name.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// Files of the process that are brought along, by their paths: what it has open has to be at the destination.
+    #[serde(default)]
+    pub files: Vec<String>,
+}
+
+/// What a move of a process does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ProcessMigrationPhase {
+    /// The process and its partners keep new requests back, until nothing is in flight.
+    Stopping,
+    /// The process gives its device back and becomes an image.
+    Dumping,
+    /// The image is copied to the destination.
+    Sending,
+    /// The destination makes the process of the image.
+    Restoring,
+    /// The destination does not say whether the process runs there. It is asked until it does; the process stays in its
+    /// image meanwhile.
+    InDoubt,
+    /// The process and its partners connect to each other anew.
+    Connecting,
+    /// The process is made to go on at the source.
+    GoingBack,
+    /// The process runs at the destination.
+    Completed,
+    /// It ended without moving the process, or with the process lost: see the error.
+    Aborted,
+}
+
+impl ProcessMigrationPhase {
+    /// Whether the move has ended.
+    pub const fn ended(self) -> bool {
+        matches!(self, Self::Completed | Self::Aborted)
+    }
+
+    /// The phase's name as the API spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Stopping => "stopping",
+            Self::Dumping => "dumping",
+            Self::Sending => "sending",
+            Self::Restoring => "restoring",
+            Self::InDoubt => "in_doubt",
+            Self::Connecting => "connecting",
+            Self::GoingBack => "going_back",
+            Self::Completed => "completed",
+            Self::Aborted => "aborted",
+        }
+    }
+}
+
+/// A process that a moving one is connected to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ProcessPartner {
+    /// The node of its host.
+    pub node: String,
+    /// Its number there.
+    pub pid: u32,
+    /// Its connections with the moving process.
+    pub connections: usize,
+}
+
+/// Where the time of a move went, in milliseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProcessBreakdown {
+    /// Giving the device's objects back.
+    pub dump_rdma: f64,
+    /// CRIU's dump.
+    pub dump_others: f64,
+    /// The image on its way.
+    pub transfer: f64,
+    /// Making the objects again and connecting them.
+    pub restore_rdma: f64,
+    /// CRIU's restore.
+    pub full_restore: f64,
+}
+
+/// The move of a process, under way or ended; known at the node that the process leaves, until that node ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProcessMigration {
+    /// Names it: 32 hexadecimal digits.
+    #[schema(pattern = "^[0-9a-f]{32}$")]
+    pub id: String,
+    /// The process.
+    pub pid: u32,
+    /// Its program's name.
+    pub command: String,
+    /// The node it leaves.
+    pub from: String,
+    /// The node it goes to.
+    pub to: String,
+    /// What it does now.
+    pub phase: ProcessMigrationPhase,
+    /// The processes at the other ends of its connections.
+    pub partners: Vec<ProcessPartner>,
+    /// Queue pairs that move.
+    pub queue_pairs: usize,
+    /// Bytes of the image that were sent.
+    pub image_bytes: u64,
+    /// When it was asked for (RFC 3339).
+    #[schema(format = DateTime)]
+    pub started_at: String,
+    /// When it ended (RFC 3339).
+    #[schema(format = DateTime)]
+    pub ended_at: Option<String>,
+    /// Milliseconds from the first request kept back until all went on.
+    pub blackout_ms: Option<f64>,
+    /// The part of that in which requests in flight were waited for.
+    pub wait_ms: Option<f64>,
+    /// Its other parts.
+    pub breakdown_ms: ProcessBreakdown,
+    /// Why it ended without moving the process.
+    pub error: Option<ErrorBody>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+}

@@ -1,0 +1,45 @@
+//! `godwit process`
+
+use std::net::IpAddr;
+
+use clap::Subcommand;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ProcessCommand {
+    /// List the processes that use the RDMA library and have opened a device
+    List,
+    /// Show a process and what keeps it from moving
+    Show {
+        /// The process
+        pid: u32,
+    },
+    /// Move a running process with its RDMA connections to another node
+    Migrate {
+        /// The process
+        pid: u32,
+        /// The node to move it to
+        #[arg(long, value_name = "NODE")]
+        to: String,
+        /// An IP address of the process's own that moves along, with its TCP connections
+        #[arg(long, value_name = "ADDRESS")]
+        address: Option<IpAddr>,
+        /// A file of the process that is brought along (may be repeated): what it has open must be there
+        #[arg(long = "file", value_name = "PATH")]
+        files: Vec<String>,
+        /// Print the move's id and return at once
+        #[arg(long)]
+        detach: bool,
+    },
+    /// List moves of processes away from the node, since its start
+    Moves,
+    /// Follow a move of a process until it ends
+    Watch {
+        /// Its id, or as many of its first digits as tell it apart
+        id: String,
+    },
+    /// Cancel a move of a process; it goes on at the source
+    Cancel {
+        /// Its id, or as many of its first digits as tell it apart
+        id: String,
+    },
+}

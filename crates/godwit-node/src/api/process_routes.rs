@@ -1,0 +1,102 @@
+//! The API's routes about processes.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::routing::{MethodRouter, get, post};
+
+use super::ErrorBody;
+use super::refusal::Refusal;
+use super::routes::{Body, Shared, detached};
+use super::{MigrateProcess, Process, ProcessMigration};
+use crate::node::Node;
+use crate::processes::{outgoing, view};
+use godwit_api::ErrorCode;
+
+/// The routes with their paths.
+pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
+    vec![
+        ("/v1/processes", get(list_processes)),
+        ("/v1/processes/{pid}", get(show_process)),
+        ("/v1/processes/{pid}/migrate", post(migrate_process)),
+        ("/v1/process-migrations", get(list_process_migrations)),
+        ("/v1/process-migrations/{id}", get(show_process_migration)),
+        (
+            "/v1/process-migrations/{id}/cancel",
+            post(cancel_process_migration),
+        ),
+    ]
+}
+
+fn number(pid: &str) -> Result<u32, ErrorBody> {
+    pid.parse().map_err(|_| {
+        let shown: String = pid.chars().take(64).collect();
+        let text = format!("{shown:?} is no number of a process");
+        ErrorBody::new(ErrorCode::NotFound, text).hint("see 'godwit process list'")
+    })
+}
+
+/// Processes of this host that use the RDMA library and have opened a device.
+#[utoipa::path(get, path = "/v1/processes", responses((status = 200, body = Vec<Process>),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn list_processes(State(node): Shared) -> Result<Json<Vec<Process>>, Refusal> {
+    Ok(Json(view::all(&node).await?))
+}
+
+/// One process, and what keeps it from moving.
+#[utoipa::path(get, path = "/v1/processes/{pid}", params(("pid" = String, Path)), responses(
+    (status = 200, body = Process), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody)))]
+pub(super) async fn show_process(
+    State(node): Shared,
+    Path(pid): Path<String>,
+) -> Result<Json<Process>, Refusal> {
+    Ok(Json(view::one(&node, number(&pid)?).await?))
+}
+
+/// Starts to move a process with its RDMA connections to another node. Answers once nothing is found that stands in the
+/// way; otherwise all that does is named, and nothing was touched.
+#[utoipa::path(post, path = "/v1/processes/{pid}/migrate", params(("pid" = String, Path)),
+    request_body = MigrateProcess, responses(
+    (status = 201, body = ProcessMigration), (status = 400, body = ErrorBody),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody), (status = 422, body = ErrorBody)))]
+pub(super) async fn migrate_process(
+    State(node): Shared,
+    Path(pid): Path<String>,
+    Body(request): Body<MigrateProcess>,
+) -> Result<(StatusCode, Json<ProcessMigration>), Refusal> {
+    let pid = number(&pid)?;
+    let started = detached(node, move |node| async move {
+        outgoing::migrate(&node, pid, request).await
+    });
+    Ok((StatusCode::CREATED, Json(started.await?)))
+}
+
+/// Moves of processes away from here, under way and the last that ended since the node's start, oldest first.
+#[utoipa::path(get, path = "/v1/process-migrations", responses(
+    (status = 200, body = Vec<ProcessMigration>)))]
+pub(super) async fn list_process_migrations(State(node): Shared) -> Json<Vec<ProcessMigration>> {
+    Json(node.processes.moves.all())
+}
+
+/// One move of a process, as it is now.
+#[utoipa::path(get, path = "/v1/process-migrations/{id}", params(("id" = String, Path)), responses(
+    (status = 200, body = ProcessMigration), (status = 404, body = ErrorBody)))]
+pub(super) async fn show_process_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<ProcessMigration>, Refusal> {
+    Ok(Json(node.processes.moves.get(&id)?))
+}
+
+/// Gives a move of a process up, if the destination was not told to restore it yet; it goes on at the source.
+#[utoipa::path(post, path = "/v1/process-migrations/{id}/cancel", params(("id" = String, Path)),
+    responses((status = 200, body = ProcessMigration), (status = 404, body = ErrorBody),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn cancel_process_migration(
+    State(node): Shared,
+    Path(id): Path<String>,
+) -> Result<Json<ProcessMigration>, Refusal> {
+    Ok(Json(outgoing::cancel(&node, &id).await?))
+}

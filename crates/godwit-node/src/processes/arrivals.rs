@@ -1,0 +1,299 @@
+//! Processes that come here: what is stored before each step, so that the source gets one answer for good to whether the
+//! process runs here.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use godwit_verbs::control::{Answer as LibraryAnswer, Request};
+use godwit_verbs::mover::Arrival;
+use godwit_verbs::shim::Recreated;
+use serde::{Deserialize, Serialize};
+use tokio::io::AsyncRead;
+
+use super::messages::{Answer, ImageOffer};
+use super::{ask, criu, files, files_of_ours, folder, images};
+use crate::failpoint;
+use crate::node::{Node, blocking};
+
+/// One step of one arrival at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    turn: tokio::sync::Mutex<()>,
+}
+
+/// What is stored of a process that comes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Stored {
+    peer: String,
+    arrival: Arrival,
+    offer: ImageOffer,
+    /// Whether it was asked to make its objects again.
+    asked: bool,
+    /// What it made.
+    made: Option<Recreated>,
+}
+
+fn record(node: &Node, id: &str) -> PathBuf {
+    folder(node, id).join("arrival.json")
+}
+
+/// The name of the guard of a move's address.
+pub(crate) fn guard(id: &str) -> String {
+    format!("godwit-{id}")
+}
+
+fn load(node: &Node, id: &str, peer: &str) -> Option<Stored> {
+    files_of_ours::read::<Stored>(&record(node, id)).filter(|stored| stored.peer == peer)
+}
+
+fn since(began: Instant) -> f64 {
+    began.elapsed().as_secs_f64() * 1e3
+}
+
+/// Whether an image may come.
+///
+/// # Errors
+/// One sentence.
+pub(crate) fn admit(node: &Node, id: &str, offer: &ImageOffer) -> Result<(), String> {
+    if folder(node, id).exists() {
+        return Err("a move of this number is known here already".to_owned());
+    }
+    images::check(offer, images::free(&node.config.processes_dir()))?;
+    if !criu::is_layout(&offer.layout) || i32::try_from(offer.pid).is_err() || offer.pid < 2 {
+        return Err("what tells the process from others makes no sense".to_owned());
+    }
+    if offer.address.as_ref().is_some_and(|own| !own.is_sound()) {
+        return Err("the address of the process makes no sense".to_owned());
+    }
+    let roots = node.config.process_files();
+    let refused = offer
+        .files
+        .iter()
+        .find_map(|file| files::refusal(roots, &file.name));
+    refused.map_or(Ok(()), Err)
+}
+
+/// Takes an image that was admitted.
+///
+/// # Errors
+/// One sentence; nothing of it is left.
+pub(crate) async fn take(
+    node: &Node,
+    id: &str,
+    peer: &str,
+    offer: ImageOffer,
+    stream: &mut (impl AsyncRead + Unpin),
+) -> Result<(), String> {
+    let place = folder(node, id);
+    let taken = async {
+        let image = place.join("image");
+        std::fs::create_dir_all(&image)?;
+        let of_criu = offer
+            .image
+            .iter()
+            .map(|file| (image.join(&file.name), file.bytes));
+        let along = (0..).zip(&offer.files);
+        let along = along.map(|(number, file)| (place.join(format!("along-{number}")), file.bytes));
+        images::receive(stream, of_criu.chain(along)).await
+    };
+    let stored = Stored {
+        peer: peer.to_owned(),
+        arrival: Arrival::Coming,
+        offer: offer.clone(),
+        asked: false,
+        made: None,
+    };
+    let taken = match taken.await {
+        Ok(()) => files_of_ours::write(&record(node, id), &stored),
+        Err(error) => Err(format!("the image did not come: {error}")),
+    };
+    if taken.is_err() {
+        forget(node, id);
+    }
+    taken
+}
+
+fn forget(node: &Node, id: &str) {
+    let place = folder(node, id);
+    if let Err(error) = std::fs::remove_dir_all(&place)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::warn!(place = %place.display(), %error, "cannot remove what is left of a move");
+    }
+}
+
+/// Makes the process of its image.
+pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
+    let _turn = node.processes.arrivals.turn.lock().await;
+    let Some(mut stored) = load(node, id, peer) else {
+        return Answer::NotHere("its image is not there".to_owned());
+    };
+    if !stored.arrival.may_restore() {
+        return settle_now(node, id, stored).await;
+    }
+    let began = Instant::now();
+    stored.arrival = Arrival::Restoring;
+    if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
+        return Answer::NotHere(error);
+    }
+    let restored = async {
+        let (roots, place) = (node.config.process_files().to_vec(), folder(node, id));
+        let (along, of) = (stored.offer.files.clone(), id.to_owned());
+        let placed = blocking(move || {
+            let mut numbered = (0..).zip(&along);
+            numbered.try_for_each(|(number, file): (usize, _)| {
+                files::place(&roots, file, &place.join(format!("along-{number}")), &of)
+            })
+        });
+        placed.await.map_err(|error| error.message)??;
+        let ImageOffer {
+            pid,
+            layout,
+            address,
+            ..
+        } = &stored.offer;
+        let image = folder(node, id).join("image");
+        criu::restore(&image, *pid, layout, address.as_ref(), &guard(id)).await
+    };
+    failpoint::reach("process-arrival-restoring".to_owned()).await;
+    let restored = restored.await;
+    failpoint::reach("process-arrival-restored".to_owned()).await;
+    stored.arrival = match &restored {
+        Ok(()) => Arrival::Here,
+        Err(_) => Arrival::Never,
+    };
+    let known = files_of_ours::write(&record(node, id), &stored);
+    match (restored, known) {
+        // It says so again after a restart, since it lives.
+        (Ok(()), _) => Answer::Here {
+            milliseconds: since(began),
+        },
+        (Err(error), Ok(())) => Answer::NotHere(error),
+        // What is not stored is not told: it is asked again.
+        (Err(error), Err(unstored)) => Answer::Refused(format!("{error}; {unstored}")),
+    }
+}
+
+/// Whether the process runs here. If not, it never will.
+pub(crate) async fn settle(node: &Node, id: &str, peer: &str) -> Answer {
+    let _turn = node.processes.arrivals.turn.lock().await;
+    match load(node, id, peer) {
+        Some(stored) => settle_now(node, id, stored).await,
+        None => Answer::NotHere("the destination knows nothing of its move".to_owned()),
+    }
+}
+
+async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
+    let ImageOffer {
+        pid,
+        layout,
+        address,
+        ..
+    } = stored.offer.clone();
+    if stored.arrival == Arrival::Restoring {
+        criu::wait_for_others(&folder(node, id)).await;
+    }
+    let settled = stored.arrival.settled(criu::lives(pid, &layout));
+    if settled == stored.arrival && settled == Arrival::Never {
+        return Answer::NotHere("the destination did not restore it".to_owned());
+    }
+    if settled == Arrival::Never
+        && stored.arrival == Arrival::Restoring
+        && let Err(error) = criu::clear(pid, &layout, address.as_ref(), &guard(id)).await
+    {
+        return Answer::Refused(error);
+    }
+    if settled == Arrival::Here
+        && stored.arrival == Arrival::Restoring
+        && let Some(own) = &address
+    {
+        super::address::OwnAddress::unguard(&guard(id)).await;
+        own.announce();
+    }
+    stored.arrival = settled;
+    if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
+        return Answer::Refused(error);
+    }
+    match settled {
+        Arrival::Here => Answer::Here { milliseconds: 0.0 },
+        _ => Answer::NotHere("the destination did not restore it".to_owned()),
+    }
+}
+
+/// Has the process make its objects again, once.
+pub(crate) async fn recreate(node: &Node, id: &str, peer: &str) -> Answer {
+    let _turn = node.processes.arrivals.turn.lock().await;
+    let began = Instant::now();
+    let here = load(node, id, peer).filter(|stored| stored.arrival == Arrival::Here);
+    let Some(mut stored) = here else {
+        return Answer::Refused("the process did not come here by this move".to_owned());
+    };
+    if let Some(made) = stored.made {
+        return Answer::Recreated {
+            made,
+            milliseconds: 0.0,
+        };
+    }
+    if stored.asked {
+        return Answer::Refused(
+            "the node at the destination ended while the process made its objects again, and its keys are not known".to_owned(),
+        );
+    }
+    stored.asked = true;
+    if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
+        return Answer::Refused(error);
+    }
+    failpoint::reach("process-arrival-recreating".to_owned()).await;
+    match ask(stored.offer.pid, Request::Recreate { device: None }).await {
+        Ok(LibraryAnswer::Recreated(made)) => {
+            stored.made = Some(made.clone());
+            match files_of_ours::write(&record(node, id), &stored) {
+                Ok(()) => Answer::Recreated {
+                    made,
+                    milliseconds: since(began),
+                },
+                Err(error) => Answer::Refused(error),
+            }
+        }
+        Ok(_) => Answer::Refused("the process gave an answer to another question".to_owned()),
+        Err(error) => Answer::Refused(error),
+    }
+}
+
+/// Asks the process that came: to connect or to resume.
+pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -> Answer {
+    if !matches!(request, Request::Connect { .. } | Request::Resume { .. }) {
+        return Answer::Refused("this is not asked of a process that came".to_owned());
+    }
+    let here = load(node, id, peer).filter(|stored| stored.arrival == Arrival::Here);
+    match here {
+        Some(stored) => match ask(stored.offer.pid, request).await {
+            Ok(answer) => Answer::Library(answer),
+            Err(error) => Answer::Refused(error),
+        },
+        None => Answer::Refused("the process did not come here by this move".to_owned()),
+    }
+}
+
+/// Nothing of the move is needed any more.
+pub(crate) async fn over(node: &Node, id: &str, peer: &str) {
+    let _turn = node.processes.arrivals.turn.lock().await;
+    if load(node, id, peer).is_some() {
+        forget(node, id);
+    }
+}
+
+/// After the node's start: what was being restored is settled, and what only came is forgotten, so that it is never
+/// restored.
+pub(crate) async fn recover(node: &Node, id: &str) {
+    let Some(stored) = files_of_ours::read::<Stored>(&record(node, id)) else {
+        // It had not come whole.
+        forget(node, id);
+        return;
+    };
+    match stored.arrival {
+        Arrival::Coming => forget(node, id),
+        Arrival::Restoring => drop(settle(node, id, &stored.peer).await),
+        Arrival::Here | Arrival::Never => {}
+    }
+}

@@ -1,0 +1,289 @@
+//! CRIU's files on their way, each followed by its hash: what comes is bounded by what was announced, and nothing but
+//! plain names below the move's own folder is written.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::fs::File;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::messages::ImageOffer;
+
+/// Most files of an image, and most that come along.
+const MAX_FILES: usize = 4096;
+/// What stays free where an image comes to.
+const LEFT_FREE: u64 = 64 << 20;
+/// Bytes that are read at a time.
+const PIECE: usize = 256 << 10;
+/// How long a piece may take.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Bytes of a hash.
+const HASH: usize = blake3::OUT_LEN;
+
+/// A file that is sent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageFile {
+    /// Of CRIU's: its name. Of one that comes along: its path.
+    pub(crate) name: String,
+    /// Its length.
+    pub(crate) bytes: u64,
+    /// Its permissions.
+    pub(crate) mode: u32,
+    /// Whose it is.
+    pub(crate) uid: u32,
+    /// Its group.
+    pub(crate) gid: u32,
+}
+
+impl ImageFile {
+    fn of(name: String, path: &Path) -> Result<Self, String> {
+        let about = std::fs::symlink_metadata(path)
+            .map_err(|error| format!("the file {}: {error}", path.display()))?;
+        if !about.is_file() {
+            return Err(format!("{} is no regular file", path.display()));
+        }
+        Ok(Self {
+            name,
+            bytes: about.len(),
+            mode: about.mode() & 0o7777,
+            uid: about.uid(),
+            gid: about.gid(),
+        })
+    }
+}
+
+/// CRIU's files in a folder, and those that come along.
+///
+/// # Errors
+/// One sentence that names what cannot be sent.
+pub(crate) fn gather(
+    image: &Path,
+    files: &[String],
+) -> Result<(Vec<ImageFile>, Vec<ImageFile>), String> {
+    let cannot = |error: std::io::Error| format!("the image in {}: {error}", image.display());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(image).map_err(cannot)? {
+        let entry = entry.map_err(cannot)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // CRIU's other files are descriptors of its own and logs.
+        if name.ends_with(".img") {
+            found.push(ImageFile::of(name, &entry.path())?);
+        }
+    }
+    found.sort_unstable_by(|one, other| one.name.cmp(&other.name));
+    let along = files
+        .iter()
+        .map(|path| ImageFile::of(path.clone(), Path::new(path)));
+    Ok((found, along.collect::<Result<_, _>>()?))
+}
+
+/// Whether what another node offers can be an image, and fits. `free`: bytes that there are.
+///
+/// # Errors
+/// One sentence.
+pub(crate) fn check(offer: &ImageOffer, free: u64) -> Result<(), String> {
+    if offer.image.is_empty() || offer.image.len() > MAX_FILES || offer.files.len() > MAX_FILES {
+        return Err(format!(
+            "an image has 1 to {MAX_FILES} files, and this one has {} and brings {}",
+            offer.image.len(),
+            offer.files.len()
+        ));
+    }
+    let mut names = BTreeSet::new();
+    for file in &offer.image {
+        if !is_image_name(&file.name) {
+            let shown: String = file.name.chars().take(64).collect();
+            return Err(format!("{shown:?} is no name of a file of an image"));
+        }
+        if !names.insert(&file.name) {
+            return Err(format!("the image has two files {}", file.name));
+        }
+    }
+    let lengths = offer
+        .image
+        .iter()
+        .chain(&offer.files)
+        .map(|file| file.bytes);
+    let total = lengths.fold(0u64, u64::saturating_add);
+    if total.saturating_add(LEFT_FREE) > free {
+        return Err(format!("the image has {total} bytes, and {free} are free"));
+    }
+    Ok(())
+}
+
+fn is_image_name(name: &str) -> bool {
+    let stem = name.strip_suffix(".img").unwrap_or_default();
+    (1..=96).contains(&stem.len())
+        && !stem.starts_with(['.', '-'])
+        && stem
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+}
+
+/// Bytes that are free in the file system of a folder.
+pub(crate) fn free(folder: &Path) -> u64 {
+    rustix::fs::statvfs(folder).map_or(0, |about| about.f_bavail.saturating_mul(about.f_frsize))
+}
+
+async fn in_time<T>(work: impl Future<Output = std::io::Result<T>>) -> std::io::Result<T> {
+    tokio::time::timeout(PIECE_TIMEOUT, work)
+        .await
+        .unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+}
+
+/// Sends the bytes of these files and their hashes.
+///
+/// # Errors
+/// Reading or sending fails, or a file has become shorter.
+pub(crate) async fn send(
+    stream: &mut (impl AsyncWrite + Unpin),
+    files: impl Iterator<Item = (PathBuf, u64)>,
+    mut sent: impl FnMut(u64),
+) -> std::io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    for (path, bytes) in files {
+        let mut file = File::open(&path).await?;
+        let (mut hash, mut left) = (blake3::Hasher::new(), bytes);
+        while left > 0 {
+            let now = PIECE.min(usize::try_from(left).unwrap_or(PIECE));
+            file.read_exact(&mut piece[..now]).await?;
+            hash.update(&piece[..now]);
+            in_time(stream.write_all(&piece[..now])).await?;
+            left -= now as u64;
+            sent(now as u64);
+        }
+        in_time(stream.write_all(hash.finalize().as_bytes())).await?;
+    }
+    in_time(stream.flush()).await
+}
+
+/// Takes the bytes of these files, which are new. They are durable when this has succeeded.
+///
+/// # Errors
+/// Reading or writing fails, or a hash is another one.
+pub(crate) async fn receive(
+    stream: &mut (impl AsyncRead + Unpin),
+    files: impl Iterator<Item = (PathBuf, u64)>,
+) -> std::io::Result<()> {
+    let mut piece = vec![0; PIECE];
+    for (path, bytes) in files {
+        let mut options = tokio::fs::OpenOptions::new();
+        let mut file = options
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path)
+            .await?;
+        let (mut hash, mut left) = (blake3::Hasher::new(), bytes);
+        while left > 0 {
+            let now = PIECE.min(usize::try_from(left).unwrap_or(PIECE));
+            in_time(stream.read_exact(&mut piece[..now])).await?;
+            hash.update(&piece[..now]);
+            file.write_all(&piece[..now]).await?;
+            left -= now as u64;
+        }
+        let mut said = [0; HASH];
+        in_time(stream.read_exact(&mut said)).await?;
+        if hash.finalize() != blake3::Hash::from_bytes(said) {
+            let text = format!("{} came with another content than was sent", path.display());
+            return Err(std::io::Error::other(text));
+        }
+        file.flush().await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(names: &[&str], bytes: u64) -> ImageOffer {
+        let file = |name: &&str| ImageFile {
+            name: (*name).to_owned(),
+            bytes,
+            mode: 0o600,
+            uid: 0,
+            gid: 0,
+        };
+        ImageOffer {
+            pid: 7,
+            layout: "1 2 3 4 5".to_owned(),
+            address: None,
+            image: names.iter().map(file).collect(),
+            files: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn an_image_has_plain_names_and_fits() {
+        let free = 1 << 30;
+        check(
+            &offer(&["core-7.img", "pages-1.img", "inventory.img"], 4096),
+            free,
+        )
+        .expect("is one");
+        for wrong in [
+            "../core.img",
+            "/etc/x.img",
+            "a/b.img",
+            ".img",
+            "-o.img",
+            "..img",
+            "core-7",
+            "co re.img",
+            "criu.conf",
+        ] {
+            let error = check(&offer(&[wrong], 1), free).expect_err(wrong);
+            assert!(error.contains("no name"), "{error}");
+        }
+        check(&offer(&["a.img", "a.img"], 1), free).expect_err("two of one name");
+        check(&offer(&[], 1), free).expect_err("none");
+        check(&offer(&["a.img"], free), free).expect_err("too large");
+        check(&offer(&["a.img", "b.img"], u64::MAX), free).expect_err("larger than can be counted");
+        let many: Vec<String> = (0..5000).map(|number| format!("{number}.img")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        check(&offer(&many, 1), free).expect_err("too many");
+    }
+
+    #[tokio::test]
+    async fn files_arrive_whole_or_not_at_all() {
+        let base = tempfile::tempdir().expect("a folder");
+        let from = base.path().join("from.img");
+        std::fs::write(&from, vec![7; 300_000]).expect("writes");
+        let (gathered, none) = gather(base.path(), &[]).expect("gathers");
+        assert_eq!(
+            (gathered.len(), gathered[0].bytes, none.len()),
+            (1, 300_000, 0)
+        );
+        let (mut here, mut there) = tokio::io::duplex(1 << 20);
+        let mut counted = 0;
+        send(&mut here, [(from.clone(), 300_000)].into_iter(), |bytes| {
+            counted += bytes
+        })
+        .await
+        .expect("sends");
+        assert_eq!(counted, 300_000);
+        let to = base.path().join("to");
+        receive(&mut there, [(to.clone(), 300_000)].into_iter())
+            .await
+            .expect("comes");
+        assert_eq!(std::fs::read(&to).expect("is there"), vec![7; 300_000]);
+        // Nothing that is there is written over.
+        send(&mut here, [(from.clone(), 300_000)].into_iter(), drop)
+            .await
+            .expect("sends");
+        receive(&mut there, [(to, 300_000)].into_iter())
+            .await
+            .expect_err("is there");
+        let (mut here, mut there) = tokio::io::duplex(1 << 20);
+        here.write_all(&[1; 4]).await.expect("writes");
+        here.write_all(&[0; HASH]).await.expect("writes");
+        let error = receive(&mut there, [(base.path().join("bad"), 4)].into_iter())
+            .await
+            .expect_err("another hash");
+        assert!(error.to_string().contains("another content"), "{error}");
+    }
+}

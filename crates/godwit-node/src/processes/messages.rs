@@ -1,0 +1,210 @@
+//! What nodes ask each other about a process that moves. One asks, the other answers, on one connection.
+
+use std::io;
+use std::time::Duration;
+
+use godwit_verbs::control::{Answer as LibraryAnswer, Request, Status};
+use godwit_verbs::preflight::Offer;
+use godwit_verbs::shim::{QueuePairState, Recreated};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::address::OwnAddress;
+use super::images::ImageFile;
+
+/// Longest message in bytes: as long as an answer of a process may be.
+const MAX_MESSAGE: u32 = 16 << 20;
+/// How long a message may take once it has begun.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// From the source's node.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Ask {
+    /// Which processes of your host are the other ends of these queue pairs?
+    Find {
+        /// Those of the process that is to move.
+        ours: Vec<QueuePairState>,
+    },
+    /// What is there for this process, and what stands in its way?
+    Look {
+        /// The number that it needs.
+        pid: u32,
+        /// The address that it would bring.
+        address: Option<OwnAddress>,
+        /// The files that it would bring.
+        files: Vec<String>,
+    },
+    /// Ask this partner's library; it was found on this connection, or is held for this move.
+    Partner {
+        /// The partner.
+        pid: u32,
+        /// One of suspend, drain, connect, resume (of the queue pairs that were found) and status.
+        request: Request,
+    },
+    /// Take this image. Its files' bytes follow after [`Answer::Ready`], each with its BLAKE3 hash.
+    Image(Box<ImageOffer>),
+    /// Make the process of it.
+    Restore,
+    /// Does the process run at your host? If it does not, it never will by this move.
+    Settle,
+    /// Have the process make its device's objects again, or say what it made.
+    Recreate,
+    /// Ask the process that came: one of connect and resume.
+    Moved {
+        /// What.
+        request: Request,
+    },
+    /// The move has ended; nothing of it is needed any more.
+    Over,
+}
+
+/// A process's image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ImageOffer {
+    /// The process.
+    pub(crate) pid: u32,
+    /// What tells it from another process of this number.
+    pub(crate) layout: String,
+    /// The address that it brings.
+    pub(crate) address: Option<OwnAddress>,
+    /// CRIU's files.
+    pub(crate) image: Vec<ImageFile>,
+    /// Files that it brings along, by their paths.
+    pub(crate) files: Vec<ImageFile>,
+}
+
+/// From the other node.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// It is not done, and why.
+    Refused(String),
+    /// To [`Ask::Find`].
+    Found(Vec<FoundProcess>),
+    /// To [`Ask::Look`].
+    Looked {
+        /// What the host has.
+        offer: Offer,
+        /// What stands in the way beside that.
+        reasons: Vec<String>,
+    },
+    /// To [`Ask::Partner`] and [`Ask::Moved`].
+    Library(LibraryAnswer),
+    /// The image may come.
+    Ready,
+    /// The process runs here.
+    Here {
+        /// How long its restore took, in milliseconds.
+        milliseconds: f64,
+    },
+    /// The process does not run here and never will by this move, and why.
+    NotHere(String),
+    /// To [`Ask::Recreate`].
+    Recreated {
+        /// What it made.
+        made: Recreated,
+        /// How long that took, in milliseconds.
+        milliseconds: f64,
+    },
+    /// To the others.
+    Done,
+}
+
+/// A process that is the other end of some connections.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct FoundProcess {
+    /// Its number.
+    pub(crate) pid: u32,
+    /// Its queue pairs that are concerned, and what keeps them from being held.
+    pub(crate) status: Status,
+}
+
+/// Sends a message.
+pub(crate) async fn write(
+    stream: &mut (impl AsyncWrite + Unpin),
+    message: &impl Serialize,
+) -> io::Result<()> {
+    let body = serde_json::to_vec(message).map_err(io::Error::other)?;
+    let length = u32::try_from(body.len()).ok().filter(|&l| l <= MAX_MESSAGE);
+    let length = length.ok_or_else(|| {
+        io::Error::other(format!("a message of {} bytes is too long", body.len()))
+    })?;
+    let send = async {
+        stream.write_all(&length.to_le_bytes()).await?;
+        stream.write_all(&body).await?;
+        stream.flush().await
+    };
+    tokio::time::timeout(MESSAGE_TIMEOUT, send)
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+/// Reads a message that begins within this time.
+pub(crate) async fn read<T: DeserializeOwned>(
+    stream: &mut (impl AsyncRead + Unpin),
+    within: Duration,
+) -> io::Result<T> {
+    let mut length = [0; 4];
+    tokio::time::timeout(within, stream.read_exact(&mut length))
+        .await
+        .map_err(|_| {
+            let text = format!("no answer within {} s", within.as_secs());
+            io::Error::new(io::ErrorKind::TimedOut, text)
+        })??;
+    let length = u32::from_le_bytes(length);
+    if length > MAX_MESSAGE {
+        return Err(io::Error::other(format!(
+            "a message of {length} bytes is too long"
+        )));
+    }
+    let rest = async {
+        // It grows with what comes, not with what is announced.
+        let mut body = Vec::new();
+        let read = stream
+            .take(u64::from(length))
+            .read_to_end(&mut body)
+            .await?;
+        if read < length as usize {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        serde_json::from_slice(&body).map_err(io::Error::other)
+    };
+    tokio::time::timeout(MESSAGE_TIMEOUT, rest)
+        .await
+        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(5);
+
+    #[tokio::test]
+    async fn messages_cross() {
+        let (mut here, mut there) = tokio::io::duplex(1 << 16);
+        write(&mut here, &Ask::Restore).await.expect("writes");
+        write(&mut here, &Ask::Settle).await.expect("writes");
+        assert!(matches!(read(&mut there, SOON).await, Ok(Ask::Restore)));
+        assert!(matches!(read(&mut there, SOON).await, Ok(Ask::Settle)));
+    }
+
+    #[tokio::test]
+    async fn hostile_bytes_are_errors() {
+        let with_length = |length: u32, body: &[u8]| [&length.to_le_bytes(), body].concat();
+        for bytes in [
+            with_length(MAX_MESSAGE + 1, b""),
+            with_length(MAX_MESSAGE, b"\"restore\""),
+            with_length(u32::MAX, b"{}"),
+            with_length(4, b"\"no\""),
+            with_length(2, b"\xff\xff"),
+            with_length(0, b""),
+            vec![1, 0],
+        ] {
+            let read: io::Result<Ask> = read(&mut bytes.as_slice(), SOON).await;
+            read.expect_err(&format!("{bytes:?}"));
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! Processes with RDMA connections: what there is, and moves of them between nodes.
+//!
+//! The order of a move's steps is `godwit_verbs::mover`'s. `outgoing/` takes them at the source, `serve.rs` is what other
+//! nodes ask for: to find partners, to hold them (`partners.rs`), to take a process (`arrivals.rs`). What a process
+//! becomes in between are CRIU's files (`images.rs`), made and used by CRIU itself (`criu.rs`). A process may have an IP
+//! address of its own (`address.rs`).
+
+pub(crate) mod address;
+pub(crate) mod arrivals;
+pub(crate) mod criu;
+pub(crate) mod files;
+mod files_of_ours;
+pub(crate) mod images;
+pub(crate) mod messages;
+pub(crate) mod outgoing;
+pub(crate) mod partners;
+pub(crate) mod serve;
+pub(crate) mod view;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use godwit_verbs::control::{self, Answer, Request, Status};
+use tokio::sync::Semaphore;
+
+use crate::node::{Node, blocking};
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// Connections of other nodes about processes at once.
+const MAX_SESSIONS: usize = 16;
+
+/// What a node knows of processes.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    pub(crate) moves: outgoing::table::ProcessMigrations,
+    pub(crate) held: partners::HeldPartners,
+    pub(crate) sessions: Arc<Semaphore>,
+    /// Restores and dumps under way: one at a time, since they change what the host has.
+    pub(crate) arrivals: arrivals::Arrivals,
+}
+
+impl Default for Processes {
+    fn default() -> Self {
+        Self {
+            moves: Default::default(),
+            held: Default::default(),
+            sessions: Arc::new(Semaphore::new(MAX_SESSIONS)),
+            arrivals: Default::default(),
+        }
+    }
+}
+
+/// Refuses what a node does not do unless it was told to.
+///
+/// # Errors
+/// [`ErrorCode::Conflict`].
+pub(crate) fn check_enabled(node: &Node) -> Result<(), ErrorBody> {
+    if node.config.processes.is_some() {
+        return Ok(());
+    }
+    let text = format!("node '{}' does not move processes", node.config.name);
+    Err(ErrorBody::new(ErrorCode::Conflict, text).hint("start it with --processes, as root"))
+}
+
+/// Where the files of a move are kept.
+pub(crate) fn folder(node: &Node, id: &str) -> PathBuf {
+    node.config.processes_dir().join(id)
+}
+
+/// Asks a process of this host.
+///
+/// # Errors
+/// One sentence: it does not answer, or it says no.
+pub(crate) async fn ask(pid: u32, request: Request) -> Result<Answer, String> {
+    let asked = blocking(move || control::ask(pid, &request)).await;
+    match asked.map_err(|error| error.message)? {
+        Ok(Answer::Error(error)) => Err(format!("process {pid}: {error}")),
+        Ok(answer) => Ok(answer),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What a process of this host has.
+///
+/// # Errors
+/// Those of [`ask`].
+pub(crate) async fn status(pid: u32) -> Result<Status, String> {
+    match ask(pid, Request::Status).await? {
+        Answer::Status(status) => Ok(status),
+        _ => Err(format!("process {pid} gave an answer to another question")),
+    }
+}
+
+/// Takes up what was under way when the node ended.
+pub(crate) async fn recover(node: &Arc<Node>) {
+    if node.config.processes.is_none() {
+        return;
+    }
+    partners::recover(node);
+    outgoing::recover(node).await;
+}

@@ -1,0 +1,390 @@
+//! The source's end of a move: one task, which takes the steps that `godwit_verbs::mover` says, and stores each before it
+//! is begun.
+
+mod preflight;
+mod reach;
+mod steps;
+pub(crate) mod table;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use godwit_core::units::MigrationId;
+use godwit_verbs::mover::{Ending, Happened, Move, Party, Step};
+use godwit_verbs::shim::{QueuePairState, Recreated};
+use serde::{Deserialize, Serialize};
+
+use self::reach::{ANSWER, Reach};
+use super::address::OwnAddress;
+use super::messages::Ask;
+use super::{arrivals, check_enabled, criu, files_of_ours, folder, view};
+use crate::clock;
+use crate::failpoint;
+use crate::migrations::options::new_id;
+use crate::node::Node;
+use godwit_api::{
+    ErrorBody, ErrorCode, MigrateProcess, ProcessBreakdown, ProcessMigration,
+    ProcessMigrationPhase as Phase, ProcessPartner,
+};
+
+/// Most files that may come along.
+const MAX_FILES: usize = 64;
+/// Between two attempts of a step whose outcome is not known.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How long a cancelled move may take to end before its state is told.
+const CANCEL_WAIT: Duration = Duration::from_secs(60);
+
+/// A move, as it is stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Outgoing {
+    id: String,
+    pid: u32,
+    command: String,
+    to: String,
+    address: Option<OwnAddress>,
+    files: Vec<String>,
+    partners: Vec<(String, Party)>,
+    queue_pairs: usize,
+    layout: String,
+    started_at: String,
+    moving: Move,
+    /// What the process made when its objects were made again last.
+    made: Option<Recreated>,
+}
+
+/// A move with what its task needs beside what is stored.
+struct Running {
+    node: Arc<Node>,
+    reach: Reach,
+    plan: Outgoing,
+    cancelled: Arc<AtomicBool>,
+    /// What both sides had sent when they were suspended: the process's queue pairs, and each partner's.
+    suspended: Option<(Vec<QueuePairState>, Vec<Vec<QueuePairState>>)>,
+    /// When the first was told to keep requests back.
+    stopped: Option<Instant>,
+}
+
+/// Moves a process to another node. Answers once nothing is found that stands in the way.
+///
+/// # Errors
+/// All that does, in one message; nothing was touched then.
+pub(crate) async fn migrate(
+    node: &Arc<Node>,
+    pid: u32,
+    request: MigrateProcess,
+) -> Result<ProcessMigration, ErrorBody> {
+    node.check_open()?;
+    check_enabled(node)?;
+    let invalid = |text: String| ErrorBody::new(ErrorCode::Invalid, text);
+    let MigrateProcess { to, address, files } = request;
+    if to == node.config.name {
+        return Err(
+            invalid(format!("process {pid} is on node '{to}' already")).hint("name another node")
+        );
+    }
+    node.peer(&to)?;
+    if files.len() > MAX_FILES {
+        return Err(invalid(format!(
+            "{} files are named, and at most {MAX_FILES} can come along",
+            files.len()
+        )));
+    }
+    let address = match address {
+        None => None,
+        Some(text) => {
+            let parsed: IpAddr = text.parse().map_err(|_| {
+                let shown: String = text.chars().take(64).collect();
+                invalid(format!("{shown:?} is no IP address"))
+                    .hint("give it without its network, such as 10.0.0.100")
+            })?;
+            let found = OwnAddress::find(parsed).await;
+            let found = found.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
+            Some(found.ok_or_else(|| {
+                ErrorBody::new(
+                    ErrorCode::Conflict,
+                    format!("this host has no address {parsed} that could move"),
+                )
+                .hint("see 'ip address show'")
+            })?)
+        }
+    };
+    let id = new_id()?;
+    let mut reach = Reach::new(Arc::clone(node), id);
+    let found = preflight::look(node, &mut reach, pid, &to, address.as_ref(), &files).await;
+    let (Some(status), Some(layout), true) = (found.status, found.layout, found.reasons.is_empty())
+    else {
+        let reasons = found.reasons;
+        let text = format!(
+            "process {pid} cannot move to node '{to}':\n  {}",
+            reasons.join("\n  ")
+        );
+        return Err(ErrorBody::new(ErrorCode::Conflict, text));
+    };
+    let plan = Outgoing {
+        id: id.to_string(),
+        pid,
+        command: view::command(pid),
+        to,
+        address,
+        files,
+        partners: found.partners,
+        queue_pairs: status.queue_pairs.len(),
+        layout,
+        started_at: clock::now_text(),
+        moving: Move::default(),
+        made: None,
+    };
+    std::fs::create_dir_all(folder(node, &plan.id)).map_err(|error| {
+        ErrorBody::new(
+            ErrorCode::Internal,
+            format!("cannot make a folder for the image: {error}"),
+        )
+    })?;
+    begin(node, reach, plan)
+}
+
+fn begin(node: &Arc<Node>, reach: Reach, plan: Outgoing) -> Result<ProcessMigration, ErrorBody> {
+    let shown = shown(node, &plan);
+    let cancelled = node.processes.moves.begin(shown.clone())?;
+    let running = Running {
+        node: Arc::clone(node),
+        reach,
+        plan,
+        cancelled,
+        suspended: None,
+        stopped: None,
+    };
+    tokio::spawn(running.run());
+    Ok(shown)
+}
+
+fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
+    let partner = |(name, party): &(String, Party)| ProcessPartner {
+        node: name.clone(),
+        pid: party.pid,
+        connections: party.links.len(),
+    };
+    ProcessMigration {
+        id: plan.id.clone(),
+        pid: plan.pid,
+        command: plan.command.clone(),
+        from: node.config.name.clone(),
+        to: plan.to.clone(),
+        phase: phase(plan.moving.step()),
+        partners: plan.partners.iter().map(partner).collect(),
+        queue_pairs: plan.queue_pairs,
+        image_bytes: 0,
+        started_at: plan.started_at.clone(),
+        ended_at: None,
+        blackout_ms: None,
+        wait_ms: None,
+        breakdown_ms: ProcessBreakdown::default(),
+        error: None,
+        warnings: Vec::new(),
+    }
+}
+
+fn phase(step: Step) -> Phase {
+    match step {
+        Step::Suspend | Step::Drain => Phase::Stopping,
+        Step::Release | Step::Dump => Phase::Dumping,
+        Step::Send => Phase::Sending,
+        Step::Restore => Phase::Restoring,
+        Step::Settle => Phase::InDoubt,
+        Step::Recreate | Step::Connect | Step::Resume => Phase::Connecting,
+        Step::BringBack
+        | Step::RecreateHere
+        | Step::ConnectHere
+        | Step::ResumeHere
+        | Step::ResumePartners
+        | Step::End => Phase::GoingBack,
+    }
+}
+
+/// Gives a move up, if the destination was not told to restore yet, and tells how it is then.
+///
+/// # Errors
+/// It is unknown or has ended, or is too far.
+pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigration, ErrorBody> {
+    let seen = node.processes.moves.get(id)?;
+    let conflict = |text: String| ErrorBody::new(ErrorCode::Conflict, text);
+    if seen.phase.ended() {
+        return Err(conflict(format!(
+            "move {id} has ended: it is {}",
+            seen.phase.name()
+        )));
+    }
+    node.processes.moves.cancel(id);
+    let began = Instant::now();
+    loop {
+        let seen = node.processes.moves.get(id)?;
+        match seen.phase {
+            Phase::Aborted => return Ok(seen),
+            Phase::Completed | Phase::InDoubt | Phase::Connecting => {
+                return Err(conflict(format!(
+                    "it is too late to cancel move {id}: the destination was told to restore the process"
+                )));
+            }
+            _ if began.elapsed() > CANCEL_WAIT => return Ok(seen),
+            _ => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+impl Running {
+    /// Stores how far it is.
+    fn store(&self) -> Result<(), String> {
+        let path = folder(&self.node, &self.plan.id).join("outgoing.json");
+        files_of_ours::write(&path, &self.plan)
+    }
+
+    async fn run(mut self) {
+        let Some(ending) = self.take_steps().await else {
+            // The node is about to end: its next start takes the move up.
+            return;
+        };
+        // What the destination keeps of the move is of use to nobody any more.
+        let to = self.plan.to.clone();
+        if self.plan.moving.reached_destination() {
+            let _ = self.reach.ask(&to, Ask::Over, ANSWER).await;
+        }
+        self.end(ending);
+    }
+
+    async fn take_steps(&mut self) -> Option<Ending> {
+        loop {
+            if self.cancelled.load(Ordering::Acquire) {
+                self.plan.moving.cancel("it was cancelled");
+            }
+            if let Err(error) = self.store() {
+                // Without it nothing may begin that a restart would have to know of; the way back is open until then.
+                tracing::error!(
+                    id = self.plan.id,
+                    error,
+                    "a move of a process cannot be stored"
+                );
+                self.plan.moving.cancel(&error);
+            }
+            if let Some(ending) = self.plan.moving.ending() {
+                return Some(ending);
+            }
+            if self.node.is_closing() {
+                return None;
+            }
+            let step = self.plan.moving.step();
+            self.node
+                .processes
+                .moves
+                .change(&self.plan.id, |view| view.phase = phase(step));
+            tracing::info!(
+                id = self.plan.id,
+                pid = self.plan.pid,
+                step = step.name(),
+                "a process moves"
+            );
+            failpoint::reach(format!("process-{}", step.name())).await;
+            let mut happened = self.carry_out(step).await;
+            match &happened {
+                Happened::Done => {}
+                Happened::Failed(why) | Happened::Unknown(why) | Happened::Died(why) => {
+                    tracing::warn!(id = self.plan.id, step = step.name(), why, "a step failed");
+                }
+            }
+            let fails = matches!(happened, Happened::Failed(_) | Happened::Unknown(_));
+            if fails && step.needs_process_here() && !criu::lives(self.plan.pid, &self.plan.layout)
+            {
+                let pid = self.plan.pid;
+                happened = Happened::Died(format!("process {pid} has ended"));
+            }
+            if matches!(happened, Happened::Unknown(_)) && !step.cancellable() {
+                tokio::time::sleep(AGAIN).await;
+            }
+            self.plan.moving.happened(happened);
+        }
+    }
+
+    /// Says how it ended.
+    fn end(&self, ending: Ending) {
+        let Outgoing { id, pid, to, .. } = &self.plan;
+        let (pid, here) = (*pid, &self.node.config.name);
+        let place = folder(&self.node, id);
+        let conflict = |text: String| Some(ErrorBody::new(ErrorCode::Conflict, text));
+        let keep = matches!(ending, Ending::Gone { .. }) && self.plan.moving.has_image();
+        let error = match ending {
+            Ending::Moved { lost: None } => None,
+            Ending::Moved { lost: Some(lost) } => conflict(format!(
+                "process {pid} runs at node '{to}', but its RDMA connections were lost: {lost}"
+            )),
+            Ending::Stayed { why, lost: None } => conflict(format!(
+                "process {pid} did not move and goes on at node '{here}' with its connections: {why}"
+            )),
+            Ending::Stayed {
+                why,
+                lost: Some(lost),
+            } => conflict(format!(
+                "process {pid} did not move and goes on at node '{here}', but its RDMA connections were lost: {why}; {lost}"
+            )),
+            Ending::Gone { why } => {
+                conflict(format!("process {pid} is lost: {why}")).map(|error| {
+                    if keep {
+                        error.hint(format!("its image is kept in {}", place.display()))
+                    } else {
+                        error
+                    }
+                })
+            }
+        };
+        let removed = if keep {
+            std::fs::rename(place.join("outgoing.json"), place.join("lost.json"))
+        } else {
+            std::fs::remove_dir_all(&place)
+        };
+        if let Err(error) = removed {
+            tracing::warn!(id, %error, "cannot remove what is left of a move");
+        }
+        let blackout = self
+            .stopped
+            .map(|stopped| stopped.elapsed().as_secs_f64() * 1e3);
+        let moves = &self.node.processes.moves;
+        moves.change(id, |view| view.blackout_ms = blackout);
+        match &error {
+            None => tracing::info!(id, pid, to, "the process runs at the other node"),
+            Some(error) => {
+                tracing::warn!(id, pid, error = error.message, "a move of a process failed")
+            }
+        }
+        moves.end(id, error);
+    }
+}
+
+/// Takes up the moves that were under way when the node ended.
+pub(crate) async fn recover(node: &Arc<Node>) {
+    let entries = std::fs::read_dir(node.config.processes_dir());
+    for entry in entries.into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let Ok(id) = name.parse::<MigrationId>() else {
+            continue;
+        };
+        if !entry.path().join("outgoing.json").exists() {
+            if !entry.path().join("lost.json").exists() {
+                arrivals::recover(node, &name).await;
+            }
+            continue;
+        }
+        let stored: Option<Outgoing> = files_of_ours::read(&entry.path().join("outgoing.json"));
+        let Some(mut plan) = stored.filter(|plan| plan.id == name) else {
+            continue;
+        };
+        let node = Arc::clone(node);
+        tokio::spawn(async move {
+            criu::wait_for_others(&folder(&node, &plan.id)).await;
+            plan.moving.recover(criu::lives(plan.pid, &plan.layout));
+            let reach = Reach::new(Arc::clone(&node), id);
+            if let Err(error) = begin(&node, reach, plan) {
+                tracing::error!(id = name, error = error.message, "a move was not taken up");
+            }
+        });
+    }
+}

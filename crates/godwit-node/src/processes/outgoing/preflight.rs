@@ -1,0 +1,135 @@
+//! What stands in the way of a move, all of it at once, and who the partners are.
+
+use godwit_verbs::control::Status;
+use godwit_verbs::mover::{Party, ends_of};
+use godwit_verbs::preflight::against;
+
+use super::reach::{ANSWER, Reach};
+use crate::node::Node;
+use crate::processes::address::OwnAddress;
+use crate::processes::messages::{Answer, Ask};
+use crate::processes::{criu, serve};
+
+/// What a move needs to know before it begins.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) status: Option<Status>,
+    /// Each with the node of its host.
+    pub(crate) partners: Vec<(String, Party)>,
+    pub(crate) layout: Option<String>,
+    /// All that stands in the way, one sentence each.
+    pub(crate) reasons: Vec<String>,
+}
+
+/// Asks the process, the destination, and every node for partners.
+pub(crate) async fn look(
+    node: &Node,
+    reach: &mut Reach,
+    pid: u32,
+    to: &str,
+    address: Option<&OwnAddress>,
+    files: &[String],
+) -> Found {
+    let status = crate::processes::status(pid).await.ok();
+    let ours = status
+        .as_ref()
+        .map_or(&[][..], |status| &status.queue_pairs);
+    let (mut partners, mut theirs, mut reasons, mut unasked) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let own = &node.config.name;
+    let names = node.config.peers.iter().map(|peer| &peer.name);
+    let connected = ours.iter().filter(|pair| pair.remote.is_some()).count();
+    for name in names.chain([own]) {
+        if connected == 0 {
+            break;
+        }
+        let ours = ours.to_vec();
+        match reach
+            .ask(name, Ask::Find { ours: ours.clone() }, ANSWER)
+            .await
+        {
+            Ok(Answer::Found(found)) => {
+                for process in found {
+                    let pairs = process.status.queue_pairs;
+                    // What a node says is held against what the process itself knows of its peers.
+                    if let Some(party) = ends_of(&ours, process.pid, &pairs) {
+                        partners.push((name.clone(), party));
+                        theirs.extend(pairs);
+                    }
+                }
+            }
+            Ok(_) => unasked.push(format!("node '{name}' gave an answer to another question")),
+            Err(trouble) => unasked.push(trouble.into_text()),
+        }
+    }
+    if partners
+        .iter()
+        .any(|(name, party)| name == own && party.pid == pid)
+    {
+        reasons.push(format!("process {pid} is connected to itself"));
+    }
+    let asked = Ask::Look {
+        pid,
+        address: address.cloned(),
+        files: files.to_vec(),
+    };
+    match reach.ask(to, asked, ANSWER).await {
+        Ok(Answer::Looked {
+            offer,
+            reasons: more,
+        }) => {
+            reasons.extend(against(pid, status.as_ref(), &offer, &theirs));
+            reasons.extend(more);
+        }
+        Ok(_) => reasons.push(format!("node '{to}' gave an answer to another question")),
+        Err(trouble) => {
+            let found = against(pid, status.as_ref(), &Default::default(), &theirs);
+            // What the destination has is not known.
+            let known = found
+                .into_iter()
+                .filter(|reason| !reason.contains("the destination"));
+            reasons.extend(known);
+            reasons.push(trouble.into_text());
+        }
+    }
+    let reached: usize = partners.iter().map(|(_, party)| party.links.len()).sum();
+    if reached < connected {
+        // A partner may be where nobody could be asked.
+        reasons.extend(unasked);
+    }
+    reasons.extend(at_source(files).await);
+    let layout = criu::layout(pid);
+    if layout.is_none() {
+        reasons.push(format!(
+            "process {pid} does not run, or its layout in memory cannot be read"
+        ));
+    }
+    reasons.dedup();
+    Found {
+        status,
+        partners,
+        layout,
+        reasons,
+    }
+}
+
+/// What this host lacks.
+async fn at_source(files: &[String]) -> Vec<String> {
+    let mut reasons = Vec::new();
+    match serve::look(Vec::new()).await {
+        Ok(offer) => reasons.extend(
+            offer
+                .criu
+                .map(|why| format!("CRIU cannot dump here: {why}")),
+        ),
+        Err(error) => reasons.push(error),
+    }
+    for path in files {
+        match std::fs::symlink_metadata(path) {
+            Ok(about) if about.is_file() && path.starts_with('/') => {}
+            Ok(_) => reasons.push(format!("{path:?} is no regular file by its whole path")),
+            Err(error) => reasons.push(format!("the file {path:?}: {error}")),
+        }
+    }
+    reasons
+}

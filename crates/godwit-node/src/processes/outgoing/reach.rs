@@ -1,0 +1,137 @@
+//! The nodes that take part in a move, this one among them, and connections to them that are made when they are needed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Purpose, TrafficClass};
+use godwit_verbs::control::{Answer as LibraryAnswer, Request};
+
+use crate::node::Node;
+use crate::peers::{PeerConnection, greeting};
+use crate::processes::messages::{self, Answer, Ask};
+use crate::processes::serve::Session;
+
+/// How long the answer to most questions may take: a process may have thousands of objects.
+pub(crate) const ANSWER: Duration = Duration::from_secs(150);
+
+/// Why there is no answer that helps.
+#[derive(Clone, Debug)]
+pub(crate) enum Trouble {
+    /// The node says no.
+    Refused(String),
+    /// It cannot be reached, or does not answer: what was asked may be done nevertheless.
+    Silent(String),
+}
+
+impl Trouble {
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Self::Refused(text) | Self::Silent(text) => text,
+        }
+    }
+}
+
+/// The nodes of one move.
+#[derive(Debug)]
+pub(crate) struct Reach {
+    node: Arc<Node>,
+    id: MigrationId,
+    own: Session,
+    others: BTreeMap<String, PeerConnection>,
+}
+
+impl Reach {
+    pub(crate) fn new(node: Arc<Node>, id: MigrationId) -> Self {
+        let own = Session::new(node.config.name.clone(), id.to_string());
+        Self {
+            node,
+            id,
+            own,
+            others: BTreeMap::new(),
+        }
+    }
+
+    /// The connection to another node; a new one if there is none.
+    pub(crate) async fn connection(&mut self, name: &str) -> Result<&mut PeerConnection, Trouble> {
+        if !self.others.contains_key(name) {
+            let peer = self
+                .node
+                .peer(name)
+                .map_err(|error| Trouble::Silent(error.message))?;
+            let own = &self.node.config.name;
+            let hello = greeting::hello(own, "", TrafficClass::Control, Purpose::Process, self.id);
+            let dialled = self.node.dialer.dial(peer, hello).await;
+            let (connection, _) = dialled.map_err(|error| {
+                Trouble::Silent(error.into_body(name, "move a process").message)
+            })?;
+            self.others.insert(name.to_owned(), connection);
+        }
+        self.others
+            .get_mut(name)
+            .ok_or_else(|| Trouble::Silent(format!("node '{name}' is not connected")))
+    }
+
+    /// The connection is of no use any more.
+    pub(crate) fn hang_up(&mut self, name: &str) {
+        self.others.remove(name);
+    }
+
+    /// Asks a node.
+    pub(crate) async fn ask(
+        &mut self,
+        name: &str,
+        asked: Ask,
+        within: Duration,
+    ) -> Result<Answer, Trouble> {
+        let answer = if name == self.node.config.name {
+            let node = Arc::clone(&self.node);
+            self.own.answer(&node, asked).await
+        } else {
+            let connection = self.connection(name).await?;
+            let asking = async {
+                messages::write(connection, &asked).await?;
+                messages::read::<Answer>(connection, within).await
+            };
+            match asking.await {
+                Ok(answer) => answer,
+                Err(error) => {
+                    self.hang_up(name);
+                    return Err(Trouble::Silent(format!("node '{name}': {error}")));
+                }
+            }
+        };
+        match answer {
+            Answer::Refused(why) => Err(Trouble::Refused(format!("node '{name}': {why}"))),
+            answer => Ok(answer),
+        }
+    }
+
+    /// Asks a library through a node.
+    pub(crate) async fn library(
+        &mut self,
+        name: &str,
+        asked: Ask,
+    ) -> Result<LibraryAnswer, Trouble> {
+        match self.ask(name, asked, ANSWER).await? {
+            Answer::Library(LibraryAnswer::Error(why)) => {
+                Err(Trouble::Refused(format!("node '{name}': {why}")))
+            }
+            Answer::Library(answer) => Ok(answer),
+            _ => Err(Trouble::Refused(format!(
+                "node '{name}' gave an answer to another question"
+            ))),
+        }
+    }
+
+    /// Asks a partner's library.
+    pub(crate) async fn partner(
+        &mut self,
+        name: &str,
+        pid: u32,
+        request: Request,
+    ) -> Result<LibraryAnswer, Trouble> {
+        self.library(name, Ask::Partner { pid, request }).await
+    }
+}

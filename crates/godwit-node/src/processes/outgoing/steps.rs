@@ -1,0 +1,342 @@
+//! Each step, carried out.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use godwit_verbs::control::{Answer as LibraryAnswer, Request};
+use godwit_verbs::mover::{Happened, Step, at_moved, at_partner, peer_sent};
+use godwit_verbs::shim::{QueuePairState, Recreated};
+
+use super::Running;
+use super::reach::{ANSWER, Trouble};
+use crate::processes::messages::{Answer, Ask, ImageOffer};
+use crate::processes::{arrivals, ask, criu, folder, images, status};
+use godwit_api::ProcessMigration;
+
+/// How long requests in flight may take to complete.
+const DRAIN_BOUND: Duration = Duration::from_secs(20);
+/// How long a restore may take before the destination is asked what has become of it.
+const RESTORE: Duration = Duration::from_secs(620);
+/// What a process says that never gave its objects back.
+const HAS_OBJECTS: &str = "this process has its objects";
+
+fn failed(text: String) -> Trouble {
+    Trouble::Refused(text)
+}
+
+fn unexpected() -> Trouble {
+    failed("the library gave an answer to another question".to_owned())
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// Where a step connects the process to its partners.
+#[derive(Clone, Copy, PartialEq)]
+enum Where {
+    Here,
+    There,
+}
+
+impl Running {
+    pub(super) async fn carry_out(&mut self, step: Step) -> Happened {
+        let began = Instant::now();
+        let done = match step {
+            Step::Suspend => {
+                self.stopped = Some(began);
+                self.suspend().await
+            }
+            Step::Drain => self.drain().await,
+            Step::Release => self.own(Request::Release).await.map(drop),
+            Step::Dump => self.dump().await,
+            Step::Send => self.send().await,
+            Step::Restore => return self.restore(Ask::Restore).await,
+            Step::Settle => return self.restore(Ask::Settle).await,
+            Step::Recreate => self.recreate().await,
+            Step::Connect => self.connect(Where::There).await,
+            Step::Resume => self.resume(Where::There).await,
+            Step::BringBack => self.bring_back().await,
+            Step::RecreateHere => self.recreate_here().await,
+            Step::ConnectHere => self.connect(Where::Here).await,
+            Step::ResumeHere => self.resume(Where::Here).await,
+            Step::ResumePartners => self.resume_partners().await,
+            Step::End => Ok(()),
+        };
+        let took = milliseconds(began);
+        self.shows(|view| {
+            let parts = &mut view.breakdown_ms;
+            match step {
+                Step::Suspend | Step::Drain => *view.wait_ms.get_or_insert(0.0) += took,
+                Step::Release => parts.dump_rdma = took,
+                Step::Dump => parts.dump_others = took,
+                Step::Send => parts.transfer = took,
+                Step::Recreate | Step::Connect | Step::Resume => parts.restore_rdma += took,
+                _ => {}
+            }
+        });
+        match done {
+            Ok(()) => Happened::Done,
+            Err(Trouble::Refused(why)) => Happened::Failed(why),
+            Err(Trouble::Silent(why)) => Happened::Unknown(why),
+        }
+    }
+
+    fn shows(&self, change: impl FnOnce(&mut ProcessMigration)) {
+        self.node.processes.moves.change(&self.plan.id, change);
+    }
+
+    /// Asks the process at the source.
+    // Not shared: a connection is used by one task at a time.
+    async fn own(&mut self, request: Request) -> Result<LibraryAnswer, Trouble> {
+        ask(self.plan.pid, request).await.map_err(failed)
+    }
+
+    async fn suspend(&mut self) -> Result<(), Trouble> {
+        let pid = self.plan.pid;
+        let ours = tokio::spawn(ask(pid, Request::Suspend { only: None }));
+        let mut theirs = Vec::new();
+        let mut trouble = None;
+        for (name, party) in &self.plan.partners {
+            let only = Some(party.numbers());
+            match self
+                .reach
+                .partner(name, party.pid, Request::Suspend { only })
+                .await
+            {
+                Ok(LibraryAnswer::Suspended(pairs)) => theirs.push(pairs),
+                Ok(_) => trouble = Some(unexpected()),
+                Err(error) => trouble = Some(error),
+            }
+        }
+        let ours = ours.await.unwrap_or_else(|error| Err(error.to_string()));
+        let LibraryAnswer::Suspended(ours) = ours.map_err(failed)? else {
+            return Err(unexpected());
+        };
+        self.suspended = Some((ours, theirs));
+        trouble.map_or(Ok(()), Err)
+    }
+
+    async fn drain(&mut self) -> Result<(), Trouble> {
+        let Some((ours, theirs)) = self.suspended.take() else {
+            return Err(failed("what was sent is not known".to_owned()));
+        };
+        let bound_ms = DRAIN_BOUND.as_millis() as u64;
+        let mut for_us = Vec::new();
+        for ((_, party), pairs) in self.plan.partners.iter().zip(&theirs) {
+            let links = party.links.iter().map(|link| (link.ours, link.theirs));
+            for_us.extend(peer_sent(links, pairs));
+        }
+        let request = Request::Drain {
+            peer_sent: for_us,
+            bound_ms,
+        };
+        let own = tokio::spawn(ask(self.plan.pid, request));
+        let mut trouble = None;
+        for (name, party) in &self.plan.partners {
+            let links = party.links.iter().map(|link| (link.theirs, link.ours));
+            let request = Request::Drain {
+                peer_sent: peer_sent(links, &ours),
+                bound_ms,
+            };
+            if let Err(error) = self.reach.partner(name, party.pid, request).await {
+                trouble = Some(error);
+            }
+        }
+        own.await
+            .unwrap_or_else(|error| Err(error.to_string()))
+            .map_err(failed)?;
+        trouble.map_or(Ok(()), Err)
+    }
+
+    fn image(&self) -> PathBuf {
+        folder(&self.node, &self.plan.id).join("image")
+    }
+
+    async fn dump(&mut self) -> Result<(), Trouble> {
+        let image = self.image();
+        let made = std::fs::remove_dir_all(&image).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error),
+        });
+        made.and_then(|()| std::fs::create_dir(&image))
+            .map_err(|error| failed(format!("cannot make {}: {error}", image.display())))?;
+        let dumped = criu::dump(self.plan.pid, &image).await;
+        if dumped.is_err() {
+            criu::unlock_network(self.plan.pid).await;
+        }
+        dumped.map_err(failed)
+    }
+
+    async fn send(&mut self) -> Result<(), Trouble> {
+        // From here on the address is nowhere: packets for it are lost and sent again, and nobody refuses them.
+        if let Some(own) = &self.plan.address {
+            own.remove().await;
+        }
+        criu::unlock_network(self.plan.pid).await;
+        let image = self.image();
+        let (of_criu, along) = images::gather(&image, &self.plan.files).map_err(failed)?;
+        let offer = ImageOffer {
+            pid: self.plan.pid,
+            layout: self.plan.layout.clone(),
+            address: self.plan.address.clone(),
+            image: of_criu.clone(),
+            files: along.clone(),
+        };
+        let (to, id) = (self.plan.to.clone(), self.plan.id.clone());
+        match self
+            .reach
+            .ask(&to, Ask::Image(Box::new(offer)), ANSWER)
+            .await?
+        {
+            Answer::Ready => {}
+            _ => return Err(unexpected()),
+        }
+        let sources = of_criu
+            .iter()
+            .map(|file| (image.join(&file.name), file.bytes));
+        let along = along
+            .iter()
+            .map(|file| (PathBuf::from(&file.name), file.bytes));
+        let moves = &self.node.processes.moves;
+        let count = |bytes| moves.change(&id, |view| view.image_bytes += bytes);
+        let connection = self.reach.connection(&to).await?;
+        let sent = async {
+            images::send(connection, sources.chain(along), count).await?;
+            crate::processes::messages::read::<Answer>(connection, ANSWER).await
+        };
+        match sent.await {
+            Ok(Answer::Done) => Ok(()),
+            Ok(Answer::Refused(why)) => Err(failed(format!("node '{to}': {why}"))),
+            Ok(_) => Err(unexpected()),
+            Err(error) => {
+                self.reach.hang_up(&to);
+                Err(Trouble::Silent(format!("node '{to}': {error}")))
+            }
+        }
+    }
+
+    /// Has the destination restore, or say what has become of it.
+    async fn restore(&mut self, asked: Ask) -> Happened {
+        let to = self.plan.to.clone();
+        match self.reach.ask(&to, asked, RESTORE).await {
+            Ok(Answer::Here { milliseconds }) => {
+                self.shows(|view| view.breakdown_ms.full_restore = milliseconds);
+                Happened::Done
+            }
+            Ok(Answer::NotHere(why)) => Happened::Failed(format!("node '{to}': {why}")),
+            Ok(_) => Happened::Unknown(format!("node '{to}' gave an answer to another question")),
+            Err(trouble) => Happened::Unknown(trouble.into_text()),
+        }
+    }
+
+    async fn recreate(&mut self) -> Result<(), Trouble> {
+        let to = self.plan.to.clone();
+        match self.reach.ask(&to, Ask::Recreate, ANSWER).await? {
+            Answer::Recreated { made, .. } => {
+                self.plan.made = Some(made);
+                Ok(())
+            }
+            _ => Err(unexpected()),
+        }
+    }
+
+    async fn bring_back(&mut self) -> Result<(), Trouble> {
+        criu::unlock_network(self.plan.pid).await;
+        let (pid, layout) = (self.plan.pid, &self.plan.layout);
+        let guard = arrivals::guard(&self.plan.id);
+        let own = self.plan.address.as_ref();
+        criu::restore(&self.image(), pid, layout, own, &guard)
+            .await
+            .map_err(failed)
+    }
+
+    async fn recreate_here(&mut self) -> Result<(), Trouble> {
+        match ask(self.plan.pid, Request::Recreate { device: None }).await {
+            Ok(LibraryAnswer::Recreated(made)) => {
+                self.plan.made = Some(made);
+                Ok(())
+            }
+            Ok(_) => Err(unexpected()),
+            // It kept all of them, and partners know its keys.
+            Err(error) if error.contains(HAS_OBJECTS) && self.plan.moving.objects_may_be_old() => {
+                self.plan.made = None;
+                Ok(())
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    async fn connect(&mut self, place: Where) -> Result<(), Trouble> {
+        let made = match (&self.plan.made, place) {
+            (Some(made), _) => made.clone(),
+            (None, Where::Here) => Recreated {
+                remote_keys: Vec::new(),
+                queue_pairs: status(self.plan.pid).await.map_err(failed)?.queue_pairs,
+            },
+            (None, Where::There) => {
+                return Err(failed("what the process made is not known".to_owned()));
+            }
+        };
+        let keep_keys = self.plan.made.is_none();
+        for (name, party) in self.plan.partners.clone() {
+            let mut connections = at_partner(&party, &made).map_err(failed)?;
+            if keep_keys {
+                connections
+                    .iter_mut()
+                    .for_each(|one| one.remote_keys = None);
+            }
+            let theirs = self.partner_pairs(&name, party.pid).await?;
+            self.reach
+                .partner(&name, party.pid, Request::Connect { connections })
+                .await?;
+            let connections = at_moved(&party, &theirs).map_err(failed)?;
+            self.process(place, Request::Connect { connections })
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn partner_pairs(
+        &mut self,
+        name: &str,
+        pid: u32,
+    ) -> Result<Vec<QueuePairState>, Trouble> {
+        match self.reach.partner(name, pid, Request::Status).await? {
+            LibraryAnswer::Status(status) => Ok(status.queue_pairs),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Asks the process where it is.
+    async fn process(&mut self, place: Where, request: Request) -> Result<(), Trouble> {
+        let to = self.plan.to.clone();
+        match place {
+            Where::Here => self.own(request).await.map(drop),
+            Where::There => self
+                .reach
+                .library(&to, Ask::Moved { request })
+                .await
+                .map(drop),
+        }
+    }
+
+    async fn resume(&mut self, place: Where) -> Result<(), Trouble> {
+        // Both are told, whatever the other says.
+        let first = self.process(place, Request::Resume { only: None }).await;
+        let second = self.resume_partners().await;
+        first.and(second)
+    }
+
+    async fn resume_partners(&mut self) -> Result<(), Trouble> {
+        let mut told = Ok(());
+        for (name, party) in &self.plan.partners {
+            let request = Request::Resume {
+                only: Some(party.numbers()),
+            };
+            let asked = self.reach.partner(name, party.pid, request).await;
+            told = told.and(asked.map(drop));
+        }
+        told
+    }
+}

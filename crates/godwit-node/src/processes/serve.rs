@@ -1,0 +1,320 @@
+//! What other nodes ask about processes that move, and whether they may.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use godwit_verbs::control::{Request, Status, processes};
+use godwit_verbs::mover::ends_of;
+use godwit_verbs::offer;
+use godwit_verbs::preflight::Offer;
+use godwit_verbs::shim::QueuePairState;
+
+use super::messages::{self, Answer, Ask, FoundProcess};
+use super::{arrivals, ask, check_enabled, files, status};
+use crate::failpoint;
+use crate::node::{Node, blocking};
+use crate::peers::PeerConnection;
+
+/// How long a connection may be silent: a dump or a transfer may take as long.
+const IDLE: Duration = Duration::from_secs(900);
+
+/// What one node may ask about one move.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Who asks.
+    peer: String,
+    /// The move.
+    id: String,
+    /// Processes that were found on this connection, with their queue pairs that are concerned.
+    found: BTreeMap<u32, Vec<u32>>,
+}
+
+impl Session {
+    pub(crate) fn new(peer: String, id: String) -> Self {
+        Self {
+            peer,
+            id,
+            found: BTreeMap::new(),
+        }
+    }
+
+    /// Does what is asked, but for [`Ask::Image`], whose bytes follow on the connection.
+    pub(crate) async fn answer(&mut self, node: &Node, asked: Ask) -> Answer {
+        if let Err(error) = check_enabled(node) {
+            return Answer::Refused(error.message);
+        }
+        let (id, peer) = (self.id.as_str(), self.peer.as_str());
+        match asked {
+            Ask::Find { ours } => self.find(&ours).await,
+            Ask::Look {
+                pid,
+                address,
+                files: wanted,
+            } => {
+                let mut reasons = match &address {
+                    Some(own) => own.reasons().await,
+                    None => Vec::new(),
+                };
+                let roots = node.config.process_files();
+                reasons.extend(wanted.iter().filter_map(|path| files::refusal(roots, path)));
+                match look(vec![pid]).await {
+                    Ok(offer) => Answer::Looked { offer, reasons },
+                    Err(error) => Answer::Refused(error),
+                }
+            }
+            Ask::Partner { pid, request } => self.partner(node, pid, request).await,
+            Ask::Image(_) => Answer::Refused("an image cannot come this way".to_owned()),
+            Ask::Restore => arrivals::restore(node, id, peer).await,
+            Ask::Settle => arrivals::settle(node, id, peer).await,
+            Ask::Recreate => arrivals::recreate(node, id, peer).await,
+            Ask::Moved { request } => arrivals::moved(node, id, peer, request).await,
+            Ask::Over => {
+                arrivals::over(node, id, peer).await;
+                Answer::Done
+            }
+        }
+    }
+
+    /// Only queue pairs are told of whose both ends the asker knows.
+    async fn find(&mut self, ours: &[QueuePairState]) -> Answer {
+        let pids = match blocking(processes).await {
+            Ok(Ok(pids)) => pids,
+            Ok(Err(error)) => return Answer::Refused(format!("cannot list sockets: {error}")),
+            Err(error) => return Answer::Refused(error.message),
+        };
+        let mut found = Vec::new();
+        for pid in pids {
+            let Ok(status) = status(pid).await else {
+                continue;
+            };
+            if let Some(party) = ends_of(ours, pid, &status.queue_pairs) {
+                let numbers = party.numbers();
+                found.push(FoundProcess {
+                    pid,
+                    status: only(status, &numbers),
+                });
+                self.found.insert(pid, numbers);
+            }
+        }
+        Answer::Found(found)
+    }
+
+    async fn partner(&self, node: &Node, pid: u32, request: Request) -> Answer {
+        let (id, peer, held) = (&self.id, &self.peer, &node.processes.held);
+        let known = held.of(id, peer, pid);
+        let fresh = || self.found.get(&pid).cloned();
+        let suspends = matches!(request, Request::Suspend { .. });
+        let numbers = match (&known, suspends) {
+            (Some(numbers), _) => numbers.clone(),
+            (None, true) => match fresh() {
+                Some(numbers) => numbers,
+                None => return Answer::Refused(format!("process {pid} is no partner")),
+            },
+            // It was let go, or never held: it works already.
+            (None, false) if matches!(request, Request::Resume { .. }) => {
+                return Answer::Library(godwit_verbs::control::Answer::Done);
+            }
+            (None, false) => {
+                return Answer::Refused(format!(
+                    "process {pid} is not held for this move any more: it was not heard of for too long"
+                ));
+            }
+        };
+        if let Some(why) = beyond(&request, &numbers) {
+            return Answer::Refused(format!("process {pid}: {why}"));
+        }
+        if suspends
+            && known.is_none()
+            && let Err(error) = held.hold(node, id, peer, pid, &numbers)
+        {
+            return Answer::Refused(error);
+        }
+        failpoint::reach(format!("process-partner-{}", name(&request))).await;
+        let resumes = matches!(request, Request::Resume { .. });
+        let answer = ask(pid, request).await;
+        if suspends && answer.is_err() {
+            // It may have heard what it did not answer.
+            let _unheard = ask(
+                pid,
+                Request::Resume {
+                    only: Some(numbers.clone()),
+                },
+            )
+            .await;
+        }
+        // Who was not suspended is not held.
+        if (suspends && answer.is_err()) || (resumes && answer.is_ok()) {
+            held.let_go(node, id, pid);
+        }
+        match answer {
+            Ok(godwit_verbs::control::Answer::Status(status)) => Answer::Library(
+                godwit_verbs::control::Answer::Status(only(status, &numbers)),
+            ),
+            Ok(answer) => Answer::Library(answer),
+            Err(error) => Answer::Refused(error),
+        }
+    }
+}
+
+/// What a partner is asked for, in the names of fail points.
+fn name(request: &Request) -> &'static str {
+    match request {
+        Request::Suspend { .. } => "suspend",
+        Request::Drain { .. } => "drain",
+        Request::Connect { .. } => "connect",
+        Request::Resume { .. } => "resume",
+        Request::Status | Request::Release | Request::Recreate { .. } => "other",
+    }
+}
+
+/// What of a status concerns these queue pairs.
+fn only(status: Status, numbers: &[u32]) -> Status {
+    let concerned = status.queue_pairs.into_iter();
+    Status {
+        queue_pairs: concerned
+            .filter(|pair| numbers.contains(&pair.number))
+            .collect(),
+        obstacles: Vec::new(),
+        needs: Vec::new(),
+    }
+}
+
+/// Why a request reaches beyond these queue pairs; nothing if it does not.
+fn beyond(request: &Request, numbers: &[u32]) -> Option<String> {
+    let named: Vec<u32> = match request {
+        Request::Status => return None,
+        Request::Suspend { only: Some(only) } | Request::Resume { only: Some(only) } => {
+            only.clone()
+        }
+        Request::Drain { peer_sent, .. } => peer_sent.iter().map(|(number, _)| *number).collect(),
+        Request::Connect { connections } => connections.iter().map(|one| one.number).collect(),
+        Request::Suspend { only: None }
+        | Request::Resume { only: None }
+        | Request::Release
+        | Request::Recreate { .. } => {
+            return Some("this is not asked of a partner".to_owned());
+        }
+    };
+    let other = named.iter().find(|number| !numbers.contains(number));
+    other.map(|other| format!("queue pair {other} is not connected to the process that moves"))
+}
+
+/// What this host offers.
+///
+/// # Errors
+/// One sentence.
+pub(crate) async fn look(pids: Vec<u32>) -> Result<Offer, String> {
+    match blocking(move || offer::offer(&pids)).await {
+        Ok(Ok(offer)) => Ok(offer),
+        Ok(Err(error)) => Err(format!("cannot list RDMA devices: {error}")),
+        Err(error) => Err(error.message),
+    }
+}
+
+/// Answers on a connection until it ends.
+pub(crate) async fn serve(
+    node: Arc<Node>,
+    mut connection: PeerConnection,
+    peer: String,
+    id: String,
+) {
+    let Ok(_place) = node.processes.sessions.clone().try_acquire_owned() else {
+        let busy = Answer::Refused("the node has too many moves of processes under way".to_owned());
+        // Whoever is not told sees the connection end.
+        let _ = messages::write(&mut connection, &busy).await;
+        return;
+    };
+    let mut session = Session::new(peer.clone(), id.clone());
+    loop {
+        let asked = tokio::select! {
+            asked = messages::read(&mut connection, IDLE) => asked,
+            () = node.closed() => break,
+        };
+        let answer = match asked {
+            Ok(Ask::Image(offer)) => {
+                match image(&node, &mut connection, &peer, &id, *offer).await {
+                    Some(answer) => answer,
+                    None => break,
+                }
+            }
+            Ok(asked) => session.answer(&node, asked).await,
+            Err(error) => {
+                tracing::debug!(peer, id, %error, "a connection about a process ended");
+                break;
+            }
+        };
+        if messages::write(&mut connection, &answer).await.is_err() {
+            break;
+        }
+    }
+    node.processes.held.left_alone(&id, &peer);
+}
+
+async fn image(
+    node: &Node,
+    connection: &mut PeerConnection,
+    peer: &str,
+    id: &str,
+    offer: messages::ImageOffer,
+) -> Option<Answer> {
+    let admitted = check_enabled(node)
+        .map_err(|error| error.message)
+        .and_then(|()| arrivals::admit(node, id, &offer));
+    if let Err(error) = admitted {
+        return Some(Answer::Refused(error));
+    }
+    messages::write(connection, &Answer::Ready).await.ok()?;
+    match arrivals::take(node, id, peer, offer, connection).await {
+        Ok(()) => Some(Answer::Done),
+        Err(error) => {
+            tracing::warn!(peer, id, error, "an image did not come whole");
+            // Where in the stream it stopped is not known.
+            let _ = messages::write(connection, &Answer::Refused(error)).await;
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_reaches_the_queue_pairs_of_its_own_process_and_no_others() {
+        let mine = [7, 8];
+        for good in [
+            Request::Status,
+            Request::Suspend {
+                only: Some(vec![7]),
+            },
+            Request::Resume {
+                only: Some(vec![7, 8]),
+            },
+            Request::Drain {
+                peer_sent: vec![(8, 1)],
+                bound_ms: 1,
+            },
+            Request::Connect {
+                connections: Vec::new(),
+            },
+        ] {
+            assert_eq!(beyond(&good, &mine), None, "{good:?}");
+        }
+        for bad in [
+            Request::Suspend { only: None },
+            Request::Resume { only: None },
+            Request::Suspend {
+                only: Some(vec![7, 9]),
+            },
+            Request::Drain {
+                peer_sent: vec![(9, 1)],
+                bound_ms: 1,
+            },
+            Request::Release,
+            Request::Recreate { device: None },
+        ] {
+            assert!(beyond(&bad, &mine).is_some(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Processes as the API shows them.
+
+use godwit_verbs::control::{self, Status};
+
+use super::{check_enabled, status};
+use crate::node::{Node, blocking};
+use godwit_api::{ErrorBody, ErrorCode, Process};
+
+/// All processes of this host that use the library and have opened a device.
+///
+/// # Errors
+/// The node does not move processes, or the kernel's list cannot be read.
+pub(crate) async fn all(node: &Node) -> Result<Vec<Process>, ErrorBody> {
+    check_enabled(node)?;
+    let listed = blocking(control::processes).await?;
+    let pids = listed.map_err(|error| {
+        ErrorBody::new(ErrorCode::Internal, format!("cannot list sockets: {error}"))
+    })?;
+    let mut found = Vec::new();
+    for pid in pids {
+        // One that has just ended, or whose socket's name is somebody else's, is none.
+        if let Ok(status) = status(pid).await {
+            found.push(shown(pid, &status));
+        }
+    }
+    Ok(found)
+}
+
+/// One of them.
+///
+/// # Errors
+/// [`ErrorCode::NotFound`] if it is none, with why.
+pub(crate) async fn one(node: &Node, pid: u32) -> Result<Process, ErrorBody> {
+    check_enabled(node)?;
+    match status(pid).await {
+        Ok(status) => Ok(shown(pid, &status)),
+        Err(error) => {
+            Err(ErrorBody::new(ErrorCode::NotFound, error).hint("see 'godwit process list'"))
+        }
+    }
+}
+
+/// The program's name.
+pub(crate) fn command(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim().to_owned()
+}
+
+fn shown(pid: u32, status: &Status) -> Process {
+    let connected = status
+        .queue_pairs
+        .iter()
+        .filter(|pair| pair.remote.is_some());
+    Process {
+        pid,
+        command: command(pid),
+        queue_pairs: status.queue_pairs.len(),
+        connected: connected.count(),
+        devices: status
+            .needs
+            .iter()
+            .map(|need| need.device.clone())
+            .collect(),
+        obstacles: status
+            .obstacles
+            .iter()
+            .map(|one| one.what.clone())
+            .collect(),
+    }
+}

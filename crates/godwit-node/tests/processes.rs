@@ -1,0 +1,261 @@
+//! Moves of processes: what stands in the way is told at once, and a hostile peer gets nowhere.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{
+    Features, Greeting, HEADER_SIZE, Header, Hello, PROTOCOL_VERSION, Purpose, Reply, TrafficClass,
+};
+use godwit_node::{NodeConfig, ProcessesConfig};
+use serde_json::{Value, json};
+use support::{RunningNode, peer, plain};
+
+fn taking_part(name: &str, dir: &std::path::Path) -> NodeConfig {
+    NodeConfig {
+        processes: Some(ProcessesConfig {
+            files: vec![dir.join("jobs")],
+        }),
+        ..plain(name, dir)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_moves_processes_only_if_it_was_told_to() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = RunningNode::start(plain("a", dir.path())).await;
+    for path in ["/v1/processes", "/v1/processes/1"] {
+        let answer = node.get(path).await;
+        assert_eq!(answer.status, 409, "{}", answer.body);
+        assert!(answer.body.contains("--processes"), "{}", answer.body);
+    }
+    let answer = node
+        .request("POST", "/v1/processes/1/migrate", r#"{"to":"b"}"#)
+        .await;
+    assert_eq!(answer.status, 409, "{}", answer.body);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(dir.path().join("jobs")).expect("a folder");
+    let (mut a, mut b) = (taking_part("a", dir.path()), taking_part("b", dir.path()));
+    a.peers = vec![peer("b", b.listen)];
+    b.peers = vec![peer("a", a.listen)];
+    let (a, b) = (RunningNode::start(a).await, RunningNode::start(b).await);
+    let own = std::process::id();
+    let path = format!("/v1/processes/{own}/migrate");
+    let answer = a
+        .request(
+            "POST",
+            &path,
+            r#"{"to":"b","files":["/etc/hostname","relative"]}"#,
+        )
+        .await;
+    assert_eq!(answer.status, 409, "{}", answer.body);
+    let message = answer.json()["message"]
+        .as_str()
+        .expect("a message")
+        .to_owned();
+    for reason in [
+        format!("process {own} does not use the library"),
+        format!("the destination has a process {own} already"),
+        "the destination takes no file /etc/hostname".to_owned(),
+        "the destination takes no file relative".to_owned(),
+        "the file \"relative\"".to_owned(),
+    ] {
+        let named = message
+            .lines()
+            .filter(|line| line.contains(&reason))
+            .count();
+        assert_eq!(named, 1, "{reason}: {message}");
+    }
+    for (body, status, word) in [
+        (r#"{"to":"c"}"#, 422, "no peer named"),
+        (r#"{"to":"a"}"#, 400, "already"),
+        (
+            r#"{"to":"b","address":"10.0.0.1/24"}"#,
+            400,
+            "no IP address",
+        ),
+        (r#"{"to":"b","more":1}"#, 400, "not valid"),
+    ] {
+        let answer = a.request("POST", &path, body).await;
+        assert_eq!(answer.status, status, "{}", answer.body);
+        assert!(answer.body.contains(word), "{}", answer.body);
+    }
+    for path in [
+        "/v1/processes/x",
+        "/v1/processes/4294967296",
+        "/v1/process-migrations/7",
+    ] {
+        assert_eq!(a.get(path).await.status, 404, "{path}");
+    }
+    assert_eq!(a.get("/v1/process-migrations").await.json(), json!([]));
+    for node in [&a, &b] {
+        let kept = std::fs::read_dir(node.config.data_dir.join("processes")).expect("a folder");
+        assert_eq!(kept.count(), 0);
+    }
+    a.stop().await;
+    b.stop().await;
+}
+
+/// A connection of node `a` about a move.
+struct Peer(TcpStream);
+
+impl Peer {
+    fn connect(to: &NodeConfig, migration: u8) -> Self {
+        let mut stream = TcpStream::connect(to.listen).expect("it listens");
+        stream
+            .set_read_timeout(Some(Duration::from_secs(20)))
+            .expect("a timeout");
+        let hello = Hello {
+            min_version: PROTOCOL_VERSION,
+            max_version: PROTOCOL_VERSION,
+            features: Features::default(),
+            class: TrafficClass::Control,
+            purpose: Purpose::Process,
+            migration: MigrationId([migration; 16]),
+            node: String::from("a"),
+            disk: String::new(),
+        };
+        stream
+            .write_all(&Greeting::Hello(hello).encode())
+            .expect("it is there");
+        let mut header = [0; HEADER_SIZE];
+        stream.read_exact(&mut header).expect("an answer");
+        let header = Header::decode(&header).expect("a frame");
+        let mut body = vec![0; header.payload_length as usize];
+        stream.read_exact(&mut body).expect("all of it");
+        let reply = Greeting::decode(&header, &body).expect("a greeting");
+        assert!(
+            matches!(reply, Greeting::Reply(Reply::Welcome { .. })),
+            "{reply:?}"
+        );
+        Self(stream)
+    }
+
+    fn ask(&mut self, message: &Value) -> Value {
+        let body = message.to_string();
+        self.0
+            .write_all(&(body.len() as u32).to_le_bytes())
+            .expect("it is there");
+        self.0.write_all(body.as_bytes()).expect("it is there");
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length).expect("an answer");
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        self.0.read_exact(&mut body).expect("all of it");
+        serde_json::from_slice(&body).expect("JSON")
+    }
+}
+
+fn image(name: &str, bytes: u64) -> Value {
+    let file = json!({"name": name, "bytes": bytes, "mode": 0o600, "uid": 0, "gid": 0});
+    json!({"image": {"pid": 7, "layout": "1 2 3 4 5", "address": null, "image": [file], "files": []}})
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_peer_gets_nowhere() {
+    let dir = tempfile::tempdir().expect("a folder");
+    std::fs::create_dir(dir.path().join("jobs")).expect("a folder");
+    let mut config = taking_part("b", dir.path());
+    config.peers = vec![peer("a", support::free_address())];
+    let node = RunningNode::start(config).await;
+    let config = node.config.clone();
+    let checked = tokio::task::spawn_blocking(move || {
+        let mut hostile = Peer::connect(&config, 9);
+        // Nobody's process is held, connected or let go that was not found on this connection.
+        let own = std::process::id();
+        for request in [
+            json!({"do": "suspend", "only": null}),
+            json!({"do": "suspend", "only": [1]}),
+            json!({"do": "release"}),
+            json!({"do": "recreate", "device": null}),
+            json!({"do": "connect", "connections": []}),
+        ] {
+            let said = hostile.ask(&json!({"partner": {"pid": own, "request": request}}));
+            assert!(said["refused"].is_string(), "{said}");
+        }
+        for request in [
+            json!({"do": "resume", "only": null}),
+            json!({"do": "release"}),
+        ] {
+            let said = hostile.ask(&json!({"moved": {"request": request}}));
+            assert!(said["refused"].is_string(), "{said}");
+        }
+        // Nothing is restored that did not come, and the answer stands.
+        for ask in ["restore", "settle", "restore"] {
+            assert!(hostile.ask(&json!(ask))["not_here"].is_string());
+        }
+        assert!(hostile.ask(&json!("recreate"))["refused"].is_string());
+        // Names, lengths and numbers of an image.
+        for name in ["../x.img", "/etc/x.img", "x", "-D.img", ""] {
+            let said = hostile.ask(&image(name, 1));
+            assert!(
+                said["refused"]
+                    .as_str()
+                    .is_some_and(|why| why.contains("no name")),
+                "{said}"
+            );
+        }
+        let said = hostile.ask(&image("core-7.img", u64::MAX));
+        assert!(
+            said["refused"]
+                .as_str()
+                .is_some_and(|why| why.contains("are free")),
+            "{said}"
+        );
+        for (key, value) in [
+            ("pid", json!(1)),
+            ("pid", json!(u32::MAX)),
+            ("layout", json!("1 2 3")),
+            (
+                "address",
+                json!({"address": "10.0.0.1", "prefix": 24, "interface": "x; reboot"}),
+            ),
+            (
+                "files",
+                json!([{"name": "/etc/shadow", "bytes": 0, "mode": 0o4777, "uid": 0, "gid": 0}]),
+            ),
+            (
+                "files",
+                json!([{"name": dir_of(&config, "jobs/../x"), "bytes": 0, "mode": 0, "uid": 0, "gid": 0}]),
+            ),
+        ] {
+            let mut offer = image("core-7.img", 1);
+            offer["image"][key] = value.clone();
+            let said = hostile.ask(&offer);
+            assert!(said["refused"].is_string(), "{key} {value}: {said}");
+        }
+        // One that comes with another content than its hash leaves nothing.
+        assert_eq!(hostile.ask(&image("core-7.img", 4)), json!("ready"));
+        hostile.0.write_all(&[7; 4 + 32]).expect("it is there");
+        let mut length = [0; 4];
+        hostile.0.read_exact(&mut length).expect("an answer");
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        hostile.0.read_exact(&mut body).expect("all of it");
+        assert!(String::from_utf8_lossy(&body).contains("another content"));
+        // What is no message ends the connection, and no more.
+        for bytes in [&b"\xff\xff\xff\xff"[..], b"\x02\0\0\0{}", b"\x04\0\0\0oops"] {
+            let mut other = Peer::connect(&config, 8);
+            other.0.write_all(bytes).expect("it is there");
+            let mut rest = Vec::new();
+            let _ = other.0.read_to_end(&mut rest);
+            assert_eq!(rest, b"");
+        }
+        let kept = std::fs::read_dir(config.data_dir.join("processes")).expect("a folder");
+        assert_eq!(kept.count(), 0);
+    });
+    checked.await.expect("all is refused");
+    assert_eq!(node.get("/v1/node").await.status, 200);
+    node.stop().await;
+}
+
+fn dir_of(config: &NodeConfig, below: &str) -> String {
+    let base = config.data_dir.parent().expect("a folder");
+    base.join(below).display().to_string()
+}

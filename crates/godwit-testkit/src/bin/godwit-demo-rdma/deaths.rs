@@ -1,0 +1,218 @@
+//! Nodes that are killed in each phase of a move: the process runs at exactly one place afterwards, and either works on with
+//! its partner or the move says what was lost.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use godwit_testkit::rdma::{Bed, MoveSeen, Place, detach_move, kill_node, see_move, start_node};
+use serde::Serialize;
+
+use crate::checking::{ENDS, VARIANTS, ended, start};
+use crate::run::{ALIAS, connected};
+
+/// How long both work before the move.
+const WORK: Duration = Duration::from_millis(500);
+/// How long a move may take to come to where its node is killed.
+const REACHED: Duration = Duration::from_secs(90);
+/// How long a move may take to end, with a node that starts again meanwhile.
+const END: Duration = Duration::from_secs(240);
+
+/// Whose node is killed, by its guest's number.
+#[derive(Clone, Copy)]
+enum Who {
+    Source = 1,
+    Destination = 2,
+    Partner = 3,
+}
+
+struct Case {
+    name: &'static str,
+    who: Who,
+    /// Where the node stops and is killed: a fail point.
+    at: &'static str,
+}
+
+const fn case(name: &'static str, who: Who, at: &'static str) -> Case {
+    Case { name, who, at }
+}
+
+const CASES: &[Case] = &[
+    case(
+        "death: source, suspending",
+        Who::Source,
+        "process-suspending",
+    ),
+    case("death: source, waiting", Who::Source, "process-waiting"),
+    case("death: source, releasing", Who::Source, "process-releasing"),
+    case("death: source, dumping", Who::Source, "process-dumping"),
+    case("death: source, sending", Who::Source, "process-sending"),
+    case("death: source, restoring", Who::Source, "process-restoring"),
+    case(
+        "death: source, recreating",
+        Who::Source,
+        "process-recreating",
+    ),
+    case(
+        "death: source, connecting",
+        Who::Source,
+        "process-connecting",
+    ),
+    case("death: source, resuming", Who::Source, "process-resuming"),
+    case(
+        "death: destination, before the restore",
+        Who::Destination,
+        "process-arrival-restoring",
+    ),
+    case(
+        "death: destination, after the restore",
+        Who::Destination,
+        "process-arrival-restored",
+    ),
+    case(
+        "death: destination, recreating",
+        Who::Destination,
+        "process-arrival-recreating",
+    ),
+    case(
+        "death: partner, waiting",
+        Who::Partner,
+        "process-partner-drain",
+    ),
+    case(
+        "death: partner, connecting",
+        Who::Partner,
+        "process-partner-connect",
+    ),
+    case(
+        "death: partner, resuming",
+        Who::Partner,
+        "process-partner-resume",
+    ),
+];
+
+/// What became of a move.
+#[derive(Serialize)]
+pub(crate) struct Death {
+    pub(crate) case: &'static str,
+    /// Guests in which the process ran at the end of the move.
+    pub(crate) runs_at: Vec<usize>,
+    /// The phase in which it ended, and the error.
+    pub(crate) phase: String,
+    pub(crate) said: Option<String>,
+    /// Whether both processes worked on with each other and had checked everything.
+    pub(crate) works: bool,
+    /// Whether what was said is true, and the process ran at one place.
+    pub(crate) as_expected: bool,
+    pub(crate) error: Option<String>,
+}
+
+/// Kills a node in each case that is wanted.
+pub(crate) fn deaths(bed: &Bed, wanted: impl Fn(&str) -> bool) -> Vec<Death> {
+    let cases = CASES.iter().filter(|case| wanted(case.name));
+    cases.map(|case| death(bed, case)).collect()
+}
+
+fn death(bed: &Bed, case: &Case) -> Death {
+    let mut found = Death {
+        case: case.name,
+        runs_at: Vec::new(),
+        phase: String::new(),
+        said: None,
+        works: false,
+        as_expected: false,
+        error: None,
+    };
+    if let Err(error) = run(bed, case, &mut found) {
+        found.error = Some(error.to_string());
+    }
+    // Whatever came of it, the next case finds three nodes.
+    for number in 1..=3 {
+        let cleaned = crate::run::clean_up(bed).and_then(|()| bed.restart_node(number, 3, ""));
+        if let Err(error) = cleaned {
+            found.error.get_or_insert_with(|| error.to_string());
+        }
+    }
+    let says_lost = found
+        .said
+        .as_deref()
+        .is_some_and(|said| said.contains("lost"));
+    found.as_expected =
+        found.error.is_none() && found.runs_at.len() == 1 && (found.works || says_lost);
+    found
+}
+
+fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
+    let (first, second) = start(bed, &VARIANTS[0])?;
+    let (mover, partner) = (first.place(bed), second.place(bed));
+    connected(mover)?;
+    connected(partner)?;
+    let victim = case.who as usize;
+    bed.restart_node(
+        victim,
+        3,
+        &format!("FAILPOINTS=\"{}=sleep(600000)\" ", case.at),
+    )?;
+    std::thread::sleep(WORK);
+    let id = detach_move(mover, bed.guest(2), ALIAS, "run/server.log")?;
+    let began = Instant::now();
+    let there = format!("grep -q 'at a fail point.*{}' /run/node.log", case.at);
+    while bed.guest(victim).run(&there)?.status != 0 {
+        if began.elapsed() > REACHED {
+            let seen = see_move(bed.guest(1), &id)?;
+            return Err(io::Error::other(format!(
+                "the move did not come to {}: {seen:?}",
+                case.at
+            )));
+        }
+    }
+    kill_node(bed.guest(victim))?;
+    start_node(bed.guest(victim), 3, "")?;
+    let seen = wait_for_end(bed, &id)?;
+    found.phase.clone_from(&seen.phase);
+    found.said = seen.error.map(|error| error.message);
+    for number in 1..=2 {
+        let here = Place {
+            guest: bed.guest(number),
+            pid: mover.pid,
+        };
+        if here.status().is_ok() {
+            found.runs_at.push(number);
+        }
+    }
+    let [place] = found.runs_at[..] else {
+        return Ok(());
+    };
+    if found
+        .said
+        .as_deref()
+        .is_some_and(|said| said.contains("lost"))
+    {
+        return Ok(());
+    }
+    std::thread::sleep(WORK);
+    bed.guest(place).must(&format!("touch {ENDS}"))?;
+    ended(
+        Place {
+            guest: bed.guest(place),
+            pid: mover.pid,
+        },
+        first.log,
+    )?;
+    ended(partner, second.log)?;
+    found.works = true;
+    Ok(())
+}
+
+fn wait_for_end(bed: &Bed, id: &str) -> io::Result<MoveSeen> {
+    let began = Instant::now();
+    loop {
+        // A node that starts does not answer yet.
+        let seen = see_move(bed.guest(1), id);
+        match seen {
+            Ok(seen) if seen.ended() => return Ok(seen),
+            _ if began.elapsed() < END => std::thread::sleep(Duration::from_millis(300)),
+            Ok(seen) => return Err(io::Error::other(format!("the move does not end: {seen:?}"))),
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! How a process moves: the order of the steps, and what becomes of the process when one fails or somebody dies.
+//!
+//! Decisions only. Who carries the steps out keeps the [`Move`] durably, does [`Move::step`], and says what
+//! [`Happened`], until it is [`Step::End`]. After a death [`Move::recover`] says where to go on.
+
+mod course;
+mod destination;
+mod links;
+#[cfg(test)]
+mod model;
+
+pub use course::{Ending, Happened, MAX_TRIES, Move, Step};
+pub use destination::Arrival;
+pub use links::{Link, Party, at_moved, at_partner, ends_of, peer_sent};
