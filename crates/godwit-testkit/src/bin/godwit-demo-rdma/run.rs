@@ -23,6 +23,10 @@ pub(crate) const ALIAS: &str = "10.0.0.100/24";
 pub(crate) const PARTNER_ALIAS: &str = "10.0.0.101/24";
 /// How long a program may take to end after its move.
 const END: Duration = Duration::from_secs(180);
+/// The port at which Debian's programs listen for each other.
+const PORT: u16 = 18515;
+/// The routing table of what goes to that port.
+const TABLE: u32 = 100;
 
 pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     let began = Instant::now();
@@ -215,10 +219,12 @@ fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::
     let to = match side {
         Side::Server => alias.to_owned(),
         Side::Client => {
-            // What the client says comes from the address that moves along.
+            // What the client says comes from the address that moves along; what the node says to the partner's node must not,
+            // or its connection would go with the process.
             source.must(&format!(
-                "ip route replace {}/32 dev eth0 src {alias}",
-                fixed.address()
+                "ip route replace {to}/32 dev eth0 src {alias} table {TABLE} && \
+                 ip rule add to {to} ipproto tcp dport {PORT} lookup {TABLE}",
+                to = fixed.address()
             ))?;
             fixed.address()
         }
@@ -341,7 +347,7 @@ pub(crate) fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
             "pkill -9 -f '^ib'; pkill -9 -x godwit-verbs-cl; ip addr del {ALIAS} dev eth0; ip addr del {PARTNER_ALIAS} dev eth0; \
-             ip route flush 10.0.0.3/32; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/server.log /run/client.log /run/verbs-client-ends; true"
+             ip rule del lookup {TABLE}; ip route flush table {TABLE}; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/server.log /run/client.log /run/verbs-client-ends; true"
         ))?;
     }
     Ok(())
