@@ -31,8 +31,8 @@ pub(crate) fn hear(
                 node.images.release();
             }
             Said::Core(event) => migrations::handle_event(&node, &disk, event).await,
-            Said::ForwardDown => migrations::forward::start(&node, &disk),
-            Said::PullDown => migrations::pulling::start_again(&node, &disk),
+            Said::ForwardDown => migrations::afterwards::forward::start(&node, &disk),
+            Said::PullDown => migrations::afterwards::pulling::start_again(&node, &disk),
             Said::OutOfSpace => room::ran_out(&node, &disk),
             Said::EngineFailed { migration, problem } => {
                 migrations::engine_failed(&node, &disk, migration, &problem).await;

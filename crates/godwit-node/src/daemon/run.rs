@@ -107,7 +107,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         disk_users: disk_events::hear,
         disks: Disks::default(),
         migrations: migrations::Migrations::default(),
-        gatherings: migrations::gatherings::Gatherings::default(),
+        gatherings: migrations::incoming::gatherings::Gatherings::default(),
         arrivals: Default::default(),
         vms: crate::vms::Vms::default(),
         jobs: crate::disks::jobs::Jobs::default(),

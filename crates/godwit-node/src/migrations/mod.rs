@@ -1,23 +1,18 @@
 //! Migrations of this node's disks, in and out.
 
-pub(crate) mod admission;
-mod auto;
-mod base;
+pub(crate) mod afterwards;
 pub(crate) mod change;
-pub(crate) mod forward;
-pub(crate) mod gatherings;
+mod choice;
 pub(crate) mod incoming;
 pub(crate) mod options;
 pub(crate) mod outgoing;
-mod pace;
 mod promise;
-pub(crate) mod pulling;
 mod recent_rate;
-pub(crate) mod resolve;
 mod table;
 
 use std::sync::Arc;
 
+use afterwards::{forward, pulling, resolve};
 use godwit_core::event::{AbortReason, Event, Phase};
 use godwit_core::units::{Bytes, Extent, MigrationId};
 pub(crate) use table::{Migrations, live, sample_rates};

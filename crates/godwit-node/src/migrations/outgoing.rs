@@ -14,11 +14,11 @@ use godwit_core::wire::{
 use godwit_core::{MigrationOptions, OlderCopy, Switchover};
 use tokio::sync::{Notify, oneshot};
 
-use super::base::Refused;
+use super::choice::base::Refused;
+use super::choice::{auto, base};
 use super::options::{self, InFlight};
 use super::promise::{self, Asked, Promise};
 use super::table::{self, Begin};
-use super::{auto, base};
 use crate::config::PeerConfig;
 use crate::disks::disk::{Activity, ActivityGuard, Disk};
 use crate::disks::group::SwitchGroup;

@@ -11,8 +11,8 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::Features;
 use tokio::sync::Notify;
 
-use super::auto;
-use super::pace::{LatelySent, Sent};
+use super::choice::auto;
+use super::choice::pace::{LatelySent, Sent};
 use super::recent_rate::{RecentRate, Sample};
 use crate::clock;
 use crate::disks::disk::Disk;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use godwit_core::wire::{Features, Purpose, TrafficClass};
 use godwit_core::{PolicyOptions, RoundOptions};
 
-use super::options;
 use crate::config::PeerConfig;
 use crate::disks::disk::Disk;
+use crate::migrations::options;
 use crate::node::Node;
 use crate::peers::greeting;
 use crate::store::BaseImage;
@@ -18,7 +18,7 @@ use godwit_api::{ErrorBody, ErrorCode, MigrateRequest, MigrationSettings, Policy
 /// # Errors
 /// A part of the disk is in its image only, and it is to be moved in a way that needs all of it, or to a node that has
 /// no repository.
-pub(super) async fn choose(
+pub(in crate::migrations) async fn choose(
     node: &Arc<Node>,
     disk: &Arc<Disk>,
     peer: &PeerConfig,
@@ -89,7 +89,7 @@ pub(super) async fn choose(
 }
 
 /// Why an offer led to nothing.
-pub(super) enum Refused {
+pub(in crate::migrations) enum Refused {
     /// The destination does not get at the image that the disk would not bring along.
     Image(ErrorBody),
     /// Anything else.
@@ -103,7 +103,7 @@ impl From<ErrorBody> for Refused {
 }
 
 /// What such a move is asked for.
-pub(super) fn adapt(settings: &mut MigrationSettings, base: &BaseImage) {
+pub(in crate::migrations) fn adapt(settings: &mut MigrationSettings, base: &BaseImage) {
     settings.policy = Policy::PreCopy;
     settings.policy_reason = Some(format!(
         "{}: only what differs from image '{}' is sent",
@@ -113,7 +113,11 @@ pub(super) fn adapt(settings: &mut MigrationSettings, base: &BaseImage) {
 }
 
 /// Such a move is one of the whole disk after all.
-pub(super) fn goes_as_a_whole(settings: &mut MigrationSettings, base: &BaseImage, peer: &str) {
+pub(in crate::migrations) fn goes_as_a_whole(
+    settings: &mut MigrationSettings,
+    base: &BaseImage,
+    peer: &str,
+) {
     let name = settings.policy.name();
     settings.policy_reason = Some(format!(
         "{name}: the whole disk is sent, because node '{peer}' does not get at image '{}'",
@@ -122,7 +126,7 @@ pub(super) fn goes_as_a_whole(settings: &mut MigrationSettings, base: &BaseImage
 }
 
 /// The policy for the engine: in blocks as short as those of which a disk lacks some.
-pub(super) fn in_blocks(policy: PolicyOptions) -> PolicyOptions {
+pub(in crate::migrations) fn in_blocks(policy: PolicyOptions) -> PolicyOptions {
     let rounds = match policy {
         PolicyOptions::PreCopy(rounds) => rounds,
         _ => RoundOptions::default(),

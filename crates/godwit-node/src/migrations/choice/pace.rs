@@ -10,22 +10,22 @@ const PERIOD: Duration = Duration::from_secs(10);
 
 /// Totals at one time.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sent {
-    pub(super) at: Instant,
+pub(in crate::migrations) struct Sent {
+    pub(in crate::migrations) at: Instant,
     /// Bytes of copies.
-    pub(super) copies: u64,
+    pub(in crate::migrations) copies: u64,
     /// Bytes of double writes.
-    pub(super) doubled: u64,
+    pub(in crate::migrations) doubled: u64,
     /// Bytes that the guest wrote, wherever they went.
-    pub(super) written: u64,
+    pub(in crate::migrations) written: u64,
 }
 
 /// The totals of the last ten seconds.
 #[derive(Debug, Default)]
-pub(super) struct LatelySent(VecDeque<Sent>);
+pub(in crate::migrations) struct LatelySent(VecDeque<Sent>);
 
 impl LatelySent {
-    pub(super) fn add(&mut self, sent: Sent) {
+    pub(in crate::migrations) fn add(&mut self, sent: Sent) {
         let all = &mut self.0;
         all.push_back(sent);
         while all.len() > 2 && all.get(1).is_some_and(|it| sent.at - it.at >= PERIOD) {
@@ -34,7 +34,7 @@ impl LatelySent {
     }
 
     /// How it went, of a migration that has so much data to copy in all.
-    pub(super) fn pace(&self, data: u64) -> Option<Pace> {
+    pub(in crate::migrations) fn pace(&self, data: u64) -> Option<Pace> {
         let (first, last) = (self.0.front()?, self.0.back()?);
         let measured = last.at - first.at;
         let rate = |of: fn(&Sent) -> u64| {

@@ -17,14 +17,14 @@ pub(crate) struct Gatherings {
 }
 
 #[derive(Debug)]
-pub(super) struct Gathering {
-    pub(super) peer: String,
-    pub(super) disk: String,
-    pub(super) streams: mpsc::Sender<(TrafficClass, PeerConnection)>,
+pub(in crate::migrations) struct Gathering {
+    pub(in crate::migrations) peer: String,
+    pub(in crate::migrations) disk: String,
+    pub(in crate::migrations) streams: mpsc::Sender<(TrafficClass, PeerConnection)>,
 }
 
 impl Gatherings {
-    pub(super) fn lock(&self) -> MutexGuard<'_, HashMap<MigrationId, Gathering>> {
+    pub(in crate::migrations) fn lock(&self) -> MutexGuard<'_, HashMap<MigrationId, Gathering>> {
         self.by_migration
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -50,9 +50,9 @@ impl Gatherings {
 }
 
 /// Takes the gathering out of the table when it is over.
-pub(super) struct Listed<'a> {
-    pub(super) node: &'a Arc<Node>,
-    pub(super) migration: MigrationId,
+pub(in crate::migrations) struct Listed<'a> {
+    pub(in crate::migrations) node: &'a Arc<Node>,
+    pub(in crate::migrations) migration: MigrationId,
 }
 
 impl Drop for Listed<'_> {

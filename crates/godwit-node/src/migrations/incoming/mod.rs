@@ -1,5 +1,8 @@
 //! Takes disks in.
 
+pub(crate) mod admission;
+pub(crate) mod gatherings;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +17,7 @@ use godwit_core::wire::{
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::gatherings::{Gathering, Listed};
+use self::gatherings::{Gathering, Listed};
 use super::table::{self, Begin};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::{older_copy, remove, run};

@@ -1,6 +1,8 @@
 //! What a run will do, drawn from its seed before it starts: a list of decisions that a shrinker can
 //! take out one by one.
 
+mod image;
+
 use std::time::Duration;
 
 use godwit_core::event::Phase;
@@ -12,6 +14,7 @@ use godwit_core::{
     PushOptions, RoundOptions, Switchover,
 };
 
+pub(crate) use self::image::ImagePlan;
 use crate::random::Random;
 use crate::world::{LIMITS, MOST_STEPS};
 
@@ -46,45 +49,6 @@ pub(crate) struct Plan {
     pub(crate) most_steps: u64,
     /// The disk is created from an image.
     pub(crate) image: Option<ImagePlan>,
-}
-
-/// What becomes of a disk that was created from an image.
-#[derive(Clone, Debug)]
-pub(crate) struct ImagePlan {
-    /// The migrations that leave the image behind although the disk has all of it.
-    leaves: Vec<MigrationId>,
-    /// When the repository is away, from and until.
-    away: Vec<(u64, u64)>,
-}
-
-impl ImagePlan {
-    fn new(random: &mut Random, load: u64, migrations: &[MigrationPlan]) -> Self {
-        let leaves = migrations.iter().filter(|_| random.permille(700));
-        let leaves = leaves.map(|planned| planned.options.migration).collect();
-        let away = (0..random.below(4)).map(|_| {
-            let from = random.below(load);
-            (
-                from,
-                from + random.magnitude(MILLISECOND, 100 * MILLISECOND),
-            )
-        });
-        Self {
-            leaves,
-            away: away.collect(),
-        }
-    }
-
-    /// Whether this migration leaves the image behind although the disk has all of it.
-    pub(crate) fn leaves(&self, migration: MigrationId) -> bool {
-        self.leaves.contains(&migration)
-    }
-
-    /// Whether the repository is away.
-    pub(crate) fn is_away(&self, now: u64) -> bool {
-        self.away
-            .iter()
-            .any(|(from, until)| (*from..*until).contains(&now))
-    }
 }
 
 /// Where the guest's requests go.

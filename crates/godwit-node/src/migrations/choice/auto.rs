@@ -9,14 +9,14 @@ use godwit_core::auto::{Facts, Leave, Why, reconsider};
 use godwit_core::event::Obstacle;
 use godwit_core::units::Bytes;
 
-use super::change;
-use super::table::Chosen;
+use crate::migrations::change;
+use crate::migrations::table::Chosen;
 use crate::node::Node;
 use godwit_api::text::format_seconds;
 use godwit_api::{Migration, MigrationPhase, Policy, SwitchMigration};
 
 /// Why a migration begins with double writes, whose image takes so many bytes.
-pub(super) fn first_reason(taken: u64, source: &str) -> String {
+pub(in crate::migrations) fn first_reason(taken: u64, source: &str) -> String {
     format!(
         "{}: its {} go in one pass, and node '{source}' is not needed after it",
         Policy::DoubleWrite.name(),
@@ -35,7 +35,7 @@ const fn about(bytes: u64) -> Bytes {
 }
 
 /// Says how little goes to a node that has an older copy of the disk, once that is known.
-pub(super) fn tell_of_delta(view: &mut Migration) {
+pub(in crate::migrations) fn tell_of_delta(view: &mut Migration) {
     let (Some(delta), Some(options)) = (view.progress.delta, &mut view.options) else {
         return;
     };
@@ -77,7 +77,7 @@ fn told(why: Why, left: u64) -> String {
 }
 
 /// Thinks over the policies that nobody chose.
-pub(super) async fn reconsider_all(node: &Arc<Node>) {
+pub(in crate::migrations) async fn reconsider_all(node: &Arc<Node>) {
     for chosen in node.migrations.chosen_by_node() {
         if let Some(leave) = facts(&chosen).as_ref().and_then(reconsider) {
             take_up(node, &chosen, leave).await;
