@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use super::objects::{self, *};
 use super::real::real;
 use super::world::{KEYS, Object, running_world};
-use super::{data_path, descriptors, objects::context_is_ours, shared_receives};
+use super::{descriptors, objects::context_is_ours, polling, posting, shared_receives};
 use crate::abi::*;
 use crate::tables::{Call, make_allowed};
 
@@ -39,13 +39,13 @@ fn operations() -> ibv_context_ops {
         bind_mw: Some(no_bind),
         dealloc_mw: Some(no_dealloc),
         compat_create_cq: ptr::null_mut(),
-        poll_cq: Some(data_path::poll_cq),
-        req_notify_cq: Some(data_path::req_notify_cq),
+        poll_cq: Some(polling::poll_cq),
+        req_notify_cq: Some(polling::req_notify_cq),
         compat_cq: [ptr::null_mut(); 7],
         post_srq_recv: Some(shared_receives::post_srq_recv),
         compat_qp: [ptr::null_mut(); 4],
-        post_send: Some(data_path::post_send),
-        post_recv: Some(data_path::post_recv),
+        post_send: Some(posting::post_send),
+        post_recv: Some(posting::post_recv),
         compat_rest: [ptr::null_mut(); 5],
     }
 }

@@ -8,13 +8,15 @@
 
 mod completions;
 mod contexts;
-mod data_path;
+
 mod descriptors;
 mod doorbell;
 mod exports;
 mod gate;
 mod moving;
 mod objects;
+mod polling;
+mod posting;
 mod queue_pairs;
 mod real;
 mod shared_receives;
@@ -26,11 +28,12 @@ pub use completions::{
 pub use contexts::{
     alloc_pd, close_device, create_ah, dealloc_pd, dereg_mr, destroy_ah, open_device, reg_mr,
 };
-pub use data_path::{poll_cq, post_recv, post_send, req_notify_cq};
 pub use moving::{
     Connection, Obstacle, QueuePairState, Recreated, connect, drain, needs, obstacles, queue_pairs,
     recreate, release, resume, suspend,
 };
+pub use polling::{poll_cq, req_notify_cq};
+pub use posting::{post_recv, post_send};
 pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
 pub use real::{Real, install};
 pub use shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};

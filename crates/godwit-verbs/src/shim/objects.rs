@@ -203,7 +203,7 @@ pub(super) struct KeptSend {
 }
 
 pub(super) unsafe fn context_is_ours(context: *const ibv_context) -> bool {
-    let ours = super::data_path::poll_cq as PollCq;
+    let ours = super::polling::poll_cq as PollCq;
     !context.is_null()
         && (*context)
             .ops
