@@ -212,6 +212,19 @@ impl RdmaGuest {
         )))
     }
 
+    /// Writes a file, of any length: a command cannot be longer than an argument of a program.
+    ///
+    /// # Errors
+    /// Those of [`RdmaGuest::must`].
+    pub fn put(&self, path: &str, text: &str) -> io::Result<()> {
+        self.must(&format!(": >{path}"))?;
+        for piece in text.as_bytes().chunks(60_000) {
+            let piece = BASE64.encode(piece);
+            self.must(&format!("base64 -d <<<'{piece}' >>{path}"))?;
+        }
+        Ok(())
+    }
+
     /// Starts a command in the background. What it says goes to /run/NAME.log, its exit status to
     /// /run/NAME.status when it ends. Gives its process id.
     ///

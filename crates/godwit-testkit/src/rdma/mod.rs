@@ -4,6 +4,7 @@
 //! others are connected to it; guest N has the address 10.0.0.N and the RDMA device rxe0. Commands
 //! go through a virtio port of its own, not over that network.
 
+mod ahead;
 mod bed;
 mod guest;
 mod moving;

@@ -14,9 +14,13 @@ use godwit_verbs::shim::{Connection, QueuePairState, Recreated};
 use serde::Serialize;
 
 use super::RdmaGuest;
+use super::ahead::Ahead;
 
 /// How long requests in flight may take to complete.
 const DRAIN_BOUND: Duration = Duration::from_secs(20);
+
+/// A request that is longer goes through a file.
+const LONGEST_ARGUMENT: usize = 60_000;
 
 /// A process in a guest.
 #[derive(Clone, Copy)]
@@ -33,13 +37,29 @@ impl Place<'_> {
     /// # Errors
     /// Also if the library answers with an error.
     pub fn ask(&self, request: &Request) -> io::Result<Answer> {
+        self.ask_timed(request).map(|(answer, _)| answer)
+    }
+
+    /// As [`Place::ask`]; with it, how long the process took, in milliseconds and without the way to the guest.
+    ///
+    /// # Errors
+    /// Those of [`Place::ask`].
+    pub fn ask_timed(&self, request: &Request) -> io::Result<(Answer, f64)> {
         let text = serde_json::to_string(request)?;
-        let said = self
-            .guest
-            .must(&format!("godwit-verbs ask {} '{text}'", self.pid))?;
-        match serde_json::from_str(&said)? {
+        let asked = format!("godwit-verbs ask --time {}", self.pid);
+        let said = if text.len() < LONGEST_ARGUMENT {
+            self.guest.must(&format!("{asked} '{text}'"))?
+        } else {
+            self.guest.put("/run/request.json", &text)?;
+            self.guest.must(&format!("{asked} - </run/request.json"))?
+        };
+        let (answer, took) = said.trim().split_once('\n').unwrap_or((said.trim(), ""));
+        let microseconds = took
+            .split_whitespace()
+            .find_map(|word| word.parse::<f64>().ok());
+        match serde_json::from_str(answer)? {
             Answer::Error(error) => Err(io::Error::other(error)),
-            answer => Ok(answer),
+            answer => Ok((answer, microseconds.unwrap_or(0.0) / 1e3)),
         }
     }
 
@@ -55,7 +75,7 @@ impl Place<'_> {
     }
 }
 
-fn unexpected(answer: &Answer) -> io::Error {
+pub(super) fn unexpected(answer: &Answer) -> io::Error {
     io::Error::other(format!(
         "the library gave an answer to another question: {answer:?}"
     ))
@@ -71,7 +91,8 @@ pub struct Breakdown {
     pub dump_others: f64,
     /// The image on its way.
     pub transfer: f64,
-    /// Making the objects again and connecting them.
+    /// Making the objects again and connecting them, or taking what was made ahead: how long the processes took for
+    /// what they were asked.
     pub restore_rdma: f64,
     /// CRIU's restore.
     pub full_restore: f64,
@@ -88,6 +109,8 @@ pub struct Moved {
     pub wbs_ms: f64,
     /// Queue pairs that moved.
     pub qps: usize,
+    /// What was made ahead of the process, while it ran, in milliseconds; nothing without pre-setup.
+    pub pre_setup_ms: Option<f64>,
 }
 
 fn milliseconds(since: Instant) -> f64 {
@@ -110,8 +133,8 @@ fn both<T: Send, U: Send>(
 }
 
 /// Moves `from`'s process to `to`, with `alias` (an address and its length) and the files in `carried`.
-/// `partner` is the process that it is connected to. If something fails before the dump, both go on
-/// where they are.
+/// `partner` is the process that it is connected to. With `pre_setup` the device's objects are made ahead of the
+/// process. If something fails before the dump, both go on where they are.
 ///
 /// # Errors
 /// What failed, in one sentence.
@@ -121,6 +144,7 @@ pub fn move_process(
     partner: Place<'_>,
     alias: &str,
     carried: &str,
+    pre_setup: bool,
 ) -> io::Result<Moved> {
     let against = preflight(from, to, partner)?;
     if !against.is_empty() {
@@ -135,68 +159,132 @@ pub fn move_process(
         ..Moved::default()
     };
     let began = Instant::now();
-    let stopped = stop(from, partner, &links, &partners);
-    moved.wbs_ms = milliseconds(began);
-    if let Err(error) = stopped {
-        resume_at_source(from, partner, &partners);
-        return Err(error);
+    let ahead = if pre_setup {
+        Some(Ahead::prepare(from, to, partner, &links)?)
+    } else {
+        None
+    };
+    moved.pre_setup_ms = ahead.as_ref().map(|_| milliseconds(began));
+    let journey = Journey {
+        from,
+        to,
+        partner,
+        links: &links,
+        partners: &partners,
+        alias,
+        carried,
+        layout: &layout,
+    };
+    let result = journey.go(ahead.as_ref(), &mut moved);
+    match (&ahead, &result) {
+        (Some(ahead), Err(_)) => ahead.give_up(&partners),
+        (Some(_), Ok(())) => drop(partner.ask(&Request::Tidy)?),
+        (None, _) => {}
     }
-    let step = Instant::now();
-    if let Err(error) = from.ask(&Request::Release) {
-        go_on_at_source(from, partner, &links, &partners);
-        return Err(error);
-    }
-    moved.breakdown_ms.dump_rdma = milliseconds(step);
+    result.map(|()| moved)
+}
 
-    let step = Instant::now();
-    let dumped = from.guest.must(&format!(
+/// A move whose ways are known.
+struct Journey<'a> {
+    from: Place<'a>,
+    to: &'a RdmaGuest,
+    partner: Place<'a>,
+    /// Queue pairs and the partner's that they are connected to.
+    links: &'a [(u32, u32)],
+    /// The partner's.
+    partners: &'a [u32],
+    alias: &'a str,
+    carried: &'a str,
+    layout: &'a str,
+}
+
+impl Journey<'_> {
+    fn go(&self, ahead: Option<&Ahead<'_>>, moved: &mut Moved) -> io::Result<()> {
+        let Journey {
+            from,
+            to,
+            partner,
+            links,
+            partners,
+            alias,
+            carried,
+            layout,
+        } = *self;
+        let began = Instant::now();
+        let stopped = stop(from, partner, links, partners);
+        moved.wbs_ms = milliseconds(began);
+        if let Err(error) = stopped {
+            resume_at_source(from, partner, partners);
+            return Err(error);
+        }
+        let step = Instant::now();
+        if let Err(error) = from.ask(&Request::Release) {
+            go_on_at_source(from, partner, links, partners);
+            return Err(error);
+        }
+        moved.breakdown_ms.dump_rdma = milliseconds(step);
+
+        let step = Instant::now();
+        let dumped = from.guest.must(&format!(
         "rm -rf /run/image && mkdir /run/image && criu dump -t {} -D /run/image -o dump.log \
          --tcp-established --network-lock nftables || {{ grep -a Error /run/image/dump.log; exit 1; }}",
         from.pid
     ));
-    if let Err(error) = dumped {
-        go_on_at_source(from, partner, &links, &partners);
-        return Err(error);
-    }
-    moved.breakdown_ms.dump_others = milliseconds(step);
+        if let Err(error) = dumped {
+            go_on_at_source(from, partner, links, partners);
+            return Err(error);
+        }
+        moved.breakdown_ms.dump_others = milliseconds(step);
 
-    if let Err(error) = carry_over(from, to, alias, carried, &mut moved.breakdown_ms) {
-        let became = match bring_back(from, to, alias, &layout) {
-            Ok(()) => {
-                go_on_at_source(from, partner, &links, &partners);
-                "the process goes on where it was".to_owned()
+        if let Err(error) = carry_over(from, to, alias, carried, &mut moved.breakdown_ms) {
+            let became = match bring_back(from, to, alias, layout) {
+                Ok(()) => {
+                    go_on_at_source(from, partner, links, partners);
+                    "the process goes on where it was".to_owned()
+                }
+                Err(lost) => {
+                    resume_partner(partner, partners);
+                    format!("the process was not restored where it was either and is lost: {lost}")
+                }
+            };
+            return Err(io::Error::other(format!("{error}; {became}")));
+        }
+        let here = Place {
+            guest: to,
+            pid: from.pid,
+        };
+        let restored = match ahead.map(|ahead| ahead.attach(here, partners)) {
+            Some(Ok(took)) => Ok(took),
+            // Without what was made ahead it is as if there were none.
+            Some(Err(error)) => {
+                eprintln!("what was made ahead is not used: {error}");
+                reconnect(here, partner, links)
             }
-            Err(lost) => {
-                resume_partner(partner, &partners);
-                format!("the process was not restored where it was either and is lost: {lost}")
+            None => reconnect(here, partner, links),
+        };
+        let took = match restored {
+            Ok(took) => took,
+            Err(error) => {
+                // It has run there, so its image is no longer what it is.
+                resume_partner(partner, partners);
+                return Err(io::Error::other(format!(
+                    "{error}; the process runs at guest {} without its RDMA connections",
+                    to.number()
+                )));
             }
         };
-        return Err(io::Error::other(format!("{error}; {became}")));
+        let ((_, first), (_, second)) = both(
+            || here.ask_timed(&Request::Resume { only: None }),
+            || {
+                partner.ask_timed(&Request::Resume {
+                    only: Some(partners.to_vec()),
+                })
+            },
+        )?;
+        moved.breakdown_ms.restore_rdma = took + first.max(second);
+        moved.blackout_ms = milliseconds(began);
+        Ok(())
     }
-    let here = Place {
-        guest: to,
-        pid: from.pid,
-    };
-    let step = Instant::now();
-    if let Err(error) = reconnect(here, partner, &links) {
-        // It has run there, so its image is no longer what it is.
-        resume_partner(partner, &partners);
-        return Err(io::Error::other(format!(
-            "{error}; the process runs at guest {} without its RDMA connections",
-            to.number()
-        )));
-    }
-    both(
-        || here.ask(&Request::Resume { only: None }),
-        || {
-            partner.ask(&Request::Resume {
-                only: Some(partners),
-            })
-        },
-    )?;
-    moved.breakdown_ms.restore_rdma = milliseconds(step);
-    moved.blackout_ms = milliseconds(began);
-    Ok(moved)
 }
 
 /// The image's way to the destination, and the restore there.
@@ -365,9 +453,9 @@ fn stop(
     Ok(())
 }
 
-/// Makes the objects of `moved` again and connects both sides.
-fn reconnect(moved: Place<'_>, partner: Place<'_>, links: &[(u32, u32)]) -> io::Result<()> {
-    let answer = moved.ask(&Request::Recreate { device: None })?;
+/// Makes the objects of `moved` again and connects both sides. Says how long that took, in milliseconds.
+fn reconnect(moved: Place<'_>, partner: Place<'_>, links: &[(u32, u32)]) -> io::Result<f64> {
+    let (answer, making) = moved.ask_timed(&Request::Recreate { device: None })?;
     let Answer::Recreated(Recreated {
         remote_keys,
         queue_pairs,
@@ -401,19 +489,19 @@ fn reconnect(moved: Place<'_>, partner: Place<'_>, links: &[(u32, u32)]) -> io::
             remote_keys: None,
         });
     }
-    both(
+    let ((_, first), (_, second)) = both(
         || {
-            partner.ask(&Request::Connect {
+            partner.ask_timed(&Request::Connect {
                 connections: at_partner,
             })
         },
         || {
-            moved.ask(&Request::Connect {
+            moved.ask_timed(&Request::Connect {
                 connections: at_moved,
             })
         },
     )?;
-    Ok(())
+    Ok(making + first.max(second))
 }
 
 /// After a failure once the objects were given back: they are made again where the process is.

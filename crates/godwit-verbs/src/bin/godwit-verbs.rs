@@ -1,6 +1,7 @@
 //! Speaks with processes that use the library: for operators, and for what moves them.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
@@ -32,9 +33,14 @@ enum Command {
     Ask {
         /// The process
         pid: u32,
-        /// For example {"do":"suspend","only":null}
+        /// For example {"do":"suspend","only":null}; - reads it from standard input
         request: String,
+        /// Prints a second line: how long the process took to answer
+        #[arg(long)]
+        time: bool,
     },
+    /// Makes objects of the device for a process that will come, until that process takes them
+    Hold,
 }
 
 fn main() -> ExitCode {
@@ -48,6 +54,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
+    let mut timed = false;
     let (pid, request) = match command {
         Command::List => {
             for pid in processes().context("cannot list sockets")? {
@@ -60,14 +67,34 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             println!("{}", serde_json::to_string(&offer)?);
             return Ok(ExitCode::SUCCESS);
         }
+        Command::Hold => {
+            godwit_verbs::shim::serve_as_holder();
+            println!("{}", std::process::id());
+            loop {
+                std::thread::park();
+            }
+        }
         Command::Status { pid } => (pid, Request::Status),
-        Command::Ask { pid, request } => (
-            pid,
-            serde_json::from_str(&request).context("the request cannot be read")?,
-        ),
+        Command::Ask { pid, request, time } => {
+            timed = time;
+            let request = if request == "-" {
+                std::io::read_to_string(std::io::stdin()).context("standard input")?
+            } else {
+                request
+            };
+            (
+                pid,
+                serde_json::from_str(&request).context("the request cannot be read")?,
+            )
+        }
     };
+    let began = Instant::now();
     let answer = ask(pid, &request)?;
+    let took = began.elapsed();
     println!("{}", serde_json::to_string(&answer)?);
+    if timed {
+        println!("took {} microseconds", took.as_micros());
+    }
     Ok(if matches!(answer, Answer::Error(_)) {
         ExitCode::FAILURE
     } else {

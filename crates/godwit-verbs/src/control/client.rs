@@ -2,15 +2,55 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
-use super::{Answer, MAX_LINE, NAME, Request, address, other_end};
+use super::{Answer, MAX_LINE, NAME, Request, address, files, other_end};
+use crate::shim::HandedOver;
+
+/// A holder that says nothing for this long is not waited for: the process that asks stands still.
+const HOLDER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Asks the process `pid`.
 ///
 /// # Errors
 /// If it does not use the library, or ends meanwhile.
 pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
-    let mut stream = address(pid).and_then(|name| UnixStream::connect_addr(&name)).map_err(|error| {
+    let mut stream = connect(pid)?;
+    say(&mut stream, request)?;
+    let text = rest(&mut stream, pid, String::new())?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Asks the holder `pid` for everything that it has.
+///
+/// # Errors
+/// Also if the holder refuses, or what it says does not go with the files that it gives.
+pub(super) fn take_over(pid: u32) -> io::Result<HandedOver> {
+    let mut stream = connect(pid)?;
+    // What it holds lives in files that it opened; those of another user are not for this process.
+    // SAFETY: takes and touches nothing.
+    let own = unsafe { libc::geteuid() };
+    if other_end(&stream).is_none_or(|who| who.uid != 0 && who.uid != own) {
+        return Err(io::Error::other(format!("process {pid} is another user's")));
+    }
+    stream.set_read_timeout(Some(HOLDER_PATIENCE))?;
+    say(&mut stream, &Request::HandOver)?;
+    let Some((first, files)) = files::receive(&stream)? else {
+        return Err(io::Error::other(format!("process {pid} hung up")));
+    };
+    let text = rest(&mut stream, pid, char::from(first).to_string())?;
+    match serde_json::from_str(&text)? {
+        Answer::HandedOver(mut handed) => {
+            handed.descriptors = files;
+            Ok(handed)
+        }
+        Answer::Error(error) => Err(io::Error::other(error)),
+        _ => Err(io::Error::other("it gave an answer to another question")),
+    }
+}
+
+fn connect(pid: u32) -> io::Result<UnixStream> {
+    let stream = address(pid).and_then(|name| UnixStream::connect_addr(&name)).map_err(|error| {
         let hint = format!(
             "process {pid} does not answer: {error}; was it started with LD_PRELOAD=libgodwit_verbs.so, \
              and has it opened an RDMA device?"
@@ -25,10 +65,17 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
             who.unwrap_or(0)
         )));
     }
+    Ok(stream)
+}
+
+fn say(stream: &mut UnixStream, request: &Request) -> io::Result<()> {
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
-    stream.write_all(line.as_bytes())?;
-    let mut line = String::new();
+    stream.write_all(line.as_bytes())
+}
+
+/// Reads the answer, of which `line` has been read already.
+fn rest(stream: &mut UnixStream, pid: u32, mut line: String) -> io::Result<String> {
     BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
     if line.is_empty() {
         return Err(io::Error::other(format!(
@@ -41,7 +88,7 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
             line.len()
         )));
     }
-    Ok(serde_json::from_str(&line)?)
+    Ok(line)
 }
 
 /// The processes of this host that use the library and have opened a device.

@@ -248,6 +248,7 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let result = (real().dereg_mr)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         KEYS.forget(shadow.face.lkey);
+        world.freed_keys.push(shadow.face.rkey);
         world.remove(shadow.id);
         drop(Box::from_raw(mr.cast::<ShadowMr>()));
     }

@@ -151,8 +151,24 @@ pub unsafe extern "C" fn ibv_get_async_event(
             element: cookie,
             event_type: (*event).event_type,
         };
-        // The device's objects carry their shadows' addresses.
-        if names_queue_pair((*event).event_type) {
+        // The device's objects carry their shadows' addresses; one that was made ahead of this process is named by its
+        // shadow already.
+        if names_queue_pair((*event).event_type)
+            && let Some(shadow) = objects::qp(cookie.cast())
+        {
+            taken.element = shadow.lane.lock().real.cast();
+        } else if (*event).event_type == CQ_ERR
+            && let Some(shadow) = objects::cq(cookie.cast())
+        {
+            taken.element = shadow.lane.lock().real.cast();
+        } else if matches!((*event).event_type, SRQ_ERR | SRQ_LIMIT_REACHED)
+            && let Some(shadow) = objects::srq(cookie.cast())
+        {
+            if (*event).event_type == SRQ_LIMIT_REACHED {
+                shadow.limit.store(0, std::sync::atomic::Ordering::Relaxed);
+            }
+            taken.element = shadow.lane.lock().real.cast();
+        } else if names_queue_pair((*event).event_type) {
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
         } else if (*event).event_type == CQ_ERR {
             (*event).element = (*cookie.cast::<ibv_cq>()).cq_context;

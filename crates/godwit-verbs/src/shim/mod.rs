@@ -17,6 +17,7 @@ mod moving;
 mod objects;
 mod polling;
 mod posting;
+mod presetup;
 mod queue_pairs;
 mod real;
 mod shared_receives;
@@ -29,11 +30,16 @@ pub use contexts::{
     alloc_pd, close_device, create_ah, dealloc_pd, dereg_mr, destroy_ah, open_device, reg_mr,
 };
 pub use moving::{
-    Connection, Obstacle, QueuePairState, Recreated, connect, drain, needs, obstacles, queue_pairs,
-    recreate, release, resume, suspend,
+    Attached, Connection, Obstacle, PreparedPair, QueuePairState, Recreated, abandon, attach,
+    connect, drain, needs, obstacles, prepare, queue_pairs, recreate, release, resume, suspend,
+    switch, tidy,
 };
 pub use polling::{poll_cq, req_notify_cq};
 pub use posting::{post_recv, post_send};
+pub use presetup::{
+    HandedOver, HeldPair, Plan, Planned, connect_held, hand_over, hold, is_holder, plan,
+    serve_as_holder,
+};
 pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
 pub use real::{Real, install};
 pub use shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};

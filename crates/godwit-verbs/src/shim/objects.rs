@@ -77,6 +77,8 @@ pub(super) struct ShadowCq {
     pub(super) face: ibv_cq,
     pub(super) id: ObjectId,
     pub(super) vector: c_int,
+    /// Events that named this shadow and not the device's queue, which has not heard that they were taken.
+    pub(super) owed: AtomicU32,
     pub(super) lane: Gate<CqLane>,
 }
 
@@ -160,6 +162,10 @@ pub(super) struct QpLane {
     pub(super) empty: bool,
     pub(super) kept: VecDeque<KeptSend>,
     pub(super) remote_keys: RemoteKeys,
+    /// One that is to take the place of `real`.
+    pub(super) prepared: Option<Prepared>,
+    /// Those whose place `real` has taken, and that are not destroyed yet.
+    pub(super) retired: Vec<*mut ibv_qp>,
     /// Two-sided requests since the queue pair was made (n_sent), modulo 2^32.
     pub(super) sent: u32,
     pub(super) sends: Box<[ibv_send_wr; BATCH_REQUESTS]>,
@@ -169,6 +175,12 @@ pub(super) struct QpLane {
 
 // SAFETY: as for `CqLane`.
 unsafe impl Send for QpLane {}
+
+/// A queue pair of the device that is connected to where the peer will be.
+#[derive(Clone, Copy)]
+pub(super) struct Prepared {
+    pub(super) real: *mut ibv_qp,
+}
 
 #[repr(C)]
 pub(super) struct ShadowSrq {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::objects::*;
-use crate::tables::{Call, LocalKeys, ObjectId, Roadmap};
+use crate::tables::{Call, LocalKeys, ObjectId, Recent, Roadmap};
 
 /// The translation of local keys, since the process has moved.
 pub(super) static KEYS: LocalKeys = LocalKeys::new();
@@ -60,6 +60,8 @@ pub(super) struct World {
     pub(super) spoken_keys: BTreeSet<u32>,
     /// Local keys that the application knew at moves.
     pub(super) known_local_keys: BTreeSet<u32>,
+    /// Remote keys of regions that the application has given back. A partner may have kept one.
+    pub(super) freed_keys: Recent,
 }
 
 // SAFETY: the pointers are to objects that live until the application destroys them, which takes them
@@ -73,6 +75,7 @@ static WORLD: Mutex<World> = Mutex::new(World {
     translates: false,
     spoken_keys: BTreeSet::new(),
     known_local_keys: BTreeSet::new(),
+    freed_keys: Recent::new(),
 });
 static RESUMED: Condvar = Condvar::new();
 

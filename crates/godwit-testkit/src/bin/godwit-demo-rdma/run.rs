@@ -12,7 +12,7 @@ use godwit_testkit::report::write_report;
 use crate::Arguments;
 use crate::checking::{VARIANTS, check};
 use crate::holder::move_holder;
-use crate::programs::{PROGRAMS, Program, Side};
+use crate::programs::{PROGRAMS, Program, Side, with_queue_pairs};
 use crate::refusals::refusals;
 use crate::report::{Move, Report};
 
@@ -20,6 +20,8 @@ use crate::report::{Move, Report};
 pub(crate) const ALIAS: &str = "10.0.0.100/24";
 /// The partner's, if it moves as well.
 pub(crate) const PARTNER_ALIAS: &str = "10.0.0.101/24";
+/// How long a program may take to connect all of its queue pairs.
+const CONNECT: Duration = Duration::from_secs(60);
 /// How long a program may take to end after its move.
 const END: Duration = Duration::from_secs(90);
 
@@ -30,13 +32,12 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     println!("  they run after {:.0} s", began.elapsed().as_secs_f64());
     let mut report = Report {
         passed: true,
-        pre_setup: false,
         holder: None,
         refusals: Vec::new(),
         moves: Vec::new(),
         checked: Vec::new(),
     };
-    if arguments.wants("holder") {
+    if arguments.wants("holder") && arguments.qps.is_empty() {
         let holder = move_holder(&bed)?;
         println!(
             "  a process that only holds a device: CRIU alone refused it: {}; with the plugin it runs on guest 2: {}",
@@ -46,7 +47,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         report.holder = Some(holder);
         clean_up(&bed)?;
     }
-    if arguments.wants("refusals") {
+    if arguments.wants("refusals") && arguments.qps.is_empty() {
         report.refusals = refusals(&bed)?;
         for refusal in &report.refusals {
             println!("  refused: {}", refusal.case);
@@ -59,36 +60,29 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     }
     for program in PROGRAMS
         .iter()
-        .filter(|program| arguments.wants(program.name))
+        .filter(|program| arguments.wants(&program.name) && arguments.qps.is_empty())
     {
         for side in [Side::Server, Side::Client] {
-            let mut moved = Moved::default();
-            let error = one_move(&bed, program, side, &mut moved)
-                .err()
-                .map(|error| error.to_string());
-            match &error {
-                None => println!(
-                    "  {:20} {:6} {} QPs  blackout {:5.0} ms, wait-before-stop {:4.0} ms: both sides ended with success",
-                    program.name,
-                    side.name(),
-                    moved.qps,
-                    moved.blackout_ms,
-                    moved.wbs_ms
-                ),
-                Some(error) => println!("  {:20} {:6} FAILED: {error}", program.name, side.name()),
-            }
-            report.passed &= error.is_none();
-            report
-                .moves
-                .push(Move::new(program.name, side.name(), moved, error));
-            clean_up(&bed)?;
+            record(&bed, program, side, arguments.pre_setup, &mut report)?;
+        }
+    }
+    for count in &arguments.qps {
+        let program = with_queue_pairs(*count);
+        for pre_setup in [false, true] {
+            record(&bed, &program, Side::Client, pre_setup, &mut report)?;
         }
     }
     for variant in VARIANTS
         .iter()
-        .filter(|variant| arguments.wants(variant.name))
+        .filter(|variant| arguments.wants(variant.name) && arguments.qps.is_empty())
     {
-        let checked = check(&bed, variant, arguments.moves, arguments.loss)?;
+        let checked = check(
+            &bed,
+            variant,
+            arguments.moves,
+            arguments.loss,
+            arguments.pre_setup,
+        )?;
         match &checked.error {
             None => println!(
                 "  {:30} {} moves, blackout {:5.0} ms: {}",
@@ -124,6 +118,38 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
             || !report.refusals.is_empty()
             || !report.moves.is_empty()
             || !report.checked.is_empty()))
+}
+
+/// One move, said and put into the report.
+fn record(
+    bed: &Bed,
+    program: &Program,
+    side: Side,
+    pre_setup: bool,
+    report: &mut Report,
+) -> io::Result<()> {
+    let mut moved = Moved::default();
+    let error = one_move(bed, program, side, pre_setup, &mut moved)
+        .err()
+        .map(|error| error.to_string());
+    match &error {
+        None => println!(
+            "  {:20} {:6} {} QPs{}  blackout {:5.0} ms, wait-before-stop {:4.0} ms, restore_rdma {:6.1} ms: both sides ended with success",
+            program.name,
+            side.name(),
+            moved.qps,
+            if pre_setup { " with pre-setup" } else { "" },
+            moved.blackout_ms,
+            moved.wbs_ms,
+            moved.breakdown_ms.restore_rdma
+        ),
+        Some(error) => println!("  {:20} {:6} FAILED: {error}", program.name, side.name()),
+    }
+    report.passed &= error.is_none();
+    report
+        .moves
+        .push(Move::new(&program.name, side.name(), moved, error));
+    clean_up(bed)
 }
 
 /// What goes into the guests, without symbols.
@@ -163,7 +189,13 @@ fn payload() -> io::Result<Vec<PathBuf>> {
 }
 
 /// Starts the program at guests 1 and 3, moves one side to guest 2, and waits for both to end.
-fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::Result<()> {
+fn one_move(
+    bed: &Bed,
+    program: &Program,
+    side: Side,
+    pre_setup: bool,
+    moved: &mut Moved,
+) -> io::Result<()> {
     let (source, destination, fixed) = (bed.guest(1), bed.guest(2), bed.guest(3));
     let alias = ALIAS.split('/').next().unwrap_or(ALIAS);
     // Announced, since the partner may know the address at the guest that it moved to before.
@@ -208,7 +240,7 @@ fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::
         Side::Server => (server, client, "run/server.log"),
         Side::Client => (client, server, "run/client.log"),
     };
-    *moved = move_process(mover, destination, partner, ALIAS, log)?;
+    *moved = move_process(mover, destination, partner, ALIAS, log, pre_setup)?;
     ended(
         Place {
             guest: destination,
@@ -232,7 +264,7 @@ pub(crate) fn listening(guest: &RdmaGuest) -> io::Result<()> {
 /// Waits until the process has a queue pair that sends.
 pub(crate) fn connected(place: Place<'_>) -> io::Result<()> {
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(20) {
+    while began.elapsed() < CONNECT {
         // A process that has not opened its device yet does not answer.
         if let Ok(status) = place.status()
             && !status.queue_pairs.is_empty()
@@ -304,7 +336,7 @@ fn succeeded(said: &str, silent: bool) -> bool {
 fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
-            "pkill -9 -f '^ib'; pkill -9 -x godwit-verbs-cl; ip addr del {ALIAS} dev eth0; ip addr del {PARTNER_ALIAS} dev eth0; \
+            "pkill -9 -f '^ib'; pkill -9 -x godwit-verbs-cl; pkill -9 -x godwit-verbs; ip addr del {ALIAS} dev eth0; ip addr del {PARTNER_ALIAS} dev eth0; \
              ip route flush 10.0.0.3/32; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/image /run/*.log /run/verbs-client-ends; true"
         ))?;
     }

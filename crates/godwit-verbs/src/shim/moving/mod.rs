@@ -3,14 +3,20 @@
 
 mod connecting;
 mod making;
+mod preparing;
 mod stopping;
 
+pub(super) use connecting::walk;
 pub use connecting::{connect, resume};
-pub use making::recreate;
+pub(super) use making::open_by_name;
+pub use making::{Attached, attach, recreate};
+pub use preparing::{PreparedPair, abandon, prepare, switch, tidy};
+pub(super) use preparing::{abandon_one, tidy_one};
 pub use stopping::{drain, release, suspend};
 
 use crate::abi::*;
 use crate::preflight::Need;
+use crate::shim::gate::a_thread_ended_inside;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::world::{Object, World, world};
@@ -200,6 +206,9 @@ unsafe fn address_used(pair: &ShadowQp) -> Option<(u8, u8, Option<Gid>)> {
     Some((port, place, asked.then_some(Gid(gid.raw))))
 }
 
+/// Why a process is neither moved nor a partner of one that moves.
+const ENDED_INSIDE: &str = "a thread of the application has ended in the middle of posting or polling; what its queues hold is not known";
+
 /// What this version cannot move.
 pub fn obstacles() -> Vec<Obstacle> {
     obstacles_of(&world())
@@ -207,6 +216,11 @@ pub fn obstacles() -> Vec<Obstacle> {
 
 fn obstacles_of(world: &World) -> Vec<Obstacle> {
     let mut found = Vec::new();
+    if a_thread_ended_inside() {
+        found.push(Obstacle {
+            what: ENDED_INSIDE.to_owned(),
+        });
+    }
     for pair in world.queue_pairs() {
         // SAFETY: as above.
         let pair = unsafe { &*pair };

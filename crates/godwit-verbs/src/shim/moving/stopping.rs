@@ -1,8 +1,10 @@
 //! Wait-before-stop, and giving the device's objects back.
 
-use super::{QueuePairState, check, chosen, describe, missing, obstacles_of, resume};
+use super::preparing::{abandon_one, tidy_one};
+use super::{ENDED_INSIDE, QueuePairState, check, chosen, describe, missing, obstacles_of, resume};
 use crate::abi::*;
-use crate::shim::completions::{state, take_event, wake};
+use crate::shim::completions::{acknowledge, state, take_event, wake};
+use crate::shim::gate::a_thread_ended_inside;
 use crate::shim::objects::{self, *};
 use crate::shim::queue_pairs::remove_route;
 use crate::shim::real::real;
@@ -34,6 +36,9 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
     // SAFETY: objects live while the world is locked; the requests are built here.
     unsafe {
         let pairs = chosen(&world, only);
+        if a_thread_ended_inside() {
+            return Err(ENDED_INSIDE.to_owned());
+        }
         if let Some(missing) = missing(&pairs, only.unwrap_or(&[])) {
             return Err(format!("there is no queue pair {missing}"));
         }
@@ -188,6 +193,11 @@ pub fn release() -> Result<(), String> {
     }
     // SAFETY: objects live while the world is locked.
     for pair in unsafe { chosen(&world, None) } {
+        // SAFETY: as above.
+        unsafe {
+            abandon_one(pair);
+            tidy_one(pair)?;
+        }
         if !pair.lane.visit().empty {
             return Err(format!(
                 "queue pair {} has not been waited for",
@@ -283,6 +293,7 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             lane.drain(&*queue);
             lane.markers = 0;
             lane.suspended = true;
+            acknowledge(&*queue, lane.real);
             check((real().destroy_cq)(lane.real), "ibv_destroy_cq")?;
             lane.real = ptr::null_mut();
             Ok(())
