@@ -251,6 +251,8 @@ pub const IBV_QPT_RC: c_int = 2;
 pub const IBV_QPT_UD: c_int = 4;
 
 pub const IBV_QP_STATE: c_int = 1 << 0;
+pub const IBV_QP_PORT: c_int = 1 << 5;
+pub const IBV_QP_QKEY: c_int = 1 << 6;
 pub const IBV_QP_AV: c_int = 1 << 7;
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 

@@ -8,7 +8,7 @@ use super::client::take_over;
 use crate::preflight::Need;
 use crate::shim::{
     self, Attached, Connection, HandedOver, HeldPair, Obstacle, Plan, PreparedPair, QueuePairState,
-    Recreated,
+    Recreated, Redirect,
 };
 
 /// Nobody keeps an application's requests back for longer, whatever a request says.
@@ -84,6 +84,11 @@ pub enum Request {
     Abandon {
         /// For these queue pairs; for all if absent.
         only: Option<Vec<u32>>,
+    },
+    /// To whoever sends datagrams to a process that has moved: where its queue pairs are now.
+    Redirect {
+        /// Each of them.
+        redirects: Vec<Redirect>,
     },
     /// To a partner that goes on: destroy the queue pairs that it had before.
     Tidy,
@@ -179,6 +184,7 @@ impl Request {
                 shim::abandon(only.as_deref());
                 Ok(Answer::Done)
             }
+            Request::Redirect { redirects } => shim::redirect(&redirects).map(|()| Answer::Done),
             Request::Tidy => shim::tidy().map(|()| Answer::Done),
         };
         done.unwrap_or_else(Answer::Error)

@@ -8,6 +8,7 @@
 
 mod completions;
 mod contexts;
+mod datagrams;
 
 mod descriptors;
 mod doorbell;
@@ -26,9 +27,8 @@ mod world;
 pub use completions::{
     ack_cq_events, create_comp_channel, create_cq, destroy_comp_channel, destroy_cq, get_cq_event,
 };
-pub use contexts::{
-    alloc_pd, close_device, create_ah, dealloc_pd, dereg_mr, destroy_ah, open_device, reg_mr,
-};
+pub use contexts::{alloc_pd, close_device, dealloc_pd, dereg_mr, open_device, reg_mr};
+pub use datagrams::{Redirect, create_ah, destroy_ah, redirect};
 pub use moving::{
     Attached, Connection, Obstacle, PreparedPair, QueuePairState, Recreated, abandon, attach,
     connect, drain, needs, obstacles, prepare, queue_pairs, recreate, release, resume, suspend,

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::contexts::refuse;
+use super::datagrams;
 use super::gate::Gate;
 use super::moving::{abandon_one, tidy_one};
 use super::objects::{self, *};
@@ -131,6 +132,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         failed: AtomicBool::new(false),
         was_reset: AtomicBool::new(false),
         marker_done: AtomicBool::new(true),
+        marker_route: AtomicPtr::new(ptr::null_mut()),
         transitions: Mutex::new(Vec::new()),
         lane: Gate::new(QpLane {
             real: made,
@@ -212,6 +214,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
                 remove_route(queue, shadow);
             }
         }
+        datagrams::end_marker(shadow);
         world.remove(shadow.id);
         drop(Box::from_raw(qp.cast::<ShadowQp>()));
     }

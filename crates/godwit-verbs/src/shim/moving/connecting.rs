@@ -42,7 +42,7 @@ pub fn connect(connections: &[Connection]) -> Result<(), String> {
 }
 
 unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), String> {
-    let mut lane = pair.lane.visit();
+    let lane = pair.lane.visit();
     if !lane.suspended || lane.real.is_null() {
         return Err("it is not suspended, or has no object of the device".to_owned());
     }
@@ -50,6 +50,20 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
         // Its reset would lose what is in flight.
         return Err("it has not been waited for".to_owned());
     }
+    drop(lane);
+    restart(pair, Some(connection))?;
+    if let Some(keys) = &connection.remote_keys {
+        take_keys(&mut pair.lane.visit(), keys);
+    }
+    Ok(())
+}
+
+/// Takes the device's queue pair from its first state to where the application had it, with its receives.
+pub(super) unsafe fn restart(
+    pair: &ShadowQp,
+    connection: Option<&Connection>,
+) -> Result<(), String> {
+    let mut lane = pair.lane.visit();
     let mut reset = ibv_qp_attr {
         qp_state: IBV_QPS_RESET,
         ..Default::default()
@@ -68,14 +82,11 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
     };
     // Receives are posted before the peer can send anything.
     let device_pair = lane.real;
-    walk(device_pair, &steps, Some(connection), || {
+    walk(device_pair, &steps, connection, || {
         post_again(pair, &mut lane)
     })?;
     pair.failed.store(false, Ordering::Release);
     pair.marker_done.store(true, Ordering::Release);
-    if let Some(keys) = &connection.remote_keys {
-        take_keys(&mut lane, keys);
-    }
     Ok(())
 }
 

@@ -1,17 +1,17 @@
 //! Making the device's objects again.
 
-use super::connecting::post_again;
+use super::connecting::{post_again, restart};
 use super::{Recreated, describe};
 use crate::abi::*;
 use crate::shim::completions::make_cq;
 use crate::shim::contexts::register;
-use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::presetup::{Answer, HandedOver, plan_of, repeat};
 use crate::shim::queue_pairs::{add_route, make_pair};
 use crate::shim::real::real;
 use crate::shim::shared_receives::make_srq;
 use crate::shim::world::{KEYS, Object, Phase, World, world};
+use crate::shim::{datagrams, descriptors};
 use crate::tables::{Call, ObjectId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -169,8 +169,26 @@ fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
             }
         }
     }
+    for pair in world.queue_pairs() {
+        // SAFETY: as above.
+        unsafe {
+            if !source.answers.contains_key(&(*pair).id) {
+                begin_datagrams(&*pair)?;
+            }
+        }
+    }
     // What there is can be given back once more, or used.
     world.phase = Phase::Suspended;
+    Ok(())
+}
+
+/// A queue pair for datagrams has no peer that it would have to be connected to.
+unsafe fn begin_datagrams(pair: &ShadowQp) -> Result<(), String> {
+    if pair.face.qp_type != IBV_QPT_UD {
+        return Ok(());
+    }
+    restart(pair, None).map_err(|error| format!("queue pair {}: {error}", pair.face.qp_num))?;
+    pair.lane.visit().empty = true;
     Ok(())
 }
 
@@ -243,7 +261,13 @@ unsafe fn make_again(
                 .store((*again).rkey, Ordering::Release);
             (*region).real.store(again, Ordering::Release);
         }
-        Object::Ah(_) => return Err("address handles cannot be made again".to_owned()),
+        Object::Ah(handle) => {
+            let domain = behind_pd((*handle).face.pd);
+            made(
+                datagrams::make_again(world, &*handle, domain),
+                "ibv_create_ah",
+            )?;
+        }
         Object::Channel(channel) => {
             let context =
                 objects::context((*channel).face.context).map_or(ptr::null_mut(), behind_context);

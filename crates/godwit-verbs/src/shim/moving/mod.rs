@@ -225,9 +225,11 @@ fn obstacles_of(world: &World) -> Vec<Obstacle> {
         // SAFETY: as above.
         let pair = unsafe { &*pair };
         let number = pair.face.qp_num;
-        if pair.face.qp_type != IBV_QPT_RC {
+        if !matches!(pair.face.qp_type, IBV_QPT_RC | IBV_QPT_UD) {
             found.push(Obstacle {
-                what: format!("queue pair {number} is no reliable connection; only those can move"),
+                what: format!(
+                    "queue pair {number} is neither a reliable connection nor for datagrams; only those can move"
+                ),
             });
         }
         if pair.was_reset.load(Ordering::Acquire) {
@@ -253,15 +255,6 @@ fn obstacles_of(world: &World) -> Vec<Obstacle> {
                 ),
             });
         }
-    }
-    if world
-        .objects
-        .values()
-        .any(|object| matches!(object, Object::Ah(_)))
-    {
-        found.push(Obstacle {
-            what: "the process has address handles; datagrams cannot move".to_owned(),
-        });
     }
     found
 }
