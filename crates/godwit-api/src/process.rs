@@ -35,12 +35,18 @@ pub struct MigrateProcess {
     /// Files of the process that are brought along, by their paths: what it has open has to be at the destination.
     #[serde(default)]
     pub files: Vec<String>,
+    /// Whether the device's objects are made at the destination and at partners while the process still works. A move
+    /// goes on without what could not be made ahead, and warns.
+    #[serde(default)]
+    pub pre_setup: bool,
 }
 
 /// What a move of a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessMigrationPhase {
+    /// What the process will need is made at its destination and at its partners, while it works.
+    PreSetup,
     /// The process and its partners keep new requests back, until nothing is in flight.
     Stopping,
     /// The process gives its device back and becomes an image.
@@ -71,6 +77,7 @@ impl ProcessMigrationPhase {
     /// The phase's name as the API spells it.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::PreSetup => "pre_setup",
             Self::Stopping => "stopping",
             Self::Dumping => "dumping",
             Self::Sending => "sending",
@@ -138,6 +145,8 @@ pub struct ProcessMigration {
     /// When it ended (RFC 3339).
     #[schema(format = DateTime)]
     pub ended_at: Option<String>,
+    /// Milliseconds that pre-setup took while the process worked; absent if nothing was made ahead.
+    pub pre_setup_ms: Option<f64>,
     /// Milliseconds from the first request kept back until all went on.
     pub blackout_ms: Option<f64>,
     /// The part of that in which requests in flight were waited for.

@@ -26,6 +26,9 @@ pub(crate) enum ProcessCommand {
         /// A file of the process that is brought along (may be repeated): what it has open must be there
         #[arg(long = "file", value_name = "PATH")]
         files: Vec<String>,
+        /// Make the device's objects at the destination and at partners while the process still works
+        #[arg(long)]
+        pre_setup: bool,
         /// Print the move's id and return at once
         #[arg(long)]
         detach: bool,

@@ -33,6 +33,7 @@ pub(crate) async fn run(
             to,
             address,
             files,
+            pre_setup,
             detach,
         } => {
             // Before the request: Ctrl-C while the nodes check cancels what it started.
@@ -41,6 +42,7 @@ pub(crate) async fn run(
                 to,
                 address: address.map(|address| address.to_string()),
                 files,
+                pre_setup,
             };
             let path = routes::process_migrate(pid);
             let begun =
@@ -184,6 +186,7 @@ impl Moving for ProcessMigration {
     fn status(&self) -> Status {
         let Self { pid, to, .. } = self;
         let what = match self.phase {
+            ProcessMigrationPhase::PreSetup => format!("making what it needs ready at {to}"),
             ProcessMigrationPhase::Stopping => "waiting for requests in flight".to_owned(),
             ProcessMigrationPhase::Dumping => "making an image".to_owned(),
             ProcessMigrationPhase::Sending => {
@@ -267,6 +270,7 @@ mod tests {
             image_bytes: 4 << 20,
             started_at: "2026-01-01T00:00:00Z".to_owned(),
             ended_at: None,
+            pre_setup_ms: None,
             blackout_ms: Some(812.4),
             wait_ms: Some(3.0),
             breakdown_ms: ProcessBreakdown::default(),

@@ -10,6 +10,7 @@ use godwit_verbs::shim::Recreated;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 
+use super::holder::Holder;
 use super::messages::{Answer, ImageOffer};
 use super::{ask, criu, files, files_of_ours, folder, images};
 use crate::failpoint;
@@ -27,10 +28,13 @@ struct Stored {
     peer: String,
     arrival: Arrival,
     offer: ImageOffer,
-    /// Whether it was asked to make its objects again.
+    /// Whether it was asked to have its objects again.
     asked: bool,
     /// What it made.
     made: Option<Recreated>,
+    /// Whether that was made ahead of it.
+    #[serde(default)]
+    attached: bool,
 }
 
 fn record(node: &Node, id: &str) -> PathBuf {
@@ -102,6 +106,7 @@ pub(crate) async fn take(
         offer: offer.clone(),
         asked: false,
         made: None,
+        attached: false,
     };
     let taken = match taken.await {
         Ok(()) => files_of_ours::write(&record(node, id), &stored),
@@ -220,8 +225,8 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
     }
 }
 
-/// Has the process make its objects again, once.
-pub(crate) async fn recreate(node: &Node, id: &str, peer: &str) -> Answer {
+/// Has the process take what the holder has, or else make its objects again, once.
+pub(crate) async fn recreate(node: &Node, id: &str, peer: &str, holder: Option<Holder>) -> Answer {
     let _turn = node.processes.arrivals.turn.lock().await;
     let began = Instant::now();
     let here = load(node, id, peer).filter(|stored| stored.arrival == Arrival::Here);
@@ -231,6 +236,8 @@ pub(crate) async fn recreate(node: &Node, id: &str, peer: &str) -> Answer {
     if let Some(made) = stored.made {
         return Answer::Recreated {
             made,
+            attached: stored.attached,
+            warning: None,
             milliseconds: 0.0,
         };
     }
@@ -244,25 +251,51 @@ pub(crate) async fn recreate(node: &Node, id: &str, peer: &str) -> Answer {
         return Answer::Refused(error);
     }
     failpoint::reach("process-arrival-recreating".to_owned()).await;
-    match ask(stored.offer.pid, Request::Recreate { device: None }).await {
-        Ok(LibraryAnswer::Recreated(made)) => {
-            stored.made = Some(made.clone());
-            match files_of_ours::write(&record(node, id), &stored) {
-                Ok(()) => Answer::Recreated {
-                    made,
-                    milliseconds: since(began),
-                },
-                Err(error) => Answer::Refused(error),
-            }
-        }
-        Ok(_) => Answer::Refused("the process gave an answer to another question".to_owned()),
+    let pid = stored.offer.pid;
+    let (attached, warning) = match holder {
+        Some(holder) => match holder.give_to(pid).await {
+            Ok(keys) => (Some(keys), None),
+            Err(error) => (None, Some(error)),
+        },
+        None => (None, None),
+    };
+    stored.attached = attached.is_some();
+    let made = match attached {
+        Some(remote_keys) => Ok(Recreated {
+            remote_keys,
+            queue_pairs: Vec::new(),
+        }),
+        None => make_again(pid).await,
+    };
+    let made = match made {
+        Ok(made) => made,
+        Err(error) => return Answer::Refused(error),
+    };
+    stored.made = Some(made.clone());
+    match files_of_ours::write(&record(node, id), &stored) {
+        Ok(()) => Answer::Recreated {
+            made,
+            attached: stored.attached,
+            warning,
+            milliseconds: since(began),
+        },
         Err(error) => Answer::Refused(error),
     }
 }
 
-/// Asks the process that came: to connect or to resume.
+async fn make_again(pid: u32) -> Result<Recreated, String> {
+    match ask(pid, Request::Recreate { device: None }).await? {
+        LibraryAnswer::Recreated(made) => Ok(made),
+        _ => Err("the process gave an answer to another question".to_owned()),
+    }
+}
+
+/// Asks the process that came: to connect or to resume, or how it is.
 pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -> Answer {
-    if !matches!(request, Request::Connect { .. } | Request::Resume { .. }) {
+    if !matches!(
+        request,
+        Request::Connect { .. } | Request::Resume { .. } | Request::Status
+    ) {
         return Answer::Refused("this is not asked of a process that came".to_owned());
     }
     let here = load(node, id, peer).filter(|stored| stored.arrival == Arrival::Here);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use godwit_verbs::control::{Answer as LibraryAnswer, Request, Status};
 use godwit_verbs::preflight::Offer;
-use godwit_verbs::shim::{QueuePairState, Recreated};
+use godwit_verbs::shim::{Connection, Plan, QueuePairState, Recreated};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -40,18 +40,32 @@ pub(crate) enum Ask {
     Partner {
         /// The partner.
         pid: u32,
-        /// One of suspend, drain, connect, resume (of the queue pairs that were found) and status.
+        /// One of prepare, suspend, drain, connect, switch, abandon, resume (of the queue pairs that were found) and status.
         request: Request,
     },
+    /// Have objects made ahead of a process that will come. They are given up when the connection ends.
+    Hold {
+        /// The process.
+        pid: u32,
+        /// What it has.
+        plan: Plan,
+    },
+    /// Have queue pairs that were made ahead connected.
+    ConnectHeld {
+        /// Which, and where to.
+        connections: Vec<Connection>,
+    },
+    /// What was made ahead is not wanted.
+    GiveUpHeld,
     /// Take this image. Its files' bytes follow after [`Answer::Ready`], each with its BLAKE3 hash.
     Image(Box<ImageOffer>),
     /// Make the process of it.
     Restore,
     /// Does the process run at your host? If it does not, it never will by this move.
     Settle,
-    /// Have the process make its device's objects again, or say what it made.
+    /// Have the process take what was made ahead of it or else make its device's objects again, or say what it made.
     Recreate,
-    /// Ask the process that came: one of connect and resume.
+    /// Ask the process that came: one of connect, resume and status.
     Moved {
         /// What.
         request: Request,
@@ -90,7 +104,7 @@ pub(crate) enum Answer {
         /// What stands in the way beside that.
         reasons: Vec<String>,
     },
-    /// To [`Ask::Partner`] and [`Ask::Moved`].
+    /// To [`Ask::Partner`], [`Ask::Moved`], [`Ask::Hold`] and [`Ask::ConnectHeld`].
     Library(LibraryAnswer),
     /// The image may come.
     Ready,
@@ -103,8 +117,14 @@ pub(crate) enum Answer {
     NotHere(String),
     /// To [`Ask::Recreate`].
     Recreated {
-        /// What it made.
+        /// What it made; of what was made ahead of it, its keys alone.
         made: Recreated,
+        /// Whether that was made ahead of it, so that it is connected to what its partners have prepared.
+        #[serde(default)]
+        attached: bool,
+        /// Why nothing that was made ahead was used.
+        #[serde(default)]
+        warning: Option<String>,
         /// How long that took, in milliseconds.
         milliseconds: f64,
     },

@@ -1,8 +1,8 @@
 //! Processes with RDMA connections: what there is, and moves of them between nodes.
 //!
 //! The order of a move's steps is `godwit_verbs::mover`'s. `outgoing/` takes them at the source, `serve.rs` is what other
-//! nodes ask for: to find partners, to hold them (`partners.rs`), to take a process (`arrivals.rs`). What a process
-//! becomes in between are CRIU's files (`images.rs`), made and used by CRIU itself (`criu.rs`). A process may have an IP
+//! nodes ask for: to find partners, to hold them (`partners.rs`), to take a process (`arrivals.rs`), to make objects ahead of it
+//! (`holder.rs`). What a process becomes in between are CRIU's files (`images.rs`), made and used by CRIU itself (`criu.rs`). A process may have an IP
 //! address of its own (`address.rs`).
 
 pub(crate) mod address;
@@ -10,6 +10,7 @@ pub(crate) mod arrivals;
 pub(crate) mod criu;
 pub(crate) mod files;
 mod files_of_ours;
+mod holder;
 pub(crate) mod images;
 pub(crate) mod messages;
 pub(crate) mod outgoing;

@@ -31,6 +31,9 @@ struct Stored {
     pid: u32,
     /// Its queue pairs that are held.
     numbers: Vec<u32>,
+    /// Whether it was asked to make queue pairs that will take the place of those.
+    #[serde(default)]
+    prepared: bool,
 }
 
 /// The partners that are held.
@@ -44,7 +47,7 @@ impl HeldPartners {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the process is held, before it is.
+    /// Notes that the process is held, before it is; `prepared`: and is asked to make queue pairs ahead.
     ///
     /// # Errors
     /// One sentence: too many are, or it cannot be stored.
@@ -55,6 +58,7 @@ impl HeldPartners {
         peer: &str,
         pid: u32,
         numbers: &[u32],
+        prepared: bool,
     ) -> Result<(), String> {
         let mut held = self.lock();
         if held.len() >= MAX_HELD {
@@ -65,6 +69,7 @@ impl HeldPartners {
             peer: peer.to_owned(),
             pid,
             numbers: numbers.to_vec(),
+            prepared,
         };
         super::files_of_ours::write(&path(node, id, pid), &stored)?;
         held.insert((id.to_owned(), pid), (stored, Instant::now() + LONGEST));
@@ -82,13 +87,16 @@ impl HeldPartners {
         Some(stored.numbers.clone())
     }
 
-    /// The process is held no more.
+    /// The process is held no more. What it made ahead goes as well, while it works.
     pub(crate) fn let_go(&self, node: &Node, id: &str, pid: u32) {
-        let removed = self.lock().remove(&(id.to_owned(), pid));
-        if removed.is_some()
-            && let Err(error) = std::fs::remove_file(path(node, id, pid))
-        {
+        let Some((removed, _)) = self.lock().remove(&(id.to_owned(), pid)) else {
+            return;
+        };
+        if let Err(error) = std::fs::remove_file(path(node, id, pid)) {
             tracing::warn!(pid, %error, "cannot forget a process that is held no more");
+        }
+        if removed.prepared {
+            tokio::spawn(tidy(pid, removed.numbers));
         }
     }
 
@@ -115,6 +123,16 @@ fn path(node: &Node, id: &str, pid: u32) -> PathBuf {
         .join(format!("held-{id}-{pid}.json"))
 }
 
+/// Has a process destroy what it made ahead and did not use, and what was replaced by what it did use.
+async fn tidy(pid: u32, numbers: Vec<u32>) {
+    let only = Some(numbers);
+    for request in [Request::Abandon { only }, Request::Tidy] {
+        if let Err(error) = ask(pid, request).await {
+            tracing::warn!(pid, error, "queue pairs of no more use were not destroyed");
+        }
+    }
+}
+
 /// Lets partners go on whose mover is silent, until the node is about to end.
 pub(crate) async fn watch(node: Arc<Node>) {
     loop {
@@ -127,6 +145,7 @@ pub(crate) async fn watch(node: Arc<Node>) {
             peer,
             pid,
             numbers,
+            ..
         } in node.processes.held.late(Instant::now())
         {
             tracing::warn!(

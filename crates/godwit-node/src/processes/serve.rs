@@ -8,8 +8,9 @@ use godwit_verbs::control::{Request, Status, processes};
 use godwit_verbs::mover::ends_of;
 use godwit_verbs::offer;
 use godwit_verbs::preflight::Offer;
-use godwit_verbs::shim::QueuePairState;
+use godwit_verbs::shim::{Connection, Plan, QueuePairState};
 
+use super::holder::Holder;
 use super::messages::{self, Answer, Ask, FoundProcess};
 use super::{arrivals, ask, check_enabled, files, status};
 use crate::failpoint;
@@ -28,6 +29,8 @@ pub(crate) struct Session {
     id: String,
     /// Processes that were found on this connection, with their queue pairs that are concerned.
     found: BTreeMap<u32, Vec<u32>>,
+    /// What is made ahead of the process that will come.
+    holder: Option<Holder>,
 }
 
 impl Session {
@@ -36,6 +39,7 @@ impl Session {
             peer,
             id,
             found: BTreeMap::new(),
+            holder: None,
         }
     }
 
@@ -64,10 +68,19 @@ impl Session {
                 }
             }
             Ask::Partner { pid, request } => self.partner(node, pid, request).await,
+            Ask::Hold { pid, plan } => self.hold(pid, plan).await,
+            Ask::ConnectHeld { connections } => self.connect_held(connections).await,
+            Ask::GiveUpHeld => {
+                self.holder = None;
+                Answer::Done
+            }
             Ask::Image(_) => Answer::Refused("an image cannot come this way".to_owned()),
             Ask::Restore => arrivals::restore(node, id, peer).await,
             Ask::Settle => arrivals::settle(node, id, peer).await,
-            Ask::Recreate => arrivals::recreate(node, id, peer).await,
+            Ask::Recreate => {
+                let holder = self.holder.take();
+                arrivals::recreate(node, id, peer, holder).await
+            }
             Ask::Moved { request } => arrivals::moved(node, id, peer, request).await,
             Ask::Over => {
                 arrivals::over(node, id, peer).await;
@@ -100,12 +113,39 @@ impl Session {
         Answer::Found(found)
     }
 
+    async fn hold(&mut self, pid: u32, plan: Plan) -> Answer {
+        // One at a time: what an earlier one has may be all that the device has room for.
+        self.holder = None;
+        let held = async {
+            let holder = Holder::start(pid).await?;
+            let answer = holder.hold(plan).await?;
+            Ok((holder, answer))
+        };
+        match held.await {
+            Ok((holder, answer)) => {
+                self.holder = Some(holder);
+                Answer::Library(answer)
+            }
+            Err(error) => Answer::Refused(error),
+        }
+    }
+
+    async fn connect_held(&self, connections: Vec<Connection>) -> Answer {
+        let Some(holder) = &self.holder else {
+            return Answer::Refused("nothing was made ahead of the process".to_owned());
+        };
+        let connected = holder.connect(connections).await;
+        connected.map_or_else(Answer::Refused, Answer::Library)
+    }
+
     async fn partner(&self, node: &Node, pid: u32, request: Request) -> Answer {
         let (id, peer, held) = (&self.id, &self.peer, &node.processes.held);
         let known = held.of(id, peer, pid);
         let fresh = || self.found.get(&pid).cloned();
         let suspends = matches!(request, Request::Suspend { .. });
-        let numbers = match (&known, suspends) {
+        let prepares = matches!(request, Request::Prepare { .. });
+        let begins = suspends || prepares;
+        let numbers = match (&known, begins) {
             (Some(numbers), _) => numbers.clone(),
             (None, true) => match fresh() {
                 Some(numbers) => numbers,
@@ -124,9 +164,9 @@ impl Session {
         if let Some(why) = beyond(&request, &numbers) {
             return Answer::Refused(format!("process {pid}: {why}"));
         }
-        if suspends
+        if begins
             && known.is_none()
-            && let Err(error) = held.hold(node, id, peer, pid, &numbers)
+            && let Err(error) = held.hold(node, id, peer, pid, &numbers, prepares)
         {
             return Answer::Refused(error);
         }
@@ -143,8 +183,8 @@ impl Session {
             )
             .await;
         }
-        // Who was not suspended is not held.
-        if (suspends && answer.is_err()) || (resumes && answer.is_ok()) {
+        // Who was not suspended is not held, and what was prepared without an answer is destroyed.
+        if (begins && answer.is_err()) || (resumes && answer.is_ok()) {
             held.let_go(node, id, pid);
         }
         match answer {
@@ -164,7 +204,9 @@ fn name(request: &Request) -> &'static str {
         Request::Drain { .. } => "drain",
         Request::Connect { .. } => "connect",
         Request::Resume { .. } => "resume",
-        Request::Status | Request::Release | Request::Recreate { .. } => "other",
+        Request::Prepare { .. } => "prepare",
+        Request::Switch { .. } => "switch",
+        _ => "other",
     }
 }
 
@@ -184,15 +226,26 @@ fn only(status: Status, numbers: &[u32]) -> Status {
 fn beyond(request: &Request, numbers: &[u32]) -> Option<String> {
     let named: Vec<u32> = match request {
         Request::Status => return None,
-        Request::Suspend { only: Some(only) } | Request::Resume { only: Some(only) } => {
-            only.clone()
-        }
+        Request::Suspend { only: Some(only) }
+        | Request::Resume { only: Some(only) }
+        | Request::Abandon { only: Some(only) } => only.clone(),
+        Request::Switch { numbers, .. } => numbers.clone(),
         Request::Drain { peer_sent, .. } => peer_sent.iter().map(|(number, _)| *number).collect(),
-        Request::Connect { connections } => connections.iter().map(|one| one.number).collect(),
+        Request::Connect { connections } | Request::Prepare { connections } => {
+            connections.iter().map(|one| one.number).collect()
+        }
         Request::Suspend { only: None }
         | Request::Resume { only: None }
+        | Request::Abandon { only: None }
         | Request::Release
-        | Request::Recreate { .. } => {
+        | Request::Recreate { .. }
+        | Request::Plan
+        | Request::Hold { .. }
+        | Request::ConnectHeld { .. }
+        | Request::HandOver
+        | Request::Attach { .. }
+        | Request::Redirect { .. }
+        | Request::Tidy => {
             return Some("this is not asked of a partner".to_owned());
         }
     };
@@ -283,6 +336,12 @@ mod tests {
     #[test]
     fn a_peer_reaches_the_queue_pairs_of_its_own_process_and_no_others() {
         let mine = [7, 8];
+        let to = |number| Connection {
+            number,
+            remote: godwit_verbs::tables::Gid([0; 16]),
+            remote_physical: 1,
+            remote_keys: None,
+        };
         for good in [
             Request::Status,
             Request::Suspend {
@@ -297,6 +356,16 @@ mod tests {
             },
             Request::Connect {
                 connections: Vec::new(),
+            },
+            Request::Prepare {
+                connections: vec![to(8)],
+            },
+            Request::Switch {
+                numbers: vec![7, 8],
+                remote_keys: Vec::new(),
+            },
+            Request::Abandon {
+                only: Some(vec![7]),
             },
         ] {
             assert_eq!(beyond(&good, &mine), None, "{good:?}");
@@ -313,6 +382,20 @@ mod tests {
             },
             Request::Release,
             Request::Recreate { device: None },
+            Request::Prepare {
+                connections: vec![to(7), to(9)],
+            },
+            Request::Switch {
+                numbers: vec![9],
+                remote_keys: Vec::new(),
+            },
+            Request::Abandon { only: None },
+            Request::Abandon {
+                only: Some(vec![9]),
+            },
+            Request::Tidy,
+            Request::HandOver,
+            Request::Attach { holder: 1 },
         ] {
             assert!(beyond(&bad, &mine).is_some(), "{bad:?}");
         }

@@ -26,7 +26,7 @@ pub struct Breakdown {
 }
 
 /// What a move took.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Moved {
     /// From the first suspension until both sides go on, in milliseconds.
     pub blackout_ms: f64,
@@ -38,6 +38,10 @@ pub struct Moved {
     /// Queue pairs that moved.
     #[serde(rename = "queue_pairs")]
     pub qps: usize,
+    /// How long pre-setup took while the process ran, in milliseconds; nothing without it.
+    pub pre_setup_ms: Option<f64>,
+    /// What the node warned of, such as that something made ahead was not used.
+    pub warnings: Vec<String>,
 }
 
 /// What a node says when it refuses.
@@ -65,19 +69,26 @@ impl MoveSeen {
 }
 
 /// Moves `from`'s process to `to`, with `alias` (an address and its length) and the file `carried`, which has no slash in
-/// front.
+/// front; with `pre_setup` the device's objects are made ahead of it.
 ///
 /// # Errors
-/// What the node says.
+/// What the node says, also of a process that moved without what was to be made ahead of it.
 pub fn move_process(
     from: Place<'_>,
     to: &RdmaGuest,
     alias: &str,
     carried: &str,
+    pre_setup: bool,
 ) -> io::Result<Moved> {
     let bare = alias.split('/').next().unwrap_or(alias);
-    let more = format!("--address {bare} --file /{carried}");
-    Ok(serde_json::from_str(&migrate(from, to, &more)?)?)
+    let ahead = if pre_setup { " --pre-setup" } else { "" };
+    let more = format!("--address {bare} --file /{carried}{ahead}");
+    let moved: Moved = serde_json::from_str(&migrate(from, to, &more)?)?;
+    if moved.warnings.is_empty() {
+        Ok(moved)
+    } else {
+        Err(io::Error::other(moved.warnings.join("; ")))
+    }
 }
 
 /// Begins a move as [`move_process`] does; gives its id.

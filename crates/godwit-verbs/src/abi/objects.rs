@@ -3,6 +3,8 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::atomic::AtomicI32;
 
+use serde::{Deserialize, Serialize};
+
 use super::{ibv_recv_wr, ibv_send_wr, ibv_wc};
 
 /// `pthread_mutex_t` on x86-64; only ever touched by libibverbs.
@@ -112,7 +114,7 @@ pub struct ibv_srq {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ibv_srq_attr {
     pub max_wr: u32,
     pub max_sge: u32,
@@ -152,7 +154,7 @@ pub struct ibv_ah {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ibv_qp_cap {
     pub max_send_wr: u32,
     pub max_recv_wr: u32,
@@ -174,7 +176,7 @@ pub struct ibv_qp_init_attr {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ibv_global_route {
     pub dgid: ibv_gid,
     pub flow_label: u32,
@@ -185,13 +187,13 @@ pub struct ibv_global_route {
 
 /// The union's two 64-bit words; `repr(align)` of the header's `__be64` members.
 #[repr(C, align(8))]
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ibv_gid {
     pub raw: [u8; 16],
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ibv_ah_attr {
     pub grh: ibv_global_route,
     pub dlid: u16,
@@ -203,7 +205,7 @@ pub struct ibv_ah_attr {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ibv_qp_attr {
     pub qp_state: c_int,
     pub cur_qp_state: c_int,
@@ -249,6 +251,8 @@ pub const IBV_QPT_RC: c_int = 2;
 pub const IBV_QPT_UD: c_int = 4;
 
 pub const IBV_QP_STATE: c_int = 1 << 0;
+pub const IBV_QP_PORT: c_int = 1 << 5;
+pub const IBV_QP_QKEY: c_int = 1 << 6;
 pub const IBV_QP_AV: c_int = 1 << 7;
 pub const IBV_QP_DEST_QPN: c_int = 1 << 20;
 

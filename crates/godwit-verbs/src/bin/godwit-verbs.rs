@@ -35,6 +35,8 @@ enum Command {
         /// For example {"do":"suspend","only":null}
         request: String,
     },
+    /// Makes objects of the device for a process that will come, until that process takes them or standard input ends
+    Hold,
 }
 
 fn main() -> ExitCode {
@@ -58,6 +60,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Offer { pids } => {
             let offer = godwit_verbs::offer::offer(&pids).context("cannot list devices")?;
             println!("{}", serde_json::to_string(&offer)?);
+            return Ok(ExitCode::SUCCESS);
+        }
+        Command::Hold => {
+            godwit_verbs::shim::serve_as_holder();
+            // Who started it holds the other end: without him nobody would end it.
+            std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
             return Ok(ExitCode::SUCCESS);
         }
         Command::Status { pid } => (pid, Request::Status),

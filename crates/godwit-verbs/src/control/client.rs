@@ -2,10 +2,10 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-
 use std::time::Duration;
 
-use super::{Answer, MAX_LINE, NAME, Request, address, other_end};
+use super::{Answer, MAX_LINE, NAME, Request, address, files, other_end};
+use crate::shim::HandedOver;
 
 /// How long a process may take to read a request.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -15,7 +15,44 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// If it does not use the library, or ends meanwhile.
 pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
-    let mut stream = address(pid).and_then(|name| UnixStream::connect_addr(&name)).map_err(|error| {
+    let mut stream = connect(pid)?;
+    let patience = request.patience();
+    say(&mut stream, request)?;
+    let text = rest(&mut stream, pid, String::new(), patience)?;
+    Ok(serde_json::from_str(&text)?)
+}
+
+/// Asks the holder `pid` for everything that it has.
+///
+/// # Errors
+/// Also if the holder refuses, or what it says does not go with the files that it gives.
+pub(super) fn take_over(pid: u32) -> io::Result<HandedOver> {
+    let mut stream = connect(pid)?;
+    // What it holds lives in files that it opened; those of another user are not for this process.
+    // SAFETY: takes and touches nothing.
+    let own = unsafe { libc::geteuid() };
+    if other_end(&stream).is_none_or(|who| who.uid != 0 && who.uid != own) {
+        return Err(io::Error::other(format!("process {pid} is another user's")));
+    }
+    let patience = Request::HandOver.patience();
+    say(&mut stream, &Request::HandOver)?;
+    let Some((first, files)) = files::receive(&stream)? else {
+        return Err(io::Error::other(format!("process {pid} hung up")));
+    };
+    let first = char::from(first).to_string();
+    let text = rest(&mut stream, pid, first, patience)?;
+    match serde_json::from_str(&text)? {
+        Answer::HandedOver(mut handed) => {
+            handed.descriptors = files;
+            Ok(handed)
+        }
+        Answer::Error(error) => Err(io::Error::other(error)),
+        _ => Err(io::Error::other("it gave an answer to another question")),
+    }
+}
+
+fn connect(pid: u32) -> io::Result<UnixStream> {
+    let stream = address(pid).and_then(|name| UnixStream::connect_addr(&name)).map_err(|error| {
         let hint = format!(
             "process {pid} does not answer: {error}; was it started with LD_PRELOAD=libgodwit_verbs.so, \
              and has it opened an RDMA device?"
@@ -31,16 +68,28 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
         )));
     }
     stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn say(stream: &mut UnixStream, request: &Request) -> io::Result<()> {
     stream.set_read_timeout(Some(request.patience()))?;
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
-    stream.write_all(line.as_bytes())?;
-    let mut line = String::new();
+    stream.write_all(line.as_bytes())
+}
+
+/// Reads the answer, of which `line` has been read already.
+fn rest(
+    stream: &mut UnixStream,
+    pid: u32,
+    mut line: String,
+    patience: Duration,
+) -> io::Result<String> {
     let heard = BufReader::new(stream.take(MAX_LINE)).read_line(&mut line);
     heard.map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::other(format!(
             "process {pid} gave no answer within {} s; is it stopped?",
-            request.patience().as_secs()
+            patience.as_secs()
         )),
         _ => error,
     })?;
@@ -55,7 +104,7 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
             line.len()
         )));
     }
-    Ok(serde_json::from_str(&line)?)
+    Ok(line)
 }
 
 /// The processes of this host that use the library and have opened a device.

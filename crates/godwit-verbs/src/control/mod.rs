@@ -3,6 +3,7 @@
 //! process's own user are heard. Nothing stays connected, so that the process can be dumped.
 
 mod client;
+mod files;
 mod requests;
 mod server;
 

@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::client::take_over;
 use crate::preflight::Need;
-use crate::shim::{self, Connection, Obstacle, QueuePairState, Recreated};
+use crate::shim::{
+    self, Attached, Connection, HandedOver, HeldPair, Obstacle, Plan, PreparedPair, QueuePairState,
+    Recreated, Redirect,
+};
 
 /// Nobody keeps an application's requests back for longer, whatever a request says.
 const LONGEST_DRAIN: Duration = Duration::from_secs(60);
@@ -45,6 +49,49 @@ pub enum Request {
         /// These queue pairs; all and everything if absent.
         only: Option<Vec<u32>>,
     },
+    /// What can be made ahead of this process at its destination.
+    Plan,
+    /// To a holder (`godwit-verbs hold`): make that.
+    Hold {
+        /// Of the process that will come.
+        plan: Plan,
+    },
+    /// To a holder: connect queue pairs to those that partners have prepared.
+    ConnectHeld {
+        /// Which, and where to.
+        connections: Vec<Connection>,
+    },
+    /// To a holder, from a process: give up everything, and end.
+    HandOver,
+    /// Take what a holder on this host has, in place of [`Request::Recreate`] and [`Request::Connect`].
+    Attach {
+        /// The holder.
+        holder: u32,
+    },
+    /// To a partner: make queue pairs that will take the place of those that are named, and connect them.
+    Prepare {
+        /// Which, and where to. Keys are left to [`Request::Switch`].
+        connections: Vec<Connection>,
+    },
+    /// To a partner whose queue pairs are suspended and empty: put the prepared ones in their place.
+    Switch {
+        /// Which.
+        numbers: Vec<u32>,
+        /// The peer's remote keys: what applications know, and what its device knows.
+        remote_keys: Vec<(u32, u32)>,
+    },
+    /// To a partner: destroy what was prepared and not switched to.
+    Abandon {
+        /// For these queue pairs; for all if absent.
+        only: Option<Vec<u32>>,
+    },
+    /// To whoever sends datagrams to a process that has moved: where its queue pairs are now.
+    Redirect {
+        /// Each of them.
+        redirects: Vec<Redirect>,
+    },
+    /// To a partner that goes on: destroy the queue pairs that it had before.
+    Tidy,
 }
 
 /// What a process has.
@@ -60,7 +107,7 @@ pub struct Status {
 }
 
 /// The answer to a request.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// It was not done, and why.
@@ -76,6 +123,16 @@ pub enum Answer {
     },
     /// To [`Request::Recreate`].
     Recreated(Recreated),
+    /// To [`Request::Plan`].
+    Plan(Plan),
+    /// To [`Request::Hold`].
+    Held(Vec<HeldPair>),
+    /// To [`Request::HandOver`].
+    HandedOver(HandedOver),
+    /// To [`Request::Attach`].
+    Attached(Attached),
+    /// To [`Request::Prepare`].
+    Prepared(Vec<PreparedPair>),
     /// To the others.
     Done,
 }
@@ -88,13 +145,25 @@ impl Request {
     /// How long the answer may take.
     pub(super) fn patience(&self) -> Duration {
         match self {
-            Request::Status | Request::Suspend { .. } => Duration::from_secs(20),
+            Request::Status
+            | Request::Suspend { .. }
+            | Request::Plan
+            | Request::Redirect { .. } => Duration::from_secs(20),
+            // The process that asks stands still.
+            Request::HandOver => Duration::from_secs(10),
             Request::Drain { bound_ms, .. } => bounded(*bound_ms) + Duration::from_secs(20),
             // Each object is a call of the device, and there may be thousands.
             Request::Release
             | Request::Recreate { .. }
             | Request::Connect { .. }
-            | Request::Resume { .. } => Duration::from_secs(120),
+            | Request::Resume { .. }
+            | Request::Hold { .. }
+            | Request::ConnectHeld { .. }
+            | Request::Attach { .. }
+            | Request::Prepare { .. }
+            | Request::Switch { .. }
+            | Request::Abandon { .. }
+            | Request::Tidy => Duration::from_secs(120),
         }
     }
 
@@ -121,6 +190,27 @@ impl Request {
             }
             Request::Connect { connections } => shim::connect(&connections).map(|()| Answer::Done),
             Request::Resume { only } => shim::resume(only.as_deref()).map(|()| Answer::Done),
+            Request::Plan => Ok(Answer::Plan(shim::plan())),
+            Request::Hold { plan } => shim::hold(plan).map(Answer::Held),
+            Request::ConnectHeld { connections } => {
+                shim::connect_held(&connections).map(|()| Answer::Done)
+            }
+            Request::HandOver => shim::hand_over().map(Answer::HandedOver),
+            Request::Attach { holder } => take_over(holder)
+                .map_err(|error| format!("nothing was taken over from process {holder}: {error}"))
+                .and_then(shim::attach)
+                .map(Answer::Attached),
+            Request::Prepare { connections } => shim::prepare(&connections).map(Answer::Prepared),
+            Request::Switch {
+                numbers,
+                remote_keys,
+            } => shim::switch(&numbers, &remote_keys).map(|()| Answer::Done),
+            Request::Abandon { only } => {
+                shim::abandon(only.as_deref());
+                Ok(Answer::Done)
+            }
+            Request::Redirect { redirects } => shim::redirect(&redirects).map(|()| Answer::Done),
+            Request::Tidy => shim::tidy().map(|()| Answer::Done),
         };
         done.unwrap_or_else(Answer::Error)
     }

@@ -6,7 +6,7 @@ use std::panic::catch_unwind;
 use std::sync::Once;
 use std::time::Duration;
 
-use super::{Answer, MAX_LINE, Request, address, other_end};
+use super::{Answer, MAX_LINE, Request, address, files, other_end};
 
 /// A client that says nothing for this long is hung up on.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -78,7 +78,19 @@ fn answer(mut stream: &UnixStream) -> io::Result<()> {
             .unwrap_or_else(|_| Answer::Error("the library panicked over this request".to_owned())),
         Err(error) => Answer::Error(format!("the request cannot be read: {error}")),
     };
-    stream.write_all(line_of(&answer)?.as_bytes())
+    let line = line_of(&answer)?;
+    let mut bytes = line.as_bytes();
+    let gives_all = matches!(&answer, Answer::HandedOver(_));
+    if let (Answer::HandedOver(handed), Some((first, others))) = (&answer, bytes.split_first()) {
+        files::send(stream, *first, &handed.descriptors)?;
+        bytes = others;
+    }
+    let sent = stream.write_all(bytes);
+    if gives_all {
+        // A holder has nothing more to do, and another process has its files.
+        std::process::exit(i32::from(sent.is_err()));
+    }
+    sent
 }
 
 /// The answer as it is sent; one that the mover would not read to its end is replaced by why.

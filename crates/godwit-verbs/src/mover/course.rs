@@ -9,6 +9,9 @@ pub const MAX_TRIES: u32 = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
+    /// What the process will need is made at the destination and at its partners, while it works. The move goes on
+    /// without what was not made.
+    PreSetup,
     /// The process and its partners keep new requests back.
     Suspend,
     /// They wait until nothing is in flight.
@@ -48,7 +51,13 @@ impl Step {
     pub const fn cancellable(self) -> bool {
         matches!(
             self,
-            Step::Suspend | Step::Drain | Step::Release | Step::Dump | Step::Send | Step::Restore
+            Step::PreSetup
+                | Step::Suspend
+                | Step::Drain
+                | Step::Release
+                | Step::Dump
+                | Step::Send
+                | Step::Restore
         )
     }
 
@@ -56,7 +65,8 @@ impl Step {
     pub const fn needs_process_here(self) -> bool {
         matches!(
             self,
-            Step::Suspend
+            Step::PreSetup
+                | Step::Suspend
                 | Step::Drain
                 | Step::Release
                 | Step::Dump
@@ -69,6 +79,7 @@ impl Step {
     /// The step's name for people and programs.
     pub const fn name(self) -> &'static str {
         match self {
+            Step::PreSetup => "presetup",
             Step::Suspend => "suspending",
             Step::Drain => "waiting",
             Step::Release => "releasing",
@@ -165,6 +176,14 @@ impl Default for Move {
 }
 
 impl Move {
+    /// One that begins with [`Step::PreSetup`].
+    pub fn with_pre_setup() -> Self {
+        Self {
+            step: Step::PreSetup,
+            ..Self::default()
+        }
+    }
+
     /// What is to be done now.
     pub fn step(&self) -> Step {
         self.step
@@ -220,14 +239,16 @@ impl Move {
         let why = "the node ended while the process was moved".to_owned();
         match self.step {
             // Whether the process was dumped shows in whether it lives.
-            Step::Suspend | Step::Drain if lives => self.back(Step::ResumeHere, why),
+            Step::PreSetup | Step::Suspend | Step::Drain if lives => {
+                self.back(Step::ResumeHere, why);
+            }
             Step::Release | Step::Dump if lives => self.back(Step::RecreateHere, why),
             Step::Dump | Step::Send if !lives => self.back(Step::BringBack, why),
             // The process that the image is of may have been brought back already.
             Step::BringBack if lives => self.step = Step::RecreateHere,
             Step::BringBack => {}
             Step::Restore => self.go(Step::Settle),
-            Step::Suspend | Step::Drain | Step::Release => {
+            Step::PreSetup | Step::Suspend | Step::Drain | Step::Release => {
                 self.lose(format!("{why}, and the process has ended"));
             }
             Step::RecreateHere | Step::ConnectHere | Step::ResumeHere if !lives => {
@@ -252,6 +273,9 @@ impl Move {
         self.tries += 1;
         let again = self.tries < MAX_TRIES;
         match (self.step, what) {
+            (Step::PreSetup, Happened::Done | Happened::Failed(_) | Happened::Unknown(_)) => {
+                self.go(Step::Suspend);
+            }
             (Step::Suspend, Happened::Done) => self.go(Step::Drain),
             (Step::Drain, Happened::Done) => self.go(Step::Release),
             (Step::Release, Happened::Done) => self.go(Step::Dump),
@@ -354,7 +378,7 @@ impl Move {
     /// Goes back from a step that was not done, or of which it does not matter.
     fn back_before(&mut self, why: String) {
         let first = match self.step {
-            Step::Suspend | Step::Drain => Step::ResumeHere,
+            Step::PreSetup | Step::Suspend | Step::Drain => Step::ResumeHere,
             Step::Release | Step::Dump => Step::RecreateHere,
             _ => Step::BringBack,
         };

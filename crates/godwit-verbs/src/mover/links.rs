@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::preflight::is_other_end;
-use crate::shim::{Connection, QueuePairState, Recreated};
+use crate::shim::{Connection, HeldPair, PreparedPair, QueuePairState, Recreated};
+use crate::tables::Gid;
 
 /// Two queue pairs that are connected, by the numbers that applications know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,10 +94,132 @@ pub fn at_moved(party: &Party, theirs: &[QueuePairState]) -> Result<Vec<Connecti
     found.collect()
 }
 
-fn place(pairs: &[QueuePairState], number: u32) -> Result<(crate::tables::Gid, u32), String> {
+/// What a partner is told ahead of a move: where the holder has the process's queue pairs.
+///
+/// # Errors
+/// One sentence if a queue pair is missing, or has no address.
+pub fn ahead_at_partner(party: &Party, held: &[HeldPair]) -> Result<Vec<Connection>, String> {
+    let found = party.links.iter().map(|link| {
+        let pair = held.iter().find(|pair| pair.number == link.ours);
+        let (local, physical) = pair
+            .map(|pair| (pair.local, pair.physical))
+            .ok_or_else(|| gone(link.ours))?;
+        Ok(Connection {
+            number: link.theirs,
+            remote: local.ok_or_else(|| nowhere(link.ours))?,
+            remote_physical: physical,
+            remote_keys: None,
+        })
+    });
+    found.collect()
+}
+
+/// What the holder is told: which queue pairs this partner has prepared.
+///
+/// # Errors
+/// One sentence if a queue pair is missing, or has no address.
+pub fn ahead_at_holder(
+    party: &Party,
+    theirs: &[QueuePairState],
+    prepared: &[PreparedPair],
+) -> Result<Vec<Connection>, String> {
+    let found = party.links.iter().map(|link| {
+        let (remote, _) = place(theirs, link.theirs)?;
+        let pair = prepared.iter().find(|pair| pair.number == link.theirs);
+        Ok(Connection {
+            number: link.ours,
+            remote,
+            remote_physical: pair.ok_or_else(|| gone(link.theirs))?.physical,
+            remote_keys: None,
+        })
+    });
+    found.collect()
+}
+
+fn gone(number: u32) -> String {
+    format!("queue pair {number} is gone")
+}
+
+fn nowhere(number: u32) -> String {
+    format!("queue pair {number} has no address")
+}
+
+fn place(pairs: &[QueuePairState], number: u32) -> Result<(Gid, u32), String> {
     let found = pairs.iter().find(|pair| pair.number == number);
-    let found = found.ok_or_else(|| format!("queue pair {number} is gone"))?;
+    let found = found.ok_or_else(|| gone(number))?;
     let local = found.local;
-    let local = local.ok_or_else(|| format!("queue pair {number} has no address"))?;
+    let local = local.ok_or_else(|| nowhere(number))?;
     Ok((local, found.physical))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOLDER: Gid = Gid([1; 16]);
+    const PARTNER: Gid = Gid([2; 16]);
+
+    fn party() -> Party {
+        let link = |ours, theirs| Link { ours, theirs };
+        Party {
+            pid: 9,
+            links: vec![link(17, 40), link(18, 41)],
+        }
+    }
+
+    fn held(number: u32, local: Option<Gid>) -> HeldPair {
+        HeldPair {
+            number,
+            physical: number + 1000,
+            local,
+        }
+    }
+
+    fn theirs(number: u32) -> QueuePairState {
+        QueuePairState {
+            number,
+            physical: number,
+            state: 3,
+            reliable_connection: true,
+            failed: false,
+            local: Some(PARTNER),
+            remote: None,
+            remote_physical: None,
+            sent: 0,
+            received: 0,
+            receives_outstanding: 0,
+            kept: 0,
+        }
+    }
+
+    fn ways(told: &[Connection]) -> Vec<(u32, Gid, u32)> {
+        told.iter()
+            .map(|one| (one.number, one.remote, one.remote_physical))
+            .collect()
+    }
+
+    #[test]
+    fn what_is_made_ahead_is_told_of_each_other() {
+        let at_holder = [held(18, Some(HOLDER)), held(17, Some(HOLDER))];
+        let told = ahead_at_partner(&party(), &at_holder).unwrap();
+        assert_eq!(ways(&told), [(40, HOLDER, 1017), (41, HOLDER, 1018)]);
+        let prepared = [41, 40].map(|number| PreparedPair {
+            number,
+            physical: number + 500,
+        });
+        let told = ahead_at_holder(&party(), &[theirs(40), theirs(41)], &prepared).unwrap();
+        assert_eq!(ways(&told), [(17, PARTNER, 540), (18, PARTNER, 541)]);
+    }
+
+    #[test]
+    fn what_was_not_made_ahead_is_named() {
+        let only = [held(17, Some(HOLDER))];
+        let error = ahead_at_partner(&party(), &only).unwrap_err();
+        assert_eq!(error, "queue pair 18 is gone");
+        let unconnected = [held(17, None), held(18, None)];
+        let error = ahead_at_partner(&party(), &unconnected).unwrap_err();
+        assert_eq!(error, "queue pair 17 has no address");
+        let error = ahead_at_holder(&party(), &[theirs(40), theirs(41)], &[]).unwrap_err();
+        assert_eq!(error, "queue pair 40 is gone");
+    }
 }

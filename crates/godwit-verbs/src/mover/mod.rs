@@ -11,4 +11,6 @@ mod model;
 
 pub use course::{Ending, Happened, MAX_TRIES, Move, Step};
 pub use destination::Arrival;
-pub use links::{Link, Party, at_moved, at_partner, ends_of, peer_sent};
+pub use links::{
+    Link, Party, ahead_at_holder, ahead_at_partner, at_moved, at_partner, ends_of, peer_sent,
+};

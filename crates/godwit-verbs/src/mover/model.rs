@@ -24,6 +24,12 @@ struct World {
     recreated: Option<u32>,
     made: u32,
     partner_suspended: bool,
+    /// Whether the destination has objects ahead of the process; they go with the source's connection.
+    held: bool,
+    /// Whether the partner has queue pairs that are connected to those.
+    prepared: bool,
+    /// What the destination stored: whether the process has taken what was made ahead of it.
+    attached: bool,
     /// The objects whose keys the source's node was told of on the way back.
     told: Option<u32>,
     /// The objects that the partner is connected to.
@@ -84,6 +90,9 @@ impl World {
             made: 1,
             told: None,
             partner_suspended: false,
+            held: false,
+            prepared: false,
+            attached: false,
             partner_knows: 1,
             partner_connected: true,
         }
@@ -120,6 +129,9 @@ impl World {
             self.told = Some(next);
         } else {
             self.recreated = Some(next);
+            self.attached = std::mem::take(&mut self.held);
+            let connected = self.attached && self.prepared;
+            self.at(here)?.connected = connected;
         }
         Ok(())
     }
@@ -131,6 +143,15 @@ impl World {
             return no("the partner is not suspended");
         }
         let keys = if here { self.told } else { self.recreated };
+        if !here && self.attached && std::mem::take(&mut self.prepared) {
+            self.partner_knows = keys.unwrap_or(self.partner_knows);
+            self.partner_connected = true;
+            return if half {
+                no("not all were switched")
+            } else {
+                Ok(())
+            };
+        }
         // Without any it keeps those that it knows.
         self.partner_knows = keys.unwrap_or(self.partner_knows);
         self.partner_connected = true;
@@ -142,8 +163,12 @@ impl World {
         Ok(())
     }
 
+    fn resume_partner(&mut self) {
+        (self.partner_suspended, self.prepared) = (false, false);
+    }
+
     fn resume(&mut self, here: bool, half: bool) -> Done {
-        self.partner_suspended = false;
+        self.resume_partner();
         let process = self.at(here)?;
         if half || process.objects.is_none() {
             return no("the process did not go on");
@@ -170,6 +195,11 @@ impl World {
 
     fn carry_out(&mut self, moving: &Move, half: bool) -> Done {
         match moving.step() {
+            Step::PreSetup => {
+                // Half: nobody hears that what was made is not wanted.
+                (self.held, self.prepared) = (true, true);
+                if half { no("half") } else { Ok(()) }
+            }
             Step::Suspend => {
                 self.partner_suspended = true;
                 if half {
@@ -222,7 +252,7 @@ impl World {
                 Ok(())
             }
             Step::ResumePartners => {
-                self.partner_suspended = false;
+                self.resume_partner();
                 Ok(())
             }
             Step::End => unreachable!(),
@@ -284,6 +314,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
     let step = moving.step();
     let mut happened = match fault {
         Fault::DiesBefore => {
+            world.held = false;
             moving.recover(world.source.is_some());
             return;
         }
@@ -292,6 +323,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             let _unheard = world.carry_out(moving, false);
             // What the source's node was told, it had not stored.
             world.told = told;
+            world.held = false;
             moving.recover(world.source.is_some());
             return;
         }
@@ -369,37 +401,51 @@ fn explore(
 
 #[test]
 fn the_process_runs_at_one_place_and_what_is_said_of_it_is_true() {
-    let mut ends = 0;
-    explore(
-        &World::new(),
-        &Move::default(),
-        3,
-        &mut Vec::new(),
-        &mut ends,
-    );
-    assert!(ends > 10_000, "{ends} ends");
+    for moving in [Move::default(), Move::with_pre_setup()] {
+        let mut ends = 0;
+        explore(&World::new(), &moving, 3, &mut Vec::new(), &mut ends);
+        assert!(ends > 10_000, "{ends} ends");
+    }
 }
 
 #[test]
 fn a_move_without_faults_takes_the_steps_in_order() {
-    let (mut world, mut moving, mut steps) = (World::new(), Move::default(), Vec::new());
-    while moving.step() != Step::End {
-        steps.push(moving.step());
-        try_step(&mut world, &mut moving, Fault::None);
-    }
     use Step::*;
-    assert_eq!(
-        steps,
-        [
-            Suspend, Drain, Release, Dump, Send, Restore, Recreate, Connect, Resume
-        ]
-    );
-    assert_eq!(moving.ending(), Some(Ending::Moved { lost: None }));
+    let all = [
+        PreSetup, Suspend, Drain, Release, Dump, Send, Restore, Recreate, Connect, Resume,
+    ];
+    for (mut moving, expected) in [
+        (Move::default(), &all[1..]),
+        (Move::with_pre_setup(), &all[..]),
+    ] {
+        let (mut world, mut steps) = (World::new(), Vec::new());
+        while moving.step() != End {
+            steps.push(moving.step());
+            try_step(&mut world, &mut moving, Fault::None);
+        }
+        assert_eq!(steps, expected);
+        assert_eq!(moving.ending(), Some(Ending::Moved { lost: None }));
+    }
+}
+
+#[test]
+fn a_move_goes_on_without_what_was_not_made_ahead() {
+    for fault in [Fault::Refused, Fault::Lost, Fault::Unheard, Fault::Half] {
+        let (mut world, mut moving) = (World::new(), Move::with_pre_setup());
+        try_step(&mut world, &mut moving, fault);
+        assert_eq!(moving.step(), Step::Suspend);
+        while moving.step() != Step::End {
+            try_step(&mut world, &mut moving, Fault::None);
+        }
+        assert_eq!(moving.ending(), Some(Ending::Moved { lost: None }));
+        world.judge(&Ending::Moved { lost: None });
+        assert!(!world.held && !world.prepared, "{fault:?}: {world:?}");
+    }
 }
 
 #[test]
 fn a_move_is_cancelled_until_the_destination_was_told_to_restore() {
-    let (mut world, mut moving) = (World::new(), Move::default());
+    let (mut world, mut moving) = (World::new(), Move::with_pre_setup());
     loop {
         let (mut there, mut cancelled) = (world.clone(), moving.clone());
         let could = cancelled.cancel("cancelled");

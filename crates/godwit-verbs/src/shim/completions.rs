@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::contexts::refuse;
@@ -169,6 +169,7 @@ pub unsafe fn create_cq(
         },
         id,
         vector,
+        owed: AtomicU32::new(0),
         lane: Gate::new(CqLane {
             real: made,
             poll,
@@ -196,6 +197,7 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         return libc::EBUSY;
     }
     let device_queue = shadow.lane.lock().real;
+    acknowledge(shadow, device_queue);
     let result = (real().destroy_cq)(device_queue);
     if result == 0 {
         if let Some(events) = objects::channel(shadow.face.channel) {
@@ -246,8 +248,21 @@ pub(super) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut ShadowCq
     {
         return None;
     }
+    if let Some(shadow) = objects::cq(queue) {
+        // Made ahead of this process: its events carry what the device's queue would otherwise lead to.
+        shadow.owed.fetch_add(1, Ordering::Relaxed);
+        return Some(queue.cast());
+    }
     (real().ack_cq_events)(queue, 1);
     Some(cookie.cast())
+}
+
+/// Before the device's queue ends, which waits until all of its events are acknowledged.
+pub(super) unsafe fn acknowledge(shadow: &ShadowCq, device_queue: *mut ibv_cq) {
+    let owed = shadow.owed.swap(0, Ordering::Relaxed);
+    if owed > 0 {
+        (real().ack_cq_events)(device_queue, owed);
+    }
 }
 
 /// The next event, without waiting: one of a drained completion, or the device's.

@@ -1,7 +1,8 @@
-//! Devices, protection domains, memory regions and address handles.
+//! Devices, protection domains and memory regions.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use super::objects::{self, *};
@@ -140,6 +141,7 @@ pub unsafe fn alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
         face,
         id,
         real: AtomicPtr::new(made),
+        last_route: Mutex::new(None),
     }));
     world.objects.insert(id, Object::Pd(shadow));
     shadow.cast()
@@ -248,50 +250,9 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     let result = (real().dereg_mr)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         KEYS.forget(shadow.face.lkey);
+        world.freed_keys.push(shadow.face.rkey);
         world.remove(shadow.id);
         drop(Box::from_raw(mr.cast::<ShadowMr>()));
-    }
-    result
-}
-
-/// `ibv_create_ah`
-pub unsafe fn create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah {
-    let Some(parent) = objects::pd(pd) else {
-        return (real().create_ah)(pd, attributes);
-    };
-    let mut world = running_world();
-    let made = (real().create_ah)(parent.real.load(Ordering::Acquire), attributes);
-    if made.is_null() {
-        return made;
-    }
-    let Some(id) = world.add(Call::AddressHandle { pd: parent.id }) else {
-        (real().destroy_ah)(made);
-        return refuse(libc::EINVAL);
-    };
-    let face = ibv_ah {
-        context: parent.face.context,
-        pd,
-        handle: (*made).handle,
-    };
-    let shadow = Box::into_raw(Box::new(ShadowAh {
-        face,
-        id,
-        real: AtomicPtr::new(made),
-    }));
-    world.objects.insert(id, Object::Ah(shadow));
-    shadow.cast()
-}
-
-/// `ibv_destroy_ah`
-pub unsafe fn destroy_ah(ah: *mut ibv_ah) -> c_int {
-    let Some(shadow) = objects::ah(ah) else {
-        return (real().destroy_ah)(ah);
-    };
-    let mut world = running_world();
-    let result = (real().destroy_ah)(shadow.real.load(Ordering::Acquire));
-    if result == 0 {
-        world.remove(shadow.id);
-        drop(Box::from_raw(ah.cast::<ShadowAh>()));
     }
     result
 }

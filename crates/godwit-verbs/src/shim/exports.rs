@@ -9,7 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use super::contexts::{behind, refuse};
 use super::objects;
 use super::real::real;
-use super::{completions, contexts, queue_pairs, shared_receives};
+use super::{completions, contexts, datagrams, queue_pairs, shared_receives};
 use crate::abi::*;
 
 macro_rules! export {
@@ -55,8 +55,8 @@ export! {
     ibv_query_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int, init: *mut ibv_qp_init_attr) -> c_int = queue_pairs::query_qp(qp, attributes, mask, init);
     ibv_modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_int) -> c_int = queue_pairs::modify_qp(qp, attributes, mask);
     ibv_destroy_qp(qp: *mut ibv_qp) -> c_int = queue_pairs::destroy_qp(qp);
-    ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah = contexts::create_ah(pd, attributes);
-    ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = contexts::destroy_ah(ah);
+    ibv_create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah = datagrams::create_ah(pd, attributes);
+    ibv_destroy_ah(ah: *mut ibv_ah) -> c_int = datagrams::destroy_ah(ah);
     ibv_init_ah_from_wc(context: *mut ibv_context, port: u8, completion: *mut ibv_wc, header: *mut c_void, into: *mut ibv_ah_attr) -> c_int = (real().init_ah_from_wc)(behind(context), port, completion, header, into);
 }
 
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     if result != 0 {
         return refuse(libc::EINVAL);
     }
-    contexts::create_ah(pd, &raw mut attributes)
+    datagrams::create_ah(pd, &raw mut attributes)
 }
 
 /// The device's queue pair, for what concerns no other object.
@@ -151,8 +151,24 @@ pub unsafe extern "C" fn ibv_get_async_event(
             element: cookie,
             event_type: (*event).event_type,
         };
-        // The device's objects carry their shadows' addresses.
-        if names_queue_pair((*event).event_type) {
+        // The device's objects carry their shadows' addresses; one that was made ahead of this process is named by its
+        // shadow already.
+        if names_queue_pair((*event).event_type)
+            && let Some(shadow) = objects::qp(cookie.cast())
+        {
+            taken.element = shadow.lane.lock().real.cast();
+        } else if (*event).event_type == CQ_ERR
+            && let Some(shadow) = objects::cq(cookie.cast())
+        {
+            taken.element = shadow.lane.lock().real.cast();
+        } else if matches!((*event).event_type, SRQ_ERR | SRQ_LIMIT_REACHED)
+            && let Some(shadow) = objects::srq(cookie.cast())
+        {
+            if (*event).event_type == SRQ_LIMIT_REACHED {
+                shadow.limit.store(0, std::sync::atomic::Ordering::Relaxed);
+            }
+            taken.element = shadow.lane.lock().real.cast();
+        } else if names_queue_pair((*event).event_type) {
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
         } else if (*event).event_type == CQ_ERR {
             (*event).element = (*cookie.cast::<ibv_cq>()).cq_context;

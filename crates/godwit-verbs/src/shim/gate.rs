@@ -10,7 +10,7 @@ use std::hint::cold_path;
 use std::io::{self, Write};
 use std::ops::{Deref, DerefMut};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// After this many changes of hands a gate is no longer owned: its threads take turns by the mutex.
@@ -24,12 +24,40 @@ struct ThreadSlot {
     thread: AtomicUsize,
     /// The gate's address; 0 outside.
     inside: AtomicUsize,
+    /// The thread's number in the kernel; 0 if it is not known.
+    kernel_thread: AtomicI32,
+}
+
+/// Whether a thread has ended inside a gate. What it was changing is in the middle of the change for good, and a lock
+/// of the device's library may be held for good as well: such a process cannot be moved.
+static ENDED_INSIDE: AtomicBool = AtomicBool::new(false);
+
+/// Whether a thread of this process has ended in the middle of posting or polling.
+pub(super) fn a_thread_ended_inside() -> bool {
+    ENDED_INSIDE.load(Ordering::Acquire)
+}
+
+/// Looks at a thread that does not leave this often before it is asked whether it lives.
+const LOOKS_BEFORE_ASKING: u32 = 1000;
+
+impl ThreadSlot {
+    /// Whether its thread still runs, whatever ended it: not every end of a thread runs its destructors.
+    fn lives(&self) -> bool {
+        let number = self.kernel_thread.load(Ordering::Relaxed);
+        if number == 0 {
+            return true;
+        }
+        // SAFETY: takes no pointer; signal 0 is none.
+        let asked = unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, 0) };
+        asked == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH)
+    }
 }
 
 /// Owns the gates that no thread owns.
 static NOBODY: ThreadSlot = ThreadSlot {
     thread: AtomicUsize::new(0),
     inside: AtomicUsize::new(0),
+    kernel_thread: AtomicI32::new(0),
 };
 
 /// A number that no other running thread has, and that is never 0.
@@ -98,8 +126,13 @@ fn first_slot() -> &'static ThreadSlot {
         Box::leak(Box::new(ThreadSlot {
             thread: AtomicUsize::new(0),
             inside: AtomicUsize::new(0),
+            kernel_thread: AtomicI32::new(0),
         }))
     });
+    // SAFETY: takes no pointer.
+    let number = unsafe { libc::syscall(libc::SYS_gettid) };
+    slot.kernel_thread
+        .store(i32::try_from(number).unwrap_or(0), Ordering::Relaxed);
     SLOT.set(slot);
     // A thread that is ending has no lease any more. Its slot stays its own for good, and owns nothing: a later
     // thread may get the same number.
@@ -207,6 +240,19 @@ impl<T> Gate<T> {
         self.take().0
     }
 
+    /// Waits until the thread is outside, or has ended inside: then nobody is there.
+    fn wait_for(&self, owner: &ThreadSlot) {
+        let mut looks = 0u32;
+        while owner.inside.load(Ordering::Acquire) == self.address() {
+            std::thread::yield_now();
+            looks = looks.wrapping_add(1);
+            if looks.is_multiple_of(LOOKS_BEFORE_ASKING) && !owner.lives() {
+                ENDED_INSIDE.store(true, Ordering::Release);
+                return;
+            }
+        }
+    }
+
     /// The gate, and whether another thread owned it.
     fn take(&self) -> (Locked<'_, T>, bool) {
         let revocations = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
@@ -217,9 +263,7 @@ impl<T> Gate<T> {
             // SAFETY: slots are leaked.
             let owner = unsafe { &*owner };
             // Once outside, it cannot come back: the gate is not its own any more.
-            while owner.inside.load(Ordering::Acquire) == self.address() {
-                std::thread::yield_now();
-            }
+            self.wait_for(owner);
         }
         let locked = Locked {
             gate: self,
@@ -350,6 +394,21 @@ mod tests {
         assert_eq!(slot().inside.load(Ordering::Relaxed), first.address());
         drop(inside);
         assert_eq!((*first.lock(), *second.lock()), (0, 1));
+    }
+
+    #[test]
+    fn a_thread_that_ended_inside_is_not_waited_for_without_end() {
+        let gate = Gate::new(0);
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                gate.lock().own();
+                std::mem::forget(gate.enter().unwrap());
+            });
+            ended.join().unwrap();
+        });
+        *gate.lock() += 1;
+        assert!(a_thread_ended_inside());
+        assert_eq!(*gate.lock(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 
 mod completions;
 mod contexts;
-
+mod datagrams;
 mod descriptors;
 mod doorbell;
 mod exports;
@@ -17,6 +17,7 @@ mod moving;
 mod objects;
 mod polling;
 mod posting;
+mod presetup;
 mod queue_pairs;
 mod real;
 mod shared_receives;
@@ -25,15 +26,19 @@ mod world;
 pub use completions::{
     ack_cq_events, create_comp_channel, create_cq, destroy_comp_channel, destroy_cq, get_cq_event,
 };
-pub use contexts::{
-    alloc_pd, close_device, create_ah, dealloc_pd, dereg_mr, destroy_ah, open_device, reg_mr,
-};
+pub use contexts::{alloc_pd, close_device, dealloc_pd, dereg_mr, open_device, reg_mr};
+pub use datagrams::{Redirect, create_ah, destroy_ah, redirect};
 pub use moving::{
-    Connection, Obstacle, QueuePairState, Recreated, connect, drain, needs, obstacles, queue_pairs,
-    recreate, release, resume, suspend,
+    Attached, Connection, Obstacle, PreparedPair, QueuePairState, Recreated, abandon, attach,
+    connect, drain, needs, obstacles, prepare, queue_pairs, recreate, release, resume, suspend,
+    switch, tidy,
 };
 pub use polling::{poll_cq, req_notify_cq};
 pub use posting::{post_recv, post_send};
+pub use presetup::{
+    HandedOver, HeldPair, Plan, Planned, connect_held, hand_over, hold, is_holder, plan,
+    serve_as_holder,
+};
 pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
 pub use real::{Real, install};
 pub use shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};

@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use std::sync::{Condvar, Mutex};
 
+use super::datagrams::Redirect;
 use super::gate::Gate;
 use crate::abi::*;
 use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
@@ -32,6 +33,8 @@ pub(super) struct ShadowPd {
     pub(super) face: ibv_pd,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_pd>,
+    /// The last address that a handle was made for: how this process reaches others.
+    pub(super) last_route: Mutex<Option<ibv_ah_attr>>,
 }
 
 #[repr(C)]
@@ -48,6 +51,19 @@ pub(super) struct ShadowAh {
     pub(super) face: ibv_ah,
     pub(super) id: ObjectId,
     pub(super) real: AtomicPtr<ibv_ah>,
+    /// What the application asked for.
+    pub(super) attributes: ibv_ah_attr,
+    /// Whether `elsewhere` has anything; most handles' peers never move.
+    pub(super) has_elsewhere: AtomicBool,
+    /// Queue pairs behind this address that have moved.
+    pub(super) elsewhere: Mutex<Vec<Elsewhere>>,
+}
+
+/// Where the datagrams for one queue pair of an address go.
+pub(super) struct Elsewhere {
+    pub(super) redirect: Redirect,
+    /// Null while the device's objects are released.
+    pub(super) real: *mut ibv_ah,
 }
 
 #[repr(C)]
@@ -77,6 +93,8 @@ pub(super) struct ShadowCq {
     pub(super) face: ibv_cq,
     pub(super) id: ObjectId,
     pub(super) vector: c_int,
+    /// Events that named this shadow and not the device's queue, which has not heard that they were taken.
+    pub(super) owed: AtomicU32,
     pub(super) lane: Gate<CqLane>,
 }
 
@@ -128,6 +146,8 @@ pub(super) struct ShadowQp {
     pub(super) was_reset: AtomicBool,
     /// Whether the marker behind the last request has completed.
     pub(super) marker_done: AtomicBool,
+    /// The handle that a marker among datagrams is addressed with.
+    pub(super) marker_route: AtomicPtr<ibv_ah>,
     pub(super) transitions: Mutex<Vec<Transition>>,
     pub(super) lane: Gate<QpLane>,
 }
@@ -160,6 +180,10 @@ pub(super) struct QpLane {
     pub(super) empty: bool,
     pub(super) kept: VecDeque<KeptSend>,
     pub(super) remote_keys: RemoteKeys,
+    /// One that is to take the place of `real`.
+    pub(super) prepared: Option<Prepared>,
+    /// Those whose place `real` has taken, and that are not destroyed yet.
+    pub(super) retired: Vec<*mut ibv_qp>,
     /// Two-sided requests since the queue pair was made (n_sent), modulo 2^32.
     pub(super) sent: u32,
     pub(super) sends: Box<[ibv_send_wr; BATCH_REQUESTS]>,
@@ -169,6 +193,12 @@ pub(super) struct QpLane {
 
 // SAFETY: as for `CqLane`.
 unsafe impl Send for QpLane {}
+
+/// A queue pair of the device that is connected to where the peer will be.
+#[derive(Clone, Copy)]
+pub(super) struct Prepared {
+    pub(super) real: *mut ibv_qp,
+}
 
 #[repr(C)]
 pub(super) struct ShadowSrq {

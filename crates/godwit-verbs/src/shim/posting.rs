@@ -7,11 +7,10 @@ use std::ffi::c_int;
 use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::Ordering;
 
-use super::doorbell;
-use super::objects::{self, *};
+use super::objects::*;
 use super::world::KEYS;
+use super::{datagrams, doorbell};
 use crate::abi::*;
 
 /// `ibv_post_send`
@@ -185,9 +184,7 @@ impl QpLane {
     #[inline]
     unsafe fn translate_remote(&self, request: &mut ibv_send_wr) {
         if self.datagrams {
-            if let Some(handle) = objects::ah(request.wr.ud.ah) {
-                request.wr.ud.ah = handle.real.load(Ordering::Acquire);
-            }
+            datagrams::address(&mut request.wr.ud);
             return;
         }
         match request.opcode {
@@ -200,6 +197,16 @@ impl QpLane {
             IBV_WR_SEND_WITH_INV => request.imm_data = self.remote_keys.physical(request.imm_data),
             _ => {}
         }
+    }
+
+    /// Gives one request of ours to the device.
+    pub(super) unsafe fn give(&mut self, request: &mut ibv_send_wr) -> Result<(), c_int> {
+        let mut bad = ptr::null_mut();
+        let mut result = (self.post_send)(self.real, request, &raw mut bad);
+        if result == libc::EACCES && bad.is_null() {
+            result = doorbell::ring(self.real);
+        }
+        if result == 0 { Ok(()) } else { Err(result) }
     }
 
     /// Keeps requests until the queue pair is connected again; the application believes them posted.

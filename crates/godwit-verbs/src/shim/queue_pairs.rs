@@ -3,11 +3,13 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use super::contexts::refuse;
+use super::datagrams;
 use super::gate::Gate;
+use super::moving::{abandon_one, tidy_one};
 use super::objects::{self, *};
 use super::real::real;
 use super::world::{Object, World, running_world};
@@ -27,10 +29,10 @@ unsafe fn device_attributes(
     let mut attributes = *wanted;
     attributes.qp_context = objects::as_cookie(shadow);
     attributes.send_cq =
-        objects::cq(wanted.send_cq).map_or(wanted.send_cq, |queue| queue.lane.lock().real);
+        objects::cq(wanted.send_cq).map_or(wanted.send_cq, |queue| queue.lane.visit().real);
     attributes.recv_cq =
-        objects::cq(wanted.recv_cq).map_or(wanted.recv_cq, |queue| queue.lane.lock().real);
-    attributes.srq = objects::srq(wanted.srq).map_or(wanted.srq, |queue| queue.lane.lock().real);
+        objects::cq(wanted.recv_cq).map_or(wanted.recv_cq, |queue| queue.lane.visit().real);
+    attributes.srq = objects::srq(wanted.srq).map_or(wanted.srq, |queue| queue.lane.visit().real);
     attributes.cap.max_send_wr = attributes.cap.max_send_wr.saturating_add(1);
     attributes
 }
@@ -130,6 +132,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         failed: AtomicBool::new(false),
         was_reset: AtomicBool::new(false),
         marker_done: AtomicBool::new(true),
+        marker_route: AtomicPtr::new(ptr::null_mut()),
         transitions: Mutex::new(Vec::new()),
         lane: Gate::new(QpLane {
             real: made,
@@ -141,6 +144,8 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
             empty: false,
             kept: VecDeque::new(),
             remote_keys: RemoteKeys::default(),
+            prepared: None,
+            retired: Vec::new(),
             sent: 0,
             // SAFETY: integers, null pointers and a union of both.
             sends: Box::new([std::mem::zeroed(); BATCH_REQUESTS]),
@@ -157,7 +162,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
 
 /// From now on completions of the device's queue pair `number` are this one's.
 pub(super) fn add_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
-    let mut lane = queue.lane.lock();
+    let mut lane = queue.lane.visit();
     match lane.routes.binary_search_by_key(&number, |route| route.0) {
         Ok(place) => lane.routes[place].1 = shadow,
         Err(place) => lane.routes.insert(place, (number, shadow)),
@@ -172,12 +177,26 @@ pub(super) fn remove_route(queue: &ShadowCq, shadow: *const ShadowQp) {
     lane.last = (0, ptr::null());
 }
 
+/// The number of one of the queue pairs behind `shadow` means nothing any more.
+pub(super) unsafe fn forget_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
+    let mut lane = queue.lane.visit();
+    // What it has completed is still the application's.
+    lane.drain(queue);
+    lane.routes
+        .retain(|route| route.0 != number || !ptr::eq(route.1, shadow));
+    lane.last = (0, ptr::null());
+}
+
 /// `ibv_destroy_qp`
 pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
     let Some(shadow) = objects::qp(qp) else {
         return (real().destroy_qp)(qp);
     };
     let mut world = running_world();
+    abandon_one(shadow);
+    if tidy_one(shadow).is_err() {
+        return libc::EBUSY;
+    }
     let result = {
         // Whoever polls a completion queue of it may post what was kept back, until its routes are gone.
         let mut lane = shadow.lane.lock();
@@ -195,6 +214,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
                 remove_route(queue, shadow);
             }
         }
+        datagrams::end_marker(shadow);
         world.remove(shadow.id);
         drop(Box::from_raw(qp.cast::<ShadowQp>()));
     }
@@ -220,6 +240,8 @@ pub unsafe fn modify_qp(qp: *mut ibv_qp, attributes: *mut ibv_qp_attr, mask: c_i
     let device_pair = shadow.lane.lock().real;
     let result = (real().modify_qp)(device_pair, &raw mut asked, mask);
     if result == 0 {
+        // What was prepared was made from what was asked for before.
+        abandon_one(shadow);
         let mut transitions = shadow
             .transitions
             .lock()

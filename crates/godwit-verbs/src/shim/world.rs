@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
+use super::datagrams::Redirect;
 use super::objects::*;
-use crate::tables::{Call, LocalKeys, ObjectId, Roadmap};
+use crate::tables::{Call, LocalKeys, ObjectId, Recent, Roadmap};
 
 /// The translation of local keys, since the process has moved.
 pub(super) static KEYS: LocalKeys = LocalKeys::new();
@@ -60,6 +61,10 @@ pub(super) struct World {
     pub(super) spoken_keys: BTreeSet<u32>,
     /// Local keys that the application knew at moves.
     pub(super) known_local_keys: BTreeSet<u32>,
+    /// Remote keys of regions that the application has given back. A partner may have kept one.
+    pub(super) freed_keys: Recent,
+    /// Queue pairs for datagrams that have moved.
+    pub(super) redirects: Vec<Redirect>,
 }
 
 // SAFETY: the pointers are to objects that live until the application destroys them, which takes them
@@ -73,6 +78,8 @@ static WORLD: Mutex<World> = Mutex::new(World {
     translates: false,
     spoken_keys: BTreeSet::new(),
     known_local_keys: BTreeSet::new(),
+    freed_keys: Recent::new(),
+    redirects: Vec::new(),
 });
 static RESUMED: Condvar = Condvar::new();
 
@@ -178,6 +185,13 @@ impl World {
         self.objects.values().filter_map(|object| match object {
             // SAFETY: objects live while the world is locked.
             Object::Mr(region) => Some(unsafe { (**region).face.lkey }),
+            _ => None,
+        })
+    }
+
+    pub(super) fn address_handles(&self) -> impl Iterator<Item = *mut ShadowAh> {
+        self.objects.values().filter_map(|object| match object {
+            Object::Ah(handle) => Some(*handle),
             _ => None,
         })
     }

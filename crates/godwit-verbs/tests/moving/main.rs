@@ -2,6 +2,8 @@
 
 #![allow(unsafe_op_in_unsafe_fn)]
 
+mod ahead;
+mod datagrams;
 mod device;
 
 use std::collections::BTreeMap;
@@ -518,5 +520,25 @@ fn a_queue_pair_that_is_changed_often_is_made_again_in_a_few_steps() {
     shim::connect(&[application.connection()]).unwrap();
     // To RESET, INIT, RTR and RTS, and the last of the application's changes.
     assert_eq!(with(|device| device.changes), 5);
+    shim::resume(None).unwrap();
+}
+
+#[test]
+fn a_key_that_was_given_back_before_a_move_reaches_nothing_after_it() {
+    let application = Application::start();
+    let regions = [application.register(), application.register()];
+    // SAFETY: the regions live until the first one is given back.
+    let keys = regions.map(|region| unsafe { (*region).rkey });
+    // SAFETY: as verbs demand.
+    assert_eq!(unsafe { shim::dereg_mr(regions[0]) }, 0);
+    suspend_and_release(&application, 0);
+    // Another process has the second key at the new place, and the device would give out the first one.
+    with(|device| device.keys.insert(keys[1]));
+    let made = shim::recreate(None).unwrap();
+    assert!(
+        made.remote_keys.iter().all(|pair| pair.1 != keys[0]),
+        "a partner that kept a key of nothing would write into the other region"
+    );
+    shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();
 }

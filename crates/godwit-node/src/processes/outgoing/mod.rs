@@ -1,6 +1,7 @@
 //! The source's end of a move: one task, which takes the steps that `godwit_verbs::mover` says, and stores each before it
 //! is begun.
 
+mod ahead;
 mod preflight;
 mod reach;
 mod steps;
@@ -52,6 +53,12 @@ struct Outgoing {
     moving: Move,
     /// What the process made when its objects were made again last.
     made: Option<Recreated>,
+    /// Whether objects were made ahead of the process.
+    #[serde(default)]
+    ahead: bool,
+    /// Whether the process at the destination has taken them.
+    #[serde(default)]
+    attached: bool,
 }
 
 /// A move with what its task needs beside what is stored.
@@ -78,7 +85,12 @@ pub(crate) async fn migrate(
     node.check_open()?;
     check_enabled(node)?;
     let invalid = |text: String| ErrorBody::new(ErrorCode::Invalid, text);
-    let MigrateProcess { to, address, files } = request;
+    let MigrateProcess {
+        to,
+        address,
+        files,
+        pre_setup,
+    } = request;
     if to == node.config.name {
         return Err(
             invalid(format!("process {pid} is on node '{to}' already")).hint("name another node")
@@ -133,8 +145,14 @@ pub(crate) async fn migrate(
         queue_pairs: status.queue_pairs.len(),
         layout,
         started_at: clock::now_text(),
-        moving: Move::default(),
+        moving: if pre_setup {
+            Move::with_pre_setup()
+        } else {
+            Move::default()
+        },
         made: None,
+        ahead: false,
+        attached: false,
     };
     std::fs::create_dir_all(folder(node, &plan.id)).map_err(|error| {
         ErrorBody::new(
@@ -178,6 +196,7 @@ fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
         image_bytes: 0,
         started_at: plan.started_at.clone(),
         ended_at: None,
+        pre_setup_ms: None,
         blackout_ms: None,
         wait_ms: None,
         breakdown_ms: ProcessBreakdown::default(),
@@ -188,6 +207,7 @@ fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
 
 fn phase(step: Step) -> Phase {
     match step {
+        Step::PreSetup => Phase::PreSetup,
         Step::Suspend | Step::Drain => Phase::Stopping,
         Step::Release | Step::Dump => Phase::Dumping,
         Step::Send => Phase::Sending,

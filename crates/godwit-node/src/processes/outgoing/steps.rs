@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
-use godwit_verbs::mover::{Happened, Step, at_moved, at_partner, peer_sent};
+use godwit_verbs::mover::{Happened, Party, Step, at_moved, at_partner, peer_sent};
 use godwit_verbs::shim::{QueuePairState, Recreated};
 
 use super::Running;
@@ -20,11 +20,11 @@ const RESTORE: Duration = Duration::from_secs(620);
 /// What a process says that never gave its objects back.
 const HAS_OBJECTS: &str = "this process has its objects";
 
-fn failed(text: String) -> Trouble {
+pub(super) fn failed(text: String) -> Trouble {
     Trouble::Refused(text)
 }
 
-fn unexpected() -> Trouble {
+pub(super) fn unexpected() -> Trouble {
     failed("the library gave an answer to another question".to_owned())
 }
 
@@ -43,6 +43,7 @@ impl Running {
     pub(super) async fn carry_out(&mut self, step: Step) -> Happened {
         let began = Instant::now();
         let done = match step {
+            Step::PreSetup => self.pre_set_up().await,
             Step::Suspend => {
                 self.stopped = Some(began);
                 self.suspend().await
@@ -67,6 +68,7 @@ impl Running {
         self.shows(|view| {
             let parts = &mut view.breakdown_ms;
             match step {
+                Step::PreSetup => view.pre_setup_ms = done.is_ok().then_some(took),
                 Step::Suspend | Step::Drain => *view.wait_ms.get_or_insert(0.0) += took,
                 Step::Release => parts.dump_rdma = took,
                 Step::Dump => parts.dump_others = took,
@@ -82,13 +84,13 @@ impl Running {
         }
     }
 
-    fn shows(&self, change: impl FnOnce(&mut ProcessMigration)) {
+    pub(super) fn shows(&self, change: impl FnOnce(&mut ProcessMigration)) {
         self.node.processes.moves.change(&self.plan.id, change);
     }
 
     /// Asks the process at the source.
     // Not shared: a connection is used by one task at a time.
-    async fn own(&mut self, request: Request) -> Result<LibraryAnswer, Trouble> {
+    pub(super) async fn own(&mut self, request: Request) -> Result<LibraryAnswer, Trouble> {
         ask(self.plan.pid, request).await.map_err(failed)
     }
 
@@ -233,8 +235,20 @@ impl Running {
     async fn recreate(&mut self) -> Result<(), Trouble> {
         let to = self.plan.to.clone();
         match self.reach.ask(&to, Ask::Recreate, ANSWER).await? {
-            Answer::Recreated { made, .. } => {
+            Answer::Recreated {
+                made,
+                attached,
+                warning,
+                ..
+            } => {
                 self.plan.made = Some(made);
+                self.plan.attached = attached;
+                if self.plan.ahead && !attached {
+                    let why = warning.unwrap_or("the destination has it no more".to_owned());
+                    self.warn(format!(
+                        "what was made ahead of the process was not used: {why}"
+                    ));
+                }
                 Ok(())
             }
             _ => Err(unexpected()),
@@ -268,7 +282,20 @@ impl Running {
     }
 
     async fn connect(&mut self, place: Where) -> Result<(), Trouble> {
+        let attached = self.plan.attached && place == Where::There;
+        let partners = if attached {
+            self.switch().await?
+        } else {
+            self.plan.partners.clone()
+        };
+        if partners.is_empty() {
+            return Ok(());
+        }
         let made = match (&self.plan.made, place) {
+            (Some(made), _) if attached => Recreated {
+                remote_keys: made.remote_keys.clone(),
+                queue_pairs: self.pairs_there().await?,
+            },
             (Some(made), _) => made.clone(),
             (None, Where::Here) => Recreated {
                 remote_keys: Vec::new(),
@@ -279,7 +306,7 @@ impl Running {
             }
         };
         let keep_keys = self.plan.made.is_none();
-        for (name, party) in self.plan.partners.clone() {
+        for (name, party) in partners {
             let mut connections = at_partner(&party, &made).map_err(failed)?;
             if keep_keys {
                 connections
@@ -297,7 +324,43 @@ impl Running {
         Ok(())
     }
 
-    async fn partner_pairs(
+    /// Has partners put what they have prepared in its place. Gives those that did not: they are connected as without
+    /// pre-setup, which does no harm to who did and was not heard.
+    async fn switch(&mut self) -> Result<Vec<(String, Party)>, Trouble> {
+        let made = self.plan.made.as_ref();
+        let remote_keys = made.map_or_else(Vec::new, |made| made.remote_keys.clone());
+        let mut others = Vec::new();
+        for (name, party) in self.plan.partners.clone() {
+            let request = Request::Switch {
+                numbers: party.numbers(),
+                remote_keys: remote_keys.clone(),
+            };
+            match self.reach.partner(&name, party.pid, request).await {
+                Ok(_) => {}
+                Err(Trouble::Refused(why)) => {
+                    self.warn(format!(
+                        "what process {} at node '{name}' made ahead was not used: {why}",
+                        party.pid
+                    ));
+                    others.push((name, party));
+                }
+                Err(silent) => return Err(silent),
+            }
+        }
+        Ok(others)
+    }
+
+    /// The queue pairs of the process at the destination.
+    async fn pairs_there(&mut self) -> Result<Vec<QueuePairState>, Trouble> {
+        let to = self.plan.to.clone();
+        let request = Request::Status;
+        match self.reach.library(&to, Ask::Moved { request }).await? {
+            LibraryAnswer::Status(status) => Ok(status.queue_pairs),
+            _ => Err(unexpected()),
+        }
+    }
+
+    pub(super) async fn partner_pairs(
         &mut self,
         name: &str,
         pid: u32,

@@ -54,7 +54,13 @@ impl Mover {
 }
 
 /// Moves them `moves` times, with `loss` percent of the packets lost that the side that stays sends.
-pub(crate) fn check(bed: &Bed, variant: &Variant, moves: usize, loss: f64) -> io::Result<Checked> {
+pub(crate) fn check(
+    bed: &Bed,
+    variant: &Variant,
+    moves: usize,
+    loss: f64,
+    pre_setup: bool,
+) -> io::Result<Checked> {
     let mut checked = Checked {
         variant: variant.name,
         moves: 0,
@@ -63,18 +69,24 @@ pub(crate) fn check(bed: &Bed, variant: &Variant, moves: usize, loss: f64) -> io
         said: Vec::new(),
         error: None,
     };
-    if let Err(error) = run(bed, variant, moves, &mut checked) {
+    if let Err(error) = run(bed, variant, moves, pre_setup, &mut checked) {
         checked.error = Some(error.to_string());
     }
     Ok(checked)
 }
 
-fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io::Result<()> {
+fn run(
+    bed: &Bed,
+    variant: &Variant,
+    moves: usize,
+    pre_setup: bool,
+    checked: &mut Checked,
+) -> io::Result<()> {
     let (mut first, mut second) = start(bed, variant)?;
     connected(first.place(bed))?;
     if variant.fails_first {
         std::thread::sleep(WORK);
-        fail_once(bed, &first)?;
+        fail_once(bed, &first, pre_setup)?;
     }
     let mut blackouts = Vec::new();
     for number in 0..moves {
@@ -87,7 +99,7 @@ fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io:
         let free = 6 - moving.guest - staying.guest;
         let (from, partner) = (moving.place(bed), staying.place(bed));
         lose(bed, staying.guest, checked.loss_percent)?;
-        let moved = move_process(from, bed.guest(free), moving.alias, moving.log);
+        let moved = move_process(from, bed.guest(free), moving.alias, moving.log, pre_setup);
         lose(bed, staying.guest, 0.0)?;
         let moved = moved.map_err(|error| {
             let said: Vec<String> = [from, partner].map(|place| said(place, "run/*.log")).into();
@@ -109,7 +121,7 @@ fn run(bed: &Bed, variant: &Variant, moves: usize, checked: &mut Checked) -> io:
 
 /// A move to guest 2, where CRIU seems to work and restores nothing, because another process takes the number just
 /// then: the process has to go on where it is, and the other one as well.
-fn fail_once(bed: &Bed, moving: &Mover) -> io::Result<()> {
+fn fail_once(bed: &Bed, moving: &Mover, pre_setup: bool) -> io::Result<()> {
     let destination = bed.guest(2);
     destination.must(&format!(
         "mv /usr/sbin/criu /usr/sbin/criu.away && chmod +x /usr/sbin/criu.away && \
@@ -118,7 +130,13 @@ fn fail_once(bed: &Bed, moving: &Mover) -> io::Result<()> {
          >/usr/sbin/criu && chmod +x /usr/sbin/criu",
         moving.pid - 1
     ))?;
-    let moved = move_process(moving.place(bed), destination, moving.alias, moving.log);
+    let moved = move_process(
+        moving.place(bed),
+        destination,
+        moving.alias,
+        moving.log,
+        pre_setup,
+    );
     destination.must("mv /usr/sbin/criu.away /usr/sbin/criu")?;
     destination.must(&format!(
         "grep -qx sleep /proc/{0}/comm || {{ echo the process that took the number is gone; exit 1; }}; \

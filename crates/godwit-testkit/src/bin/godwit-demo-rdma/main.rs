@@ -24,6 +24,12 @@ struct Arguments {
     /// Packets that are lost while a checking process moves, in percent
     #[arg(long, default_value_t = 0.0)]
     loss: f64,
+    /// Make the device's objects ahead of each process that moves
+    #[arg(long)]
+    pre_setup: bool,
+    /// Move a program with each of these numbers of queue pairs, without pre-setup and with it, and nothing else
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
+    qps: Vec<u32>,
     /// Keep the virtual machines' logs
     #[arg(long)]
     keep_logs: bool,

@@ -8,8 +8,6 @@ use crate::deaths::Death;
 #[derive(Serialize)]
 pub(crate) struct Report {
     pub(crate) passed: bool,
-    /// How each move was asked for: without pre-setup, every object is made inside the blackout.
-    pub(crate) pre_setup: bool,
     pub(crate) holder: Option<Holder>,
     /// What the preflight said of processes that cannot move, by case.
     pub(crate) refusals: Vec<Refusal>,
@@ -58,6 +56,9 @@ pub(crate) struct Move {
     pub(crate) blackout_ms: f64,
     pub(crate) breakdown_ms: Breakdown,
     pub(crate) wbs_ms: f64,
+    /// What was made ahead of the process took this long while it ran; without pre-setup, every object is made inside
+    /// the blackout.
+    pub(crate) pre_setup_ms: Option<f64>,
     /// Whether both sides ended with success after the move.
     pub(crate) succeeded: bool,
     pub(crate) error: Option<String>,
@@ -77,6 +78,7 @@ impl Move {
             blackout_ms: moved.blackout_ms,
             breakdown_ms: moved.breakdown_ms,
             wbs_ms: moved.wbs_ms,
+            pre_setup_ms: moved.pre_setup_ms,
             succeeded: error.is_none(),
             error,
         }

@@ -13,7 +13,7 @@ use crate::Arguments;
 use crate::checking::{VARIANTS, check};
 use crate::deaths::deaths;
 use crate::holder::move_holder;
-use crate::programs::{PROGRAMS, Program, Side};
+use crate::programs::{PROGRAMS, Program, Side, with_queue_pairs};
 use crate::refusals::refusals;
 use crate::report::{Move, Report};
 
@@ -21,6 +21,8 @@ use crate::report::{Move, Report};
 pub(crate) const ALIAS: &str = "10.0.0.100/24";
 /// The partner's, if it moves as well.
 pub(crate) const PARTNER_ALIAS: &str = "10.0.0.101/24";
+/// How long a program may take to connect all of its queue pairs.
+const CONNECT: Duration = Duration::from_secs(60);
 /// How long a program may take to end after its move.
 const END: Duration = Duration::from_secs(180);
 /// The port at which Debian's programs listen for each other.
@@ -39,14 +41,13 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     );
     let mut report = Report {
         passed: true,
-        pre_setup: false,
         holder: None,
         refusals: Vec::new(),
         moves: Vec::new(),
         checked: Vec::new(),
         deaths: Vec::new(),
     };
-    if arguments.wants("holder") {
+    if arguments.wants("holder") && arguments.qps.is_empty() {
         let holder = move_holder(&bed)?;
         println!(
             "  a process that only holds a device: CRIU alone refused it: {}; with the plugin it runs on guest 2: {}",
@@ -56,7 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
         report.holder = Some(holder);
         clean_up(&bed)?;
     }
-    if arguments.wants("refusals") {
+    if arguments.wants("refusals") && arguments.qps.is_empty() {
         report.refusals = refusals(&bed)?;
         for refusal in &report.refusals {
             println!("  refused: {}", refusal.case);
@@ -69,36 +70,29 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
     }
     for program in PROGRAMS
         .iter()
-        .filter(|program| arguments.wants(program.name))
+        .filter(|program| arguments.wants(&program.name) && arguments.qps.is_empty())
     {
         for side in [Side::Server, Side::Client] {
-            let mut moved = Moved::default();
-            let error = one_move(&bed, program, side, &mut moved)
-                .err()
-                .map(|error| error.to_string());
-            match &error {
-                None => println!(
-                    "  {:20} {:6} {} QPs  blackout {:5.0} ms, wait-before-stop {:4.0} ms: both sides ended with success",
-                    program.name,
-                    side.name(),
-                    moved.qps,
-                    moved.blackout_ms,
-                    moved.wbs_ms
-                ),
-                Some(error) => println!("  {:20} {:6} FAILED: {error}", program.name, side.name()),
-            }
-            report.passed &= error.is_none();
-            report
-                .moves
-                .push(Move::new(program.name, side.name(), moved, error));
-            clean_up(&bed)?;
+            record(&bed, program, side, arguments.pre_setup, &mut report)?;
+        }
+    }
+    for count in &arguments.qps {
+        let program = with_queue_pairs(*count);
+        for pre_setup in [false, true] {
+            record(&bed, &program, Side::Client, pre_setup, &mut report)?;
         }
     }
     for variant in VARIANTS
         .iter()
-        .filter(|variant| arguments.wants(variant.name))
+        .filter(|variant| arguments.wants(variant.name) && arguments.qps.is_empty())
     {
-        let checked = check(&bed, variant, arguments.moves, arguments.loss)?;
+        let checked = check(
+            &bed,
+            variant,
+            arguments.moves,
+            arguments.loss,
+            arguments.pre_setup,
+        )?;
         match &checked.error {
             None => println!(
                 "  {:30} {} moves, blackout {:5.0} ms: {}",
@@ -158,6 +152,38 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
             || !report.deaths.is_empty()))
 }
 
+/// One move, said and put into the report.
+fn record(
+    bed: &Bed,
+    program: &Program,
+    side: Side,
+    pre_setup: bool,
+    report: &mut Report,
+) -> io::Result<()> {
+    let mut moved = Moved::default();
+    let error = one_move(bed, program, side, pre_setup, &mut moved)
+        .err()
+        .map(|error| error.to_string());
+    match &error {
+        None => println!(
+            "  {:20} {:6} {} QPs{}  blackout {:5.0} ms, wait-before-stop {:4.0} ms, restore_rdma {:6.1} ms: both sides ended with success",
+            program.name,
+            side.name(),
+            moved.qps,
+            if pre_setup { " with pre-setup" } else { "" },
+            moved.blackout_ms,
+            moved.wbs_ms,
+            moved.breakdown_ms.restore_rdma
+        ),
+        Some(error) => println!("  {:20} {:6} FAILED: {error}", program.name, side.name()),
+    }
+    report.passed &= error.is_none();
+    report
+        .moves
+        .push(Move::new(&program.name, side.name(), moved, error));
+    clean_up(bed)
+}
+
 /// What goes into the guests, without symbols.
 fn payload() -> io::Result<Vec<PathBuf>> {
     let here = std::env::current_exe()?;
@@ -201,7 +227,13 @@ fn payload() -> io::Result<Vec<PathBuf>> {
 }
 
 /// Starts the program at guests 1 and 3, moves one side to guest 2, and waits for both to end.
-fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::Result<()> {
+fn one_move(
+    bed: &Bed,
+    program: &Program,
+    side: Side,
+    pre_setup: bool,
+    moved: &mut Moved,
+) -> io::Result<()> {
     let (source, destination, fixed) = (bed.guest(1), bed.guest(2), bed.guest(3));
     let alias = ALIAS.split('/').next().unwrap_or(ALIAS);
     // Announced, since the partner may know the address at the guest that it moved to before.
@@ -250,7 +282,7 @@ fn one_move(bed: &Bed, program: &Program, side: Side, moved: &mut Moved) -> io::
         Side::Server => (server, client, "run/server.log"),
         Side::Client => (client, server, "run/client.log"),
     };
-    *moved = move_process(mover, destination, ALIAS, log)?;
+    *moved = move_process(mover, destination, ALIAS, log, pre_setup)?;
     ended(
         Place {
             guest: destination,
@@ -274,7 +306,7 @@ pub(crate) fn listening(guest: &RdmaGuest) -> io::Result<()> {
 /// Waits until the process has a queue pair that sends.
 pub(crate) fn connected(place: Place<'_>) -> io::Result<()> {
     let began = Instant::now();
-    while began.elapsed() < Duration::from_secs(20) {
+    while began.elapsed() < CONNECT {
         // A process that has not opened its device yet does not answer.
         if let Ok(status) = place.status()
             && !status.queue_pairs.is_empty()

@@ -42,7 +42,7 @@ pub fn connect(connections: &[Connection]) -> Result<(), String> {
 }
 
 unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), String> {
-    let mut lane = pair.lane.visit();
+    let lane = pair.lane.visit();
     if !lane.suspended || lane.real.is_null() {
         return Err("it is not suspended, or has no object of the device".to_owned());
     }
@@ -50,6 +50,20 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
         // Its reset would lose what is in flight.
         return Err("it has not been waited for".to_owned());
     }
+    drop(lane);
+    restart(pair, Some(connection))?;
+    if let Some(keys) = &connection.remote_keys {
+        take_keys(&mut pair.lane.visit(), keys);
+    }
+    Ok(())
+}
+
+/// Takes the device's queue pair from its first state to where the application had it, with its receives.
+pub(super) unsafe fn restart(
+    pair: &ShadowQp,
+    connection: Option<&Connection>,
+) -> Result<(), String> {
+    let mut lane = pair.lane.visit();
     let mut reset = ibv_qp_attr {
         qp_state: IBV_QPS_RESET,
         ..Default::default()
@@ -58,41 +72,63 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
         (real().modify_qp)(lane.real, &raw mut reset, IBV_QP_STATE),
         "its reset",
     )?;
-    let transitions = pair
-        .transitions
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
-    for step in transitions {
-        let mut attributes = step.attributes;
-        if step.mask & IBV_QP_DEST_QPN != 0 {
-            attributes.dest_qp_num = connection.remote_physical;
-        }
-        if step.mask & IBV_QP_AV != 0 {
-            attributes.ah_attr.grh.dgid = ibv_gid {
-                raw: connection.remote.0,
-            };
+    let steps: Vec<_> = {
+        let transitions = pair
+            .transitions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let steps = transitions.iter();
+        steps.map(|step| (step.mask, step.attributes)).collect()
+    };
+    // Receives are posted before the peer can send anything.
+    let device_pair = lane.real;
+    walk(device_pair, &steps, connection, || {
+        post_again(pair, &mut lane)
+    })?;
+    pair.failed.store(false, Ordering::Release);
+    pair.marker_done.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// The peer's keys are these from now on.
+pub(super) fn take_keys(lane: &mut QpLane, keys: &[(u32, u32)]) {
+    lane.remote_keys = RemoteKeys::new(keys.to_vec());
+    lane.plain &= lane.remote_keys.is_empty();
+}
+
+/// Takes the device's queue pair through the changes of state that the application asked for, to where its peer is
+/// now. `ready` is called when it has its first state.
+pub(in crate::shim) unsafe fn walk(
+    device_pair: *mut ibv_qp,
+    steps: &[(c_int, ibv_qp_attr)],
+    connection: Option<&Connection>,
+    mut ready: impl FnMut() -> Result<(), String>,
+) -> Result<(), String> {
+    for (mask, attributes) in steps {
+        let mut attributes = *attributes;
+        if let Some(connection) = connection {
+            if mask & IBV_QP_DEST_QPN != 0 {
+                attributes.dest_qp_num = connection.remote_physical;
+            }
+            if mask & IBV_QP_AV != 0 {
+                attributes.ah_attr.grh.dgid = ibv_gid {
+                    raw: connection.remote.0,
+                };
+            }
         }
         let to = attributes.qp_state;
         check(
-            (real().modify_qp)(lane.real, &raw mut attributes, step.mask),
+            (real().modify_qp)(device_pair, &raw mut attributes, *mask),
             &format!("its change to state {to}"),
         )?;
-        if step.mask & IBV_QP_STATE != 0 && to == IBV_QPS_INIT {
-            // Before the peer can send anything.
-            post_again(pair, &mut lane)?;
+        if mask & IBV_QP_STATE != 0 && to == IBV_QPS_INIT {
+            ready()?;
         }
-    }
-    pair.failed.store(false, Ordering::Release);
-    pair.marker_done.store(true, Ordering::Release);
-    if let Some(pairs) = &connection.remote_keys {
-        lane.remote_keys = RemoteKeys::new(pairs.clone());
-        lane.plain &= lane.remote_keys.is_empty();
     }
     Ok(())
 }
 
-unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<(), String> {
+pub(super) unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<(), String> {
     if !pair.face.srq.is_null() {
         // The shared queue's were posted when it was made.
         return Ok(());

@@ -1,16 +1,23 @@
 //! Making the device's objects again.
 
+use super::connecting::{post_again, restart};
 use super::{Recreated, describe};
 use crate::abi::*;
 use crate::shim::completions::make_cq;
 use crate::shim::contexts::register;
-use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
+use crate::shim::presetup::{Answer, HandedOver, plan_of, repeat};
 use crate::shim::queue_pairs::{add_route, make_pair};
 use crate::shim::real::real;
 use crate::shim::shared_receives::make_srq;
 use crate::shim::world::{KEYS, Object, Phase, World, world};
-use crate::tables::Call;
+use crate::shim::{datagrams, descriptors};
+use crate::tables::{Call, ObjectId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::Ordering;
 
@@ -20,6 +27,123 @@ use std::sync::atomic::Ordering;
 /// One sentence that names what the device refused.
 pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     let mut world = world();
+    let source = Source {
+        device,
+        ..Source::default()
+    };
+    make_all(&mut world, source)?;
+    Ok(Recreated {
+        remote_keys: world.regions().collect(),
+        // SAFETY: objects live while the world is locked.
+        queue_pairs: unsafe { world.queue_pairs().map(|pair| describe(&*pair)).collect() },
+    })
+}
+
+/// What came of an attachment.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Attached {
+    /// The process's remote keys: what applications know, and what the device knows.
+    pub remote_keys: Vec<(u32, u32)>,
+}
+
+/// Takes what a holder has made ahead of this process. Its queue pairs are connected, and receives that wait for data
+/// are posted again. After an error, [`recreate`] makes what is missing.
+///
+/// # Errors
+/// One sentence, if the process has changed since it was asked for its plan, or what the device refused.
+pub fn attach(handed: HandedOver) -> Result<Attached, String> {
+    let mut world = world();
+    if plan_of(&world) != handed.plan {
+        return Err(
+            "this process has changed since it said what to make ahead of it; its objects have to be made again"
+                .to_owned(),
+        );
+    }
+    make_all(&mut world, Source::of(handed)?)?;
+    // SAFETY: objects live while the world is locked.
+    for pair in unsafe { world.queue_pairs().map(|pair| &*pair) } {
+        let mut lane = pair.lane.visit();
+        // SAFETY: the device's queue pair was made just now; receives come before the peer goes on.
+        unsafe {
+            let state = &(*lane.real).state;
+            state.store(pair.face.state.load(Ordering::Relaxed), Ordering::Relaxed);
+            post_again(pair, &mut lane)
+                .map_err(|error| format!("queue pair {}: {error}", pair.face.qp_num))?;
+        }
+        pair.failed.store(false, Ordering::Release);
+        pair.marker_done.store(true, Ordering::Release);
+    }
+    Ok(Attached {
+        remote_keys: world.regions().collect(),
+    })
+}
+
+/// Where objects come from.
+#[derive(Default)]
+struct Source<'a> {
+    /// The device's name, if it is another one.
+    device: Option<&'a str>,
+    /// What the kernel answered when objects were made ahead.
+    answers: BTreeMap<ObjectId, Vec<Answer>>,
+    /// The two files of contexts that were opened ahead.
+    files: BTreeMap<ObjectId, [OwnedFd; 2]>,
+    /// Files of channels, until a channel has them.
+    channels: BTreeMap<ObjectId, OwnedFd>,
+}
+
+impl Source<'_> {
+    fn of(handed: HandedOver) -> Result<Self, String> {
+        let mut source = Self::default();
+        let mut files = handed.descriptors.into_iter();
+        let mut next = || {
+            files
+                .next()
+                .ok_or("the holder gave too few files".to_owned())
+        };
+        for planned in &handed.plan.objects {
+            if matches!(planned.call, Call::Context) {
+                source.files.insert(planned.id, [next()?, next()?]);
+            }
+        }
+        for planned in &handed.plan.objects {
+            if matches!(planned.call, Call::CompletionChannel { .. }) {
+                source.channels.insert(planned.id, next()?);
+            }
+        }
+        source.answers = handed.answers.into_iter().collect();
+        for (id, file) in &source.channels {
+            let answers = source.answers.get_mut(id);
+            for answer in answers.into_iter().flatten() {
+                answer.set_descriptor(file.as_raw_fd());
+            }
+        }
+        Ok(source)
+    }
+
+    /// Has `act` make the object `id`, or take what was made ahead.
+    fn make<T>(&self, id: ObjectId, act: impl FnOnce() -> *mut T) -> Result<*mut T, String> {
+        match self.answers.get(&id) {
+            Some(answers) => repeat(answers, act),
+            None => Ok(act()),
+        }
+    }
+
+    /// Puts the files that were opened ahead in the place of `opened`'s own.
+    unsafe fn replace_files(&self, id: ObjectId, opened: *mut ibv_context) -> io::Result<()> {
+        let Some(files) = self.files.get(&id) else {
+            return Ok(());
+        };
+        let places: [c_int; 2] = [(*opened).cmd_fd, (*opened).async_fd];
+        for (file, place) in files.iter().zip(places) {
+            if libc::dup3(file.as_raw_fd(), place, libc::O_CLOEXEC) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    }
+}
+
+fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
     if world.phase != Phase::Released {
         return Err("this process has its objects".to_owned());
     }
@@ -41,16 +165,31 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     unsafe {
         for (id, call) in world.roadmap.calls() {
             if let Some(object) = world.objects.get(&id) {
-                make_again(&world, *object, call, device)?;
+                make_again(world, id, *object, call, &mut source)?;
             }
         }
-        // What there is can be given back once more, or used.
-        world.phase = Phase::Suspended;
-        Ok(Recreated {
-            remote_keys: world.regions().collect(),
-            queue_pairs: world.queue_pairs().map(|pair| describe(&*pair)).collect(),
-        })
     }
+    for pair in world.queue_pairs() {
+        // SAFETY: as above.
+        unsafe {
+            if !source.answers.contains_key(&(*pair).id) {
+                begin_datagrams(&*pair)?;
+            }
+        }
+    }
+    // What there is can be given back once more, or used.
+    world.phase = Phase::Suspended;
+    Ok(())
+}
+
+/// A queue pair for datagrams has no peer that it would have to be connected to.
+unsafe fn begin_datagrams(pair: &ShadowQp) -> Result<(), String> {
+    if pair.face.qp_type != IBV_QPT_UD {
+        return Ok(());
+    }
+    restart(pair, None).map_err(|error| format!("queue pair {}: {error}", pair.face.qp_num))?;
+    pair.lane.visit().empty = true;
+    Ok(())
 }
 
 fn made<T>(made: *mut T, what: &str) -> Result<*mut T, String> {
@@ -66,9 +205,10 @@ fn made<T>(made: *mut T, what: &str) -> Result<*mut T, String> {
 
 unsafe fn make_again(
     world: &World,
+    id: ObjectId,
     object: Object,
     call: &Call,
-    device: Option<&str>,
+    source: &mut Source<'_>,
 ) -> Result<(), String> {
     if !object.is_released() {
         // It was not given back, or an earlier attempt has made it.
@@ -81,8 +221,12 @@ unsafe fn make_again(
     }
     match object {
         Object::Context(context) => {
-            let name = device.unwrap_or(&(*context).device_name);
+            let name = source.device.unwrap_or(&(*context).device_name);
             let opened = open_by_name(name)?;
+            if let Err(error) = source.replace_files(id, opened) {
+                (real().close_device)(opened);
+                return Err(format!("the files of the device: {error}"));
+            }
             if let Err(error) = descriptors::replace((*context).face.async_fd, (*opened).async_fd) {
                 (real().close_device)(opened);
                 return Err(format!("the descriptor for events of the device: {error}"));
@@ -93,7 +237,10 @@ unsafe fn make_again(
             let context =
                 objects::context((*domain).face.context).map_or(ptr::null_mut(), behind_context);
             (*domain).real.store(
-                made((real().alloc_pd)(context), "ibv_alloc_pd")?,
+                made(
+                    source.make(id, || (real().alloc_pd)(context))?,
+                    "ibv_alloc_pd",
+                )?,
                 Ordering::Release,
             );
         }
@@ -104,8 +251,8 @@ unsafe fn make_again(
             };
             let (address, length) = ((*region).face.addr, (*region).face.length);
             let known = (*region).face.rkey;
-            let allowed =
-                |made: &ibv_mr| made.rkey == known || !world.spoken_keys.contains(&made.rkey);
+            let taken = |key| world.spoken_keys.contains(&key) || world.freed_keys.contains(key);
+            let allowed = |made: &ibv_mr| made.rkey == known || !taken(made.rkey);
             let again = register(domain, address, length, iova, access as u32, allowed);
             let again = made(again.unwrap_or(ptr::null_mut()), "ibv_reg_mr")?;
             KEYS.set((*region).face.lkey, (*again).lkey);
@@ -114,14 +261,24 @@ unsafe fn make_again(
                 .store((*again).rkey, Ordering::Release);
             (*region).real.store(again, Ordering::Release);
         }
-        Object::Ah(_) => return Err("address handles cannot be made again".to_owned()),
+        Object::Ah(handle) => {
+            let domain = behind_pd((*handle).face.pd);
+            made(
+                datagrams::make_again(world, &*handle, domain),
+                "ibv_create_ah",
+            )?;
+        }
         Object::Channel(channel) => {
             let context =
                 objects::context((*channel).face.context).map_or(ptr::null_mut(), behind_context);
             let again = made(
-                (real().create_comp_channel)(context),
+                source.make(id, || (real().create_comp_channel)(context))?,
                 "ibv_create_comp_channel",
             )?;
+            if let Some(file) = source.channels.remove(&id) {
+                // It is the channel's own now, which closes it.
+                let _given = file.into_raw_fd();
+            }
             if let Err(error) = descriptors::replace((*channel).face.fd, (*again).fd) {
                 (real().destroy_comp_channel)(again);
                 return Err(format!("the descriptor for events of completions: {error}"));
@@ -136,13 +293,15 @@ unsafe fn make_again(
                     channel.real.load(Ordering::Acquire)
                 });
             let again = made(
-                make_cq(
-                    context,
-                    (*queue).face.cqe,
-                    queue.cast(),
-                    channel,
-                    (*queue).vector,
-                ),
+                source.make(id, || {
+                    make_cq(
+                        context,
+                        (*queue).face.cqe,
+                        queue.cast(),
+                        channel,
+                        (*queue).vector,
+                    )
+                })?,
                 "ibv_create_cq",
             )?;
             (*queue).lane.visit().real = again;
@@ -150,7 +309,10 @@ unsafe fn make_again(
         Object::Srq(queue) => {
             let domain = behind_pd((*queue).face.pd);
             let mut attributes = (*queue).init;
-            let again = made(make_srq(domain, queue, &mut attributes), "ibv_create_srq")?;
+            let again = made(
+                source.make(id, || make_srq(domain, queue, &mut attributes))?,
+                "ibv_create_srq",
+            )?;
             let mut lane = (*queue).lane.visit();
             lane.real = again;
             if let Err(errno) = (*queue).post_again(&mut lane) {
@@ -164,7 +326,7 @@ unsafe fn make_again(
         }
         Object::Qp(pair) => {
             let domain = behind_pd((*pair).face.pd);
-            let (again, _) = make_pair(domain, pair, &(*pair).init, world);
+            let again = source.make(id, || make_pair(domain, pair, &(*pair).init, world).0)?;
             let again = made(again, "ibv_create_qp")?;
             (*pair).physical.store((*again).qp_num, Ordering::Release);
             (*pair).lane.visit().real = again;
@@ -188,7 +350,7 @@ unsafe fn behind_pd(domain: *mut ibv_pd) -> *mut ibv_pd {
     })
 }
 
-unsafe fn open_by_name(name: &str) -> Result<*mut ibv_context, String> {
+pub(in crate::shim) unsafe fn open_by_name(name: &str) -> Result<*mut ibv_context, String> {
     let mut count = 0;
     let list = (real().get_device_list)(&raw mut count);
     if list.is_null() {

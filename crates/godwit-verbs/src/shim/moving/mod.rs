@@ -3,14 +3,20 @@
 
 mod connecting;
 mod making;
+mod preparing;
 mod stopping;
 
+pub(super) use connecting::walk;
 pub use connecting::{connect, resume};
-pub use making::recreate;
+pub(super) use making::open_by_name;
+pub use making::{Attached, attach, recreate};
+pub use preparing::{PreparedPair, abandon, prepare, switch, tidy};
+pub(super) use preparing::{abandon_one, tidy_one};
 pub use stopping::{drain, release, suspend};
 
 use crate::abi::*;
 use crate::preflight::Need;
+use crate::shim::gate::a_thread_ended_inside;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::world::{Object, World, world};
@@ -91,7 +97,8 @@ fn last_with(transitions: &[Transition], bit: c_int) -> Option<&ibv_qp_attr> {
 unsafe fn describe(pair: &ShadowQp) -> QueuePairState {
     let lane = pair.lane.visit();
     let local = address_used(pair).and_then(|(_, _, address)| address);
-    let device = (!lane.real.is_null())
+    // What a device says of the peer of one for datagrams means nothing.
+    let device = (!lane.real.is_null() && pair.face.qp_type == IBV_QPT_RC)
         .then(|| device_peer(lane.real))
         .flatten();
     QueuePairState {
@@ -200,6 +207,9 @@ unsafe fn address_used(pair: &ShadowQp) -> Option<(u8, u8, Option<Gid>)> {
     Some((port, place, asked.then_some(Gid(gid.raw))))
 }
 
+/// Why a process is neither moved nor a partner of one that moves.
+const ENDED_INSIDE: &str = "a thread of the application has ended in the middle of posting or polling; what its queues hold is not known";
+
 /// What this version cannot move.
 pub fn obstacles() -> Vec<Obstacle> {
     obstacles_of(&world())
@@ -207,13 +217,20 @@ pub fn obstacles() -> Vec<Obstacle> {
 
 fn obstacles_of(world: &World) -> Vec<Obstacle> {
     let mut found = Vec::new();
+    if a_thread_ended_inside() {
+        found.push(Obstacle {
+            what: ENDED_INSIDE.to_owned(),
+        });
+    }
     for pair in world.queue_pairs() {
         // SAFETY: as above.
         let pair = unsafe { &*pair };
         let number = pair.face.qp_num;
-        if pair.face.qp_type != IBV_QPT_RC {
+        if !matches!(pair.face.qp_type, IBV_QPT_RC | IBV_QPT_UD) {
             found.push(Obstacle {
-                what: format!("queue pair {number} is no reliable connection; only those can move"),
+                what: format!(
+                    "queue pair {number} is neither a reliable connection nor for datagrams; only those can move"
+                ),
             });
         }
         if pair.was_reset.load(Ordering::Acquire) {
@@ -239,15 +256,6 @@ fn obstacles_of(world: &World) -> Vec<Obstacle> {
                 ),
             });
         }
-    }
-    if world
-        .objects
-        .values()
-        .any(|object| matches!(object, Object::Ah(_)))
-    {
-        found.push(Obstacle {
-            what: "the process has address handles; datagrams cannot move".to_owned(),
-        });
     }
     found
 }

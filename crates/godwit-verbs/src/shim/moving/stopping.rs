@@ -1,13 +1,15 @@
 //! Wait-before-stop, and giving the device's objects back.
 
-use super::{QueuePairState, check, chosen, describe, missing, obstacles_of, resume};
+use super::preparing::{abandon_one, tidy_one};
+use super::{ENDED_INSIDE, QueuePairState, check, chosen, describe, missing, obstacles_of, resume};
 use crate::abi::*;
-use crate::shim::completions::{state, take_event, wake};
+use crate::shim::completions::{acknowledge, state, take_event, wake};
+use crate::shim::gate::a_thread_ended_inside;
 use crate::shim::objects::{self, *};
 use crate::shim::queue_pairs::remove_route;
 use crate::shim::real::real;
 use crate::shim::world::{Object, Phase, world};
-use crate::shim::{descriptors, doorbell};
+use crate::shim::{datagrams, descriptors};
 use crate::tables::{Drain, Verdict};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -34,6 +36,9 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
     // SAFETY: objects live while the world is locked; the requests are built here.
     unsafe {
         let pairs = chosen(&world, only);
+        if a_thread_ended_inside() {
+            return Err(ENDED_INSIDE.to_owned());
+        }
         if let Some(missing) = missing(&pairs, only.unwrap_or(&[])) {
             return Err(format!("there is no queue pair {missing}"));
         }
@@ -85,7 +90,7 @@ unsafe fn post_marker(pair: &ShadowQp) -> Result<(), c_int> {
         // One of an earlier attempt is still in the queue, and cannot be told from another.
         return Err(libc::EBUSY);
     }
-    if pair.face.state.load(Ordering::Relaxed) != IBV_QPS_RTS || pair.face.qp_type != IBV_QPT_RC {
+    if pair.face.state.load(Ordering::Relaxed) != IBV_QPS_RTS {
         return Ok(());
     }
     let Some(queue) = objects::cq(pair.face.send_cq) else {
@@ -93,23 +98,22 @@ unsafe fn post_marker(pair: &ShadowQp) -> Result<(), c_int> {
     };
     queue.lane.visit().markers += 1;
     pair.marker_done.store(false, Ordering::Release);
-    let lane = pair.lane.visit();
-    let mut marker: ibv_send_wr = std::mem::zeroed();
-    marker.wr_id = MARKER;
-    marker.opcode = IBV_WR_RDMA_WRITE;
-    marker.send_flags = IBV_SEND_SIGNALED;
-    let mut bad = ptr::null_mut();
-    let mut result = (lane.post_send)(lane.real, &raw mut marker, &raw mut bad);
-    if result == libc::EACCES && bad.is_null() {
-        result = doorbell::ring(lane.real);
-    }
+    let mut lane = pair.lane.visit();
+    let posted = if lane.datagrams {
+        datagrams::post_marker(pair, &mut lane)
+    } else {
+        let mut marker: ibv_send_wr = std::mem::zeroed();
+        marker.wr_id = MARKER;
+        marker.opcode = IBV_WR_RDMA_WRITE;
+        marker.send_flags = IBV_SEND_SIGNALED;
+        lane.give(&mut marker).map(|()| true)
+    };
     drop(lane);
-    if result != 0 {
+    if posted != Ok(true) {
         queue.lane.visit().markers -= 1;
         pair.marker_done.store(true, Ordering::Release);
-        return Err(result);
     }
-    Ok(())
+    posted.map(drop)
 }
 
 /// Waits until nothing of the suspended queue pairs is in flight. `peer_sent` says for each, by the
@@ -148,7 +152,12 @@ pub fn drain(peer_sent: &BTreeMap<u32, u32>, bound: Duration) -> Result<Duration
                 marker_done: pair.marker_done.load(Ordering::Acquire),
                 failed: pair.failed.load(Ordering::Acquire),
                 received: pair.receives.completed(),
-                peer_sent: peer_sent.get(&pair.face.qp_num).copied(),
+                // A datagram that is on its way may be lost.
+                peer_sent: if pair.face.qp_type == IBV_QPT_UD {
+                    Some(pair.receives.completed())
+                } else {
+                    peer_sent.get(&pair.face.qp_num).copied()
+                },
                 waited: began.elapsed(),
                 bound,
             }
@@ -188,6 +197,11 @@ pub fn release() -> Result<(), String> {
     }
     // SAFETY: objects live while the world is locked.
     for pair in unsafe { chosen(&world, None) } {
+        // SAFETY: as above.
+        unsafe {
+            abandon_one(pair);
+            tidy_one(pair)?;
+        }
         if !pair.lane.visit().empty {
             return Err(format!(
                 "queue pair {} has not been waited for",
@@ -260,6 +274,7 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
     match object {
         object if object.is_released() => Ok(()),
         Object::Qp(pair) => {
+            datagrams::end_marker(&*pair);
             {
                 let mut lane = (*pair).lane.visit();
                 check((real().destroy_qp)(lane.real), "ibv_destroy_qp")?;
@@ -283,12 +298,14 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             lane.drain(&*queue);
             lane.markers = 0;
             lane.suspended = true;
+            acknowledge(&*queue, lane.real);
             check((real().destroy_cq)(lane.real), "ibv_destroy_cq")?;
             lane.real = ptr::null_mut();
             Ok(())
         }
         Object::Mr(region) => take(&(*region).real, real().dereg_mr, "ibv_dereg_mr"),
-        Object::Ah(handle) => take(&(*handle).real, real().destroy_ah, "ibv_destroy_ah"),
+        Object::Ah(handle) => datagrams::give_back(&*handle)
+            .map_err(|errno| format!("ibv_destroy_ah failed with errno {errno}")),
         Object::Pd(domain) => take(&(*domain).real, real().dealloc_pd, "ibv_dealloc_pd"),
         Object::Channel(channel) => take(
             &(*channel).real,

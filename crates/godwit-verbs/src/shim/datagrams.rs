@@ -1,0 +1,293 @@
+//! Datagrams: address handles, where queue pairs that have moved are reached, and how to know that all that was posted
+//! has left.
+//!
+//! Datagrams have no order and nobody acknowledges them. What a move does is what the network may do as well: some are
+//! lost. What was posted completes, what is kept back is posted later, and receives are posted again.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::contexts::refuse;
+use super::objects::{self, *};
+use super::real::real;
+use super::world::{Object, World, running_world, world};
+use crate::abi::*;
+use crate::tables::{Call, Gid};
+
+/// How many queue pairs of peers may have moved.
+const MOST_REDIRECTS: usize = 1 << 16;
+
+/// Where a queue pair for datagrams is reached since its process moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Redirect {
+    /// The address that applications know.
+    pub remote: Gid,
+    /// The number that applications know.
+    pub number: u32,
+    /// Where it is.
+    pub to: Gid,
+    /// The number that the device there knows.
+    pub physical: u32,
+}
+
+impl Redirect {
+    fn is_for(&self, attributes: &ibv_ah_attr) -> bool {
+        attributes.is_global != 0 && attributes.grh.dgid.raw == self.remote.0
+    }
+
+    fn leads(&self, attributes: &ibv_ah_attr) -> ibv_ah_attr {
+        let mut there = *attributes;
+        there.grh.dgid.raw = self.to.0;
+        there
+    }
+}
+
+fn elsewhere(handle: &ShadowAh) -> MutexGuard<'_, Vec<Elsewhere>> {
+    handle
+        .elsewhere
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `ibv_create_ah`
+pub unsafe fn create_ah(pd: *mut ibv_pd, attributes: *mut ibv_ah_attr) -> *mut ibv_ah {
+    let Some(parent) = objects::pd(pd) else {
+        return (real().create_ah)(pd, attributes);
+    };
+    let mut world = running_world();
+    let domain = parent.real.load(Ordering::Acquire);
+    let made = (real().create_ah)(domain, attributes);
+    if made.is_null() {
+        return made;
+    }
+    let Some(id) = world.add(Call::AddressHandle { pd: parent.id }) else {
+        (real().destroy_ah)(made);
+        return refuse(libc::EINVAL);
+    };
+    let face = ibv_ah {
+        context: parent.face.context,
+        pd,
+        handle: (*made).handle,
+    };
+    let shadow = Box::into_raw(Box::new(ShadowAh {
+        face,
+        id,
+        real: AtomicPtr::new(made),
+        attributes: *attributes,
+        has_elsewhere: AtomicBool::new(false),
+        elsewhere: Mutex::new(Vec::new()),
+    }));
+    *parent
+        .last_route
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner) = Some(*attributes);
+    for redirect in &world.redirects {
+        // A peer that cannot be reached at its new place gets none of these datagrams, as if they were lost.
+        let _unreached = lead(&*shadow, domain, redirect);
+    }
+    world.objects.insert(id, Object::Ah(shadow));
+    shadow.cast()
+}
+
+/// `ibv_destroy_ah`
+pub unsafe fn destroy_ah(ah: *mut ibv_ah) -> c_int {
+    let Some(shadow) = objects::ah(ah) else {
+        return (real().destroy_ah)(ah);
+    };
+    let mut world = running_world();
+    let result = (real().destroy_ah)(shadow.real.load(Ordering::Acquire));
+    if result == 0 {
+        for other in elsewhere(shadow).drain(..) {
+            (real().destroy_ah)(other.real);
+        }
+        world.remove(shadow.id);
+        drop(Box::from_raw(ah.cast::<ShadowAh>()));
+    }
+    result
+}
+
+/// Notes where `redirect`'s queue pair is reached, if the handle is for its address.
+unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> Result<(), String> {
+    if !redirect.is_for(&handle.attributes) {
+        return Ok(());
+    }
+    let mut attributes = redirect.leads(&handle.attributes);
+    let made = (real().create_ah)(domain, &raw mut attributes);
+    if made.is_null() {
+        return Err(format!(
+            "{} cannot be addressed: {}",
+            redirect.to,
+            std::io::Error::last_os_error()
+        ));
+    }
+    let mut all = elsewhere(handle);
+    let known = all
+        .iter_mut()
+        .find(|other| other.redirect.number == redirect.number);
+    let entry = Elsewhere {
+        redirect: *redirect,
+        real: made,
+    };
+    match known {
+        Some(known) => {
+            let old = std::mem::replace(known, entry);
+            // What was posted with it has left, or is one of the datagrams that a move loses.
+            (real().destroy_ah)(old.real);
+        }
+        None => all.push(entry),
+    }
+    handle.has_elsewhere.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// From now on datagrams for queue pairs that have moved go where those are.
+///
+/// # Errors
+/// One sentence that names an address that cannot be reached; the others are noted.
+pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
+    let mut world = world();
+    let mut failed = None;
+    for redirect in redirects {
+        let same =
+            |other: &Redirect| (other.remote, other.number) == (redirect.remote, redirect.number);
+        if let Some(known) = world.redirects.iter_mut().find(|other| same(other)) {
+            *known = *redirect;
+        } else if world.redirects.len() < MOST_REDIRECTS {
+            world.redirects.push(*redirect);
+        } else {
+            return Err(format!(
+                "more than {MOST_REDIRECTS} queue pairs for datagrams have moved"
+            ));
+        }
+        // SAFETY: objects live while the world is locked.
+        unsafe {
+            for handle in world.address_handles() {
+                let domain = objects::pd((*handle).face.pd).map_or(ptr::null_mut(), |domain| {
+                    domain.real.load(Ordering::Acquire)
+                });
+                // One that is released is led there when it is made again.
+                if (*handle).real.load(Ordering::Acquire).is_null() {
+                    continue;
+                }
+                if let Err(error) = lead(&*handle, domain, redirect) {
+                    failed = Some(error);
+                }
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Gives the request the device's handle, and the number that the peer's device knows.
+#[inline]
+pub(super) unsafe fn address(request: &mut ibv_ud) {
+    let Some(handle) = objects::ah(request.ah) else {
+        return;
+    };
+    request.ah = handle.real.load(Ordering::Acquire);
+    if handle.has_elsewhere.load(Ordering::Acquire) {
+        let all = elsewhere(handle);
+        if let Some(other) = all
+            .iter()
+            .find(|other| other.redirect.number == request.remote_qpn)
+        {
+            (request.ah, request.remote_qpn) = (other.real, other.redirect.physical);
+        }
+    }
+}
+
+/// Gives the device's handles back.
+pub(super) unsafe fn give_back(handle: &ShadowAh) -> Result<(), c_int> {
+    for other in elsewhere(handle).drain(..) {
+        (real().destroy_ah)(other.real);
+    }
+    handle.has_elsewhere.store(false, Ordering::Release);
+    match (real().destroy_ah)(handle.real.load(Ordering::Acquire)) {
+        0 => {
+            handle.real.store(ptr::null_mut(), Ordering::Release);
+            Ok(())
+        }
+        errno => Err(errno),
+    }
+}
+
+/// Makes the handle again in `domain`. Whether the peer can be reached there is for the network to say.
+pub(super) unsafe fn make_again(
+    world: &World,
+    handle: &ShadowAh,
+    domain: *mut ibv_pd,
+) -> *mut ibv_ah {
+    let mut attributes = handle.attributes;
+    let made = (real().create_ah)(domain, &raw mut attributes);
+    if made.is_null() {
+        return made;
+    }
+    handle.real.store(made, Ordering::Release);
+    for redirect in &world.redirects {
+        let _unreached = lead(handle, domain, redirect);
+    }
+    made
+}
+
+/// Posts a marker behind the last datagram: an empty one to the queue pair itself that it refuses, because of another
+/// key. Says whether there was anything to put it behind.
+pub(super) unsafe fn post_marker(pair: &ShadowQp, lane: &mut QpLane) -> Result<bool, c_int> {
+    let Some(domain) = objects::pd(pair.face.pd) else {
+        return Err(libc::EINVAL);
+    };
+    let route = *domain
+        .last_route
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    let Some(mut route) = route else {
+        // Whoever sends has a handle.
+        return Ok(false);
+    };
+    let key = {
+        let steps = pair
+            .transitions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let last = steps.iter().rev().find(|step| step.mask & IBV_QP_QKEY != 0);
+        last.map_or(0, |step| step.attributes.qkey)
+    };
+    let context = (*lane.real).context;
+    let own = (real().query_gid)(
+        context,
+        route.port_num,
+        c_int::from(route.grh.sgid_index),
+        &raw mut route.grh.dgid,
+    );
+    if own != 0 {
+        return Err(libc::EADDRNOTAVAIL);
+    }
+    end_marker(pair);
+    let handle = (real().create_ah)(domain.real.load(Ordering::Acquire), &raw mut route);
+    if handle.is_null() {
+        return Err(*libc::__errno_location());
+    }
+    pair.marker_route.store(handle, Ordering::Release);
+    let mut marker: ibv_send_wr = std::mem::zeroed();
+    marker.wr_id = MARKER;
+    marker.opcode = IBV_WR_SEND;
+    marker.send_flags = IBV_SEND_SIGNALED;
+    marker.wr.ud = ibv_ud {
+        ah: handle,
+        remote_qpn: pair.physical.load(Ordering::Acquire),
+        // The highest bit would stand for the queue pair's own key.
+        remote_qkey: (key ^ 1) & 0x7fff_ffff,
+    };
+    lane.give(&mut marker).map(|()| true)
+}
+
+/// The handle of a marker is not used any more.
+pub(super) unsafe fn end_marker(pair: &ShadowQp) {
+    let handle = pair.marker_route.swap(ptr::null_mut(), Ordering::AcqRel);
+    if !handle.is_null() {
+        (real().destroy_ah)(handle);
+    }
+}

@@ -1,0 +1,231 @@
+//! A partner's part of pre-setup (the RDMA live-migration paper, section 3.2): a second queue pair of the device is
+//! made and connected while the application works on the first, and takes its place once nothing is in flight.
+//!
+//! Both complete into the same queues. The first one is destroyed after the application goes on again.
+
+use std::ptr;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use serde::{Deserialize, Serialize};
+
+use super::connecting::{post_again, take_keys, walk};
+use super::{Connection, chosen};
+use crate::shim::objects::{self, *};
+use crate::shim::queue_pairs::{add_route, forget_route, make_pair};
+use crate::shim::real::real;
+use crate::shim::world::{Phase, World, world};
+
+/// A queue pair that waits to take another's place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PreparedPair {
+    /// The number that the application knows.
+    pub number: u32,
+    /// The number that the device knows of the one that waits.
+    pub physical: u32,
+}
+
+/// Makes queue pairs for those that are named and connects them. The old ones go on.
+///
+/// # Errors
+/// One sentence that names the queue pair and what the device refused; none is prepared then.
+pub fn prepare(connections: &[Connection]) -> Result<Vec<PreparedPair>, String> {
+    let world = world();
+    if world.phase != Phase::Running {
+        return Err("this process is being moved itself".to_owned());
+    }
+    let mut prepared = Vec::new();
+    for connection in connections {
+        // SAFETY: objects live while the world is locked.
+        let made = unsafe { prepare_one(&world, connection) };
+        match made {
+            Ok(pair) => prepared.push(pair),
+            Err(error) => {
+                let numbers: Vec<u32> = prepared.iter().map(|pair| pair.number).collect();
+                // SAFETY: as above.
+                unsafe { abandon_in(&world, Some(&numbers)) };
+                return Err(format!("queue pair {}: {error}", connection.number));
+            }
+        }
+    }
+    Ok(prepared)
+}
+
+unsafe fn prepare_one(world: &World, connection: &Connection) -> Result<PreparedPair, String> {
+    let pair = one(world, connection.number)?;
+    let domain = objects::pd(pair.face.pd).ok_or("its domain is gone")?;
+    {
+        let lane = pair.lane.visit();
+        if lane.suspended || lane.real.is_null() {
+            return Err("it is being moved already".to_owned());
+        }
+        if lane.prepared.is_some() {
+            return Err("another one is prepared for it already".to_owned());
+        }
+    }
+    let domain = domain.real.load(Ordering::Acquire);
+    let (made, _) = make_pair(domain, pair, &pair.init, world);
+    if made.is_null() {
+        return Err(format!(
+            "ibv_create_qp failed: {}",
+            std::io::Error::last_os_error()
+        ));
+    }
+    let steps: Vec<_> = {
+        let transitions = pair
+            .transitions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        transitions
+            .iter()
+            .map(|step| (step.mask, step.attributes))
+            .collect()
+    };
+    if let Err(error) = walk(made, &steps, Some(connection), || Ok(())) {
+        (real().destroy_qp)(made);
+        return Err(error);
+    }
+    pair.lane.visit().prepared = Some(Prepared { real: made });
+    Ok(PreparedPair {
+        number: connection.number,
+        physical: (*made).qp_num,
+    })
+}
+
+unsafe fn one<'a>(world: &World, number: u32) -> Result<&'a ShadowQp, String> {
+    let pairs = chosen(world, Some(&[number]));
+    pairs
+        .first()
+        .copied()
+        .ok_or_else(|| "there is none of this number".to_owned())
+}
+
+/// Puts prepared queue pairs in the place of the named ones, which are suspended and empty. `remote_keys` are the
+/// peer's: what applications know, and what its device knows.
+///
+/// # Errors
+/// One sentence that names the queue pair. Those before it have been switched.
+pub fn switch(numbers: &[u32], remote_keys: &[(u32, u32)]) -> Result<(), String> {
+    let mut world = world();
+    if remote_keys
+        .iter()
+        .any(|(known, physical)| known != physical)
+        && !world.translates
+    {
+        world.translate();
+    }
+    let by_number: std::collections::BTreeMap<u32, *mut ShadowQp> = world
+        .queue_pairs()
+        // SAFETY: objects live while the world is locked.
+        .map(|pair| (unsafe { (*pair).face.qp_num }, pair))
+        .collect();
+    // All are looked at before one is touched.
+    let mut pairs = Vec::new();
+    for number in numbers {
+        let pair = by_number
+            .get(number)
+            .ok_or_else(|| format!("there is no queue pair {number}"))?;
+        // SAFETY: as above.
+        let pair = unsafe { &**pair };
+        let lane = pair.lane.visit();
+        let why = if !lane.suspended || lane.real.is_null() {
+            "is not suspended, or has no object of the device"
+        } else if !lane.empty {
+            "has not been waited for"
+        } else if lane.prepared.is_none() {
+            "has nothing prepared for it"
+        } else {
+            pairs.push(pair);
+            continue;
+        };
+        return Err(format!("queue pair {number} {why}"));
+    }
+    for pair in pairs {
+        // SAFETY: as above.
+        unsafe { switch_one(pair, remote_keys) }
+            .map_err(|error| format!("queue pair {}: {error}", pair.face.qp_num))?;
+    }
+    Ok(())
+}
+
+unsafe fn switch_one(pair: &ShadowQp, remote_keys: &[(u32, u32)]) -> Result<(), String> {
+    let number = {
+        let mut lane = pair.lane.visit();
+        let Some(prepared) = lane.prepared.take() else {
+            return Err("nothing is prepared for it".to_owned());
+        };
+        let old = std::mem::replace(&mut lane.real, prepared.real);
+        lane.retired.push(old);
+        let posted = post_again(pair, &mut lane);
+        if posted.is_err() {
+            // As it was: the old one has its receives still.
+            lane.retired.pop();
+            lane.real = old;
+            lane.prepared = Some(prepared);
+            return posted;
+        }
+        take_keys(&mut lane, remote_keys);
+        (*prepared.real).qp_num
+    };
+    pair.physical.store(number, Ordering::Release);
+    // A queue is never waited for by who holds a queue pair.
+    for queue in [pair.face.send_cq, pair.face.recv_cq] {
+        if let Some(queue) = objects::cq(queue) {
+            add_route(queue, number, pair);
+        }
+    }
+    pair.failed.store(false, Ordering::Release);
+    pair.marker_done.store(true, Ordering::Release);
+    Ok(())
+}
+
+/// Destroys what was prepared for the queue pairs that are named, or for all, and was not switched to.
+pub fn abandon(only: Option<&[u32]>) {
+    let world = world();
+    // SAFETY: objects live while the world is locked.
+    unsafe { abandon_in(&world, only) };
+}
+
+unsafe fn abandon_in(world: &World, only: Option<&[u32]>) {
+    for pair in chosen(world, only) {
+        abandon_one(pair);
+    }
+}
+
+/// As [`abandon`]. Whoever calls it does not hold the queue pair.
+pub(in crate::shim) unsafe fn abandon_one(pair: &ShadowQp) {
+    let prepared = pair.lane.visit().prepared.take();
+    if let Some(prepared) = prepared {
+        (real().destroy_qp)(prepared.real);
+    }
+}
+
+/// Destroys queue pairs whose place others have taken.
+///
+/// # Errors
+/// One sentence if the device refuses; it is tried again with the next.
+pub fn tidy() -> Result<(), String> {
+    let world = world();
+    for pair in world.queue_pairs() {
+        // SAFETY: objects live while the world is locked.
+        unsafe { tidy_one(&*pair)? };
+    }
+    Ok(())
+}
+
+/// As [`tidy`]. Whoever calls it does not hold the queue pair.
+pub(in crate::shim) unsafe fn tidy_one(pair: &ShadowQp) -> Result<(), String> {
+    loop {
+        let Some(old) = pair.lane.visit().retired.last().copied() else {
+            return Ok(());
+        };
+        let number = (*old).qp_num;
+        super::check((real().destroy_qp)(old), "ibv_destroy_qp")?;
+        pair.lane.visit().retired.retain(|one| !ptr::eq(*one, old));
+        for queue in [pair.face.send_cq, pair.face.recv_cq] {
+            if let Some(queue) = objects::cq(queue) {
+                forget_route(queue, number, pair);
+            }
+        }
+    }
+}

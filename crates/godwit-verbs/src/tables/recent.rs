@@ -1,0 +1,61 @@
+//! Keys of regions that are gone.
+//!
+//! Where a process has not moved, the device refuses such a key until it hands it out again. After a move the device is
+//! another one, and it might know the key as another region of the same process.
+
+use std::collections::{BTreeSet, VecDeque};
+
+/// How many are remembered: some applications register memory for every message.
+const MOST: usize = 1 << 16;
+
+/// The last keys that were given back.
+#[derive(Debug, Default)]
+pub struct Recent {
+    order: VecDeque<u32>,
+    keys: BTreeSet<u32>,
+}
+
+impl Recent {
+    /// None.
+    pub const fn new() -> Self {
+        Self {
+            order: VecDeque::new(),
+            keys: BTreeSet::new(),
+        }
+    }
+
+    /// `key` was given back just now. A device may hand out one key many times.
+    pub fn push(&mut self, key: u32) {
+        if !self.keys.insert(key) {
+            return;
+        }
+        self.order.push_back(key);
+        if self.order.len() > MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.keys.remove(&oldest);
+        }
+    }
+
+    /// Whether `key` is one of them.
+    pub fn contains(&self, key: u32) -> bool {
+        self.keys.contains(&key)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_keys_are_remembered_and_no_more() {
+        let mut recent = Recent::new();
+        for key in 0..=MOST as u32 {
+            recent.push(key);
+            recent.push(key);
+        }
+        assert!(!recent.contains(0));
+        assert!(recent.contains(1) && recent.contains(MOST as u32));
+        assert_eq!((recent.order.len(), recent.keys.len()), (MOST, MOST));
+    }
+}

@@ -1,0 +1,124 @@
+//! What is made ahead of a move, while applications work.
+
+use godwit_verbs::abi::*;
+use godwit_verbs::shim;
+
+use crate::device::{arrive, complete_sends, with};
+use crate::{Application, suspend_and_release};
+
+/// The numbers that the device has.
+fn numbers() -> Vec<u32> {
+    with(|device| device.numbers.iter().copied().collect())
+}
+
+#[test]
+fn a_partner_works_on_until_it_changes_over_to_what_was_prepared() {
+    let application = Application::start();
+    let only = [application.number()];
+    assert_eq!([1, 2].map(|wr_id| application.receive(wr_id)), [0, 0]);
+    let prepared = shim::prepare(&[application.connection()]).unwrap();
+    let [waiting] = prepared[..] else {
+        panic!("{prepared:?}")
+    };
+    assert_eq!(waiting.number, only[0]);
+    assert_ne!(waiting.physical, only[0]);
+    assert!(
+        shim::prepare(&[application.connection()])
+            .unwrap_err()
+            .contains("prepared for it already")
+    );
+    // The old one works.
+    assert_eq!(application.send(10), 0);
+    assert_eq!(
+        with(|device| device.sends.keys().copied().collect::<Vec<_>>()),
+        only
+    );
+    complete_sends();
+    arrive(only[0]);
+    assert_eq!(application.poll(), [10, 1]);
+    assert!(
+        shim::switch(&only, &[])
+            .unwrap_err()
+            .contains("not suspended")
+    );
+    shim::suspend(Some(&only)).unwrap();
+    assert!(
+        shim::switch(&only, &[])
+            .unwrap_err()
+            .contains("not been waited for")
+    );
+    assert_eq!(application.send(11), 0);
+    complete_sends();
+    application.wait(1).unwrap();
+    with(|device| device.changes = 0);
+    shim::switch(&only, &[(5, 6)]).unwrap();
+    assert_eq!(
+        with(|device| device.changes),
+        0,
+        "a state is changed while the application waits"
+    );
+    shim::resume(Some(&only)).unwrap();
+    let posted = with(|device| device.receives[&waiting.physical].clone());
+    assert_eq!(posted, [2]);
+    complete_sends();
+    arrive(waiting.physical);
+    assert_eq!(application.poll(), [11, 2]);
+    assert_eq!(numbers(), [only[0], waiting.physical]);
+    shim::tidy().unwrap();
+    assert_eq!(numbers(), [waiting.physical]);
+    assert_eq!(application.send(12), 0);
+    complete_sends();
+    assert_eq!(application.poll(), [12]);
+}
+
+#[test]
+fn what_was_prepared_goes_when_it_is_not_wanted() {
+    let application = Application::start();
+    let only = [application.number()];
+    let prepare = || shim::prepare(&[application.connection()]).unwrap();
+    prepare();
+    shim::abandon(Some(&only));
+    assert_eq!(numbers(), only);
+    // It was made for a state that the application has left.
+    prepare();
+    assert_eq!(application.change(IBV_QPS_RTS), 0);
+    assert_eq!(numbers(), only);
+    // One that cannot be prepared takes the others with it.
+    let mut unknown = application.connection();
+    unknown.number = 77;
+    assert!(
+        shim::prepare(&[application.connection(), unknown])
+            .unwrap_err()
+            .contains("queue pair 77")
+    );
+    assert_eq!(numbers(), only);
+    // A process that moves itself leaves nothing.
+    prepare();
+    suspend_and_release(&application, 0);
+    assert_eq!(numbers(), [0u32; 0]);
+    assert!(
+        shim::prepare(&[application.connection()])
+            .unwrap_err()
+            .contains("being moved itself")
+    );
+    shim::recreate(None).unwrap();
+    shim::connect(&[application.connection()]).unwrap();
+    shim::resume(None).unwrap();
+    // And the end of the queue pair is the end of both.
+    prepare();
+}
+
+#[test]
+fn a_device_that_is_not_asked_by_commands_makes_nothing_ahead() {
+    let application = Application::start();
+    let plan = shim::plan();
+    assert!(
+        shim::hold(plan.clone())
+            .unwrap_err()
+            .contains("is an application")
+    );
+    assert_eq!(plan, shim::plan());
+    assert_eq!(application.change(IBV_QPS_RTS), 0);
+    assert_eq!(plan.objects.len(), 4);
+    assert_ne!(plan, shim::plan(), "a change of state is not noticed");
+}

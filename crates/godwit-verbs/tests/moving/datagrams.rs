@@ -1,0 +1,218 @@
+//! Queue pairs for datagrams, and address handles.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::ptr;
+use std::time::Duration;
+
+use godwit_verbs::abi::*;
+use godwit_verbs::shim::{self, Redirect};
+use godwit_verbs::tables::Gid;
+
+use crate::device::{OWN, complete_sends, with};
+use crate::{Application, no_data};
+
+const KEY: u32 = 0x1111;
+const PEER: [u8; 16] = [1; 16];
+const MOVED_TO: [u8; 16] = [2; 16];
+
+/// A queue pair for datagrams of an application.
+struct Datagrams<'a> {
+    application: &'a Application,
+    pair: *mut ibv_qp,
+}
+
+impl<'a> Datagrams<'a> {
+    fn start(application: &'a Application) -> Self {
+        // SAFETY: integers and null pointers; the objects are the application's.
+        let pair = unsafe {
+            let mut init: ibv_qp_init_attr = std::mem::zeroed();
+            (init.send_cq, init.recv_cq) = (application.cq, application.cq);
+            init.qp_type = IBV_QPT_UD;
+            (init.cap.max_send_wr, init.cap.max_recv_wr) = (4, 4);
+            shim::create_qp(application.pd, &raw mut init)
+        };
+        for (state, mask) in [
+            (IBV_QPS_INIT, IBV_QP_QKEY | IBV_QP_PORT),
+            (IBV_QPS_RTR, 0),
+            (IBV_QPS_RTS, 0),
+        ] {
+            let mut to = ibv_qp_attr {
+                qp_state: state,
+                qkey: KEY,
+                port_num: 1,
+                ..Default::default()
+            };
+            // SAFETY: the pair lives.
+            let changed = unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE | mask) };
+            assert_eq!(changed, 0);
+        }
+        Self { application, pair }
+    }
+
+    fn handle(&self, to: [u8; 16]) -> *mut ibv_ah {
+        let mut attributes = ibv_ah_attr {
+            is_global: 1,
+            port_num: 1,
+            ..Default::default()
+        };
+        attributes.grh.dgid.raw = to;
+        // SAFETY: the domain is the application's.
+        unsafe { shim::create_ah(self.application.pd, &raw mut attributes) }
+    }
+
+    fn send(&self, wr_id: u64, ah: *mut ibv_ah, remote_qpn: u32) -> c_int {
+        // SAFETY: integers, null pointers and a union of both; the handle lives.
+        unsafe {
+            let mut request: ibv_send_wr = std::mem::zeroed();
+            (request.wr_id, request.opcode) = (wr_id, IBV_WR_SEND);
+            request.wr.ud = ibv_ud {
+                ah,
+                remote_qpn,
+                remote_qkey: KEY,
+            };
+            shim::post_send(self.pair, &raw mut request, &mut ptr::null_mut())
+        }
+    }
+
+    fn receive(&self, wr_id: u64) -> c_int {
+        let mut request = no_data(wr_id);
+        // SAFETY: the request has no pieces.
+        unsafe { shim::post_recv(self.pair, &raw mut request, &mut ptr::null_mut()) }
+    }
+
+    fn poll(&self) -> Vec<u64> {
+        let mut into = [ibv_wc::default(); 16];
+        // SAFETY: there is room for as many as are asked for, and the pair lives.
+        let (count, number) = unsafe {
+            let count = shim::poll_cq(self.application.cq, 16, into.as_mut_ptr());
+            (count as usize, (*self.pair).qp_num)
+        };
+        assert!(into[..count].iter().all(|one| one.qp_num == number));
+        into[..count].iter().map(|one| one.wr_id).collect()
+    }
+
+    /// What peers sent to datagrams' queue pairs is not known, and need not be.
+    fn wait(&self) -> Result<Duration, String> {
+        let reliable = BTreeMap::from([(self.application.number(), 0)]);
+        shim::drain(&reliable, Duration::from_millis(5))
+    }
+
+    fn go_on_elsewhere(&self) {
+        shim::recreate(None).unwrap();
+        shim::connect(&[self.application.connection()]).unwrap();
+        shim::resume(None).unwrap();
+    }
+}
+
+impl Drop for Datagrams<'_> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            // SAFETY: nothing uses the pair any more.
+            assert_eq!(unsafe { shim::destroy_qp(self.pair) }, 0);
+        }
+    }
+}
+
+#[test]
+fn nobody_is_looked_for_at_the_other_end_of_datagrams() {
+    let application = Application::start();
+    let _datagrams = Datagrams::start(&application);
+    let pairs = shim::queue_pairs();
+    let connected = pairs.iter().filter(|pair| pair.remote.is_some());
+    let numbers: Vec<u32> = connected.map(|pair| pair.number).collect();
+    assert_eq!((pairs.len(), numbers), (2, vec![application.number()]));
+}
+
+fn addressed() -> Vec<([u8; 16], u32)> {
+    with(|device| std::mem::take(&mut device.addressed))
+}
+
+#[test]
+fn datagrams_complete_before_a_move_or_are_sent_after_it() {
+    let application = Application::start();
+    assert!(shim::obstacles().is_empty());
+    let datagrams = Datagrams::start(&application);
+    let handle = datagrams.handle(PEER);
+    assert!(shim::obstacles().is_empty(), "{:?}", shim::obstacles());
+    assert_eq!([1, 2].map(|wr_id| datagrams.receive(wr_id)), [0, 0]);
+    assert_eq!(datagrams.send(7, handle, 5), 0);
+    shim::suspend(None).unwrap();
+    // SAFETY: the pair lives.
+    let number = unsafe { (*datagrams.pair).qp_num };
+    // The marker comes back to its own queue pair, which refuses its key.
+    assert_eq!(addressed(), [(PEER, 5), (OWN, number)]);
+    assert!(datagrams.wait().unwrap_err().contains("in flight"));
+    assert!(shim::release().unwrap_err().contains("not been waited for"));
+    assert_eq!(datagrams.send(8, handle, 5), 0);
+    complete_sends();
+    datagrams.wait().unwrap();
+    shim::release().unwrap();
+    assert!(
+        with(|device| device.routes.is_empty()),
+        "a handle would be left at the source"
+    );
+    assert_eq!(datagrams.poll(), [7]);
+    assert_eq!(datagrams.receive(3), 0);
+    // Another process has its number at the new place.
+    with(|device| device.numbers.insert(number));
+    datagrams.go_on_elsewhere();
+    assert_eq!(addressed(), [(PEER, 5)]);
+    complete_sends();
+    assert_eq!(datagrams.poll(), [8]);
+    let waiting = with(|device| {
+        let all = device.receives.values().flatten();
+        all.copied().collect::<Vec<_>>()
+    });
+    assert_eq!(waiting, [1, 2, 3]);
+    // SAFETY: nothing uses the handle any more.
+    assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
+    assert!(with(|device| device.routes.is_empty()));
+    with(|device| device.numbers.remove(&number));
+}
+
+#[test]
+fn datagrams_find_a_queue_pair_that_has_moved() {
+    let application = Application::start();
+    let datagrams = Datagrams::start(&application);
+    let before = datagrams.handle(PEER);
+    let moved = |to, physical| Redirect {
+        remote: Gid(PEER),
+        number: 5,
+        to: Gid(to),
+        physical,
+    };
+    shim::redirect(&[moved(MOVED_TO, 6)]).unwrap();
+    // Made by an application that does not know of the move.
+    let later = datagrams.handle(PEER);
+    let mut sent = 0;
+    let mut send = |handle, number| {
+        sent += 1;
+        assert_eq!(datagrams.send(sent, handle, number), 0);
+        complete_sends();
+        assert_eq!(datagrams.poll(), [sent]);
+        addressed()[0]
+    };
+    for handle in [before, later] {
+        assert_eq!(send(handle, 5), (MOVED_TO, 6));
+        // Its neighbour at the old place has not moved.
+        assert_eq!(send(handle, 7), (PEER, 7));
+    }
+    // Whoever moves himself still finds it.
+    shim::suspend(None).unwrap();
+    complete_sends();
+    datagrams.wait().unwrap();
+    shim::release().unwrap();
+    datagrams.go_on_elsewhere();
+    addressed();
+    assert_eq!(send(before, 5), (MOVED_TO, 6));
+    // And when it has come back.
+    shim::redirect(&[moved(PEER, 4)]).unwrap();
+    assert_eq!(send(before, 5), (PEER, 4));
+    assert_eq!(send(later, 5), (PEER, 4));
+    for handle in [before, later] {
+        // SAFETY: nothing uses the handle any more.
+        assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
+    }
+    assert!(with(|device| device.routes.is_empty()));
+}
