@@ -176,6 +176,11 @@ async fn a_hostile_peer_gets_nowhere() {
             json!({"do": "release"}),
             json!({"do": "recreate", "device": null}),
             json!({"do": "connect", "connections": []}),
+            json!({"do": "prepare", "connections": []}),
+            json!({"do": "switch", "numbers": [], "remote_keys": []}),
+            json!({"do": "abandon", "only": []}),
+            json!({"do": "tidy"}),
+            json!({"do": "plan"}),
         ] {
             let said = hostile.ask(&json!({"partner": {"pid": own, "request": request}}));
             assert!(said["refused"].is_string(), "{said}");
@@ -183,10 +188,23 @@ async fn a_hostile_peer_gets_nowhere() {
         for request in [
             json!({"do": "resume", "only": null}),
             json!({"do": "release"}),
+            json!({"do": "status"}),
+            json!({"do": "attach", "holder": 1}),
         ] {
             let said = hostile.ask(&json!({"moved": {"request": request}}));
             assert!(said["refused"].is_string(), "{said}");
         }
+        // Nothing is made ahead for a device that is not there, and nothing is connected that was not made.
+        let object = json!({"id": 1, "call": {"kind": "context"}, "cookie": 0, "details": {"device": "none"}});
+        for ask in [
+            json!({"connect_held": {"connections": []}}),
+            json!({"hold": {"pid": 7, "plan": {"objects": [object]}}}),
+            json!({"connect_held": {"connections": []}}),
+        ] {
+            let said = hostile.ask(&ask);
+            assert!(said["refused"].is_string(), "{said}");
+        }
+        assert_eq!(hostile.ask(&json!("give_up_held")), json!("done"));
         // Nothing is restored that did not come, and the answer stands.
         for ask in ["restore", "settle", "restore"] {
             assert!(hostile.ask(&json!(ask))["not_here"].is_string());
