@@ -36,11 +36,11 @@ pub fn suspend(only: Option<&[u32]>) -> Result<Vec<QueuePairState>, String> {
     // SAFETY: objects live while the world is locked; the requests are built here.
     unsafe {
         let pairs = chosen(&world, only);
-        if a_thread_ended_inside() {
-            return Err(ENDED_INSIDE.to_owned());
-        }
         if let Some(missing) = missing(&pairs, only.unwrap_or(&[])) {
             return Err(format!("there is no queue pair {missing}"));
+        }
+        if a_thread_ended_inside() {
+            return Err(ENDED_INSIDE.to_owned());
         }
         if let Some(pair) = pairs
             .iter()
