@@ -238,8 +238,8 @@ fn what_waited_for_a_driver_is_not_given_to_the_next_that_begins_anew() {
     }
 }
 
-#[test]
-fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_others_do() {
+/// A NIC with two pairs of queues that a thread serves, and what its queues of the uplink are connected to.
+fn two_pairs() -> (NetDevice, NetThread, Vec<UnixDatagram>) {
     let (queues, networks): (Vec<_>, Vec<_>) = (0..2)
         .map(|_| {
             let (queue, network) = UnixDatagram::pair().expect("a pair");
@@ -249,6 +249,42 @@ fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_
         .unzip();
     let uplink = Uplink::from_packets(queues);
     let (nic, thread) = NetDevice::spawn("web/0", Nic::new(MAC), uplink).expect("a thread");
+    (nic, thread, networks)
+}
+
+#[test]
+fn a_pair_without_room_does_not_stop_the_other() {
+    let (nic, thread, networks) = two_pairs();
+    let first = TestGuest::new(SIZE);
+    let second = first.beside();
+    let _front_end = attach(&nic, &first);
+    first.offer(SIZE);
+    let _kick = start(&nic, &first, receive_ring(0), 0);
+    let kick = start(&nic, &second, receive_ring(1), 0);
+    networks[1].send(&[7; SMALLEST]).expect("is taken");
+    assert!(within(Duration::from_secs(10), || nic.snapshot().waiting == 1));
+    for count in 1..=2 {
+        networks.iter().for_each(|network| {
+            network.send(&[7; SMALLEST]).expect("is taken");
+        });
+        let gets_it = || first.used() == count;
+        assert!(within(Duration::from_secs(10), gets_it), "{}", first.used());
+    }
+    second.offer(SIZE);
+    kick.signal();
+    let gets_all = || second.used() == 3;
+    assert!(
+        within(Duration::from_secs(10), gets_all),
+        "{}",
+        second.used()
+    );
+    nic.end();
+    assert!(thread.join_within(Duration::from_secs(10)));
+}
+
+#[test]
+fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_others_do() {
+    let (nic, thread, networks) = two_pairs();
     assert_eq!(nic.queues(), 2);
     let first = TestGuest::new(SIZE);
     let second = first.beside();
