@@ -283,6 +283,46 @@ fn a_pair_without_room_does_not_stop_the_other() {
 }
 
 #[test]
+fn what_a_queue_brought_before_the_announcement_came_by_another_is_not_lost() {
+    for is_asked_at_once in [false, true] {
+        let (nic, thread, networks) = two_pairs();
+        let networks = Arc::new(networks);
+        let (asked, answer) = mpsc::channel();
+        let ask_late = {
+            let nic = nic.clone();
+            move || {
+                let asked = asked.clone();
+                nic.copy_late(Box::new(move |late| {
+                    let _ = asked.send(late);
+                }));
+            }
+        };
+        // On the NIC's own thread: it finds both when it looks next, the announcement first.
+        let (sees, at_once) = (Arc::clone(&networks), ask_late.clone());
+        nic.freeze(Box::new(move |state| {
+            let for_many = [&[0; HEADER][..], &[0xff; 6], &[8; 60]].concat();
+            sees[1].send(&for_many).expect("is taken");
+            let place = [&[0; HEADER][..], &rarp(MAC, state.token)].concat();
+            sees[0].send(&place).expect("is taken");
+            if is_asked_at_once {
+                at_once();
+            }
+        }));
+        if !is_asked_at_once {
+            // The thread has read both in a turn of its own.
+            assert!(within(Duration::from_secs(10), || nic.snapshot().waiting == 1));
+            ask_late();
+        }
+        let late = answer.recv_timeout(Duration::from_secs(10));
+        let late = late.expect("the thread answers");
+        assert!(late.is_all);
+        assert_eq!(late.packets.len(), 1, "{is_asked_at_once}");
+        nic.end();
+        assert!(thread.join_within(Duration::from_secs(10)));
+    }
+}
+
+#[test]
 fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_others_do() {
     let (nic, thread, networks) = two_pairs();
     assert_eq!(nic.queues(), 2);

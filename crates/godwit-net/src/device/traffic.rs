@@ -262,7 +262,11 @@ impl Worker {
             Ok(Some(length)) => {
                 let packet = &mut self.space.packet[..length];
                 set_queue(packet, queue as u16);
-                Some((length, self.nic.from_uplink(packet, guest_has_room)))
+                let fate = self.nic.from_uplink(packet, guest_has_room);
+                if fate == Fate::Announced {
+                    self.announced_by(queue);
+                }
+                Some((length, fate))
             }
             Ok(None) => None,
             Err(error) => {
@@ -273,18 +277,39 @@ impl Worker {
         }
     }
 
+    /// The machine was announced from its new place by a queue of the uplink. A switch brought what the others have before
+    /// that, or some of it.
+    fn announced_by(&mut self, queue: usize) {
+        for other in (0..self.pairs.len()).filter(|other| *other != queue) {
+            for _ in 0..DRAIN {
+                // All of it is held first, whether it has the announcement too or not.
+                if self.read_aside(other).is_none() {
+                    break;
+                }
+            }
+        }
+        self.nic.announced();
+    }
+
     /// Reads everything that the uplink has now; nothing of it is for the guest at once.
     pub(super) fn drain(&mut self) {
         for queue in 0..self.pairs.len() {
             for _ in 0..DRAIN {
-                let Ok(Some(length)) = self.uplink.read(queue, &mut self.space.packet) else {
-                    break;
-                };
-                let packet = &mut self.space.packet[..length];
-                set_queue(packet, queue as u16);
-                self.nic.from_uplink(packet, false);
+                match self.read_aside(queue) {
+                    Some(Fate::Announced) => self.announced_by(queue),
+                    Some(_) => {}
+                    None => break,
+                }
             }
         }
+    }
+
+    /// Reads a packet from a queue of the uplink, if there is one, that is not for the guest at once.
+    fn read_aside(&mut self, queue: usize) -> Option<Fate> {
+        let length = self.uplink.read(queue, &mut self.space.packet).ok()??;
+        let packet = &mut self.space.packet[..length];
+        set_queue(packet, queue as u16);
+        Some(self.nic.from_uplink(packet, false))
     }
 
     /// A guest's driver begins anew: what waits here and in the uplink was for the one before.

@@ -58,6 +58,9 @@ pub enum Fate {
     Held,
     /// Nobody gets it.
     Dropped,
+    /// Nobody gets it: it is the machine's announcement from its new place. [`Nic::announced`] follows, once what other
+    /// queues of the uplink have is held too: some of that came before.
+    Announced,
 }
 
 /// Why a state cannot be taken over.
@@ -357,8 +360,7 @@ impl Nic {
                 if frame_of(packet)
                     .is_some_and(|frame| announce::is_rarp_of(frame, self.mac, self.token))
                 {
-                    self.announced_elsewhere = true;
-                    return Fate::Dropped;
+                    return Fate::Announced;
                 }
                 self.hold(packet.into())
             }
@@ -376,6 +378,12 @@ impl Nic {
                 None => self.hold(packet.into()),
             },
         }
+    }
+
+    /// All that came before the machine's announcement from its new place is held: what comes for many from now on reaches that
+    /// place, too.
+    pub fn announced(&mut self) {
+        self.announced_elsewhere = self.mode == Mode::Buffering;
     }
 
     /// The guest had no room for a packet that it was to get now: it gets it next by the packet's queue.

@@ -17,8 +17,11 @@ fn numbered(to: Mac, number: u32) -> Packet {
     packet_of(&frame)
 }
 
-fn announcement() -> Packet {
-    packet_of(&announce::rarp(MAC, TOKEN))
+/// The machine's announcement comes to its former place.
+fn announce(source: &mut Nic) {
+    let announcement = packet_of(&announce::rarp(MAC, TOKEN));
+    assert_eq!(source.from_uplink(&announcement, true), Fate::Announced);
+    source.announced();
 }
 
 /// All packets that the guest can get now.
@@ -137,8 +140,22 @@ fn a_station_that_only_claims_to_announce_the_machine_changes_nothing() {
     let forged = packet_of(&announce::rarp(MAC, Token([8; 16])));
     nic.from_uplink(&forged, true);
     assert!(!nic.is_announced_elsewhere());
-    nic.from_uplink(&announcement(), true);
+    announce(&mut nic);
     assert!(nic.is_announced_elsewhere());
+}
+
+#[test]
+fn what_other_queues_brought_before_the_announcement_is_held_until_all_of_it_is() {
+    let many = Mac([0xff; 6]);
+    let mut nic = Nic::new(MAC);
+    nic.buffer(TOKEN);
+    let announcement = packet_of(&announce::rarp(MAC, TOKEN));
+    assert_eq!(nic.from_uplink(&announcement, true), Fate::Announced);
+    assert!(!nic.is_announced_elsewhere());
+    assert_eq!(nic.from_uplink(&numbered(many, 1), true), Fate::Held);
+    nic.announced();
+    assert!(nic.is_announced_elsewhere());
+    assert_eq!(nic.from_uplink(&numbered(many, 2), true), Fate::Dropped);
 }
 
 #[test]
@@ -185,7 +202,11 @@ fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
     source.from_uplink(&numbered(MAC, 2), true);
     assert_eq!(destination.from_uplink(&numbered(MAC, 3), true), Fate::Held);
     assert!(!source.is_announced_elsewhere());
-    source.from_uplink(&packet_of(&frames[0]), true);
+    assert_eq!(
+        source.from_uplink(&packet_of(&frames[0]), true),
+        Fate::Announced
+    );
+    source.announced();
     assert!(source.is_announced_elsewhere());
     assert_eq!(
         source.from_uplink(&numbered(Mac([0xff; 6]), 9), true),
@@ -214,7 +235,7 @@ fn a_packet_that_the_announcement_has_overtaken_is_not_lost() {
     source.buffer(TOKEN);
     let mut destination = moved(&mut source);
     destination.take_over(true);
-    source.from_uplink(&announcement(), true);
+    announce(&mut source);
     destination.late_ended();
     assert_eq!(source.from_uplink(&numbered(MAC, 1), true), Fate::Held);
     for packet in source.copy_new() {
@@ -322,7 +343,7 @@ proptest! {
         } else {
             destination.take_over(true);
             let mut ended = false;
-            source.from_uplink(&announcement(), true);
+            announce(&mut source);
             for step in steps {
                 match step {
                     Step::Packet => {
