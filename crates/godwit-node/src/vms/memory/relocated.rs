@@ -223,8 +223,11 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
     let restored = blocking(move || {
         let failed = |error: std::io::Error| error.to_string();
         let found = find_settled(&places.agent(), pid, &file, bytes);
-        let (_agent, found) = found.map_err(|error| error.to_string())?;
-        give_back(pid, &found, bytes);
+        let (agent, found) = found.map_err(|error| error.to_string())?;
+        // Only while the agent is held nothing of QEMU's maps what is given back.
+        if agent.is_some() {
+            give_back(pid, &found, bytes);
+        }
         let Found { home, away, layout } = found;
         let Some(away) = away else { return Ok(0) };
         let mut relocation = Relocation::begin();
