@@ -383,7 +383,7 @@ impl Nic {
     /// All that came before the machine's announcement from its new place is held: what comes for many from now on reaches that
     /// place, too.
     pub fn announced(&mut self) {
-        self.announced_elsewhere = self.mode == Mode::Buffering;
+        self.announced_elsewhere = true;
     }
 
     /// The guest had no room for a packet that it was to get now: it gets it next by the packet's queue.
