@@ -300,7 +300,7 @@ fn what_a_queue_brought_before_the_announcement_came_by_another_is_not_lost() {
         // On the NIC's own thread: it finds both when it looks next, the announcement first.
         let (sees, at_once) = (Arc::clone(&networks), ask_late.clone());
         nic.freeze(Box::new(move |state| {
-            let for_many = [&[0; HEADER][..], &[0xff; 6], &[8; 60]].concat();
+            let for_many: Vec<u8> = [&[0; HEADER][..], &[0xff; 6], &[8; 60]].concat();
             sees[1].send(&for_many).expect("is taken");
             let place = [&[0; HEADER][..], &rarp(MAC, state.token)].concat();
             sees[0].send(&place).expect("is taken");
