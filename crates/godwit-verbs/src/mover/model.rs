@@ -17,6 +17,8 @@ struct Process {
 struct World {
     source: Option<Process>,
     image: Option<Process>,
+    /// Whether making it of its image at the source was tried.
+    tried_back: bool,
     sent: bool,
     arrival: Arrival,
     destination: Option<Process>,
@@ -26,6 +28,8 @@ struct World {
     partner_suspended: bool,
     /// The objects whose keys the source's node was told of on the way back.
     told: Option<u32>,
+    /// What the source's node has stored: the move, and those objects.
+    stored: (Move, Option<u32>),
     /// The objects that the partner is connected to.
     partner_knows: u32,
     partner_connected: bool,
@@ -49,9 +53,15 @@ enum Fault {
     DiesAfter,
     /// Somebody kills the process at the source.
     Killed,
+    /// It is done, and said to have failed.
+    Misreported,
+    /// It cannot be stored now, and can be later.
+    NotStored,
+    /// It cannot be stored, and the source's node dies.
+    NotStoredAndDies,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 11] = [
     Fault::None,
     Fault::Refused,
     Fault::Lost,
@@ -60,6 +70,9 @@ const FAULTS: [Fault; 8] = [
     Fault::DiesBefore,
     Fault::DiesAfter,
     Fault::Killed,
+    Fault::Misreported,
+    Fault::NotStored,
+    Fault::NotStoredAndDies,
 ];
 
 type Done = Result<(), String>;
@@ -77,12 +90,14 @@ impl World {
                 connected: true,
             }),
             image: None,
+            tried_back: false,
             sent: false,
             arrival: Arrival::Coming,
             destination: None,
             recreated: None,
             made: 1,
             told: None,
+            stored: (Move::default(), None),
             partner_suspended: false,
             partner_knows: 1,
             partner_connected: true,
@@ -219,7 +234,7 @@ impl World {
             Step::BringBack => {
                 assert!(self.source.is_none(), "restored over the process itself");
                 self.source = self.image.clone();
-                Ok(())
+                self.source.as_ref().map(drop).ok_or_else(|| "there is no image".to_owned())
             }
             Step::ResumePartners => {
                 self.partner_suspended = false;
@@ -267,6 +282,10 @@ impl World {
                     self.source.is_none() && self.destination.is_none(),
                     "{self:?}"
                 );
+                assert!(
+                    self.image.is_none() || self.tried_back,
+                    "the process is an image, and was not made of it again: {self:?}"
+                );
             }
         }
     }
@@ -281,7 +300,24 @@ fn local(step: Step) -> bool {
 }
 
 fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
+    if matches!(fault, Fault::NotStored | Fault::NotStoredAndDies) {
+        let goes_on = moving.unstored("it cannot be stored");
+        if fault == Fault::NotStoredAndDies {
+            if goes_on {
+                let _unheard = world.carry_out(moving, false);
+            }
+            (*moving, world.told) = world.stored.clone();
+            moving.recover(world.source.is_some());
+            return;
+        }
+        if !goes_on {
+            return;
+        }
+    } else {
+        world.stored = (moving.clone(), world.told);
+    }
     let step = moving.step();
+    world.tried_back |= step == Step::BringBack;
     let mut happened = match fault {
         Fault::DiesBefore => {
             moving.recover(world.source.is_some());
@@ -301,7 +337,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
                 .carry_out(moving, false)
                 .map_or_else(Happened::Failed, |()| Happened::Done)
         }
-        Fault::None => world
+        Fault::None | Fault::NotStored | Fault::NotStoredAndDies => world
             .carry_out(moving, false)
             .map_or_else(Happened::Failed, |()| Happened::Done),
         Fault::Half => world
@@ -315,6 +351,18 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             }
         }
         Fault::Refused => Happened::Failed("refused".to_owned()),
+        // What the destination says of a restore, and what is said of one here, is true.
+        Fault::Misreported
+            if matches!(step, Step::Restore | Step::Settle | Step::BringBack) =>
+        {
+            world
+                .carry_out(moving, false)
+                .map_or_else(Happened::Failed, |()| Happened::Done)
+        }
+        Fault::Misreported => {
+            let _unheard = world.carry_out(moving, false);
+            Happened::Failed("it failed after it was done".to_owned())
+        }
         Fault::Lost | Fault::Unheard if local(step) => world
             .carry_out(moving, false)
             .map_or_else(Happened::Failed, |()| Happened::Done),
