@@ -234,7 +234,10 @@ impl World {
             Step::BringBack => {
                 assert!(self.source.is_none(), "restored over the process itself");
                 self.source = self.image.clone();
-                self.source.as_ref().map(drop).ok_or_else(|| "there is no image".to_owned())
+                self.source
+                    .as_ref()
+                    .map(drop)
+                    .ok_or_else(|| "there is no image".to_owned())
             }
             Step::ResumePartners => {
                 self.partner_suspended = false;
@@ -352,9 +355,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
         }
         Fault::Refused => Happened::Failed("refused".to_owned()),
         // What the destination says of a restore, and what is said of one here, is true.
-        Fault::Misreported
-            if matches!(step, Step::Restore | Step::Settle | Step::BringBack) =>
-        {
+        Fault::Misreported if matches!(step, Step::Restore | Step::Settle | Step::BringBack) => {
             world
                 .carry_out(moving, false)
                 .map_or_else(Happened::Failed, |()| Happened::Done)
