@@ -67,16 +67,41 @@ pub(crate) fn folder(node: &Node, id: &str) -> PathBuf {
     node.config.processes_dir().join(id)
 }
 
+/// Why a process did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NotDone {
+    /// It says no.
+    Refused(String),
+    /// It does not answer: it may do it nevertheless.
+    Silent(String),
+}
+
+impl NotDone {
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Self::Refused(text) | Self::Silent(text) => text,
+        }
+    }
+}
+
 /// Asks a process of this host.
 ///
 /// # Errors
 /// One sentence: it does not answer, or it says no.
 pub(crate) async fn ask(pid: u32, request: Request) -> Result<Answer, String> {
-    let asked = blocking(move || control::ask(pid, &request)).await;
-    match asked.map_err(|error| error.message)? {
-        Ok(Answer::Error(error)) => Err(format!("process {pid}: {error}")),
-        Ok(answer) => Ok(answer),
-        Err(error) => Err(error.to_string()),
+    hear(pid, request).await.map_err(NotDone::into_text)
+}
+
+/// Asks a process of this host, where silence is another thing than a no.
+///
+/// # Errors
+/// One sentence.
+pub(crate) async fn hear(pid: u32, request: Request) -> Result<Answer, NotDone> {
+    match blocking(move || control::ask(pid, &request)).await {
+        Ok(Ok(Answer::Error(error))) => Err(NotDone::Refused(format!("process {pid}: {error}"))),
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(NotDone::Silent(error.to_string())),
+        Err(error) => Err(NotDone::Silent(error.message)),
     }
 }
 
@@ -92,10 +117,10 @@ pub(crate) async fn status(pid: u32) -> Result<Status, String> {
 }
 
 /// Takes up what was under way when the node ended.
-pub(crate) async fn recover(node: &Arc<Node>) {
+pub(crate) fn recover(node: &Arc<Node>) {
     if node.config.processes.is_none() {
         return;
     }
     partners::recover(node);
-    outgoing::recover(node).await;
+    outgoing::recover(node);
 }

@@ -98,7 +98,7 @@ pub(crate) async fn look(
         reasons.extend(unasked);
     }
     reasons.extend(at_source(files).await);
-    let layout = criu::layout(pid);
+    let layout = criu::layout(pid).unwrap_or_default();
     if layout.is_none() {
         reasons.push(format!(
             "process {pid} does not run, or its layout in memory cannot be read"
