@@ -19,15 +19,22 @@ pub(crate) mod view;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use godwit_verbs::control::{self, Answer, Request, Status};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Connections of other nodes about processes at once.
 const MAX_SESSIONS: usize = 16;
+
+/// How long all processes of the host are asked.
+const ROUND: Duration = Duration::from_secs(10);
+/// How many of them at once.
+const ASKED_AT_ONCE: usize = 32;
 
 /// What a node knows of processes.
 #[derive(Debug)]
@@ -114,6 +121,29 @@ pub(crate) async fn status(pid: u32) -> Result<Status, String> {
         Answer::Status(status) => Ok(status),
         _ => Err(format!("process {pid} gave an answer to another question")),
     }
+}
+
+/// What these processes have, of those that say so in time: one that is silent keeps nobody from the others.
+pub(crate) async fn statuses(pids: Vec<u32>) -> Vec<(u32, Status)> {
+    let until = Instant::now() + ROUND;
+    let turns = Arc::new(Semaphore::new(ASKED_AT_ONCE));
+    let mut asked = JoinSet::new();
+    for pid in pids {
+        let turns = Arc::clone(&turns);
+        asked.spawn(async move {
+            let _turn = turns.acquire_owned().await.ok()?;
+            let left = until.saturating_duration_since(Instant::now());
+            let answer = blocking(move || control::ask_within(pid, &Request::Status, left)).await;
+            match answer {
+                Ok(Ok(Answer::Status(status))) => Some((pid, status)),
+                // One that has just ended, or whose socket's name is somebody else's, is none.
+                _ => None,
+            }
+        });
+    }
+    let mut found: Vec<_> = asked.join_all().await.into_iter().flatten().collect();
+    found.sort_unstable_by_key(|(pid, _)| *pid);
+    found
 }
 
 /// Takes up what was under way when the node ended.

@@ -11,7 +11,7 @@ use godwit_verbs::preflight::Offer;
 use godwit_verbs::shim::QueuePairState;
 
 use super::messages::{self, Answer, Ask, FoundProcess};
-use super::{NotDone, arrivals, check_enabled, files, hear, status};
+use super::{NotDone, arrivals, check_enabled, files, hear, statuses};
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
@@ -84,10 +84,7 @@ impl Session {
             Err(error) => return Answer::Refused(error.message),
         };
         let mut found = Vec::new();
-        for pid in pids {
-            let Ok(status) = status(pid).await else {
-                continue;
-            };
+        for (pid, status) in statuses(pids).await {
             if let Some(party) = ends_of(ours, pid, &status.queue_pairs) {
                 let numbers = party.numbers();
                 found.push(FoundProcess {
