@@ -10,6 +10,7 @@ use godwit_verbs::shim::{QueuePairState, Recreated};
 use super::Running;
 use super::reach::{ANSWER, Trouble};
 use crate::processes::criu::NotRestored;
+use crate::processes::images::Source;
 use crate::processes::messages::{Answer, Ask, ImageOffer};
 use crate::processes::{NotDone, arrivals, ask, criu, folder, hear, images, status};
 use godwit_api::ProcessMigration;
@@ -182,7 +183,8 @@ impl Running {
         }
         criu::unlock_network(self.plan.pid).await;
         let image = self.image();
-        let (of_criu, along) = images::gather(&image, &self.plan.files).map_err(failed)?;
+        let (of_criu, opened) = images::gather(&image, &self.plan.files).map_err(failed)?;
+        let (along, opened): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
         let offer = ImageOffer {
             pid: self.plan.pid,
             layout: self.plan.layout.clone(),
@@ -201,10 +203,11 @@ impl Running {
         }
         let sources = of_criu
             .iter()
-            .map(|file| (image.join(&file.name), file.bytes));
-        let along = along
-            .iter()
-            .map(|file| (PathBuf::from(&file.name), file.bytes));
+            .map(|file| (Source::Own(image.join(&file.name)), file.bytes));
+        let along = opened
+            .into_iter()
+            .map(Source::Opened)
+            .zip(along.iter().map(|file| file.bytes));
         let moves = &self.node.processes.moves;
         let count = |bytes| moves.change(&id, |view| view.image_bytes += bytes);
         let connection = self.reach.connection(&to).await?;
