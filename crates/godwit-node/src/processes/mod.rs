@@ -15,6 +15,7 @@ pub(crate) mod messages;
 pub(crate) mod outgoing;
 pub(crate) mod partners;
 pub(crate) mod serve;
+mod tcp;
 pub(crate) mod view;
 
 use std::path::PathBuf;

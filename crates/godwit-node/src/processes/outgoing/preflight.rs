@@ -10,7 +10,7 @@ use super::reach::{ANSWER, Reach};
 use crate::node::Node;
 use crate::processes::address::OwnAddress;
 use crate::processes::messages::{Answer, Ask};
-use crate::processes::{criu, images, serve};
+use crate::processes::{criu, images, serve, tcp};
 
 /// What a move needs to know before it begins.
 #[derive(Debug)]
@@ -100,6 +100,7 @@ pub(crate) async fn look(
         reasons.extend(unasked);
     }
     reasons.extend(at_source(files).await);
+    reasons.extend(tcp::reasons(pid, address.map(|own| own.address)));
     let layout = criu::layout(pid).unwrap_or_default();
     if layout.is_none() {
         reasons.push(format!(
