@@ -29,6 +29,9 @@ struct Stored {
     peer: String,
     arrival: Arrival,
     offer: ImageOffer,
+    /// Whether its restore has failed, so that what may run of it is only to be ended.
+    #[serde(default)]
+    failed: bool,
     /// Whether it was asked to make its objects again.
     asked: bool,
     /// What it made.
@@ -119,6 +122,7 @@ pub(crate) async fn take(
         peer: peer.to_owned(),
         arrival: Arrival::Coming,
         offer: offer.clone(),
+        failed: false,
         asked: false,
         made: None,
     };
@@ -188,7 +192,13 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
         Ok(()) => Ok(()),
         Err(NotRestored::Nothing(why)) => Err(why),
         // As long as something of it may run it is being restored; what is left is ended when it is asked for.
-        Err(NotRestored::Left(why)) => return Answer::Refused(why),
+        Err(NotRestored::Left(why)) => {
+            stored.failed = true;
+            return Answer::Refused(match files_of_ours::write(&record(node, id), &stored) {
+                Ok(()) => why,
+                Err(unstored) => format!("{why}; {unstored}"),
+            });
+        }
     };
     stored.arrival = match &restored {
         Ok(()) => Arrival::Here,
@@ -247,7 +257,7 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
         return Answer::Refused("a CRIU works with its image and does not end".to_owned());
     }
     let settled = match criu::lives(pid, &layout) {
-        Ok(lives) => stored.arrival.settled(lives),
+        Ok(lives) => stored.arrival.settled(lives && !stored.failed),
         Err(error) => {
             return Answer::Refused(format!("whether it runs cannot be read: {error}"));
         }

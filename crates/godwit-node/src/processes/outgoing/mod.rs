@@ -400,6 +400,11 @@ impl Running {
 /// Takes up the moves that were under way when the node ended.
 pub(crate) fn recover(node: &Arc<Node>) {
     let entries = std::fs::read_dir(node.config.processes_dir());
+    if let Err(error) = &entries
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::error!(%error, "no move of a process is taken up: their records cannot be listed");
+    }
     for entry in entries.into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Ok(id) = name.parse::<MigrationId>() else {
