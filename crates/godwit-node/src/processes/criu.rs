@@ -14,8 +14,8 @@ use super::address::{Direction, OwnAddress};
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long what a failed restore left may take to end.
 const END: Duration = Duration::from_secs(5);
-/// How often what descends from a CRIU that takes too long is looked for and ended.
-const ROUNDS: usize = 3;
+/// How often it is looked for what descends from a CRIU that takes too long.
+const ROUNDS: usize = 20;
 /// Most of what a command said that is told.
 const TOLD: usize = 400;
 
@@ -209,14 +209,20 @@ async fn see_through(mut running: Child, limit: Duration) -> Result<ExitStatus, 
         return ended.map_err(|error| format!("criu cannot be waited for: {error}"));
     }
     if let Some(pid) = running.id() {
-        // What it is making of an image would go on without it. It makes nothing new once it has stopped.
+        // What it is making of an image would go on without it. All of it stops before any of it is ended, so that
+        // nothing new is made meanwhile, and nothing loses the parent by which it is found.
         signal(pid, Signal::STOP);
+        let mut made = Vec::new();
         for _ in 0..ROUNDS {
-            descendants(pid)
-                .into_iter()
-                .for_each(|one| signal(one, Signal::KILL));
+            let found = descendants(pid);
+            found.iter().for_each(|one| signal(*one, Signal::STOP));
             tokio::time::sleep(Duration::from_millis(50)).await;
+            if found == made {
+                break;
+            }
+            made = found;
         }
+        made.into_iter().for_each(|one| signal(one, Signal::KILL));
     }
     // Nothing is said of what it did before it is gone.
     loop {
@@ -236,7 +242,7 @@ async fn see_through(mut running: Child, limit: Duration) -> Result<ExitStatus, 
 
 fn signal(pid: u32, signal: Signal) {
     if let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
-        // It may have ended just now; CRIU is not reaped yet, so that no number of its children's is another's.
+        // It may have ended just now, and its number is no other's: its parent has stopped, and reaps nobody.
         let _ = rustix::process::kill_process(number, signal);
     }
 }

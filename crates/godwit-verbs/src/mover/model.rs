@@ -59,9 +59,13 @@ enum Fault {
     NotStored,
     /// It cannot be stored, and the source's node dies.
     NotStoredAndDies,
+    /// The partner is let go before it, since nothing was heard of the move.
+    PartnerLetGo,
+    /// The destination's node dies, and what it was told meanwhile is not known.
+    DestinationDies,
 }
 
-const FAULTS: [Fault; 11] = [
+const FAULTS: [Fault; 13] = [
     Fault::None,
     Fault::Refused,
     Fault::Lost,
@@ -73,6 +77,8 @@ const FAULTS: [Fault; 11] = [
     Fault::Misreported,
     Fault::NotStored,
     Fault::NotStoredAndDies,
+    Fault::PartnerLetGo,
+    Fault::DestinationDies,
 ];
 
 type Done = Result<(), String>;
@@ -194,6 +200,7 @@ impl World {
                 Ok(())
             }
             Step::Drain if half => no("half"),
+            Step::Drain if !self.partner_suspended => no("the partner is not held"),
             Step::Drain => Ok(()),
             Step::Release => {
                 let process = self.at(true)?;
@@ -245,6 +252,15 @@ impl World {
             }
             Step::End => unreachable!(),
         }
+    }
+
+    /// A partner that goes on breaks its connection where nobody answers it.
+    fn partner_goes_on(&mut self) {
+        let other = self.source.as_ref().or(self.destination.as_ref());
+        let answers = other.is_some_and(|process| {
+            process.connected && process.objects == Some(self.partner_knows)
+        });
+        self.partner_connected &= self.partner_suspended || answers;
     }
 
     fn runs_at_one_place_at_most(&self) {
@@ -322,6 +338,21 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
     let step = moving.step();
     world.tried_back |= step == Step::BringBack;
     let mut happened = match fault {
+        Fault::PartnerLetGo => {
+            world.partner_suspended = false;
+            world.partner_goes_on();
+            world
+                .carry_out(moving, false)
+                .map_or_else(Happened::Failed, |()| Happened::Done)
+        }
+        Fault::DestinationDies if step == Step::Recreate => {
+            if world.recreated.is_none() {
+                let _unheard = world.recreate(false, false);
+                // It knows that it asked the process, and not what that made.
+                world.recreated = None;
+            }
+            Happened::Unknown("silence".to_owned())
+        }
         Fault::DiesBefore => {
             moving.recover(world.source.is_some());
             return;
@@ -364,10 +395,10 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             let _unheard = world.carry_out(moving, false);
             Happened::Failed("it failed after it was done".to_owned())
         }
-        Fault::Lost | Fault::Unheard if local(step) => world
+        Fault::Lost | Fault::Unheard | Fault::DestinationDies if local(step) => world
             .carry_out(moving, false)
             .map_or_else(Happened::Failed, |()| Happened::Done),
-        Fault::Lost => Happened::Unknown("silence".to_owned()),
+        Fault::Lost | Fault::DestinationDies => Happened::Unknown("silence".to_owned()),
         Fault::Unheard => {
             let _unheard = world.carry_out(moving, false);
             Happened::Unknown("silence".to_owned())
@@ -405,6 +436,7 @@ fn explore(
         let (mut next, mut after) = (world.clone(), moving.clone());
         path.push((moving.step(), fault));
         try_step(&mut next, &mut after, fault);
+        next.partner_goes_on();
         next.runs_at_one_place_at_most();
         let left = if fault == Fault::None {
             faults
