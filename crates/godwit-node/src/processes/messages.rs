@@ -81,6 +81,8 @@ pub(crate) struct ImageOffer {
 pub(crate) enum Answer {
     /// It is not done, and why.
     Refused(String),
+    /// It was not even looked at, since too much is under way, and this connection ends.
+    Busy(String),
     /// To [`Ask::Find`].
     Found(Vec<FoundProcess>),
     /// To [`Ask::Look`].

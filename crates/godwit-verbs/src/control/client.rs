@@ -1,21 +1,42 @@
 //! The mover's side.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
 
-use std::time::Duration;
+use super::{Answer, MAX_LINE, NAME, Request, other_end};
 
-use super::{Answer, MAX_LINE, NAME, Request, address, other_end};
+/// Between two attempts to connect to a process that does not accept.
+const AGAIN: Duration = Duration::from_millis(10);
 
-/// How long a process may take to read a request.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Asks the process `pid`.
+/// Asks the process `pid`, within the time that the request may take.
 ///
 /// # Errors
-/// If it does not use the library, or ends meanwhile.
+/// If it does not use the library, does not answer in time, or ends meanwhile.
 pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
-    let mut stream = address(pid).and_then(|name| UnixStream::connect_addr(&name)).map_err(|error| {
+    ask_within(pid, request, request.patience())
+}
+
+/// Asks the process `pid`. Whatever it does, that takes no longer than `bound`.
+///
+/// # Errors
+/// Those of [`ask`].
+pub fn ask_within(pid: u32, request: &Request, bound: Duration) -> io::Result<Answer> {
+    let until = Instant::now() + bound;
+    let asked = exchange(pid, request, until);
+    asked.map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => io::Error::other(format!(
+            "process {pid} gave no answer within {} s; is it stopped?",
+            bound.as_secs()
+        )),
+        _ => error,
+    })
+}
+
+fn exchange(pid: u32, request: &Request, until: Instant) -> io::Result<Answer> {
+    let stream = connect(pid, until).map_err(|error| {
         let hint = format!(
             "process {pid} does not answer: {error}; was it started with LD_PRELOAD=libgodwit_verbs.so, \
              and has it opened an RDMA device?"
@@ -30,20 +51,12 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
             who.unwrap_or(0)
         )));
     }
-    stream.set_write_timeout(Some(PATIENCE))?;
-    stream.set_read_timeout(Some(request.patience()))?;
+    let mut stream = Until { stream, until };
     let mut line = serde_json::to_string(request)?;
     line.push('\n');
     stream.write_all(line.as_bytes())?;
     let mut line = String::new();
-    let heard = BufReader::new(stream.take(MAX_LINE)).read_line(&mut line);
-    heard.map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => io::Error::other(format!(
-            "process {pid} gave no answer within {} s; is it stopped?",
-            request.patience().as_secs()
-        )),
-        _ => error,
-    })?;
+    BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
     if line.is_empty() {
         return Err(io::Error::other(format!(
             "process {pid} hung up; only root and its own user may ask"
@@ -56,6 +69,85 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
         )));
     }
     Ok(serde_json::from_str(&line)?)
+}
+
+/// A connection that is of use until then: each piece that comes late leaves the next one less time.
+struct Until {
+    stream: UnixStream,
+    until: Instant,
+}
+
+impl Until {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        // No time at all would be taken for any time.
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(left))
+    }
+}
+
+impl Read for Until {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(into)
+    }
+}
+
+impl Write for Until {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Connects to the process's socket. Unlike std's, it does not wait without end where nobody accepts.
+fn connect(pid: u32, until: Instant) -> io::Result<UnixStream> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: takes and touches nothing but numbers.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and is nobody else's.
+    let stream = unsafe { UnixStream::from_raw_fd(socket) };
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    // An abstract name follows a zero and ends with the address.
+    let name = format!("{NAME}{pid}");
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let length = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    loop {
+        // SAFETY: the address lives through the call and is longer than the length that is given: the name is short.
+        let connected = unsafe {
+            libc::connect(
+                stream.as_raw_fd(),
+                (&raw const address).cast(),
+                length as libc::socklen_t,
+            )
+        };
+        if connected == 0 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::Interrupted => {}
+            // So many wait already that no more may.
+            io::ErrorKind::WouldBlock if Instant::now() < until => std::thread::sleep(AGAIN),
+            _ => return Err(error),
+        }
+    }
+    stream.set_nonblocking(false)?;
+    Ok(stream)
 }
 
 /// The processes of this host that use the library and have opened a device.
@@ -82,6 +174,7 @@ pub fn processes() -> io::Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::address;
     use super::*;
     use std::os::unix::net::UnixListener;
 
@@ -97,6 +190,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_cut_off_is_named() {
+        // One test for all that answer under this process's own name, which is there once.
         let pid = std::process::id();
         let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
         let server = std::thread::spawn(move || {
@@ -105,9 +199,41 @@ mod tests {
             let mut request = String::new();
             BufReader::new(&stream).read_line(&mut request).unwrap();
             stream.write_all(b"\"don").unwrap();
+            drop(stream);
+            // Then one that always says a little more.
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
         });
         let error = ask(pid, &Request::Status).unwrap_err().to_string();
-        server.join().unwrap();
         assert!(error.contains("in the middle, after 4 bytes"), "{error}");
+        let began = Instant::now();
+        let bound = Duration::from_secs(1);
+        let error = ask_within(pid, &Request::Status, bound).unwrap_err();
+        assert!(
+            error.to_string().contains("no answer within 1 s"),
+            "{error}"
+        );
+        assert!(began.elapsed() < bound * 10);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_accepts_nobody_keeps_nobody_for_long() {
+        let pid = 0x7fff_ff01;
+        let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        // SAFETY: takes and touches nothing but numbers. It only makes the queue shorter.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
+        let mut waiting = Vec::new();
+        // As many as may wait, and one more.
+        let error = loop {
+            assert!(waiting.len() < 100, "the queue has no end");
+            match connect(pid, Instant::now() + Duration::from_millis(100)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
     }
 }

@@ -6,7 +6,7 @@ mod client;
 mod requests;
 mod server;
 
-pub use client::{ask, processes};
+pub use client::{ask, ask_within, processes};
 pub use requests::{Answer, Request, Status};
 pub use server::start;
 
