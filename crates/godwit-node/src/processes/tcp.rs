@@ -83,7 +83,9 @@ fn end(text: &str) -> Option<SocketAddr> {
     let port = u16::from_str_radix(port, 16).ok()?;
     let mut bytes = Vec::new();
     for word in address.as_bytes().chunks(8) {
-        let word = std::str::from_utf8(word).ok()?;
+        let word = std::str::from_utf8(word)
+            .ok()
+            .filter(|word| word.len() == 8)?;
         bytes.extend(u32::from_str_radix(word, 16).ok()?.to_ne_bytes());
     }
     let address = match bytes.len() {
