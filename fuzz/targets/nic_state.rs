@@ -3,7 +3,7 @@
 #![no_main]
 
 use godwit_net::clone::{State, decode_packets};
-use godwit_net::state::nic::Nic;
+use godwit_net::state::nic::{Fate, Nic};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -29,9 +29,15 @@ fuzz_target!(|data: &[u8]| {
     for frame in nic.announcements() {
         let packet = [&[0; 12], frame.as_slice()].concat();
         nic.sent(&frame, packet.len());
-        nic.from_uplink(&packet, false);
+        if nic.from_uplink(&packet, false) == Fate::Announced {
+            nic.announced();
+        }
     }
-    while nic.for_guest().is_some() {
-        nic.took_first();
+    while let Some(queue) = nic.next_for_guest(|_| true) {
+        assert!(
+            nic.for_guest(queue).is_some(),
+            "the queue that is next has a packet"
+        );
+        nic.took_first(queue);
     }
 });

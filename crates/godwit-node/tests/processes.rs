@@ -82,6 +82,7 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
             400,
             "no IP address",
         ),
+        (r#"{"to":"b","address":"fd00::1"}"#, 400, "IPv6"),
         (r#"{"to":"b","more":1}"#, 400, "not valid"),
     ] {
         let answer = a.request("POST", &path, body).await;
@@ -145,6 +146,10 @@ impl Peer {
             .write_all(&(body.len() as u32).to_le_bytes())
             .expect("it is there");
         self.0.write_all(body.as_bytes()).expect("it is there");
+        self.hear()
+    }
+
+    fn hear(&mut self) -> Value {
         let mut length = [0; 4];
         self.0.read_exact(&mut length).expect("an answer");
         let mut body = vec![0; u32::from_le_bytes(length) as usize];
@@ -270,6 +275,50 @@ async fn a_hostile_peer_gets_nowhere() {
     });
     checked.await.expect("all is refused");
     assert_eq!(node.get("/v1/node").await.status, 200);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_destination_keeps_its_answer_and_no_image_and_denies_nothing_that_it_cannot_read() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut config = taking_part("b", dir.path());
+    config.peers = vec![peer("a", support::free_address())];
+    let node = RunningNode::start(config).await;
+    let config = node.config.clone();
+    let checked = tokio::task::spawn_blocking(move || {
+        let place = |migration: u8| {
+            let id = MigrationId([migration; 16]).to_string();
+            config.data_dir.join("processes").join(id)
+        };
+        // No image that CRIU could make a process of.
+        let mut source = Peer::connect(&config, 3);
+        assert_eq!(source.ask(&image("core-7.img", 4)), json!("ready"));
+        source.0.write_all(b"none").expect("it is there");
+        source
+            .0
+            .write_all(blake3::hash(b"none").as_bytes())
+            .expect("it is there");
+        assert_eq!(source.hear(), json!("done"));
+        assert!(place(3).join("image/core-7.img").exists());
+        assert!(source.ask(&json!("restore"))["not_here"].is_string());
+        let kept = std::fs::read_dir(place(3)).expect("a folder");
+        let kept: Vec<_> = kept.flatten().map(|entry| entry.file_name()).collect();
+        assert_eq!(kept, ["arrival.json"]);
+        assert!(source.ask(&json!("settle"))["not_here"].is_string());
+        // A record that is there and cannot be read says nothing of the process.
+        let mut other = Peer::connect(&config, 4);
+        std::fs::create_dir_all(place(4).join("arrival.json")).expect("a folder");
+        for ask in ["restore", "settle", "recreate"] {
+            let said = other.ask(&json!(ask));
+            assert!(
+                said["refused"]
+                    .as_str()
+                    .is_some_and(|why| why.contains("cannot be read")),
+                "{said}"
+            );
+        }
+    });
+    checked.await.expect("all is so");
     node.stop().await;
 }
 

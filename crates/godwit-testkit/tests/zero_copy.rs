@@ -30,17 +30,22 @@ fn pooled() -> NodeMachine {
     }
 }
 
+/// A machine of so many processors at node "a", with its memory in the pool and the usual load.
+fn pooled_guest(cluster: &Cluster, seed: u64, cpus: usize) -> NodeGuest {
+    let load = GuestLoad {
+        seed,
+        ..GuestLoad::default()
+    };
+    NodeGuest::start_machine(cluster, "a", (cpus, DISK_MIB), &load, &pooled()).unwrap()
+}
+
 #[test]
 fn a_guest_moves_and_its_memory_stays() {
     let turn = Scenario::begin("zero_copy", "a_guest_moves_and_its_memory_stays");
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let (a, b) = (cluster.node("a"), cluster.node("b"));
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start_machine(&cluster, "a", (2, DISK_MIB), &load, &pooled()).unwrap();
+    let guest = pooled_guest(&cluster, turn.seed, 2);
     for (from, to) in [(a, "b"), (b, "a"), (a, "b")] {
         let options = ["--memory", "zero-copy", "--stay-in-pool"];
         let (moved, gaps) = guest.migrate(from, to, &options).unwrap();
@@ -143,11 +148,7 @@ fn a_node_that_dies_while_memory_moves_finds_it_again() {
     let turn = Scenario::begin("zero_copy", "a_node_that_dies_while_memory_moves_finds_it");
     let pool = MemoryPool::new().unwrap();
     let mut cluster = cluster(&pool);
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start_machine(&cluster, "a", (1, DISK_MIB), &load, &pooled()).unwrap();
+    let guest = pooled_guest(&cluster, turn.seed, 1);
     for to in ["local", "pool"] {
         cluster.node_mut("a").kill();
         cluster.node_mut("a").start(BEFORE_GIVING_BACK).unwrap();
@@ -219,11 +220,7 @@ fn memory_that_a_qemu_moves_too_late_is_found() {
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start_machine(&cluster, "a", (1, DISK_MIB), &load, &pooled()).unwrap();
+    let guest = pooled_guest(&cluster, turn.seed, 1);
     let qemu = qemu_of(a);
     std::thread::scope(|scope| {
         scope.spawn(|| a.godwit(SLOWLY).json().unwrap_err());
@@ -259,11 +256,7 @@ fn memory_that_a_cancelled_move_lost_is_found() {
     let pool = MemoryPool::new().unwrap();
     let cluster = cluster(&pool);
     let a = cluster.node("a");
-    let load = GuestLoad {
-        seed: turn.seed,
-        ..GuestLoad::default()
-    };
-    let guest = NodeGuest::start_machine(&cluster, "a", (1, DISK_MIB), &load, &pooled()).unwrap();
+    let guest = pooled_guest(&cluster, turn.seed, 1);
     let qemu = qemu_of(a);
     std::thread::scope(|scope| {
         scope.spawn(|| a.godwit(SLOWLY).json().unwrap_err());

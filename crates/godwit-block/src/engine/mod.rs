@@ -97,6 +97,7 @@ pub fn spawn_restored(
         record,
         serves: record.ownership == Ownership::Serving,
         progress: None,
+        copies_saved: 0,
         clients: 0,
         front_end: FrontEndState::Absent,
         requests_in_flight: 0,

@@ -448,6 +448,7 @@ impl Engine {
             record: self.core.record(),
             serves: self.core.serves(),
             progress,
+            copies_saved: self.copies_saved,
             clients: self.clients,
             front_end: self.vhost.state(),
             missing: self.core.missing().map(Missing::bytes),

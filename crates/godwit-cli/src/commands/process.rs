@@ -76,10 +76,19 @@ pub(crate) async fn run(
             let seen = find(client, &id).await?;
             let nothing = serde_json::json!({});
             let seen: ProcessMigration = client.post(&seen.cancel_path(), &nothing).await?;
-            output.print(&seen, |seen| {
-                format!("cancelled: process {} stays on '{}'", seen.pid, seen.from)
-            })
+            output.print(&seen, cancelled)
         }
+    }
+}
+
+/// What became of a move that was cancelled.
+fn cancelled(seen: &ProcessMigration) -> String {
+    match (&seen.error, seen.phase) {
+        (Some(error), ProcessMigrationPhase::Aborted) => error.message.clone(),
+        _ => format!(
+            "the move of process {} is being cancelled; see 'godwit process watch {}'",
+            seen.pid, seen.id
+        ),
     }
 }
 
@@ -300,6 +309,15 @@ mod tests {
             ("process 7 is lost: no", EXIT_NOT_MOVED)
         );
         assert!(list_moves(&[aborted]).contains("is lost"));
+    }
+
+    #[test]
+    fn a_cancelled_move_says_what_became_of_it() {
+        let mut seen = moved(ProcessMigrationPhase::GoingBack);
+        assert!(cancelled(&seen).contains("is being cancelled"));
+        seen.phase = ProcessMigrationPhase::Aborted;
+        seen.error = Some(ErrorBody::new(ErrorCode::Conflict, "process 7 is lost: no"));
+        assert_eq!(cancelled(&seen), "process 7 is lost: no");
     }
 
     #[test]

@@ -238,8 +238,8 @@ fn what_waited_for_a_driver_is_not_given_to_the_next_that_begins_anew() {
     }
 }
 
-#[test]
-fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_others_do() {
+/// A NIC with two pairs of queues that a thread serves, and what its queues of the uplink are connected to.
+fn two_pairs() -> (NetDevice, NetThread, Vec<UnixDatagram>) {
     let (queues, networks): (Vec<_>, Vec<_>) = (0..2)
         .map(|_| {
             let (queue, network) = UnixDatagram::pair().expect("a pair");
@@ -249,6 +249,82 @@ fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_
         .unzip();
     let uplink = Uplink::from_packets(queues);
     let (nic, thread) = NetDevice::spawn("web/0", Nic::new(MAC), uplink).expect("a thread");
+    (nic, thread, networks)
+}
+
+#[test]
+fn a_pair_without_room_does_not_stop_the_other() {
+    let (nic, thread, networks) = two_pairs();
+    let first = TestGuest::new(SIZE);
+    let second = first.beside();
+    let _front_end = attach(&nic, &first);
+    first.offer(SIZE);
+    let _kick = start(&nic, &first, receive_ring(0), 0);
+    let kick = start(&nic, &second, receive_ring(1), 0);
+    networks[1].send(&[7; SMALLEST]).expect("is taken");
+    assert!(within(Duration::from_secs(10), || nic.snapshot().waiting == 1));
+    for count in 1..=2 {
+        networks.iter().for_each(|network| {
+            network.send(&[7; SMALLEST]).expect("is taken");
+        });
+        let gets_it = || first.used() == count;
+        assert!(within(Duration::from_secs(10), gets_it), "{}", first.used());
+    }
+    second.offer(SIZE);
+    kick.signal();
+    let gets_all = || second.used() == 3;
+    assert!(
+        within(Duration::from_secs(10), gets_all),
+        "{}",
+        second.used()
+    );
+    nic.end();
+    assert!(thread.join_within(Duration::from_secs(10)));
+}
+
+#[test]
+fn what_a_queue_brought_before_the_announcement_came_by_another_is_not_lost() {
+    for is_asked_at_once in [false, true] {
+        let (nic, thread, networks) = two_pairs();
+        let networks = Arc::new(networks);
+        let (asked, answer) = mpsc::channel();
+        let ask_late = {
+            let nic = nic.clone();
+            move || {
+                let asked = asked.clone();
+                nic.copy_late(Box::new(move |late| {
+                    let _ = asked.send(late);
+                }));
+            }
+        };
+        // On the NIC's own thread: it finds both when it looks next, the announcement first.
+        let (sees, at_once) = (Arc::clone(&networks), ask_late.clone());
+        nic.freeze(Box::new(move |state| {
+            let for_many: Vec<u8> = [&[0; HEADER][..], &[0xff; 6], &[8; 60]].concat();
+            sees[1].send(&for_many).expect("is taken");
+            let place = [&[0; HEADER][..], &rarp(MAC, state.token)].concat();
+            sees[0].send(&place).expect("is taken");
+            if is_asked_at_once {
+                at_once();
+            }
+        }));
+        if !is_asked_at_once {
+            // The thread has read both in a turn of its own.
+            assert!(within(Duration::from_secs(10), || nic.snapshot().waiting == 1));
+            ask_late();
+        }
+        let late = answer.recv_timeout(Duration::from_secs(10));
+        let late = late.expect("the thread answers");
+        assert!(late.is_all);
+        assert_eq!(late.packets.len(), 1, "{is_asked_at_once}");
+        nic.end();
+        assert!(thread.join_within(Duration::from_secs(10)));
+    }
+}
+
+#[test]
+fn each_pair_gets_what_its_queue_of_the_uplink_brings_and_one_that_is_used_what_others_do() {
+    let (nic, thread, networks) = two_pairs();
     assert_eq!(nic.queues(), 2);
     let first = TestGuest::new(SIZE);
     let second = first.beside();

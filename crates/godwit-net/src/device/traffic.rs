@@ -7,7 +7,7 @@ use crate::device::queues::ring::{Broken, Guest, NetRing};
 use crate::device::queues::transmit::{Way, transmit};
 use crate::device::session::{receive_ring, transmit_ring};
 use crate::device::worker::{COMES_TO_THEM, LOOKS, UPLINK_RESTS, Worker};
-use crate::frame::packet::{HEADER, queue_of, set_queue};
+use crate::frame::packet::{HEADER, set_queue};
 use crate::state::nic::Fate;
 
 /// Packets that are read at once from a queue before something that must come after them.
@@ -126,49 +126,47 @@ impl Worker {
         Ok(())
     }
 
-    /// Gives the guest packets that wait, in order, each by the pair that it came for. True when there are more, and the
-    /// guest may have room.
+    /// Gives the guest packets that wait, in order, each by the pair that it came for; those of a pair without room wait, and
+    /// others go on. True when there are more, and the guest may have room.
     fn give_held(&mut self) -> bool {
         for _ in 0..TURN {
-            let Some(queue) = self.nic.for_guest().map(|packet| queue_of(packet)) else {
+            let Some(queue) = self.nic.next_for_guest(|queue| self.has_room(queue)) else {
                 return false;
             };
-            let pair = self.pair_for(queue);
-            let Some(pair) = pair.filter(|pair| self.pairs[*pair].room) else {
+            let Some(pair) = self.pair_for(queue) else {
                 return false;
             };
-            if let Err(why) = self.give_first(pair) {
+            if let Err(why) = self.give_first(queue, pair) {
                 self.break_ring(receive_ring(pair), &why);
             }
         }
         true
     }
 
-    fn give_first(&mut self, pair: usize) -> Result<(), Broken> {
+    /// Gives the guest the first packet of a queue by a pair.
+    fn give_first(&mut self, queue: usize, pair: usize) -> Result<(), Broken> {
         if self.nic.is_ahead(pair) {
             return self.wait_for_guest(pair);
         }
         let served = self.session.as_mut();
         let served = served.and_then(|s| s.serve(receive_ring(pair)));
-        let (Some((ring, guest)), Some(packet)) = (served, self.nic.for_guest()) else {
+        let (Some((ring, guest)), Some(packet)) = (served, self.nic.for_guest(queue)) else {
             return Ok(());
         };
         let bytes = packet.len() - HEADER;
+        let given = give(ring, guest, &mut self.space.buffers, packet);
         // A ring that cannot hold it leaves the packet as it was: it may come to another.
-        let queue = queue_of(packet) as u16;
-        match give(ring, guest, &mut self.space.buffers, packet)? {
+        set_queue(packet, queue as u16);
+        match given? {
             Given::Taken(buffers) => {
-                self.nic.took_first();
+                self.nic.took_first(queue);
                 self.received(pair, bytes, buffers);
             }
             Given::TooLarge => {
-                self.nic.took_first();
+                self.nic.took_first(queue);
                 self.nic.was_too_large();
             }
-            Given::NoRoom | Given::Lost => {
-                set_queue(packet, queue);
-                self.pairs[pair].room = false;
-            }
+            Given::NoRoom | Given::Lost => self.pairs[pair].room = false,
         }
         Ok(())
     }
@@ -257,14 +255,18 @@ impl Worker {
 
     /// Reads a packet from a queue of the uplink, if one is wanted and there.
     fn read_uplink(&mut self, queue: usize, guest_has_room: bool) -> Option<(usize, Fate)> {
-        if self.uplink_rests.is_some() || !self.nic.wants_uplink(guest_has_room) {
+        if self.uplink_rests.is_some() || !self.nic.wants_uplink(queue, guest_has_room) {
             return None;
         }
         match self.uplink.read(queue, &mut self.space.packet) {
             Ok(Some(length)) => {
                 let packet = &mut self.space.packet[..length];
                 set_queue(packet, queue as u16);
-                Some((length, self.nic.from_uplink(packet, guest_has_room)))
+                let fate = self.nic.from_uplink(packet, guest_has_room);
+                if fate == Fate::Announced {
+                    self.announced_by(queue);
+                }
+                Some((length, fate))
             }
             Ok(None) => None,
             Err(error) => {
@@ -275,18 +277,39 @@ impl Worker {
         }
     }
 
+    /// The machine was announced from its new place by a queue of the uplink. A switch brought what the others have before
+    /// that, or some of it.
+    fn announced_by(&mut self, queue: usize) {
+        for other in (0..self.pairs.len()).filter(|other| *other != queue) {
+            for _ in 0..DRAIN {
+                // All of it is held first, whether it has the announcement too or not.
+                if self.read_aside(other).is_none() {
+                    break;
+                }
+            }
+        }
+        self.nic.announced();
+    }
+
     /// Reads everything that the uplink has now; nothing of it is for the guest at once.
     pub(super) fn drain(&mut self) {
         for queue in 0..self.pairs.len() {
             for _ in 0..DRAIN {
-                let Ok(Some(length)) = self.uplink.read(queue, &mut self.space.packet) else {
-                    break;
-                };
-                let packet = &mut self.space.packet[..length];
-                set_queue(packet, queue as u16);
-                self.nic.from_uplink(packet, false);
+                match self.read_aside(queue) {
+                    Some(Fate::Announced) => self.announced_by(queue),
+                    Some(_) => {}
+                    None => break,
+                }
             }
         }
+    }
+
+    /// Reads a packet from a queue of the uplink, if there is one, that is not for the guest at once.
+    fn read_aside(&mut self, queue: usize) -> Option<Fate> {
+        let length = self.uplink.read(queue, &mut self.space.packet).ok()??;
+        let packet = &mut self.space.packet[..length];
+        set_queue(packet, queue as u16);
+        Some(self.nic.from_uplink(packet, false))
     }
 
     /// A guest's driver begins anew: what waits here and in the uplink was for the one before.

@@ -203,7 +203,8 @@ impl Worker {
     /// Lets the kernel tell of packets only while some are wanted.
     fn watch_uplink(&mut self) {
         for queue in 0..self.pairs.len() {
-            let wanted = self.uplink_rests.is_none() && self.nic.wants_uplink(self.has_room(queue));
+            let wanted =
+                self.uplink_rests.is_none() && self.nic.wants_uplink(queue, self.has_room(queue));
             if wanted == self.pairs[queue].watches_uplink {
                 continue;
             }

@@ -1,8 +1,8 @@
-//! Packets that wait for the guest, in order.
+//! Packets that wait for the guest, in the order of each queue of the uplink.
 
 use std::collections::VecDeque;
 
-use crate::frame::packet::LARGEST;
+use crate::frame::packet::{LARGEST, queue_of};
 
 /// Most packets that are held for a guest.
 pub const MOST_PACKETS: usize = 16_384;
@@ -13,59 +13,102 @@ pub const MOST_BYTES: usize = 32 << 20;
 /// A packet: virtio's header and an Ethernet frame.
 pub type Packet = Box<[u8]>;
 
-/// Packets in the order in which they came, of which the first some may have been copied to another node.
-#[derive(Clone, Debug, Default)]
+/// Packets in the order in which they came, of which some may have been copied to another node. Each waits behind those that
+/// came by the same queue of the uplink, and behind no other.
+#[derive(Clone, Debug)]
 pub struct HeldPackets {
-    packets: VecDeque<Packet>,
+    /// Of each queue of the uplink, with their places in the order of all.
+    queues: Vec<VecDeque<(u64, Packet)>>,
+    count: usize,
     bytes: usize,
-    /// How many of them the other node has.
-    copied: usize,
+    /// The place of the next that comes.
+    next: u64,
+    /// The other node has those whose places are below this one.
+    copied: u64,
 }
 
 impl HeldPackets {
-    /// Appends a packet. False when there is no room for it.
+    /// None, of an uplink with so many queues, at least one.
+    pub fn new(queues: usize) -> Self {
+        Self {
+            queues: vec![VecDeque::new(); queues],
+            count: 0,
+            bytes: 0,
+            next: 0,
+            copied: 0,
+        }
+    }
+
+    /// Appends a packet, which says by which queue it came ([`queue_of`]): a peer may have said anything. False when there
+    /// is no room for it.
     #[must_use]
     pub fn push(&mut self, packet: Packet) -> bool {
-        if self.packets.len() >= MOST_PACKETS || self.bytes + packet.len() > MOST_BYTES {
+        if self.count >= MOST_PACKETS || self.bytes + packet.len() > MOST_BYTES {
             return false;
         }
+        self.count += 1;
         self.bytes += packet.len();
-        self.packets.push_back(packet);
+        let queue = self.one_of(queue_of(&packet));
+        self.queues[queue].push_back((self.next, packet));
+        self.next += 1;
         true
     }
 
     /// Whether there is room for any packet.
     pub fn has_room(&self) -> bool {
-        self.packets.len() < MOST_PACKETS && self.bytes + LARGEST <= MOST_BYTES
+        self.count < MOST_PACKETS && self.bytes + LARGEST <= MOST_BYTES
     }
 
-    /// The one that came first.
-    pub fn first_mut(&mut self) -> Option<&mut Packet> {
-        self.packets.front_mut()
+    /// Of the queues that are wanted, the one whose packet came first.
+    pub fn first_queue(&self, is_wanted: impl Fn(usize) -> bool) -> Option<usize> {
+        let firsts = self.queues.iter().enumerate().filter_map(|(queue, held)| {
+            let (place, _) = held.front()?;
+            Some((*place, queue))
+        });
+        let wanted = firsts.filter(|(_, queue)| is_wanted(*queue));
+        wanted.min().map(|(_, queue)| queue)
     }
 
-    /// Takes the one that came first.
-    pub fn pop(&mut self) -> Option<Packet> {
-        let packet = self.packets.pop_front()?;
+    /// The one of a queue that came first.
+    pub fn first_mut(&mut self, queue: usize) -> Option<&mut Packet> {
+        let first = self.queues[queue].front_mut();
+        first.map(|(_, packet)| packet)
+    }
+
+    /// Takes the one of a queue that came first.
+    pub fn pop(&mut self, queue: usize) -> Option<Packet> {
+        let (_, packet) = self.queues[queue].pop_front()?;
+        self.count -= 1;
         self.bytes -= packet.len();
-        self.copied = self.copied.saturating_sub(1);
         Some(packet)
     }
 
-    /// Whether nothing waits.
-    pub fn is_empty(&self) -> bool {
-        self.packets.is_empty()
+    /// Whether nothing waits that came by the queue that a packet says.
+    pub fn has_none_of(&self, queue: usize) -> bool {
+        self.queues[self.one_of(queue)].is_empty()
     }
 
     /// How many wait.
-    pub fn len(&self) -> usize {
-        self.packets.len()
+    pub const fn len(&self) -> usize {
+        self.count
+    }
+
+    /// Whether none waits.
+    pub const fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// Copies of those that were not copied before. All stay: the move may fail.
     pub fn copy_new(&mut self) -> Vec<Packet> {
-        let new = self.packets.range(self.copied..).cloned().collect();
-        self.copied = self.packets.len();
+        let copied = self.copied;
+        let new = self.queues.iter().flat_map(|held| {
+            let first = held.partition_point(|(place, _)| *place < copied);
+            held.range(first..)
+        });
+        let mut new: Vec<&(u64, Packet)> = new.collect();
+        new.sort_unstable_by_key(|(place, _)| *place);
+        let new = new.into_iter().map(|(_, packet)| packet.clone()).collect();
+        self.copied = self.next;
         new
     }
 
@@ -76,21 +119,28 @@ impl HeldPackets {
     }
 
     /// Takes all.
-    pub fn take(&mut self) -> VecDeque<Packet> {
+    pub fn take(&mut self) -> Vec<Packet> {
+        self.count = 0;
         self.bytes = 0;
-        self.copied = 0;
-        std::mem::take(&mut self.packets)
+        let mut all: Vec<(u64, Packet)> = self.queues.iter_mut().flat_map(std::mem::take).collect();
+        all.sort_unstable_by_key(|(place, _)| *place);
+        all.into_iter().map(|(_, packet)| packet).collect()
     }
 
     /// Takes what stays behind after a copy went elsewhere for good.
     pub fn clear(&mut self) {
         self.take();
     }
+
+    const fn one_of(&self, queue: usize) -> usize {
+        queue % self.queues.len()
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::frame::packet::{HEADER, set_queue};
 
     fn packet(number: u32) -> Packet {
         number.to_le_bytes().into()
@@ -98,7 +148,7 @@ mod tests {
 
     #[test]
     fn packets_are_bounded_and_in_order() {
-        let mut held = HeldPackets::default();
+        let mut held = HeldPackets::new(1);
         assert!(held.has_room());
         for number in 0..MOST_PACKETS as u32 {
             assert!(held.push(packet(number)));
@@ -108,7 +158,7 @@ mod tests {
             "there is no room"
         );
         for number in 0..MOST_PACKETS as u32 {
-            assert_eq!(held.pop(), Some(packet(number)));
+            assert_eq!(held.pop(0), Some(packet(number)));
         }
         assert!(held.push(vec![0; MOST_BYTES].into()));
         assert!(!held.has_room() && !held.push(packet(0)), "nor for bytes");
@@ -116,11 +166,11 @@ mod tests {
 
     #[test]
     fn each_is_copied_once_and_stays() {
-        let mut held = HeldPackets::default();
+        let mut held = HeldPackets::new(1);
         assert!(held.push(packet(0)) && held.push(packet(1)));
         assert_eq!(held.copy_new(), [packet(0), packet(1)]);
         assert!(held.push(packet(2)));
-        assert_eq!(held.pop(), Some(packet(0)));
+        assert_eq!(held.pop(0), Some(packet(0)));
         assert_eq!(held.copy_new(), [packet(2)]);
         assert_eq!(held.copy_new(), [] as [Packet; 0]);
         assert_eq!(held.copy_all(), [packet(1), packet(2)]);
@@ -128,5 +178,32 @@ mod tests {
         assert_eq!(held.take(), [packet(1), packet(2)]);
         assert!(held.push(packet(3)));
         assert_eq!(held.copy_new(), [packet(3)]);
+    }
+
+    /// A packet that came by a queue.
+    fn of(queue: u16, number: u8) -> Packet {
+        let mut packet = vec![number; HEADER];
+        set_queue(&mut packet, queue);
+        packet.into()
+    }
+
+    #[test]
+    fn a_packet_waits_behind_those_of_its_queue_alone_and_all_move_in_order() {
+        let mut held = HeldPackets::new(2);
+        // The last is as a peer may have told it.
+        let all = [of(1, 0), of(0, 1), of(1, 2), of(7, 3)];
+        all.iter()
+            .for_each(|packet| assert!(held.push(packet.clone())));
+        assert_eq!(held.copy_new(), all);
+        assert_eq!(held.first_queue(|_| true), Some(1));
+        assert_eq!(held.first_queue(|queue| queue == 0), Some(0));
+        assert_eq!(held.pop(0), Some(of(0, 1)));
+        assert!(held.has_none_of(0) && !held.has_none_of(7));
+        assert_eq!(held.first_queue(|queue| queue == 0), None);
+        assert!(held.push(of(0, 4)));
+        assert_eq!(held.copy_new(), [of(0, 4)]);
+        assert_eq!(held.pop(1), Some(of(1, 0)));
+        assert_eq!(held.take(), [of(1, 2), of(7, 3), of(0, 4)]);
+        assert!(held.is_empty() && held.first_queue(|_| true).is_none());
     }
 }

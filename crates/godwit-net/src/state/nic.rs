@@ -5,7 +5,8 @@
 //!
 //! - releasing: what the guest sends leaves, what comes from the uplink reaches the guest;
 //! - buffering: what the guest offers stays in its ring, because the tail up to which the device may take packets
-//!   stands still while the guest's own goes on, so that nothing is copied; what the uplink brings is held in order;
+//!   stands still while the guest's own goes on, so that nothing is copied; what the uplink brings is held, in the order of each
+//!   of its queues;
 //! - clone: nothing moves, so that the whole state can be read or written at once. A NIC that arrives at a node is in
 //!   this mode until its machine runs there: what the uplink brings before is its former place's to take.
 //!
@@ -18,7 +19,7 @@ use std::collections::HashMap;
 
 use crate::clone::State;
 use crate::frame::announce::{self, Token};
-use crate::frame::packet::{SMALLEST, destination, frame_of};
+use crate::frame::packet::{SMALLEST, destination, frame_of, queue_of};
 use crate::frame::source::{self, Source};
 use crate::mac::Mac;
 use crate::state::addresses::AddressBook;
@@ -57,6 +58,9 @@ pub enum Fate {
     Held,
     /// Nobody gets it.
     Dropped,
+    /// Nobody gets it: it is the machine's announcement from its new place. [`Nic::announced`] follows, once what other
+    /// queues of the uplink have is held too: some of that came before.
+    Announced,
 }
 
 /// Why a state cannot be taken over.
@@ -84,12 +88,22 @@ pub enum RestoreError {
 }
 
 /// What a NIC at its new place waits for.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Arrival {
     /// What its own uplink brought, which is newer than what is still to come from its former place.
     newer: HeldPackets,
     /// Packets for many that came from the former place after the announcement, which this uplink may have brought too.
     twins: HeldPackets,
+}
+
+impl Default for Arrival {
+    fn default() -> Self {
+        // Nobody gets any before all are in order.
+        Self {
+            newer: HeldPackets::new(1),
+            twins: HeldPackets::new(1),
+        }
+    }
 }
 
 /// A NIC.
@@ -117,7 +131,7 @@ impl Nic {
         Self {
             mac,
             mode: Mode::Releasing,
-            held: HeldPackets::default(),
+            held: HeldPackets::new(1),
             paces: vec![Pace::default()],
             keeps_all: false,
             token: Token::default(),
@@ -140,6 +154,7 @@ impl Nic {
     pub fn with_pairs(self, pairs: usize) -> Self {
         Self {
             paces: vec![Pace::default(); pairs],
+            held: HeldPackets::new(pairs),
             ..self
         }
     }
@@ -309,21 +324,31 @@ impl Nic {
         self.keeps_all = keeps;
     }
 
-    /// Whether packets of the uplink are to be read. A guest without room for more lets them wait in the uplink.
-    pub fn wants_uplink(&self, guest_has_room: bool) -> bool {
+    /// Whether packets of a queue of the uplink are to be read. A guest without room for more by that queue lets them wait in
+    /// the uplink.
+    pub fn wants_uplink(&self, queue: usize, guest_has_room: bool) -> bool {
         match self.mode {
             Mode::Buffering | Mode::Clone => true,
             Mode::Releasing if self.awaits_late() => true,
-            Mode::Releasing if self.keeps_all => self.held.has_room(),
-            Mode::Releasing => guest_has_room && self.held.is_empty(),
+            Mode::Releasing => {
+                self.is_next(queue, guest_has_room) || self.keeps_all && self.held.has_room()
+            }
         }
     }
 
-    /// What becomes of a packet that the uplink brought; when it is held, the NIC has taken a copy.
+    /// Whether the guest gets what a queue of the uplink brings now: order is kept within each queue, so that one for which
+    /// the guest has no room does not stop the others.
+    fn is_next(&self, queue: usize, guest_has_room: bool) -> bool {
+        guest_has_room && self.held.has_none_of(queue)
+    }
+
+    /// What becomes of a packet that the uplink brought by the queue that it says ([`queue_of`]); when it is held, the NIC has
+    /// taken a copy.
     pub fn from_uplink(&mut self, packet: &[u8], guest_has_room: bool) -> Fate {
         if packet.len() < SMALLEST {
             return Fate::Dropped;
         }
+        let is_next = self.is_next(queue_of(packet), guest_has_room);
         match self.mode {
             Mode::Clone => Fate::Dropped,
             // What is for many reaches the new place, too. What is for this machine alone does not: a switch that
@@ -335,8 +360,7 @@ impl Nic {
                 if frame_of(packet)
                     .is_some_and(|frame| announce::is_rarp_of(frame, self.mac, self.token))
                 {
-                    self.announced_elsewhere = true;
-                    return Fate::Dropped;
+                    return Fate::Announced;
                 }
                 self.hold(packet.into())
             }
@@ -350,17 +374,30 @@ impl Nic {
                         Fate::Dropped
                     }
                 }
-                None if guest_has_room && self.held.is_empty() => Fate::Deliver,
+                None if is_next => Fate::Deliver,
                 None => self.hold(packet.into()),
             },
         }
     }
 
-    /// The guest had no room for a packet that it was to get now: it gets it next.
+    /// All that came before the machine's announcement from its new place is held: what comes for many from now on reaches that
+    /// place, too.
+    pub fn announced(&mut self) {
+        self.announced_elsewhere = true;
+    }
+
+    /// The guest had no room for a packet that it was to get now: it gets it next by the packet's queue.
     pub fn put_off(&mut self, packet: &[u8]) {
-        debug_assert!(self.held.is_empty(), "a packet was delivered past others");
-        // A queue that is empty has room.
-        let _ = self.held.push(packet.into());
+        let queue = queue_of(packet);
+        debug_assert!(
+            self.held.has_none_of(queue),
+            "a packet was delivered past others"
+        );
+        // Other queues may have taken all the room.
+        if !self.held.push(packet.into()) {
+            self.counters.held += 1;
+            self.counters.held_overflow += 1;
+        }
     }
 
     fn is_for_it_alone(&self, packet: &[u8]) -> bool {
@@ -376,17 +413,23 @@ impl Nic {
         Fate::Dropped
     }
 
-    /// The packet that the guest gets next of those that wait, when it may get any.
-    pub fn for_guest(&mut self) -> Option<&mut [u8]> {
+    /// The queue of the packet that the guest gets next of those that wait, when it may get any: the first one of a queue by
+    /// which it may have room.
+    pub fn next_for_guest(&self, has_room: impl Fn(usize) -> bool) -> Option<usize> {
         match self.mode {
-            Mode::Releasing => self.held.first_mut().map(AsMut::as_mut),
+            Mode::Releasing => self.held.first_queue(has_room),
             Mode::Buffering | Mode::Clone => None,
         }
     }
 
+    /// The first packet of a queue that [`Self::next_for_guest`] gave.
+    pub fn for_guest(&mut self, queue: usize) -> Option<&mut [u8]> {
+        self.held.first_mut(queue).map(AsMut::as_mut)
+    }
+
     /// The guest got what [`Self::for_guest`] gave, or cannot.
-    pub fn took_first(&mut self) {
-        self.held.pop();
+    pub fn took_first(&mut self, queue: usize) {
+        self.held.pop(queue);
     }
 
     /// The guest's driver begins anew: what waits was for the one before.

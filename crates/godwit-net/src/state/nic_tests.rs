@@ -1,5 +1,5 @@
 use super::*;
-use crate::frame::packet::HEADER;
+use crate::frame::packet::{HEADER, set_queue};
 use crate::state::held::MOST_PACKETS;
 use crate::state::pace::MOST_AHEAD;
 use proptest::prelude::*;
@@ -17,16 +17,19 @@ fn numbered(to: Mac, number: u32) -> Packet {
     packet_of(&frame)
 }
 
-fn announcement() -> Packet {
-    packet_of(&announce::rarp(MAC, TOKEN))
+/// The machine's announcement comes to its former place.
+fn announce(source: &mut Nic) {
+    let announcement = packet_of(&announce::rarp(MAC, TOKEN));
+    assert_eq!(source.from_uplink(&announcement, true), Fate::Announced);
+    source.announced();
 }
 
 /// All packets that the guest can get now.
 fn drain(nic: &mut Nic) -> Vec<Packet> {
     let mut all = Vec::new();
-    while let Some(packet) = nic.for_guest() {
-        all.push((&*packet).into());
-        nic.took_first();
+    while let Some(queue) = nic.next_for_guest(|_| true) {
+        all.extend(nic.for_guest(queue).map(|packet| Packet::from(&*packet)));
+        nic.took_first(queue);
     }
     all
 }
@@ -60,13 +63,13 @@ fn while_it_buffers_what_the_guest_offers_stays_in_its_ring() {
 fn what_the_guest_has_no_room_for_is_held_while_its_machine_moves_and_waits_in_the_uplink_otherwise()
  {
     let mut nic = Nic::new(MAC);
-    assert!(!nic.wants_uplink(false));
+    assert!(!nic.wants_uplink(0, false));
     nic.keep_all(true);
-    assert!(nic.wants_uplink(false));
+    assert!(nic.wants_uplink(0, false));
     assert_eq!(nic.from_uplink(&numbered(MAC, 0), false), Fate::Held);
     assert_eq!(nic.from_uplink(&numbered(MAC, 1), true), Fate::Held);
     let mut count = 2;
-    while nic.wants_uplink(false) {
+    while nic.wants_uplink(0, false) {
         assert_eq!(nic.from_uplink(&numbered(MAC, count), false), Fate::Held);
         count += 1;
     }
@@ -74,7 +77,45 @@ fn what_the_guest_has_no_room_for_is_held_while_its_machine_moves_and_waits_in_t
     nic.keep_all(false);
     let all: Vec<Packet> = (0..count).map(|number| numbered(MAC, number)).collect();
     assert_eq!(drain(&mut nic), all);
-    assert!(!nic.wants_uplink(false) && nic.wants_uplink(true));
+    assert!(!nic.wants_uplink(0, false) && nic.wants_uplink(0, true));
+}
+
+/// A packet that came by a queue of the uplink.
+fn of_queue(queue: u16, number: u32) -> Packet {
+    let mut packet = numbered(MAC, number);
+    set_queue(&mut packet, queue);
+    packet
+}
+
+#[test]
+fn a_queue_without_room_does_not_stop_another_in_a_move_or_at_other_times() {
+    for keeps_all in [false, true] {
+        let mut nic = Nic::new(MAC).with_pairs(2);
+        nic.keep_all(keeps_all);
+        nic.put_off(&of_queue(1, 0));
+        assert!(nic.wants_uplink(0, true));
+        assert_eq!(nic.from_uplink(&of_queue(0, 1), true), Fate::Deliver);
+        nic.put_off(&of_queue(0, 1));
+        assert_eq!(nic.next_for_guest(|queue| queue == 0), Some(0));
+        assert_eq!(nic.wants_uplink(1, true), keeps_all, "not past another");
+        assert_eq!(nic.from_uplink(&of_queue(1, 2), true), Fate::Held);
+        let all = [of_queue(1, 0), of_queue(0, 1), of_queue(1, 2)];
+        assert_eq!(drain(&mut nic), all, "in order when both have room");
+    }
+}
+
+#[test]
+fn a_queue_goes_on_when_another_has_taken_all_the_room_and_counts_what_it_loses() {
+    let mut nic = Nic::new(MAC).with_pairs(2);
+    nic.keep_all(true);
+    while nic.wants_uplink(1, false) {
+        nic.from_uplink(&of_queue(1, 0), false);
+    }
+    assert!(nic.wants_uplink(0, true) && !nic.wants_uplink(0, false));
+    assert_eq!(nic.from_uplink(&of_queue(0, 1), true), Fate::Deliver);
+    nic.put_off(&of_queue(0, 1));
+    assert_eq!(nic.counters().held_overflow, 1);
+    assert_eq!(nic.waiting(), MOST_PACKETS);
 }
 
 #[test]
@@ -99,8 +140,22 @@ fn a_station_that_only_claims_to_announce_the_machine_changes_nothing() {
     let forged = packet_of(&announce::rarp(MAC, Token([8; 16])));
     nic.from_uplink(&forged, true);
     assert!(!nic.is_announced_elsewhere());
-    nic.from_uplink(&announcement(), true);
+    announce(&mut nic);
     assert!(nic.is_announced_elsewhere());
+}
+
+#[test]
+fn what_other_queues_brought_before_the_announcement_is_held_until_all_of_it_is() {
+    let many = Mac([0xff; 6]);
+    let mut nic = Nic::new(MAC);
+    nic.buffer(TOKEN);
+    let announcement = packet_of(&announce::rarp(MAC, TOKEN));
+    assert_eq!(nic.from_uplink(&announcement, true), Fate::Announced);
+    assert!(!nic.is_announced_elsewhere());
+    assert_eq!(nic.from_uplink(&numbered(many, 1), true), Fate::Held);
+    nic.announced();
+    assert!(nic.is_announced_elsewhere());
+    assert_eq!(nic.from_uplink(&numbered(many, 2), true), Fate::Dropped);
 }
 
 #[test]
@@ -115,10 +170,10 @@ fn a_move_that_fails_gives_everything_back_in_order() {
         assert_eq!(nic.from_uplink(&numbered(MAC, number), true), Fate::Held);
     }
     assert_eq!(nic.copy_new().len(), 2);
-    assert_eq!(nic.for_guest(), None);
+    assert_eq!(nic.next_for_guest(|_| true), None);
     nic.release();
     // A packet that comes now is newer than those that wait.
-    assert!(!nic.wants_uplink(true));
+    assert!(!nic.wants_uplink(0, true));
     assert_eq!(nic.from_uplink(&numbered(MAC, 5), true), Fate::Held);
     let all: Vec<Packet> = (0..6).map(|number| numbered(MAC, number)).collect();
     assert_eq!(drain(&mut nic), all);
@@ -147,7 +202,11 @@ fn at_the_new_place_the_guest_gets_the_former_places_packets_first() {
     source.from_uplink(&numbered(MAC, 2), true);
     assert_eq!(destination.from_uplink(&numbered(MAC, 3), true), Fate::Held);
     assert!(!source.is_announced_elsewhere());
-    source.from_uplink(&packet_of(&frames[0]), true);
+    assert_eq!(
+        source.from_uplink(&packet_of(&frames[0]), true),
+        Fate::Announced
+    );
+    source.announced();
     assert!(source.is_announced_elsewhere());
     assert_eq!(
         source.from_uplink(&numbered(Mac([0xff; 6]), 9), true),
@@ -176,7 +235,7 @@ fn a_packet_that_the_announcement_has_overtaken_is_not_lost() {
     source.buffer(TOKEN);
     let mut destination = moved(&mut source);
     destination.take_over(true);
-    source.from_uplink(&announcement(), true);
+    announce(&mut source);
     destination.late_ended();
     assert_eq!(source.from_uplink(&numbered(MAC, 1), true), Fate::Held);
     for packet in source.copy_new() {
@@ -284,13 +343,13 @@ proptest! {
         } else {
             destination.take_over(true);
             let mut ended = false;
-            source.from_uplink(&announcement(), true);
+            announce(&mut source);
             for step in steps {
                 match step {
                     Step::Packet => {
                         let packet = next();
                         if destination.from_uplink(&packet, true) == Fate::Deliver {
-                            prop_assert!(destination.for_guest().is_none());
+                            prop_assert!(destination.next_for_guest(|_| true).is_none());
                             got.push(packet);
                         }
                     }

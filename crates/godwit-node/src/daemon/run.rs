@@ -62,7 +62,7 @@ pub async fn run(
     let listeners = Listeners::open(&mut config).await?;
     let node = open(config, tls.clone()).await?;
     recover::recover(&node).await?;
-    processes::recover(&node).await;
+    processes::recover(&node);
 
     let mut tasks = JoinSet::new();
     listeners.serve(&node, tls.as_ref(), &mut tasks);

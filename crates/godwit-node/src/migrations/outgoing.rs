@@ -295,7 +295,10 @@ impl Attempt {
         if fetches {
             return Err(why);
         }
-        self.settings = self.as_whole.clone();
+        self.settings = MigrationSettings {
+            sla: self.settings.sla.take(),
+            ..self.as_whole.clone()
+        };
         if let Some(on_image) = self.on_image.take() {
             base::goes_as_a_whole(&mut self.settings, &on_image, &self.peer.name);
         }
@@ -303,7 +306,7 @@ impl Attempt {
         let told = self.node.migrations.set_options(
             self.id,
             self.settings.clone(),
-            vec![format!("the whole disk is sent: {why}")],
+            vec![format!("the disk moves without its image: {why}")],
         );
         if let Some((number, view)) = told {
             table::store(&self.node, number, &view).await;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use godwit_block::engine::Snapshot;
 use godwit_core::Progress;
 use godwit_core::auto::Pace;
 use godwit_core::event::Obstacle;
@@ -350,18 +351,20 @@ impl Migrations {
         chosen
             .map(|tracked| {
                 // Without what the destination has of an older copy.
-                let data = tracked.data.min(tracked.view.progress.bytes_total);
+                let progress = &tracked.view.progress;
+                let data = tracked.data.min(progress.bytes_total);
+                let in_pass = progress.bytes_total.saturating_sub(progress.bytes_done);
                 Chosen {
                     view: tracked.view(),
                     obstacle: tracked.obstructed.map(|(what, at)| (what, at.elapsed())),
-                    pace: tracked.lately.pace(data),
+                    pace: tracked.lately.pace(data, in_pass),
                 }
             })
             .collect()
     }
 
-    /// Takes a measurement of a migration under way, whose guest has written so many bytes.
-    fn sample(&self, id: MigrationId, progress: &Progress, written: u64) {
+    /// Takes a measurement of a migration under way from what its engine published.
+    fn sample(&self, id: MigrationId, progress: &Progress, engine: &Snapshot) {
         self.change(id, |tracked| {
             if tracked.view.phase.ended() {
                 return;
@@ -376,9 +379,10 @@ impl Migrations {
             });
             tracked.lately.add(Sent {
                 at: Instant::now(),
-                copies: progress.copy_bytes_sent,
+                // What was copied, however short compression made it.
+                copies: progress.copy_bytes_sent + engine.copies_saved,
                 doubled: progress.double_write_bytes_sent,
-                written,
+                written: engine.counters.written_bytes,
             });
             tracked.obstructed = match (promise.obstacle, tracked.obstructed) {
                 (None, _) => None,
@@ -480,11 +484,9 @@ pub(crate) async fn sample_rates(node: Arc<Node>) {
                 .find(&disk)
                 .and_then(|disk| disk.engine())
                 .map(|engine| engine.snapshot());
-            let written = snapshot.as_ref().map(|it| it.counters.written_bytes);
-            let progress = snapshot.and_then(|snapshot| snapshot.progress);
-            let progress = progress.filter(|progress| progress.migration == id);
-            if let Some((progress, written)) = progress.zip(written) {
-                node.migrations.sample(id, &progress, written);
+            let Some(snapshot) = snapshot else { continue };
+            if let Some(progress) = snapshot.progress.filter(|it| it.migration == id) {
+                node.migrations.sample(id, &progress, &snapshot);
             }
         }
         auto::reconsider_all(&node).await;

@@ -1,6 +1,7 @@
 //! Connections between nodes: who may open them, and what is said before an engine takes over.
 
 pub(crate) mod dial;
+pub(crate) mod framed;
 pub(crate) mod greeting;
 pub(crate) mod probe;
 pub(crate) mod renewal;

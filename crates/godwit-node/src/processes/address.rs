@@ -109,7 +109,10 @@ impl OwnAddress {
     }
 
     /// Takes it off its interface; that it is gone already does not matter.
-    pub(crate) async fn remove(&self) {
+    ///
+    /// # Errors
+    /// One sentence: it is there still, or that cannot be seen.
+    pub(crate) async fn remove(&self) -> Result<(), String> {
         let text = format!("{}/{}", self.address, self.prefix);
         let removed = run(
             "ip",
@@ -117,9 +120,11 @@ impl OwnAddress {
             LIMIT,
         )
         .await;
-        if let Ok((false, said)) = removed {
-            tracing::debug!(address = text, said, "the address was not removed");
+        if matches!(removed, Ok((true, _))) || Self::find(self.address).await?.is_none() {
+            return Ok(());
         }
+        let why = removed.map_or_else(|error| error, |(_, said)| said.trim().to_owned());
+        Err(format!("the address {text} cannot be removed: {why}"))
     }
 
     /// Tells the network that it is here now. Who does not hear it asks when what he knows is too old.

@@ -2,6 +2,7 @@
 //! process runs here.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
@@ -10,6 +11,7 @@ use godwit_verbs::shim::Recreated;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 
+use super::criu::NotRestored;
 use super::holder::Holder;
 use super::messages::{Answer, ImageOffer};
 use super::{ask, criu, files, files_of_ours, folder, images};
@@ -28,6 +30,9 @@ struct Stored {
     peer: String,
     arrival: Arrival,
     offer: ImageOffer,
+    /// Whether its restore has failed, so that what may run of it is only to be ended.
+    #[serde(default)]
+    failed: bool,
     /// Whether it was asked to have its objects again.
     asked: bool,
     /// What it made.
@@ -46,8 +51,23 @@ pub(crate) fn guard(id: &str) -> String {
     format!("godwit-{id}")
 }
 
-fn load(node: &Node, id: &str, peer: &str) -> Option<Stored> {
-    files_of_ours::read::<Stored>(&record(node, id)).filter(|stored| stored.peer == peer)
+/// What is stored of a move of this node's; nothing if nothing is.
+///
+/// # Errors
+/// One sentence: it cannot be read, which says nothing of the process.
+fn load(node: &Node, id: &str, peer: &str) -> Result<Option<Stored>, String> {
+    let stored = files_of_ours::read::<Stored>(&record(node, id))?;
+    Ok(stored.filter(|stored| stored.peer == peer))
+}
+
+/// What is stored of a process that came here by a move of this node's.
+///
+/// # Errors
+/// One sentence: it did not, or that cannot be read.
+fn load_here(node: &Node, id: &str, peer: &str) -> Result<Stored, String> {
+    load(node, id, peer)?
+        .filter(|stored| stored.arrival == Arrival::Here)
+        .ok_or_else(|| "the process did not come here by this move".to_owned())
 }
 
 fn since(began: Instant) -> f64 {
@@ -59,8 +79,10 @@ fn since(began: Instant) -> f64 {
 /// # Errors
 /// One sentence.
 pub(crate) fn admit(node: &Node, id: &str, offer: &ImageOffer) -> Result<(), String> {
-    if folder(node, id).exists() {
-        return Err("a move of this number is known here already".to_owned());
+    match folder(node, id).try_exists() {
+        Ok(false) => {}
+        Ok(true) => return Err("a move of this number is known here already".to_owned()),
+        Err(error) => return Err(format!("what is stored of moves cannot be read: {error}")),
     }
     images::check(offer, images::free(&node.config.processes_dir()))?;
     if !criu::is_layout(&offer.layout) || i32::try_from(offer.pid).is_err() || offer.pid < 2 {
@@ -104,6 +126,7 @@ pub(crate) async fn take(
         peer: peer.to_owned(),
         arrival: Arrival::Coming,
         offer: offer.clone(),
+        failed: false,
         asked: false,
         made: None,
         attached: false,
@@ -130,8 +153,10 @@ fn forget(node: &Node, id: &str) {
 /// Makes the process of its image.
 pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
     let _turn = node.processes.arrivals.turn.lock().await;
-    let Some(mut stored) = load(node, id, peer) else {
-        return Answer::NotHere("its image is not there".to_owned());
+    let mut stored = match load(node, id, peer) {
+        Ok(Some(stored)) => stored,
+        Ok(None) => return Answer::NotHere("its image is not there".to_owned()),
+        Err(error) => return Answer::Refused(error),
     };
     if !stored.arrival.may_restore() {
         return settle_now(node, id, stored).await;
@@ -139,7 +164,8 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
     let began = Instant::now();
     stored.arrival = Arrival::Restoring;
     if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
-        return Answer::NotHere(error);
+        // It may be stored nevertheless, and is asked for.
+        return Answer::Refused(error);
     }
     let restored = async {
         let (roots, place) = (node.config.process_files().to_vec(), folder(node, id));
@@ -150,7 +176,11 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
                 files::place(&roots, file, &place.join(format!("along-{number}")), &of)
             })
         });
-        placed.await.map_err(|error| error.message)??;
+        placed
+            .await
+            .map_err(|error| error.message)
+            .flatten()
+            .map_err(NotRestored::Nothing)?;
         let ImageOffer {
             pid,
             layout,
@@ -163,11 +193,23 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
     failpoint::reach("process-arrival-restoring".to_owned()).await;
     let restored = restored.await;
     failpoint::reach("process-arrival-restored".to_owned()).await;
+    let restored = match restored {
+        Ok(()) => Ok(()),
+        Err(NotRestored::Nothing(why)) => Err(why),
+        // As long as something of it may run it is being restored; what is left is ended when it is asked for.
+        Err(NotRestored::Left(why)) => {
+            stored.failed = true;
+            return Answer::Refused(match files_of_ours::write(&record(node, id), &stored) {
+                Ok(()) => why,
+                Err(unstored) => format!("{why}; {unstored}"),
+            });
+        }
+    };
     stored.arrival = match &restored {
         Ok(()) => Arrival::Here,
         Err(_) => Arrival::Never,
     };
-    let known = files_of_ours::write(&record(node, id), &stored);
+    let known = store_for_good(node, id, &stored);
     match (restored, known) {
         // It says so again after a restart, since it lives.
         (Ok(()), _) => Answer::Here {
@@ -183,9 +225,30 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
 pub(crate) async fn settle(node: &Node, id: &str, peer: &str) -> Answer {
     let _turn = node.processes.arrivals.turn.lock().await;
     match load(node, id, peer) {
-        Some(stored) => settle_now(node, id, stored).await,
-        None => Answer::NotHere("the destination knows nothing of its move".to_owned()),
+        Ok(Some(stored)) => settle_now(node, id, stored).await,
+        Ok(None) => Answer::NotHere("the destination knows nothing of its move".to_owned()),
+        Err(error) => Answer::Refused(error),
     }
+}
+
+/// Stores where the process runs, which does not change any more: its image is of no use after that.
+///
+/// # Errors
+/// One sentence if it is not stored.
+fn store_for_good(node: &Node, id: &str, stored: &Stored) -> Result<(), String> {
+    files_of_ours::write(&record(node, id), stored)?;
+    let place = folder(node, id);
+    let along = (0..stored.offer.files.len()).map(|number| place.join(format!("along-{number}")));
+    let removed = along.map(|path| (std::fs::remove_file(&path), path));
+    let image = place.join("image");
+    for (removed, path) in removed.chain([(std::fs::remove_dir_all(&image), image)]) {
+        if let Err(error) = removed
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            tracing::warn!(path = %path.display(), %error, "cannot remove what an image was");
+        }
+    }
+    Ok(())
 }
 
 async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
@@ -195,10 +258,15 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
         address,
         ..
     } = stored.offer.clone();
-    if stored.arrival == Arrival::Restoring {
-        criu::wait_for_others(&folder(node, id)).await;
+    if stored.arrival == Arrival::Restoring && !criu::wait_for_others(&folder(node, id)).await {
+        return Answer::Refused("a CRIU works with its image and does not end".to_owned());
     }
-    let settled = stored.arrival.settled(criu::lives(pid, &layout));
+    let settled = match criu::lives(pid, &layout) {
+        Ok(lives) => stored.arrival.settled(lives && !stored.failed),
+        Err(error) => {
+            return Answer::Refused(format!("whether it runs cannot be read: {error}"));
+        }
+    };
     if settled == stored.arrival && settled == Arrival::Never {
         return Answer::NotHere("the destination did not restore it".to_owned());
     }
@@ -216,7 +284,7 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
         own.announce();
     }
     stored.arrival = settled;
-    if let Err(error) = files_of_ours::write(&record(node, id), &stored) {
+    if let Err(error) = store_for_good(node, id, &stored) {
         return Answer::Refused(error);
     }
     match settled {
@@ -229,9 +297,9 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
 pub(crate) async fn recreate(node: &Node, id: &str, peer: &str, holder: Option<Holder>) -> Answer {
     let _turn = node.processes.arrivals.turn.lock().await;
     let began = Instant::now();
-    let here = load(node, id, peer).filter(|stored| stored.arrival == Arrival::Here);
-    let Some(mut stored) = here else {
-        return Answer::Refused("the process did not come here by this move".to_owned());
+    let mut stored = match load_here(node, id, peer) {
+        Ok(stored) => stored,
+        Err(error) => return Answer::Refused(error),
     };
     if let Some(made) = stored.made {
         return Answer::Recreated {
@@ -298,35 +366,39 @@ pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -
     ) {
         return Answer::Refused("this is not asked of a process that came".to_owned());
     }
-    let here = load(node, id, peer).filter(|stored| stored.arrival == Arrival::Here);
-    match here {
-        Some(stored) => match ask(stored.offer.pid, request).await {
+    match load_here(node, id, peer) {
+        Ok(stored) => match ask(stored.offer.pid, request).await {
             Ok(answer) => Answer::Library(answer),
             Err(error) => Answer::Refused(error),
         },
-        None => Answer::Refused("the process did not come here by this move".to_owned()),
+        Err(error) => Answer::Refused(error),
     }
 }
 
 /// Nothing of the move is needed any more.
 pub(crate) async fn over(node: &Node, id: &str, peer: &str) {
     let _turn = node.processes.arrivals.turn.lock().await;
-    if load(node, id, peer).is_some() {
+    if let Ok(Some(_)) = load(node, id, peer) {
         forget(node, id);
     }
 }
 
-/// After the node's start: what was being restored is settled, and what only came is forgotten, so that it is never
-/// restored.
-pub(crate) async fn recover(node: &Node, id: &str) {
-    let Some(stored) = files_of_ours::read::<Stored>(&record(node, id)) else {
+/// After the node's start, before anybody asks: what was being restored is settled, whose restore may take its time, and
+/// what only came is forgotten, so that it is never restored.
+pub(crate) fn recover(node: &Arc<Node>, id: &str) {
+    let stored = match files_of_ours::read::<Stored>(&record(node, id)) {
+        Ok(Some(stored)) => stored,
         // It had not come whole.
-        forget(node, id);
-        return;
+        Ok(None) => return forget(node, id),
+        // The process may run here: it is kept until it can be read.
+        Err(_) => return,
     };
     match stored.arrival {
         Arrival::Coming => forget(node, id),
-        Arrival::Restoring => drop(settle(node, id, &stored.peer).await),
+        Arrival::Restoring => {
+            let (node, id) = (Arc::clone(node), id.to_owned());
+            tokio::spawn(async move { settle(&node, &id, &stored.peer).await });
+        }
         Arrival::Here | Arrival::Never => {}
     }
 }

@@ -1,10 +1,12 @@
 //! CRIU, and what tells a process from another of its number.
 
+use std::io;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use tokio::process::Child;
 
 use super::address::{Direction, OwnAddress};
 
@@ -12,6 +14,8 @@ use super::address::{Direction, OwnAddress};
 const LIMIT: Duration = Duration::from_secs(600);
 /// How long what a failed restore left may take to end.
 const END: Duration = Duration::from_secs(5);
+/// How often it is looked for what descends from a CRIU that takes too long.
+const ROUNDS: usize = 20;
 /// Most of what a command said that is told.
 const TOLD: usize = 400;
 
@@ -77,17 +81,26 @@ pub(crate) async fn dump(pid: u32, image: &Path) -> Result<(), String> {
     criu(&action, image, "dump.log").await
 }
 
+/// Why there is no process that was to be made of its files.
+#[derive(Debug)]
+pub(crate) enum NotRestored {
+    /// Nothing of it is here.
+    Nothing(String),
+    /// Something of it may be here.
+    Left(String),
+}
+
 /// Makes the process of its files, with its address.
 ///
 /// # Errors
-/// What CRIU says. What the process came to is ended then, and nobody hears of its end.
+/// What CRIU says. What the process came to is ended then, if it can be, and nobody hears of its end.
 pub(crate) async fn restore(
     image: &Path,
     pid: u32,
     layout: &str,
     address: Option<&OwnAddress>,
     table: &str,
-) -> Result<(), String> {
+) -> Result<(), NotRestored> {
     let restored = async {
         if let Some(own) = address {
             // Whatever comes for a connection that is not there yet would be answered with a reset.
@@ -96,10 +109,11 @@ pub(crate) async fn restore(
         }
         criu(&["restore", "-d"], image, "restore.log").await
     };
-    let restored = restored.await;
-    if restored.is_err() {
-        clear(pid, layout, address, table).await?;
-        return restored;
+    if let Err(why) = restored.await {
+        return Err(match clear(pid, layout, address, table).await {
+            Ok(()) => NotRestored::Nothing(why),
+            Err(left) => NotRestored::Left(format!("{why}; {left}")),
+        });
     }
     if let Some(own) = address {
         OwnAddress::unguard(table).await;
@@ -111,7 +125,7 @@ pub(crate) async fn restore(
 /// Ends what a restore left of a process, so that it runs here no more. Nobody hears of its end.
 ///
 /// # Errors
-/// It does not end.
+/// It does not end, or its address stays.
 pub(crate) async fn clear(
     pid: u32,
     layout: &str,
@@ -119,35 +133,45 @@ pub(crate) async fn clear(
     table: &str,
 ) -> Result<(), String> {
     OwnAddress::unguard(table).await;
-    let silenced = match address {
-        Some(own) => own.guard(table, Direction::Out).await,
+    if let Some(own) = address
+        && let Err(error) = own.guard(table, Direction::Out).await
+    {
+        tracing::warn!(pid, error, "peers may hear of the end of what was restored");
+    }
+    let ended = end(pid, layout).await;
+    let removed = match address {
+        Some(own) => own.remove().await,
         None => Ok(()),
     };
-    let ended = end(pid, layout).await;
-    if let Some(own) = address {
-        own.remove().await;
+    if removed.is_ok() {
         OwnAddress::unguard(table).await;
     }
-    silenced.and(ended)
+    ended.and(removed)
 }
 
 async fn end(pid: u32, layout: &str) -> Result<(), String> {
     let began = std::time::Instant::now();
-    while lives(pid, layout) {
+    loop {
+        let seen = lives(pid, layout);
+        if matches!(seen, Ok(false)) {
+            return Ok(());
+        }
         if began.elapsed() > END {
-            return Err(format!("what was restored of process {pid} does not end"));
+            return Err(match seen {
+                Ok(_) => format!("what was restored of process {pid} does not end"),
+                Err(error) => format!("whether process {pid} has ended cannot be read: {error}"),
+            });
         }
         if let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw)
             && let Ok(process) = pidfd_open(number, PidfdFlags::empty())
             // The number may have got to another process before this was opened, and not after.
-            && lives(pid, layout)
+            && lives(pid, layout).unwrap_or(false)
         {
             // It may have ended just now.
             let _ = pidfd_send_signal(&process, Signal::KILL);
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Ok(())
 }
 
 async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
@@ -159,12 +183,9 @@ async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .status();
-    let ended = tokio::time::timeout(LIMIT, running)
-        .await
-        .map_err(|_| format!("criu does not end within {} s", LIMIT.as_secs()))?
+        .spawn()
         .map_err(|error| format!("criu cannot be run: {error}"))?;
-    if ended.success() {
+    if see_through(running, LIMIT).await?.success() {
         return Ok(());
     }
     let written = std::fs::read(image.join(log)).unwrap_or_default();
@@ -179,25 +200,122 @@ async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
     Err(format!("criu {} failed: {why}", action[0]))
 }
 
-/// Waits until no CRIU works with an image in this folder: one that a node has started outlives the node.
-pub(crate) async fn wait_for_others(folder: &Path) {
-    let began = std::time::Instant::now();
-    let wanted = folder.as_os_str().as_encoded_bytes().to_vec();
-    while works_with(&wanted) && began.elapsed() < LIMIT {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+/// Waits for the end of a command, which is brought about after `limit`. What it has done is settled after this.
+///
+/// # Errors
+/// One sentence if it did not end of itself.
+async fn see_through(mut running: Child, limit: Duration) -> Result<ExitStatus, String> {
+    if let Ok(ended) = tokio::time::timeout(limit, running.wait()).await {
+        return ended.map_err(|error| format!("criu cannot be waited for: {error}"));
+    }
+    if let Some(pid) = running.id() {
+        // What it is making of an image would go on without it. All of it stops before any of it is ended, so that
+        // nothing new is made meanwhile, and nothing loses the parent by which it is found.
+        signal(pid, Signal::STOP);
+        let mut made = Vec::new();
+        for _ in 0..ROUNDS {
+            let found = descendants(pid);
+            found.iter().for_each(|one| signal(*one, Signal::STOP));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            if found == made {
+                break;
+            }
+            made = found;
+        }
+        made.into_iter().for_each(|one| signal(one, Signal::KILL));
+    }
+    // Nothing is said of what it did before it is gone.
+    loop {
+        // It may have ended just now.
+        let _ = running.start_kill();
+        match running.wait().await {
+            Ok(_) => break,
+            Err(error) => tracing::error!(%error, "criu, which takes too long, cannot be ended"),
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Err(format!(
+        "criu did not end within {} s, and was ended",
+        limit.as_secs()
+    ))
+}
+
+fn signal(pid: u32, signal: Signal) {
+    if let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // It may have ended just now, and its number is no other's: its parent has stopped, and reaps nobody.
+        let _ = rustix::process::kill_process(number, signal);
     }
 }
 
-fn works_with(folder: &[u8]) -> bool {
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.into_iter().any(|entry| {
-        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+/// The processes that descend from one, as far as they can be read.
+fn descendants(pid: u32) -> Vec<u32> {
+    let mut found = vec![pid];
+    let mut next = 0;
+    while let Some(parent) = found.get(next).copied() {
+        next += 1;
+        let threads = std::fs::read_dir(format!("/proc/{parent}/task"));
+        for thread in threads.into_iter().flatten().flatten() {
+            let children = std::fs::read_to_string(thread.path().join("children"));
+            let children = children.unwrap_or_default();
+            let children = children
+                .split_whitespace()
+                .filter_map(|one| one.parse().ok());
+            for child in children {
+                if !found.contains(&child) {
+                    found.push(child);
+                }
+            }
+        }
+    }
+    found.split_off(1)
+}
+
+/// Waits until no CRIU works with an image in this folder: one that a node has started outlives the node. Whether none
+/// does.
+pub(crate) async fn wait_for_others(folder: &Path) -> bool {
+    let began = std::time::Instant::now();
+    let wanted = folder.as_os_str().as_encoded_bytes().to_vec();
+    // What cannot be looked at may be one.
+    while works_with(&wanted).unwrap_or(true) {
+        if began.elapsed() > LIMIT {
+            return false;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    true
+}
+
+fn works_with(folder: &[u8]) -> io::Result<bool> {
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let is_number = |byte: &u8| byte.is_ascii_digit();
+        if !entry.file_name().as_encoded_bytes().iter().all(is_number) {
+            continue;
+        }
+        let line = of_process(std::fs::read(entry.path().join("cmdline")))?.unwrap_or_default();
         let mut words = line.split(|byte| *byte == 0);
-        words
+        let is_criu = words
             .next()
-            .is_some_and(|program| program == b"criu" || program.ends_with(b"/criu"))
-            && words.any(|word| word.starts_with(folder))
-    })
+            .is_some_and(|program| program == b"criu" || program.ends_with(b"/criu"));
+        if is_criu && words.any(|word| word.starts_with(folder)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// What was read of a process; nothing if it has ended. That it cannot be read is another thing.
+fn of_process<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+    match read {
+        Ok(read) => Ok(Some(read)),
+        Err(error)
+            if error.kind() == io::ErrorKind::NotFound
+                || error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) =>
+        {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Ends the rules with which CRIU has cut off the connections of a process that it dumped.
@@ -207,9 +325,12 @@ pub(crate) async fn unlock_network(pid: u32) {
 
 /// Where a process's heap, arguments and environment lie. That was drawn when the program began, and CRIU restores it; a
 /// process that only has the number lies elsewhere, and one that has ended nowhere.
-pub(crate) fn layout(pid: u32) -> Option<String> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    layout_of(&stat)
+///
+/// # Errors
+/// It cannot be read, which says nothing of the process.
+pub(crate) fn layout(pid: u32) -> io::Result<Option<String>> {
+    let stat = of_process(std::fs::read(format!("/proc/{pid}/stat")))?;
+    Ok(stat.and_then(|stat| layout_of(&String::from_utf8_lossy(&stat))))
 }
 
 /// The fields arg_start to env_end and start_brk of proc_pid_stat(5); one that has ended has zeros.
@@ -230,8 +351,22 @@ pub(crate) fn is_layout(text: &str) -> bool {
 }
 
 /// Whether the process runs here, and not another of its number.
-pub(crate) fn lives(pid: u32, known: &str) -> bool {
-    layout(pid).is_some_and(|found| found == known)
+///
+/// # Errors
+/// Those of [`layout`].
+pub(crate) fn lives(pid: u32, known: &str) -> io::Result<bool> {
+    Ok(layout(pid)?.is_some_and(|found| found == known))
+}
+
+/// Whether the process runs here, asked until it is known.
+pub(crate) async fn surely_lives(pid: u32, known: &str) -> bool {
+    loop {
+        match lives(pid, known) {
+            Ok(lives) => return lives,
+            Err(error) => tracing::error!(pid, %error, "whether a process runs cannot be read"),
+        }
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
 }
 
 #[cfg(test)]
@@ -241,10 +376,12 @@ mod tests {
     #[test]
     fn a_process_is_known_by_its_layout() {
         let own = std::process::id();
-        let layout = layout(own).expect("a layout");
-        assert!(is_layout(&layout) && lives(own, &layout));
-        assert!(!lives(own, "1 2 3 4 5"));
-        assert!(!lives(own, ""));
+        let layout = layout(own).expect("reads").expect("a layout");
+        assert!(is_layout(&layout) && lives(own, &layout).expect("reads"));
+        assert!(!lives(own, "1 2 3 4 5").expect("reads"));
+        assert!(!lives(own, "").expect("reads"));
+        // A number that no process can have.
+        assert!(!lives(0x7fff_ff00, &layout).expect("reads"));
         let mut ended: Vec<String> = (1..=52).map(|field| field.to_string()).collect();
         ended[46] = "0".to_owned();
         assert_eq!(
@@ -261,6 +398,35 @@ mod tests {
         ] {
             assert!(!is_layout(wrong), "{wrong}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_end_of_a_process() {
+        let read = |number| of_process::<()>(Err(io::Error::from_raw_os_error(number)));
+        for gone in [rustix::io::Errno::NOENT, rustix::io::Errno::SRCH] {
+            assert!(matches!(read(gone.raw_os_error()), Ok(None)));
+        }
+        for unread in [rustix::io::Errno::MFILE, rustix::io::Errno::IO] {
+            read(unread.raw_os_error()).expect_err("says nothing of the process");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_takes_too_long_has_ended_with_all_that_it_made_when_that_is_said() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let late = folder.path().join("late");
+        let script = format!(
+            "(sleep 1; touch {0}) & sleep 1; touch {0}; wait",
+            late.display()
+        );
+        let running = tokio::process::Command::new("sh")
+            .args(["-c", &script])
+            .spawn()
+            .expect("runs");
+        let error = see_through(running, Duration::from_millis(200)).await;
+        assert!(error.expect_err("takes too long").contains("was ended"));
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        assert!(!late.exists(), "something of it worked on");
     }
 
     #[tokio::test]

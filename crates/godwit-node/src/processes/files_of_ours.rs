@@ -24,10 +24,40 @@ pub(crate) fn write(path: &Path, value: &impl Serialize) -> Result<(), String> {
     stored().map_err(|error| format!("cannot store {}: {error}", path.display()))
 }
 
-/// What is stored there; nothing if there is none, or nothing that can be read.
-pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
-    let bytes = std::fs::read(path).ok()?;
-    serde_json::from_slice(&bytes)
-        .inspect_err(|error| tracing::error!(path = %path.display(), %error, "cannot be read"))
-        .ok()
+/// What is stored there; nothing if there is none.
+///
+/// # Errors
+/// One sentence: there is something, or may be, that cannot be read.
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, String> {
+    let read = match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(std::io::Error::from),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    };
+    read.map_err(|error| {
+        let text = format!("{} cannot be read: {error}", path.display());
+        tracing::error!(text, "a record of a move of a process");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_read_is_not_absent() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("record.json");
+        assert_eq!(read::<u32>(&path), Ok(None));
+        write(&path, &7).expect("stores");
+        assert_eq!(read::<u32>(&path), Ok(Some(7)));
+        std::fs::write(&path, "{").expect("writes");
+        read::<u32>(&path).expect_err("half of it");
+        std::fs::remove_file(&path).expect("removes");
+        std::fs::create_dir(&path).expect("a folder");
+        read::<u32>(&path).expect_err("it is no file");
+    }
 }

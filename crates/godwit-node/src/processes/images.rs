@@ -6,6 +6,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use tokio::fs::File;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -39,11 +41,9 @@ pub(crate) struct ImageFile {
 }
 
 impl ImageFile {
-    fn of(name: String, path: &Path) -> Result<Self, String> {
-        let about = std::fs::symlink_metadata(path)
-            .map_err(|error| format!("the file {}: {error}", path.display()))?;
+    fn of(name: String, about: &std::fs::Metadata) -> Result<Self, String> {
         if !about.is_file() {
-            return Err(format!("{} is no regular file", path.display()));
+            return Err(format!("{name} is no regular file"));
         }
         Ok(Self {
             name,
@@ -55,14 +55,49 @@ impl ImageFile {
     }
 }
 
-/// CRIU's files in a folder, and those that come along.
+/// Opens a regular file by its whole path, on which no symbolic link lies: whoever may change a folder of the path would
+/// otherwise choose what root reads.
+///
+/// # Errors
+/// One sentence that names it.
+pub(crate) fn open_plain(path: &Path) -> Result<std::fs::File, String> {
+    let cannot = |error: std::io::Error| format!("the file {path:?}: {error}");
+    if !path.is_absolute() {
+        return Err(format!("the file {path:?} is not named by its whole path"));
+    }
+    // It does not wait for whoever writes to a pipe.
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let opened = openat2(CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
+    let file = opened.map_err(|error| match error {
+        Errno::LOOP => {
+            format!("the file {path:?} has a symbolic link on its path; name it without one")
+        }
+        error => cannot(error.into()),
+    })?;
+    let file = std::fs::File::from(file);
+    if !file.metadata().map_err(cannot)?.is_file() {
+        return Err(format!("the file {path:?} is no regular file"));
+    }
+    Ok(file)
+}
+
+/// What is sent: a file of the image, and one that came along, as it was opened when it was looked at.
+#[derive(Debug)]
+pub(crate) enum Source {
+    /// In a folder of the node's own, where nobody else changes anything.
+    Own(PathBuf),
+    /// Whatever its path leads to by now.
+    Opened(std::fs::File),
+}
+
+/// CRIU's files in a folder, and those that come along, which are open.
+pub(crate) type Gathered = (Vec<ImageFile>, Vec<(ImageFile, std::fs::File)>);
+
+/// Looks at what is to be sent.
 ///
 /// # Errors
 /// One sentence that names what cannot be sent.
-pub(crate) fn gather(
-    image: &Path,
-    files: &[String],
-) -> Result<(Vec<ImageFile>, Vec<ImageFile>), String> {
+pub(crate) fn gather(image: &Path, files: &[String]) -> Result<Gathered, String> {
     let cannot = |error: std::io::Error| format!("the image in {}: {error}", image.display());
     let mut found = Vec::new();
     for entry in std::fs::read_dir(image).map_err(cannot)? {
@@ -70,14 +105,19 @@ pub(crate) fn gather(
         let name = entry.file_name().to_string_lossy().into_owned();
         // CRIU's other files are descriptors of its own and logs.
         if name.ends_with(".img") {
-            found.push(ImageFile::of(name, &entry.path())?);
+            // There may be thousands, which are not all kept open.
+            found.push(ImageFile::of(name, &entry.metadata().map_err(cannot)?)?);
         }
     }
     found.sort_unstable_by(|one, other| one.name.cmp(&other.name));
-    let along = files
-        .iter()
-        .map(|path| ImageFile::of(path.clone(), Path::new(path)));
-    Ok((found, along.collect::<Result<_, _>>()?))
+    let along = files.iter().map(|path| {
+        let file = open_plain(Path::new(path))?;
+        let about = file
+            .metadata()
+            .map_err(|error| format!("the file {path:?}: {error}"))?;
+        Ok((ImageFile::of(path.clone(), &about)?, file))
+    });
+    Ok((found, along.collect::<Result<_, String>>()?))
 }
 
 /// Whether what another node offers can be an image, and fits. `free`: bytes that there are.
@@ -140,12 +180,15 @@ async fn in_time<T>(work: impl Future<Output = std::io::Result<T>>) -> std::io::
 /// Reading or sending fails, or a file has become shorter.
 pub(crate) async fn send(
     stream: &mut (impl AsyncWrite + Unpin),
-    files: impl Iterator<Item = (PathBuf, u64)>,
+    files: impl Iterator<Item = (Source, u64)>,
     mut sent: impl FnMut(u64),
 ) -> std::io::Result<()> {
     let mut piece = vec![0; PIECE];
-    for (path, bytes) in files {
-        let mut file = File::open(&path).await?;
+    for (source, bytes) in files {
+        let mut file = match source {
+            Source::Own(path) => File::open(&path).await?,
+            Source::Opened(file) => File::from_std(file),
+        };
         let (mut hash, mut left) = (blake3::Hasher::new(), bytes);
         while left > 0 {
             let now = PIECE.min(usize::try_from(left).unwrap_or(PIECE));
@@ -192,6 +235,7 @@ pub(crate) async fn receive(
             return Err(std::io::Error::other(text));
         }
         file.flush().await?;
+        file.sync_all().await?;
     }
     Ok(())
 }
@@ -249,39 +293,75 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_file_that_comes_along_is_the_one_that_was_looked_at() {
+        let base = tempfile::tempdir().expect("a folder");
+        let base = std::fs::canonicalize(base.path()).expect("a folder");
+        std::fs::create_dir(base.join("image")).expect("a folder");
+        let name = |path: &str| base.join(path).display().to_string();
+        let (log, secret) = (base.join("log"), base.join("secret"));
+        std::fs::write(&log, "said").expect("writes");
+        std::fs::write(&secret, "kept").expect("writes");
+        let gathered = gather(&base.join("image"), &[name("log")]).expect("gathers");
+        let (_, along) = gathered;
+        std::fs::remove_file(&log).expect("removes");
+        std::os::unix::fs::symlink(&secret, &log).expect("a link");
+        let (mut here, mut there) = tokio::io::duplex(1 << 20);
+        let sources = along
+            .into_iter()
+            .map(|(about, file)| (Source::Opened(file), about.bytes));
+        send(&mut here, sources, drop).await.expect("sends");
+        let mut sent = [0; 4];
+        there.read_exact(&mut sent).await.expect("comes");
+        assert_eq!(&sent, b"said");
+        // A link is not followed, wherever it lies on the path, and nobody waits for a pipe.
+        std::os::unix::fs::symlink(&base, base.join("folder")).expect("a link");
+        let pipe = rustix::fs::mknodat(
+            CWD,
+            base.join("pipe"),
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR | Mode::WUSR,
+            0,
+        );
+        pipe.expect("a pipe");
+        for bad in ["log", "folder/secret", "pipe", "image", "none"] {
+            let error = gather(&base.join("image"), &[name(bad)]).expect_err(bad);
+            assert!(error.contains(bad), "{error}");
+        }
+        open_plain(Path::new("log")).expect_err("not by its whole path");
+    }
+
+    #[tokio::test]
     async fn files_arrive_whole_or_not_at_all() {
         let base = tempfile::tempdir().expect("a folder");
-        let from = base.path().join("from.img");
+        let base = std::fs::canonicalize(base.path()).expect("a folder");
+        let from = base.join("from.img");
         std::fs::write(&from, vec![7; 300_000]).expect("writes");
-        let (gathered, none) = gather(base.path(), &[]).expect("gathers");
+        let (gathered, none) = gather(&base, &[]).expect("gathers");
         assert_eq!(
             (gathered.len(), gathered[0].bytes, none.len()),
             (1, 300_000, 0)
         );
         let (mut here, mut there) = tokio::io::duplex(1 << 20);
         let mut counted = 0;
-        send(&mut here, [(from.clone(), 300_000)].into_iter(), |bytes| {
-            counted += bytes
-        })
-        .await
-        .expect("sends");
+        let source = || [(Source::Own(from.clone()), 300_000)].into_iter();
+        send(&mut here, source(), |bytes| counted += bytes)
+            .await
+            .expect("sends");
         assert_eq!(counted, 300_000);
-        let to = base.path().join("to");
+        let to = base.join("to");
         receive(&mut there, [(to.clone(), 300_000)].into_iter())
             .await
             .expect("comes");
         assert_eq!(std::fs::read(&to).expect("is there"), vec![7; 300_000]);
         // Nothing that is there is written over.
-        send(&mut here, [(from.clone(), 300_000)].into_iter(), drop)
-            .await
-            .expect("sends");
+        send(&mut here, source(), drop).await.expect("sends");
         receive(&mut there, [(to, 300_000)].into_iter())
             .await
             .expect_err("is there");
         let (mut here, mut there) = tokio::io::duplex(1 << 20);
         here.write_all(&[1; 4]).await.expect("writes");
         here.write_all(&[0; HASH]).await.expect("writes");
-        let error = receive(&mut there, [(base.path().join("bad"), 4)].into_iter())
+        let error = receive(&mut there, [(base.join("bad"), 4)].into_iter())
             .await
             .expect_err("another hash");
         assert!(error.to_string().contains("another content"), "{error}");

@@ -8,10 +8,11 @@ use godwit_verbs::preflight::Offer;
 use godwit_verbs::shim::{Connection, Plan, QueuePairState, Recreated};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::address::OwnAddress;
 use super::images::ImageFile;
+use crate::peers::framed;
 
 /// Longest message in bytes: as long as an answer of a process may be.
 const MAX_MESSAGE: u32 = 16 << 20;
@@ -95,6 +96,8 @@ pub(crate) struct ImageOffer {
 pub(crate) enum Answer {
     /// It is not done, and why.
     Refused(String),
+    /// It was not even looked at, since too much is under way, and this connection ends.
+    Busy(String),
     /// To [`Ask::Find`].
     Found(Vec<FoundProcess>),
     /// To [`Ask::Look`].
@@ -146,19 +149,7 @@ pub(crate) async fn write(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &impl Serialize,
 ) -> io::Result<()> {
-    let body = serde_json::to_vec(message).map_err(io::Error::other)?;
-    let length = u32::try_from(body.len()).ok().filter(|&l| l <= MAX_MESSAGE);
-    let length = length.ok_or_else(|| {
-        io::Error::other(format!("a message of {} bytes is too long", body.len()))
-    })?;
-    let send = async {
-        stream.write_all(&length.to_le_bytes()).await?;
-        stream.write_all(&body).await?;
-        stream.flush().await
-    };
-    tokio::time::timeout(MESSAGE_TIMEOUT, send)
-        .await
-        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    framed::write(stream, message, MAX_MESSAGE, MESSAGE_TIMEOUT).await
 }
 
 /// Reads a message that begins within this time.
@@ -166,32 +157,12 @@ pub(crate) async fn read<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
     within: Duration,
 ) -> io::Result<T> {
-    let mut length = [0; 4];
-    tokio::time::timeout(within, stream.read_exact(&mut length))
-        .await
-        .map_err(|_| {
-            let text = format!("no answer within {} s", within.as_secs());
-            io::Error::new(io::ErrorKind::TimedOut, text)
-        })??;
-    let length = u32::from_le_bytes(length);
-    if length > MAX_MESSAGE {
-        return Err(io::Error::other(format!(
-            "a message of {length} bytes is too long"
-        )));
-    }
-    let rest = async {
-        // It grows with what comes, not with what is announced.
-        let mut body = Vec::new();
-        let read = stream
-            .take(u64::from(length))
-            .read_to_end(&mut body)
-            .await?;
-        if read < length as usize {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        serde_json::from_slice(&body).map_err(io::Error::other)
-    };
-    tokio::time::timeout(MESSAGE_TIMEOUT, rest)
+    let begins = framed::length(stream, MAX_MESSAGE);
+    let length = tokio::time::timeout(within, begins).await.map_err(|_| {
+        let text = format!("no answer within {} s", within.as_secs());
+        io::Error::new(io::ErrorKind::TimedOut, text)
+    })??;
+    tokio::time::timeout(MESSAGE_TIMEOUT, framed::body(stream, length))
         .await
         .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }

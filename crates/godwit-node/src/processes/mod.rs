@@ -16,19 +16,27 @@ pub(crate) mod messages;
 pub(crate) mod outgoing;
 pub(crate) mod partners;
 pub(crate) mod serve;
+mod tcp;
 pub(crate) mod view;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use godwit_verbs::control::{self, Answer, Request, Status};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 
 use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode};
 
 /// Connections of other nodes about processes at once.
 const MAX_SESSIONS: usize = 16;
+
+/// How long all processes of the host are asked.
+const ROUND: Duration = Duration::from_secs(10);
+/// How many of them at once.
+const ASKED_AT_ONCE: usize = 32;
 
 /// What a node knows of processes.
 #[derive(Debug)]
@@ -68,16 +76,41 @@ pub(crate) fn folder(node: &Node, id: &str) -> PathBuf {
     node.config.processes_dir().join(id)
 }
 
+/// Why a process did not do what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NotDone {
+    /// It says no.
+    Refused(String),
+    /// It does not answer: it may do it nevertheless.
+    Silent(String),
+}
+
+impl NotDone {
+    pub(crate) fn into_text(self) -> String {
+        match self {
+            Self::Refused(text) | Self::Silent(text) => text,
+        }
+    }
+}
+
 /// Asks a process of this host.
 ///
 /// # Errors
 /// One sentence: it does not answer, or it says no.
 pub(crate) async fn ask(pid: u32, request: Request) -> Result<Answer, String> {
-    let asked = blocking(move || control::ask(pid, &request)).await;
-    match asked.map_err(|error| error.message)? {
-        Ok(Answer::Error(error)) => Err(format!("process {pid}: {error}")),
-        Ok(answer) => Ok(answer),
-        Err(error) => Err(error.to_string()),
+    hear(pid, request).await.map_err(NotDone::into_text)
+}
+
+/// Asks a process of this host, where silence is another thing than a no.
+///
+/// # Errors
+/// One sentence.
+pub(crate) async fn hear(pid: u32, request: Request) -> Result<Answer, NotDone> {
+    match blocking(move || control::ask(pid, &request)).await {
+        Ok(Ok(Answer::Error(error))) => Err(NotDone::Refused(format!("process {pid}: {error}"))),
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) => Err(NotDone::Silent(error.to_string())),
+        Err(error) => Err(NotDone::Silent(error.message)),
     }
 }
 
@@ -92,11 +125,34 @@ pub(crate) async fn status(pid: u32) -> Result<Status, String> {
     }
 }
 
+/// What these processes have, of those that say so in time: one that is silent keeps nobody from the others.
+pub(crate) async fn statuses(pids: Vec<u32>) -> Vec<(u32, Status)> {
+    let until = Instant::now() + ROUND;
+    let turns = Arc::new(Semaphore::new(ASKED_AT_ONCE));
+    let mut asked = JoinSet::new();
+    for pid in pids {
+        let turns = Arc::clone(&turns);
+        asked.spawn(async move {
+            let _turn = turns.acquire_owned().await.ok()?;
+            let left = until.saturating_duration_since(Instant::now());
+            let answer = blocking(move || control::ask_within(pid, &Request::Status, left)).await;
+            match answer {
+                Ok(Ok(Answer::Status(status))) => Some((pid, status)),
+                // One that has just ended, or whose socket's name is somebody else's, is none.
+                _ => None,
+            }
+        });
+    }
+    let mut found: Vec<_> = asked.join_all().await.into_iter().flatten().collect();
+    found.sort_unstable_by_key(|(pid, _)| *pid);
+    found
+}
+
 /// Takes up what was under way when the node ended.
-pub(crate) async fn recover(node: &Arc<Node>) {
+pub(crate) fn recover(node: &Arc<Node>) {
     if node.config.processes.is_none() {
         return;
     }
     partners::recover(node);
-    outgoing::recover(node).await;
+    outgoing::recover(node);
 }

@@ -87,6 +87,11 @@ impl HeldPartners {
         Some(stored.numbers.clone())
     }
 
+    /// Whether the process is held for any move.
+    pub(crate) fn holds(&self, pid: u32) -> bool {
+        self.lock().keys().any(|(_, held)| *held == pid)
+    }
+
     /// The process is held no more. What it made ahead goes as well, while it works.
     pub(crate) fn let_go(&self, node: &Node, id: &str, pid: u32) {
         let Some((removed, _)) = self.lock().remove(&(id.to_owned(), pid)) else {
@@ -174,7 +179,7 @@ pub(crate) fn recover(node: &Node) {
     let entries = std::fs::read_dir(node.config.processes_dir());
     for entry in entries.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("held-")
-            && let Some(stored) = super::files_of_ours::read::<Stored>(&entry.path())
+            && let Ok(Some(stored)) = super::files_of_ours::read::<Stored>(&entry.path())
         {
             let key = (stored.id.clone(), stored.pid);
             node.processes.held.lock().insert(key, (stored, until));

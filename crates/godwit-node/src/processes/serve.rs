@@ -12,7 +12,7 @@ use godwit_verbs::shim::{Connection, Plan, QueuePairState};
 
 use super::holder::Holder;
 use super::messages::{self, Answer, Ask, FoundProcess};
-use super::{arrivals, ask, check_enabled, files, status};
+use super::{NotDone, arrivals, check_enabled, files, hear, statuses};
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
@@ -97,10 +97,7 @@ impl Session {
             Err(error) => return Answer::Refused(error.message),
         };
         let mut found = Vec::new();
-        for pid in pids {
-            let Ok(status) = status(pid).await else {
-                continue;
-            };
+        for (pid, status) in statuses(pids).await {
             if let Some(party) = ends_of(ours, pid, &status.queue_pairs) {
                 let numbers = party.numbers();
                 found.push(FoundProcess {
@@ -164,27 +161,33 @@ impl Session {
         if let Some(why) = beyond(&request, &numbers) {
             return Answer::Refused(format!("process {pid}: {why}"));
         }
-        if begins
-            && known.is_none()
-            && let Err(error) = held.hold(node, id, peer, pid, &numbers, prepares)
-        {
-            return Answer::Refused(error);
+        if begins && known.is_none() {
+            if node.processes.moves.moves(pid) {
+                return Answer::Refused(format!("process {pid} is being moved itself"));
+            }
+            if let Err(error) = held.hold(node, id, peer, pid, &numbers, prepares) {
+                return Answer::Refused(error);
+            }
         }
         failpoint::reach(format!("process-partner-{}", name(&request))).await;
         let resumes = matches!(request, Request::Resume { .. });
-        let answer = ask(pid, request).await;
-        if suspends && answer.is_err() {
-            // It may have heard what it did not answer.
-            let _unheard = ask(
-                pid,
-                Request::Resume {
-                    only: Some(numbers.clone()),
-                },
-            )
-            .await;
-        }
-        // Who was not suspended is not held, and what was prepared without an answer is destroyed.
-        if (begins && answer.is_err()) || (resumes && answer.is_ok()) {
+        let answer = hear(pid, request).await;
+        let works = match &answer {
+            Ok(_) => resumes,
+            // Who was not suspended is not held. One that says no may be held for another, and goes on by nobody's word.
+            Err(NotDone::Refused(_)) => begins && known.is_none(),
+            Err(NotDone::Silent(_)) if suspends => {
+                // It may have heard what it did not answer. If it does not hear this, it is told again when it is late.
+                let only = Some(numbers.clone());
+                !matches!(
+                    hear(pid, Request::Resume { only }).await,
+                    Err(NotDone::Silent(_))
+                )
+            }
+            // What it may have made all the same is destroyed as it is let go.
+            Err(NotDone::Silent(_)) => prepares && known.is_none(),
+        };
+        if works {
             held.let_go(node, id, pid);
         }
         match answer {
@@ -192,7 +195,7 @@ impl Session {
                 godwit_verbs::control::Answer::Status(only(status, &numbers)),
             ),
             Ok(answer) => Answer::Library(answer),
-            Err(error) => Answer::Refused(error),
+            Err(error) => Answer::Refused(error.into_text()),
         }
     }
 }
@@ -273,7 +276,7 @@ pub(crate) async fn serve(
     id: String,
 ) {
     let Ok(_place) = node.processes.sessions.clone().try_acquire_owned() else {
-        let busy = Answer::Refused("the node has too many moves of processes under way".to_owned());
+        let busy = Answer::Busy("the node has too many moves of processes under way".to_owned());
         // Whoever is not told sees the connection end.
         let _ = messages::write(&mut connection, &busy).await;
         return;

@@ -2,7 +2,7 @@
 
 use godwit_verbs::control::{self, Status};
 
-use super::{check_enabled, status};
+use super::{check_enabled, status, statuses};
 use crate::node::{Node, blocking};
 use godwit_api::{ErrorBody, ErrorCode, Process};
 
@@ -16,14 +16,11 @@ pub(crate) async fn all(node: &Node) -> Result<Vec<Process>, ErrorBody> {
     let pids = listed.map_err(|error| {
         ErrorBody::new(ErrorCode::Internal, format!("cannot list sockets: {error}"))
     })?;
-    let mut found = Vec::new();
-    for pid in pids {
-        // One that has just ended, or whose socket's name is somebody else's, is none.
-        if let Ok(status) = status(pid).await {
-            found.push(shown(pid, &status));
-        }
-    }
-    Ok(found)
+    let found = statuses(pids).await;
+    Ok(found
+        .iter()
+        .map(|(pid, status)| shown(*pid, status))
+        .collect())
 }
 
 /// One of them.

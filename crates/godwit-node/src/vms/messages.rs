@@ -35,12 +35,13 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncWrite};
 
 use godwit_api::MemoryMode;
 use godwit_qemu::machine::Machine;
 
 use crate::nics::pieces::NicPiece;
+use crate::peers::framed;
 use crate::vms::memory::pooled::PoolOffer;
 
 /// Longest message in bytes: a command line is the longest part.
@@ -147,34 +148,15 @@ pub(crate) async fn write(
     stream: &mut (impl AsyncWrite + Unpin),
     message: &impl Serialize,
 ) -> io::Result<()> {
-    let body = serde_json::to_vec(message).map_err(io::Error::other)?;
-    let length = u32::try_from(body.len()).ok().filter(|&l| l <= MAX_MESSAGE);
-    let length = length.ok_or_else(|| io::Error::other("the VM's command line is too long"))?;
-    let send = async {
-        stream.write_all(&length.to_le_bytes()).await?;
-        stream.write_all(&body).await?;
-        stream.flush().await
-    };
-    tokio::time::timeout(SILENCE, send)
-        .await
-        .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    framed::write(stream, message, MAX_MESSAGE, SILENCE).await
 }
 
 /// Reads a message. What has arrived of it is lost when the future is dropped.
 pub(crate) async fn read<T: DeserializeOwned>(
     stream: &mut (impl AsyncRead + Unpin),
 ) -> io::Result<T> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).await?;
-    let length = u32::from_le_bytes(length);
-    if length > MAX_MESSAGE {
-        return Err(io::Error::other(format!(
-            "a message of {length} bytes is too long"
-        )));
-    }
-    let mut body = vec![0; length as usize];
-    stream.read_exact(&mut body).await?;
-    serde_json::from_slice(&body).map_err(io::Error::other)
+    let length = framed::length(stream, MAX_MESSAGE).await?;
+    framed::body(stream, length).await
 }
 
 #[cfg(test)]

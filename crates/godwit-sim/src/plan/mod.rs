@@ -1,12 +1,11 @@
 //! What a run will do, drawn from its seed before it starts: a list of decisions that a shrinker can
 //! take out one by one.
 
+mod faults;
 mod image;
 
 use std::time::Duration;
 
-use godwit_core::event::Phase;
-use godwit_core::request::RequestError;
 use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Bytes, MigrationId};
 use godwit_core::{
@@ -14,6 +13,8 @@ use godwit_core::{
     PushOptions, RoundOptions, Switchover,
 };
 
+pub(crate) use self::faults::{Fault, FaultKind, Moment, Target, Trigger};
+use self::faults::{blow, disturbance};
 pub(crate) use self::image::ImagePlan;
 use crate::random::Random;
 use crate::world::{LIMITS, MOST_STEPS};
@@ -152,110 +153,6 @@ pub(crate) struct PlannedChange {
     /// This long after the migration's start.
     pub(crate) after: u64,
     pub(crate) change: MigrationChange,
-}
-
-/// When a fault happens.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Trigger {
-    At(u64),
-    /// This long after the migration has been in a state for the `skip + 1`st time.
-    After {
-        moment: Moment,
-        skip: u32,
-        delay: u64,
-    },
-}
-
-/// A moment of a migration that faults aim at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moment {
-    Entered(Phase),
-    Paused,
-    Resumed,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fault {
-    pub(crate) trigger: Trigger,
-    pub(crate) kind: FaultKind,
-}
-
-/// A node, by its part in the migration under way or the last one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    Source,
-    Destination,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FaultKind {
-    /// The process dies and comes back.
-    Crash {
-        target: Target,
-        down: u64,
-    },
-    /// The host does.
-    PowerLoss {
-        target: Target,
-        down: u64,
-    },
-    /// Every connection of the youngest session ends.
-    Cut,
-    Cancel {
-        target: Target,
-    },
-    /// Operations fail: one, or all for a while.
-    DiskError {
-        target: Target,
-        error: RequestError,
-        lasts: u64,
-    },
-    DiskSlow {
-        target: Target,
-        factor: u64,
-        lasts: u64,
-    },
-    /// Records take this long.
-    StoreSlow {
-        target: Target,
-        delay: u64,
-        lasts: u64,
-    },
-    /// Congestion: this many times less bandwidth from this node.
-    LinkSlow {
-        target: Target,
-        divisor: u64,
-        lasts: u64,
-    },
-    /// One connection delivers nothing for a while: a lost segment waits for its retransmission.
-    Stall {
-        target: Target,
-        connection: u8,
-        lasts: u64,
-    },
-    /// The host's other traffic takes this many hundredths of the link.
-    Traffic {
-        target: Target,
-        percent: u64,
-        lasts: u64,
-    },
-}
-
-impl FaultKind {
-    /// Whether a guest may notice it however well the migration keeps out of its way.
-    pub(crate) const fn excuses_waits(&self) -> bool {
-        matches!(
-            self,
-            Self::Crash { .. }
-                | Self::PowerLoss { .. }
-                | Self::Cut
-                | Self::DiskError { .. }
-                | Self::DiskSlow {
-                    target: Target::Source,
-                    ..
-                }
-        )
-    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -473,118 +370,6 @@ fn migration(random: &mut Random, number: u8, sectors: u64) -> MigrationPlan {
         store_refuses: random.permille(40),
         older_copy: OlderCopyPlan::Ignore,
         change: None,
-    }
-}
-
-fn target(random: &mut Random) -> Target {
-    random.pick(&[Target::Source, Target::Destination])
-}
-
-/// Something that only slows a run down.
-fn disturbance(random: &mut Random, load: u64) -> Fault {
-    if random.permille(200) {
-        return straggler(random);
-    }
-    let target = target(random);
-    let lasts = random.magnitude(MILLISECOND, 60 * MILLISECOND);
-    let kind = match random.below(6) {
-        0 => FaultKind::DiskSlow {
-            target,
-            factor: random.between(3, 40),
-            lasts: lasts / 2,
-        },
-        1 => FaultKind::StoreSlow {
-            target,
-            delay: random.magnitude(MILLISECOND, 30 * MILLISECOND),
-            lasts,
-        },
-        2 => FaultKind::Stall {
-            target,
-            connection: random.below(5) as u8,
-            lasts: lasts * random.pick(&[1, 1, 6]),
-        },
-        3 => FaultKind::Traffic {
-            target,
-            percent: random.between(20, 95),
-            lasts: lasts * 2,
-        },
-        _ => FaultKind::LinkSlow {
-            target,
-            divisor: random.between(3, 60),
-            lasts,
-        },
-    };
-    let aimed = random.permille(300);
-    Fault {
-        trigger: if aimed {
-            moment(random)
-        } else {
-            Trigger::At(random.below(load))
-        },
-        kind,
-    }
-}
-
-/// One copy connection stalls at a pause: what it holds arrives when the migration has gone on, and
-/// the same addresses may have been copied again by another.
-fn straggler(random: &mut Random) -> Fault {
-    Fault {
-        trigger: Trigger::After {
-            moment: Moment::Paused,
-            skip: random.below(3) as u32,
-            delay: random.magnitude(1, 100 * MICROSECOND),
-        },
-        kind: FaultKind::Stall {
-            target: Target::Source,
-            connection: random.between(2, 5) as u8,
-            lasts: random.between(20, 200) * MILLISECOND,
-        },
-    }
-}
-
-/// Something that ends a process, a connection or a migration.
-fn blow(random: &mut Random, load: u64) -> Fault {
-    let target = target(random);
-    let down = random.magnitude(10 * MICROSECOND, 25 * MILLISECOND);
-    let kind = match random.below(16) {
-        0..=4 => FaultKind::Crash { target, down },
-        5..=8 => FaultKind::PowerLoss { target, down },
-        9..=11 => FaultKind::Cut,
-        12..=13 => FaultKind::Cancel { target },
-        _ => FaultKind::DiskError {
-            target,
-            error: random.pick(&[RequestError::Io, RequestError::NoSpace]),
-            lasts: random.pick(&[0, 0, 200 * MICROSECOND, 5 * MILLISECOND]),
-        },
-    };
-    let aimed = random.permille(650);
-    Fault {
-        trigger: if aimed {
-            moment(random)
-        } else {
-            Trigger::At(random.below(load))
-        },
-        kind,
-    }
-}
-
-fn moment(random: &mut Random) -> Trigger {
-    let moment = random.pick(&[
-        Moment::Entered(Phase::Copying),
-        Moment::Entered(Phase::Verifying),
-        Moment::Entered(Phase::Converged),
-        Moment::Entered(Phase::Draining),
-        Moment::Entered(Phase::Preparing),
-        Moment::Entered(Phase::Relinquishing),
-        Moment::Entered(Phase::Committing),
-        Moment::Entered(Phase::Completed),
-        Moment::Paused,
-        Moment::Resumed,
-    ]);
-    Trigger::After {
-        moment,
-        skip: random.below(3) as u32,
-        delay: random.magnitude(1, 8 * MILLISECOND),
     }
 }
 

@@ -9,7 +9,8 @@ use super::Namespace;
 const BRIDGE: &str = "br0";
 
 /// Hosts that are joined by a switch, which is a host itself: where clients are. Each host has a bridge `br0` with
-/// its address, the way to the switch, and a tap `tap0` for a virtual machine.
+/// its address, the way to the switch, and a tap `tap0` for a virtual machine. None has IPv6: what is on the
+/// network, somebody has sent on purpose.
 #[derive(Debug)]
 pub struct Lan {
     switch: Namespace,
@@ -125,6 +126,7 @@ fn plug(host: &Namespace, interface: &str) -> io::Result<()> {
 }
 
 fn add_bridge(namespace: &Namespace) -> io::Result<()> {
+    namespace.leave_out_ipv6()?;
     namespace.ip(&[
         "link",
         "add",

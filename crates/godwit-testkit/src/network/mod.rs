@@ -1,6 +1,7 @@
 //! Hosts of their own on one machine: network namespaces, the link between two of them, and other
 //! traffic on that link. All of it needs root.
 
+mod beats;
 mod lan;
 mod link;
 mod namespace;

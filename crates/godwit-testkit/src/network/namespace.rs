@@ -45,6 +45,27 @@ impl Namespace {
         Ok(namespace)
     }
 
+    /// Interfaces that come up inside from now on have no IPv6: the kernel sends nothing by itself on them, such as who is
+    /// there and which groups are listened to.
+    ///
+    /// # Errors
+    /// Without root.
+    pub(super) fn leave_out_ipv6(&self) -> io::Result<()> {
+        let writing = inside(self, || {
+            for of in ["all", "default"] {
+                let place = format!("/proc/sys/net/ipv6/conf/{of}/disable_ipv6");
+                match std::fs::write(place, "1") {
+                    // A kernel without IPv6 has no such file.
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                    _ => {}
+                }
+            }
+            Ok(())
+        });
+        let written = writing.join();
+        written.map_err(|_| io::Error::other("the thread that leaves out IPv6 panicked"))?
+    }
+
     /// Its name, as `ip netns` knows it.
     pub fn name(&self) -> &str {
         &self.name

@@ -12,6 +12,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrV4, SocketType, ipproto, sockopt,
 };
 
+use super::beats::Beats;
 use super::{Namespace, inside};
 
 /// Bytes of the ICMP message.
@@ -119,7 +120,7 @@ impl Drop for Pinger {
 
 fn send(socket: &OwnedFd, shared: &Shared, to: Ipv4Addr, every: Duration) -> io::Result<()> {
     let to = SocketAddrV4::new(to, 0);
-    let mut due = Instant::now();
+    let mut beats = Beats::new(every);
     while !shared.stop.load(Ordering::Relaxed) && !shared.silent.load(Ordering::Relaxed) {
         let index = {
             let mut pings = shared.pings();
@@ -131,14 +132,7 @@ fn send(socket: &OwnedFd, shared: &Shared, to: Ipv4Addr, every: Duration) -> io:
             pings.len() - 1
         };
         rustix::net::sendto(socket, &request(index as u64), SendFlags::empty(), &to)?;
-        due += every;
-        let now = Instant::now();
-        if due > now {
-            std::thread::sleep(due - now);
-        } else {
-            // What the host had no time for is not made up for.
-            due = now;
-        }
+        beats.wait();
     }
     Ok(())
 }

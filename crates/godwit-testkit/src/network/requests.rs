@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use super::beats::Beats;
 use super::{Namespace, inside};
 
 /// Longest wait for an answer: a move takes less.
@@ -102,7 +103,7 @@ impl Shared {
     fn ask(&self, server: SocketAddr, every: Duration, later: Duration) -> io::Result<()> {
         std::thread::sleep(later);
         let mut connection: Option<BufReader<TcpStream>> = None;
-        let mut due = Instant::now();
+        let mut beats = Beats::new(every);
         while !self.stop.load(Ordering::Relaxed) {
             let asked = Instant::now();
             let answer = match &mut connection {
@@ -127,14 +128,7 @@ impl Shared {
             answers
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(Answer { asked, came });
-            due += every;
-            let now = Instant::now();
-            if due > now {
-                std::thread::sleep(due - now);
-            } else {
-                // What the server had no time for is not made up for.
-                due = now;
-            }
+            beats.wait();
         }
         Ok(())
     }

@@ -107,12 +107,13 @@ fn a_disk_on_an_image_moves_under_load_while_it_is_fetched() {
     for name in ["a", "b"] {
         let node = fixture.cluster.node_mut(name);
         node.terminate(PATIENCE).unwrap();
-        node.start(&[("image::chunk", "sleep(15)")]).unwrap();
+        node.start(&[("image::chunk", "sleep(150)")]).unwrap();
     }
     let model = fixture.push_pattern(turn.seed);
     fixture.create(&[]);
     let client = load(fixture.a(), DISK, turn.seed, model).unwrap();
     assert!(client.progress(300, PATIENCE), "{:?}", client.stats());
+    assert_eq!(fixture.disk()["image"]["fetching"], true);
     for (from, to) in [("a", "b"), ("b", "a"), ("a", "b")] {
         let (source, here) = (fixture.cluster.node(from), fixture.cluster.node(to));
         let moved = migrate(source, DISK, to, &[]).unwrap();
@@ -161,7 +162,9 @@ fn a_whole_disk_moves_as_a_whole_to_a_node_that_does_not_get_at_its_image() {
     assert_eq!(moved["phase"], "completed", "{moved}");
     let reason = moved["options"]["policy_reason"].as_str().unwrap();
     assert!(
-        reason.contains("the whole disk is sent, because node 'b' does not get at image 'base'"),
+        reason.contains(
+            "the disk moves without its image, because node 'b' does not get at image 'base'"
+        ),
         "{reason}"
     );
     let warning = moved["warnings"][0].as_str().unwrap();

@@ -1,25 +1,35 @@
 //! The mover's side.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use super::{Answer, MAX_LINE, NAME, Request, address, files, other_end};
+use super::{Answer, MAX_LINE, NAME, Request, files, other_end};
 use crate::shim::HandedOver;
 
-/// How long a process may take to read a request.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Between two attempts to connect to a process that does not accept.
+const AGAIN: Duration = Duration::from_millis(10);
 
-/// Asks the process `pid`.
+/// Asks the process `pid`, within the time that the request may take.
 ///
 /// # Errors
-/// If it does not use the library, or ends meanwhile.
+/// If it does not use the library, does not answer in time, or ends meanwhile.
 pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
-    let mut stream = connect(pid)?;
-    let patience = request.patience();
-    say(&mut stream, request)?;
-    let text = rest(&mut stream, pid, String::new(), patience)?;
-    Ok(serde_json::from_str(&text)?)
+    ask_within(pid, request, request.patience())
+}
+
+/// Asks the process `pid`. Whatever it does, that takes no longer than `bound`.
+///
+/// # Errors
+/// Those of [`ask`].
+pub fn ask_within(pid: u32, request: &Request, bound: Duration) -> io::Result<Answer> {
+    in_time(pid, bound, |until| {
+        let mut stream = open(pid, until)?;
+        stream.say(request)?;
+        Ok(serde_json::from_str(&stream.rest(pid, String::new())?)?)
+    })
 }
 
 /// Asks the holder `pid` for everything that it has.
@@ -27,32 +37,50 @@ pub fn ask(pid: u32, request: &Request) -> io::Result<Answer> {
 /// # Errors
 /// Also if the holder refuses, or what it says does not go with the files that it gives.
 pub(super) fn take_over(pid: u32) -> io::Result<HandedOver> {
-    let mut stream = connect(pid)?;
-    // What it holds lives in files that it opened; those of another user are not for this process.
-    // SAFETY: takes and touches nothing.
-    let own = unsafe { libc::geteuid() };
-    if other_end(&stream).is_none_or(|who| who.uid != 0 && who.uid != own) {
-        return Err(io::Error::other(format!("process {pid} is another user's")));
-    }
-    let patience = Request::HandOver.patience();
-    say(&mut stream, &Request::HandOver)?;
-    let Some((first, files)) = files::receive(&stream)? else {
-        return Err(io::Error::other(format!("process {pid} hung up")));
-    };
-    let first = char::from(first).to_string();
-    let text = rest(&mut stream, pid, first, patience)?;
-    match serde_json::from_str(&text)? {
-        Answer::HandedOver(mut handed) => {
-            handed.descriptors = files;
-            Ok(handed)
+    let request = Request::HandOver;
+    in_time(pid, request.patience(), |until| {
+        let mut stream = open(pid, until)?;
+        // What it holds lives in files that it opened; those of another user are not for this process.
+        // SAFETY: takes and touches nothing.
+        let own = unsafe { libc::geteuid() };
+        if other_end(&stream.stream).is_none_or(|who| who.uid != 0 && who.uid != own) {
+            return Err(io::Error::other(format!("process {pid} is another user's")));
         }
-        Answer::Error(error) => Err(io::Error::other(error)),
-        _ => Err(io::Error::other("it gave an answer to another question")),
-    }
+        stream.say(&request)?;
+        stream.stream.set_read_timeout(stream.left()?)?;
+        let Some((first, files)) = files::receive(&stream.stream)? else {
+            return Err(io::Error::other(format!("process {pid} hung up")));
+        };
+        let text = stream.rest(pid, char::from(first).to_string())?;
+        match serde_json::from_str(&text)? {
+            Answer::HandedOver(mut handed) => {
+                handed.descriptors = files;
+                Ok(handed)
+            }
+            Answer::Error(error) => Err(io::Error::other(error)),
+            _ => Err(io::Error::other("it gave an answer to another question")),
+        }
+    })
 }
 
-fn connect(pid: u32) -> io::Result<UnixStream> {
-    let stream = address(pid).and_then(|name| UnixStream::connect_addr(&name)).map_err(|error| {
+/// Does what is to be over within `bound`, and says of what is not that it took too long.
+fn in_time<T>(
+    pid: u32,
+    bound: Duration,
+    asks: impl FnOnce(Instant) -> io::Result<T>,
+) -> io::Result<T> {
+    asks(Instant::now() + bound).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => io::Error::other(format!(
+            "process {pid} gave no answer within {} s; is it stopped?",
+            bound.as_secs()
+        )),
+        _ => error,
+    })
+}
+
+/// Connects to the process's socket and looks who listens there.
+fn open(pid: u32, until: Instant) -> io::Result<Until> {
+    let stream = connect(pid, until).map_err(|error| {
         let hint = format!(
             "process {pid} does not answer: {error}; was it started with LD_PRELOAD=libgodwit_verbs.so, \
              and has it opened an RDMA device?"
@@ -67,44 +95,109 @@ fn connect(pid: u32) -> io::Result<UnixStream> {
             who.unwrap_or(0)
         )));
     }
-    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(Until { stream, until })
+}
+
+/// A connection that is of use until then: each piece that comes late leaves the next one less time.
+struct Until {
+    stream: UnixStream,
+    until: Instant,
+}
+
+impl Until {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        // No time at all would be taken for any time.
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        Ok(Some(left))
+    }
+
+    fn say(&mut self, request: &Request) -> io::Result<()> {
+        let mut line = serde_json::to_string(request)?;
+        line.push('\n');
+        self.write_all(line.as_bytes())
+    }
+
+    /// Reads the answer, of which `line` has been read already.
+    fn rest(self, pid: u32, mut line: String) -> io::Result<String> {
+        BufReader::new(self.take(MAX_LINE)).read_line(&mut line)?;
+        if line.is_empty() {
+            return Err(io::Error::other(format!(
+                "process {pid} hung up; only root and its own user may ask"
+            )));
+        }
+        if !line.ends_with('\n') {
+            return Err(io::Error::other(format!(
+                "process {pid} ended its answer in the middle, after {} bytes",
+                line.len()
+            )));
+        }
+        Ok(line)
+    }
+}
+
+impl Read for Until {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(into)
+    }
+}
+
+impl Write for Until {
+    fn write(&mut self, from: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(from)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// Connects to the process's socket. Unlike std's, it does not wait without end where nobody accepts.
+fn connect(pid: u32, until: Instant) -> io::Result<UnixStream> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: takes and touches nothing but numbers.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
+    if socket < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and is nobody else's.
+    let stream = unsafe { UnixStream::from_raw_fd(socket) };
+    let mut address = libc::sockaddr_un {
+        sun_family: libc::AF_UNIX as libc::sa_family_t,
+        sun_path: [0; 108],
+    };
+    // An abstract name follows a zero and ends with the address.
+    let name = format!("{NAME}{pid}");
+    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    let length = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+    loop {
+        // SAFETY: the address lives through the call and is longer than the length that is given: the name is short.
+        let connected = unsafe {
+            libc::connect(
+                stream.as_raw_fd(),
+                (&raw const address).cast(),
+                length as libc::socklen_t,
+            )
+        };
+        if connected == 0 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::Interrupted => {}
+            // So many wait already that no more may.
+            io::ErrorKind::WouldBlock if Instant::now() < until => std::thread::sleep(AGAIN),
+            _ => return Err(error),
+        }
+    }
+    stream.set_nonblocking(false)?;
     Ok(stream)
-}
-
-fn say(stream: &mut UnixStream, request: &Request) -> io::Result<()> {
-    stream.set_read_timeout(Some(request.patience()))?;
-    let mut line = serde_json::to_string(request)?;
-    line.push('\n');
-    stream.write_all(line.as_bytes())
-}
-
-/// Reads the answer, of which `line` has been read already.
-fn rest(
-    stream: &mut UnixStream,
-    pid: u32,
-    mut line: String,
-    patience: Duration,
-) -> io::Result<String> {
-    let heard = BufReader::new(stream.take(MAX_LINE)).read_line(&mut line);
-    heard.map_err(|error| match error.kind() {
-        io::ErrorKind::WouldBlock => io::Error::other(format!(
-            "process {pid} gave no answer within {} s; is it stopped?",
-            patience.as_secs()
-        )),
-        _ => error,
-    })?;
-    if line.is_empty() {
-        return Err(io::Error::other(format!(
-            "process {pid} hung up; only root and its own user may ask"
-        )));
-    }
-    if !line.ends_with('\n') {
-        return Err(io::Error::other(format!(
-            "process {pid} ended its answer in the middle, after {} bytes",
-            line.len()
-        )));
-    }
-    Ok(line)
 }
 
 /// The processes of this host that use the library and have opened a device.
@@ -131,6 +224,7 @@ pub fn processes() -> io::Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::address;
     use super::*;
     use std::os::unix::net::UnixListener;
 
@@ -146,6 +240,7 @@ mod tests {
 
     #[test]
     fn an_answer_that_is_cut_off_is_named() {
+        // One test for all that answer under this process's own name, which is there once.
         let pid = std::process::id();
         let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
         let server = std::thread::spawn(move || {
@@ -154,9 +249,41 @@ mod tests {
             let mut request = String::new();
             BufReader::new(&stream).read_line(&mut request).unwrap();
             stream.write_all(b"\"don").unwrap();
+            drop(stream);
+            // Then one that always says a little more.
+            let (mut stream, _) = listener.accept().unwrap();
+            while stream.write_all(b" ").is_ok() {
+                std::thread::sleep(Duration::from_millis(50));
+            }
         });
         let error = ask(pid, &Request::Status).unwrap_err().to_string();
-        server.join().unwrap();
         assert!(error.contains("in the middle, after 4 bytes"), "{error}");
+        let began = Instant::now();
+        let bound = Duration::from_secs(1);
+        let error = ask_within(pid, &Request::Status, bound).unwrap_err();
+        assert!(
+            error.to_string().contains("no answer within 1 s"),
+            "{error}"
+        );
+        assert!(began.elapsed() < bound * 10);
+        server.join().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_accepts_nobody_keeps_nobody_for_long() {
+        let pid = 0x7fff_ff01;
+        let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        // SAFETY: takes and touches nothing but numbers. It only makes the queue shorter.
+        assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
+        let mut waiting = Vec::new();
+        // As many as may wait, and one more.
+        let error = loop {
+            assert!(waiting.len() < 100, "the queue has no end");
+            match connect(pid, Instant::now() + Duration::from_millis(100)) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
     }
 }

@@ -7,7 +7,7 @@ mod files;
 mod requests;
 mod server;
 
-pub use client::{ask, processes};
+pub use client::{ask, ask_within, processes};
 pub use requests::{Answer, Request, Status};
 pub use server::start;
 

@@ -150,7 +150,7 @@ pub struct Move {
     /// Whether [`Step::RecreateHere`] was begun by a coordinator that died: the keys that it made are not known.
     #[serde(default)]
     interrupted: bool,
-    /// Whether the process was dumped.
+    /// Whether dumping the process was begun.
     #[serde(default)]
     imaged: bool,
     /// Whether sending the image was begun.
@@ -194,7 +194,7 @@ impl Move {
         self.sent
     }
 
-    /// Whether the process was made an image at the source.
+    /// Whether the process may have become an image at the source: what dumps it may end it and fail all the same.
     pub fn has_image(&self) -> bool {
         self.imaged
     }
@@ -233,6 +233,15 @@ impl Move {
         can
     }
 
+    /// Takes that [`Move::step`] could not be stored: a death of the coordinator would go on from the step that is stored.
+    /// Says whether the step may be carried out nevertheless; if not, it is to be stored first. The way back is taken
+    /// where it is open.
+    pub fn unstored(&mut self, why: &str) -> bool {
+        self.cancel(why);
+        // Whoever goes on does so again without harm, and must not wait for a disk that is full.
+        matches!(self.step, Step::ResumeHere | Step::ResumePartners)
+    }
+
     /// Goes on after the death of the coordinator, from what it had stored before it began [`Move::step`]. `lives` says
     /// whether the process runs at the source.
     pub fn recover(&mut self, lives: bool) {
@@ -242,8 +251,11 @@ impl Move {
             Step::PreSetup | Step::Suspend | Step::Drain if lives => {
                 self.back(Step::ResumeHere, why);
             }
-            Step::Release | Step::Dump if lives => self.back(Step::RecreateHere, why),
-            Step::Dump | Step::Send if !lives => self.back(Step::BringBack, why),
+            // An image of a process that runs is made use of by nobody.
+            Step::Release | Step::Dump | Step::Send if lives => {
+                self.back(Step::RecreateHere, why);
+            }
+            Step::Dump | Step::Send => self.back(Step::BringBack, why),
             // The process that the image is of may have been brought back already.
             Step::BringBack if lives => self.step = Step::RecreateHere,
             Step::BringBack => {}
@@ -255,9 +267,7 @@ impl Move {
                 self.lose(format!("{why}, and the process has ended"));
             }
             Step::RecreateHere => self.interrupted = true,
-            Step::Dump
-            | Step::Send
-            | Step::Settle
+            Step::Settle
             | Step::Recreate
             | Step::Connect
             | Step::Resume
@@ -352,6 +362,8 @@ impl Move {
                 Happened::Died(_),
             )
             | (Step::End, _) => {}
+            // What dumps it ends it last, so its image may be whole whatever was said of the dump.
+            (Step::Dump, Happened::Died(why)) if self.imaged => self.back(Step::BringBack, why),
             (_, Happened::Died(why)) => {
                 let first = self
                     .why
@@ -364,7 +376,7 @@ impl Move {
     }
 
     fn go(&mut self, step: Step) {
-        self.imaged |= matches!(step, Step::Send | Step::BringBack);
+        self.imaged |= matches!(step, Step::Dump | Step::Send | Step::BringBack);
         self.sent |= matches!(step, Step::Send);
         self.step = step;
         self.tries = 0;

@@ -17,6 +17,8 @@ struct Process {
 struct World {
     source: Option<Process>,
     image: Option<Process>,
+    /// Whether making it of its image at the source was tried.
+    tried_back: bool,
     sent: bool,
     arrival: Arrival,
     destination: Option<Process>,
@@ -32,6 +34,8 @@ struct World {
     attached: bool,
     /// The objects whose keys the source's node was told of on the way back.
     told: Option<u32>,
+    /// What the source's node has stored: the move, and those objects.
+    stored: (Move, Option<u32>),
     /// The objects that the partner is connected to.
     partner_knows: u32,
     partner_connected: bool,
@@ -55,9 +59,19 @@ enum Fault {
     DiesAfter,
     /// Somebody kills the process at the source.
     Killed,
+    /// It is done, and said to have failed.
+    Misreported,
+    /// It cannot be stored now, and can be later.
+    NotStored,
+    /// It cannot be stored, and the source's node dies.
+    NotStoredAndDies,
+    /// The partner is let go before it, since nothing was heard of the move.
+    PartnerLetGo,
+    /// The destination's node dies, and what it was told meanwhile is not known.
+    DestinationDies,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 13] = [
     Fault::None,
     Fault::Refused,
     Fault::Lost,
@@ -66,6 +80,11 @@ const FAULTS: [Fault; 8] = [
     Fault::DiesBefore,
     Fault::DiesAfter,
     Fault::Killed,
+    Fault::Misreported,
+    Fault::NotStored,
+    Fault::NotStoredAndDies,
+    Fault::PartnerLetGo,
+    Fault::DestinationDies,
 ];
 
 type Done = Result<(), String>;
@@ -83,12 +102,14 @@ impl World {
                 connected: true,
             }),
             image: None,
+            tried_back: false,
             sent: false,
             arrival: Arrival::Coming,
             destination: None,
             recreated: None,
             made: 1,
             told: None,
+            stored: (Move::default(), None),
             partner_suspended: false,
             held: false,
             prepared: false,
@@ -209,6 +230,7 @@ impl World {
                 Ok(())
             }
             Step::Drain if half => no("half"),
+            Step::Drain if !self.partner_suspended => no("the partner is not held"),
             Step::Drain => Ok(()),
             Step::Release => {
                 let process = self.at(true)?;
@@ -249,7 +271,10 @@ impl World {
             Step::BringBack => {
                 assert!(self.source.is_none(), "restored over the process itself");
                 self.source = self.image.clone();
-                Ok(())
+                self.source
+                    .as_ref()
+                    .map(drop)
+                    .ok_or_else(|| "there is no image".to_owned())
             }
             Step::ResumePartners => {
                 self.resume_partner();
@@ -257,6 +282,15 @@ impl World {
             }
             Step::End => unreachable!(),
         }
+    }
+
+    /// A partner that goes on breaks its connection where nobody answers it.
+    fn partner_goes_on(&mut self) {
+        let other = self.source.as_ref().or(self.destination.as_ref());
+        let answers = other.is_some_and(|process| {
+            process.connected && process.objects == Some(self.partner_knows)
+        });
+        self.partner_connected &= self.partner_suspended || answers;
     }
 
     fn runs_at_one_place_at_most(&self) {
@@ -297,6 +331,10 @@ impl World {
                     self.source.is_none() && self.destination.is_none(),
                     "{self:?}"
                 );
+                assert!(
+                    self.image.is_none() || self.tried_back,
+                    "the process is an image, and was not made of it again: {self:?}"
+                );
             }
         }
     }
@@ -311,8 +349,40 @@ fn local(step: Step) -> bool {
 }
 
 fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
+    if matches!(fault, Fault::NotStored | Fault::NotStoredAndDies) {
+        let goes_on = moving.unstored("it cannot be stored");
+        if fault == Fault::NotStoredAndDies {
+            if goes_on {
+                let _unheard = world.carry_out(moving, false);
+            }
+            (*moving, world.told) = world.stored.clone();
+            moving.recover(world.source.is_some());
+            return;
+        }
+        if !goes_on {
+            return;
+        }
+    } else {
+        world.stored = (moving.clone(), world.told);
+    }
     let step = moving.step();
+    world.tried_back |= step == Step::BringBack;
     let mut happened = match fault {
+        Fault::PartnerLetGo => {
+            world.partner_suspended = false;
+            world.partner_goes_on();
+            world
+                .carry_out(moving, false)
+                .map_or_else(Happened::Failed, |()| Happened::Done)
+        }
+        Fault::DestinationDies if step == Step::Recreate => {
+            if world.recreated.is_none() {
+                let _unheard = world.recreate(false, false);
+                // It knows that it asked the process, and not what that made.
+                world.recreated = None;
+            }
+            Happened::Unknown("silence".to_owned())
+        }
         Fault::DiesBefore => {
             world.held = false;
             moving.recover(world.source.is_some());
@@ -333,7 +403,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
                 .carry_out(moving, false)
                 .map_or_else(Happened::Failed, |()| Happened::Done)
         }
-        Fault::None => world
+        Fault::None | Fault::NotStored | Fault::NotStoredAndDies => world
             .carry_out(moving, false)
             .map_or_else(Happened::Failed, |()| Happened::Done),
         Fault::Half => world
@@ -347,10 +417,20 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
             }
         }
         Fault::Refused => Happened::Failed("refused".to_owned()),
-        Fault::Lost | Fault::Unheard if local(step) => world
+        // What the destination says of a restore, and what is said of one here, is true.
+        Fault::Misreported if matches!(step, Step::Restore | Step::Settle | Step::BringBack) => {
+            world
+                .carry_out(moving, false)
+                .map_or_else(Happened::Failed, |()| Happened::Done)
+        }
+        Fault::Misreported => {
+            let _unheard = world.carry_out(moving, false);
+            Happened::Failed("it failed after it was done".to_owned())
+        }
+        Fault::Lost | Fault::Unheard | Fault::DestinationDies if local(step) => world
             .carry_out(moving, false)
             .map_or_else(Happened::Failed, |()| Happened::Done),
-        Fault::Lost => Happened::Unknown("silence".to_owned()),
+        Fault::Lost | Fault::DestinationDies => Happened::Unknown("silence".to_owned()),
         Fault::Unheard => {
             let _unheard = world.carry_out(moving, false);
             Happened::Unknown("silence".to_owned())
@@ -388,6 +468,7 @@ fn explore(
         let (mut next, mut after) = (world.clone(), moving.clone());
         path.push((moving.step(), fault));
         try_step(&mut next, &mut after, fault);
+        next.partner_goes_on();
         next.runs_at_one_place_at_most();
         let left = if fault == Fault::None {
             faults

@@ -14,10 +14,14 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
+use godwit_bench::interrupt;
 
 use method::Method;
 use report::Report;
 use run::Scene;
+
+/// Least memory of a guest in MiB that has room for its kernel beside its loads.
+const SMALLEST_GUEST_MIB: u64 = 256;
 
 /// A guest under memory load that moves in each way, in turns
 #[derive(Clone, Debug, Parser)]
@@ -25,8 +29,8 @@ pub(crate) struct Arguments {
     /// A small guest, each way once, one rate of writing: less than four minutes
     #[arg(long)]
     quick: bool,
-    /// MiB of memory of the guest; 1024, or 512 with --quick
-    #[arg(long)]
+    /// MiB of memory of the guest, at least 256: its loads take nearly all of it; 1024, or 512 with --quick
+    #[arg(long, value_parser = clap::value_parser!(u64).range(SMALLEST_GUEST_MIB..))]
     guest_mib: Option<u64>,
     /// How often each way takes its turn; 3, or 1 with --quick
     #[arg(long)]
@@ -97,6 +101,7 @@ fn main() -> ExitCode {
 
 /// Whether all guests verified.
 fn bench(arguments: &Arguments) -> io::Result<bool> {
+    interrupt::catch()?;
     let plan = Plan::of(arguments);
     let mut report = Report::new(
         arguments.quick,
@@ -110,6 +115,7 @@ fn bench(arguments: &Arguments) -> io::Result<bool> {
         let rounds = if place == 0 { plan.rounds } else { 1 };
         for round in 0..rounds {
             for turn in 0..plan.methods.len() {
+                interrupt::check()?;
                 let method = plan.methods[(round + turn) % plan.methods.len()];
                 let scene = Scene {
                     method,
@@ -134,4 +140,16 @@ fn bench(arguments: &Arguments) -> io::Result<bool> {
     report.judge();
     println!("{}", report.save()?.display());
     Ok(report.is_good())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_too_small_for_its_loads_is_refused() {
+        let said = |mib: &str| Arguments::try_parse_from(["bench-memory", "--guest-mib", mib]);
+        assert!(said("255").is_err());
+        assert_eq!(said("256").expect("is taken").guest_mib, Some(256));
+    }
 }

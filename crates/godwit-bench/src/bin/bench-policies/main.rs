@@ -64,18 +64,17 @@ fn run(arguments: &Arguments) -> io::Result<bool> {
     let site = Site::open(sizes.link_mbit(), sizes.room(), sizes.source_in_memory)?;
     let mut report = Report::new(sizes);
     let all = [Scene::Thin, Scene::Table, Scene::Many, Scene::Choice];
-    for scene in all {
-        if !arguments.scene.is_empty() && !arguments.scene.contains(&scene) {
-            continue;
-        }
+    let asked = |scene: &Scene| arguments.scene.is_empty() || arguments.scene.contains(scene);
+    let mut targets = Vec::new();
+    for scene in all.into_iter().filter(asked) {
         match scene {
             Scene::Table => table::run(&site, sizes, &mut report)?,
             Scene::Many => many::run(&site, sizes, &mut report)?,
             Scene::Thin => thin::run(&site, sizes, &mut report)?,
             Scene::Choice => choice::run(&site, sizes, &mut report)?,
         }
+        targets.extend(targets::of(scene, &report, sizes));
     }
-    let targets = targets::of(&report, sizes);
     let hold = targets.iter().all(targets::Target::holds);
     report.conclude(targets)?;
     // A quick run shows that everything works; its figures are no claim.

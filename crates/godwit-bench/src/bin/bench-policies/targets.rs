@@ -5,6 +5,7 @@ use std::fmt;
 use godwit_testkit::report::median;
 use serde::Serialize;
 
+use crate::Scene;
 use crate::load::Kind;
 use crate::measure::Measured;
 use crate::policy::{AUTO, MIRROR, OF_CHOICE, POST_COPY, PRE_COPY, PUSH_PULL, REMOTE};
@@ -70,13 +71,14 @@ impl fmt::Display for Target {
     }
 }
 
-/// All of them.
-pub(crate) fn of(report: &Report, sizes: &Sizes) -> Vec<Target> {
-    let mut targets = of_the_table(report);
-    targets.extend(of_many(report, sizes));
-    targets.extend(of_thin(report));
-    targets.extend(of_the_choice(report));
-    targets
+/// Those of a scene that has run.
+pub(crate) fn of(scene: Scene, report: &Report, sizes: &Sizes) -> Vec<Target> {
+    match scene {
+        Scene::Table => of_the_table(report),
+        Scene::Many => of_many(report, sizes),
+        Scene::Thin => of_thin(report),
+        Scene::Choice => of_the_choice(report),
+    }
 }
 
 /// The median of a figure; nothing where it was never measured, or not each time.

@@ -20,6 +20,8 @@ pub struct Snapshot {
     pub serves: bool,
     /// How far the outgoing migration is, or how the last one ended.
     pub progress: Option<Progress>,
+    /// By how many bytes the outgoing migration's copies were shorter on their way than what they copied.
+    pub copies_saved: u64,
     /// Clients attached: those of NBD, and the front end.
     pub clients: u32,
     /// The virtual machine's side of the disk.

@@ -4,6 +4,7 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::{Mutex, PoisonError};
 
 use godwit_vhost::features;
 
@@ -63,12 +64,16 @@ pub enum TapError {
     },
 }
 
+/// Held from the look at whether a tap is in use until it is, so that two NICs of this process do not both find it free.
+static TAKING: Mutex<()> = Mutex::new(());
+
 /// Opens so many queues of a tap that somebody made, and that is up.
 ///
 /// # Errors
 /// What is wrong with it, and what to do.
 pub fn open(name: &str, queues: u16) -> Result<Uplink, TapError> {
     check(name)?;
+    let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
     // Of a tap with several queues the kernel would give some to everybody who asks.
     if queues > 1 && has_link(name)? {
         return Err(TapError::Busy(name.to_owned()));
@@ -82,6 +87,7 @@ pub fn open(name: &str, queues: u16) -> Result<Uplink, TapError> {
 /// When there is an interface of this name already, or the kernel refuses.
 pub fn make(name: &str, queues: u16) -> Result<Uplink, TapError> {
     check_name(name)?;
+    let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
     if rustix::net::netdevice::name_to_index(socket(name)?, name).is_ok() {
         return Err(TapError::Busy(name.to_owned()));
     }

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use godwit_core::wire::{Refusal, RefusalCode};
-use godwit_image::{CHUNK_BYTES, ChunkId, ManifestId};
+use godwit_image::{CHUNK_BYTES, ChunkId, Manifest, ManifestId};
 use rustix::fs::{SeekFrom, seek};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::messages::{Answer, Question};
 use crate::images::creation::manifest_of;
@@ -40,6 +40,8 @@ pub(crate) struct Giving {
     reads: Semaphore,
     /// Where a chunk was found last.
     last: Mutex<Option<PathBuf>>,
+    /// The manifest that was asked about last: no question is to read all of it again.
+    manifest: Mutex<Option<(ManifestId, Arc<Manifest>)>>,
 }
 
 impl Default for Giving {
@@ -48,6 +50,7 @@ impl Default for Giving {
             connections: Arc::new(Semaphore::new(CONNECTIONS)),
             reads: Semaphore::new(READS),
             last: Mutex::default(),
+            manifest: Mutex::default(),
         }
     }
 }
@@ -83,7 +86,8 @@ pub(crate) async fn serve(
             let Some(question) = asked? else {
                 return Ok(());
             };
-            let answer = answer(&node, question).await;
+            // Held until it is written: what waits to be taken is bounded, too.
+            let (answer, _one) = answer(&node, question).await;
             tokio::time::timeout(TAKEN, answer.write(&mut connection)).await??;
         }
     };
@@ -98,16 +102,17 @@ pub(crate) async fn serve(
     drop(place);
 }
 
-async fn answer(node: &Arc<Node>, question: Question) -> Answer {
+/// The answer; for a manifest, which may be long, with the permit of which there are few.
+async fn answer(node: &Arc<Node>, question: Question) -> (Answer, Option<SemaphorePermit<'_>>) {
     let paths = files(node, question.manifest());
     if paths.is_empty() {
-        return Answer::Nothing;
+        return (Answer::Nothing, None);
     }
     // The semaphore is never closed.
-    let _one = node.images.giving.reads.acquire().await;
+    let one = node.images.giving.reads.acquire().await.ok();
     let giver = Arc::clone(node);
     let read = blocking(move || {
-        let manifest = giver.images.manifests.load(question.manifest()).ok()?;
+        let manifest = manifest(&giver, question.manifest())?;
         let number = match question {
             Question::Manifest(_) => return Some(Answer::Here(manifest.encode().1.into())),
             Question::Chunk { number, .. } => number,
@@ -129,11 +134,24 @@ async fn answer(node: &Arc<Node>, question: Question) -> Answer {
         }
         Some(Answer::NotThatChunk)
     });
-    read.await.ok().flatten().unwrap_or(Answer::Nothing)
+    let answer = read.await.ok().flatten().unwrap_or(Answer::Nothing);
+    let is_long = matches!(question, Question::Manifest(_));
+    (answer, one.filter(|_| is_long))
 }
 
-fn lock(last: &Mutex<Option<PathBuf>>) -> std::sync::MutexGuard<'_, Option<PathBuf>> {
-    last.lock().unwrap_or_else(PoisonError::into_inner)
+/// A manifest that was kept. Blocks.
+fn manifest(node: &Node, id: ManifestId) -> Option<Arc<Manifest>> {
+    let mut last = lock(&node.images.giving.manifest);
+    if let Some((_, manifest)) = last.as_ref().filter(|(of, _)| *of == id) {
+        return Some(Arc::clone(manifest));
+    }
+    let manifest = node.images.manifests.load(id).ok()?;
+    *last = Some((id, Arc::clone(&manifest)));
+    Some(manifest)
+}
+
+fn lock<T>(shared: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The files of disks that were created from this; that in which something was found last, first.
@@ -157,10 +175,11 @@ fn chunk_in(path: &Path, number: u64, length: u64, id: ChunkId) -> io::Result<Op
     let file = File::open(path)?;
     let start = number * CHUNK_BYTES;
     // What was not fetched is a hole, which need not be read.
-    if let Ok(data) = seek(&file, SeekFrom::Data(start))
-        && data >= start + length
-    {
-        return Ok(None);
+    match seek(&file, SeekFrom::Data(start)) {
+        Ok(data) if data >= start + length => return Ok(None),
+        Err(rustix::io::Errno::NXIO) => return Ok(None),
+        // Where holes are not told, what is there says what it is.
+        Ok(_) | Err(_) => {}
     }
     let mut bytes = vec![0; length as usize];
     file.read_exact_at(&mut bytes, start)?;

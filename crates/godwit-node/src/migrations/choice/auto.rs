@@ -39,9 +39,10 @@ pub(in crate::migrations) fn tell_of_delta(view: &mut Migration) {
     let (Some(delta), Some(options)) = (view.progress.delta, &mut view.options) else {
         return;
     };
-    let begins = view.phase == MigrationPhase::Offering || view.phase == MigrationPhase::Copying;
+    // Double writes have one pass, so that its bytes stay the same to the end; a short move has ended when it is looked at
+    // for the first time.
     let chosen = options.policy == Policy::DoubleWrite && options.policy_reason.is_some();
-    if !begins || !chosen || delta.comparing {
+    if !chosen || delta.comparing {
         return;
     }
     options.policy_reason = Some(format!(

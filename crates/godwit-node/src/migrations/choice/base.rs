@@ -120,7 +120,7 @@ pub(in crate::migrations) fn goes_as_a_whole(
 ) {
     let name = settings.policy.name();
     settings.policy_reason = Some(format!(
-        "{name}: the whole disk is sent, because node '{peer}' does not get at image '{}'",
+        "{name}: the disk moves without its image, because node '{peer}' does not get at image '{}'",
         base.image
     ));
 }

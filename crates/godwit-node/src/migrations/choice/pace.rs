@@ -12,7 +12,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy, Debug)]
 pub(in crate::migrations) struct Sent {
     pub(in crate::migrations) at: Instant,
-    /// Bytes of copies.
+    /// Bytes that were copied, as long as they are on the disk.
     pub(in crate::migrations) copies: u64,
     /// Bytes of double writes.
     pub(in crate::migrations) doubled: u64,
@@ -33,8 +33,9 @@ impl LatelySent {
         }
     }
 
-    /// How it went, of a migration that has so much data to copy in all.
-    pub(in crate::migrations) fn pace(&self, data: u64) -> Option<Pace> {
+    /// How it went, of a migration that has so much data to copy in all, and so much of its pass left: data that is all
+    /// zeroes is passed and not copied.
+    pub(in crate::migrations) fn pace(&self, data: u64, in_pass: u64) -> Option<Pace> {
         let (first, last) = (self.0.front()?, self.0.back()?);
         let measured = last.at - first.at;
         let rate = |of: fn(&Sent) -> u64| {
@@ -42,7 +43,7 @@ impl LatelySent {
         };
         (!measured.is_zero()).then(|| Pace {
             measured,
-            left: data.saturating_sub(last.copies),
+            left: data.saturating_sub(last.copies).min(in_pass),
             copied: last.copies,
             copies: rate(|it| it.copies),
             doubled: rate(|it| it.doubled),
@@ -59,7 +60,7 @@ mod tests {
     fn a_pace_is_that_of_the_last_ten_seconds() {
         let start = Instant::now();
         let mut lately = LatelySent::default();
-        assert_eq!(lately.pace(1000), None);
+        assert_eq!(lately.pace(1000, 1000), None);
         for second in 0..=20 {
             lately.add(Sent {
                 at: start + Duration::from_secs(second),
@@ -69,10 +70,12 @@ mod tests {
                 written: 5 * second,
             });
         }
-        let pace = lately.pace(1000).expect("there is one");
+        let pace = lately.pace(1000, 1000).expect("there is one");
         assert_eq!(pace.measured, PERIOD);
         assert_eq!((pace.copied, pace.left), (30, 970));
         assert_eq!([pace.copies, pace.doubled, pace.written], [2.0, 3.0, 5.0]);
-        assert_eq!(lately.pace(10).map(|pace| pace.left), Some(0));
+        let left = |data, in_pass| lately.pace(data, in_pass).map(|pace| pace.left);
+        assert_eq!(left(10, 1000), Some(0));
+        assert_eq!(left(1000, 7), Some(7));
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod gatherings;
+mod images;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use godwit_block::engine::{PeerStream, PeerStreams};
 use godwit_core::OlderCopy;
 use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::units::{Bytes, MigrationId, Sectors};
+use godwit_core::units::{MigrationId, Sectors};
 use godwit_core::wire::{
     Features, Greeting, Hello, Offer, Refusal, RefusalCode, Reply, TrafficClass,
 };
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use self::gatherings::{Gathering, Listed};
+use self::images::{open_device, open_new_image, replace_image};
 use super::table::{self, Begin};
 use crate::disks::disk::{Activity, Disk};
 use crate::disks::lifecycle::{older_copy, remove, run};
@@ -485,68 +487,6 @@ async fn prepare_known(
     };
     guard.keep();
     Ok((Arc::clone(disk), older_copy))
-}
-
-/// Makes a new image in place of the stale one.
-async fn replace_image(node: &Arc<Node>, disk: &Arc<Disk>, offer: &Offer) -> Result<(), Refusal> {
-    run::stop(disk).await;
-    let (entry, record) = {
-        let mut inner = disk.lock();
-        inner.entry.sectors = offer.capacity.0;
-        (inner.entry.clone(), inner.record)
-    };
-    node.store
-        .put_disk(&disk.name, &entry, record)
-        .await
-        .map_err(|error| internal(node, disk, &error))?;
-    let path = entry.path;
-    blocking(move || image::delete(&path))
-        .await
-        .map_err(refusal)?
-        .map_err(|error| internal(node, disk, &error))?;
-    open_new_image(node, disk, offer.allocated).await
-}
-
-/// Makes the image of a disk for a copy of one that takes `allocated` bytes, and starts the disk.
-async fn open_new_image(node: &Arc<Node>, disk: &Arc<Disk>, allocated: u64) -> Result<(), Refusal> {
-    let (path, size) = {
-        let inner = disk.lock();
-        (
-            inner.entry.path.clone(),
-            Sectors(inner.entry.sectors).bytes(),
-        )
-    };
-    let (name, owner) = (disk.name.clone(), node.config.name.clone());
-    let made = blocking(move || image::create_copy(&owner, &name, &path, Bytes(size.0), allocated))
-        .await
-        .flatten();
-    made.and_then(|made| run::start(node, disk, made))
-        .map_err(refusal)
-}
-
-/// Takes the device of a disk, which must have its size, and starts the disk.
-async fn open_device(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusal> {
-    let (path, size) = {
-        let inner = disk.lock();
-        (inner.entry.path.clone(), Sectors(inner.entry.sectors))
-    };
-    let name = disk.name.clone();
-    let opened = blocking(move || image::open(&name, &path)).await.flatten();
-    let opened = opened.map_err(refusal)?;
-    if opened.capacity != size {
-        return Err(Refusal {
-            code: RefusalCode::Invalid,
-            text: format!(
-                "the device {} at node '{}' has {}, and disk {} {}: make it exactly as large",
-                disk.lock().entry.path.display(),
-                node.config.name,
-                opened.capacity.bytes(),
-                disk.name,
-                size.bytes()
-            ),
-        });
-    }
-    run::start(node, disk, opened).map_err(refusal)
 }
 
 /// Puts away what an incoming migration left that did not make this node the owner: of a disk that

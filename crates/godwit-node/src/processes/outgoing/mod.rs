@@ -51,6 +51,9 @@ struct Outgoing {
     layout: String,
     started_at: String,
     moving: Move,
+    /// Whether the process refused to be suspended, so that this move does not hold it.
+    #[serde(default)]
+    not_held: bool,
     /// What the process made when its objects were made again last.
     made: Option<Recreated>,
     /// Whether objects were made ahead of the process.
@@ -111,6 +114,10 @@ pub(crate) async fn migrate(
                 invalid(format!("{shown:?} is no IP address"))
                     .hint("give it without its network, such as 10.0.0.100")
             })?;
+            if parsed.is_ipv6() {
+                let text = format!("an IPv6 address such as {parsed} cannot move with a process");
+                return Err(invalid(text).hint("give an IPv4 address"));
+            }
             let found = OwnAddress::find(parsed).await;
             let found = found.map_err(|error| ErrorBody::new(ErrorCode::Internal, error))?;
             Some(found.ok_or_else(|| {
@@ -122,6 +129,13 @@ pub(crate) async fn migrate(
             })?)
         }
     };
+    if node.processes.held.holds(pid) {
+        let text =
+            format!("process {pid} is held: a process that it is connected to is being moved");
+        return Err(
+            ErrorBody::new(ErrorCode::Conflict, text).hint("try again when that move has ended")
+        );
+    }
     let id = new_id()?;
     let mut reach = Reach::new(Arc::clone(node), id);
     let found = preflight::look(node, &mut reach, pid, &to, address.as_ref(), &files).await;
@@ -134,6 +148,8 @@ pub(crate) async fn migrate(
         );
         return Err(ErrorBody::new(ErrorCode::Conflict, text));
     };
+    // Nodes take few of these connections at once.
+    reach.keep(|name| name == to || found.partners.iter().any(|(partner, _)| partner == name));
     let plan = Outgoing {
         id: id.to_string(),
         pid,
@@ -150,6 +166,7 @@ pub(crate) async fn migrate(
         } else {
             Move::default()
         },
+        not_held: false,
         made: None,
         ahead: false,
         attached: false,
@@ -242,7 +259,7 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigratio
         let seen = node.processes.moves.get(id)?;
         match seen.phase {
             Phase::Aborted => return Ok(seen),
-            Phase::Completed | Phase::InDoubt | Phase::Connecting => {
+            Phase::Completed | Phase::Restoring | Phase::InDoubt | Phase::Connecting => {
                 return Err(conflict(format!(
                     "it is too late to cancel move {id}: the destination was told to restore the process"
                 )));
@@ -273,19 +290,36 @@ impl Running {
         self.end(ending);
     }
 
+    /// Gives up an image that the process, which runs here, is not made of any more: it may be what fills the disk.
+    // Not shared: a connection is used by one task at a time.
+    async fn make_room(&mut self) {
+        let step = self.plan.moving.step();
+        let going_on = matches!(step, Step::RecreateHere | Step::ConnectHere);
+        if going_on && criu::surely_lives(self.plan.pid, &self.plan.layout).await {
+            // That it is gone already does not matter.
+            let _ = std::fs::remove_dir_all(folder(&self.node, &self.plan.id).join("image"));
+        }
+    }
+
     async fn take_steps(&mut self) -> Option<Ending> {
         loop {
             if self.cancelled.load(Ordering::Acquire) {
                 self.plan.moving.cancel("it was cancelled");
             }
             if let Err(error) = self.store() {
-                // Without it nothing may begin that a restart would have to know of; the way back is open until then.
                 tracing::error!(
                     id = self.plan.id,
                     error,
                     "a move of a process cannot be stored"
                 );
-                self.plan.moving.cancel(&error);
+                if !self.plan.moving.unstored(&error) {
+                    self.make_room().await;
+                    if self.node.is_closing() {
+                        return None;
+                    }
+                    tokio::time::sleep(AGAIN).await;
+                    continue;
+                }
             }
             if let Some(ending) = self.plan.moving.ending() {
                 return Some(ending);
@@ -313,7 +347,9 @@ impl Running {
                 }
             }
             let fails = matches!(happened, Happened::Failed(_) | Happened::Unknown(_));
-            if fails && step.needs_process_here() && !criu::lives(self.plan.pid, &self.plan.layout)
+            if fails
+                && step.needs_process_here()
+                && !criu::surely_lives(self.plan.pid, &self.plan.layout).await
             {
                 let pid = self.plan.pid;
                 happened = Happened::Died(format!("process {pid} has ended"));
@@ -331,7 +367,9 @@ impl Running {
         let (pid, here) = (*pid, &self.node.config.name);
         let place = folder(&self.node, id);
         let conflict = |text: String| Some(ErrorBody::new(ErrorCode::Conflict, text));
-        let keep = matches!(ending, Ending::Gone { .. }) && self.plan.moving.has_image();
+        let keep = matches!(ending, Ending::Gone { .. })
+            && self.plan.moving.has_image()
+            && place.join("image").try_exists().unwrap_or(true);
         let error = match ending {
             Ending::Moved { lost: None } => None,
             Ending::Moved { lost: Some(lost) } => conflict(format!(
@@ -380,27 +418,60 @@ impl Running {
 }
 
 /// Takes up the moves that were under way when the node ended.
-pub(crate) async fn recover(node: &Arc<Node>) {
+pub(crate) fn recover(node: &Arc<Node>) {
     let entries = std::fs::read_dir(node.config.processes_dir());
+    if let Err(error) = &entries
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        tracing::error!(%error, "no move of a process is taken up: their records cannot be listed");
+    }
     for entry in entries.into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Ok(id) = name.parse::<MigrationId>() else {
             continue;
         };
-        if !entry.path().join("outgoing.json").exists() {
-            if !entry.path().join("lost.json").exists() {
-                arrivals::recover(node, &name).await;
+        let record = entry.path().join("outgoing.json");
+        let mut plan: Outgoing = match files_of_ours::read(&record) {
+            Ok(Some(plan)) => plan,
+            Ok(None) => {
+                // What cannot be looked at is left alone.
+                if matches!(entry.path().join("lost.json").try_exists(), Ok(false)) {
+                    arrivals::recover(node, &name);
+                }
+                continue;
             }
+            Err(error) => {
+                tracing::error!(
+                    id = name,
+                    error,
+                    "a move is not taken up: its process may be an image; mend the file and start the node again"
+                );
+                continue;
+            }
+        };
+        if plan.id != name {
+            tracing::error!(
+                id = name,
+                named = plan.id,
+                "a move is not taken up: its folder has another's name"
+            );
             continue;
         }
-        let stored: Option<Outgoing> = files_of_ours::read(&entry.path().join("outgoing.json"));
-        let Some(mut plan) = stored.filter(|plan| plan.id == name) else {
-            continue;
-        };
         let node = Arc::clone(node);
         tokio::spawn(async move {
-            criu::wait_for_others(&folder(&node, &plan.id)).await;
-            plan.moving.recover(criu::lives(plan.pid, &plan.layout));
+            while !criu::wait_for_others(&folder(&node, &plan.id)).await {
+                tracing::error!(
+                    id = name,
+                    "a CRIU works with the image of a process and does not end"
+                );
+            }
+            let lives = criu::surely_lives(plan.pid, &plan.layout).await;
+            if lives && let Some(own) = &plan.address {
+                // The node may have ended between its restore and the end of the guard.
+                OwnAddress::unguard(&arrivals::guard(&plan.id)).await;
+                own.announce();
+            }
+            plan.moving.recover(lives);
             let reach = Reach::new(Arc::clone(&node), id);
             if let Err(error) = begin(&node, reach, plan) {
                 tracing::error!(id = name, error = error.message, "a move was not taken up");

@@ -1,5 +1,7 @@
 //! What stands in the way of a move, all of it at once, and who the partners are.
 
+use std::path::Path;
+
 use godwit_verbs::control::Status;
 use godwit_verbs::mover::{Party, ends_of};
 use godwit_verbs::preflight::against;
@@ -8,7 +10,7 @@ use super::reach::{ANSWER, Reach};
 use crate::node::Node;
 use crate::processes::address::OwnAddress;
 use crate::processes::messages::{Answer, Ask};
-use crate::processes::{criu, serve};
+use crate::processes::{criu, images, serve, tcp};
 
 /// What a move needs to know before it begins.
 #[derive(Debug)]
@@ -98,7 +100,8 @@ pub(crate) async fn look(
         reasons.extend(unasked);
     }
     reasons.extend(at_source(files).await);
-    let layout = criu::layout(pid);
+    reasons.extend(tcp::reasons(pid, address.map(|own| own.address)));
+    let layout = criu::layout(pid).unwrap_or_default();
     if layout.is_none() {
         reasons.push(format!(
             "process {pid} does not run, or its layout in memory cannot be read"
@@ -125,11 +128,7 @@ async fn at_source(files: &[String]) -> Vec<String> {
         Err(error) => reasons.push(error),
     }
     for path in files {
-        match std::fs::symlink_metadata(path) {
-            Ok(about) if about.is_file() && path.starts_with('/') => {}
-            Ok(_) => reasons.push(format!("{path:?} is no regular file by its whole path")),
-            Err(error) => reasons.push(format!("the file {path:?}: {error}")),
-        }
+        reasons.extend(images::open_plain(Path::new(path)).err());
     }
     reasons
 }

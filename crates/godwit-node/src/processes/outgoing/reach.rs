@@ -78,6 +78,11 @@ impl Reach {
         self.others.remove(name);
     }
 
+    /// The connections to other nodes than these are of no use any more.
+    pub(crate) fn keep(&mut self, involved: impl Fn(&str) -> bool) {
+        self.others.retain(|name, _| involved(name));
+    }
+
     /// Asks a node.
     pub(crate) async fn ask(
         &mut self,
@@ -104,6 +109,10 @@ impl Reach {
         };
         match answer {
             Answer::Refused(why) => Err(Trouble::Refused(format!("node '{name}': {why}"))),
+            Answer::Busy(why) => {
+                self.hang_up(name);
+                Err(Trouble::Silent(format!("node '{name}': {why}")))
+            }
             answer => Ok(answer),
         }
     }

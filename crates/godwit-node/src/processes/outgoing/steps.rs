@@ -9,8 +9,10 @@ use godwit_verbs::shim::{QueuePairState, Recreated};
 
 use super::Running;
 use super::reach::{ANSWER, Trouble};
+use crate::processes::criu::NotRestored;
+use crate::processes::images::Source;
 use crate::processes::messages::{Answer, Ask, ImageOffer};
-use crate::processes::{arrivals, ask, criu, folder, images, status};
+use crate::processes::{NotDone, arrivals, ask, criu, folder, hear, images, status};
 use godwit_api::ProcessMigration;
 
 /// How long requests in flight may take to complete.
@@ -96,7 +98,7 @@ impl Running {
 
     async fn suspend(&mut self) -> Result<(), Trouble> {
         let pid = self.plan.pid;
-        let ours = tokio::spawn(ask(pid, Request::Suspend { only: None }));
+        let ours = tokio::spawn(hear(pid, Request::Suspend { only: None }));
         let mut theirs = Vec::new();
         let mut trouble = None;
         for (name, party) in &self.plan.partners {
@@ -111,8 +113,13 @@ impl Running {
                 Err(error) => trouble = Some(error),
             }
         }
-        let ours = ours.await.unwrap_or_else(|error| Err(error.to_string()));
-        let LibraryAnswer::Suspended(ours) = ours.map_err(failed)? else {
+        let ours = ours
+            .await
+            .unwrap_or_else(|error| Err(NotDone::Silent(error.to_string())));
+        // What holds it then is another move, of it or of a partner, and is not this one's to end.
+        self.plan.not_held = matches!(ours, Err(NotDone::Refused(_)));
+        let LibraryAnswer::Suspended(ours) = ours.map_err(|error| failed(error.into_text()))?
+        else {
             return Err(unexpected());
         };
         self.suspended = Some((ours, theirs));
@@ -164,7 +171,8 @@ impl Running {
         made.and_then(|()| std::fs::create_dir(&image))
             .map_err(|error| failed(format!("cannot make {}: {error}", image.display())))?;
         let dumped = criu::dump(self.plan.pid, &image).await;
-        if dumped.is_err() {
+        // Peers of one that has ended would be told so as long as its address is here.
+        if dumped.is_err() && criu::surely_lives(self.plan.pid, &self.plan.layout).await {
             criu::unlock_network(self.plan.pid).await;
         }
         dumped.map_err(failed)
@@ -173,11 +181,12 @@ impl Running {
     async fn send(&mut self) -> Result<(), Trouble> {
         // From here on the address is nowhere: packets for it are lost and sent again, and nobody refuses them.
         if let Some(own) = &self.plan.address {
-            own.remove().await;
+            own.remove().await.map_err(failed)?;
         }
         criu::unlock_network(self.plan.pid).await;
         let image = self.image();
-        let (of_criu, along) = images::gather(&image, &self.plan.files).map_err(failed)?;
+        let (of_criu, opened) = images::gather(&image, &self.plan.files).map_err(failed)?;
+        let (along, opened): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
         let offer = ImageOffer {
             pid: self.plan.pid,
             layout: self.plan.layout.clone(),
@@ -196,10 +205,11 @@ impl Running {
         }
         let sources = of_criu
             .iter()
-            .map(|file| (image.join(&file.name), file.bytes));
-        let along = along
-            .iter()
-            .map(|file| (PathBuf::from(&file.name), file.bytes));
+            .map(|file| (Source::Own(image.join(&file.name)), file.bytes));
+        let along = opened
+            .into_iter()
+            .map(Source::Opened)
+            .zip(along.iter().map(|file| file.bytes));
         let moves = &self.node.processes.moves;
         let count = |bytes| moves.change(&id, |view| view.image_bytes += bytes);
         let connection = self.reach.connection(&to).await?;
@@ -256,13 +266,29 @@ impl Running {
     }
 
     async fn bring_back(&mut self) -> Result<(), Trouble> {
-        criu::unlock_network(self.plan.pid).await;
         let (pid, layout) = (self.plan.pid, &self.plan.layout);
-        let guard = arrivals::guard(&self.plan.id);
+        if criu::surely_lives(pid, layout).await {
+            // A restore that fails would end it.
+            criu::unlock_network(pid).await;
+            return Ok(());
+        }
         let own = self.plan.address.as_ref();
-        criu::restore(&self.image(), pid, layout, own, &guard)
-            .await
-            .map_err(failed)
+        if let Some(own) = own {
+            // Before CRIU's lock ends: what comes for the address would be answered with a reset.
+            if let Err(error) = own.remove().await {
+                tracing::warn!(
+                    pid,
+                    error,
+                    "peers may hear that connections of a process have ended"
+                );
+            }
+        }
+        criu::unlock_network(pid).await;
+        let guard = arrivals::guard(&self.plan.id);
+        let restored = criu::restore(&self.image(), pid, layout, own, &guard).await;
+        restored.map_err(|error| match error {
+            NotRestored::Nothing(why) | NotRestored::Left(why) => failed(why),
+        })
     }
 
     async fn recreate_here(&mut self) -> Result<(), Trouble> {
@@ -386,7 +412,11 @@ impl Running {
 
     async fn resume(&mut self, place: Where) -> Result<(), Trouble> {
         // Both are told, whatever the other says.
-        let first = self.process(place, Request::Resume { only: None }).await;
+        let first = if place == Where::Here && self.plan.not_held {
+            Ok(())
+        } else {
+            self.process(place, Request::Resume { only: None }).await
+        };
         let second = self.resume_partners().await;
         first.and(second)
     }

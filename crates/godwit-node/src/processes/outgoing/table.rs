@@ -24,6 +24,11 @@ struct Tracked {
     cancelled: Arc<AtomicBool>,
 }
 
+fn moved(table: &VecDeque<Tracked>, pid: u32) -> bool {
+    let mut running = table.iter().filter(|tracked| !tracked.view.phase.ended());
+    running.any(|tracked| tracked.view.pid == pid)
+}
+
 impl ProcessMigrations {
     fn lock(&self) -> MutexGuard<'_, VecDeque<Tracked>> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -35,8 +40,7 @@ impl ProcessMigrations {
     /// The process is being moved already, or too many are.
     pub(crate) fn begin(&self, view: ProcessMigration) -> Result<Arc<AtomicBool>, ErrorBody> {
         let mut table = self.lock();
-        let mut running = table.iter().filter(|tracked| !tracked.view.phase.ended());
-        if running.any(|tracked| tracked.view.pid == view.pid) {
+        if moved(&table, view.pid) {
             let text = format!("process {} is being moved already", view.pid);
             return Err(
                 ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit process moves'")
@@ -61,6 +65,11 @@ impl ProcessMigrations {
             table.remove(oldest);
         }
         Ok(cancelled)
+    }
+
+    /// Whether the process is being moved away from here.
+    pub(crate) fn moves(&self, pid: u32) -> bool {
+        moved(&self.lock(), pid)
     }
 
     /// Changes what is shown of a move that has not ended.

@@ -19,11 +19,8 @@ fn devices(words: &[String]) -> Vec<String> {
 
 fn device(word: &str) -> Option<String> {
     // Each pins pages, or lets a device reach them: what it does to pages that have moved is lost.
-    const PINNED: [&str; 10] = [
+    const PINNED: [&str; 7] = [
         "vfio-",
-        "vhost=on",
-        "vhost=true",
-        "vhost=y",
         "vhostf",
         "vhost-scsi",
         "vhost-vdpa",
@@ -43,11 +40,11 @@ fn device(word: &str) -> Option<String> {
         format!(
             "device {name} is served by a process that maps the memory itself and cannot follow it: remove the device"
         )
-    } else if PINNED.iter().any(has) {
+    } else if PINNED.iter().any(has) || is_set(word, "vhost") {
         format!(
             "device {name} uses pages of the memory directly and cannot follow it: remove the device"
         )
-    } else if ["mem-lock=on", "mlock=on"].iter().any(has) {
+    } else if ["mem-lock", "mlock"].iter().any(|name| is_set(word, name)) {
         format!(
             "its QEMU locks its memory ({word}), and memory that is locked would be there twice: start it without that"
         )
@@ -57,6 +54,14 @@ fn device(word: &str) -> Option<String> {
     Some(format!(
         "{what}, or leave the memory in its pool with --stay-in-pool"
     ))
+}
+
+/// Whether a word has this option with anything but one of QEMU's words for no: an option without a value is on.
+fn is_set(word: &str, option: &str) -> bool {
+    word.split(',').any(|part| {
+        let (name, value) = part.split_once('=').unwrap_or((part, "on"));
+        name == option && !matches!(value, "off" | "no" | "false" | "n")
+    })
 }
 
 #[cfg(test)]
@@ -77,6 +82,7 @@ mod tests {
             "vfio-pci,host=01:00.0",
             "scsi-generic,drive=d",
             "mem-lock=off",
+            "cpu-pm=on,mem-lock=no",
             "mem-lock=on",
         ];
         let refused = devices(&words.map(str::to_owned));
@@ -85,6 +91,21 @@ mod tests {
         }
         assert_eq!(refused.len(), 7, "{refused:?}");
         assert!(refused[6].contains("(mem-lock=on)"), "{refused:?}");
+    }
+
+    #[test]
+    fn what_is_on_by_any_of_its_words_is_refused_and_what_is_off_is_not() {
+        for option in ["mem-lock", "mlock", "vhost"] {
+            for no in ["off", "no", "false", "n"] {
+                let word = format!("first=1,{option}={no},last=on");
+                assert_eq!(device(&word), None, "{word}");
+            }
+            for yes in ["", "=on", "=yes", "=true", "=y", "=on-fault"] {
+                let word = format!("first=1,{option}{yes},last=off");
+                assert!(device(&word).is_some(), "{word}");
+            }
+        }
+        assert_eq!(device("tap,id=vhost,ifname=mem-lock"), None);
     }
 
     #[test]

@@ -221,22 +221,35 @@ async fn restore_one(node: &Arc<Node>, name: &str, entry: &VmEntry) -> Result<u6
     };
     let bytes = memory.bytes;
     let restored = blocking(move || {
-        let failed = |error: std::io::Error| error.to_string();
-        let found = find_settled(&places.agent(), pid, &file, bytes);
-        let (_agent, found) = found.map_err(|error| error.to_string())?;
-        give_back(pid, &found, bytes);
-        let Found { home, away, layout } = found;
-        let Some(away) = away else { return Ok(0) };
-        let mut relocation = Relocation::begin();
-        relocation.set(FileId::of(&home).map_err(failed)?, away);
-        let part = Part {
-            offset: 0,
-            bytes: layout.away,
-        };
-        relocation.moved(&home, part, true).map_err(failed)?;
-        Ok(layout.away)
+        let restored = restore_of(&places.agent(), pid, &file, bytes);
+        restored.map_err(|error| error.to_string())
     });
     restored.await.map_err(|error| error.message).flatten()
+}
+
+/// Lets the devices map the memory of a QEMU where it is, and gives back what it has left. Gives how many bytes are not in
+/// its memory pool.
+fn restore_of(
+    agent: &Path,
+    pid: u32,
+    memory: &Path,
+    bytes: u64,
+) -> Result<u64, Box<dyn std::error::Error>> {
+    let (agent, found) = find_settled(agent, pid, memory, bytes)?;
+    // Only while the agent is held nothing of QEMU's maps what is given back.
+    if agent.is_some() {
+        give_back(pid, &found, bytes);
+    }
+    let Found { home, away, layout } = found;
+    let Some(away) = away else { return Ok(0) };
+    let mut relocation = Relocation::begin();
+    relocation.set(FileId::of(&home)?, away);
+    let part = Part {
+        offset: 0,
+        bytes: layout.away,
+    };
+    relocation.moved(&home, part, true)?;
+    Ok(layout.away)
 }
 
 /// Nothing of a segment's memory is elsewhere any more, because no QEMU of this node uses it: its local memory is freed,
@@ -258,5 +271,40 @@ async fn listener(path: &Path) -> std::io::Result<Option<u32>> {
             ErrorKind::NotFound | ErrorKind::ConnectionRefused => Ok(None),
             _ => Err(error),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::FileExt;
+
+    use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+    use super::*;
+
+    /// Of the memory: whole pages of any size that processors have.
+    const BYTES: usize = 64 << 10;
+
+    #[test]
+    fn nothing_of_a_qemu_that_has_no_agent_is_given_back() {
+        let home = File::from(rustix::fs::memfd_create("home", MemfdFlags::CLOEXEC).expect("one"));
+        home.set_len(BYTES as u64).expect("grows");
+        let flags = (ProtFlags::READ, MapFlags::SHARED);
+        // SAFETY: the kernel finds the place, which nobody else uses.
+        let mapped = unsafe { mmap(std::ptr::null_mut(), BYTES, flags.0, flags.1, &home, 0) };
+        let mapped = mapped.expect("is mapped");
+        let local = make(BYTES as u64).expect("a file");
+        local.write_all_at(&[7; BYTES], 0).expect("is written");
+        let path = |file: &File| format!("/proc/self/fd/{}", file.as_raw_fd());
+        let pid = std::process::id();
+        let agent = Path::new("/proc/self/no-agent");
+        let away = restore_of(agent, pid, Path::new(&path(&home)), BYTES as u64);
+        assert_eq!(away.expect("is found"), 0);
+        let mut content = [0; BYTES];
+        local.read_exact_at(&mut content, 0).expect("is read");
+        assert!(content == [7; BYTES], "it is as it was");
+        // SAFETY: it was mapped above, and nothing refers to it.
+        unsafe { munmap(mapped, BYTES) }.expect("is unmapped");
     }
 }

@@ -152,11 +152,16 @@ pub(super) unsafe fn post_again(pair: &ShadowQp, lane: &mut QpLane) -> Result<()
 /// Lets the application work again: of the queue pairs that are named, or of all.
 ///
 /// # Errors
-/// One sentence that names the queue pair whose requests the device refused.
+/// One sentence that names the queue pair whose requests the device refused, or says that the objects are not there. Some
+/// queue pairs alone do not go on while the process is being moved itself: what they post would go to objects that the
+/// move gives back.
 pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
     let mut world = world();
     if world.phase == Phase::Released {
         return Err("the device's objects have not been made again".to_owned());
+    }
+    if only.is_some() && world.phase != Phase::Running {
+        return Err("this process is being moved itself".to_owned());
     }
     let mut refused = Vec::new();
     // SAFETY: objects live while the world is locked.

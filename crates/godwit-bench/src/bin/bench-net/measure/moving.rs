@@ -39,7 +39,7 @@ pub(crate) struct Moved {
     pub(crate) gap_before_ms: f64,
     /// The longest time that one client waited for one answer.
     pub(crate) longest_wait_ms: f64,
-    /// The longest time without an answer to a ping.
+    /// The longest time without an answer to a ping, from the move's begin.
     pub(crate) ping_gap_ms: f64,
     pub(crate) pings_lost: usize,
     pub(crate) pings_twice: usize,
@@ -132,7 +132,7 @@ pub(crate) fn moving(
         gap_ms: ms(service.gap),
         gap_before_ms: ms(before.gap),
         longest_wait_ms: ms(service.longest_wait),
-        ping_gap_ms: ms(longest_silence(&pings)),
+        ping_gap_ms: ms(longest_silence(&pings, began, after)),
         pings_lost: pings.iter().filter(|ping| ping.answers == 0).count(),
         pings_twice: pings.iter().filter(|ping| ping.answers > 1).count(),
         connections_broken,
@@ -149,11 +149,13 @@ fn at_or_after(readings: &[Reading], at: Instant) -> Reading {
     *found.unwrap_or(&readings[readings.len() - 1])
 }
 
-/// The longest time between two answers.
-fn longest_silence(pings: &[Ping]) -> Duration {
-    let mut answers: Vec<Instant> = pings.iter().filter_map(|ping| ping.answered).collect();
-    answers.sort_unstable();
-    let gaps = answers.windows(2).map(|pair| pair[1] - pair[0]);
+/// The longest time without an answer to any of the pings that were sent in this time: also before the first answer, and
+/// after the last.
+fn longest_silence(pings: &[Ping], began: Instant, ended: Instant) -> Duration {
+    let answers = pings.iter().filter_map(|ping| ping.answered);
+    let mut moments: Vec<Instant> = answers.chain([began, ended]).collect();
+    moments.sort_unstable();
+    let gaps = moments.windows(2).map(|pair| pair[1] - pair[0]);
     gaps.max().unwrap_or_default()
 }
 
@@ -176,5 +178,31 @@ impl fmt::Display for Moved {
             self.retransmits,
             self.connections_broken
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silence_at_either_end_counts_and_so_does_one_without_an_answer() {
+        let began = Instant::now();
+        let at = |ms| began + Duration::from_millis(ms);
+        let silence = |answers: &[u64]| {
+            let pings: Vec<Ping> = answers
+                .iter()
+                .map(|ms| Ping {
+                    sent: began,
+                    answered: Some(at(*ms)),
+                    answers: 1,
+                })
+                .collect();
+            longest_silence(&pings, began, at(100)).as_millis()
+        };
+        assert_eq!(silence(&[1, 50, 99]), 49);
+        assert_eq!(silence(&[70, 99]), 70);
+        assert_eq!(silence(&[1, 20]), 80);
+        assert_eq!(silence(&[]), 100);
     }
 }

@@ -1,0 +1,82 @@
+//! What a disk that comes is written to.
+
+use std::sync::Arc;
+
+use godwit_core::units::{Bytes, Sectors};
+use godwit_core::wire::{Offer, Refusal, RefusalCode};
+
+use super::{internal, refusal};
+use crate::disks::disk::Disk;
+use crate::disks::lifecycle::run;
+use crate::disks::storage::image;
+use crate::node::{Node, blocking};
+
+/// Makes a new image in place of the stale one.
+pub(super) async fn replace_image(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    offer: &Offer,
+) -> Result<(), Refusal> {
+    run::stop(disk).await;
+    let (entry, record) = {
+        let mut inner = disk.lock();
+        inner.entry.sectors = offer.capacity.0;
+        (inner.entry.clone(), inner.record)
+    };
+    node.store
+        .put_disk(&disk.name, &entry, record)
+        .await
+        .map_err(|error| internal(node, disk, &error))?;
+    let path = entry.path;
+    blocking(move || image::delete(&path))
+        .await
+        .map_err(refusal)?
+        .map_err(|error| internal(node, disk, &error))?;
+    open_new_image(node, disk, offer.allocated).await
+}
+
+/// Makes the image of a disk for a copy of one that takes `allocated` bytes, and starts the disk.
+pub(super) async fn open_new_image(
+    node: &Arc<Node>,
+    disk: &Arc<Disk>,
+    allocated: u64,
+) -> Result<(), Refusal> {
+    let (path, size) = {
+        let inner = disk.lock();
+        (
+            inner.entry.path.clone(),
+            Sectors(inner.entry.sectors).bytes(),
+        )
+    };
+    let (name, owner) = (disk.name.clone(), node.config.name.clone());
+    let made = blocking(move || image::create_copy(&owner, &name, &path, Bytes(size.0), allocated))
+        .await
+        .flatten();
+    made.and_then(|made| run::start(node, disk, made))
+        .map_err(refusal)
+}
+
+/// Takes the device of a disk, which must have its size, and starts the disk.
+pub(super) async fn open_device(node: &Arc<Node>, disk: &Arc<Disk>) -> Result<(), Refusal> {
+    let (path, size) = {
+        let inner = disk.lock();
+        (inner.entry.path.clone(), Sectors(inner.entry.sectors))
+    };
+    let name = disk.name.clone();
+    let opened = blocking(move || image::open(&name, &path)).await.flatten();
+    let opened = opened.map_err(refusal)?;
+    if opened.capacity != size {
+        return Err(Refusal {
+            code: RefusalCode::Invalid,
+            text: format!(
+                "the device {} at node '{}' has {}, and disk {} {}: make it exactly as large",
+                disk.lock().entry.path.display(),
+                node.config.name,
+                opened.capacity.bytes(),
+                disk.name,
+                size.bytes()
+            ),
+        });
+    }
+    run::start(node, disk, opened).map_err(refusal)
+}
