@@ -6,11 +6,11 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 
-use super::contexts::{behind, refuse};
 use super::objects;
 use super::real::real;
-use super::{completions, contexts, datagrams, queue_pairs, shared_receives};
+use super::verbs::{completions, contexts, datagrams, queue_pairs, shared_receives};
 use crate::abi::*;
+use crate::shim::verbs::contexts::{behind, refuse};
 
 macro_rules! export {
     ($($name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $body:expr;)*) => {

@@ -6,39 +6,32 @@
 
 #![allow(unsafe_op_in_unsafe_fn, clippy::missing_safety_doc)]
 
-mod completions;
-mod contexts;
-mod datagrams;
+mod data_path;
 mod descriptors;
-mod doorbell;
 mod exports;
-mod gate;
 mod moving;
 mod objects;
-mod polling;
-mod posting;
 mod presetup;
-mod queue_pairs;
 mod real;
-mod shared_receives;
+mod verbs;
 mod world;
 
-pub use completions::{
-    ack_cq_events, create_comp_channel, create_cq, destroy_comp_channel, destroy_cq, get_cq_event,
-};
-pub use contexts::{alloc_pd, close_device, dealloc_pd, dereg_mr, open_device, reg_mr};
-pub use datagrams::{Redirect, create_ah, destroy_ah, redirect};
+pub use data_path::polling::{poll_cq, req_notify_cq};
+pub use data_path::posting::{post_recv, post_send};
 pub use moving::{
     Attached, Connection, Obstacle, PreparedPair, QueuePairState, Recreated, abandon, attach,
     connect, drain, needs, obstacles, prepare, queue_pairs, recreate, release, resume, suspend,
     switch, tidy,
 };
-pub use polling::{poll_cq, req_notify_cq};
-pub use posting::{post_recv, post_send};
 pub use presetup::{
     HandedOver, HeldPair, Plan, Planned, connect_held, hand_over, hold, is_holder, plan,
     serve_as_holder,
 };
-pub use queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
 pub use real::{Real, install};
-pub use shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};
+pub use verbs::completions::{
+    ack_cq_events, create_comp_channel, create_cq, destroy_comp_channel, destroy_cq, get_cq_event,
+};
+pub use verbs::contexts::{alloc_pd, close_device, dealloc_pd, dereg_mr, open_device, reg_mr};
+pub use verbs::datagrams::{Redirect, create_ah, destroy_ah, redirect};
+pub use verbs::queue_pairs::{create_qp, destroy_qp, modify_qp, query_qp};
+pub use verbs::shared_receives::{create_srq, destroy_srq, modify_srq, post_srq_recv, query_srq};

@@ -10,9 +10,9 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use std::sync::{Condvar, Mutex};
 
-use super::datagrams::Redirect;
-use super::gate::Gate;
 use crate::abi::*;
+use crate::shim::data_path::gate::Gate;
+use crate::shim::verbs::datagrams::Redirect;
 use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
 
 /// Marks the end of a drained send queue; completions with it never reach the application.
@@ -233,7 +233,7 @@ pub(super) struct KeptSend {
 }
 
 pub(super) unsafe fn context_is_ours(context: *const ibv_context) -> bool {
-    let ours = super::polling::poll_cq as PollCq;
+    let ours = crate::shim::data_path::polling::poll_cq as PollCq;
     !context.is_null()
         && (*context)
             .ops

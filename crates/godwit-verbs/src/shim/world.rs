@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::datagrams::Redirect;
 use super::objects::*;
+use crate::shim::verbs::datagrams::Redirect;
 use crate::tables::{Call, LocalKeys, ObjectId, Recent, Roadmap};
 
 /// The translation of local keys, since the process has moved.

@@ -2,9 +2,9 @@
 
 use super::{Connection, check, chosen};
 use crate::abi::*;
-use crate::shim::completions::{state, wake};
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
+use crate::shim::verbs::completions::{state, wake};
 use crate::shim::world::{Phase, announce_running, world};
 use crate::tables::RemoteKeys;
 use std::ffi::c_int;

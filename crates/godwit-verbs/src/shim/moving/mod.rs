@@ -16,7 +16,7 @@ pub use stopping::{drain, release, suspend};
 
 use crate::abi::*;
 use crate::preflight::Need;
-use crate::shim::gate::a_thread_ended_inside;
+use crate::shim::data_path::gate::a_thread_ended_inside;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::world::{Object, World, world};

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use super::connecting::{post_again, take_keys, walk};
 use super::{Connection, chosen};
 use crate::shim::objects::{self, *};
-use crate::shim::queue_pairs::{add_route, forget_route, make_pair};
 use crate::shim::real::real;
+use crate::shim::verbs::queue_pairs::{add_route, forget_route, make_pair};
 use crate::shim::world::{Phase, World, world};
 
 /// A queue pair that waits to take another's place.

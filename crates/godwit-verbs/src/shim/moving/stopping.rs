@@ -3,13 +3,14 @@
 use super::preparing::{abandon_one, tidy_one};
 use super::{ENDED_INSIDE, QueuePairState, check, chosen, describe, missing, obstacles_of, resume};
 use crate::abi::*;
-use crate::shim::completions::{acknowledge, state, take_event, wake};
-use crate::shim::gate::a_thread_ended_inside;
+use crate::shim::data_path::gate::a_thread_ended_inside;
+use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
-use crate::shim::queue_pairs::remove_route;
 use crate::shim::real::real;
+use crate::shim::verbs::completions::{acknowledge, state, take_event, wake};
+use crate::shim::verbs::datagrams;
+use crate::shim::verbs::queue_pairs::remove_route;
 use crate::shim::world::{Object, Phase, world};
-use crate::shim::{datagrams, descriptors};
 use crate::tables::{Drain, Verdict};
 use std::collections::BTreeMap;
 use std::ffi::c_int;

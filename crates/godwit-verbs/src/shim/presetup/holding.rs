@@ -14,9 +14,9 @@ use super::commands::{Answer, keep};
 use super::plan::{Details, Plan, Planned, PlannedPair};
 use crate::abi::*;
 use crate::shim::Connection;
-use crate::shim::completions::make_cq;
 use crate::shim::moving::{open_by_name, walk};
 use crate::shim::real::real;
+use crate::shim::verbs::completions::make_cq;
 use crate::tables::{Call, Gid, ObjectId, make_allowed};
 
 /// Descriptors that one message can carry are 253; two for each device and one for each channel.

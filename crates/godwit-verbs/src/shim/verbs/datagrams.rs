@@ -12,10 +12,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::contexts::refuse;
-use super::objects::{self, *};
-use super::real::real;
-use super::world::{Object, World, running_world, world};
 use crate::abi::*;
+use crate::shim::objects::{self, *};
+use crate::shim::real::real;
+use crate::shim::world::{Object, World, running_world, world};
 use crate::tables::{Call, Gid};
 
 /// How many queue pairs of peers may have moved.
@@ -184,7 +184,7 @@ pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
 
 /// Gives the request the device's handle, and the number that the peer's device knows.
 #[inline]
-pub(super) unsafe fn address(request: &mut ibv_ud) {
+pub(in crate::shim) unsafe fn address(request: &mut ibv_ud) {
     let Some(handle) = objects::ah(request.ah) else {
         return;
     };
@@ -201,7 +201,7 @@ pub(super) unsafe fn address(request: &mut ibv_ud) {
 }
 
 /// Gives the device's handles back.
-pub(super) unsafe fn give_back(handle: &ShadowAh) -> Result<(), c_int> {
+pub(in crate::shim) unsafe fn give_back(handle: &ShadowAh) -> Result<(), c_int> {
     for other in elsewhere(handle).drain(..) {
         (real().destroy_ah)(other.real);
     }
@@ -216,7 +216,7 @@ pub(super) unsafe fn give_back(handle: &ShadowAh) -> Result<(), c_int> {
 }
 
 /// Makes the handle again in `domain`. Whether the peer can be reached there is for the network to say.
-pub(super) unsafe fn make_again(
+pub(in crate::shim) unsafe fn make_again(
     world: &World,
     handle: &ShadowAh,
     domain: *mut ibv_pd,
@@ -235,7 +235,10 @@ pub(super) unsafe fn make_again(
 
 /// Posts a marker behind the last datagram: an empty one to the queue pair itself that it refuses, because of another
 /// key. Says whether there was anything to put it behind.
-pub(super) unsafe fn post_marker(pair: &ShadowQp, lane: &mut QpLane) -> Result<bool, c_int> {
+pub(in crate::shim) unsafe fn post_marker(
+    pair: &ShadowQp,
+    lane: &mut QpLane,
+) -> Result<bool, c_int> {
     let Some(domain) = objects::pd(pair.face.pd) else {
         return Err(libc::EINVAL);
     };
@@ -285,7 +288,7 @@ pub(super) unsafe fn post_marker(pair: &ShadowQp, lane: &mut QpLane) -> Result<b
 }
 
 /// The handle of a marker is not used any more.
-pub(super) unsafe fn end_marker(pair: &ShadowQp) {
+pub(in crate::shim) unsafe fn end_marker(pair: &ShadowQp) {
     let handle = pair.marker_route.swap(ptr::null_mut(), Ordering::AcqRel);
     if !handle.is_null() {
         (real().destroy_ah)(handle);

@@ -5,11 +5,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::contexts::refuse;
-use super::gate::Gate;
-use super::objects::{self, *};
-use super::real::real;
-use super::world::{KEYS, Object, running_world};
 use crate::abi::*;
+use crate::shim::data_path::gate::Gate;
+use crate::shim::objects::{self, *};
+use crate::shim::real::real;
+use crate::shim::world::{KEYS, Object, running_world};
 use crate::tables::{Call, SharedReceives};
 
 /// `IBV_SRQ_MAX_WR`
@@ -71,7 +71,7 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mu
 }
 
 /// A queue of the device that carries the shadow's address; null if there is none.
-pub(super) unsafe fn make_srq(
+pub(in crate::shim) unsafe fn make_srq(
     domain: *mut ibv_pd,
     shadow: *const ShadowSrq,
     attributes: &mut ibv_srq_init_attr,
@@ -186,7 +186,7 @@ impl ShadowSrq {
     }
 
     /// Posts what has not completed to a queue that the device has just made.
-    pub(super) unsafe fn post_again(&self, lane: &mut SrqLane) -> Result<(), c_int> {
+    pub(in crate::shim) unsafe fn post_again(&self, lane: &mut SrqLane) -> Result<(), c_int> {
         for (name, receive) in self.receives.outstanding() {
             let result = lane.give(name, &receive.sges);
             if result != 0 {
@@ -232,7 +232,7 @@ impl SrqLane {
 }
 
 /// The shadow that the device's queue carries; its limit, if it was that, is to be set anew.
-pub(super) unsafe fn of_event(queue: *mut c_void, limit_reached: bool) -> *mut c_void {
+pub(in crate::shim) unsafe fn of_event(queue: *mut c_void, limit_reached: bool) -> *mut c_void {
     let shadow = (*queue.cast::<ibv_srq>()).srq_context;
     if limit_reached {
         (*shadow.cast::<ShadowSrq>())

@@ -8,10 +8,11 @@ use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::objects::*;
-use super::world::KEYS;
-use super::{datagrams, doorbell};
+use super::doorbell;
 use crate::abi::*;
+use crate::shim::objects::*;
+use crate::shim::verbs::datagrams;
+use crate::shim::world::KEYS;
 
 /// `ibv_post_send`
 pub unsafe extern "C" fn post_send(
@@ -111,7 +112,7 @@ impl QpLane {
 
     /// Translates requests and posts them to the device.
     #[inline]
-    pub(super) unsafe fn send(
+    pub(in crate::shim) unsafe fn send(
         &mut self,
         first: *mut ibv_send_wr,
         bad: *mut *mut ibv_send_wr,
@@ -200,7 +201,7 @@ impl QpLane {
     }
 
     /// Gives one request of ours to the device.
-    pub(super) unsafe fn give(&mut self, request: &mut ibv_send_wr) -> Result<(), c_int> {
+    pub(in crate::shim) unsafe fn give(&mut self, request: &mut ibv_send_wr) -> Result<(), c_int> {
         let mut bad = ptr::null_mut();
         let mut result = (self.post_send)(self.real, request, &raw mut bad);
         if result == libc::EACCES && bad.is_null() {
@@ -257,7 +258,7 @@ impl QpLane {
     }
 
     /// Posts what was kept. Says how far it came if the device refuses a request.
-    pub(super) unsafe fn send_kept(&mut self) -> Result<(), c_int> {
+    pub(in crate::shim) unsafe fn send_kept(&mut self) -> Result<(), c_int> {
         while let Some(mut kept) = self.kept.pop_front() {
             let mut inline = [ibv_sge {
                 addr: kept.inline.as_ptr() as u64,
@@ -309,7 +310,7 @@ impl QpLane {
 
     /// Translates receives, posts them to the device if there is one, and notes them if `shadow` is to.
     #[inline]
-    pub(super) unsafe fn receive(
+    pub(in crate::shim) unsafe fn receive(
         &mut self,
         noted_by: Option<&ShadowQp>,
         first: *mut ibv_recv_wr,

@@ -8,12 +8,12 @@ use std::sync::{Mutex, PoisonError};
 
 use super::contexts::refuse;
 use super::datagrams;
-use super::gate::Gate;
-use super::moving::{abandon_one, tidy_one};
-use super::objects::{self, *};
-use super::real::real;
-use super::world::{Object, World, running_world};
 use crate::abi::*;
+use crate::shim::data_path::gate::Gate;
+use crate::shim::moving::{abandon_one, tidy_one};
+use crate::shim::objects::{self, *};
+use crate::shim::real::real;
+use crate::shim::world::{Object, World, running_world};
 use crate::tables::{Call, ReceiveQueue, RemoteKeys, make_allowed};
 
 /// Remote writes to the queue pair: a marker is a write of nothing, which a queue pair that forbids
@@ -39,7 +39,7 @@ unsafe fn device_attributes(
 
 /// A queue pair of the device, whose number means no other one; null if there is none. With it, what
 /// the device made of the attributes.
-pub(super) unsafe fn make_pair(
+pub(in crate::shim) unsafe fn make_pair(
     domain: *mut ibv_pd,
     shadow: *const ShadowQp,
     wanted: &ibv_qp_init_attr,
@@ -161,7 +161,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
 }
 
 /// From now on completions of the device's queue pair `number` are this one's.
-pub(super) fn add_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
+pub(in crate::shim) fn add_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
     let mut lane = queue.lane.visit();
     match lane.routes.binary_search_by_key(&number, |route| route.0) {
         Ok(place) => lane.routes[place].1 = shadow,
@@ -171,14 +171,14 @@ pub(super) fn add_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) 
 }
 
 /// The queue pair's number means nothing any more.
-pub(super) fn remove_route(queue: &ShadowCq, shadow: *const ShadowQp) {
+pub(in crate::shim) fn remove_route(queue: &ShadowCq, shadow: *const ShadowQp) {
     let mut lane = queue.lane.lock();
     lane.routes.retain(|route| !ptr::eq(route.1, shadow));
     lane.last = (0, ptr::null());
 }
 
 /// The number of one of the queue pairs behind `shadow` means nothing any more.
-pub(super) unsafe fn forget_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
+pub(in crate::shim) unsafe fn forget_route(queue: &ShadowCq, number: u32, shadow: *const ShadowQp) {
     let mut lane = queue.lane.visit();
     // What it has completed is still the application's.
     lane.drain(queue);

@@ -5,15 +5,18 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use super::objects::{self, *};
-use super::real::real;
-use super::world::{KEYS, Object, running_world};
-use super::{descriptors, objects::context_is_ours, polling, posting, shared_receives};
+use super::shared_receives;
 use crate::abi::*;
+use crate::shim::data_path::{polling, posting};
+use crate::shim::descriptors;
+use crate::shim::objects::context_is_ours;
+use crate::shim::objects::{self, *};
+use crate::shim::real::real;
+use crate::shim::world::{KEYS, Object, running_world};
 use crate::tables::{Call, make_allowed};
 
 /// Sets `errno` and returns a null pointer, as libibverbs does when it cannot make an object.
-pub(super) fn refuse<T>(errno: c_int) -> *mut T {
+pub(in crate::shim) fn refuse<T>(errno: c_int) -> *mut T {
     // SAFETY: the thread's own errno.
     unsafe { *libc::__errno_location() = errno };
     ptr::null_mut()
@@ -221,7 +224,7 @@ pub unsafe fn reg_mr(
 }
 
 /// A region of the device whose keys are `allowed`.
-pub(super) unsafe fn register(
+pub(in crate::shim) unsafe fn register(
     domain: *mut ibv_pd,
     address: *mut c_void,
     length: usize,
@@ -259,7 +262,7 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
 
 /// The device's context for a query: the one behind a shadow, or the context itself. A query waits
 /// while the process moves.
-pub(super) unsafe fn behind(context: *mut ibv_context) -> *mut ibv_context {
+pub(in crate::shim) unsafe fn behind(context: *mut ibv_context) -> *mut ibv_context {
     if !context_is_ours(context) {
         return context;
     }

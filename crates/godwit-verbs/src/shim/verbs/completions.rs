@@ -7,12 +7,12 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::contexts::refuse;
-use super::descriptors;
-use super::gate::Gate;
-use super::objects::{self, *};
-use super::real::real;
-use super::world::{Object, running_world};
 use crate::abi::*;
+use crate::shim::data_path::gate::Gate;
+use crate::shim::descriptors;
+use crate::shim::objects::{self, *};
+use crate::shim::real::real;
+use crate::shim::world::{Object, running_world};
 use crate::tables::Call;
 
 /// Entries beyond what the application asked for: markers of suspended queue pairs complete into them.
@@ -79,7 +79,7 @@ pub unsafe fn destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
 }
 
 /// A completion queue of the device, with room for markers if the device has it.
-pub(super) unsafe fn make_cq(
+pub(in crate::shim) unsafe fn make_cq(
     context: *mut ibv_context,
     entries: c_int,
     shadow: *mut c_void,
@@ -209,12 +209,12 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     result
 }
 
-pub(super) fn state(channel: &ShadowChannel) -> MutexGuard<'_, ChannelState> {
+pub(in crate::shim) fn state(channel: &ShadowChannel) -> MutexGuard<'_, ChannelState> {
     channel.state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes whoever waits for events look again.
-pub(super) fn wake(channel: &ShadowChannel) {
+pub(in crate::shim) fn wake(channel: &ShadowChannel) {
     let one = 1u64;
     // SAFETY: eight bytes to an eventfd that the channel owns.
     unsafe { libc::write(channel.wake, (&raw const one).cast(), 8) };
@@ -222,7 +222,7 @@ pub(super) fn wake(channel: &ShadowChannel) {
 }
 
 /// Tells of a completion that was drained for the application.
-pub(super) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
+pub(in crate::shim) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
     state(channel).events.push_back(cq as usize);
     wake(channel);
 }
@@ -230,7 +230,7 @@ pub(super) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
 /// Takes the device's event, if there is one. The device's count of events that were not acknowledged
 /// stays zero, so that its queue can be destroyed at any time; the application's own acknowledgements
 /// end in the shadow.
-pub(super) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
+pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
     let mut ready = libc::pollfd {
         fd: channel.face.fd,
         events: libc::POLLIN,
@@ -258,7 +258,7 @@ pub(super) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut ShadowCq
 }
 
 /// Before the device's queue ends, which waits until all of its events are acknowledged.
-pub(super) unsafe fn acknowledge(shadow: &ShadowCq, device_queue: *mut ibv_cq) {
+pub(in crate::shim) unsafe fn acknowledge(shadow: &ShadowCq, device_queue: *mut ibv_cq) {
     let owed = shadow.owed.swap(0, Ordering::Relaxed);
     if owed > 0 {
         (real().ack_cq_events)(device_queue, owed);

@@ -33,7 +33,7 @@ struct ThreadSlot {
 static ENDED_INSIDE: AtomicBool = AtomicBool::new(false);
 
 /// Whether a thread of this process has ended in the middle of posting or polling.
-pub(super) fn a_thread_ended_inside() -> bool {
+pub(in crate::shim) fn a_thread_ended_inside() -> bool {
     ENDED_INSIDE.load(Ordering::Acquire)
 }
 
@@ -172,7 +172,7 @@ fn barrier_everywhere() {
 }
 
 /// A value with one user at a time.
-pub(super) struct Gate<T> {
+pub(in crate::shim) struct Gate<T> {
     owner: AtomicPtr<ThreadSlot>,
     mutex: Mutex<u32>,
     shared: AtomicBool,
@@ -183,7 +183,7 @@ pub(super) struct Gate<T> {
 unsafe impl<T: Send> Sync for Gate<T> {}
 
 impl<T> Gate<T> {
-    pub(super) fn new(value: T) -> Self {
+    pub(in crate::shim) fn new(value: T) -> Self {
         Self {
             owner: AtomicPtr::new(nobody()),
             mutex: Mutex::new(0),
@@ -194,7 +194,7 @@ impl<T> Gate<T> {
 
     /// Enters if this thread owns the gate.
     #[inline]
-    pub(super) fn enter(&self) -> Option<Inside<'_, T>> {
+    pub(in crate::shim) fn enter(&self) -> Option<Inside<'_, T>> {
         // SAFETY: slots are never freed.
         let slot = unsafe { &*self.owner.load(Ordering::Acquire) };
         if slot.thread.load(Ordering::Relaxed) != this_thread()
@@ -223,7 +223,7 @@ impl<T> Gate<T> {
 
     /// Enters by the mutex, after whoever owned the gate.
     #[cold]
-    pub(super) fn lock(&self) -> Locked<'_, T> {
+    pub(in crate::shim) fn lock(&self) -> Locked<'_, T> {
         let (mut locked, revoked) = self.take();
         if revoked {
             *locked.revocations += 1;
@@ -236,7 +236,7 @@ impl<T> Gate<T> {
 
     /// As [`Gate::lock`], for the mover: however often it looks, the gate's thread gets it back.
     #[cold]
-    pub(super) fn visit(&self) -> Locked<'_, T> {
+    pub(in crate::shim) fn visit(&self) -> Locked<'_, T> {
         self.take().0
     }
 
@@ -283,7 +283,7 @@ fn nobody() -> *mut ThreadSlot {
 }
 
 /// A value that its owner uses.
-pub(super) struct Inside<'a, T> {
+pub(in crate::shim) struct Inside<'a, T> {
     gate: &'a Gate<T>,
     slot: &'static ThreadSlot,
 }
@@ -313,7 +313,7 @@ impl<T> Drop for Inside<'_, T> {
 }
 
 /// A value that the holder of the mutex uses.
-pub(super) struct Locked<'a, T> {
+pub(in crate::shim) struct Locked<'a, T> {
     gate: &'a Gate<T>,
     /// How often application threads took it from one another; its guard is the lock.
     revocations: MutexGuard<'a, u32>,
@@ -321,7 +321,7 @@ pub(super) struct Locked<'a, T> {
 
 impl<T> Locked<'_, T> {
     /// Makes this thread the owner, so that it enters quickly from now on.
-    pub(super) fn own(&self) {
+    pub(in crate::shim) fn own(&self) {
         if !self.gate.shared.load(Ordering::Relaxed) && barriers_work() {
             self.gate
                 .owner

@@ -5,9 +5,9 @@ use std::hint::cold_path;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
-use super::completions;
-use super::objects::{self, *};
 use crate::abi::*;
+use crate::shim::objects::{self, *};
+use crate::shim::verbs::completions;
 
 /// `ibv_poll_cq`
 pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
@@ -106,7 +106,7 @@ impl CqLane {
 
     /// Takes what has completed for the application, and the markers for us. Tells the application's
     /// channel if it waits for an event.
-    pub(super) unsafe fn drain(&mut self, queue: &ShadowCq) {
+    pub(in crate::shim) unsafe fn drain(&mut self, queue: &ShadowCq) {
         if self.real.is_null() {
             return;
         }

@@ -60,7 +60,7 @@ struct PostSend {
 
 /// Rings the doorbell of the device's queue pair. Gives an errno value, or 0.
 #[cold]
-pub(super) unsafe fn ring(pair: *mut ibv_qp) -> c_int {
+pub(in crate::shim) unsafe fn ring(pair: *mut ibv_qp) -> c_int {
     let command = PostSend {
         response: 0,
         queue_pair: (*pair).handle,

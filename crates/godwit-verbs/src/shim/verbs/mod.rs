@@ -1,0 +1,7 @@
+//! Making, changing and destroying objects: a file for each kind.
+
+pub(super) mod completions;
+pub(super) mod contexts;
+pub(super) mod datagrams;
+pub(super) mod queue_pairs;
+pub(super) mod shared_receives;
