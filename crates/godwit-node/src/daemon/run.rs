@@ -70,7 +70,7 @@ pub async fn run(
     tasks.spawn(peers::probe::watch(Arc::clone(&node)));
     tasks.spawn(retire::watch(Arc::clone(&node)));
     tasks.spawn(images::uses::watch(Arc::clone(&node)));
-    tasks.spawn(processes::partners::watch(Arc::clone(&node)));
+    tasks.spawn(processes::incoming::partners::watch(Arc::clone(&node)));
     if let Some(tls) = tls {
         tasks.spawn(peers::renewal::watch(Arc::clone(&node), tls, reload));
     }

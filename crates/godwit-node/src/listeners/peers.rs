@@ -230,7 +230,9 @@ impl Action {
             }
             Self::Process => {
                 let id = hello.migration.to_string();
-                tokio::spawn(processes::serve::serve(node, connection, hello.node, id));
+                tokio::spawn(processes::incoming::serve::serve(
+                    node, connection, hello.node, id,
+                ));
             }
             Self::Forward(disk) => {
                 tokio::spawn(forward::serve(disk, connection, hello.node));

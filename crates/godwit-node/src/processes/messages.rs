@@ -10,9 +10,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::address::OwnAddress;
 use super::images::ImageFile;
 use crate::peers::framed;
+use crate::processes::host::address::OwnAddress;
 
 /// Longest message in bytes: as long as an answer of a process may be.
 const MAX_MESSAGE: u32 = 16 << 20;

@@ -1,22 +1,15 @@
 //! Processes with RDMA connections: what there is, and moves of them between nodes.
 //!
-//! The order of a move's steps is `godwit_verbs::mover`'s. `outgoing/` takes them at the source, `serve.rs` is what other
-//! nodes ask for: to find partners, to hold them (`partners.rs`), to take a process (`arrivals.rs`), to make objects ahead of it
-//! (`holder.rs`). What a process becomes in between are CRIU's files (`images.rs`), made and used by CRIU itself (`criu.rs`). A process may have an IP
-//! address of its own (`address.rs`).
+//! The order of a move's steps is `godwit_verbs::mover`'s. `outgoing/` takes them at the source, `incoming/` is what other
+//! nodes ask for. What a process becomes in between are CRIU's files (`images.rs`). `host/` is what is done to the host
+//! itself: CRIU, addresses, connections, files.
 
-pub(crate) mod address;
-pub(crate) mod arrivals;
-pub(crate) mod criu;
-pub(crate) mod files;
 mod files_of_ours;
-mod holder;
+pub(crate) mod host;
 pub(crate) mod images;
+pub(crate) mod incoming;
 pub(crate) mod messages;
 pub(crate) mod outgoing;
-pub(crate) mod partners;
-pub(crate) mod serve;
-mod tcp;
 pub(crate) mod view;
 
 use std::path::PathBuf;
@@ -42,10 +35,10 @@ const ASKED_AT_ONCE: usize = 32;
 #[derive(Debug)]
 pub(crate) struct Processes {
     pub(crate) moves: outgoing::table::ProcessMigrations,
-    pub(crate) held: partners::HeldPartners,
+    pub(crate) held: incoming::partners::HeldPartners,
     pub(crate) sessions: Arc<Semaphore>,
     /// Restores and dumps under way: one at a time, since they change what the host has.
-    pub(crate) arrivals: arrivals::Arrivals,
+    pub(crate) arrivals: incoming::arrivals::Arrivals,
 }
 
 impl Default for Processes {
@@ -153,6 +146,6 @@ pub(crate) fn recover(node: &Arc<Node>) {
     if node.config.processes.is_none() {
         return;
     }
-    partners::recover(node);
+    incoming::partners::recover(node);
     outgoing::recover(node);
 }

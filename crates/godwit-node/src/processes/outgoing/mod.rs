@@ -18,13 +18,15 @@ use godwit_verbs::shim::{QueuePairState, Recreated};
 use serde::{Deserialize, Serialize};
 
 use self::reach::{ANSWER, Reach};
-use super::address::OwnAddress;
 use super::messages::Ask;
-use super::{arrivals, check_enabled, criu, files_of_ours, folder, view};
+use super::{check_enabled, files_of_ours, folder, view};
 use crate::clock;
 use crate::failpoint;
 use crate::migrations::options::new_id;
 use crate::node::Node;
+use crate::processes::host::address::OwnAddress;
+use crate::processes::host::criu;
+use crate::processes::incoming::arrivals;
 use godwit_api::{
     ErrorBody, ErrorCode, MigrateProcess, ProcessBreakdown, ProcessMigration,
     ProcessMigrationPhase as Phase, ProcessPartner,

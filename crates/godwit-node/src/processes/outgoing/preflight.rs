@@ -8,9 +8,11 @@ use godwit_verbs::preflight::against;
 
 use super::reach::{ANSWER, Reach};
 use crate::node::Node;
-use crate::processes::address::OwnAddress;
+use crate::processes::host::address::OwnAddress;
+use crate::processes::host::{criu, tcp};
+use crate::processes::images;
+use crate::processes::incoming::serve;
 use crate::processes::messages::{Answer, Ask};
-use crate::processes::{criu, images, serve, tcp};
 
 /// What a move needs to know before it begins.
 #[derive(Debug)]

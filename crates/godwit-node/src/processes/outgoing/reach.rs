@@ -10,8 +10,8 @@ use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 
 use crate::node::Node;
 use crate::peers::{PeerConnection, greeting};
+use crate::processes::incoming::serve::Session;
 use crate::processes::messages::{self, Answer, Ask};
-use crate::processes::serve::Session;
 
 /// How long the answer to most questions may take: a process may have thousands of objects.
 pub(crate) const ANSWER: Duration = Duration::from_secs(150);

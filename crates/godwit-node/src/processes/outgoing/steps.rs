@@ -9,10 +9,12 @@ use godwit_verbs::shim::{QueuePairState, Recreated};
 
 use super::Running;
 use super::reach::{ANSWER, Trouble};
-use crate::processes::criu::NotRestored;
+use crate::processes::host::criu;
+use crate::processes::host::criu::NotRestored;
 use crate::processes::images::Source;
+use crate::processes::incoming::arrivals;
 use crate::processes::messages::{Answer, Ask, ImageOffer};
-use crate::processes::{NotDone, arrivals, ask, criu, folder, hear, images, status};
+use crate::processes::{NotDone, ask, folder, hear, images, status};
 use godwit_api::ProcessMigration;
 
 /// How long requests in flight may take to complete.

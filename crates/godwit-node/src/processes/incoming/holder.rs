@@ -7,7 +7,7 @@ use godwit_verbs::control::{Answer, Request};
 use godwit_verbs::shim::{Connection, Plan};
 use tokio::process::{Child, Command};
 
-use super::{ask, status};
+use crate::processes::{ask, status};
 
 /// How long it may take to begin.
 const BEGIN: Duration = Duration::from_secs(20);

@@ -10,12 +10,14 @@ use godwit_verbs::offer;
 use godwit_verbs::preflight::Offer;
 use godwit_verbs::shim::{Connection, Plan, QueuePairState};
 
+use super::arrivals;
 use super::holder::Holder;
-use super::messages::{self, Answer, Ask, FoundProcess};
-use super::{NotDone, arrivals, check_enabled, files, hear, statuses};
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
+use crate::processes::host::files;
+use crate::processes::messages::{self, Answer, Ask, FoundProcess};
+use crate::processes::{NotDone, check_enabled, hear, statuses};
 
 /// How long a connection may be silent: a dump or a transfer may take as long.
 const IDLE: Duration = Duration::from_secs(900);

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use godwit_verbs::control::Request;
 use serde::{Deserialize, Serialize};
 
-use super::ask;
 use crate::node::Node;
+use crate::processes::ask;
 
 /// How long a partner holds at most while its mover is connected.
 const LONGEST: Duration = Duration::from_secs(900);
@@ -71,7 +71,7 @@ impl HeldPartners {
             numbers: numbers.to_vec(),
             prepared,
         };
-        super::files_of_ours::write(&path(node, id, pid), &stored)?;
+        crate::processes::files_of_ours::write(&path(node, id, pid), &stored)?;
         held.insert((id.to_owned(), pid), (stored, Instant::now() + LONGEST));
         Ok(())
     }
@@ -179,7 +179,7 @@ pub(crate) fn recover(node: &Node) {
     let entries = std::fs::read_dir(node.config.processes_dir());
     for entry in entries.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("held-")
-            && let Ok(Some(stored)) = super::files_of_ours::read::<Stored>(&entry.path())
+            && let Ok(Some(stored)) = crate::processes::files_of_ours::read::<Stored>(&entry.path())
         {
             let key = (stored.id.clone(), stored.pid);
             node.processes.held.lock().insert(key, (stored, until));

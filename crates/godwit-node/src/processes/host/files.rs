@@ -11,7 +11,7 @@ use rustix::fs::{
 };
 use rustix::process::{Gid, Uid};
 
-use super::images::ImageFile;
+use crate::processes::images::ImageFile;
 
 /// Why a file may not be put where it says; nothing if it may.
 pub(crate) fn refusal(roots: &[std::path::PathBuf], path: &str) -> Option<String> {

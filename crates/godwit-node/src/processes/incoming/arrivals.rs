@@ -11,12 +11,13 @@ use godwit_verbs::shim::Recreated;
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncRead;
 
-use super::criu::NotRestored;
 use super::holder::Holder;
-use super::messages::{Answer, ImageOffer};
-use super::{ask, criu, files, files_of_ours, folder, images};
 use crate::failpoint;
 use crate::node::{Node, blocking};
+use crate::processes::host::criu::NotRestored;
+use crate::processes::host::{criu, files};
+use crate::processes::messages::{Answer, ImageOffer};
+use crate::processes::{ask, files_of_ours, folder, images};
 
 /// One step of one arrival at a time.
 #[derive(Debug, Default)]
@@ -280,7 +281,7 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
         && stored.arrival == Arrival::Restoring
         && let Some(own) = &address
     {
-        super::address::OwnAddress::unguard(&guard(id)).await;
+        crate::processes::host::address::OwnAddress::unguard(&guard(id)).await;
         own.announce();
     }
     stored.arrival = settled;

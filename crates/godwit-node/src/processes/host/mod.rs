@@ -1,0 +1,6 @@
+//! What is done to the host for a process that moves.
+
+pub(crate) mod address;
+pub(crate) mod criu;
+pub(crate) mod files;
+pub(crate) mod tcp;
