@@ -89,6 +89,17 @@ impl Agent {
         }
     }
 
+    /// Fills the page tables of the QEMU whose agent listens at `path` with what is there of `bytes` bytes of memory that it
+    /// has at `address`. Takes no rights.
+    ///
+    /// # Errors
+    /// [`AgentError`].
+    pub fn fill(path: &Path, address: u64, bytes: u64) -> Result<(), AgentError> {
+        let socket = dial(path)?;
+        let filled = Self { socket }.ask(Request::Fill { address, bytes }, &[])?;
+        done(filled).map(drop)
+    }
+
     /// Begins to move memory of `bytes` bytes that QEMU has at `address`.
     ///
     /// # Errors

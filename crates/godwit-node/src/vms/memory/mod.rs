@@ -3,5 +3,6 @@
 
 pub(crate) mod blockers;
 pub(crate) mod mover;
+pub(crate) mod page_tables;
 pub(crate) mod pooled;
 pub(crate) mod relocated;
