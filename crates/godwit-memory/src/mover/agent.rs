@@ -30,7 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// QEMU was started without it.
-    #[error("its QEMU was started without the part that moves memory")]
+    #[error(
+        "its QEMU was started without the part that moves memory, which one has that a node with a memory pool started: \
+         move the machine to another node with --memory zero-copy, where it gets one"
+    )]
     Absent,
     /// QEMU's user may not hold pages.
     #[error(

@@ -173,6 +173,11 @@ impl Pool {
         self.folder.join(format!("{name}.{MEMORY}"))
     }
 
+    /// Whether a file's name ends as those of memory do.
+    pub fn is_memory(file: &Path) -> bool {
+        file.extension().is_some_and(|end| end == MEMORY)
+    }
+
     /// The file of a segment's header.
     pub fn header_path(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.{SEGMENT}"))
