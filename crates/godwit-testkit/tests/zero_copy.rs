@@ -64,6 +64,50 @@ fn a_guest_moves_and_its_memory_stays() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
+/// Its memory stays there: only ordinary pages move under a guest.
+#[test]
+fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
+    let turn = Scenario::begin("zero_copy", "a_guest_on_huge_pages_moves");
+    // The memory, a page for its header, and one for what the nodes prove to each other.
+    let Some(pool) = MemoryPool::huge(192 / 2 + 2).unwrap() else {
+        return;
+    };
+    let cluster = cluster(&pool);
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let guest = pooled_guest(&cluster, turn.seed, 1);
+    for command in [
+        &["vm", "memory", VM, "--to", "local"][..],
+        &[
+            "migrate",
+            &format!("vm/{VM}"),
+            "--to",
+            "b",
+            "--memory",
+            "zero-copy",
+        ],
+    ] {
+        let refused = a.refusal(command);
+        assert!(
+            refused.contains("leave it in the pool with --stay-in-pool"),
+            "{refused}"
+        );
+    }
+    for (from, to) in [(a, "b"), (b, "a")] {
+        let options = ["--memory", "zero-copy", "--stay-in-pool"];
+        let (moved, gaps) = guest.migrate(from, to, &options).unwrap();
+        let sent = moved["memory_bytes"].as_u64().unwrap();
+        println!("{sent} bytes sent, {gaps:?}");
+        assert!(sent < MOST_BYTES, "{moved}");
+    }
+    println!("{:?}", guest.finish(a).unwrap());
+    a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    // libvirt, where it runs, has a folder of its own in each such file system.
+    for kind in ["memory", "segment"] {
+        let file = pool.path().join(format!("{VM}.{kind}"));
+        assert!(!file.exists(), "the pool is free again");
+    }
+}
+
 /// Somebody else started its QEMU, with its memory in a file of the pool: it moves without its memory, which follows at the
 /// destination. The source's node is killed and started again first.
 #[test]

@@ -33,8 +33,9 @@ impl Segment {
     /// # Errors
     /// [`PoolError`]: also when the name is taken or there is not enough room.
     pub fn allocate(pool: &Pool, name: &str, bytes: u64, owner: &str) -> Result<Self, PoolError> {
+        whole_pages(pool, bytes)?;
         let free = pool.room()?.free;
-        if free < bytes.saturating_add(PAGE_BYTES) {
+        if free < bytes.saturating_add(pool.page_bytes()) {
             return Err(PoolError::Full {
                 free,
                 wanted: bytes,
@@ -66,7 +67,7 @@ impl Segment {
                 _ => PoolError::io(&header_path)(error),
             })
         };
-        let made = Self::make(&new_memory, &new_header, bytes, owner)
+        let made = Self::make(pool, (&new_memory, &new_header), bytes, owner)
             .and_then(|()| take())
             .and_then(|()| std::fs::rename(&new_memory, &memory).map_err(PoolError::io(&memory)));
         if let Err(error) = made {
@@ -111,9 +112,10 @@ impl Segment {
         }
         let free = pool.room()?.free;
         let wanted = bytes.saturating_sub(metadata.blocks() * 512);
-        if free < wanted.saturating_add(PAGE_BYTES) {
+        if free < wanted.saturating_add(pool.page_bytes()) {
             return Err(PoolError::Full { free, wanted });
         }
+        whole_pages(pool, bytes)?;
         // As the memory of any other guest: nobody else's to read.
         file.set_permissions(std::fs::Permissions::from_mode(0o600))
             .map_err(failed(&memory))?;
@@ -123,7 +125,7 @@ impl Segment {
         let begun = begun(name, owner);
         let header = pool.header_path(name);
         let new = pool.folder().join(format!(".{begun}.{SEGMENT}.new"));
-        let made = Self::make_header(&new, bytes, owner)
+        let made = Self::make_header(pool, &new, bytes, owner)
             .and_then(|()| rename_new(&new, &header).map_err(failed(&header)));
         if let Err(error) = made {
             let _ = std::fs::remove_file(&new);
@@ -139,20 +141,25 @@ impl Segment {
         Self::open(pool, name)
     }
 
-    fn make(memory: &Path, header: &Path, bytes: u64, owner: &str) -> Result<(), PoolError> {
+    fn make(
+        pool: &Pool,
+        (memory, header): (&Path, &Path),
+        bytes: u64,
+        owner: &str,
+    ) -> Result<(), PoolError> {
         create(memory, bytes)?
             .sync_all()
             .map_err(PoolError::io(memory))?;
-        Self::make_header(header, bytes, owner)
+        Self::make_header(pool, header, bytes, owner)
     }
 
-    fn make_header(header: &Path, bytes: u64, owner: &str) -> Result<(), PoolError> {
-        let file = create(header, PAGE_BYTES)?;
+    fn make_header(pool: &Pool, header: &Path, bytes: u64, owner: &str) -> Result<(), PoolError> {
+        let file = create(header, pool.page_bytes())?;
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)
             .map_err(PoolError::io(header))?;
-        Header::map(&file)
+        Header::map(&file, pool.page_bytes())
             .map_err(PoolError::io(header))?
             .write(bytes, id, &Title::new(owner));
         file.sync_all().map_err(PoolError::io(header))
@@ -168,7 +175,7 @@ impl Segment {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else {
             return Ok(());
         };
-        let header = Header::map(&file).map_err(PoolError::io(&path))?;
+        let header = Header::map(&file, pool.page_bytes()).map_err(PoolError::io(&path))?;
         let is_own = header.title().is_ok_and(|title| title == Title::new(owner));
         if is_own && !memory.exists() {
             std::fs::remove_file(&path).map_err(PoolError::io(&path))?;
@@ -189,7 +196,7 @@ impl Segment {
             }
             opened => opened.map_err(PoolError::io(&path))?,
         };
-        let header = Header::map(&file).map_err(PoolError::io(&path))?;
+        let header = Header::map(&file, pool.page_bytes()).map_err(PoolError::io(&path))?;
         let damaged = |why| PoolError::Damaged {
             name: name.to_owned(),
             why,
@@ -279,6 +286,18 @@ impl Segment {
             }
         }
         Ok(())
+    }
+}
+
+/// Refuses memory that ends inside a page of the pool.
+fn whole_pages(pool: &Pool, bytes: u64) -> Result<(), PoolError> {
+    let page = pool.page_bytes();
+    match bytes.is_multiple_of(page) {
+        true => Ok(()),
+        false => Err(PoolError::PageSize {
+            page,
+            wanted: bytes,
+        }),
     }
 }
 

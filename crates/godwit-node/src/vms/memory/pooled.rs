@@ -131,7 +131,10 @@ pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
             ErrorCode::Conflict,
             "let the node's user write there, or start the node with another --memory-pool",
         ),
-        PoolError::PageSize(_) => (ErrorCode::Conflict, "use a pool of ordinary pages"),
+        PoolError::PageSize { .. } => (
+            ErrorCode::Conflict,
+            "give the machine a multiple of them with --memory, or use a pool of ordinary pages",
+        ),
         PoolError::Full { .. } => (
             ErrorCode::NoSpace,
             "stop a machine whose memory is there, or make the pool larger",
@@ -283,8 +286,8 @@ pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
     match moves {
         Ok(true) => None,
         Ok(false) => Some(format!(
-            "memory pool {name} is not on tmpfs, and Linux moves no other file system's memory under a guest: leave it \
-             in the pool with --stay-in-pool"
+            "memory pool {name} is not on tmpfs, and no other file system's memory can move under a guest: leave it in the \
+             pool with --stay-in-pool"
         )),
         Err(error) => Some(sentence(error)),
     }
