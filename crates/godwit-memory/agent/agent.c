@@ -25,8 +25,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
 #endif
 /* Linux 6.4 and 6.7: the C library's headers may be older. */
 #ifndef UFFD_FEATURE_WP_UNPOPULATED
@@ -41,16 +41,22 @@
 
 #define MAGIC UINT64_C(0x32544d474f44)
 
+#define PAGE UINT64_C(4096)
 /* Bytes between two looks at the clock while a chunk is held. */
 #define PIECE UINT64_C(65536)
+/* Bytes of memory that are looked at together when its page tables are filled. */
+#define WINDOW UINT64_C(2097152)
 
-enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4, TRACK = 5, UNTRACK = 6 };
+enum { HELLO = 1, BEGIN = 2, MOVE = 3, END = 4, TRACK = 5, UNTRACK = 6, FILL = 7 };
 
 struct request {
     uint64_t magic;
     uint64_t kind;
-    uint64_t address; /* BEGIN, TRACK: where QEMU has the memory. */
-    uint64_t bytes;   /* BEGIN, TRACK: all of it. MOVE: of the run. */
+    union {
+        uint64_t address; /* BEGIN, TRACK: where QEMU has the memory. FILL: a part of it. */
+        uint64_t ahead;   /* MOVE: bytes that move after the run. */
+    };
+    uint64_t bytes;   /* BEGIN, TRACK: all of it. MOVE: of the run. FILL: of the part. */
     uint64_t offset;  /* MOVE: of the run in the memory. */
     uint64_t chunk;   /* MOVE: bytes of a chunk, at most. */
     uint64_t hold_ns; /* MOVE: how long a chunk may be held. */
@@ -73,7 +79,7 @@ static struct {
     char *memory;
     uint64_t bytes;
     int from, to, faults;
-    char *scratch; /* All of the target, for copying into it. */
+    uint64_t room, room_end; /* Bytes of the target that got room for the next run: none of QEMU's mappings has them. */
 } moving = { .from = -1, .to = -1, .faults = -1 };
 
 static uint64_t now(void)
@@ -108,6 +114,15 @@ static int open_faults(int device, uint64_t features)
     return fd;
 }
 
+/* Gives back the room that was made and not used. */
+static void return_room(void)
+{
+    if (moving.room < moving.room_end)
+        fallocate(moving.to, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)moving.room,
+            (off_t)(moving.room_end - moving.room));
+    moving.room = moving.room_end = 0;
+}
+
 static void end_move(void)
 {
     if (moving.faults >= 0) {
@@ -116,10 +131,8 @@ static void end_move(void)
         ioctl(moving.faults, UFFDIO_UNREGISTER, &range);
         close(moving.faults);
     }
-    if (moving.scratch)
-        munmap(moving.scratch, moving.bytes);
-    moving.scratch = NULL;
     moving.faults = -1;
+    return_room();
     /* The files stay open: a node that was started again finds local memory by them. */
 }
 
@@ -138,13 +151,6 @@ static int begin_move(const struct request *request, int *fds)
     moving.from = fds[0];
     moving.to = fds[1];
     fds[0] = fds[1] = -1;
-    void *scratch = mmap(NULL, moving.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, moving.to, 0);
-    if (scratch == MAP_FAILED) {
-        int error = errno;
-        end_move();
-        return error;
-    }
-    moving.scratch = scratch;
     int faults = open_faults(fds[2], HOLDS);
     if (faults < 0) {
         end_move();
@@ -203,32 +209,56 @@ static void let_go(uint64_t offset, uint64_t bytes)
         end_move();
 }
 
-/* Copies what is there of a chunk; the target has zeroes where the source has holes. */
+/* Whether all pages of a piece are in memory. What is not may be a hole, or swapped out. */
+static int is_there(uint64_t offset, uint64_t bytes)
+{
+    unsigned char pages[PIECE / PAGE];
+    if (mincore(moving.memory + offset, bytes, pages))
+        return 0;
+    for (uint64_t page = 0; page < bytes / PAGE; page++)
+        if (!(pages[page] & 1))
+            return 0;
+    return 1;
+}
+
+/* Copies bytes that are there. To write whole pages of the target costs less than to map it: nobody zeroes them first. */
+static int copy_data(off_t at, off_t end)
+{
+    while (at < end) {
+        ssize_t written = pwrite(moving.to, moving.memory + at, (size_t)(end - at), at);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0)
+            return written < 0 ? errno : EIO;
+        at += written;
+    }
+    return 0;
+}
+
+/* Copies what is there of a piece; the target has zeroes where the source has holes. */
 static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
 {
     off_t at = (off_t)offset, end = (off_t)(offset + bytes);
+    int all = is_there(offset, bytes);
     while (at < end) {
-        off_t data = lseek(moving.from, at, SEEK_DATA);
-        if (data < 0 && errno == ENXIO)
-            return 0;
-        if (data < 0)
-            return errno;
-        if (data >= end)
-            return 0;
-        /* SEEK_HOLE would walk through all pages up to the next hole, which may be those of the whole memory. */
-        off_t hole = data + 4096;
-        while (hole < end && lseek(moving.from, hole, SEEK_DATA) == hole)
-            hole += 4096;
-        while (data < hole) {
-            /* Reads of the file make no pages where it has none, as reads of a mapping would. */
-            ssize_t got = pread(moving.from, moving.scratch + data, (size_t)(hole - data), data);
-            if (got < 0 && errno == EINTR)
-                continue;
-            if (got <= 0)
-                return got < 0 ? errno : EIO;
-            data += got;
-            *copied += (uint64_t)got;
+        off_t data = at, hole = end;
+        if (!all) {
+            data = lseek(moving.from, at, SEEK_DATA);
+            if (data < 0 && errno == ENXIO)
+                return 0;
+            if (data < 0)
+                return errno;
+            if (data >= end)
+                return 0;
+            /* SEEK_HOLE would walk through all pages up to the next hole, which may be those of the whole memory. */
+            hole = data + (off_t)PAGE;
+            while (hole < end && lseek(moving.from, hole, SEEK_DATA) == hole)
+                hole += (off_t)PAGE;
         }
+        int error = copy_data(data, hole);
+        if (error)
+            return error;
+        *copied += (uint64_t)(hole - data);
         at = hole;
     }
     return 0;
@@ -240,7 +270,7 @@ static int copy(uint64_t offset, uint64_t bytes, uint64_t *copied)
  */
 static int move_chunk(const struct request *request, uint64_t offset, uint64_t *bytes, struct answer *answer)
 {
-    uint64_t all = *bytes, done = 0, begun = now();
+    uint64_t all = *bytes, done = 0, before = answer->copied, begun = now();
     *bytes = 0;
     int error = protect(offset, all, 1);
     while (!error && done < all && (done == 0 || now() - begun < request->hold_ns / 2)) {
@@ -269,23 +299,39 @@ static int move_chunk(const struct request *request, uint64_t offset, uint64_t *
     answer->held_ns += held;
     if (held > answer->longest_ns)
         answer->longest_ns = held;
-    /* So that the guest meets no page fault a page. It would only be slower without. */
-    madvise(moving.memory + part, done, MADV_POPULATE_WRITE);
+    /*
+     * So that the guest meets no page fault a page; it would only be slower without. To read is enough: nothing tracks
+     * writes to the new mapping, so its pages can be written then, and the kernel maps their neighbours with them.
+     */
+    if (answer->copied > before)
+        madvise(moving.memory + part, done, MADV_POPULATE_READ);
+    return 0;
+}
+
+/* Memory that cannot be had is an error here and would be a signal later. */
+static int make_room(uint64_t offset, uint64_t bytes)
+{
+    while (fallocate(moving.to, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0)
+        if (errno != EINTR)
+            return errno;
     return 0;
 }
 
 static int move_run(const struct request *request, struct answer *answer)
 {
     uint64_t offset = request->offset, bytes = request->bytes;
-    if (moving.faults < 0 || bytes == 0 || bytes % 4096 || offset % 4096 || offset > moving.bytes
-        || bytes > moving.bytes - offset || request->chunk == 0 || request->chunk % 4096)
+    if (moving.faults < 0 || bytes == 0 || bytes % PAGE || offset % PAGE || offset > moving.bytes
+        || bytes > moving.bytes - offset || request->chunk == 0 || request->chunk % PAGE)
         return EINVAL;
-    /* Memory that cannot be had is an error here and would be a signal later. */
-    while (fallocate(moving.to, FALLOC_FL_KEEP_SIZE, (off_t)offset, (off_t)bytes) < 0)
-        if (errno != EINTR)
-            return errno;
-    if (madvise(moving.scratch + offset, bytes, MADV_POPULATE_WRITE) < 0 && errno != EINVAL)
-        return errno;
+    if (moving.room <= offset && offset + bytes <= moving.room_end) {
+        /* It is used from now on. */
+        moving.room = moving.room_end = 0;
+    } else {
+        return_room();
+        int error = make_room(offset, bytes);
+        if (error)
+            return error;
+    }
     int error = 0;
     while (!error && answer->moved < bytes) {
         uint64_t left = bytes - answer->moved, chunk = left < request->chunk ? left : request->chunk;
@@ -293,9 +339,48 @@ static int move_run(const struct request *request, struct answer *answer)
         error = moving.faults < 0 ? EIO
             : move_chunk(request, request->downwards ? offset + left - chunk : offset + answer->moved, &chunk, answer);
     }
-    if (moving.scratch)
-        madvise(moving.scratch + offset, bytes, MADV_DONTNEED);
     return error;
+}
+
+/* Makes room for what moves after a run that has moved, while nobody waits. What fails here fails again when it moves. */
+static void make_room_ahead(const struct request *run)
+{
+    uint64_t ahead = run->ahead, end = run->offset + run->bytes;
+    if (ahead == 0 || ahead % PAGE || ahead > (run->downwards ? run->offset : moving.bytes - end))
+        return;
+    uint64_t offset = run->downwards ? run->offset - ahead : end;
+    if (make_room(offset, ahead))
+        return;
+    moving.room = offset;
+    moving.room_end = offset + ahead;
+}
+
+/*
+ * Fills QEMU's page tables with what is in memory of a part of the guest's, so that a guest that comes here meets no page
+ * fault a page. What is not there, or swapped out, stays as it is.
+ */
+static int fill(const struct request *request)
+{
+    uint64_t at = request->address, end = at + request->bytes;
+    if (at % PAGE || request->bytes % PAGE || end < at)
+        return EINVAL;
+    while (at < end) {
+        unsigned char there[WINDOW / PAGE];
+        uint64_t bytes = end - at < WINDOW ? end - at : WINDOW, pages = bytes / PAGE;
+        if (mincore((void *)(uintptr_t)at, bytes, there))
+            return errno;
+        for (uint64_t page = 0; page < pages;) {
+            uint64_t first = page;
+            while (page < pages && (there[page] & 1))
+                page++;
+            if (page > first)
+                madvise((void *)(uintptr_t)(at + first * PAGE), (page - first) * PAGE, MADV_POPULATE_READ);
+            else
+                page++;
+        }
+        at += bytes;
+    }
+    return 0;
 }
 
 /* Files that can come with a request, of which at most three are used: all for which the control message has room. */
@@ -350,6 +435,9 @@ static void serve(int node)
         case UNTRACK:
             end_tracking();
             break;
+        case FILL:
+            answer.error = fill(&request);
+            break;
         default:
             answer.error = EINVAL;
         }
@@ -358,6 +446,8 @@ static void serve(int node)
                 close(fds[i]);
         if (send(node, &answer, sizeof answer, MSG_NOSIGNAL) != sizeof answer)
             return;
+        if (request.kind == MOVE && answer.error == 0)
+            make_room_ahead(&request);
     }
 }
 

@@ -6,7 +6,7 @@ mod process;
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,10 +23,14 @@ const BYTES: u64 = 64 << 20;
 /// The variable that makes the test's own program the process whose memory moves.
 const WRITES: &str = "GODWIT_AGENT_TEST_WRITES";
 
+/// The same, for one that only maps its memory.
+const WAITS: &str = "GODWIT_AGENT_TEST_WAITS";
+
 /// Maps a file and rewrites it again and again; each pass expects what the pass before wrote. Ends with a line.
 #[test]
 fn the_process_whose_memory_moves() {
-    let Some(path) = std::env::var_os(WRITES) else {
+    let waits = std::env::var_os(WAITS);
+    let Some(path) = waits.clone().or_else(|| std::env::var_os(WRITES)) else {
         return;
     };
     let file = File::options().read(true).write(true).open(path).unwrap();
@@ -42,6 +46,11 @@ fn the_process_whose_memory_moves() {
         )
     };
     assert_ne!(memory, libc::MAP_FAILED);
+    if waits.is_some() {
+        println!("\nmapped");
+        std::io::stdin().lines().next();
+        std::process::exit(0);
+    }
     let words = memory.cast::<u64>();
     // A quarter stays a hole.
     let count = BYTES as usize / 8 / 4 * 3;
@@ -150,6 +159,7 @@ fn move_all(
             chunk_bytes: plan.chunk_bytes(),
             hold,
             downwards,
+            ahead_bytes: plan.ahead_bytes(),
         };
         let moved = agent.move_run(run).unwrap();
         assert!(moved.refused.is_none(), "{moved:?}");
@@ -174,6 +184,7 @@ const fn run(offset: u64, bytes: u64) -> Run {
         chunk_bytes: 256 << 10,
         hold: Duration::from_millis(1),
         downwards: false,
+        ahead_bytes: 0,
     }
 }
 
@@ -323,12 +334,16 @@ fn a_chunk_that_cannot_be_copied_is_let_go() {
         home,
         layout: before,
     } = started(folder.path());
-    // A source that cannot be read.
-    let path = folder.path().join("v.memory");
-    let write_only = File::options().write(true).open(path).unwrap();
-    let away = memfd();
+    // A target that has room and cannot be written to.
+    let made = rustix::fs::memfd_create(
+        "sealed",
+        rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING,
+    );
+    let sealed = File::from(made.unwrap());
+    sealed.set_len(BYTES).unwrap();
+    rustix::fs::fcntl_add_seals(&sealed, rustix::fs::SealFlags::FUTURE_WRITE).unwrap();
     let address = before.address;
-    agent.begin(address, BYTES, &write_only, &away).unwrap();
+    agent.begin(address, BYTES, &home, &sealed).unwrap();
     for downwards in [false, true] {
         let run = Run {
             downwards,
@@ -344,6 +359,113 @@ fn a_chunk_that_cannot_be_copied_is_let_go() {
     // The agent is still there, and still nobody waits.
     let told = lost(process);
     assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+/// Bytes of room that a file has.
+fn room(file: &File) -> u64 {
+    file.metadata().unwrap().blocks() * 512
+}
+
+/// Waits until a file has so much room: the agent makes it when it has answered.
+fn has_room(file: &File, bytes: u64) {
+    let until = Instant::now() + Duration::from_secs(5);
+    while room(file) != bytes {
+        assert!(Instant::now() < until, "{} and not {bytes}", room(file));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn room_for_what_comes_next_is_made_ahead_and_given_back_when_it_does_not_come() {
+    const MIB: u64 = 1 << 20;
+    let folder = shm();
+    let Started {
+        process,
+        mut agent,
+        home,
+        layout,
+    } = started(folder.path());
+    let ahead = |offset, ahead_bytes| Run {
+        ahead_bytes,
+        ..run(offset, MIB)
+    };
+    let away = memfd();
+    agent.begin(layout.address, BYTES, &home, &away).unwrap();
+    for number in 0..4 {
+        let moved = agent.move_run(ahead(number * MIB, MIB)).unwrap();
+        assert!(moved.refused.is_none(), "{moved:?}");
+        has_room(&away, (number + 2) * MIB);
+    }
+    // What is not there is no room, and neither is a part of a page.
+    for (number, nonsense) in [(4, BYTES), (5, 100), (6, u64::MAX - 4095)] {
+        let moved = agent.move_run(ahead(number * MIB, nonsense)).unwrap();
+        assert!(moved.refused.is_none(), "{moved:?}");
+        has_room(&away, (number + 1) * MIB);
+    }
+    let moved = agent.move_run(ahead(7 * MIB, MIB)).unwrap();
+    assert!(moved.refused.is_none(), "{moved:?}");
+    has_room(&away, 9 * MIB);
+    agent.end().unwrap();
+    assert_eq!(room(&away), 8 * MIB, "at the end of a move");
+    // The same on the way back, from a node that goes without a word.
+    agent.begin(layout.address, BYTES, &away, &home).unwrap();
+    let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(home.as_fd(), punch, 0, 8 * MIB).unwrap();
+    let rest = room(&home);
+    let back = Run {
+        downwards: true,
+        ..ahead(7 * MIB, 2 * MIB)
+    };
+    let moved = agent.move_run(back).unwrap();
+    assert!(moved.refused.is_none(), "{moved:?}");
+    has_room(&home, rest + 3 * MIB);
+    drop(agent);
+    has_room(&home, rest + MIB);
+    let told = lost(process);
+    assert!(told.trim().ends_with("lost 0"), "{told}");
+}
+
+/// Pages of a process that its page tables have, of some.
+fn mapped(process: &Process, address: u64, pages: u64) -> usize {
+    let pagemap = File::open(format!("/proc/{}/pagemap", process.id())).unwrap();
+    let mut entries = vec![0; pages as usize * 8];
+    pagemap
+        .read_exact_at(&mut entries, address / 4096 * 8)
+        .unwrap();
+    let present = |entry: &&[u8]| entry[7] & 0x80 != 0;
+    entries.chunks_exact(8).filter(present).count()
+}
+
+#[test]
+fn page_tables_are_filled_with_what_is_there_and_nothing_more() {
+    let folder = shm();
+    let (path, home) = home(folder.path());
+    // It waits for its first line before it looks at its memory.
+    let mut process = Process::start(
+        folder.path(),
+        "the_process_whose_memory_moves",
+        (WAITS, &path),
+    );
+    process.line("mapped");
+    let pages = BYTES / 4096;
+    // Its second half, but for each third page.
+    let there: Vec<u64> = (pages / 2..pages).filter(|page| page % 3 > 0).collect();
+    for page in &there {
+        home.write_all_at(&[1], page * 4096).unwrap();
+    }
+    let before = room(&home);
+    let address = layout(&process, &home, None).unwrap().address;
+    assert_eq!(mapped(&process, address, pages), 0);
+    let socket = folder.path().join("agent.sock");
+    Agent::fill(&socket, address, BYTES).unwrap();
+    assert_eq!(mapped(&process, address, pages), there.len());
+    assert_eq!(room(&home), before, "holes are holes");
+    for (address, bytes) in [(1, 4096), (0, 4096), (address, 5), (u64::MAX - 4095, 8192)] {
+        let refused = Agent::fill(&socket, address, bytes);
+        refused.expect_err("no memory of its");
+    }
+    process.say("");
+    process.end();
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use godwit_node::MemoryPoolConfig;
 use serde_json::{Value, json};
 use support::{MachineFolder, RunningNode, plain};
 
@@ -287,5 +288,97 @@ async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
     let adopted = node.request("POST", "/v1/vms/adopt", &request).await;
     assert_eq!(adopted.status, 201, "{}", adopted.body);
     assert_eq!(adopted.json()["disks"], json!(["root"]));
+    node.stop().await;
+}
+
+/// What of it could not be given to another node is refused, and where it can, a segment of the machine's name is made.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
+    let dir = MachineFolder::new();
+    let pool = dir.path().join("pool");
+    std::fs::create_dir(&pool).expect("a folder");
+    let mut config = plain("a", dir.path());
+    config.memory_pools = vec![MemoryPoolConfig {
+        name: String::from("cxl"),
+        folder: pool.clone(),
+    }];
+    let node = RunningNode::start(config).await;
+    let socket = dir.path().join("qmp");
+    let request = json!({ "name": "v", "qmp": socket }).to_string();
+    let adopt = || node.request("POST", "/v1/vms/adopt", &request);
+    let memory = |file: &str, options: &str| {
+        let path = pool.join(file);
+        format!(
+            "memory-backend-file,id=m,size=16M,mem-path={}{options}",
+            path.display()
+        )
+    };
+    let machine = ["-machine", "memory-backend=m"];
+    for (memory, why) in [
+        (
+            memory("w.memory", ",share=on"),
+            "adopt it under the name of its file",
+        ),
+        (memory("v.memory", ""), "it is not shared"),
+        (memory("v.memory", ",share=on,discard-data=on"), "wipe it"),
+    ] {
+        let _foreign = foreign(&socket, &[&["-object", &memory], &machine[..]].concat()).await;
+        let refused = adopt().await;
+        assert_eq!(refused.status, 409, "{}", refused.body);
+        assert!(refused.body.contains(why), "{why}: {}", refused.body);
+        let none = node.get("/v1/vms").await.json();
+        assert_eq!(none, json!([]));
+        std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
+    }
+    let shared = memory("v.memory", ",share=on");
+    let words = [&["-object", &shared], &machine[..]].concat();
+    {
+        let _foreign = foreign(&socket, &words).await;
+        // Somebody puts another file in the place of QEMU's.
+        std::fs::remove_file(pool.join("v.memory")).expect("is there");
+        std::fs::write(pool.join("v.memory"), vec![0; 16 << 20]).expect("writes");
+        let refused = adopt().await;
+        assert_eq!(refused.status, 409, "{}", refused.body);
+        assert!(
+            refused.body.contains("where it should be"),
+            "{}",
+            refused.body
+        );
+        std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
+    }
+    {
+        let slot = [
+            "-object",
+            "memory-backend-ram,id=n,size=16M",
+            "-device",
+            "pc-dimm,memdev=n",
+        ];
+        let larger = [&words[..], &["-m", "16M,slots=1,maxmem=64M"], &slot[..]].concat();
+        let _foreign = foreign(&socket, &larger).await;
+        let refused = adopt().await;
+        assert_eq!(refused.status, 409, "{}", refused.body);
+        assert!(
+            refused.body.contains("32 MiB, and its file 16 MiB"),
+            "{}",
+            refused.body
+        );
+        std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
+    }
+    assert!(!pool.join("v.segment").exists(), "nothing was taken");
+    let _foreign = foreign(&socket, &words).await;
+    let adopted = adopt().await;
+    assert_eq!(adopted.status, 201, "{}", adopted.body);
+    let memory = &adopted.json()["memory"];
+    assert_eq!(memory["pool"], "cxl", "{memory}");
+    assert_eq!(memory["bytes_in_pool"], 16 << 20, "{memory}");
+    let shown = node.get("/v1/memory-pools/cxl").await.json();
+    assert_eq!(shown["segments"][0]["owner"], "a", "{shown}");
+    let stopped = node
+        .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
+        .await;
+    assert_eq!(stopped.status, 204, "{}", stopped.body);
+    let left = std::fs::read_dir(&pool).expect("lists");
+    let names: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+    assert_eq!(names, ["w.memory"], "what was its own is free again");
     node.stop().await;
 }

@@ -64,6 +64,96 @@ fn a_guest_moves_and_its_memory_stays() {
     assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
+/// Its memory stays there: only ordinary pages move under a guest.
+#[test]
+fn a_guest_on_huge_pages_moves_and_its_memory_stays() {
+    let turn = Scenario::begin("zero_copy", "a_guest_on_huge_pages_moves");
+    // The memory, a page for its header, and one for what the nodes prove to each other.
+    let Some(pool) = MemoryPool::huge(192 / 2 + 2).unwrap() else {
+        return;
+    };
+    let cluster = cluster(&pool);
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let guest = pooled_guest(&cluster, turn.seed, 1);
+    for command in [
+        &["vm", "memory", VM, "--to", "local"][..],
+        &[
+            "migrate",
+            &format!("vm/{VM}"),
+            "--to",
+            "b",
+            "--memory",
+            "zero-copy",
+        ],
+    ] {
+        let refused = a.refusal(command);
+        assert!(
+            refused.contains("leave it in the pool with --stay-in-pool"),
+            "{refused}"
+        );
+    }
+    for (from, to) in [(a, "b"), (b, "a")] {
+        let options = ["--memory", "zero-copy", "--stay-in-pool"];
+        let (moved, gaps) = guest.migrate(from, to, &options).unwrap();
+        let sent = moved["memory_bytes"].as_u64().unwrap();
+        println!("{sent} bytes sent, {gaps:?}");
+        assert!(sent < MOST_BYTES, "{moved}");
+    }
+    println!("{:?}", guest.finish(a).unwrap());
+    a.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    // libvirt, where it runs, has a folder of its own in each such file system.
+    for kind in ["memory", "segment"] {
+        let file = pool.path().join(format!("{VM}.{kind}"));
+        assert!(!file.exists(), "the pool is free again");
+    }
+}
+
+/// Somebody else started its QEMU, with its memory in a file of the pool: it moves without its memory, which follows at the
+/// destination. The source's node is killed and started again first.
+#[test]
+fn an_adopted_guest_moves_and_its_memory_follows() {
+    let turn = Scenario::begin("zero_copy", "an_adopted_guest_moves_and_its_memory");
+    let pool = MemoryPool::new().unwrap();
+    let mut cluster = cluster(&pool);
+    let load = GuestLoad {
+        seed: turn.seed,
+        ..GuestLoad::default()
+    };
+    let file = pool.path().join(format!("{VM}.memory"));
+    let started = NodeGuest::start_adopted(&cluster, "a", (1, DISK_MIB), &load, &file);
+    let (guest, _qemu) = started.unwrap();
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(&[]).unwrap();
+    let (a, b) = (cluster.node("a"), cluster.node("b"));
+    let memory = memory_of(a);
+    assert_eq!(memory["pool"], MemoryPool::NAME, "{memory}");
+    assert_eq!(memory["bytes_in_pool"], memory["bytes"], "{memory}");
+    assert_eq!(allocated(&file), memory["bytes"], "its room is reserved");
+    // Nothing in that QEMU moves it.
+    let refused = a.refusal(&["vm", "memory", VM, "--to", "local"]);
+    assert!(
+        refused.contains("move the machine to another node"),
+        "{refused}"
+    );
+    let zero_copy = ["--memory", "zero-copy"];
+    let (moved, gaps) = guest.migrate(a, "b", &zero_copy).unwrap();
+    let sent = moved["memory_bytes"].as_u64().unwrap();
+    println!("{sent} bytes sent, {gaps:?}");
+    assert!(sent < MOST_BYTES, "{moved}");
+    let memory = guest.memory_moved(b).unwrap();
+    assert_eq!(memory["moving"]["problem"], Value::Null, "{memory}");
+    assert_eq!(memory["bytes_in_pool"], 0, "{memory}");
+    goes(&guest, b, "pool");
+    let stays = ["--memory", "zero-copy", "--stay-in-pool"];
+    guest.migrate(b, "a", &stays).unwrap();
+    // And with memory that is sent, into memory of its own.
+    guest.migrate(a, "b", &[]).unwrap();
+    assert_eq!(memory_of(b), Value::Null);
+    println!("{:?}", guest.finish(b).unwrap());
+    b.godwit(&["vm", "stop", VM, "--force"]).json().unwrap();
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
+}
+
 /// Two processors, and disks that are written and read as fast as they take it: their requests read and write the memory
 /// that moves. It moves so often with its memory following, and then goes out of the pool and back so often.
 fn memory_moves_under_load(name: &str, moves: usize, round_trips: usize) {

@@ -128,14 +128,16 @@ fn a_pool_that_cannot_be_used_is_named_before_anything_starts() {
             "huge",
             &[
                 "memory pool huge of node 'a'",
-                "2097152",
-                "use a pool of ordinary pages",
+                "its pages have 2097152 bytes",
+                "a multiple of them with --memory",
             ],
         ),
     ];
     for (name, words) in words {
         if name == "nope" || pools.iter().flatten().any(|(known, _)| *known == name) {
-            refused(a, &run_in(name, "64M"), words);
+            // No number of whole huge pages.
+            let memory = if name == "huge" { "65M" } else { "64M" };
+            refused(a, &run_in(name, memory), words);
         }
     }
     no_machine(a);

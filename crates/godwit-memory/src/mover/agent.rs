@@ -30,7 +30,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
     /// QEMU was started without it.
-    #[error("its QEMU was started without the part that moves memory")]
+    #[error(
+        "its QEMU was started without the part that moves memory, which one has that a node with a memory pool started: \
+         move the machine to another node with --memory zero-copy, where it gets one"
+    )]
     Absent,
     /// QEMU's user may not hold pages.
     #[error(
@@ -87,6 +90,17 @@ impl Agent {
             0 => Ok(agent),
             error => Err(AgentError::NoUserfault(io::Error::from_raw_os_error(error))),
         }
+    }
+
+    /// Fills the page tables of the QEMU whose agent listens at `path` with what is there of `bytes` bytes of memory that it
+    /// has at `address`. Takes no rights.
+    ///
+    /// # Errors
+    /// [`AgentError`].
+    pub fn fill(path: &Path, address: u64, bytes: u64) -> Result<(), AgentError> {
+        let socket = dial(path)?;
+        let filled = Self { socket }.ask(Request::Fill { address, bytes }, &[])?;
+        done(filled).map(drop)
     }
 
     /// Begins to move memory of `bytes` bytes that QEMU has at `address`.

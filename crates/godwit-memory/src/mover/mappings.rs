@@ -111,7 +111,7 @@ pub fn find(mappings: &[Mapping], home: File, bytes: u64, other: Option<File>) -
     };
     let known =
         |mapping: &&Mapping| is(mapping, home) || other.is_some_and(|other| is(mapping, other));
-    // The agent inside QEMU maps the target whole for a while: that run has no part of the home.
+    // An agent of an earlier version maps the target whole for a while: that run has no part of the home.
     let starts = mappings.iter().filter(known).filter(|m| m.offset == 0);
     let layout = |start: &Mapping| {
         let (mut end, mut away, mut away_file) = (0, 0, None);

@@ -53,6 +53,12 @@ impl Plan {
         })
     }
 
+    /// Bytes that move after the next ones, for which devices stand still together.
+    pub fn ahead_bytes(&self) -> u64 {
+        let left = self.bytes.saturating_sub(self.next);
+        left.saturating_sub(BATCH_BYTES).min(BATCH_BYTES)
+    }
+
     /// Bytes of a chunk of that, at most.
     pub const fn chunk_bytes(&self) -> u64 {
         self.chunk
@@ -118,6 +124,8 @@ mod tests {
         while let Some(next) = plan.next() {
             assert_eq!(next.offset, end);
             assert!(next.bytes <= BATCH_BYTES && next.bytes.is_multiple_of(4096));
+            let after = end + next.bytes + plan.ahead_bytes();
+            assert!(after == bytes || plan.ahead_bytes() == BATCH_BYTES);
             // Sometimes only a part of it moves.
             let moved = next.bytes.min(3 << 20);
             end += moved;

@@ -20,6 +20,8 @@ pub struct Run {
     pub hold: Duration,
     /// Whether the end moves first.
     pub downwards: bool,
+    /// Bytes that move next, for which the agent makes room when it has answered.
+    pub ahead_bytes: u64,
 }
 
 /// What the agent is asked.
@@ -47,6 +49,13 @@ pub(super) enum Request {
     },
     /// To track nothing any more.
     Untrack,
+    /// To fill QEMU's page tables with what is there of a part of the memory.
+    Fill {
+        /// Where QEMU has the part.
+        address: u64,
+        /// Of the part.
+        bytes: u64,
+    },
 }
 
 impl Request {
@@ -59,14 +68,17 @@ impl Request {
                 chunk_bytes,
                 hold,
                 downwards,
+                ahead_bytes,
             }) => {
                 let hold = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
                 let downwards = u64::from(downwards);
-                [MAGIC, 3, 0, bytes, offset, chunk_bytes, hold, downwards]
+                let ahead = ahead_bytes;
+                [MAGIC, 3, ahead, bytes, offset, chunk_bytes, hold, downwards]
             }
             Self::End => [MAGIC, 4, 0, 0, 0, 0, 0, 0],
             Self::Track { address, bytes } => [MAGIC, 5, address, bytes, 0, 0, 0, 0],
             Self::Untrack => [MAGIC, 6, 0, 0, 0, 0, 0, 0],
+            Self::Fill { address, bytes } => [MAGIC, 7, address, bytes, 0, 0, 0, 0],
         };
         let mut encoded = [0; BYTES];
         for (place, word) in encoded.chunks_exact_mut(8).zip(words) {

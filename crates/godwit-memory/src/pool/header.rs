@@ -5,14 +5,11 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-
-use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::ownership::Title;
 use crate::pool::PAGE_BYTES;
+use crate::pool::page::Page;
 
 /// The first word of each header.
 const MAGIC: u64 = u64::from_le_bytes(*b"GODWITMS");
@@ -30,49 +27,22 @@ const AT_BYTES: usize = 2;
 const AT_ID: usize = 3;
 const AT_EPOCH: usize = 8;
 const AT_SLOTS: usize = 16;
-const WORDS: usize = PAGE_BYTES as usize / 8;
 
 /// A header's page, mapped.
 #[derive(Debug)]
-pub(super) struct Header {
-    page: NonNull<AtomicU64>,
-}
-
-// SAFETY: the page is shared with other processes anyway; it is only used through atomics.
-unsafe impl Send for Header {}
-// SAFETY: as above.
-unsafe impl Sync for Header {}
+pub(super) struct Header(Page);
 
 impl Header {
-    /// Maps the header in a file of at least a page.
+    /// Maps the header in a file of at least a page, which has so many bytes.
     ///
     /// # Errors
     /// The file is shorter, or the kernel refuses.
-    pub(super) fn map(file: &File) -> io::Result<Self> {
-        if file.metadata()?.len() < PAGE_BYTES {
-            return Err(io::Error::other("it is shorter than a page"));
-        }
-        // SAFETY: a new mapping that nothing else in this process refers to. Somebody may make the file shorter
-        // afterwards; whoever may write to the pool's folder is trusted not to.
-        let page = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                PAGE_BYTES as usize,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                file.as_fd(),
-                0,
-            )?
-        };
-        let page =
-            NonNull::new(page.cast()).ok_or_else(|| io::Error::other("it has no address"))?;
-        Ok(Self { page })
+    pub(super) fn map(file: &File, page_bytes: u64) -> io::Result<Self> {
+        Page::map(file, page_bytes).map(Self)
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
-        assert!(index < WORDS, "inside the page");
-        // SAFETY: the mapping has a page of aligned words and lives as long as `self`.
-        unsafe { self.page.add(index).as_ref() }
+        self.0.word(index)
     }
 
     /// Writes a whole header. Nobody else may know of the segment yet.
@@ -178,12 +148,5 @@ impl Header {
         let name = String::from_utf8(name).ok()?;
         // It is shown as it is.
         (!name.contains(char::is_control)).then_some(name)
-    }
-}
-
-impl Drop for Header {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is `self`'s alone, and no reference into it outlives `self`.
-        let _ = unsafe { rustix::mm::munmap(self.page.as_ptr().cast(), PAGE_BYTES as usize) };
     }
 }

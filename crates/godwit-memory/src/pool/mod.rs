@@ -3,6 +3,7 @@
 //! A segment of the name `web` is the files `web.memory`, which QEMU maps, and `web.segment`, its header.
 
 mod header;
+mod page;
 pub mod proof;
 pub mod segment;
 
@@ -11,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::pool::segment::{MEMORY, SEGMENT};
 
-/// Bytes of the pages that memory is mapped in.
+/// Bytes of the pages that memory is mapped in, but on hugetlbfs.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Why a pool, or a segment of it, cannot be used. Each is a sentence's end that follows the pool's name.
@@ -27,8 +28,13 @@ pub enum PoolError {
     #[error("this node may not write to its folder {0}")]
     Forbidden(PathBuf),
     /// Its memory comes in other pages.
-    #[error("its pages have {0} bytes, and only pages of 4096 bytes can be moved")]
-    PageSize(u64),
+    #[error("its pages have {page} bytes, and {wanted} bytes are no number of whole ones")]
+    PageSize {
+        /// Bytes of one.
+        page: u64,
+        /// Bytes of memory that were asked for.
+        wanted: u64,
+    },
     /// There is not enough left.
     #[error("it has {free} bytes free, and {wanted} are needed")]
     Full {
@@ -97,6 +103,8 @@ pub struct Room {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
     folder: PathBuf,
+    /// Bytes of the pages that its memory comes in.
+    page: u64,
 }
 
 impl Pool {
@@ -125,15 +133,25 @@ impl Pool {
         let system = rustix::fs::statfs(folder)
             .map_err(io::Error::from)
             .map_err(PoolError::io(folder))?;
-        let page = system.f_bsize as u64;
         // Files of hugetlbfs are mapped in its blocks; those of other file systems are not.
         const HUGETLBFS: u64 = 0x9584_58f6;
-        if system.f_type as u64 == HUGETLBFS && page != PAGE_BYTES {
-            return Err(PoolError::PageSize(page));
-        }
+        let page = match system.f_type as u64 {
+            HUGETLBFS => (system.f_bsize as u64).max(PAGE_BYTES),
+            _ => PAGE_BYTES,
+        };
         Ok(Self {
             folder: folder.to_owned(),
+            page,
         })
+    }
+
+    /// Bytes of the pages that its memory comes in: more than [`PAGE_BYTES`] on hugetlbfs.
+    pub const fn page_bytes(&self) -> u64 {
+        self.page
+    }
+
+    const fn is_huge(&self) -> bool {
+        self.page > PAGE_BYTES
     }
 
     /// Its folder.
@@ -162,15 +180,32 @@ impl Pool {
         let system = rustix::fs::statvfs(&self.folder)
             .map_err(io::Error::from)
             .map_err(PoolError::io(&self.folder))?;
-        Ok(Room {
+        let room = Room {
             total: system.f_blocks.saturating_mul(system.f_frsize),
             free: system.f_bavail.saturating_mul(system.f_frsize),
+        };
+        if !self.is_huge() {
+            return Ok(room);
+        }
+        // A mount without a size says nothing, and one with a size need not have all of it.
+        let all = huge_pages(self.page)?;
+        Ok(match room.total {
+            0 => all,
+            _ => Room {
+                total: room.total.min(all.total),
+                free: room.free.min(all.free),
+            },
         })
     }
 
     /// The file that QEMU maps for a segment.
     pub fn memory_path(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.{MEMORY}"))
+    }
+
+    /// Whether a file's name ends as those of memory do.
+    pub fn is_memory(file: &Path) -> bool {
+        file.extension().is_some_and(|end| end == MEMORY)
     }
 
     /// The file of a segment's header.
@@ -197,6 +232,24 @@ impl Pool {
         names.sort();
         Ok(names)
     }
+}
+
+/// The host's huge pages of a size.
+fn huge_pages(page: u64) -> Result<Room, PoolError> {
+    let folder = PathBuf::from(format!(
+        "/sys/kernel/mm/hugepages/hugepages-{}kB",
+        page >> 10
+    ));
+    let bytes = |name: &str| {
+        let path = folder.join(name);
+        let text = std::fs::read_to_string(&path).map_err(PoolError::io(&path))?;
+        let pages: u64 = text.trim().parse().unwrap_or(0);
+        Ok(pages.saturating_mul(page))
+    };
+    Ok(Room {
+        total: bytes("nr_hugepages")?,
+        free: bytes("free_hugepages")?,
+    })
 }
 
 #[cfg(test)]

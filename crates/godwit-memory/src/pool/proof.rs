@@ -8,7 +8,9 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
+use crate::pool::page::Page;
 use crate::pool::{Pool, PoolError};
 
 /// A nonce, or its echo, in bytes.
@@ -17,6 +19,7 @@ const BYTES: usize = 32;
 /// A question that the source asks.
 #[derive(Debug)]
 pub struct Question {
+    pool: Pool,
     path: PathBuf,
     nonce: [u8; BYTES],
 }
@@ -36,9 +39,30 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     options.custom_flags(flags.bits() as i32).open(path)
 }
 
+/// What is said in a file that has only whole pages, which cannot be written but through a mapping.
+fn write_huge(pool: &Pool, file: &File, bytes: &[u8]) -> io::Result<()> {
+    let page = Page::map(file, pool.page_bytes())?;
+    for (index, word) in bytes.chunks_exact(8).enumerate() {
+        let mut value = [0; 8];
+        value.copy_from_slice(word);
+        page.word(index)
+            .store(u64::from_ne_bytes(value), Ordering::Release);
+    }
+    Ok(())
+}
+
 /// As much of it as matters, and a byte that shows that there is more.
-fn read(path: &Path) -> io::Result<Vec<u8>> {
+fn read(pool: &Pool, path: &Path) -> io::Result<Vec<u8>> {
     let file = open(OpenOptions::new().read(true), path)?;
+    if pool.is_huge() {
+        // What follows in the page is not used. An echo is never all zeroes.
+        let mut bytes = vec![0; 2 * BYTES];
+        file.take(2 * BYTES as u64).read_exact(&mut bytes)?;
+        if bytes[BYTES..].iter().all(|byte| *byte == 0) {
+            bytes.truncate(BYTES);
+        }
+        return Ok(bytes);
+    }
     let mut bytes = Vec::with_capacity(2 * BYTES + 1);
     file.take(2 * BYTES as u64 + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -55,8 +79,28 @@ impl Question {
         rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)
             .map_err(PoolError::io(&path))?;
-        std::fs::write(&path, nonce).map_err(PoolError::io(&path))?;
-        Ok(Self { path, nonce })
+        let question = Self {
+            pool: pool.clone(),
+            path,
+            nonce,
+        };
+        let path = &question.path;
+        let written = match pool.is_huge() {
+            false => std::fs::write(path, nonce),
+            true => {
+                let mut options = OpenOptions::new();
+                let options = options.read(true).write(true).create(true);
+                options.mode(0o600).open(path).and_then(|file| {
+                    file.set_len(pool.page_bytes())?;
+                    // A page that cannot be had is an error here, and would be a signal later.
+                    let flags = rustix::fs::FallocateFlags::empty();
+                    rustix::fs::fallocate(&file, flags, 0, pool.page_bytes())?;
+                    write_huge(pool, &file, &[nonce, [0; BYTES]].concat())
+                })
+            }
+        };
+        written.map_err(PoolError::io(path))?;
+        Ok(question)
     }
 
     /// The nonce, in hexadecimal, for the other node.
@@ -72,7 +116,7 @@ impl Question {
     /// # Errors
     /// [`PoolError::OtherMemory`] when it has not.
     pub fn answered_by(&self, node: &str) -> Result<(), PoolError> {
-        let written = read(&self.path).map_err(PoolError::io(&self.path))?;
+        let written = read(&self.pool, &self.path).map_err(PoolError::io(&self.path))?;
         if written.get(BYTES..) == Some(echo(&self.nonce, node).as_slice()) {
             return Ok(());
         }
@@ -93,7 +137,7 @@ impl Drop for Question {
 /// [`PoolError::OtherMemory`] when the nonce is not in this memory.
 pub fn answer(pool: &Pool, migration: &str, nonce: &str, node: &str) -> Result<(), PoolError> {
     let path = path(pool, migration);
-    let written = match read(&path) {
+    let written = match read(pool, &path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return Err(PoolError::OtherMemory);
         }
@@ -108,8 +152,13 @@ pub fn answer(pool: &Pool, migration: &str, nonce: &str, node: &str) -> Result<(
     }
     let both = [written, echo(&written, node)].concat();
     // In place: a new file of this name need not be the one that the source wrote.
-    let file = open(OpenOptions::new().write(true), &path).map_err(PoolError::io(&path))?;
-    std::os::unix::fs::FileExt::write_all_at(&file, &both, 0).map_err(PoolError::io(&path))
+    let file = open(OpenOptions::new().read(true).write(true), &path);
+    let file = file.map_err(PoolError::io(&path))?;
+    let said = match pool.is_huge() {
+        false => std::os::unix::fs::FileExt::write_all_at(&file, &both, 0),
+        true => write_huge(pool, &file, &both),
+    };
+    said.map_err(PoolError::io(&path))
 }
 
 #[cfg(test)]
@@ -143,7 +192,7 @@ mod tests {
         answer(&here, "n", &question.nonce(), "b").expect_err("is elsewhere");
         std::fs::remove_file(&path).expect("removes");
         std::fs::write(&path, vec![0; 1 << 20]).expect("writes");
-        assert_eq!(read(&path).expect("reads").len(), 2 * BYTES + 1);
+        assert_eq!(read(&here, &path).expect("reads").len(), 2 * BYTES + 1);
         std::fs::remove_file(&path).expect("removes");
         drop(question);
         assert_eq!(std::fs::read_dir(here.folder()).expect("lists").count(), 0);

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
@@ -33,8 +33,9 @@ impl Segment {
     /// # Errors
     /// [`PoolError`]: also when the name is taken or there is not enough room.
     pub fn allocate(pool: &Pool, name: &str, bytes: u64, owner: &str) -> Result<Self, PoolError> {
+        whole_pages(pool, bytes)?;
         let free = pool.room()?.free;
-        if free < bytes.saturating_add(PAGE_BYTES) {
+        if free < bytes.saturating_add(pool.page_bytes()) {
             return Err(PoolError::Full {
                 free,
                 wanted: bytes,
@@ -66,7 +67,7 @@ impl Segment {
                 _ => PoolError::io(&header_path)(error),
             })
         };
-        let made = Self::make(&new_memory, &new_header, bytes, owner)
+        let made = Self::make(pool, (&new_memory, &new_header), bytes, owner)
             .and_then(|()| take())
             .and_then(|()| std::fs::rename(&new_memory, &memory).map_err(PoolError::io(&memory)));
         if let Err(error) = made {
@@ -74,37 +75,91 @@ impl Segment {
             let _ = std::fs::remove_file(&new_header);
             return Err(error);
         }
-        // The header's name is what makes the segment exist.
+        Self::made(pool, name)
+    }
+
+    /// Makes a segment, owned by `owner`, of a file that is where a segment of this name has its memory, and that a QEMU
+    /// uses already. Its room is reserved. One that `owner` has already stays as it is.
+    ///
+    /// # Errors
+    /// [`PoolError`]: also when the name is taken, or there is not enough room.
+    pub fn adopt(pool: &Pool, name: &str, owner: &str) -> Result<Self, PoolError> {
+        match Self::open(pool, name) {
+            Ok(segment) => {
+                let title = segment.title()?;
+                if title.owner == owner {
+                    return Ok(segment);
+                }
+                return Err(PoolError::Exists {
+                    name: name.to_owned(),
+                    owner: title.owner,
+                });
+            }
+            Err(PoolError::NoSegment(_)) => {}
+            Err(error) => return Err(error),
+        }
+        let memory = pool.memory_path(name);
+        let failed = PoolError::io;
+        let file = OpenOptions::new().read(true).write(true).open(&memory);
+        let file = file.map_err(failed(&memory))?;
+        let metadata = file.metadata().map_err(failed(&memory))?;
+        let bytes = metadata.len();
+        if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+            return Err(PoolError::Damaged {
+                name: name.to_owned(),
+                why: "its size is no number of whole pages",
+            });
+        }
+        let free = pool.room()?.free;
+        let wanted = bytes.saturating_sub(metadata.blocks() * 512);
+        if free < wanted.saturating_add(pool.page_bytes()) {
+            return Err(PoolError::Full { free, wanted });
+        }
+        whole_pages(pool, bytes)?;
+        // As the memory of any other guest: nobody else's to read.
+        file.set_permissions(std::fs::Permissions::from_mode(0o600))
+            .map_err(failed(&memory))?;
+        rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes)
+            .map_err(io::Error::from)
+            .map_err(failed(&memory))?;
+        let begun = begun(name, owner);
+        let header = pool.header_path(name);
+        let new = pool.folder().join(format!(".{begun}.{SEGMENT}.new"));
+        let made = Self::make_header(pool, &new, bytes, owner)
+            .and_then(|()| rename_new(&new, &header).map_err(failed(&header)));
+        if let Err(error) = made {
+            let _ = std::fs::remove_file(&new);
+            return Err(error);
+        }
+        Self::made(pool, name)
+    }
+
+    /// The header's name is what makes a segment exist.
+    fn made(pool: &Pool, name: &str) -> Result<Self, PoolError> {
         let folder = File::open(pool.folder()).map_err(PoolError::io(pool.folder()))?;
         folder.sync_all().map_err(PoolError::io(pool.folder()))?;
         Self::open(pool, name)
     }
 
-    fn make(memory: &PathBuf, header: &PathBuf, bytes: u64, owner: &str) -> Result<(), PoolError> {
-        let create = |path: &PathBuf, bytes: u64| -> Result<File, PoolError> {
-            // What is left of an allocation that did not end has no header.
-            let _ = std::fs::remove_file(path);
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(true)
-                .mode(0o600)
-                .open(path)
-                .map_err(PoolError::io(path))?;
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
-                .map_err(io::Error::from)
-                .map_err(PoolError::io(path))?;
-            Ok(file)
-        };
+    fn make(
+        pool: &Pool,
+        (memory, header): (&Path, &Path),
+        bytes: u64,
+        owner: &str,
+    ) -> Result<(), PoolError> {
         create(memory, bytes)?
             .sync_all()
             .map_err(PoolError::io(memory))?;
-        let file = create(header, PAGE_BYTES)?;
+        Self::make_header(pool, header, bytes, owner)
+    }
+
+    fn make_header(pool: &Pool, header: &Path, bytes: u64, owner: &str) -> Result<(), PoolError> {
+        let file = create(header, pool.page_bytes())?;
         let mut id = [0; 16];
         rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())
             .map_err(io::Error::from)
             .map_err(PoolError::io(header))?;
-        Header::map(&file)
+        Header::map(&file, pool.page_bytes())
             .map_err(PoolError::io(header))?
             .write(bytes, id, &Title::new(owner));
         file.sync_all().map_err(PoolError::io(header))
@@ -120,7 +175,7 @@ impl Segment {
         let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else {
             return Ok(());
         };
-        let header = Header::map(&file).map_err(PoolError::io(&path))?;
+        let header = Header::map(&file, pool.page_bytes()).map_err(PoolError::io(&path))?;
         let is_own = header.title().is_ok_and(|title| title == Title::new(owner));
         if is_own && !memory.exists() {
             std::fs::remove_file(&path).map_err(PoolError::io(&path))?;
@@ -141,7 +196,7 @@ impl Segment {
             }
             opened => opened.map_err(PoolError::io(&path))?,
         };
-        let header = Header::map(&file).map_err(PoolError::io(&path))?;
+        let header = Header::map(&file, pool.page_bytes()).map_err(PoolError::io(&path))?;
         let damaged = |why| PoolError::Damaged {
             name: name.to_owned(),
             why,
@@ -232,6 +287,35 @@ impl Segment {
         }
         Ok(())
     }
+}
+
+/// Refuses memory that ends inside a page of the pool.
+fn whole_pages(pool: &Pool, bytes: u64) -> Result<(), PoolError> {
+    let page = pool.page_bytes();
+    match bytes.is_multiple_of(page) {
+        true => Ok(()),
+        false => Err(PoolError::PageSize {
+            page,
+            wanted: bytes,
+        }),
+    }
+}
+
+/// Makes a file whose room is reserved.
+fn create(path: &Path, bytes: u64) -> Result<File, PoolError> {
+    // What is left of an allocation that did not end has no header.
+    let _ = std::fs::remove_file(path);
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(PoolError::io(path))?;
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
+        .map_err(io::Error::from)
+        .map_err(PoolError::io(path))?;
+    Ok(file)
 }
 
 /// What a node calls an allocation before it has the name: short, and the same after a crash, so that the next attempt
@@ -336,6 +420,35 @@ mod tests {
         Segment::allocate(&pool, "v", 4096, "b").expect_err("is not b's");
         Segment::clear(&pool, "v", "a").expect("clears");
         Segment::allocate(&pool, "v", 4096, "b").expect("allocates");
+    }
+
+    #[test]
+    fn a_file_that_somebody_uses_becomes_a_segment_once() {
+        let (_folder, pool) = pool();
+        let path = pool.memory_path("v");
+        let missing = Segment::adopt(&pool, "v", "a");
+        assert!(matches!(missing, Err(PoolError::Io { .. })), "{missing:?}");
+        for (bytes, fits) in [(0, false), (5000, false), (1 << 20, true)] {
+            let mut content = vec![0; bytes];
+            content.iter_mut().take(8).for_each(|byte| *byte = 7);
+            std::fs::write(&path, &content).expect("writes");
+            let file = File::options().write(true).open(&path).expect("opens");
+            // Half of it is a hole.
+            file.set_len(bytes as u64 / 2).expect("shrinks");
+            file.set_len(bytes as u64).expect("grows");
+            assert_eq!(Segment::adopt(&pool, "v", "a").is_ok(), fits, "{bytes}");
+        }
+        let segment = Segment::open(&pool, "v").expect("opens");
+        assert_eq!(segment.title().expect("reads"), Title::new("a"));
+        let content = std::fs::read(&path).expect("reads");
+        assert_eq!(content[..8], [7; 8], "it is as it was");
+        let metadata = std::fs::metadata(&path).expect("is there");
+        assert!(metadata.blocks() * 512 >= 1 << 20, "its room is reserved");
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+        let again = Segment::adopt(&pool, "v", "a").expect("is a's");
+        assert_eq!(again.id(), segment.id());
+        let other = Segment::adopt(&pool, "v", "b");
+        assert!(matches!(other, Err(PoolError::Exists { owner, .. }) if owner == "a"));
     }
 
     #[test]

@@ -332,9 +332,47 @@ impl Machine {
     pub fn plain_words(&self) -> Vec<String> {
         let words = self.words.iter().filter_map(|word| match word {
             Word::Plain(word) => Some(word.clone()),
-            Word::Disk { .. } | Word::Nic { .. } | Word::Memory { .. } => None,
+            Word::Disk { .. }
+            | Word::Nic { .. }
+            | Word::Memory { .. }
+            | Word::MemoryFile { .. } => None,
         });
         words.collect()
+    }
+
+    /// The ids of the character devices through which it is connected to disks of the node.
+    pub fn disk_backends(&self) -> Vec<String> {
+        let ids = self.words.iter().filter_map(|word| match word {
+            Word::Disk { before, after, .. } => {
+                let id = field(before, "id").or_else(|| field(after, "id"));
+                id.map(|(_, id)| id)
+            }
+            _ => None,
+        });
+        ids.collect()
+    }
+
+    /// The named file that an adopted machine has its memory in, and how QEMU was told of it.
+    pub fn memory_file(&self) -> Option<(PathBuf, &str)> {
+        self.words.iter().find_map(|word| match word {
+            Word::Plain(word) => Some((memory_path(word)?.1.into(), word.as_str())),
+            _ => None,
+        })
+    }
+
+    /// Lets every node put a file of its own in the place of that one.
+    pub fn take_memory_file(&mut self) {
+        for word in &mut self.words {
+            if let Word::Plain(plain) = word
+                && let Some(((from, to), _)) = memory_path(plain)
+            {
+                *word = Word::MemoryFile {
+                    before_memory: plain[..from].to_owned(),
+                    after_memory: plain[to..].to_owned(),
+                };
+                return;
+            }
+        }
     }
 
     /// Which of its NICs that the node serves a word of the command line connects to QEMU.
@@ -347,7 +385,7 @@ impl Machine {
     pub fn is_poolable(&self) -> bool {
         self.words
             .iter()
-            .any(|word| matches!(word, Word::Memory { .. }))
+            .any(|word| matches!(word, Word::Memory { .. } | Word::MemoryFile { .. }))
     }
 
     /// The words with which this node starts the VM, the program aside. `machine_type` is what an
@@ -374,6 +412,13 @@ impl Machine {
                     format!("{before}{}{after}", escaped(&places.nic(*nic)))
                 }
                 Word::Memory { memory_bytes } => memory_backend(*memory_bytes, memory),
+                Word::MemoryFile {
+                    before_memory,
+                    after_memory,
+                } => {
+                    let path = escaped(memory.unwrap_or(Path::new(LOCAL_MEMORY)));
+                    format!("{before_memory}{path}{after_memory}")
+                }
             })
             .collect();
         let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
@@ -401,7 +446,7 @@ impl Machine {
         let named = self.last_value(&["accel"]).map(str::to_owned);
         let property = self.words.iter().find_map(|word| match word {
             Word::Plain(word) => field(word, "accel").map(|(_, value)| value),
-            Word::Disk { .. } | Word::Nic { .. } | Word::Memory { .. } => None,
+            _ => None,
         });
         let named = named.or(property).unwrap_or_default();
         if plain("enable-kvm") || named.starts_with("kvm") {
@@ -453,6 +498,12 @@ fn monitor_backends(given: &[String]) -> Vec<String> {
 fn memory_backend(bytes: u64, file: Option<&Path>) -> String {
     let path = escaped(file.unwrap_or(Path::new(LOCAL_MEMORY)));
     format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path={path}")
+}
+
+/// Where the path stands in a description of memory that is a file, and the path.
+fn memory_path(word: &str) -> Option<((usize, usize), String)> {
+    let is_file = word.starts_with("memory-backend-file,");
+    is_file.then(|| field(word, "mem-path")).flatten()
 }
 
 /// A character device at whose socket QEMU listens.

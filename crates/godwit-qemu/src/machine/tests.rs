@@ -180,3 +180,56 @@ fn a_machine_survives_the_store() {
     assert_eq!(read, machine);
     assert_eq!(read.last_value(&["m"]), Some("1G"));
 }
+
+#[test]
+fn memory_that_somebody_else_put_into_a_file_is_elsewhere_at_another_node() {
+    let given = "memory-backend-file,id=m,mem-path=/pool/a,,b.memory,size=1G,share=on";
+    let command = strings(&["q", "-object", given, "-machine", "q35,memory-backend=m"]);
+    let mut machine = Machine::adopt(&command, |_| None).expect("a machine");
+    assert!(!machine.is_poolable(), "nobody said that it is in a pool");
+    let path = PathBuf::from("/pool/a,b.memory");
+    assert_eq!(machine.memory_file(), Some((path, given)));
+    machine.take_memory_file();
+    assert!(machine.is_poolable() && machine.memory_file().is_none());
+    let stored = serde_json::to_vec(&machine).expect("writes");
+    assert_eq!(
+        serde_json::from_slice::<Machine>(&stored).expect("reads"),
+        machine
+    );
+    let line = |memory: Option<&Path>| {
+        let line = machine.command_line(&places(), |_| PathBuf::new(), None, memory);
+        line[1].clone()
+    };
+    assert_eq!(
+        line(Some(Path::new("/other,/c.memory"))),
+        "memory-backend-file,id=m,mem-path=/other,,/c.memory,size=1G,share=on"
+    );
+    assert_eq!(
+        line(None),
+        "memory-backend-file,id=m,mem-path=/dev/shm,size=1G,share=on"
+    );
+    for other in [
+        "memory-backend-ram,id=m,size=1G",
+        "memory-backend-file,id=m,size=1G",
+    ] {
+        let command = strings(&["q", "-object", other]);
+        let machine = Machine::adopt(&command, |_| None).expect("a machine");
+        assert_eq!(machine.memory_file(), None, "{other}");
+    }
+}
+
+#[test]
+fn disks_are_known_by_what_connects_them() {
+    let command = strings(&[
+        "q",
+        "-chardev",
+        "socket,id=c,path=/a",
+        "-chardev",
+        "socket,path=/b,id=d",
+        "-chardev",
+        "socket,path=/other,id=e",
+    ]);
+    let disk_of = |path: &Path| (path != Path::new("/other")).then(|| "root".to_owned());
+    let machine = Machine::adopt(&command, disk_of).expect("a machine");
+    assert_eq!(machine.disk_backends(), ["c", "d"]);
+}

@@ -26,6 +26,14 @@ pub enum Word {
         /// What comes after.
         after: String,
     },
+    /// The path of the guest's memory stands between two parts of what somebody else said about it: a file of a memory
+    /// pool, or a folder for local memory.
+    MemoryFile {
+        /// What comes before the path.
+        before_memory: String,
+        /// What comes after.
+        after_memory: String,
+    },
     /// The description of the guest's memory: a file of a memory pool, or local memory.
     Memory {
         /// Bytes of the memory.

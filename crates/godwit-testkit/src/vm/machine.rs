@@ -154,6 +154,8 @@ pub struct GuestMachine {
     pub cpus: u32,
     /// What the guest does.
     pub load: GuestLoad,
+    /// The file that its memory is in; a file without a name when there is none.
+    pub memory_file: Option<PathBuf>,
 }
 
 impl GuestMachine {
@@ -166,6 +168,7 @@ impl GuestMachine {
             memory_mb: 192,
             cpus: 1,
             load: GuestLoad::default(),
+            memory_file: None,
         }
     }
 
@@ -180,13 +183,14 @@ impl GuestMachine {
         all.add("-machine", "q35,memory-backend=mem");
         all.add("-smp", &self.cpus.to_string());
         all.add("-m", &self.memory_mb.to_string());
-        all.add(
-            "-object",
-            &format!(
-                "memory-backend-memfd,id=mem,size={}M,share=on",
-                self.memory_mb
-            ),
-        );
+        let memory = |kind| format!("{kind},id=mem,size={}M,share=on", self.memory_mb);
+        match &self.memory_file {
+            None => all.add("-object", &memory("memory-backend-memfd")),
+            Some(file) => {
+                let before = memory("memory-backend-file") + ",mem-path=";
+                all.add_path("-object", &before, file);
+            }
+        }
         all.add_path("-kernel", "", &self.guest.kernel());
         all.add_path("-initrd", "", &self.guest.initramfs());
         all.add("-append", &self.load.kernel_arguments(self.disks.len()));

@@ -1,14 +1,17 @@
 //! The verifying guest on Godwit nodes: its machine runs on one of them and moves.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Finished, GuestConsole, GuestImage, GuestLoad, check_disk, format_disk};
+use super::{
+    ConsoleSocket, Finished, GuestConsole, GuestImage, GuestLoad, GuestMachine, MachineDisk,
+    check_disk, format_disk,
+};
 use crate::cluster::{Cluster, Failure, Node};
-use crate::process::wait_for;
+use crate::process::{Process, wait_for};
 
 /// The machine's name on its node.
 pub const VM: &str = "guest";
@@ -90,15 +93,50 @@ impl NodeGuest {
         machine: &NodeMachine,
     ) -> io::Result<Self> {
         let node = cluster.node(node);
-        let names: Vec<String> = (0..disks).map(|number| format!("disk{number}")).collect();
-        for name in &names {
-            let path = cluster.dir().join(format!("{name}.import"));
-            format_disk(&path, disk_mib * MIB)?;
-            node.godwit(&["disk", "import", name, &path.to_string_lossy()])
-                .json()?;
-            std::fs::remove_file(path)?;
-        }
+        let names = import_disks(cluster, node, disks, disk_mib)?;
         Self::boot_machine(cluster, node, names, load, machine)
+    }
+
+    /// As [`NodeGuest::start`], with a QEMU that the node only adopts, whose guest's memory is this file. Gives that QEMU
+    /// as well, which ends when it is dropped.
+    ///
+    /// # Errors
+    /// When anything of that fails, with what the guest said.
+    pub fn start_adopted(
+        cluster: &Cluster,
+        node: &str,
+        (disks, disk_mib): (usize, u64),
+        load: &GuestLoad,
+        memory_file: &Path,
+    ) -> io::Result<(Self, Process)> {
+        let node = cluster.node(node);
+        let names = import_disks(cluster, node, disks, disk_mib)?;
+        let (console, socket) = console(cluster)?;
+        let disk = |name: &String| MachineDisk::VhostUser(node.vhost_socket(name));
+        let machine = GuestMachine {
+            load: load.clone(),
+            memory_file: Some(memory_file.to_owned()),
+            ..GuestMachine::new(
+                GuestImage::build_or_cached()?,
+                names.iter().map(disk).collect(),
+                ConsoleSocket::Connect(socket),
+            )
+        };
+        let monitor = cluster.dir().join("adopted.sock");
+        let listens = format!("unix:{},server=on,wait=off", monitor.display());
+        let qemu = machine.spawn(&["-qmp".into(), listens.into()])?;
+        wait_for(PATIENCE, || monitor.exists().then_some(()))
+            .ok_or_else(|| io::Error::other("QEMU does not listen"))?;
+        node.godwit(&["vm", "adopt", VM, "--qmp", &monitor.to_string_lossy()])
+            .json()?;
+        let guest = Self {
+            console,
+            disks: names,
+            has_cold: load.cold_mib > 0,
+        };
+        guest.console.started(PATIENCE)?;
+        guest.alive()?;
+        Ok((guest, qemu))
     }
 
     /// Runs the guest on disks that the node has, which a guest used before, and waits until it
@@ -127,11 +165,7 @@ impl NodeGuest {
         machine: &NodeMachine,
     ) -> io::Result<Self> {
         let image = GuestImage::build_or_cached()?;
-        let console = GuestConsole::new();
-        let socket = cluster.dir().join("console.sock");
-        // That of an earlier guest.
-        let _ = std::fs::remove_file(&socket);
-        console.listen(&socket)?;
+        let (console, socket) = console(cluster)?;
         let guest = Self {
             console,
             disks,
@@ -317,4 +351,32 @@ impl NodeGuest {
     fn said(&self, what: &str) -> io::Error {
         io::Error::other(format!("{what}\n{}", self.console.log().join("\n")))
     }
+}
+
+/// Makes disks with a file system each at a node, and gives their names.
+fn import_disks(
+    cluster: &Cluster,
+    node: &Node,
+    disks: usize,
+    disk_mib: u64,
+) -> io::Result<Vec<String>> {
+    let names: Vec<String> = (0..disks).map(|number| format!("disk{number}")).collect();
+    for name in &names {
+        let path = cluster.dir().join(format!("{name}.import"));
+        format_disk(&path, disk_mib * MIB)?;
+        node.godwit(&["disk", "import", name, &path.to_string_lossy()])
+            .json()?;
+        std::fs::remove_file(path)?;
+    }
+    Ok(names)
+}
+
+/// A console, and where it listens.
+fn console(cluster: &Cluster) -> io::Result<(GuestConsole, PathBuf)> {
+    let console = GuestConsole::new();
+    let socket = cluster.dir().join("console.sock");
+    // That of an earlier guest.
+    let _ = std::fs::remove_file(&socket);
+    console.listen(&socket)?;
+    Ok((console, socket))
 }

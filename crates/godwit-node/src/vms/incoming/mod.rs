@@ -19,6 +19,7 @@ use crate::vms::control::Link;
 use crate::vms::incoming::arrival::{DestinationLink, Incoming};
 use crate::vms::lifecycle::run;
 use crate::vms::lifecycle::watch;
+use crate::vms::memory::page_tables;
 use crate::vms::memory::pooled::{self, PoolOffer};
 use crate::vms::messages::{self, Answer, MachineOffer, Order, SILENCE};
 use crate::vms::outgoing::preflight;
@@ -218,6 +219,7 @@ pub(crate) async fn start(
         return Err(failed(&error));
     }
     watch::attach(node, vm, qemu.clone()).await;
+    page_tables::fill(node, vm, qemu.process.pid).await;
     Ok(qemu)
 }
 

@@ -8,6 +8,7 @@ use crate::node::Node;
 use crate::store::machine::{VmEntry, VmOrigin};
 use crate::vms::lifecycle::run::{self, stored_badly, usable};
 use crate::vms::lifecycle::watch;
+use crate::vms::memory::adopted;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_api::{AdoptVm, ErrorBody, ErrorCode};
 use godwit_qemu::inspect::Facts;
@@ -58,7 +59,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
     }
     run::check_memory(&name, &machine, &facts)?;
     let process = Process::open(pid).map_err(|error| refused(ErrorCode::Conflict, &error))?;
-    let entry = VmEntry {
+    let mut entry = VmEntry {
         machine,
         qmp: path,
         origin: VmOrigin::Adopted,
@@ -70,6 +71,15 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
     let places = vm.places.clone();
     run::make_folder(node, &name, places).await?;
     node.vms.insert(&vm)?;
+    // The name is this machine's by now, and so is the segment of that name.
+    match adopted::take(node, &name, pid, &mut entry.machine, &facts).await {
+        Ok(memory) => entry.memory = memory,
+        Err(error) => {
+            node.vms.remove(&vm);
+            return Err(error);
+        }
+    }
+    vm.lock().entry = entry.clone();
     if let Err(error) = node.store.put_vm(&name, &entry).await {
         node.vms.remove(&vm);
         return Err(stored_badly(&name, &error));

@@ -1,23 +1,27 @@
 //! What keeps a VM's memory from moving out of its memory pool and back while its guest runs.
 
-use godwit_qemu::machine::Machine;
+use godwit_qemu::machine::{Machine, field};
 
 use crate::config::NodeConfig;
 use crate::vms::memory::pooled;
 
 /// What stands in the way of moving a VM's memory out of its memory pool and back at all, a sentence each.
 pub(crate) fn of(config: &NodeConfig, pool: &str, machine: &Machine) -> Vec<String> {
-    let mut blockers = devices(&machine.plain_words());
+    let mut blockers = devices(&machine.plain_words(), &machine.disk_backends());
     blockers.extend(pooled::immovable(config, pool));
     blockers
 }
 
-/// Words of QEMU's command line, of which each is a device that keeps pages of the memory, or what else keeps them.
-fn devices(words: &[String]) -> Vec<String> {
-    words.iter().filter_map(|word| device(word)).collect()
+/// Words of QEMU's command line, of which each is a device that keeps pages of the memory, or what else keeps them. Disks
+/// of the node do not: the machine is connected to them through these back ends.
+fn devices(words: &[String], disks: &[String]) -> Vec<String> {
+    words
+        .iter()
+        .filter_map(|word| device(word, disks))
+        .collect()
 }
 
-fn device(word: &str) -> Option<String> {
+fn device(word: &str, disks: &[String]) -> Option<String> {
     // Each pins pages, or lets a device reach them: what it does to pages that have moved is lost.
     const PINNED: [&str; 7] = [
         "vfio-",
@@ -34,7 +38,9 @@ fn device(word: &str) -> Option<String> {
         format!(
             "NIC {nic} uses the memory through a mapping that does not follow it: remove the NIC"
         )
-    } else if word.starts_with("vhost-user-blk-pci,chardev=godwit-disk") {
+    } else if word.starts_with("vhost-user-blk")
+        && field(word, "chardev").is_some_and(|(_, id)| disks.contains(&id))
+    {
         return None;
     } else if has(&"vhost-user") {
         format!(
@@ -73,9 +79,11 @@ mod tests {
     fn devices_that_keep_pages_are_refused_by_name() {
         let words = [
             "vhost-user-blk-pci,chardev=godwit-disk0,num-queues=1",
+            "vhost-user-blk-pci-non-transitional,id=d,chardev=mine",
             "tap,id=n,vhost=off",
             "virtio-blk-pci,drive=d",
             "vhost-user-fs-pci,chardev=c",
+            "vhost-user-blk-pci,chardev=foreign",
             "vhost-vdpa,vhostdev=/dev/vhost-vdpa-0",
             "vhost-scsi-pci,wwpn=naa.5",
             "tap,id=m,vhost=on",
@@ -85,12 +93,14 @@ mod tests {
             "cpu-pm=on,mem-lock=no",
             "mem-lock=on",
         ];
-        let refused = devices(&words.map(str::to_owned));
-        for (refused, name) in refused.iter().zip(["vhost-user-fs-pci", "vhost-vdpa"]) {
+        let disks = ["godwit-disk0", "mine"].map(str::to_owned);
+        let refused = devices(&words.map(str::to_owned), &disks);
+        let names = ["vhost-user-fs-pci", "vhost-user-blk-pci", "vhost-vdpa"];
+        for (refused, name) in refused.iter().zip(names) {
             assert!(refused.contains(name), "{refused}");
         }
-        assert_eq!(refused.len(), 7, "{refused:?}");
-        assert!(refused[6].contains("(mem-lock=on)"), "{refused:?}");
+        assert_eq!(refused.len(), 8, "{refused:?}");
+        assert!(refused[7].contains("(mem-lock=on)"), "{refused:?}");
     }
 
     #[test]
@@ -98,14 +108,14 @@ mod tests {
         for option in ["mem-lock", "mlock", "vhost"] {
             for no in ["off", "no", "false", "n"] {
                 let word = format!("first=1,{option}={no},last=on");
-                assert_eq!(device(&word), None, "{word}");
+                assert_eq!(device(&word, &[]), None, "{word}");
             }
             for yes in ["", "=on", "=yes", "=true", "=y", "=on-fault"] {
                 let word = format!("first=1,{option}{yes},last=off");
-                assert!(device(&word).is_some(), "{word}");
+                assert!(device(&word, &[]).is_some(), "{word}");
             }
         }
-        assert_eq!(device("tap,id=vhost,ifname=mem-lock"), None);
+        assert_eq!(device("tap,id=vhost,ifname=mem-lock", &[]), None);
     }
 
     #[test]
@@ -129,7 +139,7 @@ mod tests {
                 arguments: &[],
             },
         );
-        let refused = devices(&machine.plain_words());
+        let refused = devices(&machine.plain_words(), &machine.disk_backends());
         let [first, second] = refused.as_slice() else {
             panic!("{refused:?}")
         };

@@ -1,7 +1,9 @@
 //! The memory of VMs: which segment of a memory pool it is in, and how it moves between the pool and this node's own
 //! memory while the guest runs.
 
+pub(crate) mod adopted;
 pub(crate) mod blockers;
 pub(crate) mod mover;
+pub(crate) mod page_tables;
 pub(crate) mod pooled;
 pub(crate) mod relocated;

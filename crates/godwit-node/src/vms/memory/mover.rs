@@ -358,7 +358,8 @@ impl Move {
             }
             let (began, before) = (Instant::now(), plan.bytes_moved());
             let moved = self.batch(&mut plan);
-            let still = began.elapsed();
+            let went_on = Instant::now();
+            let still = went_on - began;
             longest_still = longest_still.max(still);
             let now = plan.bytes_moved();
             {
@@ -382,7 +383,7 @@ impl Move {
             self.give_back(before, now);
             moved?;
             // A slow move may rest for long, and can be cancelled all the same.
-            let until = Instant::now() + plan::rest(still, now - before, max_bandwidth);
+            let until = went_on + plan::rest(still, now - before, max_bandwidth);
             while !stop()
                 && let Some(left) = until.checked_duration_since(Instant::now())
                 && !left.is_zero()
@@ -408,6 +409,7 @@ impl Move {
             chunk_bytes: plan.chunk_bytes(),
             hold: plan.hold(),
             downwards: self.to == MemoryPlace::Pool,
+            ahead_bytes: plan.ahead_bytes(),
         });
         let mut failed = None;
         match next.map(|run| self.agent.move_run(run)).transpose() {

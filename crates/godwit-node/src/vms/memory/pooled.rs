@@ -1,6 +1,6 @@
 //! The memory of VMs in memory pools: which segment a VM has, and whether this node may run the guest on it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::store::machine::{PooledMemory, VmEntry, VmMark};
 use crate::vms::memory::relocated;
 use crate::vms::vm::Vm;
 use godwit_api::{ErrorBody, ErrorCode, MemoryPool, MemorySegment};
+use godwit_qemu::QemuUser;
 
 /// How long to wait before a title that could not be written is written again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -130,7 +131,10 @@ pub(crate) fn refused(here: &str, pool: &str, error: &PoolError) -> ErrorBody {
             ErrorCode::Conflict,
             "let the node's user write there, or start the node with another --memory-pool",
         ),
-        PoolError::PageSize(_) => (ErrorCode::Conflict, "use a pool of ordinary pages"),
+        PoolError::PageSize { .. } => (
+            ErrorCode::Conflict,
+            "give the machine a multiple of them with --memory, or use a pool of ordinary pages",
+        ),
         PoolError::Full { .. } => (
             ErrorCode::NoSpace,
             "stop a machine whose memory is there, or make the pool larger",
@@ -191,15 +195,20 @@ pub(crate) async fn allocate(
     .map_err(|error| refused(&node.config.name, &memory.pool, &error))?;
     memory.id = allocated.id();
     if let Some(user) = &node.config.qemu_user {
-        user.own(allocated.memory()).map_err(|error| {
-            let text = format!(
-                "VM {vm}: cannot give its memory to user {}: {error}",
-                user.name()
-            );
-            ErrorBody::new(ErrorCode::Internal, text)
-        })?;
+        give_to(user, vm, allocated.memory())?;
     }
     Ok(())
+}
+
+/// Gives the file of a VM's memory to the user that QEMU runs as.
+pub(super) fn give_to(user: &QemuUser, vm: &str, memory: &Path) -> Result<(), ErrorBody> {
+    user.own(memory).map_err(|error| {
+        let text = format!(
+            "VM {vm}: cannot give its memory to user {}: {error}",
+            user.name()
+        );
+        ErrorBody::new(ErrorCode::Internal, text)
+    })
 }
 
 /// The segment of a VM, as it was stored.
@@ -277,8 +286,8 @@ pub(super) fn immovable(config: &NodeConfig, name: &str) -> Option<String> {
     match moves {
         Ok(true) => None,
         Ok(false) => Some(format!(
-            "memory pool {name} is not on tmpfs, and Linux moves no other file system's memory under a guest: leave it \
-             in the pool with --stay-in-pool"
+            "memory pool {name} is not on tmpfs, and no other file system's memory can move under a guest: leave it in the \
+             pool with --stay-in-pool"
         )),
         Err(error) => Some(sentence(error)),
     }
@@ -304,8 +313,8 @@ pub(crate) fn offer(
 ) -> Result<(PoolOffer, Question), String> {
     let Some(memory) = &mut entry.memory else {
         return Err(String::from(
-            "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or use another way of \
-             moving memory",
+            "its memory is in no memory pool: start it with 'godwit vm run --memory-pool', or, to adopt it, with -object \
+             memory-backend-file whose mem-path is NAME.memory in the pool's folder; or use another way of moving memory",
         ));
     };
     let failed = |error: PoolError| sentence(refused(&node.config.name, &memory.pool, &error));

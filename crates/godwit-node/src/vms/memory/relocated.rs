@@ -122,7 +122,7 @@ pub(crate) fn note(node: &Node, vm: &Vm, pid: u32) {
 }
 
 /// As [`find`], once the agent has ended whatever an earlier process of this node asked of it: until then a chunk may
-/// still move, and QEMU has a second mapping of all of the file that it moves to. Nothing else moves as long as the agent
+/// still move, and what has room for the next ones is not given back. Nothing else moves as long as the agent
 /// that comes with it is held.
 fn find_settled(
     agent: &Path,
