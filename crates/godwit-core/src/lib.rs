@@ -21,6 +21,7 @@ pub mod wire;
 mod write_table;
 
 pub use controller::{
+    ImageOffer,
     Admission, Arrivals, ChangeError, Controller, DeltaBy, DeltaProgress, GovernorParts, GuestLoad,
     HOLE_PIECE_SECTORS, Limits, LinkSignal, MAX_MOVED, MAX_PULLED, MAX_VERIFIED, MigrationChange,
     MigrationOptions, Missing, OlderCopy, PolicyOptions, Progress, PromiseProgress, PushOptions,

@@ -20,6 +20,8 @@ enum Planted {
     DebtForgotten,
     /// A disk that leaves without its image leaves as if that were whole.
     ImageForgotten,
+    /// A node that lacks something in two places says that it has what its source had, and has not.
+    RepaidEarly,
 }
 
 /// What of the disk a migration leaves behind.
@@ -30,6 +32,14 @@ enum Leaves {
     APart,
     /// What is in the disk's image, which nobody owes.
     ItsImage,
+    /// Both.
+    ItsImageAndAPart,
+}
+
+impl Leaves {
+    const fn an_image(self) -> bool {
+        matches!(self, Self::ItsImage | Self::ItsImageAndAPart)
+    }
 }
 
 struct TwoNodes {
@@ -42,7 +52,7 @@ struct TwoNodes {
 impl TwoNodes {
     /// Whether the disk is created from an image of which nothing is here.
     fn is_on_image(&self) -> bool {
-        self.leaves[0] == Leaves::ItsImage
+        self.leaves[0].an_image()
     }
 }
 
@@ -68,6 +78,8 @@ struct Node {
     image: Image,
     /// What of its disk is in the image from which that was created is not here.
     needs_image: bool,
+    /// Beside that, something is not here that its source has. That is as durable as the disk.
+    needs_source: bool,
 }
 
 /// What of a node's disk survives a crash, as far as it was received.
@@ -88,6 +100,10 @@ enum Step {
     },
     /// The last of what a node lacked is on its disk, durably.
     Arrived {
+        node: usize,
+    },
+    /// The last of what only its source had is on a node's disk, durably, and not all of the image.
+    Repaid {
         node: usize,
     },
     /// A node says what it owes.
@@ -156,6 +172,7 @@ impl Node {
             flushing: false,
             image,
             needs_image,
+            needs_source: false,
         }
     }
 }
@@ -188,13 +205,17 @@ impl State {
                 let migration = migration(self.started);
                 if self.nodes[1 - source].authority.receive(migration) {
                     self.nodes[1 - source].image = Image::Received;
-                    self.nodes[1 - source].needs_image = leaves == Leaves::ItsImage;
+                    self.nodes[1 - source].needs_image = leaves.an_image();
+                    self.nodes[1 - source].needs_source = leaves == Leaves::ItsImageAndAPart;
                     let source_has = &mut self.nodes[source].authority;
                     let tells = planted != Planted::ImageForgotten;
                     let effects = match leaves {
                         Leaves::Nothing => source_has.prepare(migration, false),
                         Leaves::APart => source_has.prepare(migration, true),
-                        Leaves::ItsImage => source_has.prepare_on_image(migration, tells),
+                        Leaves::ItsImage => source_has.prepare_on_image(migration, tells, false),
+                        Leaves::ItsImageAndAPart => {
+                            source_has.prepare_on_image(migration, true, true)
+                        }
                     };
                     self.apply(source, effects);
                 }
@@ -203,8 +224,16 @@ impl State {
                 let effects = self.nodes[node].authority.whole();
                 if !effects.is_empty() {
                     self.nodes[node].needs_image = false;
+                    self.nodes[node].needs_source = false;
                 }
                 self.apply(node, effects);
+            }
+            Step::Repaid { node } => {
+                let it = &mut self.nodes[node];
+                it.needs_source = planted == Planted::RepaidEarly;
+                if let Some(migration) = it.authority.lacks() {
+                    self.network.send(1 - node, Message::Whole { migration });
+                }
             }
             Step::TellDebt { node } => {
                 if let Some(migration) = self.nodes[node].authority.owes() {
@@ -269,7 +298,10 @@ impl State {
                     Image::Durable => Image::Durable,
                     Image::Received | Image::Lost => Image::Lost,
                 };
-                self.nodes[node] = Node::new(it.durable, image, it.needs_image);
+                self.nodes[node] = Node {
+                    needs_source: it.needs_source,
+                    ..Node::new(it.durable, image, it.needs_image)
+                };
             }
         }
     }
@@ -339,7 +371,7 @@ impl Model for TwoNodes {
             });
         }
         for (node, it) in state.nodes.iter().enumerate() {
-            if it.authority.may_serve() && state.started < self.migrations {
+            if it.authority.may_serve() && !it.needs_source && state.started < self.migrations {
                 let leaves = self.leaves[usize::from(state.started)];
                 steps.push(Step::Start {
                     source: node,
@@ -348,6 +380,9 @@ impl Model for TwoNodes {
             }
             if it.authority.record().lacks().is_some() {
                 steps.push(Step::Arrived { node });
+            }
+            if it.needs_source && it.authority.may_serve() {
+                steps.push(Step::Repaid { node });
             }
             if it.authority.owes().is_some() {
                 steps.push(Step::TellDebt { node });
@@ -411,7 +446,7 @@ impl Model for TwoNodes {
                         let Some(migration) = state.nodes[node].authority.lacks() else {
                             return true;
                         };
-                        if model.is_on_image() {
+                        if model.is_on_image() && !state.nodes[node].needs_source {
                             return true;
                         }
                         let other = &state.nodes[1 - node];
@@ -507,6 +542,31 @@ fn a_disk_that_leaves_without_its_image_fetches_that_wherever_it_is() {
             planted: Planted::Nothing,
         }));
     }
+}
+
+#[test]
+fn what_a_node_lacks_beside_its_image_is_kept_for_it_until_it_has_come() {
+    for back in [Leaves::ItsImage, Leaves::Nothing] {
+        holds_in_all_states(check(TwoNodes {
+            migrations: 2,
+            leaves: [Leaves::ItsImageAndAPart, back],
+            planted: Planted::Nothing,
+        }));
+    }
+}
+
+#[test]
+fn a_debt_beside_an_image_that_is_said_to_be_paid_too_early_is_found() {
+    let found = check(TwoNodes {
+        migrations: 1,
+        leaves: [Leaves::ItsImageAndAPart, Leaves::Nothing],
+        planted: Planted::RepaidEarly,
+    });
+    assert!(
+        found
+            .discovery("what a node lacks is kept for it")
+            .is_some()
+    );
 }
 
 #[test]

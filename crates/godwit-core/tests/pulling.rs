@@ -163,7 +163,7 @@ impl Owner {
             result,
         };
         assert!(
-            self.core.handle_pulled(self.now, message),
+            self.core.handle_pulled(self.now, TrafficClass::Pull, message),
             "it was asked for"
         );
         self.settle();
@@ -404,7 +404,7 @@ fn after_a_lost_connection_everything_is_asked_for_again() {
         zeroes: false,
         result: Ok(()),
     };
-    assert!(!owner.core.handle_pulled(owner.now, stale), "nobody asked");
+    assert!(!owner.core.handle_pulled(owner.now, TrafficClass::Pull, stale), "nobody asked");
     owner.connect();
     while !owner.asked.is_empty() {
         owner.send(Ok(()));
@@ -557,6 +557,6 @@ fn what_the_source_sends_unasked_is_refused() {
             zeroes: true,
             result: Ok(()),
         };
-        assert!(!owner.core.handle_pulled(owner.now, message));
+        assert!(!owner.core.handle_pulled(owner.now, TrafficClass::Pull, message));
     }
 }

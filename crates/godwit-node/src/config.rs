@@ -151,6 +151,7 @@ impl NodeConfig {
             .with(Features::PULLS)
             .with(Features::DELTAS)
             .with(Features::IMAGE_CHUNKS)
+            .with(Features::TWO_PLACES)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

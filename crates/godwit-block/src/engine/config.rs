@@ -36,6 +36,9 @@ pub struct EngineConfig {
     pub written: Option<PathBuf>,
     /// How long a request waits for a part of the disk that is not here, before it fails; for ever when `None`.
     pub longest_missing_wait: Option<Duration>,
+    /// The disk was created from an image: if it has left and this node owes some of it, what is here may never have been
+    /// all of it ([`Controller::is_no_base`](godwit_core::Controller::is_no_base)).
+    pub on_image: bool,
 }
 
 /// What earlier processes stored of a disk.
@@ -66,6 +69,7 @@ impl EngineConfig {
             pull_on_demand_only: false,
             written: None,
             longest_missing_wait: None,
+            on_image: false,
         }
     }
 }
@@ -79,6 +83,8 @@ pub struct MissingSnapshot {
     pub words: Vec<u64>,
     /// How hot each chunk is; empty unless it is the first.
     pub heat: Vec<u8>,
+    /// The blocks that are at that source, where the rest is in an image; nothing unless it is the first.
+    pub at_source: Option<Vec<u64>>,
     /// The disk comes here: nothing was stored of it before.
     pub first: bool,
 }

@@ -108,6 +108,7 @@ pub fn spawn_restored(
             .missing
             .as_ref()
             .map(|(missing, _)| missing.bytes()),
+        missing_at_source: None,
         missing_is_owed: false,
         lacks_room: false,
         cpu_seconds: 0.0,

@@ -30,6 +30,8 @@ pub struct Snapshot {
     pub lacks_room: bool,
     /// How much of the disk is still at the node that gave it away, while this one serves it without.
     pub missing: Option<Bytes>,
+    /// How much of that is at the node that gave it away, where the rest is in the disk's image.
+    pub missing_at_source: Option<Bytes>,
     /// Whether whoever has what is missing is there to be asked for it.
     pub missing_is_owed: bool,
     /// Requests that have entered and not been answered.

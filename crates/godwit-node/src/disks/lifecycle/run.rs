@@ -27,12 +27,13 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// The image has another size than the disk, or the engine cannot start.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
-    let (record, sectors, shared, on_demand_only) = {
+    let (record, sectors, shared, on_demand_only, on_image) = {
         let inner = disk.lock();
         let (entry, record) = (&inner.entry, inner.record);
         let base = entry.fetches(&record);
         let on_demand_only = base.is_some_and(|base| !base.prefetch);
-        (record, entry.sectors, entry.shared, on_demand_only)
+        let on_image = entry.base.is_some();
+        (record, entry.sectors, entry.shared, on_demand_only, on_image)
     };
     if image.capacity != Sectors(sectors) {
         return Err(ErrorBody::new(
@@ -52,6 +53,7 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
     config.shared = shared;
     config.pull_on_demand_only = on_demand_only;
     config.longest_missing_wait = node.config.read_wait;
+    config.on_image = on_image;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {
