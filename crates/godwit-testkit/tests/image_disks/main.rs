@@ -4,6 +4,7 @@
 mod bad;
 mod fetching;
 mod fixture;
+mod leaving;
 mod machines;
 mod moving;
 mod peers;
