@@ -10,8 +10,8 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, Taken, TrafficClass};
 use godwit_core::{
-    Controller, ImageOffer, DeltaBy, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions, PushOptions,
-    RoundOptions, Switchover, Written,
+    Controller, DeltaBy, ImageOffer, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions,
+    PushOptions, RoundOptions, Switchover, Written,
 };
 
 const LIMITS: Limits = Limits {

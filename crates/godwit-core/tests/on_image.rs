@@ -219,7 +219,11 @@ fn it_leaves_now_without_what_differs_if_the_destination_knows_two_places() {
         .iter()
         .map(|(_, sectors, _)| u64::from(*sectors))
         .sum();
-    let sent: u64 = source.copies.iter().map(|sectors| u64::from(*sectors)).sum();
+    let sent: u64 = source
+        .copies
+        .iter()
+        .map(|sectors| u64::from(*sectors))
+        .sum();
     assert_eq!(here + sent, 8 * (10_000 + 1));
     assert!(here > 8 * 4_000, "{here}");
     assert_eq!(source.lacks_at_source[0], (32, 8, 0));

@@ -163,7 +163,8 @@ impl Owner {
             result,
         };
         assert!(
-            self.core.handle_pulled(self.now, TrafficClass::Pull, message),
+            self.core
+                .handle_pulled(self.now, TrafficClass::Pull, message),
             "it was asked for"
         );
         self.settle();
@@ -404,7 +405,12 @@ fn after_a_lost_connection_everything_is_asked_for_again() {
         zeroes: false,
         result: Ok(()),
     };
-    assert!(!owner.core.handle_pulled(owner.now, TrafficClass::Pull, stale), "nobody asked");
+    assert!(
+        !owner
+            .core
+            .handle_pulled(owner.now, TrafficClass::Pull, stale),
+        "nobody asked"
+    );
     owner.connect();
     while !owner.asked.is_empty() {
         owner.send(Ok(()));
@@ -557,6 +563,10 @@ fn what_the_source_sends_unasked_is_refused() {
             zeroes: true,
             result: Ok(()),
         };
-        assert!(!owner.core.handle_pulled(owner.now, TrafficClass::Pull, message));
+        assert!(
+            !owner
+                .core
+                .handle_pulled(owner.now, TrafficClass::Pull, message)
+        );
     }
 }

@@ -111,6 +111,7 @@ pub fn spawn_restored(
         missing_at_source: None,
         missing_is_owed: false,
         lacks_room: false,
+        waits_long: false,
         cpu_seconds: 0.0,
     }));
     let parts = Parts {

@@ -410,7 +410,9 @@ impl Engine {
         let watch = self.drop_stalled();
         let retiring = self.retire_old();
         self.retry_for_room();
+        let waits = self.look_for_long_waits();
         let busy = watch
+            || waits
             || retiring
             || self.shutdown.is_some()
             || !self.deferred.is_empty()
@@ -460,7 +462,8 @@ impl Engine {
             missing: self.core.missing().map(Missing::bytes),
             missing_at_source: self.core.missing().and_then(Missing::bytes_at_source),
             missing_is_owed: self.core.missing_is_owed(),
-            lacks_room: self.vhost.room != Room::Enough,
+            lacks_room: self.vhost.room != Room::Enough && !self.core.wants_missing(),
+            waits_long: self.waits_long(),
             requests_in_flight: self.core.requests_in_flight(),
             counters: self.stats.counters,
             latency: self.stats.summary(self.now),

@@ -196,7 +196,9 @@ pub fn load(
     file.read_exact_at(&mut bytes, 0)?;
     let boot: Boot = *bytes[FIELDS - 16..].first_chunk().unwrap_or(&[0; 16]);
     let of_two = bytes[..8] == MAGIC_OF_TWO;
-    if bytes[..8] != MAGIC && !of_two || bytes[FIELDS..] != *blake3::hash(&bytes[..FIELDS]).as_bytes() {
+    if bytes[..8] != MAGIC && !of_two
+        || bytes[FIELDS..] != *blake3::hash(&bytes[..FIELDS]).as_bytes()
+    {
         return Err(damaged("its header is damaged"));
     }
     if bytes[..] != header(capacity, migration, boot, of_two) {
@@ -267,7 +269,8 @@ mod tests {
     fn created(folder: &tempfile::TempDir) -> (std::path::PathBuf, MissingNotes) {
         let path = folder.path().join("disk");
         let heat = vec![4; Missing::heat_length(CAPACITY)];
-        let notes = create(&path, CAPACITY, MIGRATION, &words(), &heat, None).expect("it is created");
+        let notes =
+            create(&path, CAPACITY, MIGRATION, &words(), &heat, None).expect("it is created");
         (path, notes)
     }
 
@@ -331,8 +334,15 @@ mod tests {
         let heat = vec![4; Missing::heat_length(CAPACITY)];
         let mut at_source = vec![0; Missing::word_length(CAPACITY)];
         at_source[0] = 0xFF00;
-        let notes = create(&path, CAPACITY, MIGRATION, &words(), &heat, Some(&at_source))
-            .expect("it is created");
+        let notes = create(
+            &path,
+            CAPACITY,
+            MIGRATION,
+            &words(),
+            &heat,
+            Some(&at_source),
+        )
+        .expect("it is created");
         let mut now = words();
         now[0] &= !0xF00;
         notes.note(&now, extent(0, 128)).expect("noted");

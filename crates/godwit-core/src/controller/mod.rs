@@ -15,7 +15,8 @@ pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::governor::parts::{GovernorParts, UnknownPart};
 pub use self::limits::Limits;
 pub use self::options::{
-    ImageOffer, LinkSignal, MigrationOptions, OlderCopy, PolicyOptions, PushOptions, RoundOptions, Switchover,
+    ImageOffer, LinkSignal, MigrationOptions, OlderCopy, PolicyOptions, PushOptions, RoundOptions,
+    Switchover,
 };
 pub use self::progress::{DeltaBy, DeltaProgress, Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;

@@ -448,8 +448,8 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
         .engine()
         .and_then(|engine| engine.snapshot().missing_at_source);
     // What is in an image is not at the source.
-    view.source_needed = record.remainder == Some(id)
-        && (!fetches || at_source.is_some_and(|left| left.0 > 0));
+    view.source_needed =
+        record.remainder == Some(id) && (!fetches || at_source.is_some_and(|left| left.0 > 0));
     if view.phase.ended() && !view.source_needed {
         return view;
     }

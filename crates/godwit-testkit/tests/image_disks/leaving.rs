@@ -43,9 +43,7 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
     write(&fixture, &mut model, 8, 16);
     let mut client = fixture.connect();
     let ticket = model.begin_write(30 * 2048 + 3..30 * 2048 + 5, true);
-    client
-        .write_at(30 * MIB + 3 * 512, &[0; 2 * 512])
-        .unwrap();
+    client.write_at(30 * MIB + 3 * 512, &[0; 2 * 512]).unwrap();
     model.end_write(&ticket);
     client.flush().unwrap();
     drop(client);

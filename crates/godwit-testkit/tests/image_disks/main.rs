@@ -8,3 +8,4 @@ mod leaving;
 mod machines;
 mod moving;
 mod peers;
+mod waiting;

@@ -3,7 +3,8 @@
 use core::time::Duration;
 
 use crate::controller::governor::tuning::obstacles::{
-    LEAST_FIRST_ROUND_BYTES, MOST_TIMES_AGAIN, MOVES_BYTES, PERIOD, ROUND_SHRINKS_PART, ROUNDS_AS_LONG,
+    LEAST_FIRST_ROUND_BYTES, MOST_TIMES_AGAIN, MOVES_BYTES, PERIOD, ROUND_SHRINKS_PART,
+    ROUNDS_AS_LONG,
 };
 use crate::event::{Obstacle, PauseReason};
 use crate::units::Time;
@@ -217,7 +218,11 @@ mod tests {
         assert_eq!(after(&[PASS, PASS / 2, PASS / 2]), None, "it may pass");
         assert_eq!(after(&[PASS, PASS / 2, PASS / 2, PASS / 2]), never);
         assert_eq!(after(&[PASS, PASS, PASS / 2, PASS]), never, "twice again");
-        assert_eq!(after(&[4096, PASS, PASS / 2]), never, "what differed was little");
+        assert_eq!(
+            after(&[4096, PASS, PASS / 2]),
+            never,
+            "what differed was little"
+        );
         let mut it = Obstacles::new(at(0), None);
         for _ in 0..4 {
             it.begin_round(PASS);

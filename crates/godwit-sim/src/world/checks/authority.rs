@@ -95,8 +95,7 @@ impl World {
             ),
             Message::Whole { migration } => {
                 let missing = self.nodes[node].missing.as_ref();
-                record.remainder != Some(migration)
-                    || missing.is_some_and(StoredMissing::is_repaid)
+                record.remainder != Some(migration) || missing.is_some_and(StoredMissing::is_repaid)
             }
             _ => true,
         };

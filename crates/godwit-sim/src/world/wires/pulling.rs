@@ -1,11 +1,11 @@
 //! What bodies do for a disk that changed hands before all of it had moved: a connection on which the owner pulls the
 //! rest, and what is stored of what it lacks.
 
-use godwit_core::{Controller, Missing};
 use godwit_core::action::DiskOperation;
 use godwit_core::authority::Ownership;
 use godwit_core::units::{Extent, Sectors};
 use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::{Controller, Missing};
 
 use crate::disk::Data;
 use crate::run::coverage::Reached;
@@ -51,7 +51,8 @@ impl StoredMissing {
     pub(in crate::world) fn is_repaid(&self) -> bool {
         self.at_source.as_ref().is_some_and(|at_source| {
             let both = at_source.iter().zip(&self.durable);
-            both.into_iter().all(|(at_source, missing)| at_source & missing == 0)
+            both.into_iter()
+                .all(|(at_source, missing)| at_source & missing == 0)
         })
     }
 
@@ -220,16 +221,13 @@ impl World {
             return;
         }
         let capacity = Sectors(self.plan.sectors);
-        let stored = it
-            .missing
-            .as_ref()
-            .and_then(|stored| {
-                let missing = Missing::from_parts(capacity, &stored.noted, &stored.heat)?;
-                match &stored.at_source {
-                    Some(at_source) => missing.in_two_places(at_source),
-                    None => Some(missing),
-                }
-            });
+        let stored = it.missing.as_ref().and_then(|stored| {
+            let missing = Missing::from_parts(capacity, &stored.noted, &stored.heat)?;
+            match &stored.at_source {
+                Some(at_source) => missing.in_two_places(at_source),
+                None => Some(missing),
+            }
+        });
         if let (Some(missing), Some(controller)) = (stored, &mut it.controller) {
             controller.restore_missing(missing);
             self.reached(Reached::MissingRestored);

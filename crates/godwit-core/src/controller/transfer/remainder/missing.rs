@@ -3,8 +3,8 @@
 use crate::action::PULL_SECTORS;
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, chunks};
-use crate::wire::TrafficClass;
 use crate::units::{Bytes, Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
+use crate::wire::TrafficClass;
 
 /// Blocks of 4 KiB that a disk lacks, and how often each chunk of 64 KiB was written, as far as that is known.
 #[derive(Debug)]
@@ -58,8 +58,8 @@ impl Missing {
     #[must_use]
     pub fn in_two_places(mut self, at_source: &[u64]) -> Option<Self> {
         let fits = at_source.len() == Self::word_length(self.capacity);
-        self.at_source = fits
-            .then(|| DirtyBitmap::from_words(self.capacity, BLOCK_SECTORS, at_source));
+        self.at_source =
+            fits.then(|| DirtyBitmap::from_words(self.capacity, BLOCK_SECTORS, at_source));
         self.count_at_source();
         fits.then_some(self)
     }
@@ -90,11 +90,16 @@ impl Missing {
     pub(super) fn was_at_source(&self, blocks: &DirtyBitmap) -> bool {
         let at_source = self.at_source().unwrap_or_default().iter();
         let both = at_source.zip(blocks.words());
-        both.into_iter().any(|(at_source, blocks)| at_source & blocks != 0)
+        both.into_iter()
+            .any(|(at_source, blocks)| at_source & blocks != 0)
     }
 
     fn count_at_source(&mut self) {
-        let both = self.at_source().unwrap_or_default().iter().zip(self.words());
+        let both = self
+            .at_source()
+            .unwrap_or_default()
+            .iter()
+            .zip(self.words());
         self.left_at_source = both
             .map(|(at_source, missing)| u64::from((at_source & missing).count_ones()))
             .sum();

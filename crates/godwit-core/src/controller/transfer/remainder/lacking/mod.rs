@@ -49,6 +49,9 @@ pub(in crate::controller) struct Lacking {
     pulls: [Pull; PULL_SLOTS as usize],
     /// Requests that wait for missing blocks, in the order in which they began to, and since when.
     waiting: VecDeque<(RequestTag, Time)>,
+    /// What was waited for by requests that were [given back](Controller::give_back_missing), and whether they write. It is
+    /// pulled as if they waited still.
+    wanted: Vec<(Extent, bool)>,
     put_off: PutOff,
     prefetch: Prefetch,
     /// Only what somebody waits for is asked for.
@@ -75,6 +78,7 @@ impl Lacking {
             is_repaid: false,
             pulls: [Pull::Free; PULL_SLOTS as usize],
             waiting: VecDeque::new(),
+            wanted: Vec::new(),
             put_off: PutOff::default(),
             prefetch: Prefetch::new(),
             on_demand_only: false,

@@ -225,10 +225,12 @@ impl Controller {
             lacking.begin_again();
         }
         let mut somebody_waits = false;
-        for at in 0..lacking.waiting.len() {
-            let Some(extent) = self.slots[lacking.waiting[at].0].extent else {
-                continue;
-            };
+        let slots = &self.slots;
+        let waited = lacking.waiting.iter();
+        let waited = waited.filter_map(|(tag, _)| slots[*tag].extent);
+        let wanted = lacking.wanted.iter().map(|(extent, _)| *extent);
+        let all: Vec<Extent> = waited.chain(wanted).collect();
+        for extent in all {
             loop {
                 let (part, comes) = lacking.part_for(extent);
                 somebody_waits |= comes || part.is_some();
