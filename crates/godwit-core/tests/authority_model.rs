@@ -8,7 +8,6 @@ use godwit_core::wire::Message;
 use stateright::{Checker, Model, Property};
 
 const CRASHES: u8 = 2;
-
 /// A step that the model reports as done without doing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Planted {
@@ -498,12 +497,14 @@ impl Model for TwoNodes {
     }
 }
 
-fn explore(migrations: u8, planted: Planted) -> impl Checker<TwoNodes> {
-    check(TwoNodes {
-        migrations,
-        leaves: [Leaves::Nothing; 2],
+/// A step that is planted into a migration which leaves that behind is found by this property.
+fn is_found((leaves, planted): (Leaves, Planted), property: &'static str) {
+    let found = check(TwoNodes {
+        migrations: 1,
+        leaves: [leaves, Leaves::Nothing],
         planted,
-    })
+    });
+    assert!(found.discovery(property).is_some());
 }
 
 fn check(nodes: TwoNodes) -> impl Checker<TwoNodes> {
@@ -521,7 +522,11 @@ fn holds_in_all_states(checker: impl Checker<TwoNodes>) {
 
 #[test]
 fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
-    holds_in_all_states(explore(2, Planted::Nothing));
+    holds_in_all_states(check(TwoNodes {
+        migrations: 2,
+        leaves: [Leaves::Nothing; 2],
+        planted: Planted::Nothing,
+    }));
 }
 
 #[test]
@@ -535,83 +540,61 @@ fn what_a_node_lacks_is_kept_for_it_until_it_has_come() {
 
 #[test]
 fn a_disk_that_leaves_without_its_image_fetches_that_wherever_it_is() {
-    for back in [Leaves::ItsImage, Leaves::Nothing] {
-        holds_in_all_states(check(TwoNodes {
-            migrations: 2,
-            leaves: [Leaves::ItsImage, back],
-            planted: Planted::Nothing,
-        }));
-    }
-}
-
-#[test]
-fn what_a_node_lacks_beside_its_image_is_kept_for_it_until_it_has_come() {
-    for back in [Leaves::ItsImage, Leaves::Nothing] {
-        holds_in_all_states(check(TwoNodes {
-            migrations: 2,
-            leaves: [Leaves::ItsImageAndAPart, back],
-            planted: Planted::Nothing,
-        }));
+    for leaves in [Leaves::ItsImage, Leaves::ItsImageAndAPart] {
+        for back in [Leaves::ItsImage, Leaves::Nothing] {
+            holds_in_all_states(check(TwoNodes {
+                migrations: 2,
+                leaves: [leaves, back],
+                planted: Planted::Nothing,
+            }));
+        }
     }
 }
 
 #[test]
 fn a_debt_beside_an_image_that_is_said_to_be_paid_too_early_is_found() {
-    let found = check(TwoNodes {
-        migrations: 1,
-        leaves: [Leaves::ItsImageAndAPart, Leaves::Nothing],
-        planted: Planted::RepaidEarly,
-    });
-    assert!(
-        found
-            .discovery("what a node lacks is kept for it")
-            .is_some()
+    is_found(
+        (Leaves::ItsImageAndAPart, Planted::RepaidEarly),
+        "what a node lacks is kept for it",
     );
 }
 
 #[test]
 fn a_disk_that_leaves_without_its_image_as_if_that_were_whole_is_found() {
-    let found = check(TwoNodes {
-        migrations: 1,
-        leaves: [Leaves::ItsImage, Leaves::Nothing],
-        planted: Planted::ImageForgotten,
-    });
-    let property = "an owner that has not what is in its image fetches it";
-    assert!(found.discovery(property).is_some());
+    is_found(
+        (Leaves::ItsImage, Planted::ImageForgotten),
+        "an owner that has not what is in its image fetches it",
+    );
 }
 
 #[test]
 fn a_debt_that_is_forgotten_is_found() {
-    let found = check(TwoNodes {
-        migrations: 1,
-        leaves: [Leaves::APart, Leaves::Nothing],
-        planted: Planted::DebtForgotten,
-    });
-    assert!(
-        found
-            .discovery("what a node lacks is kept for it")
-            .is_some()
+    is_found(
+        (Leaves::APart, Planted::DebtForgotten),
+        "what a node lacks is kept for it",
     );
 }
 
 #[test]
 fn serving_on_after_an_acceptance_that_was_not_stored_is_found() {
-    let found = explore(1, Planted::AcceptedNotStored);
-    assert!(found.discovery("every doubt can be resolved").is_some());
+    is_found(
+        (Leaves::Nothing, Planted::AcceptedNotStored),
+        "every doubt can be resolved",
+    );
 }
 
 #[test]
 fn an_acceptance_of_what_was_not_flushed_is_found() {
-    let found = explore(1, Planted::NotFlushed);
-    assert!(
-        found
-            .discovery("whoever owns the disk has flushed it")
-            .is_some()
+    is_found(
+        (Leaves::Nothing, Planted::NotFlushed),
+        "whoever owns the disk has flushed it",
     );
 }
 
 #[test]
 fn committing_before_the_relinquishment_is_stored_is_found() {
-    let found = explore(1, Planted::RelinquishedNotStored);
-    assert!(found.discovery("at most one owner").is_some());
+    is_found(
+        (Leaves::Nothing, Planted::RelinquishedNotStored),
+        "at most one owner",
+    );
 }

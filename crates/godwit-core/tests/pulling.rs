@@ -243,6 +243,25 @@ fn a_read_of_what_is_here_waits_for_nothing_and_one_of_what_is_missing_goes_firs
 }
 
 #[test]
+fn what_is_given_back_is_pulled_as_if_it_was_waited_for() {
+    let mut owner = lacking(&[(extent(0, 7168), 0)]);
+    owner.read(1, 7000, 8);
+    owner.read(2, 6000, 8);
+    assert_eq!(owner.core.missing_waits_since(), Some(Time(0)));
+    owner.core.give_back_missing(owner.now, |tag| tag.0 == 1);
+    owner.settle();
+    assert_eq!(owner.answers, [(1, Err(RequestError::NotServing))]);
+    owner.connect();
+    // Nothing else is asked for before.
+    let asked: Vec<Extent> = owner.asked.iter().map(|(_, part)| *part).collect();
+    assert_eq!(asked, [extent(6000, 16), extent(7000, 40)]);
+    owner.send(Ok(()));
+    assert!(owner.answered(2) && owner.core.wants_missing());
+    owner.send(Ok(()));
+    assert!(!owner.core.wants_missing());
+}
+
+#[test]
 fn a_write_of_whole_blocks_waits_for_nothing_and_what_was_pulled_there_is_dropped() {
     let mut owner = lacking(&[(extent(0, 16), 0)]);
     owner.connect();

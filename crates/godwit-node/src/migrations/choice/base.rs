@@ -42,8 +42,10 @@ pub(in crate::migrations) async fn choose(
     };
     let pushes = matches!(request.policy, Some(Policy::PushPull | Policy::PostCopy));
     // A disk that is whole goes by them as a whole, and needs no repository afterwards.
-    let asks_for_another =
-        !matches!(request.policy, None | Some(Policy::PreCopy)) && !(pushes && fetches);
+    let asks_for_another = match request.policy {
+        None | Some(Policy::PreCopy) => false,
+        Some(_) => !(pushes && fetches),
+    };
     let asks_for_all = request.whole || request.verify;
     if asks_for_another || asks_for_all || request.round_block_bytes.is_some() {
         return whole(

@@ -138,6 +138,11 @@ impl Lacking {
         (None, comes)
     }
 
+    /// Whether anything is pulled that nobody waits for: what is in an image may stay there, and nothing else.
+    const fn prefetches(&self) -> bool {
+        !self.on_demand_only || self.needs_source()
+    }
+
     /// What nobody waits for, hottest first.
     fn next_prefetch(&mut self) -> Option<Extent> {
         loop {
@@ -149,7 +154,7 @@ impl Lacking {
                     if !self.is_on_its_way(part)
                         && !self.put_off.touches(part)
                         && self.can_come(class)
-                        && !(self.on_demand_only && class != TrafficClass::Pull)
+                        && (class == TrafficClass::Pull || !self.on_demand_only)
                     {
                         return Some(part);
                     }
@@ -241,7 +246,7 @@ impl Controller {
             }
         }
         while !somebody_waits
-            && !(lacking.on_demand_only && !lacking.needs_source())
+            && lacking.prefetches()
             && lacking.free_slots() > FOR_WAITING
             && let Some(part) = lacking.next_prefetch()
             && let Some(asks) = lacking.ask(part)
