@@ -63,6 +63,10 @@ pub enum PlantedBug {
     ForgetDebt,
     /// How often the guest wrote is lost when the disk changes hands without a part.
     LoseCounts,
+    /// An owner tells the node that owes it a part that it needs that no more, before this is durable.
+    RepaidEarly,
+    /// Where what an owner lacks is in two places, it takes what another node owes from the image.
+    TakenFromImage,
     /// A node that will owe a part of the disk does not flush it before it gives the disk away.
     OweUnflushed,
     /// What was to be sent later is forgotten when the policy changes.
@@ -84,7 +88,7 @@ pub enum PlantedBug {
 
 impl PlantedBug {
     /// All defects.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::SwitchoverWithPosted,
         Self::ForgetPosted,
         Self::ReadOverPosted,
@@ -109,6 +113,8 @@ impl PlantedBug {
         Self::ForgetZeroed,
         Self::FlushWithoutCheckpoint,
         Self::ForgetDebt,
+        Self::RepaidEarly,
+        Self::TakenFromImage,
         Self::LoseCounts,
         Self::OweUnflushed,
         Self::SwitchForgetsDelayed,
@@ -147,6 +153,8 @@ impl PlantedBug {
             Self::ForgetZeroed => "forget-zeroed",
             Self::FlushWithoutCheckpoint => "flush-without-checkpoint",
             Self::ForgetDebt => "forget-debt",
+            Self::RepaidEarly => "repaid-early",
+            Self::TakenFromImage => "taken-from-image",
             Self::LoseCounts => "lose-counts",
             Self::OweUnflushed => "owe-unflushed",
             Self::SwitchForgetsDelayed => "switch-forgets-delayed",

@@ -8,7 +8,6 @@ use godwit_core::wire::Message;
 use stateright::{Checker, Model, Property};
 
 const CRASHES: u8 = 2;
-
 /// A step that the model reports as done without doing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Planted {
@@ -20,6 +19,8 @@ enum Planted {
     DebtForgotten,
     /// A disk that leaves without its image leaves as if that were whole.
     ImageForgotten,
+    /// A node that lacks something in two places says that it has what its source had, and has not.
+    RepaidEarly,
 }
 
 /// What of the disk a migration leaves behind.
@@ -30,6 +31,14 @@ enum Leaves {
     APart,
     /// What is in the disk's image, which nobody owes.
     ItsImage,
+    /// Both.
+    ItsImageAndAPart,
+}
+
+impl Leaves {
+    const fn an_image(self) -> bool {
+        matches!(self, Self::ItsImage | Self::ItsImageAndAPart)
+    }
 }
 
 struct TwoNodes {
@@ -42,7 +51,7 @@ struct TwoNodes {
 impl TwoNodes {
     /// Whether the disk is created from an image of which nothing is here.
     fn is_on_image(&self) -> bool {
-        self.leaves[0] == Leaves::ItsImage
+        self.leaves[0].an_image()
     }
 }
 
@@ -68,6 +77,8 @@ struct Node {
     image: Image,
     /// What of its disk is in the image from which that was created is not here.
     needs_image: bool,
+    /// Beside that, something is not here that its source has. That is as durable as the disk.
+    needs_source: bool,
 }
 
 /// What of a node's disk survives a crash, as far as it was received.
@@ -88,6 +99,10 @@ enum Step {
     },
     /// The last of what a node lacked is on its disk, durably.
     Arrived {
+        node: usize,
+    },
+    /// The last of what only its source had is on a node's disk, durably, and not all of the image.
+    Repaid {
         node: usize,
     },
     /// A node says what it owes.
@@ -156,6 +171,7 @@ impl Node {
             flushing: false,
             image,
             needs_image,
+            needs_source: false,
         }
     }
 }
@@ -188,13 +204,17 @@ impl State {
                 let migration = migration(self.started);
                 if self.nodes[1 - source].authority.receive(migration) {
                     self.nodes[1 - source].image = Image::Received;
-                    self.nodes[1 - source].needs_image = leaves == Leaves::ItsImage;
+                    self.nodes[1 - source].needs_image = leaves.an_image();
+                    self.nodes[1 - source].needs_source = leaves == Leaves::ItsImageAndAPart;
                     let source_has = &mut self.nodes[source].authority;
                     let tells = planted != Planted::ImageForgotten;
                     let effects = match leaves {
                         Leaves::Nothing => source_has.prepare(migration, false),
                         Leaves::APart => source_has.prepare(migration, true),
-                        Leaves::ItsImage => source_has.prepare_on_image(migration, tells),
+                        Leaves::ItsImage => source_has.prepare_on_image(migration, tells, false),
+                        Leaves::ItsImageAndAPart => {
+                            source_has.prepare_on_image(migration, true, true)
+                        }
                     };
                     self.apply(source, effects);
                 }
@@ -203,8 +223,16 @@ impl State {
                 let effects = self.nodes[node].authority.whole();
                 if !effects.is_empty() {
                     self.nodes[node].needs_image = false;
+                    self.nodes[node].needs_source = false;
                 }
                 self.apply(node, effects);
+            }
+            Step::Repaid { node } => {
+                let it = &mut self.nodes[node];
+                it.needs_source = planted == Planted::RepaidEarly;
+                if let Some(migration) = it.authority.lacks() {
+                    self.network.send(1 - node, Message::Whole { migration });
+                }
             }
             Step::TellDebt { node } => {
                 if let Some(migration) = self.nodes[node].authority.owes() {
@@ -269,7 +297,10 @@ impl State {
                     Image::Durable => Image::Durable,
                     Image::Received | Image::Lost => Image::Lost,
                 };
-                self.nodes[node] = Node::new(it.durable, image, it.needs_image);
+                self.nodes[node] = Node {
+                    needs_source: it.needs_source,
+                    ..Node::new(it.durable, image, it.needs_image)
+                };
             }
         }
     }
@@ -339,7 +370,7 @@ impl Model for TwoNodes {
             });
         }
         for (node, it) in state.nodes.iter().enumerate() {
-            if it.authority.may_serve() && state.started < self.migrations {
+            if it.authority.may_serve() && !it.needs_source && state.started < self.migrations {
                 let leaves = self.leaves[usize::from(state.started)];
                 steps.push(Step::Start {
                     source: node,
@@ -348,6 +379,9 @@ impl Model for TwoNodes {
             }
             if it.authority.record().lacks().is_some() {
                 steps.push(Step::Arrived { node });
+            }
+            if it.needs_source && it.authority.may_serve() {
+                steps.push(Step::Repaid { node });
             }
             if it.authority.owes().is_some() {
                 steps.push(Step::TellDebt { node });
@@ -411,7 +445,7 @@ impl Model for TwoNodes {
                         let Some(migration) = state.nodes[node].authority.lacks() else {
                             return true;
                         };
-                        if model.is_on_image() {
+                        if model.is_on_image() && !state.nodes[node].needs_source {
                             return true;
                         }
                         let other = &state.nodes[1 - node];
@@ -463,12 +497,14 @@ impl Model for TwoNodes {
     }
 }
 
-fn explore(migrations: u8, planted: Planted) -> impl Checker<TwoNodes> {
-    check(TwoNodes {
-        migrations,
-        leaves: [Leaves::Nothing; 2],
+/// A step that is planted into a migration which leaves that behind is found by this property.
+fn is_found((leaves, planted): (Leaves, Planted), property: &'static str) {
+    let found = check(TwoNodes {
+        migrations: 1,
+        leaves: [leaves, Leaves::Nothing],
         planted,
-    })
+    });
+    assert!(found.discovery(property).is_some());
 }
 
 fn check(nodes: TwoNodes) -> impl Checker<TwoNodes> {
@@ -486,7 +522,11 @@ fn holds_in_all_states(checker: impl Checker<TwoNodes>) {
 
 #[test]
 fn no_state_has_two_owners_or_a_doubt_that_cannot_be_resolved() {
-    holds_in_all_states(explore(2, Planted::Nothing));
+    holds_in_all_states(check(TwoNodes {
+        migrations: 2,
+        leaves: [Leaves::Nothing; 2],
+        planted: Planted::Nothing,
+    }));
 }
 
 #[test]
@@ -500,58 +540,61 @@ fn what_a_node_lacks_is_kept_for_it_until_it_has_come() {
 
 #[test]
 fn a_disk_that_leaves_without_its_image_fetches_that_wherever_it_is() {
-    for back in [Leaves::ItsImage, Leaves::Nothing] {
-        holds_in_all_states(check(TwoNodes {
-            migrations: 2,
-            leaves: [Leaves::ItsImage, back],
-            planted: Planted::Nothing,
-        }));
+    for leaves in [Leaves::ItsImage, Leaves::ItsImageAndAPart] {
+        for back in [Leaves::ItsImage, Leaves::Nothing] {
+            holds_in_all_states(check(TwoNodes {
+                migrations: 2,
+                leaves: [leaves, back],
+                planted: Planted::Nothing,
+            }));
+        }
     }
 }
 
 #[test]
+fn a_debt_beside_an_image_that_is_said_to_be_paid_too_early_is_found() {
+    is_found(
+        (Leaves::ItsImageAndAPart, Planted::RepaidEarly),
+        "what a node lacks is kept for it",
+    );
+}
+
+#[test]
 fn a_disk_that_leaves_without_its_image_as_if_that_were_whole_is_found() {
-    let found = check(TwoNodes {
-        migrations: 1,
-        leaves: [Leaves::ItsImage, Leaves::Nothing],
-        planted: Planted::ImageForgotten,
-    });
-    let property = "an owner that has not what is in its image fetches it";
-    assert!(found.discovery(property).is_some());
+    is_found(
+        (Leaves::ItsImage, Planted::ImageForgotten),
+        "an owner that has not what is in its image fetches it",
+    );
 }
 
 #[test]
 fn a_debt_that_is_forgotten_is_found() {
-    let found = check(TwoNodes {
-        migrations: 1,
-        leaves: [Leaves::APart, Leaves::Nothing],
-        planted: Planted::DebtForgotten,
-    });
-    assert!(
-        found
-            .discovery("what a node lacks is kept for it")
-            .is_some()
+    is_found(
+        (Leaves::APart, Planted::DebtForgotten),
+        "what a node lacks is kept for it",
     );
 }
 
 #[test]
 fn serving_on_after_an_acceptance_that_was_not_stored_is_found() {
-    let found = explore(1, Planted::AcceptedNotStored);
-    assert!(found.discovery("every doubt can be resolved").is_some());
+    is_found(
+        (Leaves::Nothing, Planted::AcceptedNotStored),
+        "every doubt can be resolved",
+    );
 }
 
 #[test]
 fn an_acceptance_of_what_was_not_flushed_is_found() {
-    let found = explore(1, Planted::NotFlushed);
-    assert!(
-        found
-            .discovery("whoever owns the disk has flushed it")
-            .is_some()
+    is_found(
+        (Leaves::Nothing, Planted::NotFlushed),
+        "whoever owns the disk has flushed it",
     );
 }
 
 #[test]
 fn committing_before_the_relinquishment_is_stored_is_found() {
-    let found = explore(1, Planted::RelinquishedNotStored);
-    assert!(found.discovery("at most one owner").is_some());
+    is_found(
+        (Leaves::Nothing, Planted::RelinquishedNotStored),
+        "at most one owner",
+    );
 }

@@ -10,8 +10,8 @@ use godwit_core::sla::LatencyTarget;
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
 use godwit_core::wire::{Message, Taken, TrafficClass};
 use godwit_core::{
-    Controller, DeltaBy, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions, PushOptions,
-    RoundOptions, Switchover, Written,
+    Controller, DeltaBy, ImageOffer, Limits, MigrationOptions, Missing, OlderCopy, PolicyOptions,
+    PushOptions, RoundOptions, Switchover, Written,
 };
 
 const LIMITS: Limits = Limits {
@@ -170,6 +170,15 @@ impl Node {
         });
     }
 
+    fn leave_image(&mut self) {
+        self.leave_by(MigrationOptions {
+            image: ImageOffer::OnePlace,
+            policy: in_blocks(),
+            switchover: Switchover::WhenTold,
+            ..MigrationOptions::new(GOES)
+        });
+    }
+
     fn leave_by(&mut self, options: MigrationOptions) {
         self.core
             .start_source(self.now, options)
@@ -305,6 +314,7 @@ fn what_was_forwarded_and_is_done_here_while_the_guest_is_held_stays() {
     node.core.handle_forward_lost(node.now);
     node.settle();
     let lacks = Message::Lacks {
+        at_source: false,
         start: Lba(16),
         sectors: 8,
         heat: 1,
@@ -451,7 +461,7 @@ fn what_is_in_the_image_only_is_never_copied_from_where_a_write_to_it_failed() {
 
     let mut node = being_compared();
     assert!(compare(&mut node));
-    node.leave(OlderCopy::None, in_blocks());
+    node.leave_image();
     node.fails_writes = true;
     node.write(0, 8);
     assert_eq!(node.copied(), []);
@@ -460,7 +470,7 @@ fn what_is_in_the_image_only_is_never_copied_from_where_a_write_to_it_failed() {
     // What is here is copied as it is.
     let mut node = being_compared();
     assert!(compare(&mut node));
-    node.leave(OlderCopy::None, in_blocks());
+    node.leave_image();
     node.fails_writes = true;
     node.write(64, 8);
     assert!(node.core.switch_over(node.now));
@@ -472,7 +482,7 @@ fn what_is_in_the_image_only_is_never_copied_from_where_a_write_to_it_failed() {
 fn the_image_of_a_disk_that_left_without_a_part_of_its_own_image_never_counts() {
     let mut node = being_compared();
     assert!(compare(&mut node));
-    node.leave(OlderCopy::None, in_blocks());
+    node.leave_image();
     assert!(node.core.switch_over(node.now));
     node.settle();
     node.hears(Message::Prepared { migration: GOES });

@@ -8,7 +8,7 @@ use godwit_core::authority::AuthorityRecord;
 use godwit_core::request::Operation;
 use godwit_core::units::{Extent, Lba, MigrationId};
 use godwit_core::{
-    Controller, MigrationChange, MigrationOptions, Missing, PolicyOptions, PushOptions,
+    Controller, ImageOffer, MigrationChange, MigrationOptions, Missing, PolicyOptions, PushOptions,
     RoundOptions, StartError, Switchover,
 };
 use support::Source;
@@ -20,6 +20,7 @@ const MOMENT: Duration = Duration::from_secs(5);
 fn options(policy: PolicyOptions) -> MigrationOptions {
     MigrationOptions {
         policy,
+        image: ImageOffer::OnePlace,
         switchover: Switchover::WhenTold,
         peer_timeout: Duration::from_secs(600),
         ..MigrationOptions::new(MigrationId([1; 16]))
@@ -140,7 +141,7 @@ fn a_disk_of_which_nothing_differs_leaves_with_nothing() {
 }
 
 #[test]
-fn it_goes_by_pre_copy_in_short_blocks_only() {
+fn it_goes_by_what_is_copied_block_by_block_only() {
     let mut source = compared();
     assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
     let long_blocks = PolicyOptions::PreCopy(RoundOptions::default());
@@ -149,23 +150,105 @@ fn it_goes_by_pre_copy_in_short_blocks_only() {
         let refused = source.core.start_source(source.now, options(policy));
         assert!(matches!(refused, Err(StartError::Option(_))), "{refused:?}");
     }
-    starts(&mut source);
-    let change = MigrationChange {
-        policy: Some(PushOptions::default()),
-        ..MigrationChange::default()
+    let as_a_whole = |policy| MigrationOptions {
+        image: ImageOffer::None,
+        ..options(policy)
     };
-    assert!(source.core.change_migration(source.now, &change).is_err());
+    let refused = source
+        .core
+        .start_source(source.now, as_a_whole(PolicyOptions::DoubleWrite));
+    assert!(matches!(refused, Err(StartError::Option(_))), "{refused:?}");
+    starts(&mut source);
     // As a whole it goes like any other.
     let mut source = compared();
     assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
     source.core.forget_comparison();
+    let refused = source.core.start_source(source.now, options(pre_copy()));
+    assert!(matches!(refused, Err(StartError::Option(_))), "{refused:?}");
     let started = source
         .core
-        .start_source(source.now, options(PolicyOptions::DoubleWrite));
+        .start_source(source.now, as_a_whole(PolicyOptions::DoubleWrite));
     assert_eq!(started, Ok(()));
-    let mut leaves = Source::leaving(options(PolicyOptions::DoubleWrite));
+    let mut leaves = Source::leaving(as_a_whole(PolicyOptions::DoubleWrite));
     let begun = leaves.core.begin_comparison();
     assert!(matches!(begun, Err(StartError::Busy)), "{begun:?}");
+}
+
+fn leave_now() -> MigrationChange {
+    MigrationChange {
+        policy: Some(PushOptions {
+            longest_push: Some(Duration::ZERO),
+            ..PushOptions::default()
+        }),
+        ..MigrationChange::default()
+    }
+}
+
+#[test]
+fn it_leaves_now_without_what_differs_if_the_destination_knows_two_places() {
+    let different: Vec<u64> = (250_000..260_000).collect();
+    let begun = |image| {
+        let mut source = compared();
+        assert!(source.core.end_comparison(&words(&different), &words(&[4])));
+        let slow = MigrationOptions {
+            max_bandwidth: Some(8 << 20),
+            image,
+            ..options(pre_copy())
+        };
+        source
+            .core
+            .start_source(source.now, slow)
+            .expect("it starts");
+        source.pass(Duration::from_secs(2));
+        source
+    };
+    let mut source = begun(ImageOffer::OnePlace);
+    let refused = source.core.change_migration(source.now, &leave_now());
+    assert!(refused.is_err(), "it would be looked for in the image");
+    let mut source = begun(ImageOffer::TwoPlaces);
+    write(&mut source, 1, 35, 1);
+    let changed = source.core.change_migration(source.now, &leave_now());
+    assert_eq!(changed, Ok(()));
+    assert!(source.core.switch_over(source.now));
+    source.pass(MOMENT);
+    assert!(source.asked_to_accept);
+    // What was written is here, and all that was found to differ and had not been sent.
+    assert_eq!(source.lacks, [], "block 4 was written");
+    let here: u64 = source
+        .lacks_at_source
+        .iter()
+        .map(|(_, sectors, _)| u64::from(*sectors))
+        .sum();
+    let sent: u64 = source
+        .copies
+        .iter()
+        .map(|sectors| u64::from(*sectors))
+        .sum();
+    assert_eq!(here + sent, 8 * (10_000 + 1));
+    assert!(here > 8 * 4_000, "{here}");
+    assert_eq!(source.lacks_at_source[0], (32, 8, 0));
+}
+
+#[test]
+fn it_is_pushed_from_the_start_if_that_is_asked_for() {
+    let mut source = compared();
+    assert!(source.core.end_comparison(&words(&[1]), &words(&[4])));
+    let pushes = MigrationOptions {
+        image: ImageOffer::TwoPlaces,
+        ..options(PolicyOptions::PushPull(PushOptions {
+            threshold: 0,
+            ..PushOptions::default()
+        }))
+    };
+    source
+        .core
+        .start_source(source.now, pushes)
+        .expect("it starts");
+    assert!(source.core.switch_over(source.now));
+    source.pass(MOMENT);
+    assert!(source.asked_to_accept && source.copies.is_empty());
+    assert_eq!(source.lacks, [(32, 8, 2)]);
+    assert_eq!(source.lacks_at_source, [(8, 8, 0)]);
 }
 
 #[test]

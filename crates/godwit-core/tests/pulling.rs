@@ -163,7 +163,8 @@ impl Owner {
             result,
         };
         assert!(
-            self.core.handle_pulled(self.now, message),
+            self.core
+                .handle_pulled(self.now, TrafficClass::Pull, message),
             "it was asked for"
         );
         self.settle();
@@ -239,6 +240,25 @@ fn a_read_of_what_is_here_waits_for_nothing_and_one_of_what_is_missing_goes_firs
     owner.send_in(slot, wanted, Ok(()));
     assert!(owner.answered(2));
     assert!(owner.asked.len() >= prefetched - 2);
+}
+
+#[test]
+fn what_is_given_back_is_pulled_as_if_it_was_waited_for() {
+    let mut owner = lacking(&[(extent(0, 7168), 0)]);
+    owner.read(1, 7000, 8);
+    owner.read(2, 6000, 8);
+    assert_eq!(owner.core.missing_waits_since(), Some(Time(0)));
+    owner.core.give_back_missing(owner.now, |tag| tag.0 == 1);
+    owner.settle();
+    assert_eq!(owner.answers, [(1, Err(RequestError::NotServing))]);
+    owner.connect();
+    // Nothing else is asked for before.
+    let asked: Vec<Extent> = owner.asked.iter().map(|(_, part)| *part).collect();
+    assert_eq!(asked, [extent(6000, 16), extent(7000, 40)]);
+    owner.send(Ok(()));
+    assert!(owner.answered(2) && owner.core.wants_missing());
+    owner.send(Ok(()));
+    assert!(!owner.core.wants_missing());
 }
 
 #[test]
@@ -404,7 +424,12 @@ fn after_a_lost_connection_everything_is_asked_for_again() {
         zeroes: false,
         result: Ok(()),
     };
-    assert!(!owner.core.handle_pulled(owner.now, stale), "nobody asked");
+    assert!(
+        !owner
+            .core
+            .handle_pulled(owner.now, TrafficClass::Pull, stale),
+        "nobody asked"
+    );
     owner.connect();
     while !owner.asked.is_empty() {
         owner.send(Ok(()));
@@ -557,6 +582,10 @@ fn what_the_source_sends_unasked_is_refused() {
             zeroes: true,
             result: Ok(()),
         };
-        assert!(!owner.core.handle_pulled(owner.now, message));
+        assert!(
+            !owner
+                .core
+                .handle_pulled(owner.now, TrafficClass::Pull, message)
+        );
     }
 }

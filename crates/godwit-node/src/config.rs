@@ -78,6 +78,8 @@ pub struct NodeConfig {
     /// How long a read waits for a part of its disk that is not here, but in an image or at the node that gave the
     /// disk away, before it fails; for ever when `None`.
     pub read_wait: Option<Duration>,
+    /// What becomes of them then.
+    pub read_wait_then: AfterReadWait,
     /// Where the memory of virtual machines may be that other nodes map, too.
     pub memory_pools: Vec<MemoryPoolConfig>,
     /// How it takes part in moves of processes; `None`: not at all.
@@ -136,6 +138,16 @@ pub struct MemoryPoolConfig {
     pub folder: PathBuf,
 }
 
+/// What becomes of reads that have waited for as long as they may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterReadWait {
+    /// They fail.
+    #[default]
+    Error,
+    /// A virtual machine that this node runs stands still until what it waits for is here. Others wait on.
+    Pause,
+}
+
 impl NodeConfig {
     /// The most [`Self::nbd_connections`] that there may be: each has memory and a request of its own.
     pub const MOST_NBD_CONNECTIONS: u32 = 256;
@@ -151,6 +163,7 @@ impl NodeConfig {
             .with(Features::PULLS)
             .with(Features::DELTAS)
             .with(Features::IMAGE_CHUNKS)
+            .with(Features::TWO_PLACES)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 
@@ -355,6 +368,7 @@ pub(crate) mod tests {
             pools: Vec::new(),
             images: ImagesConfig::default(),
             read_wait: None,
+            read_wait_then: AfterReadWait::default(),
             memory_pools: Vec::new(),
             processes: None,
         }

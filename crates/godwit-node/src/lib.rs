@@ -24,8 +24,8 @@ mod transport;
 mod vms;
 
 pub use config::{
-    ImagesConfig, IncomingLimits, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig,
-    ProcessesConfig, TlsFiles,
+    AfterReadWait, ImagesConfig, IncomingLimits, MemoryPoolConfig, NodeConfig, PeerConfig,
+    PoolConfig, ProcessesConfig, TlsFiles,
 };
 pub use daemon::run::run;
 pub use godwit_core::GovernorParts;

@@ -107,7 +107,7 @@ impl Body {
             zeroes,
             result,
         };
-        assert!(self.core.handle_pulled(self.now, message), "{message:?}");
+        assert!(self.core.handle_pulled(self.now, TrafficClass::Pull, message), "{message:?}");
     }
 
     /// Something arrives that was not, as a rule.
@@ -115,7 +115,7 @@ impl Body {
         if let Message::Pulled { slot, extent, .. } = message
             && !self.pulls.contains(&(slot, extent))
         {
-            assert!(!self.core.handle_pulled(self.now, message), "{message:?}");
+            assert!(!self.core.handle_pulled(self.now, TrafficClass::Pull, message), "{message:?}");
         }
     }
 

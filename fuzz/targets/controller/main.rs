@@ -323,6 +323,7 @@ fn message(input: &mut Input<'_>) -> (TrafficClass, Message) {
             start: Lba(u64::from(input.byte() % 128)),
             sectors: u32::from(input.byte() % 64),
             heat: input.byte(),
+            at_source: input.one_in(2),
         },
         0 => Message::Ping,
         1 => Message::Pong,

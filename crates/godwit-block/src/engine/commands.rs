@@ -61,6 +61,8 @@ impl Engine {
             Command::Forward(sync) => self.forward(sync),
             Command::ServeForwarded { peer, sync } => self.serve_forwarded(peer, sync),
             Command::Pull(stream) => self.pull_up(stream),
+            Command::Fetch(stream) if self.core.lacks_in_two_places() => self.fetch_up(stream),
+            Command::Fetch(stream) => self.pull_up(stream),
             Command::PullOnDemandOnly => self.core.pull_on_demand_only(),
             Command::BeginComparison { reply } => reply(self.core.begin_comparison()),
             Command::EndComparison { different, same } => {

@@ -36,6 +36,11 @@ pub struct EngineConfig {
     pub written: Option<PathBuf>,
     /// How long a request waits for a part of the disk that is not here, before it fails; for ever when `None`.
     pub longest_missing_wait: Option<Duration>,
+    /// After how long such a wait of a virtual machine's it is to be stopped ([`EngineEvent::WaitsLong`]).
+    pub missing_pauses_after: Option<Duration>,
+    /// The disk was created from an image: if it has left and this node owes some of it, what is here may never have been
+    /// all of it ([`Controller::is_no_base`](godwit_core::Controller::is_no_base)).
+    pub on_image: bool,
 }
 
 /// What earlier processes stored of a disk.
@@ -66,6 +71,8 @@ impl EngineConfig {
             pull_on_demand_only: false,
             written: None,
             longest_missing_wait: None,
+            missing_pauses_after: None,
+            on_image: false,
         }
     }
 }
@@ -79,6 +86,8 @@ pub struct MissingSnapshot {
     pub words: Vec<u64>,
     /// How hot each chunk is; empty unless it is the first.
     pub heat: Vec<u8>,
+    /// The blocks that are at that source, where the rest is in an image; nothing unless it is the first.
+    pub at_source: Option<Vec<u64>>,
     /// The disk comes here: nothing was stored of it before.
     pub first: bool,
 }
@@ -104,6 +113,11 @@ pub enum EngineEvent {
     /// served. [`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still) lets
     /// the machine be stopped meanwhile.
     OutOfSpace(bool),
+    /// A request waits for a part of the disk that is not here, for as long as [`EngineConfig::missing_pauses_after`], and
+    /// a virtual machine uses the disk: it can be stopped
+    /// ([`EngineHandle::machine_stands_still`](crate::engine::EngineHandle::machine_stands_still)) until
+    /// [`Snapshot::waits_long`](crate::engine::Snapshot::waits_long) says that what it waits for is here. Said every second.
+    WaitsLong,
     /// Store durably what the disk lacks ([`crate::image::missing`]), then call
     /// [`EngineHandle::missing_stored`](crate::engine::EngineHandle::missing_stored). Until
     /// [`Event::Whole`] or [`Event::ReceiveAborted`], when it can be removed.

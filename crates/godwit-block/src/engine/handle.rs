@@ -50,6 +50,7 @@ pub(super) enum Command {
         sync: PeerStream,
     },
     Pull(PeerStream),
+    Fetch(PeerStream),
     PullOnDemandOnly,
     BeginComparison {
         reply: Reply<Result<Vec<u64>, StartError>>,
@@ -282,6 +283,12 @@ impl EngineHandle {
     /// place of an earlier one.
     pub fn pull(&self, stream: PeerStream) {
         self.inner.send(Command::Pull(stream));
+    }
+
+    /// On this connection the disk fetches what it lacks of its image, in place of an earlier one; beside [`Self::pull`] where
+    /// another node owes some of what it lacks, and as there where none does.
+    pub fn fetch(&self, stream: PeerStream) {
+        self.inner.send(Command::Fetch(stream));
     }
 
     /// Of what the disk lacks only what somebody waits for is pulled from now on.

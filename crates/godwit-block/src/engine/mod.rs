@@ -108,8 +108,10 @@ pub fn spawn_restored(
             .missing
             .as_ref()
             .map(|(missing, _)| missing.bytes()),
+        missing_at_source: None,
         missing_is_owed: false,
         lacks_room: false,
+        waits_long: false,
         cpu_seconds: 0.0,
     }));
     let parts = Parts {

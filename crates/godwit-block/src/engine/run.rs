@@ -59,6 +59,8 @@ pub(super) struct Engine {
     pub(super) owed: Chunks,
     /// Where it does, at either end.
     pub(super) pulling: Option<ConnectionKey>,
+    /// On which the image is to be had, where another node owes some of what the disk lacks.
+    pub(super) fetching: Option<ConnectionKey>,
     /// What was pulled and is not written, by slot.
     pub(super) pulled: [Option<RequestTag>; PULL_SLOTS as usize],
     /// Notes what has come of what the disk lacks.
@@ -174,6 +176,9 @@ impl Engine {
         if let Some(longest) = config.longest_missing_wait {
             core.fail_missing_after(longest);
         }
+        if config.on_image && record.owes().is_some() {
+            core.is_no_base();
+        }
         let Restored { missing, written } = restored;
         if let Some(written) = written {
             core.restore_written(written);
@@ -194,6 +199,7 @@ impl Engine {
             chunks: Chunks::default(),
             owed: Chunks::default(),
             pulling: None,
+            fetching: None,
             pulled: [None; PULL_SLOTS as usize],
             notes,
             broken: None,
@@ -404,7 +410,9 @@ impl Engine {
         let watch = self.drop_stalled();
         let retiring = self.retire_old();
         self.retry_for_room();
+        let waits = self.look_for_long_waits();
         let busy = watch
+            || waits
             || retiring
             || self.shutdown.is_some()
             || !self.deferred.is_empty()
@@ -452,8 +460,10 @@ impl Engine {
             clients: self.clients,
             front_end: self.vhost.state(),
             missing: self.core.missing().map(Missing::bytes),
+            missing_at_source: self.core.missing().and_then(Missing::bytes_at_source),
             missing_is_owed: self.core.missing_is_owed(),
-            lacks_room: self.vhost.room != Room::Enough,
+            lacks_room: self.vhost.room != Room::Enough && !self.core.wants_missing(),
+            waits_long: self.waits_long(),
             requests_in_flight: self.core.requests_in_flight(),
             counters: self.stats.counters,
             latency: self.stats.summary(self.now),

@@ -6,11 +6,12 @@
 //! 4096   how hot each chunk of 64 KiB is, a byte each
 //! then   a bit for each block of 4 KiB that is missing, as far as that is durable
 //! then   the same as this boot of the host knows it
+//! then   where the rest is in an image: a bit for each block that was at the node that gave the disk away
 //! ```
 //!
 //! Each part begins at a multiple of 4 KiB. The third is made durable with care: a block is missing there until its
 //! data is durable. The fourth is only written, so it outlasts the process and not the host. After a boot the third
-//! takes its place.
+//! takes its place. The last is never changed. Another magic says that it is there.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -21,6 +22,8 @@ use godwit_core::Missing;
 use godwit_core::units::{Extent, MigrationId, Sectors};
 
 const MAGIC: [u8; 8] = *b"GDWMISS1";
+/// The same with what is in two places. Builds that know of one place refuse it.
+const MAGIC_OF_TWO: [u8; 8] = *b"GDWMISS2";
 const PAGE: u64 = 4096;
 /// Magic, capacity, migration, boot.
 const FIELDS: usize = 8 + 8 + 16 + 16;
@@ -51,6 +54,10 @@ impl Layout {
 
     const fn noted(self) -> u64 {
         self.durable() + (self.words as u64 * 8).next_multiple_of(PAGE)
+    }
+
+    const fn at_source(self) -> u64 {
+        self.noted() + (self.words as u64 * 8).next_multiple_of(PAGE)
     }
 }
 
@@ -84,9 +91,9 @@ fn from_bytes(bytes: &[u8]) -> Vec<u64> {
     words.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-fn header(capacity: Sectors, migration: MigrationId, boot: Boot) -> Vec<u8> {
+fn header(capacity: Sectors, migration: MigrationId, boot: Boot, of_two: bool) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(FIELDS + 32);
-    bytes.extend_from_slice(&MAGIC);
+    bytes.extend_from_slice(if of_two { &MAGIC_OF_TWO } else { &MAGIC });
     bytes.extend_from_slice(&capacity.0.to_le_bytes());
     bytes.extend_from_slice(&migration.0);
     bytes.extend_from_slice(&boot);
@@ -112,7 +119,7 @@ fn this_boot() -> Boot {
 }
 
 /// Makes durable what a disk of this capacity will lack when it has come by this migration, in place of what is at
-/// the path.
+/// the path; and what of that is at the migration's source, if the rest is in an image.
 ///
 /// # Errors
 /// The file cannot be written, or its folder not be made durable.
@@ -122,6 +129,7 @@ pub fn create(
     migration: MigrationId,
     words: &[u64],
     heat: &[u8],
+    at_source: Option<&[u64]>,
 ) -> io::Result<MissingNotes> {
     let layout = Layout::new(capacity);
     let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -133,10 +141,14 @@ pub fn create(
         .truncate(true)
         .open(&fresh)?;
     let bytes = to_bytes(words);
-    file.write_all(&header(capacity, migration, this_boot()))?;
+    let of_two = at_source.is_some();
+    file.write_all(&header(capacity, migration, this_boot(), of_two))?;
     file.write_all_at(heat, PAGE)?;
     file.write_all_at(&bytes, layout.durable())?;
     file.write_all_at(&bytes, layout.noted())?;
+    if let Some(at_source) = at_source {
+        file.write_all_at(&to_bytes(at_source), layout.at_source())?;
+    }
     file.sync_all()?;
     std::fs::rename(&fresh, path)?;
     if let Some(folder) = path.parent() {
@@ -183,10 +195,13 @@ pub fn load(
     let mut bytes = [0; FIELDS + 32];
     file.read_exact_at(&mut bytes, 0)?;
     let boot: Boot = *bytes[FIELDS - 16..].first_chunk().unwrap_or(&[0; 16]);
-    if bytes[..8] != MAGIC || bytes[FIELDS..] != *blake3::hash(&bytes[..FIELDS]).as_bytes() {
+    let of_two = bytes[..8] == MAGIC_OF_TWO;
+    if bytes[..8] != MAGIC && !of_two
+        || bytes[FIELDS..] != *blake3::hash(&bytes[..FIELDS]).as_bytes()
+    {
         return Err(damaged("its header is damaged"));
     }
-    if bytes[..] != header(capacity, migration, boot) {
+    if bytes[..] != header(capacity, migration, boot, of_two) {
         return Ok(None);
     }
     let layout = Layout::new(capacity);
@@ -204,11 +219,17 @@ pub fn load(
     if !same_boot {
         file.write_all_at(&bits, layout.noted())?;
         file.sync_data()?;
-        file.write_all_at(&header(capacity, migration, now), 0)?;
+        file.write_all_at(&header(capacity, migration, now, of_two), 0)?;
         file.sync_data()?;
     }
-    let missing = Missing::from_parts(capacity, &from_bytes(&bits), &heat)
+    let mut missing = Missing::from_parts(capacity, &from_bytes(&bits), &heat)
         .ok_or_else(|| damaged("it is of another disk"))?;
+    if of_two {
+        file.read_exact_at(&mut bits, layout.at_source())?;
+        missing = missing
+            .in_two_places(&from_bytes(&bits))
+            .ok_or_else(|| damaged("it is of another disk"))?;
+    }
     let start = layout.noted();
     Ok(Some((missing, MissingNotes { file, start })))
 }
@@ -248,7 +269,8 @@ mod tests {
     fn created(folder: &tempfile::TempDir) -> (std::path::PathBuf, MissingNotes) {
         let path = folder.path().join("disk");
         let heat = vec![4; Missing::heat_length(CAPACITY)];
-        let notes = create(&path, CAPACITY, MIGRATION, &words(), &heat).expect("it is created");
+        let notes =
+            create(&path, CAPACITY, MIGRATION, &words(), &heat, None).expect("it is created");
         (path, notes)
     }
 
@@ -262,8 +284,12 @@ mod tests {
 
     /// As if the host had been started anew.
     fn boot(path: &Path) {
-        let file = OpenOptions::new().write(true).open(path).expect("the file");
-        let bytes = header(CAPACITY, MIGRATION, [9; 16]);
+        let file = (OpenOptions::new().read(true).write(true))
+            .open(path)
+            .expect("the file");
+        let mut magic = [0; 8];
+        file.read_exact_at(&mut magic, 0).expect("it has one");
+        let bytes = header(CAPACITY, MIGRATION, [9; 16], magic == MAGIC_OF_TWO);
         file.write_all_at(&bytes, 0).expect("written");
     }
 
@@ -299,6 +325,41 @@ mod tests {
             .expect("read")
             .expect("there");
         assert_eq!(missing.bytes(), Bytes(4096));
+    }
+
+    #[test]
+    fn what_is_in_two_places_stays_there_whatever_comes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("disk");
+        let heat = vec![4; Missing::heat_length(CAPACITY)];
+        let mut at_source = vec![0; Missing::word_length(CAPACITY)];
+        at_source[0] = 0xFF00;
+        let notes = create(
+            &path,
+            CAPACITY,
+            MIGRATION,
+            &words(),
+            &heat,
+            Some(&at_source),
+        )
+        .expect("it is created");
+        let mut now = words();
+        now[0] &= !0xF00;
+        notes.note(&now, extent(0, 128)).expect("noted");
+        let left = |path: &Path| {
+            assert!(lacks(path).len() == now.len());
+            let (missing, _) = load(path, CAPACITY, MIGRATION)
+                .expect("read")
+                .expect("there");
+            assert_eq!(missing.at_source(), Some(&at_source[..]));
+            missing.bytes_at_source()
+        };
+        assert_eq!(left(&path), Some(Bytes(4 * 4096)));
+        boot(&path);
+        assert_eq!(left(&path), Some(Bytes(8 * 4096)));
+        store(&path, CAPACITY, &now).expect("stored");
+        boot(&path);
+        assert_eq!(left(&path), Some(Bytes(4 * 4096)));
     }
 
     #[test]

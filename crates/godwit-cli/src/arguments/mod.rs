@@ -15,7 +15,7 @@ use godwit_api::{ImageFormat, RunNic};
 pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
 pub(crate) use self::nic::NicCommand;
 use self::nic::parse_nic;
-pub(crate) use self::node::{LogFormatArgument, NodeArguments};
+pub(crate) use self::node::{LogFormatArgument, NodeArguments, ReadWaitThen};
 pub(crate) use self::process::ProcessCommand;
 pub(crate) use self::switch::{LeavingPolicy, SwitchArguments};
 use crate::failure::EXIT_CODES;

@@ -124,9 +124,29 @@ pub(crate) struct NodeArguments {
     /// gave the disk away, before they fail, like 60s; for ever when left out
     #[arg(long, alias = "image-wait", env = "GODWIT_READ_WAIT", value_name = "TIME", value_parser = parse_duration)]
     pub read_wait: Option<u64>,
+    /// What becomes of them then: they fail, or the virtual machine that this node runs on the disk stands still until it
+    /// can go on. Where no machine of this node does, 'pause' lets them wait for ever
+    #[arg(
+        long,
+        env = "GODWIT_READ_WAIT_THEN",
+        value_name = "WHAT",
+        value_enum,
+        default_value_t,
+        requires = "read_wait"
+    )]
+    pub read_wait_then: ReadWaitThen,
     /// How log lines look
     #[arg(long, env = "GODWIT_LOG_FORMAT", value_enum, default_value_t)]
     pub log_format: LogFormatArgument,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReadWaitThen {
+    /// They fail
+    #[default]
+    Error,
+    /// The machine stands still
+    Pause,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use godwit_node::{
-    ImagesConfig, IncomingLimits, LogFormat, MemoryPoolConfig, NodeConfig, PeerConfig, PoolConfig,
-    ProcessesConfig, TlsFiles, init_logging,
+    AfterReadWait, ImagesConfig, IncomingLimits, LogFormat, MemoryPoolConfig, NodeConfig,
+    PeerConfig, PoolConfig, ProcessesConfig, TlsFiles, init_logging,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::arguments::{Connection, LogFormatArgument, NodeArguments};
+use crate::arguments::{Connection, LogFormatArgument, NodeArguments, ReadWaitThen};
 use crate::failure::Failure;
 
 pub(crate) fn run(arguments: NodeArguments, connection: Connection) -> Result<(), Failure> {
@@ -65,6 +65,10 @@ fn config(arguments: NodeArguments, connection: Connection) -> Result<NodeConfig
     Ok(NodeConfig {
         images,
         read_wait: arguments.read_wait.map(Duration::from_secs),
+        read_wait_then: match arguments.read_wait_then {
+            ReadWaitThen::Error => AfterReadWait::Error,
+            ReadWaitThen::Pause => AfterReadWait::Pause,
+        },
         name: arguments.name,
         data_dir: arguments.data_dir,
         listen: arguments.listen,

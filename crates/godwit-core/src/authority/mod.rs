@@ -198,10 +198,15 @@ impl Authority {
     }
 
     /// Source: the same for a disk on an image, of which the destination `lacks` a part that it was told of and gets
-    /// from the image, as this node may: it owes nothing.
-    pub fn prepare_on_image(&mut self, migration: MigrationId, lacks: bool) -> Vec<Effect> {
+    /// from the image, as this node may. The source `owes` what it has told to be here, and nothing else.
+    pub fn prepare_on_image(
+        &mut self,
+        migration: MigrationId,
+        lacks: bool,
+        owes: bool,
+    ) -> Vec<Effect> {
         match self.may_leave_rest() {
-            true => self.ask(migration, lacks, false, true),
+            true => self.ask(migration, lacks || owes, owes, true),
             false => Vec::new(),
         }
     }

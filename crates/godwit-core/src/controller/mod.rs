@@ -15,7 +15,8 @@ pub use self::governor::arrivals::{Arrivals, GuestLoad};
 pub use self::governor::parts::{GovernorParts, UnknownPart};
 pub use self::limits::Limits;
 pub use self::options::{
-    LinkSignal, MigrationOptions, OlderCopy, PolicyOptions, PushOptions, RoundOptions, Switchover,
+    ImageOffer, LinkSignal, MigrationOptions, OlderCopy, PolicyOptions, PushOptions, RoundOptions,
+    Switchover,
 };
 pub use self::progress::{DeltaBy, DeltaProgress, Progress, PromiseProgress, StartError};
 pub use self::requests::forwarding::Admission;
@@ -83,6 +84,8 @@ pub struct Controller {
     owing: Owing,
     /// The connection is up on which an owner pulls.
     pull_is_up: bool,
+    /// The connection is up on which the image is to be had, where another node owes some of what this one lacks.
+    image_is_up: bool,
     /// When the owner is told again that this node owes.
     owes_at: Option<Time>,
     /// The disk is being flushed before a part of it is owed.
@@ -143,6 +146,7 @@ impl Controller {
             longest_missing_wait: None,
             owing: Owing::new(),
             pull_is_up: false,
+            image_is_up: false,
             owes_at: None,
             flushing_owed: false,
             orphaned_reads: 0,
@@ -322,13 +326,14 @@ impl Controller {
                 start,
                 sectors,
                 heat,
-            } => self.will_lack(start, sectors, heat),
+                at_source,
+            } => self.will_lack(start, sectors, heat, at_source),
             Message::Pull { slot, extent } => self.serve_pull(slot, extent),
             Message::Whole { .. } => {
                 let effects = self.authority.handle(&message);
                 self.apply(effects);
             }
-            Message::Owes { migration } => self.owed(migration),
+            Message::Owes { migration } => self.owed(class, migration),
             // Those go to `handle_forwarder_message`, `handle_pulled` and `admit_forwarded`.
             Message::Forward { .. }
             | Message::ForwardBegin { .. }

@@ -26,6 +26,8 @@ pub struct MigrationOptions {
     /// Chunks in flight at once while the guest does I/O, from 1 to `window_chunks`: what is in
     /// flight is what a double write queues behind, at the link and at the destination's disk.
     pub busy_window_chunks: u16,
+    /// What of the disk's image was offered to the destination.
+    pub image: ImageOffer,
     /// Most bytes per second that copies, double writes and delayed writes together may take;
     /// double writes are never held back, so a guest that writes more than this gets it all and
     /// the rest waits.
@@ -176,6 +178,7 @@ impl MigrationOptions {
             sla: None,
             guest_load: None,
             wake_up_limit: None,
+            image: ImageOffer::None,
             delayed_writes: true,
             delayed_write_rate: None,
             interface_budget: None,
@@ -189,6 +192,18 @@ impl MigrationOptions {
             peer_timeout: Duration::from_secs(10),
         }
     }
+}
+
+/// What a move makes of the image that a disk was created from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageOffer {
+    /// It is nothing to the destination, which gets all of the disk from here.
+    #[default]
+    None,
+    /// The destination fetches from there what is as it is there, and gets the rest from here before the disk leaves.
+    OnePlace,
+    /// The same, but the disk may leave before: then the destination lacks something in two places.
+    TwoPlaces,
 }
 
 /// What the body sees of the sync connection of an outgoing migration.

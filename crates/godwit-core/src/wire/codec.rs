@@ -165,8 +165,10 @@ impl Message {
                 start,
                 sectors,
                 heat,
+                at_source,
             } => {
                 header = Header::new(Kind::Lacks);
+                header.flags = if at_source { FLAG_LACKS } else { 0 };
                 (header.start, header.sectors) = (start, sectors);
                 header.tag = u32::from(heat);
             }
@@ -377,6 +379,7 @@ impl Message {
                 start: header.start,
                 sectors: header.sectors,
                 heat: u8::try_from(header.tag).map_err(|_| DecodeError::Field("heat"))?,
+                at_source: header.flags & FLAG_LACKS != 0,
             },
             Kind::Owes => Self::Owes {
                 migration: migration_in(body)?,

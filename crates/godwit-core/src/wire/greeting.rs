@@ -58,6 +58,9 @@ impl Features {
     /// Who has chunks of an image gives them to nodes that ask with [`Purpose::Image`].
     pub const IMAGE_CHUNKS: Self = Self(256);
 
+    /// What the owner of a disk lacks may be in two places: in its image, and at the node that gave the disk away.
+    pub const TWO_PLACES: Self = Self(512);
+
     /// These and the others.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {

@@ -227,6 +227,8 @@ pub enum Message {
         sectors: u32,
         /// How often the guest wrote there during the migration: what it wrote more often is pulled first.
         heat: u8,
+        /// Of a disk on an image: these are at the source, and what is told of without this is in the image.
+        at_source: bool,
     },
     /// To the owner from the node that gave it the disk: as far as that knows, the owner lacks a part of the disk that was given away by
     /// this migration. The owner pulls it on this connection, or answers with [`Message::Whole`].
@@ -324,7 +326,7 @@ impl Message {
             | Self::Forward { .. }
             | Self::ForwardReply { .. } => matches!(class, TrafficClass::Sync),
             Self::Owes { .. } | Self::Pull { .. } | Self::Pulled { .. } | Self::Whole { .. } => {
-                matches!(class, TrafficClass::Pull)
+                matches!(class, TrafficClass::Pull | TrafficClass::Image)
             }
             Self::Ack { .. } => matches!(class, TrafficClass::Sync | TrafficClass::Copy),
             _ => matches!(class, TrafficClass::Control),

@@ -45,6 +45,9 @@ pub enum TrafficClass {
     Copy,
     /// After switchover, what the owner lacks and pulls.
     Pull,
+    /// Within a host: what the owner lacks of its image, while it lacks something that another node owes, too. No hello
+    /// says so.
+    Image,
 }
 
 impl TrafficClass {
@@ -55,10 +58,11 @@ impl TrafficClass {
             Self::Sync => 2,
             Self::Copy => 3,
             Self::Pull => 4,
+            Self::Image => 5,
         }
     }
 
-    /// The class that a hello's number stands for.
+    /// The class that a hello's number stands for; nothing for [`Self::Image`], which no other node may open.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::Control),

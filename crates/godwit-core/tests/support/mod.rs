@@ -35,6 +35,7 @@ pub(crate) struct Source {
     pub(crate) sent: Vec<Sent>,
     /// What it will lack: start, sectors, heat.
     pub(crate) lacks: Vec<(u64, u32, u8)>,
+    pub(crate) lacks_at_source: Vec<(u64, u32, u8)>,
     /// What it compared.
     pub(crate) compared: Vec<Extent>,
     /// The disk does not finish the reads of chunks.
@@ -76,6 +77,7 @@ impl Source {
             copies: Vec::new(),
             sent: Vec::new(),
             lacks: Vec::new(),
+            lacks_at_source: Vec::new(),
             compared: Vec::new(),
             hold_reads: false,
             held: Vec::new(),
@@ -175,15 +177,21 @@ impl Source {
             Message::NewGeneration { generation } => Message::GenerationReached { generation },
             Message::Ping => Message::Pong,
             Message::Lacks {
+                at_source,
                 start,
                 sectors,
                 heat,
             } => {
-                self.lacks.push((start.0, sectors, heat));
+                let told = match at_source {
+                    true => &mut self.lacks_at_source,
+                    false => &mut self.lacks,
+                };
+                told.push((start.0, sectors, heat));
                 return;
             }
             Message::Prepare { lacks, .. } => {
-                assert_eq!(lacks, !self.lacks.is_empty());
+                let told = self.lacks.len() + self.lacks_at_source.len();
+                assert_eq!(lacks, told > 0);
                 self.asked_to_accept = true;
                 return;
             }

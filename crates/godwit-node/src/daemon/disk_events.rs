@@ -33,7 +33,7 @@ pub(crate) fn hear(
             Said::Core(event) => migrations::handle_event(&node, &disk, event).await,
             Said::ForwardDown => migrations::afterwards::forward::start(&node, &disk),
             Said::PullDown => migrations::afterwards::pulling::start_again(&node, &disk),
-            Said::OutOfSpace => room::ran_out(&node, &disk),
+            Said::OutOfSpace | Said::WaitsLong => room::ran_out(&node, &disk),
             Said::EngineFailed { migration, problem } => {
                 migrations::engine_failed(&node, &disk, migration, &problem).await;
             }

@@ -35,6 +35,8 @@ pub(crate) enum Said {
     PullDown,
     /// The image has no room for what a guest writes.
     OutOfSpace,
+    /// A machine's request waits long for a part of the disk that is not here.
+    WaitsLong,
     /// The engine ended by itself, and a migration with it that nobody else has to decide.
     EngineFailed {
         /// Which migration.

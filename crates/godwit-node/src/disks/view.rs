@@ -79,7 +79,7 @@ fn status(inner: &Inner, state: DiskState) -> String {
         DiskState::Serving if inner.record.lacks().is_some() => {
             let snapshot = inner.engine.as_ref().map(|engine| engine.handle.snapshot());
             let is_owed = snapshot.as_ref().is_some_and(|it| it.missing_is_owed);
-            let left = snapshot.and_then(|it| it.missing);
+            let left = snapshot.as_ref().and_then(|it| it.missing);
             let left = left.map_or_else(|| String::from("a part"), |left| left.to_string());
             if let Some(base) = inner.entry.fetches(&inner.record) {
                 let how = match (&inner.image_trouble, base.prefetch) {
@@ -87,8 +87,20 @@ fn status(inner: &Inner, state: DiskState) -> String {
                     (None, true) => String::from("from where it is being fetched"),
                     (None, false) => String::from("from where it is fetched when it is read"),
                 };
+                let at_source = snapshot.and_then(|it| it.missing_at_source);
+                let Some(at_source) = at_source.filter(|at_source| at_source.0 > 0) else {
+                    return format!(
+                        "served here; {left} of it still in image '{}', {how}",
+                        base.image
+                    );
+                };
+                let needed = match is_owed {
+                    true => "which is needed until that has come",
+                    false => "which is needed and not connected: reads of that wait",
+                };
                 return format!(
-                    "served here; {left} of it still in image '{}', {how}",
+                    "served here; {left} of it still elsewhere: {at_source} at node '{other}', {needed}; the rest in \
+                     image '{}', {how}",
                     base.image
                 );
             }

@@ -134,7 +134,15 @@ async fn fill(
         let file = image::create(&name, &path, Bytes(size))?;
         let map = lacking::prepare(&node.config, &name).map_err(failed)?;
         let heat = vec![0; Missing::heat_length(sectors)];
-        missing::create(&map, sectors, fetch, &words(&manifest, sectors), &heat).map_err(failed)?;
+        missing::create(
+            &map,
+            sectors,
+            fetch,
+            &words(&manifest, sectors),
+            &heat,
+            None,
+        )
+        .map_err(failed)?;
         Ok(file)
     });
     let mut record = AuthorityRecord::created();

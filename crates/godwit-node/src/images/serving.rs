@@ -158,7 +158,7 @@ impl Source {
         loop {
             match pair().await {
                 Ok((ours, theirs)) => {
-                    engine.pull(PeerStream {
+                    engine.fetch(PeerStream {
                         socket: theirs,
                         tls: None,
                     });

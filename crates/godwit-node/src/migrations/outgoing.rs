@@ -11,7 +11,7 @@ use godwit_core::wire::{
     Features, Greeting, Offer, OfferedImage, Place, Purpose, RefusalCode, Reply, TrafficClass,
     TransferPolicy,
 };
-use godwit_core::{MigrationOptions, OlderCopy, Switchover};
+use godwit_core::{ImageOffer, MigrationOptions, OlderCopy, Switchover};
 use tokio::sync::{Notify, oneshot};
 
 use super::choice::base::Refused;
@@ -460,6 +460,11 @@ impl Attempt {
             policy: match self.on_image {
                 Some(_) => base::in_blocks(options::policy(&self.settings)),
                 None => options::policy(&self.settings),
+            },
+            image: match &self.on_image {
+                None => ImageOffer::None,
+                Some(_) if agreed.contain(Features::TWO_PLACES) => ImageOffer::TwoPlaces,
+                Some(_) => ImageOffer::OnePlace,
             },
             verify: self.settings.verify,
             older_copy,

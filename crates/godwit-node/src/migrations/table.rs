@@ -439,8 +439,17 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
     let Some(disk) = node.disks.find(&view.disk) else {
         return view;
     };
-    let record = disk.lock().record;
-    view.source_needed = record.remainder == Some(id);
+    let (record, fetches) = {
+        let inner = disk.lock();
+        let fetches = inner.entry.fetches(&inner.record).is_some();
+        (inner.record, fetches)
+    };
+    let at_source = disk
+        .engine()
+        .and_then(|engine| engine.snapshot().missing_at_source);
+    // What is in an image is not at the source.
+    view.source_needed =
+        record.remainder == Some(id) && (!fetches || at_source.is_some_and(|left| left.0 > 0));
     if view.phase.ended() && !view.source_needed {
         return view;
     }
@@ -448,8 +457,8 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
         return view;
     };
     let snapshot = engine.snapshot();
-    view.missing_bytes = snapshot
-        .missing
+    view.missing_bytes = at_source
+        .or(snapshot.missing)
         .filter(|_| record.lacks() == Some(id))
         .map(|missing| missing.0);
     if view.phase.ended() {

@@ -41,9 +41,9 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
             .map(|log| log.display().to_string()),
         memory: pooled(&inner),
         problem: inner.problem.clone().or_else(|| {
-            let disk = inner.lacks_room.as_ref()?;
+            let why = inner.stands_still.as_ref()?;
             Some(format!(
-                "no space is left for disk {disk}: it goes on when there is, or with 'godwit vm resume {}'",
+                "{why}: it goes on when that has passed, or with 'godwit vm resume {}'",
                 vm.name
             ))
         }),

@@ -94,8 +94,8 @@ pub(crate) struct Inner {
     pub(crate) spare: Option<Spare>,
     /// The run state that QEMU reported last.
     pub(crate) run_state: Option<String>,
-    /// The disk for which there is no room, while the VM is stopped because of that.
-    pub(crate) lacks_room: Option<String>,
+    /// Why the VM is stopped until a disk can go on that has no room, or lacks what the VM reads; for people.
+    pub(crate) stands_still: Option<String>,
     /// Bytes of its memory that are not in its memory pool any more: the first ones.
     pub(crate) local_bytes: u64,
     /// The last move of its memory, if there was one.
@@ -137,7 +137,7 @@ impl Vm {
                 nics: Vec::new(),
                 spare: None,
                 run_state: None,
-                lacks_room: None,
+                stands_still: None,
                 local_bytes: 0,
                 moving: None,
                 problem: None,

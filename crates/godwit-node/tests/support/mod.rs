@@ -58,6 +58,7 @@ pub(crate) fn plain(name: &str, dir: &Path) -> NodeConfig {
         pools: Vec::new(),
         images: Default::default(),
         read_wait: None,
+        read_wait_then: godwit_node::AfterReadWait::default(),
         memory_pools: Vec::new(),
         processes: None,
         peers: Vec::new(),

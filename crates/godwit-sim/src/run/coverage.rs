@@ -38,6 +38,7 @@ states! {
     PostCopyPolicy "transfer: post-copy",
     MovedInPart "pulls: disks that moved without a part",
     PullConnected "pulls: connections",
+    TwoPlaces "pulls: from a node and from an image",
     MissingStored "pulls: what a disk lacks stored",
     MissingRestored "pulls: went on after a crash",
     Whole "pulls: disks that became whole",

@@ -128,7 +128,7 @@ impl World {
             match class {
                 TrafficClass::Copy => self.coverage.add(Reached::CopyDiscarded, dropped),
                 TrafficClass::Sync => self.coverage.add(Reached::SyncDiscarded, dropped),
-                TrafficClass::Control | TrafficClass::Pull => {
+                TrafficClass::Control | TrafficClass::Pull | TrafficClass::Image => {
                     self.fail("control and pull frames are never discarded", || {
                         format!("{dropped} frames")
                     });
@@ -263,6 +263,7 @@ impl World {
             Event::LeftImage { .. } => {
                 self.reached(Reached::LeftImage);
                 self.nodes[node].missing = None;
+                self.leave_image(node);
             }
             Event::Whole { .. } => {
                 self.reached(Reached::Whole);

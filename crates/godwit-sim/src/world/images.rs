@@ -6,7 +6,7 @@ use godwit_core::action::PullSlot;
 use godwit_core::request::RequestError;
 use godwit_core::units::{Extent, MigrationId, Sectors};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{MigrationOptions, Missing, OlderCopy, RoundOptions};
+use godwit_core::{ImageOffer, MigrationOptions, Missing, OlderCopy, RoundOptions};
 
 use crate::disk::sectors;
 use crate::history::{IMAGE, Value};
@@ -32,6 +32,8 @@ pub(super) struct OnImage {
     /// Whether its engine is connected to what gives it the image; counts the connections.
     connected: bool,
     connections: u32,
+    /// That connection is beside one on which another node owes some.
+    apart: bool,
     /// The comparison under way: what was missing when it began, and what was read of the disk then.
     begun: Option<(Vec<u64>, Vec<Value>)>,
     /// It was compared, and may leave.
@@ -39,6 +41,14 @@ pub(super) struct OnImage {
 }
 
 impl OnImage {
+    /// What an engine is told on that connection is told as this.
+    const fn class(&self) -> TrafficClass {
+        match self.apart {
+            true => TrafficClass::Image,
+            false => TrafficClass::Pull,
+        }
+    }
+
     /// A process has ended.
     pub(super) fn clear(&mut self) {
         self.connected = false;
@@ -82,6 +92,11 @@ impl World {
     pub(super) fn as_guests_see_it(&self, node: usize, sector: u64) -> Value {
         let it = &self.nodes[node];
         match &it.missing {
+            Some(missing)
+                if missing.is_noted(sector) && missing.is_at_source(sector) == Some(true) =>
+            {
+                self.nodes[1 - node].disk.current[sector as usize]
+            }
             Some(missing) if missing.is_noted(sector) => content(sector),
             _ => it.disk.current[sector as usize],
         }
@@ -98,19 +113,29 @@ impl World {
 
     /// The options of such a migration.
     pub(super) fn options_on_image(planned: MigrationOptions) -> MigrationOptions {
-        let rounds = match planned.policy {
-            PolicyOptions::PreCopy(rounds) => rounds,
-            _ => RoundOptions::default(),
-        };
-        MigrationOptions {
-            policy: PolicyOptions::PreCopy(RoundOptions {
+        let in_blocks = |rounds| {
+            PolicyOptions::PreCopy(RoundOptions {
                 block_sectors: BLOCK as u32,
                 ..rounds
-            }),
+            })
+        };
+        MigrationOptions {
+            policy: match planned.policy {
+                PolicyOptions::PreCopy(rounds) => in_blocks(rounds),
+                PolicyOptions::PushPull(push) => PolicyOptions::PushPull(push),
+                _ => in_blocks(RoundOptions::default()),
+            },
+            image: ImageOffer::TwoPlaces,
             older_copy: OlderCopy::None,
             verify: false,
             ..planned
         }
+    }
+
+    /// What was compared is of no use any more.
+    pub(super) fn forget_comparison(&mut self, node: usize) {
+        self.nodes[node].image.compared = false;
+        self.with(node, |controller, _| controller.forget_comparison());
     }
 
     /// Whether the disk was compared with its image. If not, that begins, and the migration is tried again when it ends.
@@ -197,23 +222,36 @@ impl World {
         let (Some(migration), true) = (it.image.fetch, it.is_up() && it.serves()) else {
             return;
         };
-        if it.image.connected || it.pull.is_some() || !self.fetches(node) {
+        let apart = it.controller.as_ref();
+        let apart = apart.is_some_and(|controller| controller.lacks_in_two_places());
+        let taken = it.pull.is_some() && !apart;
+        if it.image.connected || taken || !self.fetches(node) {
             return;
         }
         let image = &mut self.nodes[node].image;
         image.connected = true;
         image.connections += 1;
-        self.with(node, |controller, now| controller.handle_pull_up(now));
+        image.apart = apart;
+        self.with(node, |controller, now| match apart {
+            true => controller.handle_image_up(now),
+            false => controller.handle_pull_up(now),
+        });
+        let class = self.nodes[node].image.class();
         self.with(node, |controller, now| {
             let owes = Message::Owes { migration };
-            controller.handle_message(now, TrafficClass::Pull, owes, None);
+            controller.handle_message(now, class, owes, None);
         });
     }
 
     /// What an engine says to what gives it the image; false when it says it to another node.
-    pub(super) fn say_to_image(&mut self, node: usize, message: &Message) -> bool {
+    pub(super) fn say_to_image(
+        &mut self,
+        node: usize,
+        class: TrafficClass,
+        message: &Message,
+    ) -> bool {
         let it = &self.nodes[node];
-        if !it.image.connected {
+        if !it.image.connected || it.image.class() != class {
             return false;
         }
         let (incarnation, connection) = (it.incarnation, it.image.connections);
@@ -290,8 +328,9 @@ impl World {
             zeroes: zeroes && !away,
             result,
         };
+        let class = self.nodes[node].image.class();
         let expected = self.with(node, |controller, now| {
-            controller.handle_pulled(now, pulled)
+            controller.handle_pulled(now, class, pulled)
         });
         if expected == Some(false) {
             self.fail("what arrives was pulled", || {
@@ -300,10 +339,21 @@ impl World {
         }
     }
 
+    /// The disk has left without what it had not fetched: its engine hangs up.
+    pub(super) fn leave_image(&mut self, node: usize) {
+        let image = &self.nodes[node].image;
+        let (incarnation, connection) = (self.nodes[node].incarnation, image.connections);
+        self.image_hangs_up(node, incarnation, connection);
+    }
+
     pub(super) fn image_hangs_up(&mut self, node: usize, incarnation: u32, connection: u32) {
         if self.is_connection(node, incarnation, connection) {
             self.nodes[node].image.connected = false;
-            self.with(node, |controller, now| controller.handle_pull_lost(now));
+            let class = self.nodes[node].image.class();
+            self.with(node, |controller, now| match class {
+                TrafficClass::Image => controller.handle_image_lost(now),
+                _ => controller.handle_pull_lost(now),
+            });
         }
     }
 }

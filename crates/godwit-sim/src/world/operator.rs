@@ -79,7 +79,7 @@ impl World {
         });
         if started != Some(Ok(())) {
             self.nodes[source].outgoing = false;
-            self.with(source, |controller, _| controller.forget_comparison());
+            self.forget_comparison(source);
             return self.cut(session, MILLISECOND);
         }
         self.count_policy(&options);

@@ -4,6 +4,8 @@
 mod bad;
 mod fetching;
 mod fixture;
+mod leaving;
 mod machines;
 mod moving;
 mod peers;
+mod waiting;

@@ -167,7 +167,7 @@ impl Connection {
         match self.party {
             Party::Client { .. } => Class::Client,
             Party::Peer {
-                class: TrafficClass::Copy | TrafficClass::Pull,
+                class: TrafficClass::Copy | TrafficClass::Pull | TrafficClass::Image,
                 ..
             } => Class::Copy,
             Party::Peer { .. } => Class::Sync,

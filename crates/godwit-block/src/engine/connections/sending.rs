@@ -58,7 +58,7 @@ impl Engine {
             return;
         };
         let keys = match class {
-            TrafficClass::Control | TrafficClass::Pull => &[],
+            TrafficClass::Control | TrafficClass::Pull | TrafficClass::Image => &[],
             TrafficClass::Sync => links.sync.as_slice(),
             TrafficClass::Copy => &links.copies[..],
         };

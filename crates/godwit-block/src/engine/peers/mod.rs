@@ -27,6 +27,7 @@ impl Engine {
         payload: u32,
         compressed: bool,
     ) -> Result<(), Lost> {
+        let pulls_as = self.pulls_on(key);
         let Some(connection) = self.connections.get_mut(key) else {
             return Ok(());
         };
@@ -48,7 +49,9 @@ impl Engine {
             Message::ForwardReply { .. } | Message::Fence { .. }
         );
         let wanted = match (forwards, answers) {
-            _ if class == TrafficClass::Pull => self.pulling == Some(key),
+            _ if matches!(class, TrafficClass::Pull | TrafficClass::Image) => {
+                pulls_as == Some(class)
+            }
             (true, _) => uses.served,
             (_, true) => uses.forwarding,
             _ => uses.migration,
@@ -65,7 +68,9 @@ impl Engine {
             return Ok(());
         }
         match message {
-            Message::Pulled { slot, extent, .. } if !self.core.expects_pulled(slot, extent) => {
+            Message::Pulled { slot, extent, .. }
+                if !self.core.expects_pulled(class, slot, extent) =>
+            {
                 return Err(Lost::Unexpected(message));
             }
             Message::Copy { .. }

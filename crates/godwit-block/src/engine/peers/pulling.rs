@@ -37,6 +37,20 @@ impl Engine {
         self.advance(key);
     }
 
+    /// The connection to the disk's image is up, beside that on which another node owes some, in place of an older one.
+    pub(in crate::engine) fn fetch_up(&mut self, stream: PeerStream) {
+        let Some(key) = self.adopt(stream, TrafficClass::Image, Uses::default()) else {
+            return;
+        };
+        if let Some(old) = self.fetching.replace(key) {
+            self.core.handle_image_lost(self.now);
+            self.close(old);
+        }
+        self.core.handle_image_up(self.now);
+        self.drain();
+        self.advance(key);
+    }
+
     /// The connection is lost, if it was this one.
     pub(in crate::engine) fn lose_pull(&mut self, key: ConnectionKey) {
         if self.pulling.take_if(|pulling| *pulling == key).is_some() {
@@ -45,6 +59,10 @@ impl Engine {
             if self.core.record().owes().is_some() {
                 self.tell(EngineEvent::PullDown);
             }
+        }
+        if self.fetching.take_if(|fetching| *fetching == key).is_some() {
+            self.core.handle_image_lost(self.now);
+            self.drain();
         }
     }
 
@@ -61,6 +79,19 @@ impl Engine {
             self.core.handle_pull_lost(self.now);
             self.leave(key, super::links::FAREWELL);
         }
+        if let Some(key) = self.fetching.take() {
+            self.core.handle_image_lost(self.now);
+            self.leave(key, super::links::FAREWELL);
+        }
+    }
+
+    /// What is pulled on this connection is pulled as this; nothing on any other.
+    pub(in crate::engine) fn pulls_on(&self, key: ConnectionKey) -> Option<TrafficClass> {
+        match Some(key) {
+            it if it == self.pulling => Some(TrafficClass::Pull),
+            it if it == self.fetching => Some(TrafficClass::Image),
+            _ => None,
+        }
     }
 
     /// What was pulled is here, in this tag's buffer.
@@ -70,19 +101,19 @@ impl Engine {
         message: Message,
         tag: RequestTag,
     ) {
-        let expected = match message {
-            Message::Pulled { slot, extent, .. } if self.pulling == Some(key) => {
-                let expected = self.core.expects_pulled(slot, extent);
-                expected.then_some(slot)
+        let expected = match (message, self.pulls_on(key)) {
+            (Message::Pulled { slot, extent, .. }, Some(class)) => {
+                let expected = self.core.expects_pulled(class, slot, extent);
+                expected.then_some((slot, class))
             }
             _ => None,
         };
-        let Some(slot) = expected else {
+        let Some((slot, class)) = expected else {
             // It was asked for when its frame began, and the connection is lost since.
             return self.slots.finish(tag);
         };
         self.pulled[usize::from(slot.0)] = Some(tag);
-        self.core.handle_pulled(self.now, message);
+        self.core.handle_pulled(self.now, class, message);
         self.drain();
     }
 
@@ -120,6 +151,9 @@ impl Engine {
             migration,
             words: words.collect(),
             heat: if first { heat.to_vec() } else { Vec::new() },
+            at_source: (self.core.missing_at_source())
+                .filter(|_| first)
+                .map(<[u64]>::to_vec),
             first,
         }));
     }

@@ -104,6 +104,7 @@ impl Engine {
                 _ => links.and_then(|links| links.sync),
             },
             TrafficClass::Pull => self.pulling,
+            TrafficClass::Image => self.fetching,
             TrafficClass::Copy => links?.copies.iter().copied().min_by_key(|&key| {
                 self.connections
                     .get(key)

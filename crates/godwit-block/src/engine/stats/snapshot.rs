@@ -28,8 +28,13 @@ pub struct Snapshot {
     pub front_end: FrontEndState,
     /// Whether requests of the virtual machine wait because the image has no room for them.
     pub lacks_room: bool,
+    /// Whether a request waits for a part of the disk that is not here, for as long as is worth that its virtual machine
+    /// is stopped; or would, if it were not.
+    pub waits_long: bool,
     /// How much of the disk is still at the node that gave it away, while this one serves it without.
     pub missing: Option<Bytes>,
+    /// How much of that is at the node that gave it away, where the rest is in the disk's image.
+    pub missing_at_source: Option<Bytes>,
     /// Whether whoever has what is missing is there to be asked for it.
     pub missing_is_owed: bool,
     /// Requests that have entered and not been answered.

@@ -2,7 +2,10 @@
 
 use core::time::Duration;
 
-use crate::controller::governor::tuning::obstacles::{MOVES_BYTES, PERIOD};
+use crate::controller::governor::tuning::obstacles::{
+    LEAST_FIRST_ROUND_BYTES, MOST_TIMES_AGAIN, MOVES_BYTES, PERIOD, ROUND_SHRINKS_PART,
+    ROUNDS_AS_LONG,
+};
 use crate::event::{Obstacle, PauseReason};
 use crate::units::Time;
 
@@ -26,6 +29,41 @@ pub(in crate::controller) struct Obstacles {
     /// Bytes per second that the migration may send, if that is limited.
     bandwidth: Option<u64>,
     obstacle: Option<Obstacle>,
+    rounds: Rounds,
+}
+
+/// How the rounds of a policy went that sends again what is written meanwhile.
+#[derive(Clone, Copy, Debug, Default)]
+struct Rounds {
+    /// Bytes of the first, of the last, and of all after the first.
+    first: Option<u64>,
+    last: u64,
+    again: u64,
+    /// Rounds in a row that were no shorter than the one before.
+    as_long: u32,
+}
+
+impl Rounds {
+    /// A round begins that goes over so many bytes.
+    fn begin(&mut self, bytes: u64) {
+        if self.first.is_none() {
+            self.first = Some(bytes.max(LEAST_FIRST_ROUND_BYTES));
+        } else {
+            self.again = self.again.saturating_add(bytes);
+            let shorter = bytes < self.last - self.last / ROUND_SHRINKS_PART;
+            self.as_long = if shorter { 0 } else { self.as_long + 1 };
+        }
+        self.last = bytes;
+    }
+
+    /// Whether they come to no end: each has as much to send as the one before, or together they have sent again what
+    /// there was to send [so many times](MOST_TIMES_AGAIN).
+    fn come_to_no_end(&self) -> bool {
+        let much = self
+            .first
+            .is_some_and(|first| self.again >= first.saturating_mul(MOST_TIMES_AGAIN));
+        self.as_long >= ROUNDS_AS_LONG || much
+    }
 }
 
 impl Obstacles {
@@ -38,23 +76,32 @@ impl Obstacles {
             },
             bandwidth,
             obstacle: None,
+            rounds: Rounds::default(),
         }
     }
 
-    pub(in crate::controller) const fn obstacle(&self) -> Option<Obstacle> {
-        self.obstacle
+    pub(in crate::controller) fn obstacle(&self) -> Option<Obstacle> {
+        let rounds = self.rounds.come_to_no_end();
+        self.obstacle.or(rounds.then_some(Obstacle::WriteRate))
+    }
+
+    /// A round begins that sends again what was written meanwhile, or what there was to send at first: so many bytes.
+    pub(in crate::controller) fn begin_round(&mut self, bytes: u64) {
+        self.rounds.begin(bytes);
     }
 
     /// A pass begins: what was left of the last one says nothing about it.
     pub(in crate::controller) fn restart(&mut self, now: Time) {
         *self = Self {
             obstacle: self.obstacle,
+            rounds: self.rounds,
             ..Self::new(now, self.bandwidth)
         };
     }
 
     /// Nothing is left to be sent; returns what has changed.
     pub(in crate::controller) fn arrive(&mut self, now: Time) -> Option<Option<Obstacle>> {
+        self.rounds = Rounds::default();
         self.restart(now);
         self.obstacle.take().map(|_| None)
     }
@@ -154,6 +201,34 @@ mod tests {
             "no change"
         );
         assert_eq!(judge(&mut it, 25, (PASS / 2, 0, 1), None), Some(None));
+    }
+
+    #[test]
+    fn rounds_that_grow_no_shorter_or_send_all_again_and_again_come_to_no_end() {
+        let after = |rounds: &[u64]| {
+            let mut it = Obstacles::new(at(0), None);
+            for bytes in rounds {
+                it.restart(at(0));
+                it.begin_round(*bytes);
+            }
+            it.obstacle()
+        };
+        let never = Some(Obstacle::WriteRate);
+        assert_eq!(after(&[PASS, PASS / 2, PASS / 4, PASS / 8]), None);
+        assert_eq!(after(&[PASS, PASS / 2, PASS / 2]), None, "it may pass");
+        assert_eq!(after(&[PASS, PASS / 2, PASS / 2, PASS / 2]), never);
+        assert_eq!(after(&[PASS, PASS, PASS / 2, PASS]), never, "twice again");
+        assert_eq!(
+            after(&[4096, PASS, PASS / 2]),
+            never,
+            "what differed was little"
+        );
+        let mut it = Obstacles::new(at(0), None);
+        for _ in 0..4 {
+            it.begin_round(PASS);
+        }
+        it.arrive(at(9));
+        assert_eq!(it.obstacle(), None, "nothing is left");
     }
 
     #[test]

@@ -43,8 +43,9 @@ impl Controller {
         self.base.partial = false;
     }
 
-    /// The disk leaves, and not all of it is in the image.
-    pub(in crate::controller) const fn is_no_base(&mut self) {
+    /// The disk left without a part that this node's image does not have either, or may have: the image is the disk as it
+    /// was then for nobody. For a process that starts, before the first request.
+    pub const fn is_no_base(&mut self) {
         self.base.partial = true;
     }
 

@@ -5,12 +5,16 @@
 //! the moment at which the body begins until the disk has left, everything that the guest writes counts as different.
 //! A block that this node lacks is as it is in the image.
 //!
-//! What differs is copied by pre-copy in blocks of 4 KiB. The guest's writes never go to both nodes, however long that
-//! takes: at the destination a write of a part of a block would find the rest of it missing.
+//! What differs is copied by pre-copy in blocks of 4 KiB, or pushed. The guest's writes never go to both nodes, however
+//! long that takes: at the destination a write of a part of a block would find the rest of it missing. With push and pull
+//! the disk may leave before all that differs is there. Then the destination lacks some of it, which this node owes, and
+//! the rest of what it lacks is in the image.
 
 use super::dirty::DirtyBitmap;
 use super::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
-use crate::controller::{Controller, MAX_PULLED, Missing, PolicyOptions, StartError};
+use crate::controller::{
+    Controller, ImageOffer, MAX_PULLED, MigrationOptions, Missing, PolicyOptions, StartError,
+};
 use crate::event::AbortReason;
 use crate::planted::PlantedBug;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS};
@@ -54,7 +58,8 @@ impl Controller {
     /// # Errors
     /// [`StartError`]: the disk is not this node's, is leaving, or is too large.
     pub fn begin_comparison(&mut self) -> Result<Vec<u64>, StartError> {
-        if !self.authority.may_leave_rest() {
+        let needs_source = self.lacking.as_ref().is_some_and(|it| it.needs_source());
+        if !self.authority.may_leave_rest() || needs_source {
             return Err(StartError::NotServing);
         }
         if self.source.is_some() {
@@ -145,15 +150,25 @@ impl Controller {
     /// Whether the disk can move like that, if it is to: what is copied is remembered block by block.
     pub(in crate::controller) fn check_on_image(
         &self,
-        policy: PolicyOptions,
-        verifies: bool,
+        options: &MigrationOptions,
     ) -> Result<(), StartError> {
-        let fits = matches!(policy, PolicyOptions::PreCopy(rounds) if rounds.block_sectors == BLOCK_SECTORS);
-        match self.leaves_image() && (!fits || verifies) {
-            true => Err(StartError::Option(
+        // The destination takes what it is told to lack for what the image has, or not.
+        if self.leaves_image() != (options.image != ImageOffer::None) {
+            return Err(StartError::Option("comparison with the image"));
+        }
+        let fits = match (options.image, options.policy) {
+            (ImageOffer::None, _) => true,
+            (_, PolicyOptions::PreCopy(rounds)) => {
+                rounds.block_sectors == BLOCK_SECTORS && !options.verify
+            }
+            (ImageOffer::TwoPlaces, PolicyOptions::PushPull(_)) => true,
+            _ => false,
+        };
+        match fits {
+            true => Ok(()),
+            false => Err(StartError::Option(
                 "policy of a disk that stays on its image",
             )),
-            false => Ok(()),
         }
     }
 
@@ -189,6 +204,7 @@ impl Controller {
                     start,
                     sectors,
                     heat,
+                    at_source: false,
                 },
             });
         });

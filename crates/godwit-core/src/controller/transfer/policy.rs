@@ -106,6 +106,11 @@ impl Policy {
         }
     }
 
+    /// Whether this pass is one of rounds that may come to no end: what is written meanwhile is sent by the next.
+    pub(in crate::controller) const fn sends_again(&self, pass: Pass) -> bool {
+        matches!(self, Self::PreCopy(_)) && pass.copies()
+    }
+
     /// The guest writes here in this pass, and the destination does not hear of it. Whether the policy remembers it.
     #[inline]
     pub(in crate::controller) fn mark(&mut self, pass: Pass, extent: Extent) -> bool {

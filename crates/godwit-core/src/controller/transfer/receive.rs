@@ -435,7 +435,13 @@ impl Controller {
     }
 
     /// The source tells what of the disk it will keep.
-    pub(in crate::controller) fn will_lack(&mut self, start: Lba, sectors: u32, heat: u8) {
+    pub(in crate::controller) fn will_lack(
+        &mut self,
+        start: Lba,
+        sectors: u32,
+        heat: u8,
+        at_source: bool,
+    ) {
         self.destination_heard();
         let Some(migration) = self.authority.receiving() else {
             return;
@@ -447,7 +453,7 @@ impl Controller {
                 destination
                     .missing
                     .get_or_insert_with(|| Missing::new(capacity))
-                    .add(start, sectors, heat)
+                    .add(start, sectors, heat, at_source)
             });
         if !told {
             let reason = AbortReason::Protocol;

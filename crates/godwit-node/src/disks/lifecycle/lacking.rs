@@ -54,7 +54,16 @@ pub(crate) async fn store(
             if let Some(folder) = path.parent() {
                 std::fs::create_dir_all(folder)?;
             }
-            missing::create(&path, capacity, it.migration, &it.words, &it.heat).map(Some)
+            let at_source = it.at_source.as_deref();
+            missing::create(
+                &path,
+                capacity,
+                it.migration,
+                &it.words,
+                &it.heat,
+                at_source,
+            )
+            .map(Some)
         });
         let error = match stored.await {
             Ok(Ok(notes)) => return engine.missing_stored(notes),

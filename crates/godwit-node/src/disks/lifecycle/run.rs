@@ -11,6 +11,7 @@ use godwit_core::event::Event;
 use godwit_core::units::Sectors;
 use tokio::sync::mpsc;
 
+use crate::config::AfterReadWait;
 use crate::disks::Said;
 use crate::disks::disk::{Disk, Engine};
 use crate::disks::lifecycle::{lacking, older_copy};
@@ -27,12 +28,19 @@ const STORE_RETRY: Duration = Duration::from_secs(1);
 /// # Errors
 /// The image has another size than the disk, or the engine cannot start.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<(), ErrorBody> {
-    let (record, sectors, shared, on_demand_only) = {
+    let (record, sectors, shared, on_demand_only, on_image) = {
         let inner = disk.lock();
         let (entry, record) = (&inner.entry, inner.record);
         let base = entry.fetches(&record);
         let on_demand_only = base.is_some_and(|base| !base.prefetch);
-        (record, entry.sectors, entry.shared, on_demand_only)
+        let on_image = entry.base.is_some();
+        (
+            record,
+            entry.sectors,
+            entry.shared,
+            on_demand_only,
+            on_image,
+        )
     };
     if image.capacity != Sectors(sectors) {
         return Err(ErrorBody::new(
@@ -51,7 +59,12 @@ pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>, image: Image) -> Result<
     config.max_clients = node.config.nbd_connections;
     config.shared = shared;
     config.pull_on_demand_only = on_demand_only;
-    config.longest_missing_wait = node.config.read_wait;
+    let read_wait = node.config.read_wait;
+    match node.config.read_wait_then {
+        AfterReadWait::Error => config.longest_missing_wait = read_wait,
+        AfterReadWait::Pause => config.missing_pauses_after = read_wait,
+    }
+    config.on_image = on_image;
     let (sender, events) = mpsc::unbounded_channel();
     let clients = Arc::clone(&disk.clients);
     let report = move |event| {
@@ -169,6 +182,7 @@ async fn run_events(
             } => older_copy::keep(&node, &disk, migration, fingerprint).await,
             EngineEvent::PullDown => tell(&node, &disk, Said::PullDown).await,
             EngineEvent::ForwardDown => tell(&node, &disk, Said::ForwardDown).await,
+            EngineEvent::WaitsLong => tell(&node, &disk, Said::WaitsLong).await,
             EngineEvent::OutOfSpace(true) => tell(&node, &disk, Said::OutOfSpace).await,
             EngineEvent::OutOfSpace(false) => {
                 tracing::info!(disk = disk.name, "there is room for the disk again");

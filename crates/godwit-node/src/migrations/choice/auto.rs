@@ -96,13 +96,15 @@ fn facts(
 ) -> Option<Facts> {
     let options = view.options.as_ref()?;
     let copies = view.phase == MigrationPhase::Copying;
-    let may = options.policy == Policy::DoubleWrite && !options.verify && copies;
+    let doubles = options.policy == Policy::DoubleWrite;
+    let may = (doubles || options.policy == Policy::PreCopy) && !options.verify && copies;
     may.then_some(())?;
     Some(Facts {
         elapsed: Duration::from_secs_f64(view.lm_seconds?.max(0.0)),
         deadline: options.deadline_seconds.map(Duration::from_secs),
         obstacle: *obstacle,
-        pace: *pace,
+        // Rounds say by themselves when they come to no end.
+        pace: pace.filter(|_| doubles),
     })
 }
 

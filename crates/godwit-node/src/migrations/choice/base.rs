@@ -40,12 +40,17 @@ pub(in crate::migrations) async fn choose(
         }
         false => Ok(None),
     };
-    let asks_for_another = !matches!(request.policy, None | Some(Policy::PreCopy));
+    let pushes = matches!(request.policy, Some(Policy::PushPull | Policy::PostCopy));
+    // A disk that is whole goes by them as a whole, and needs no repository afterwards.
+    let asks_for_another = match request.policy {
+        None | Some(Policy::PreCopy) => false,
+        Some(_) => !(pushes && fetches),
+    };
     let asks_for_all = request.whole || request.verify;
     if asks_for_another || asks_for_all || request.round_block_bytes.is_some() {
         return whole(
             String::from(
-                "what is left of it moves by pre-copy in blocks of 4 KiB only, and is not compared",
+                "the rest of it moves by pre-copy in blocks of 4 KiB, push-pull or post-copy only, and is not compared",
             ),
             "leave out --policy, --no-delta, --verify and --round-block, or wait until all of it is here",
         );
@@ -85,6 +90,15 @@ pub(in crate::migrations) async fn choose(
             "start that node with --repository, or wait until all of the disk is here",
         );
     }
+    if pushes && !knows.contain(Features::TWO_PLACES) {
+        return whole(
+            format!(
+                "node '{}' is older and serves no disk that lacks something in two places",
+                peer.name
+            ),
+            "update that node, or leave out --policy",
+        );
+    }
     Ok(Some(base))
 }
 
@@ -104,6 +118,9 @@ impl From<ErrorBody> for Refused {
 
 /// What such a move is asked for.
 pub(in crate::migrations) fn adapt(settings: &mut MigrationSettings, base: &BaseImage) {
+    if matches!(settings.policy, Policy::PushPull | Policy::PostCopy) {
+        return;
+    }
     settings.policy = Policy::PreCopy;
     settings.policy_reason = Some(format!(
         "{}: only what differs from image '{}' is sent",
@@ -129,6 +146,7 @@ pub(in crate::migrations) fn goes_as_a_whole(
 pub(in crate::migrations) fn in_blocks(policy: PolicyOptions) -> PolicyOptions {
     let rounds = match policy {
         PolicyOptions::PreCopy(rounds) => rounds,
+        PolicyOptions::PushPull(push) => return PolicyOptions::PushPull(push),
         _ => RoundOptions::default(),
     };
     PolicyOptions::PreCopy(RoundOptions {

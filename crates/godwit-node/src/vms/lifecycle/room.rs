@@ -1,6 +1,7 @@
-//! Stops a VM while its host has no room for what it writes, and lets it go on when there is some.
+//! Stops a VM while its host has no room for what it writes, or while a part of a disk cannot be had that it reads, and lets
+//! it go on when that has passed.
 //!
-//! Its writes wait in the disk's engine meanwhile, which tells of it again and again. A guest that stands
+//! Its requests wait in the disk's engine meanwhile, which tells of it again and again. A guest that stands
 //! still does not notice the time that passes. That it was stopped, and for which disk, is kept in its
 //! QEMU before it is, so that a restart of the node does not leave it so: the node's own records may lie
 //! on the file system that is full.
@@ -26,7 +27,7 @@ const WANTED: u64 = 16 << 20;
 /// The object in QEMU that holds the name of the disk for which its machine stands still.
 const NOTE: &str = "godwit-lacks-room";
 
-/// A disk's engine has requests of its VM that wait for room. Returns at once.
+/// A disk's engine has requests of its VM that wait for room, or long for a part of the disk. Returns at once.
 pub(crate) fn ran_out(node: &Arc<Node>, disk: &Arc<Disk>) {
     let Some(vm) = node
         .vms
@@ -42,7 +43,7 @@ pub(crate) fn ran_out(node: &Arc<Node>, disk: &Arc<Disk>) {
             // Something else is being done with it, and the engine will tell of it again.
             Ok(false) => {}
             Err(error) => {
-                tracing::error!(vm = vm.name, disk, %error, "cannot stop the VM for want of room");
+                tracing::error!(vm = vm.name, disk, %error, "cannot stop the VM that has to wait");
             }
         }
     });
@@ -54,7 +55,7 @@ pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
         return;
     };
     if let Some(disk) = noted(&qmp).await {
-        vm.lock().lacks_room = Some(disk);
+        vm.lock().stands_still = Some(why(node, &disk));
         let (node, vm) = (Arc::clone(node), Arc::clone(vm));
         tokio::spawn(async move { until_there_is_room(&node, &vm).await });
     }
@@ -65,7 +66,8 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, Error
     let may = |inner: &Inner| {
         let runs = inner.run_state.as_deref() == Some("running");
         let entry = &inner.entry;
-        let alone = entry.mark.is_none() && entry.moved_to.is_none() && inner.lacks_room.is_none();
+        let alone =
+            entry.mark.is_none() && entry.moved_to.is_none() && inner.stands_still.is_none();
         (runs && alone)
             .then_some(())
             .ok_or_else(|| ErrorBody::new(ErrorCode::Conflict, String::new()))
@@ -79,7 +81,9 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, Error
     if let Err(error) = note(&qmp, disk).await {
         tracing::error!(vm = vm.name, %error, "a restart of the node would leave the VM standing still");
     }
-    vm.lock().lacks_room = Some(disk.to_owned());
+    let why = why(node, disk);
+    tracing::warn!(vm = vm.name, why, "the VM stands still until it can go on");
+    vm.lock().stands_still = Some(why);
     for disk in machine_disks(node, vm) {
         if let Some(engine) = disk.engine() {
             engine.machine_stands_still();
@@ -90,11 +94,6 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, Error
         return Err(ErrorBody::new(ErrorCode::Internal, error.to_string()));
     }
     vm.lock().run_state = Some(String::from("paused"));
-    tracing::warn!(
-        vm = vm.name,
-        disk,
-        "no space is left for the disk: the VM stands still until there is some"
-    );
     Ok(true)
 }
 
@@ -116,11 +115,12 @@ async fn until_there_is_room(node: &Arc<Node>, vm: &Arc<Vm>) {
             }
             return;
         };
-        if vm.lock().lacks_room.is_none() {
+        if vm.lock().stands_still.is_none() {
             return;
         }
         let goes_on = inspect::run_state(&qmp).await.is_ok_and(|s| s == "running");
-        if !goes_on && !has_room(machine_disks(node, vm)).await {
+        let disks = machine_disks(node, vm);
+        if !goes_on && (waits_long(&disks) || !has_room(disks).await) {
             continue;
         }
         match resume(node, &vm.name).await {
@@ -174,11 +174,26 @@ async fn remove_note(qmp: &Qmp) -> Result<(), QmpError> {
 
 /// The VM does not stand still for want of room any more.
 async fn forget(vm: &Vm, qmp: &Qmp) {
-    if vm.lock().lacks_room.take().is_none() {
+    if vm.lock().stands_still.take().is_none() {
         return;
     }
     if let Err(error) = remove_note(qmp).await {
         tracing::error!(vm = vm.name, %error, "QEMU keeps the note that the VM stands still");
+    }
+}
+
+/// Whether a part of one of these cannot be had that a machine waits for.
+fn waits_long(disks: &[Arc<Disk>]) -> bool {
+    let waits = |disk: &Arc<Disk>| disk.engine().is_some_and(|it| it.snapshot().waits_long);
+    disks.iter().any(waits)
+}
+
+/// Why a machine stands still because of this disk.
+fn why(node: &Node, disk: &str) -> String {
+    let found = node.disks.find(disk);
+    match found.filter(|found| waits_long(std::slice::from_ref(found))) {
+        Some(_) => format!("a part of disk {disk} that it reads is not here and cannot be had now"),
+        None => format!("no space is left for disk {disk}"),
     }
 }
 

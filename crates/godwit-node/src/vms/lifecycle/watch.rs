@@ -64,7 +64,7 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     inner.qemu = None;
     inner.spare = None;
     inner.run_state = None;
-    inner.lacks_room = None;
+    inner.stands_still = None;
     inner.problem = (!asked && !halted)
         .then(|| process::log_tail(&log))
         .map(|said| {

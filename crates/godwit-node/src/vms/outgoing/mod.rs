@@ -140,12 +140,13 @@ fn memory_is_here(vm: &Inner) -> Result<(), ErrorBody> {
 
 /// What waits for room is not part of the state that moves.
 fn nothing_waits_for_room(vm: &Inner) -> Result<(), ErrorBody> {
-    let Some(disk) = &vm.lacks_room else {
+    let Some(why) = &vm.stands_still else {
         return Ok(());
     };
-    let text = format!("it stands still because no space is left for disk {disk} here");
-    Err(ErrorBody::new(ErrorCode::Conflict, text)
-        .hint("free space where the disk's image is; it goes on by itself then and can move"))
+    let text = format!("it stands still, because {why}");
+    Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
+        "see 'godwit vm show' and 'godwit disk show'; it goes on by itself when it can, and can move then",
+    ))
 }
 
 /// That a move is missing from the history is no reason to stop it.

@@ -7,6 +7,7 @@ use godwit_core::wire::Message;
 use crate::run::coverage::Reached;
 use crate::world::World;
 use crate::world::name;
+use crate::world::wires::pulling::StoredMissing;
 
 /// Which node has served each epoch.
 #[derive(Debug, Default)]
@@ -92,7 +93,10 @@ impl World {
                 record.ownership,
                 Ownership::Accepted { .. } | Ownership::Vacant
             ),
-            Message::Whole { migration } => record.remainder != Some(migration),
+            Message::Whole { migration } => {
+                let missing = self.nodes[node].missing.as_ref();
+                record.remainder != Some(migration) || missing.is_some_and(StoredMissing::is_repaid)
+            }
             _ => true,
         };
         if !stored {

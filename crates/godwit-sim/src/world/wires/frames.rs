@@ -33,7 +33,8 @@ impl World {
         self.check_promise_is_stored(node, &message);
         self.check_counts(&message);
         self.check_posted_are_acknowledged(node, &message);
-        if class == TrafficClass::Pull && self.say_to_image(node, &message) {
+        let may_be_fetched = matches!(class, TrafficClass::Pull | TrafficClass::Image);
+        if may_be_fetched && self.say_to_image(node, class, &message) {
             return;
         }
         let it = &mut self.nodes[node];

@@ -373,6 +373,8 @@ pub(in crate::world) fn connections(
         TrafficClass::Sync => 1..2,
         TrafficClass::Copy => 2..2 + copy_connections,
         TrafficClass::Pull => 2 + copy_connections..3 + copy_connections,
+        // It is none between nodes.
+        TrafficClass::Image => 0..0,
     }
 }
 

@@ -1,11 +1,11 @@
 //! What bodies do for a disk that changed hands before all of it had moved: a connection on which the owner pulls the
 //! rest, and what is stored of what it lacks.
 
-use godwit_core::Missing;
 use godwit_core::action::DiskOperation;
 use godwit_core::authority::Ownership;
 use godwit_core::units::{Extent, Sectors};
 use godwit_core::wire::{Message, TrafficClass};
+use godwit_core::{Controller, Missing};
 
 use crate::disk::Data;
 use crate::run::coverage::Reached;
@@ -26,6 +26,8 @@ pub(in crate::world) struct StoredMissing {
     /// What outlasts the host.
     durable: Vec<u64>,
     heat: Vec<u8>,
+    /// What of it was at the other node, where the rest is in an image.
+    at_source: Option<Vec<u64>>,
 }
 
 impl StoredMissing {
@@ -34,7 +36,24 @@ impl StoredMissing {
             noted: words.clone(),
             durable: words,
             heat,
+            at_source: None,
         }
+    }
+
+    /// Whether the sector is at the other node if it is missing, and not in an image; nothing where all is in one place.
+    pub(in crate::world) fn is_at_source(&self, sector: u64) -> Option<bool> {
+        let block = sector / 8;
+        let words = self.at_source.as_ref()?;
+        Some(words[(block / 64) as usize] & 1 << (block % 64) != 0)
+    }
+
+    /// Whether nothing is missing, durably, of what the other node had, where the rest is in an image.
+    pub(in crate::world) fn is_repaid(&self) -> bool {
+        self.at_source.as_ref().is_some_and(|at_source| {
+            let both = at_source.iter().zip(&self.durable);
+            both.into_iter()
+                .all(|(at_source, missing)| at_source & missing == 0)
+        })
     }
 
     /// Whether the sector is missing, as far as the process's end does not change that.
@@ -55,6 +74,7 @@ impl StoredMissing {
 pub(in crate::world) struct StoringMissing {
     words: Vec<u64>,
     heat: Vec<u8>,
+    at_source: Option<Vec<u64>>,
     /// The disk comes here, and nothing was stored of it.
     first: bool,
 }
@@ -81,11 +101,12 @@ impl World {
             start,
             sectors,
             heat,
+            at_source,
         } = *message
         else {
             return;
         };
-        if self.on_image {
+        if self.on_image && !at_source {
             // It tells what to fetch first.
             return;
         }
@@ -103,16 +124,26 @@ impl World {
     /// Stores what the disk lacks.
     pub(in crate::world) fn store_missing(&mut self, node: usize) {
         let it = &mut self.nodes[node];
-        let Some((words, heat)) = it.controller.as_ref().and_then(|c| c.missing_to_store()) else {
+        let stored = it.controller.as_ref().and_then(|c| {
+            let (words, heat) = c.missing_to_store()?;
+            Some((words.collect(), heat.to_vec()))
+        });
+        let Some((words, heat)) = stored else {
             return self.fail(
                 "what a disk lacks is stored while it lacks something",
                 || name(node).to_string(),
             );
         };
+        let missing_at_source = it
+            .controller
+            .as_ref()
+            .and_then(|c| c.missing_at_source())
+            .map(<[u64]>::to_vec);
         let first = !it.serves();
         it.storing_missing = Some(StoringMissing {
-            words: words.collect(),
-            heat: heat.to_vec(),
+            words,
+            heat,
+            at_source: missing_at_source,
             first,
         });
         let incarnation = it.incarnation;
@@ -178,15 +209,25 @@ impl World {
                 it.record.ownership,
                 Ownership::Serving | Ownership::Accepted { .. }
             );
+        if it.record.owes().is_some()
+            && self.plan.image.is_some()
+            && let Some(controller) = &mut it.controller
+        {
+            // The disk may have left without what it had not fetched.
+            controller.is_no_base();
+        }
         if !expected {
             it.missing = None;
             return;
         }
         let capacity = Sectors(self.plan.sectors);
-        let stored = it
-            .missing
-            .as_ref()
-            .and_then(|stored| Missing::from_parts(capacity, &stored.noted, &stored.heat));
+        let stored = it.missing.as_ref().and_then(|stored| {
+            let missing = Missing::from_parts(capacity, &stored.noted, &stored.heat)?;
+            match &stored.at_source {
+                Some(at_source) => missing.in_two_places(at_source),
+                None => Some(missing),
+            }
+        });
         if let (Some(missing), Some(controller)) = (stored, &mut it.controller) {
             controller.restore_missing(missing);
             self.reached(Reached::MissingRestored);
@@ -208,6 +249,10 @@ impl World {
             return;
         }
         self.reached(Reached::PullConnected);
+        let apart = |it: &Controller| it.lacks_in_two_places();
+        if self.nodes[1 - node].controller.as_ref().is_some_and(apart) {
+            self.reached(Reached::TwoPlaces);
+        }
         if let Some(old) = self.nodes[1 - node].pull {
             self.cut(old, MICROSECOND + 1);
             self.notice_loss(old, 1 - node);
@@ -251,7 +296,9 @@ impl World {
             return;
         };
         it.pull_buffers[usize::from(slot.0)] = data;
-        let expected = self.with(to, |controller, now| controller.handle_pulled(now, message));
+        let expected = self.with(to, |controller, now| {
+            controller.handle_pulled(now, TrafficClass::Pull, message)
+        });
         if expected == Some(false) {
             self.fail("what arrives was pulled", || {
                 format!("{message:?} at {}", name(to))
@@ -261,11 +308,19 @@ impl World {
 }
 
 fn keep(missing: &mut Option<StoredMissing>, storing: StoringMissing) {
-    let StoringMissing { words, heat, first } = storing;
+    let StoringMissing {
+        words,
+        heat,
+        at_source,
+        first,
+    } = storing;
     match missing {
         Some(missing) if !first => (missing.durable, missing.heat) = (words, heat),
         _ => {
-            *missing = Some(StoredMissing::new(words, heat));
+            *missing = Some(StoredMissing {
+                at_source,
+                ..StoredMissing::new(words, heat)
+            });
         }
     }
 }

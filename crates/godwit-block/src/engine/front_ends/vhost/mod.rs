@@ -3,6 +3,7 @@
 
 pub(in crate::engine) mod device;
 pub(in crate::engine) mod events;
+mod long_waits;
 pub(in crate::engine) mod no_space;
 pub(in crate::engine) mod requests;
 
@@ -91,6 +92,8 @@ pub(in crate::engine) struct Vhost {
     next: Option<(UnixStream, FrontEndReply)>,
     /// What is known of each slot's request, when it came from a ring.
     pub(in crate::engine) requests: Box<[RingRequest]>,
+    /// When it is told again that a request waits long for a part of the disk that is not here.
+    tell_of_wait: Option<Time>,
     /// Space for the chain that is looked at.
     pub(in crate::engine) chain: Chain,
     /// Space for its data.
@@ -116,6 +119,7 @@ impl Vhost {
             front_end: None,
             next: None,
             requests: (0..slots).map(|_| RingRequest::default()).collect(),
+            tell_of_wait: None,
             chain: Chain::default(),
             data: Vec::new(),
             ready: 0,
@@ -377,6 +381,7 @@ impl Engine {
                 ring.stopping = Some(reply);
                 // Requests of an earlier engine are finished, whatever the guest may do.
                 self.vhost.ready |= 1 << index;
+                self.give_back_missing();
                 self.settle_front_end();
             }
         }
@@ -386,6 +391,7 @@ impl Engine {
     pub(in crate::engine) fn machine_stands_still(&mut self) {
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.machine_still = true;
+            self.give_back_missing();
             self.settle_front_end();
         }
     }

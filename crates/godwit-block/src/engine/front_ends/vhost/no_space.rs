@@ -38,8 +38,8 @@ impl GuestRing {
 }
 
 impl Engine {
-    /// Lets the request at `head` wait if its answer would be that the image has no room. False when
-    /// it is to be answered.
+    /// Lets the request at `head` wait if its answer would be that the image has no room, or if it was given back. False
+    /// when it is to be answered.
     pub(in crate::engine) fn waits_for_room(
         &mut self,
         index: u16,
@@ -51,6 +51,13 @@ impl Engine {
             operation,
             Operation::Write { .. } | Operation::WriteZeroes { .. }
         );
+        if self.was_given_back(result) {
+            if let Some(ring) = self.vhost.ring(index) {
+                ring.split.put_back(head);
+                ring.lacking.push_back(head);
+            }
+            return true;
+        }
         // An engine that ends cannot wait.
         if result != Err(RequestError::NoSpace) || !writes || self.shutdown.is_some() {
             return false;

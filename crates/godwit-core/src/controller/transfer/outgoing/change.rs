@@ -8,7 +8,7 @@ use crate::controller::governor::token_bucket::TokenBucket;
 use crate::controller::transfer::outgoing::freeze::FIRST_FREEZE;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
 use crate::controller::transfer::policy::Pass;
-use crate::controller::{Controller, PolicyOptions, PushOptions};
+use crate::controller::{Controller, ImageOffer, PolicyOptions, PushOptions};
 use crate::event::Event;
 use crate::planted::PlantedBug;
 use crate::sla::LatencyTarget;
@@ -39,6 +39,12 @@ pub enum ChangeError {
     /// The disk is changing hands.
     #[error("the disk is changing hands already")]
     TooLate,
+    /// The disk leaves its image behind, and the destination knows no disk that lacks something in two places.
+    #[error(
+        "the other node is older, and serves no disk of which a part is in its image and another at the node that gave \
+         it away"
+    )]
+    OnePlace,
     /// An option is out of its range.
     #[error("the {0} is out of range")]
     Option(&'static str),
@@ -139,7 +145,6 @@ impl Controller {
     ) -> Result<(), ChangeError> {
         self.now = now;
         let too_large = self.capacity.bytes() > MAX_PULLED;
-        let leaves_image = self.leaves_image();
         let Some(source) = &mut self.source else {
             return Err(ChangeError::NoMigration);
         };
@@ -152,11 +157,9 @@ impl Controller {
         if change.policy.is_some() && too_large {
             return Err(ChangeError::Option("size of a disk that is pulled"));
         }
-        if change.policy.is_some() && leaves_image {
+        if change.policy.is_some() && source.options.image == ImageOffer::OnePlace {
             // What the destination lacks must be either in the image or here.
-            return Err(ChangeError::Option(
-                "policy of a disk that stays on its image",
-            ));
+            return Err(ChangeError::OnePlace);
         }
         source.change_bounds(change, now);
         source.switching = change.policy.or(source.switching);

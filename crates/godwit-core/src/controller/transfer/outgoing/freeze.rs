@@ -131,9 +131,13 @@ impl Controller {
         );
         let migration = source.options.migration;
         let since = self.now;
-        let remainder = source.policy.remainder();
-        let owes = remainder.is_some();
+        let owes = source.policy.remainder().is_some();
         let loses_counts = self.has_bug(PlantedBug::LoseCounts);
+        let leaves_image = self.leaves_image();
+        // What lies beside what stays here is in one chunk with it, and as hot: so that is told of last.
+        let on_image = leaves_image && self.tell_what_is_the_same();
+        let at_source = leaves_image && !self.has_bug(PlantedBug::TakenFromImage);
+        let remainder = self.source.as_ref().and_then(|it| it.policy.remainder());
         if let Some(remainder) = remainder {
             let actions = &mut self.actions;
             remainder.each_remaining(|start, sectors, heat| {
@@ -143,12 +147,11 @@ impl Controller {
                         start,
                         sectors,
                         heat: if loses_counts { 0 } else { heat },
+                        at_source,
                     },
                 });
             });
         }
-        let leaves_image = self.leaves_image();
-        let on_image = leaves_image && self.tell_what_is_the_same();
         self.enter_stage(Stage::Preparing { since });
         if owes && !self.has_bug(PlantedBug::OweUnflushed) {
             // What the guest flushes at the destination from now on must be durable here, too.
@@ -159,7 +162,7 @@ impl Controller {
             });
         }
         let effects = match leaves_image {
-            true => self.authority.prepare_on_image(migration, on_image),
+            true => self.authority.prepare_on_image(migration, on_image, owes),
             false => self.authority.prepare(migration, owes),
         };
         self.apply(effects);

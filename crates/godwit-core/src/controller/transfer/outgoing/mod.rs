@@ -267,7 +267,7 @@ impl Controller {
         if options.verify && self.capacity.bytes() > MAX_VERIFIED {
             return Err(StartError::Option("disk that is to be verified"));
         }
-        self.check_on_image(options.policy, options.verify)?;
+        self.check_on_image(&options)?;
         let leaves_image = self.leaves_image();
         let may_leave =
             self.authority.is_settled() || (leaves_image && self.authority.may_leave_rest());
@@ -292,6 +292,11 @@ impl Controller {
         let (policy, (wanted, first_pass)) = match (on_image, options.policy) {
             (Some(on_image), PolicyOptions::PreCopy(rounds)) => {
                 let policy = Policy::copying(rounds, on_image.different());
+                (policy, (Wanted::All, Pass::Resend { round: 1 }))
+            }
+            (Some(on_image), _) => {
+                let mut policy = Policy::new(&options, self.capacity, now);
+                policy.lacks_only(on_image.different());
                 (policy, (Wanted::All, Pass::Resend { round: 1 }))
             }
             _ => {

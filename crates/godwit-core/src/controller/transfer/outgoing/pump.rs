@@ -70,6 +70,9 @@ impl Source {
             },
             _ => self.capacity.bytes().0,
         };
+        if self.policy.sends_again(pass) {
+            self.obstacles.begin_round(self.pass_total);
+        }
         self.window.restart();
     }
 

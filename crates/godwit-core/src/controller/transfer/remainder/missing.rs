@@ -4,6 +4,7 @@ use crate::action::PULL_SECTORS;
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, chunks};
 use crate::units::{Bytes, Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
+use crate::wire::TrafficClass;
 
 /// Blocks of 4 KiB that a disk lacks, and how often each chunk of 64 KiB was written, as far as that is known.
 #[derive(Debug)]
@@ -13,6 +14,11 @@ pub struct Missing {
     heat: Box<[u8]>,
     /// How many blocks of each heat are missing.
     of_heat: [u64; HOTTEST as usize + 1],
+    /// Those of the blocks that are at the node that gave the disk away, where the rest of them is in an image; nothing
+    /// where all of them are in one place. What is here stays set.
+    at_source: Option<DirtyBitmap>,
+    /// How many blocks are missing and there.
+    left_at_source: u64,
 }
 
 impl Missing {
@@ -22,6 +28,8 @@ impl Missing {
             blocks: DirtyBitmap::new(capacity, BLOCK_SECTORS),
             heat: vec![0; Self::heat_length(capacity)].into_boxed_slice(),
             of_heat: [0; HOTTEST as usize + 1],
+            at_source: None,
+            left_at_source: 0,
         }
     }
 
@@ -38,9 +46,79 @@ impl Missing {
             blocks: DirtyBitmap::from_words(capacity, BLOCK_SECTORS, words),
             heat: heat.iter().map(|heat| (*heat).min(HOTTEST)).collect(),
             of_heat: [0; HOTTEST as usize + 1],
+            at_source: None,
+            left_at_source: 0,
         };
         missing.count_heat();
         Some(missing)
+    }
+
+    /// The same of a disk that lacks something in two places: [`Self::at_source`] as it was stored. Nothing if its length
+    /// is not that of the disk.
+    #[must_use]
+    pub fn in_two_places(mut self, at_source: &[u64]) -> Option<Self> {
+        let fits = at_source.len() == Self::word_length(self.capacity);
+        self.at_source =
+            fits.then(|| DirtyBitmap::from_words(self.capacity, BLOCK_SECTORS, at_source));
+        self.count_at_source();
+        fits.then_some(self)
+    }
+
+    /// A bit for each block that is, or was, at the node that gave the disk away, where the rest is in an image; nothing
+    /// where all that is missing is in one place.
+    pub fn at_source(&self) -> Option<&[u64]> {
+        self.at_source.as_ref().map(DirtyBitmap::words)
+    }
+
+    /// Whether what is missing is in two places, or was.
+    pub(super) const fn has_two_places(&self) -> bool {
+        self.at_source.is_some()
+    }
+
+    /// Bytes that are missing and at the node that gave the disk away, where the rest is in an image.
+    pub fn bytes_at_source(&self) -> Option<Bytes> {
+        let bytes = self.left_at_source * u64::from(BLOCK_SECTORS) * SECTOR_SIZE;
+        self.at_source.as_ref().map(|_| Bytes(bytes))
+    }
+
+    /// Whether some of what is missing is at the node that gave the disk away, where the rest is in an image.
+    pub(super) const fn needs_source(&self) -> bool {
+        self.left_at_source > 0
+    }
+
+    /// Whether some of these blocks was, or is, there.
+    pub(super) fn was_at_source(&self, blocks: &DirtyBitmap) -> bool {
+        let at_source = self.at_source().unwrap_or_default().iter();
+        let both = at_source.zip(blocks.words());
+        both.into_iter()
+            .any(|(at_source, blocks)| at_source & blocks != 0)
+    }
+
+    fn count_at_source(&mut self) {
+        let both = self
+            .at_source()
+            .unwrap_or_default()
+            .iter()
+            .zip(self.words());
+        self.left_at_source = both
+            .map(|(at_source, missing)| u64::from((at_source & missing).count_ones()))
+            .sum();
+    }
+
+    /// The first part of an extent that is all in one place, and on which connection it is to be had.
+    pub(super) fn place(&self, part: Extent) -> (Extent, TrafficClass) {
+        let Some(at_source) = &self.at_source else {
+            return (part, TrafficClass::Pull);
+        };
+        let run = at_source.next_run(part.start(), part.sectors());
+        let (end, class) = match run {
+            Some(run) if run.start() <= part.start() => (run.end(), TrafficClass::Pull),
+            Some(run) => (run.start(), TrafficClass::Image),
+            None => (part.end(), TrafficClass::Image),
+        };
+        let sectors = end.min(part.end()).0 - part.start().0;
+        let first = Extent::new(part.start(), sectors as u32);
+        (first.unwrap_or(part), class)
     }
 
     fn count_heat(&mut self) {
@@ -87,10 +165,17 @@ impl Missing {
     /// All that is missing was told.
     pub(in crate::controller) fn complete(&mut self) {
         self.count_heat();
+        self.count_at_source();
     }
 
     /// These sectors are missing; [`Self::complete`] follows the last. False when the disk has no such sectors.
-    pub(in crate::controller) fn add(&mut self, start: Lba, sectors: u32, heat: u8) -> bool {
+    pub(in crate::controller) fn add(
+        &mut self,
+        start: Lba,
+        sectors: u32,
+        heat: u8,
+        at_source: bool,
+    ) -> bool {
         let Some(end) = start.0.checked_add(u64::from(sectors)) else {
             return false;
         };
@@ -98,6 +183,12 @@ impl Missing {
             return false;
         }
         self.blocks.set_range(start, Lba(end));
+        if at_source {
+            let capacity = self.capacity;
+            self.at_source
+                .get_or_insert_with(|| DirtyBitmap::new(capacity, BLOCK_SECTORS))
+                .set_range(start, Lba(end));
+        }
         let size = u64::from(CHUNK_SECTORS);
         let chunks = (start.0 / size) as usize..end.div_ceil(size) as usize;
         self.heat[chunks].fill(heat.min(HOTTEST));
@@ -131,11 +222,24 @@ impl Missing {
         covered < self.blocks.count_in(extent)
     }
 
+    /// How many blocks of the extent are missing and at the node that gave the disk away.
+    fn count_both(&self, extent: Extent) -> u64 {
+        let Some(at_source) = self.at_source.as_ref().filter(|_| self.left_at_source > 0) else {
+            return 0;
+        };
+        let block = u64::from(BLOCK_SECTORS);
+        (extent.start().0 / block..extent.end().0.div_ceil(block))
+            .filter_map(|number| Extent::new(Lba(number * block), 1))
+            .filter(|sector| self.blocks.touches(*sector) && at_source.touches(*sector))
+            .count() as u64
+    }
+
     /// These blocks are here.
     pub(super) fn clear(&mut self, extent: Extent) {
         for (chunk, part) in chunks(extent) {
             let heat = self.heat[chunk as usize];
             self.of_heat[usize::from(heat)] -= self.blocks.count_in(part);
+            self.left_at_source -= self.count_both(part);
             self.blocks.clear(part);
         }
     }

@@ -3,10 +3,12 @@
 use crate::action::{Action, DiskOperation, DiskTag};
 use crate::controller::Controller;
 use crate::controller::requests::slots::{TagList, WorkStage};
+use crate::controller::transfer::remainder::lacking::Lacking;
 use crate::controller::transfer::remainder::lacking::pulling::REST;
 use crate::planted::PlantedBug;
 use crate::request::{RequestError, RequestTag};
 use crate::units::Time;
+use crate::wire::{Message, TrafficClass};
 
 /// So many blocks may come here before that is made durable though nobody asked: 64 MiB. After a power loss they
 /// would be pulled again.
@@ -23,6 +25,13 @@ pub(super) enum Checkpoint {
     Storing,
     /// That all of the disk is here is being stored as a part of who owns it.
     Ending,
+}
+
+impl Lacking {
+    /// Whether the other node can be told, once that is durable, that nothing of what it has is missing here.
+    fn owes_word(&self) -> bool {
+        self.needs_source() && !self.missing.needs_source()
+    }
 }
 
 impl Controller {
@@ -45,7 +54,9 @@ impl Controller {
     /// Begins a checkpoint once enough has come here, or all of the disk.
     pub(super) fn checkpoint_if_due(&mut self) {
         let due = self.lacking.as_ref().is_some_and(|lacking| {
-            lacking.missing.blocks().count() == 0 || lacking.young.count() >= BLOCKS
+            lacking.missing.blocks().count() == 0
+                || lacking.young.count() >= BLOCKS
+                || lacking.owes_word()
         });
         if due {
             self.begin_checkpoint();
@@ -97,6 +108,12 @@ impl Controller {
         ))
     }
 
+    /// What [`Action::StoreMissing`] has to store for the first time beside that, where what the disk lacks is in two places:
+    /// what of it is at the node that gave it away, as [`Missing::at_source`](crate::Missing::at_source) has it.
+    pub fn missing_at_source(&self) -> Option<&[u64]> {
+        self.lacking.as_ref()?.missing.at_source()
+    }
+
     /// What [`Action::StoreMissing`] asked for is durable.
     pub fn handle_missing_stored(&mut self, now: Time) {
         self.now = now;
@@ -116,6 +133,10 @@ impl Controller {
         }
         lacking.checkpoint = Checkpoint::None;
         lacking.unsaved = lacking.young.count() > 0;
+        if lacking.owes_word() && !lacking.missing.was_at_source(&lacking.young) {
+            lacking.is_repaid = true;
+            self.tell_of_repayment();
+        }
         self.end_checkpoint(Ok(()));
         self.store_that_it_is_whole();
         self.run_ready();
@@ -138,6 +159,17 @@ impl Controller {
             lacking.checkpoint = Checkpoint::Ending;
             let effects = self.authority.whole();
             self.apply(effects);
+        }
+    }
+
+    /// Tells the node that gave the disk away that it is needed no more, if that is so, though some of the image is
+    /// missing.
+    pub(super) fn tell_of_repayment(&mut self) {
+        let repaid = self.lacking.as_ref().filter(|lacking| lacking.is_repaid);
+        if let Some(migration) = repaid.map(|lacking| lacking.migration)
+            && self.pull_is_up
+        {
+            self.send(TrafficClass::Pull, Message::Whole { migration });
         }
     }
 

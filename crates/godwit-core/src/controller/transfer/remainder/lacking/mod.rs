@@ -5,6 +5,11 @@
 //! waits for is pulled first; nothing else is asked for meanwhile. What was pulled is written only if all of it is
 //! missing still: the guest may have written there since it was asked for.
 //!
+//! A disk on an image may have left before all that differs from the image had: then what is missing is in two places, each
+//! with a connection of its own, and each may be away without the other. What is at the other node has no end but that it
+//! comes; of the image some may stay where it is for ever. So the other node is told when nothing of what it has is missing
+//! any more, durably.
+//!
 //! What is here must stay here. Of a process that dies nothing is lost that it noted ([`Action::NoteHere`]); after a
 //! power loss the disk lacks what [`Action::StoreMissing`] stored last, and is pulled again, also where the guest has
 //! written since. So a flush of the guest, and a write that must be durable, are answered only after the disk was
@@ -37,9 +42,16 @@ pub(in crate::controller) struct Lacking {
     missing: Missing,
     /// The node that has the rest has said so on the connection that is there.
     is_owed: bool,
+    /// The same of the image, where what is missing is in two places.
+    is_in_image: bool,
+    /// Of what that node has nothing is missing any more, durably, where the rest is in an image.
+    is_repaid: bool,
     pulls: [Pull; PULL_SLOTS as usize],
     /// Requests that wait for missing blocks, in the order in which they began to, and since when.
     waiting: VecDeque<(RequestTag, Time)>,
+    /// What was waited for by requests that were [given back](Controller::give_back_missing), and whether they write. It is
+    /// pulled as if they waited still.
+    wanted: Vec<(Extent, bool)>,
     put_off: PutOff,
     prefetch: Prefetch,
     /// Only what somebody waits for is asked for.
@@ -62,8 +74,11 @@ impl Lacking {
             migration,
             missing,
             is_owed: false,
+            is_in_image: false,
+            is_repaid: false,
             pulls: [Pull::Free; PULL_SLOTS as usize],
             waiting: VecDeque::new(),
+            wanted: Vec::new(),
             put_off: PutOff::default(),
             prefetch: Prefetch::new(),
             on_demand_only: false,
@@ -85,6 +100,30 @@ impl Lacking {
         self.missing.words()
     }
 
+    /// Whether anything of what is missing can be had now, as far as that is known.
+    const fn is_somewhere(&self) -> bool {
+        self.is_owed || self.is_in_image
+    }
+
+    /// Whether what is to be had on this connection can be had now.
+    const fn can_come(&self, class: TrafficClass) -> bool {
+        match class {
+            TrafficClass::Image => self.is_in_image,
+            _ => self.is_owed,
+        }
+    }
+
+    /// Whether this process knows that what is missing is in two places, or was.
+    const fn has_two_places(&self) -> bool {
+        self.missing.has_two_places()
+    }
+
+    /// Whether something is missing durably that only the node has which gave the disk away, where the rest is in an
+    /// image.
+    pub(in crate::controller) const fn needs_source(&self) -> bool {
+        self.has_two_places() && !self.is_repaid
+    }
+
     /// Whether a part of this is missing.
     pub(in crate::controller) fn lacks_any_of(&self, extent: Extent) -> bool {
         self.missing.is_needed(extent, false)
@@ -95,7 +134,7 @@ impl Lacking {
         let next = match self.resumes {
             // Nothing is asked for before.
             Some(resumes) => Some(resumes),
-            None => self.put_off.next().filter(|_| self.is_owed),
+            None => self.put_off.next().filter(|_| self.is_somewhere()),
         };
         [next, self.wait_ends(longest_wait)]
             .into_iter()
@@ -138,6 +177,11 @@ impl Controller {
     /// Whether the node that has what the disk lacks is connected, and has said so.
     pub fn missing_is_owed(&self) -> bool {
         self.lacking.as_ref().is_some_and(|lacking| lacking.is_owed)
+    }
+
+    /// Whether what the disk lacks is in its image and at another node, or was when this process began.
+    pub fn lacks_in_two_places(&self) -> bool {
+        self.lacking.as_ref().is_some_and(|it| it.has_two_places())
     }
 
     /// Whether a request needs data that is not here. It waits then.
@@ -185,7 +229,14 @@ impl Controller {
         lacking.young.set_those_of(came, extent);
         lacking.missing.clear(extent);
         lacking.unsaved = true;
+        let tells_early = lacking.needs_source() && !lacking.missing.needs_source();
         self.act(Action::NoteHere { extent });
+        if tells_early && self.has_bug(PlantedBug::RepaidEarly) {
+            if let Some(lacking) = &mut self.lacking {
+                lacking.is_repaid = true;
+            }
+            self.tell_of_repayment();
+        }
         self.wake_for_missing();
         self.checkpoint_if_due();
     }
@@ -199,9 +250,7 @@ impl Controller {
         debug_assert!(lacking.waiting.is_empty(), "the guest is held");
         self.is_no_base();
         let migration = lacking.migration;
-        if self.pull_is_up {
-            self.send(TrafficClass::Pull, Message::Whole { migration });
-        }
+        self.nothing_is_missing(migration);
         self.notify(Event::LeftImage { migration });
     }
 
@@ -212,9 +261,19 @@ impl Controller {
             lacking.is_some_and(|lacking| lacking.missing.blocks().count() == 0),
             "something is missing"
         );
-        if self.pull_is_up {
-            self.send(TrafficClass::Pull, Message::Whole { migration });
-        }
+        self.nothing_is_missing(migration);
         self.notify(Event::Whole { migration });
+    }
+
+    /// Tells those from whom something could have been pulled.
+    fn nothing_is_missing(&mut self, migration: MigrationId) {
+        for (class, is_up) in [
+            (TrafficClass::Pull, self.pull_is_up),
+            (TrafficClass::Image, self.image_is_up),
+        ] {
+            if is_up {
+                self.send(class, Message::Whole { migration });
+            }
+        }
     }
 }

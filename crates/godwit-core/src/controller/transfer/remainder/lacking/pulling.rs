@@ -114,20 +114,22 @@ impl Lacking {
         let at = self.pulls.iter().position(|pull| *pull == Pull::Free)?;
         self.pulls[at] = Pull::Asked(extent);
         let slot = PullSlot(at as u16);
+        let (_, class) = self.missing.place(extent);
         Some(Action::Send {
-            class: TrafficClass::Pull,
+            class,
             message: Message::Pull { slot, extent },
         })
     }
 
-    /// The first part of the extent that is missing, not on its way and not put off, and whether some other part is
-    /// on its way.
+    /// The first part of the extent that is missing, can be had now, is not on its way and not put off, and whether some
+    /// other part is on its way.
     fn part_for(&self, extent: Extent) -> (Option<Extent>, bool) {
         let mut from = Lba(0);
         let mut comes = false;
         while let Some(part) = self.missing.part_for(extent, from) {
+            let (part, class) = self.missing.place(part);
             let is_on_its_way = self.is_on_its_way(part);
-            if !is_on_its_way && !self.put_off.touches(part) {
+            if !is_on_its_way && !self.put_off.touches(part) && self.can_come(class) {
                 return (Some(part), comes);
             }
             comes |= is_on_its_way;
@@ -136,14 +138,24 @@ impl Lacking {
         (None, comes)
     }
 
+    /// Whether anything is pulled that nobody waits for: what is in an image may stay there, and nothing else.
+    const fn prefetches(&self) -> bool {
+        !self.on_demand_only || self.needs_source()
+    }
+
     /// What nobody waits for, hottest first.
     fn next_prefetch(&mut self) -> Option<Extent> {
         loop {
             let Prefetch { heat, from } = self.prefetch;
             match self.missing.next_of(heat, from) {
                 Some(part) => {
+                    let (part, class) = self.missing.place(part);
                     self.prefetch.from = part.end();
-                    if !self.is_on_its_way(part) && !self.put_off.touches(part) {
+                    if !self.is_on_its_way(part)
+                        && !self.put_off.touches(part)
+                        && self.can_come(class)
+                        && (class == TrafficClass::Pull || !self.on_demand_only)
+                    {
                         return Some(part);
                     }
                 }
@@ -156,6 +168,22 @@ impl Lacking {
                 None => return None,
             }
         }
+    }
+
+    /// What was asked for on such a connection does not come, and is asked for again.
+    fn nothing_comes_on(&mut self, class: TrafficClass) {
+        let missing = &self.missing;
+        self.put_off
+            .0
+            .retain(|(part, _)| missing.place(*part).1 != class);
+        for pull in &mut self.pulls {
+            if let Pull::Asked(extent) = pull
+                && missing.place(*extent).1 == class
+            {
+                *pull = Pull::Free;
+            }
+        }
+        self.begin_again();
     }
 
     /// A part that was asked for has not become part of the disk: it is asked for again in its turn.
@@ -194,7 +222,7 @@ impl Controller {
         let Some(lacking) = &mut self.lacking else {
             return;
         };
-        if !serves || !lacking.is_owed || lacking.resumes.is_some() {
+        if !serves || !lacking.is_somewhere() || lacking.resumes.is_some() {
             return;
         }
         // What was asked for in vain lies behind.
@@ -202,10 +230,12 @@ impl Controller {
             lacking.begin_again();
         }
         let mut somebody_waits = false;
-        for at in 0..lacking.waiting.len() {
-            let Some(extent) = self.slots[lacking.waiting[at].0].extent else {
-                continue;
-            };
+        let slots = &self.slots;
+        let waited = lacking.waiting.iter();
+        let waited = waited.filter_map(|(tag, _)| slots[*tag].extent);
+        let wanted = lacking.wanted.iter().map(|(extent, _)| *extent);
+        let all: Vec<Extent> = waited.chain(wanted).collect();
+        for extent in all {
             loop {
                 let (part, comes) = lacking.part_for(extent);
                 somebody_waits |= comes || part.is_some();
@@ -216,7 +246,7 @@ impl Controller {
             }
         }
         while !somebody_waits
-            && !lacking.on_demand_only
+            && lacking.prefetches()
             && lacking.free_slots() > FOR_WAITING
             && let Some(part) = lacking.next_prefetch()
             && let Some(asks) = lacking.ask(part)
@@ -244,19 +274,44 @@ impl Controller {
         self.owing.link_lost();
         if let Some(lacking) = &mut self.lacking {
             lacking.is_owed = false;
-            lacking.put_off = PutOff::default();
-            for pull in &mut lacking.pulls {
-                if matches!(pull, Pull::Asked(_)) {
-                    *pull = Pull::Free;
-                }
-            }
-            lacking.begin_again();
+            lacking.nothing_comes_on(TrafficClass::Pull);
         }
+        self.pull();
         self.store_that_it_is_whole();
     }
 
-    /// The node that gave the disk away says that it has what this one lacks.
-    pub(in crate::controller) fn owed(&mut self, migration: MigrationId) {
+    /// The connection is up on which the disk's image is to be had, where [another node owes
+    /// some](Self::lacks_in_two_places) of what the disk lacks; the image says what it has with [`Message::Owes`].
+    pub fn handle_image_up(&mut self, now: Time) {
+        self.handle_image_lost(now);
+        self.image_is_up = true;
+    }
+
+    /// That connection is lost.
+    pub fn handle_image_lost(&mut self, now: Time) {
+        self.now = now;
+        self.image_is_up = false;
+        if let Some(lacking) = &mut self.lacking {
+            lacking.is_in_image = false;
+            lacking.nothing_comes_on(TrafficClass::Image);
+        }
+        // The other place may have something that nobody waited for.
+        self.pull();
+        self.store_that_it_is_whole();
+    }
+
+    /// The node that gave the disk away says that it has what this one lacks, or the image is there.
+    pub(in crate::controller) fn owed(&mut self, class: TrafficClass, migration: MigrationId) {
+        if class == TrafficClass::Image {
+            if let Some(lacking) = &mut self.lacking
+                && lacking.migration() == migration
+            {
+                lacking.is_in_image = true;
+                self.pull();
+            }
+            return;
+        }
+        self.tell_of_repayment();
         for effect in self.authority.handle(&Message::Owes { migration }) {
             if let Effect::Send(message) = effect {
                 self.send(TrafficClass::Pull, message);
@@ -271,16 +326,18 @@ impl Controller {
         }
     }
 
-    /// Whether what was pulled into this slot's buffer is expected: the body asks before it receives data there.
-    pub fn expects_pulled(&self, slot: PullSlot, extent: Extent) -> bool {
+    /// Whether what was pulled into this slot's buffer is expected on such a connection: the body asks before it receives
+    /// data there.
+    pub fn expects_pulled(&self, class: TrafficClass, slot: PullSlot, extent: Extent) -> bool {
         self.lacking.as_ref().is_some_and(|lacking| {
             lacking.pulls.get(usize::from(slot.0)) == Some(&Pull::Asked(extent))
+                && lacking.missing.place(extent).1 == class
         })
     }
 
-    /// A part that this node pulled has arrived ([`Message::Pulled`]), with its data, if it has any, in the slot's
-    /// buffer. False when nobody asked for it: the connection is of no use then.
-    pub fn handle_pulled(&mut self, now: Time, message: Message) -> bool {
+    /// A part that this node pulled has arrived ([`Message::Pulled`]) on such a connection, with its data, if it has any,
+    /// in the slot's buffer. False when nobody asked for it there: the connection is of no use then.
+    pub fn handle_pulled(&mut self, now: Time, class: TrafficClass, message: Message) -> bool {
         self.now = now;
         let Message::Pulled {
             slot,
@@ -291,7 +348,7 @@ impl Controller {
         else {
             return false;
         };
-        if !self.expects_pulled(slot, extent) {
+        if !self.expects_pulled(class, slot, extent) {
             return false;
         }
         match result {

@@ -36,14 +36,53 @@ impl Controller {
         self.longest_missing_wait = Some(longest_wait);
     }
 
+    /// Since when the request waits that has waited longest for a part of the disk which is not here.
+    pub fn missing_waits_since(&self) -> Option<Time> {
+        let (_, since) = self.lacking.as_ref()?.waiting.front()?;
+        Some(*since)
+    }
+
+    /// Answers those of the requests that wait for a part of the disk which is not here with
+    /// [`RequestError::NotServing`]: whoever sent them keeps them, and sends them again later. What they wait for is pulled
+    /// meanwhile as if they waited.
+    pub fn give_back_missing(&mut self, now: Time, which: impl Fn(RequestTag) -> bool) {
+        self.now = now;
+        let most = self.limits.requests as usize;
+        let slots = &self.slots;
+        let Some(lacking) = &mut self.lacking else {
+            return;
+        };
+        let given = lacking.take_waiting(|tag, _| which(tag));
+        for tag in &given {
+            let slot = &slots[*tag];
+            if let Some(wanted) = slot.extent.map(|extent| (extent, slot.is_write()))
+                && lacking.wanted.len() < most
+                && !lacking.wanted.contains(&wanted)
+            {
+                lacking.wanted.push(wanted);
+            }
+        }
+        self.fail_missing(given, RequestError::NotServing);
+        self.run_ready();
+    }
+
+    /// Whether something is missing of what requests waited for that were given back.
+    pub fn wants_missing(&self) -> bool {
+        (self.lacking.as_ref()).is_some_and(|lacking| !lacking.wanted.is_empty())
+    }
+
     /// Looks again at those who wait for missing blocks and need not, or whose clients are gone.
     pub(in crate::controller) fn wake_for_missing(&mut self) {
         let Some(lacking) = &mut self.lacking else {
             return;
         };
         let Lacking {
-            waiting, missing, ..
+            waiting,
+            missing,
+            wanted,
+            ..
         } = &mut **lacking;
+        wanted.retain(|(extent, writes)| missing.is_needed(*extent, *writes));
         let (slots, ready) = (&self.slots, &mut self.ready);
         waiting.retain(|&(tag, _)| {
             let slot = &slots[tag];
