@@ -8,6 +8,7 @@
 //! clocks the ticks where they arrive, on the host: [`GuestConsole::host_gap`] includes the time in
 //! which the machine did not run anywhere.
 
+mod adopted;
 mod arrivals;
 mod console;
 mod guest;

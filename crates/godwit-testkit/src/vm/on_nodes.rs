@@ -1,7 +1,7 @@
 //! The verifying guest on Godwit nodes: its machine runs on one of them and moves.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -13,7 +13,7 @@ use crate::process::wait_for;
 /// The machine's name on its node.
 pub const VM: &str = "guest";
 /// What a guest on an emulated CPU of a busy host may take for anything.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Writes by which a guest shows that it goes on.
 const SIGN_OF_LIFE: u64 = 50;
 const MIB: u64 = 1 << 20;
@@ -90,14 +90,7 @@ impl NodeGuest {
         machine: &NodeMachine,
     ) -> io::Result<Self> {
         let node = cluster.node(node);
-        let names: Vec<String> = (0..disks).map(|number| format!("disk{number}")).collect();
-        for name in &names {
-            let path = cluster.dir().join(format!("{name}.import"));
-            format_disk(&path, disk_mib * MIB)?;
-            node.godwit(&["disk", "import", name, &path.to_string_lossy()])
-                .json()?;
-            std::fs::remove_file(path)?;
-        }
+        let names = make_disks(cluster, node, disks, disk_mib)?;
         Self::boot_machine(cluster, node, names, load, machine)
     }
 
@@ -127,22 +120,33 @@ impl NodeGuest {
         machine: &NodeMachine,
     ) -> io::Result<Self> {
         let image = GuestImage::build_or_cached()?;
-        let console = GuestConsole::new();
-        let socket = cluster.dir().join("console.sock");
-        // That of an earlier guest.
-        let _ = std::fs::remove_file(&socket);
-        console.listen(&socket)?;
-        let guest = Self {
-            console,
-            disks,
-            has_cold: load.cold_mib > 0,
-        };
+        let (guest, socket) = Self::new(cluster, disks, load)?;
         let arguments = guest.arguments(&image, &socket, load, machine);
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         node.godwit(&words).json()?;
         guest.console.started(PATIENCE)?;
         guest.alive()?;
         Ok(guest)
+    }
+
+    /// One that nothing runs yet, and the socket where its console is awaited.
+    pub(super) fn new(
+        cluster: &Cluster,
+        disks: Vec<String>,
+        load: &GuestLoad,
+    ) -> io::Result<(Self, PathBuf)> {
+        let console = GuestConsole::new();
+        let socket = cluster.dir().join("console.sock");
+        // That of an earlier guest.
+        let _ = std::fs::remove_file(&socket);
+        console.listen(&socket)?;
+        let has_cold = load.cold_mib > 0;
+        let guest = Self {
+            console,
+            disks,
+            has_cold,
+        };
+        Ok((guest, socket))
     }
 
     fn arguments(
@@ -317,4 +321,22 @@ impl NodeGuest {
     fn said(&self, what: &str) -> io::Error {
         io::Error::other(format!("{what}\n{}", self.console.log().join("\n")))
     }
+}
+
+/// Makes as many disks of so many MiB at a node, and gives their names.
+pub(super) fn make_disks(
+    cluster: &Cluster,
+    node: &Node,
+    disks: usize,
+    disk_mib: u64,
+) -> io::Result<Vec<String>> {
+    let names: Vec<String> = (0..disks).map(|number| format!("disk{number}")).collect();
+    for name in &names {
+        let path = cluster.dir().join(format!("{name}.import"));
+        format_disk(&path, disk_mib * MIB)?;
+        node.godwit(&["disk", "import", name, &path.to_string_lossy()])
+            .json()?;
+        std::fs::remove_file(path)?;
+    }
+    Ok(names)
 }
