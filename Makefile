@@ -68,6 +68,14 @@ test-nics: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test vm_crash -- --ignored --nocapture --test-threads 1 nics::
 
+# A machine of libvirt's with a NIC that a node serves. Needs root, for network namespaces.
+.PHONY: test-libvirt
+test-libvirt: guest
+	scripts/install-libvirt
+	$(CARGO) build --locked -p godwit-cli --features failpoints
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test libvirt_nics -- --ignored --nocapture --test-threads 1
+
 # A NIC that a node serves, driven by DPDK's testpmd. Needs root, for network namespaces.
 .PHONY: test-testpmd
 test-testpmd: guest

@@ -23,20 +23,35 @@ pub struct RunNic {
     pub queues: Option<u16>,
 }
 
+/// A NIC with a name of its own, for a virtual machine that somebody else starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateNic {
+    /// Its name, which no other NIC of the node has.
+    pub name: String,
+    /// What it is.
+    pub nic: RunNic,
+}
+
 /// A NIC that a node serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Nic {
-    /// Its VM's name and its number: `web/0`.
+    /// Its VM's name and its number, `web/0`, or its own name, if it has one.
     pub name: String,
-    /// The VM.
-    pub vm: String,
+    /// The VM; none of a NIC that has a name of its own.
+    pub vm: Option<String>,
+    /// The unix socket where the VM's QEMU uses it over vhost-user.
+    pub socket: String,
+    /// Why it is not served, if it is not.
+    pub problem: Option<String>,
     /// Its MAC address, which stays the same over moves.
     pub mac: String,
     /// The tap that its packets go through.
     pub tap: String,
     /// The bridge into which the node plugged the tap.
     pub bridge: Option<String>,
-    /// What it does with packets: `releasing` lets them pass, `buffering` holds them, `clone` stands still.
+    /// What it does with packets: `releasing` lets them pass, `buffering` holds them, `clone` stands still; `unserved` is one
+    /// with a problem.
     pub mode: String,
     /// Whether the VM's QEMU is connected to it.
     pub attached: bool,
@@ -49,7 +64,7 @@ pub struct Nic {
     pub addresses: Vec<String>,
     /// Its pairs of queues.
     pub queues: Vec<NicQueue>,
-    /// What happened since the VM was started, over all moves.
+    /// What happened since the VM was started or the NIC was created, over all moves.
     pub counters: NicCounters,
 }
 

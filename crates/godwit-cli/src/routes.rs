@@ -54,10 +54,16 @@ pub(crate) fn migration_switch(id: &str) -> String {
     format!("{}/switch", migration(id))
 }
 
-/// A NIC by its machine's name and its number; nothing when the text is not of that form.
-pub(crate) fn nic(name: &str) -> Option<String> {
-    let (vm, number) = name.rsplit_once('/')?;
-    Some(format!("{NICS}/{}/{}", segment(vm), segment(number)))
+/// A NIC by its machine's name and its number, or by its own name.
+pub(crate) fn nic(name: &str) -> String {
+    match name.rsplit_once('/') {
+        Some((vm, number)) => format!("{NICS}/{}/{}", segment(vm), segment(number)),
+        None => format!("{NICS}/{}", segment(name)),
+    }
+}
+
+pub(crate) fn nic_removal(name: &str, force: bool) -> String {
+    format!("{NICS}/{}?force={force}", segment(name))
 }
 
 pub(crate) fn vm(name: &str) -> String {

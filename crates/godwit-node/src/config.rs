@@ -192,6 +192,16 @@ impl NodeConfig {
         self.disks_dir().join(format!("{disk}.vhost"))
     }
 
+    /// The folder of the sockets of NICs with names of their own.
+    pub(crate) fn nics_dir(&self) -> PathBuf {
+        self.data_dir.join("nics")
+    }
+
+    /// The unix socket where a QEMU that somebody else starts uses a NIC.
+    pub(crate) fn nic_socket(&self, nic: &str) -> PathBuf {
+        self.nics_dir().join(format!("{nic}.vhost"))
+    }
+
     /// The folder of what the node knows of images.
     pub(crate) fn images_dir(&self) -> PathBuf {
         self.data_dir.join("images")

@@ -12,6 +12,7 @@ use crate::images::Images;
 use crate::migrations::Migrations;
 use crate::migrations::incoming::admission::Arrivals;
 use crate::migrations::incoming::gatherings::Gatherings;
+use crate::nics::named::NamedNics;
 use crate::peers::dial::Dialer;
 use crate::peers::probe::PeerHealth;
 use crate::processes::Processes;
@@ -48,6 +49,8 @@ pub(crate) struct Node {
     pub(crate) arrivals: Arrivals,
     /// Its virtual machines.
     pub(crate) vms: Vms,
+    /// NICs with names of their own.
+    pub(crate) nics: NamedNics,
     /// Imports and exports.
     pub(crate) jobs: Jobs,
     /// The images that disks are created from.

@@ -38,6 +38,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
             "get /v1/memory-pools",
             "get /v1/memory-pools/{name}",
             "get /v1/nics",
+            "get /v1/nics/{name}",
             "get /v1/nics/{vm}/{number}",
             "get /v1/vm-migrations",
             "get /v1/vm-migrations/{id}",
@@ -51,6 +52,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
         &[
             "delete /v1/disks/import",
             "delete /v1/disks/{name}",
+            "delete /v1/nics/{name}",
             "delete /v1/vms/adopt",
             "delete /v1/vms/{name}",
             "post /v1/disks",
@@ -58,6 +60,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
             "post /v1/disks/{name}/claim",
             "post /v1/disks/{name}/export",
             "post /v1/migrations",
+            "post /v1/nics",
             "post /v1/migrations/{id}/cancel",
             "post /v1/migrations/{id}/switch",
             "post /v1/process-migrations/{id}/cancel",

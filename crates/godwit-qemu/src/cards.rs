@@ -1,10 +1,10 @@
 //! Network cards that QEMU itself serves. They move with the rest of the machine, and what comes for them meanwhile does
 //! not.
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::mac::is_card;
-use crate::machine::{Machine, NETDEV, field};
+use crate::machine::{Machine, field, property};
 use crate::monitor::qmp::{Qmp, QmpError};
 
 /// How often the network is told, and when, in milliseconds: as often as QEMU does it by itself.
@@ -24,16 +24,14 @@ pub fn own(machine: &Machine) -> Vec<String> {
     let nets = machine.values("net").filter(|value| kind(value) == "nic");
     let nets = nets
         .map(|value| field(value, "model").map_or_else(|| String::from("nic"), |(_, model)| model));
+    let backends = machine.nic_backends();
+    let is_served = |value: &str| {
+        let netdev = property(value, "netdev");
+        netdev.is_some_and(|netdev| backends.iter().any(|(id, _)| *id == netdev))
+    };
     let devices = machine.values("device").filter_map(|value| {
-        if value.starts_with('{') {
-            let device: Value = serde_json::from_str(value).ok()?;
-            return device["driver"]
-                .as_str()
-                .filter(|driver| is_card(driver))
-                .map(str::to_owned);
-        }
-        let served = field(value, "netdev").is_some_and(|(_, netdev)| netdev.starts_with(NETDEV));
-        Some(kind(value)).filter(|kind| !served && is_card(kind))
+        let driver = property(value, "driver").unwrap_or_else(|| kind(value));
+        Some(driver).filter(|driver| !is_served(value) && is_card(driver))
     });
     nics.chain(nets).chain(devices).collect()
 }
@@ -51,6 +49,7 @@ pub async fn announce(qmp: &Qmp) -> Result<(), QmpError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::{MachineNic, NicUplink, Served};
 
     #[test]
     fn cards_that_a_node_serves_are_not_among_qemus_own() {
@@ -62,8 +61,12 @@ mod tests {
             "nic,model=e1000",
             "-net",
             "user",
+            "-chardev",
+            "socket,path=/n/nics/web0.vhost,id=c0,reconnect-ms=100",
+            "-netdev",
+            "vhost-user,id=n0,chardev=c0",
             "-device",
-            "virtio-net-pci,netdev=godwit-net0,mac=52:54:00:00:00:07,romfile=",
+            "virtio-net-pci,netdev=n0,mac=52:54:00:00:00:07,romfile=",
             "-device",
             "virtio-net-pci,netdev=n",
             "-device",
@@ -74,7 +77,13 @@ mod tests {
             "none",
         ];
         let command: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
-        let machine = Machine::adopt(&command, |_| None).expect("a machine");
+        let nic = MachineNic {
+            mac: String::from("52:54:00:00:00:07"),
+            uplink: NicUplink::Tap(String::from("tap0")),
+            queues: 1,
+        };
+        let machine = Machine::adopt(&command, |_| Some(Served::Nic(nic.clone())));
+        let machine = machine.expect("a machine");
         assert_eq!(own(&machine), ["user", "e1000", "virtio-net-pci", "igb"]);
     }
 }

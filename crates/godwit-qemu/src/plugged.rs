@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::machine::{Machine, field};
+use crate::machine::{Machine, field, property};
 use crate::monitor::qmp::{Qmp, QmpError, text};
 
 /// Most devices of one kind that a message names.
@@ -129,13 +129,9 @@ fn number(name: &str) -> Option<usize> {
     number.parse().ok()
 }
 
-/// The id that a device is given, in QEMU's own notation or as JSON.
+/// The id that a device is given.
 fn id_of(value: &str) -> Option<String> {
-    if value.starts_with('{') {
-        let object: Value = serde_json::from_str(value).ok()?;
-        return object.get("id")?.as_str().map(str::to_owned);
-    }
-    field(value, "id").map(|(_, id)| id)
+    property(value, "id")
 }
 
 /// The standby of a pair is plugged in when the guest asks for it.

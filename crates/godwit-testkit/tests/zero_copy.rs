@@ -9,7 +9,7 @@ use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node};
 use godwit_testkit::process::wait_for;
 use godwit_testkit::scenario::{PATIENCE, Scenario};
-use godwit_testkit::vm::{GuestLoad, NodeGuest, NodeMachine, VM};
+use godwit_testkit::vm::{AdoptedMachine, GuestLoad, NodeGuest, NodeMachine, VM};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -120,7 +120,11 @@ fn an_adopted_guest_moves_and_its_memory_follows() {
         ..GuestLoad::default()
     };
     let file = pool.path().join(format!("{VM}.memory"));
-    let started = NodeGuest::start_adopted(&cluster, "a", (1, DISK_MIB), &load, &file);
+    let machine = AdoptedMachine {
+        memory_file: Some(&file),
+        ..AdoptedMachine::default()
+    };
+    let started = NodeGuest::adopt(&cluster, cluster.node("a"), (1, DISK_MIB), &load, machine);
     let (guest, _qemu) = started.unwrap();
     cluster.node_mut("a").kill();
     cluster.node_mut("a").start(&[]).unwrap();

@@ -84,7 +84,7 @@ pub(crate) enum Command {
     /// Run virtual machines on disks of a node
     #[command(subcommand)]
     Vm(VmCommand),
-    /// Look at the NICs of virtual machines
+    /// The NICs of virtual machines, and NICs for machines that others start
     #[command(subcommand)]
     Nic(NicCommand),
     /// Look at processes with RDMA connections, and move them

@@ -9,9 +9,25 @@ pub(crate) enum NicCommand {
     List,
     /// Show a NIC with its counters
     Show {
-        /// The NIC: its virtual machine's name, a slash and its number, such as web/0
+        /// The NIC: its virtual machine's name, a slash and its number, such as web/0, or its own name
         #[arg(value_name = "VM/NUMBER")]
         name: String,
+    },
+    /// Create a NIC for a virtual machine that QEMU or libvirt starts, and say what they are to be given
+    Create {
+        /// What it is called: letters, digits, '.', '_' and '-'
+        name: String,
+        /// tap=NAME or bridge=NAME, mac=ADDRESS if it must be that, and queues=N for more than one pair of queues
+        #[arg(value_parser = parse_nic)]
+        nic: RunNic,
+    },
+    /// Remove a NIC that was created
+    Rm {
+        /// Its name
+        name: String,
+        /// Also while a virtual machine uses it, which then has no network
+        #[arg(long)]
+        force: bool,
     },
 }
 

@@ -1,6 +1,7 @@
 //! `godwit nic`
 
-use godwit_api::Nic;
+use godwit_api::{CreateNic, Nic};
+use serde_json::json;
 
 use crate::arguments::NicCommand;
 use crate::client::Client;
@@ -19,24 +20,78 @@ pub(crate) async fn run(
             output.print(&nics, |nics| list(nics))
         }
         NicCommand::Show { name } => {
-            let path = routes::nic(&name).ok_or_else(|| {
-                Failure::new(format!("{name:?} names no NIC"))
-                    .hint("name the virtual machine and the NIC's number, such as web/0")
-            })?;
-            let nic: Nic = client.get(&path).await?;
+            let nic: Nic = client.get(&routes::nic(&name)).await?;
             output.print(&nic, show)
+        }
+        NicCommand::Create { name, nic } => {
+            let queues = nic.queues.unwrap_or(1);
+            let nic: Nic = client.post(routes::NICS, &CreateNic { name, nic }).await?;
+            output.print(&nic, |nic| created(nic, queues))
+        }
+        NicCommand::Rm { name, force } => {
+            client.delete(&routes::nic_removal(&name, force)).await?;
+            output.print(&json!({ "name": name }), |_| {
+                format!("removed NIC '{name}'")
+            })
         }
     }
 }
 
+/// What QEMU and libvirt are to be given.
+fn created(nic: &Nic, queues: u16) -> String {
+    let Nic {
+        name, mac, socket, ..
+    } = nic;
+    // QEMU ends a value at a comma that is not doubled.
+    let path = socket.replace(',', ",,");
+    let (several, device, driver) = match queues {
+        1 => Default::default(),
+        _ => (
+            format!(",queues={queues}"),
+            // An interrupt for each queue, for the control queue, and for changes of the configuration.
+            format!(",mq=on,vectors={}", 2 * queues + 2),
+            format!("  <driver queues='{queues}'/>\n"),
+        ),
+    };
+    format!(
+        "created NIC '{name}'\n\n\
+         QEMU, with memory that is shared:\n\
+         -chardev socket,id=nic-{name},path={path},reconnect-ms=100 \\\n\
+         -netdev vhost-user,id=net-{name},chardev=nic-{name}{several} \\\n\
+         -device virtio-net-pci,netdev=net-{name},mac={mac},romfile={device}\n\n\
+         libvirt, with <access mode='shared'/> in <memoryBacking>:\n\
+         <interface type='vhostuser'>\n  \
+         <mac address='{mac}'/>\n  \
+         <source type='unix' path='{}' mode='client'>\n    \
+         <reconnect enabled='yes' timeout='1'/>\n  \
+         </source>\n  \
+         <model type='virtio'/>\n\
+         {driver}  \
+         <rom enabled='no'/>\n\
+         </interface>",
+        as_xml(socket)
+    )
+}
+
+/// Text between single quotes of XML.
+fn as_xml(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('\'', "&apos;")
+}
+
 fn uplink(nic: &Nic) -> String {
     match &nic.bridge {
+        Some(bridge) if nic.tap.is_empty() => format!("a tap on {bridge}"),
         Some(bridge) => format!("{} on {bridge}", nic.tap),
         None => nic.tap.clone(),
     }
 }
 
 fn state(nic: &Nic) -> String {
+    if nic.problem.is_some() {
+        return nic.mode.clone();
+    }
     match (nic.broken, nic.attached) {
         (true, _) => String::from("broken"),
         (false, false) => format!("{}, no guest", nic.mode),
@@ -70,7 +125,8 @@ fn list(nics: &[Nic]) -> String {
             nic.counters.sent_packets.to_string(),
         ]
     };
-    let empty = "no NICs: give a virtual machine one with godwit vm run NAME --nic tap=TAP";
+    let empty =
+        "no NICs: give a virtual machine one with godwit vm run NAME --nic tap=TAP, or create one";
     table(
         ["NIC", "MAC", "UPLINK", "STATE", "RECEIVED", "SENT"],
         nics.iter().map(row),
@@ -87,6 +143,8 @@ fn show(nic: &Nic) -> String {
         ("mac", Some(nic.mac.clone())),
         ("uplink", Some(uplink(nic))),
         ("state", Some(state(nic))),
+        ("problem", nic.problem.clone()),
+        ("socket", Some(nic.socket.clone())),
         (
             "received",
             traffic(counters.received_packets, counters.received_bytes),
@@ -123,10 +181,50 @@ mod tests {
     use godwit_api::{NicCounters, NicQueue};
 
     #[test]
-    fn a_nic_is_listed_with_its_uplink() {
+    fn a_nic_that_is_created_is_told_as_qemu_and_libvirt_take_it() {
         let nic = Nic {
+            name: String::from("web0"),
+            vm: None,
+            socket: String::from("/a,b/it's.vhost"),
+            ..nic()
+        };
+        let told = created(&nic, 2);
+        for part in [
+            "-chardev socket,id=nic-web0,path=/a,,b/it's.vhost,reconnect-ms=100 \\\n-netdev vhost-user,",
+            "chardev=nic-web0,queues=2 \\\n-device virtio-net-pci,",
+            "mac=52:54:00:00:00:01,romfile=,mq=on,vectors=6\n",
+            "path='/a,b/it&apos;s.vhost' mode='client'>",
+            "  <driver queues='2'/>\n  <rom",
+        ] {
+            assert!(told.contains(part), "{part}: {told}");
+        }
+        assert!(!created(&nic, 1).contains("queues"));
+    }
+
+    #[test]
+    fn a_nic_is_listed_with_its_uplink() {
+        let nic = nic();
+        let text = list(std::slice::from_ref(&nic));
+        let row: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(
+            row,
+            ["web/0", "52:54:00:00:00:01", "tap0", "releasing", "7", "0"]
+        );
+        let shown = show(&nic);
+        assert!(
+            shown.contains("10.0.0.7")
+                && shown.contains("2 too many")
+                && shown.contains("2 of 2 used (0: 4 received, 1 sent; 1: "),
+            "{shown}"
+        );
+    }
+
+    fn nic() -> Nic {
+        Nic {
             name: String::from("web/0"),
-            vm: String::from("web"),
+            vm: Some(String::from("web")),
+            socket: String::from("/n/vms/web/nic0.vhost"),
+            problem: None,
             mac: String::from("52:54:00:00:00:01"),
             tap: String::from("tap0"),
             bridge: None,
@@ -148,19 +246,6 @@ mod tests {
                 held_overflow: 2,
                 ..NicCounters::default()
             },
-        };
-        let text = list(std::slice::from_ref(&nic));
-        let row: Vec<_> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(
-            row,
-            ["web/0", "52:54:00:00:00:01", "tap0", "releasing", "7", "0"]
-        );
-        let shown = show(&nic);
-        assert!(
-            shown.contains("10.0.0.7")
-                && shown.contains("2 too many")
-                && shown.contains("2 of 2 used (0: 4 received, 1 sent; 1: "),
-            "{shown}"
-        );
+        }
     }
 }

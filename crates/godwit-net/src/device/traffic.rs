@@ -21,6 +21,8 @@ const TURN: usize = 256;
 pub(super) struct Pair {
     /// Its queue of the uplink is being waited for.
     pub(super) watches_uplink: bool,
+    /// Its queue of the uplink may have packets.
+    pub(super) may_bring: bool,
     /// The guest may have room for a packet.
     pub(super) room: bool,
     /// Since when the guest has not come to any of the packets that it has.
@@ -255,7 +257,8 @@ impl Worker {
 
     /// Reads a packet from a queue of the uplink, if one is wanted and there.
     fn read_uplink(&mut self, queue: usize, guest_has_room: bool) -> Option<(usize, Fate)> {
-        if self.uplink_rests.is_some() || !self.nic.wants_uplink(queue, guest_has_room) {
+        let is_left_alone = self.uplink_rests.is_some() || !self.pairs[queue].may_bring;
+        if is_left_alone || !self.nic.wants_uplink(queue, guest_has_room) {
             return None;
         }
         match self.uplink.read(queue, &mut self.space.packet) {
@@ -268,7 +271,10 @@ impl Worker {
                 }
                 Some((length, fate))
             }
-            Ok(None) => None,
+            Ok(None) => {
+                self.pairs[queue].may_bring = false;
+                None
+            }
             Err(error) => {
                 tracing::debug!(nic = self.shared.name, %error, "the uplink cannot be read");
                 self.uplink_rests = Some(Instant::now() + UPLINK_RESTS);

@@ -132,15 +132,18 @@ impl Worker {
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
         // An interrupted wait is one that found nothing.
         let _ = epoll::wait(&self.poller, spare_capacity(events), limit.as_ref());
+        for pair in &mut self.pairs {
+            // The kernel tells of packets in a queue that is watched; whether others have some shows when they are read.
+            pair.may_bring = !pair.watches_uplink;
+        }
         for event in events.drain(..) {
             match event.data.u64() {
                 COMMANDS => self.shared.wake.clear(),
-                UPLINK => {}
+                UPLINK => self.pairs.iter_mut().for_each(|pair| pair.may_bring = true),
                 kick => {
                     let index = (kick - KICKS) as usize;
                     let ring = self.session.as_mut().and_then(|s| s.rings[index].as_mut());
                     if let Some(ring) = ring {
-                        ring.kick.clear();
                         ring.ready = true;
                         if let Some(pair) = pair_received_by(index) {
                             self.pairs[pair].guest_may_have_room();
@@ -349,7 +352,10 @@ impl Worker {
             && let Some(ring) = rings.and_then(|rings| rings[index].as_ref())
         {
             let data = EventData::new_u64(KICKS + index as u64);
-            epoll::add(&self.poller, ring.kick.as_fd(), data, EventFlags::IN)
+            // Each kick is told of once, so that its counter need not be read for that. A ring that starts is looked at
+            // without one.
+            let once = EventFlags::IN | EventFlags::ET;
+            epoll::add(&self.poller, ring.kick.as_fd(), data, once)
                 .map_err(|_| FrontEndError::NotEventfd)?;
         }
         self.pairs.iter_mut().for_each(Pair::guest_may_have_room);

@@ -4,18 +4,22 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::routing::{MethodRouter, get};
+use godwit_api::CreateNic;
+use serde::Deserialize;
 
 use super::refusal::Refusal;
-use super::routes::Shared;
+use super::routes::{Body, Parameters, Shared, detached};
 use super::{ErrorBody, ErrorCode, Nic};
-use crate::nics::view;
+use crate::nics::{named, view};
 use crate::node::Node;
 
 /// The routes with their paths.
 pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
     vec![
-        ("/v1/nics", get(list_nics)),
+        ("/v1/nics", get(list_nics).post(create_nic)),
+        ("/v1/nics/{name}", get(show_named_nic).delete(remove_nic)),
         ("/v1/nics/{vm}/{number}", get(show_nic)),
     ]
 }
@@ -26,7 +30,62 @@ pub(super) async fn list_nics(State(node): Shared) -> Json<Vec<Nic>> {
     Json(view::all(&node))
 }
 
-/// One NIC.
+/// Creates a NIC with a name, for a virtual machine that somebody else starts, and serves it.
+#[utoipa::path(post, path = "/v1/nics", request_body = CreateNic, responses(
+    (status = 201, body = Nic), (status = 400, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 500, body = ErrorBody)))]
+pub(super) async fn create_nic(
+    State(node): Shared,
+    Body(request): Body<CreateNic>,
+) -> Result<(StatusCode, Json<Nic>), Refusal> {
+    node.check_open()?;
+    let created = detached(node, move |node| async move {
+        let nic = named::create(&node, request).await?;
+        Ok(view::named_one(&node, &nic))
+    });
+    Ok((StatusCode::CREATED, Json(created.await?)))
+}
+
+/// One NIC with a name.
+#[utoipa::path(get, path = "/v1/nics/{name}", params(("name" = String, Path)), responses(
+    (status = 200, body = Nic), (status = 404, body = ErrorBody)))]
+pub(super) async fn show_named_nic(
+    State(node): Shared,
+    Path(name): Path<String>,
+) -> Result<Json<Nic>, Refusal> {
+    let nic = node.nics.get(&name)?;
+    Ok(Json(view::named_one(&node, &nic)))
+}
+
+/// How a NIC is to be removed.
+#[derive(Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct RemoveNicParameters {
+    /// Also while a virtual machine uses it.
+    #[serde(default)]
+    #[param(required = false)]
+    force: bool,
+}
+
+/// Removes a NIC with a name.
+#[utoipa::path(delete, path = "/v1/nics/{name}", params(("name" = String, Path), RemoveNicParameters),
+    responses((status = 204, description = "It is gone"),
+    (status = 400, body = ErrorBody), (status = 404, body = ErrorBody), (status = 409, body = ErrorBody),
+    (status = 500, body = ErrorBody)))]
+pub(super) async fn remove_nic(
+    State(node): Shared,
+    Path(name): Path<String>,
+    Parameters(parameters): Parameters<RemoveNicParameters>,
+) -> Result<StatusCode, Refusal> {
+    node.check_open()?;
+    let removed = detached(node, move |node| async move {
+        named::remove(&node, &name, parameters.force).await
+    });
+    removed.await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// One NIC of a virtual machine.
 #[utoipa::path(get, path = "/v1/nics/{vm}/{number}",
     params(("vm" = String, Path), ("number" = String, Path)), responses(
     (status = 200, body = Nic), (status = 404, body = ErrorBody)))]

@@ -31,6 +31,7 @@ pub(crate) fn prepare(config: &mut NodeConfig) -> Result<DataDirLock, NodeError>
         config.data_dir.clone(),
         config.disks_dir(),
         config.vms_dir(),
+        config.nics_dir(),
         config.processes_dir(),
     ] {
         DirBuilder::new()

@@ -67,6 +67,7 @@ pub(crate) async fn recover(node: &Arc<Node>) -> Result<(), NodeError> {
         run::open_and_start(node, &disk).await;
     }
     crate::vms::lifecycle::recover::recover(node, contents.vms, held).await;
+    crate::nics::named::recover(node, contents.nics).await;
     Ok(())
 }
 

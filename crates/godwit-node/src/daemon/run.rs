@@ -110,6 +110,7 @@ async fn open(config: NodeConfig, tls: Option<NodeTls>) -> Result<Arc<Node>, Nod
         gatherings: migrations::incoming::gatherings::Gatherings::default(),
         arrivals: Default::default(),
         vms: crate::vms::Vms::default(),
+        nics: Default::default(),
         jobs: crate::disks::jobs::Jobs::default(),
         dialer: Dialer { tls, features },
         peer_health: peers::probe::PeerHealth::default(),

@@ -99,7 +99,7 @@ pub(super) fn encode(nics: &[Nic], encoder: &mut DescriptorEncoder<'_>) -> fmt::
             for (kind, count) in kinds(&nic.counters) {
                 let labels = KindLabels {
                     nic: nic.name.clone(),
-                    vm: nic.vm.clone(),
+                    vm: nic.vm.clone().unwrap_or_default(),
                     kind,
                 };
                 ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
@@ -125,7 +125,7 @@ pub(super) fn encode(nics: &[Nic], encoder: &mut DescriptorEncoder<'_>) -> fmt::
 fn labels(nic: &Nic) -> NicLabels {
     NicLabels {
         nic: nic.name.clone(),
-        vm: nic.vm.clone(),
+        vm: nic.vm.clone().unwrap_or_default(),
     }
 }
 
@@ -149,7 +149,9 @@ mod tests {
     fn every_counter_of_a_nic_is_among_the_metrics() {
         let nic = Nic {
             name: String::from("web/0"),
-            vm: String::from("web"),
+            vm: Some(String::from("web")),
+            socket: String::from("/n/vms/web/nic0.vhost"),
+            problem: None,
             mac: String::from("52:54:00:00:00:01"),
             tap: String::from("tap0"),
             bridge: None,

@@ -3,8 +3,10 @@
 //! - `request.rs`: what is asked for; `view.rs`: what the API shows
 //! - `uplinks.rs`: taps and bridges of the host
 //! - `served.rs`: a NIC that is served, and when
+//! - `named.rs`: NICs with names of their own, for machines that somebody else starts
 //! - `pieces.rs`: a NIC's state as messages of a move
 
+pub(crate) mod named;
 pub(crate) mod pieces;
 pub(crate) mod request;
 pub(crate) mod served;

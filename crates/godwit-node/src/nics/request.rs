@@ -26,51 +26,90 @@ pub(crate) fn nics(owner: Owner<'_>, wanted: &[RunNic]) -> Result<Vec<MachineNic
     }
     let mut nics: Vec<MachineNic> = Vec::with_capacity(wanted.len());
     for (number, nic) in wanted.iter().enumerate() {
-        let uplink = match (&nic.tap, &nic.bridge) {
-            (Some(tap), None) => NicUplink::Tap(tap.clone()),
-            (None, Some(bridge)) => NicUplink::Bridge(bridge.clone()),
-            _ => {
-                let text = format!("NIC {number} must name either a tap or a bridge");
-                return Err(invalid(text, "such as --nic tap=tap0 or --nic bridge=br0"));
-            }
-        };
-        let mac = match &nic.mac {
-            None => owner.served(number),
-            Some(text) => {
-                let mac: Mac = text.parse().map_err(|error| {
-                    let text = format!("NIC {number}: {error}");
-                    invalid(text, "leave it out, and the node chooses one")
-                })?;
-                mac.to_string()
-            }
-        };
-        if nics.iter().any(|other| other.mac == mac) {
+        let made = one(nic, || owner.served(number)).map_err(|Odd { why, hint }| {
+            let text = format!("NIC {number}: {why}");
+            invalid(text, hint)
+        })?;
+        let MachineNic { mac, uplink, .. } = &made;
+        if nics.iter().any(|other| other.mac == *mac) {
             let text = format!("two of its NICs have the MAC address {mac}");
             return Err(invalid(text, "give each its own, or none"));
         }
-        if matches!(uplink, NicUplink::Tap(_)) && nics.iter().any(|other| other.uplink == uplink) {
+        if matches!(uplink, NicUplink::Tap(_)) && nics.iter().any(|other| other.uplink == *uplink) {
             let text = format!("NIC {number} names a tap that another of its NICs has");
             return Err(invalid(text, "give each its own tap"));
         }
-        let queues = nic.queues.unwrap_or(1);
-        if !(1..=MOST_PAIRS).contains(&usize::from(queues)) {
-            let text = match queues {
-                0 => format!("NIC {number} needs a pair of queues"),
-                _ => format!("NIC {number}: {queues} pairs of queues are too many"),
-            };
-            return Err(invalid(text, "give queues=1 to queues=8, or leave it out"));
-        }
-        nics.push(MachineNic {
-            mac,
-            uplink,
-            queues,
-        });
+        nics.push(made);
     }
     Ok(nics)
 }
 
-/// The VM of this node that has one of these addresses, other than `except`, in a sentence.
+/// What is odd about a NIC that is asked for.
+#[derive(Debug)]
+pub(super) struct Odd {
+    /// Words that follow the NIC's name and a colon.
+    pub(super) why: String,
+    /// What to do.
+    pub(super) hint: &'static str,
+}
+
+/// A NIC that is asked for, with this address if it names none.
+pub(super) fn one(nic: &RunNic, address: impl FnOnce() -> String) -> Result<MachineNic, Odd> {
+    let uplink = match (&nic.tap, &nic.bridge) {
+        (Some(tap), None) => NicUplink::Tap(tap.clone()),
+        (None, Some(bridge)) => NicUplink::Bridge(bridge.clone()),
+        _ => {
+            return Err(Odd {
+                why: String::from("it must name either a tap or a bridge"),
+                hint: "such as tap=tap0 or bridge=br0",
+            });
+        }
+    };
+    let mac = match &nic.mac {
+        None => address(),
+        Some(text) => {
+            let mac: Mac = text.parse().map_err(|error| Odd {
+                why: format!("{error}"),
+                hint: "leave it out, and the node chooses one",
+            })?;
+            mac.to_string()
+        }
+    };
+    let queues = nic.queues.unwrap_or(1);
+    if !(1..=MOST_PAIRS).contains(&usize::from(queues)) {
+        return Err(Odd {
+            why: match queues {
+                0 => String::from("it needs a pair of queues"),
+                _ => format!("{queues} pairs of queues are too many"),
+            },
+            hint: "give queues=1 to queues=8, or leave it out",
+        });
+    }
+    Ok(MachineNic {
+        mac,
+        uplink,
+        queues,
+    })
+}
+
+/// Whether a NIC that this node knows has this address, be it on another node by now.
+pub(super) fn is_known(node: &Node, mac: &str) -> bool {
+    let has = |nics: &[MachineNic]| nics.iter().any(|nic| nic.mac == mac);
+    let vms = node.vms.all();
+    node.nics.with_address(mac).is_some() || vms.iter().any(|vm| has(&vm.lock().entry.machine.nics))
+}
+
+/// Whose one of these addresses is at this node, in a sentence: a VM's other than `except`, or a NIC's with a name.
 pub(crate) fn address_taken(node: &Node, except: &str, nics: &[MachineNic]) -> Option<String> {
+    let here = &node.config.name;
+    for nic in nics {
+        if let Some(other) = node.nics.with_address(&nic.mac) {
+            let (mac, name) = (&nic.mac, &other.name);
+            return Some(format!(
+                "NIC {name} of node '{here}' has the MAC address {mac} already"
+            ));
+        }
+    }
     node.vms.all().iter().find_map(|vm| {
         let inner = vm.lock();
         if vm.name == except || !inner.holds_disks() {
@@ -80,7 +119,7 @@ pub(crate) fn address_taken(node: &Node, except: &str, nics: &[MachineNic]) -> O
         let taken = nics
             .iter()
             .find(|nic| theirs.iter().any(|other| other.mac == nic.mac))?;
-        let (mac, here) = (&taken.mac, &node.config.name);
+        let mac = &taken.mac;
         Some(format!(
             "VM {} of node '{here}' has the MAC address {mac} already",
             vm.name

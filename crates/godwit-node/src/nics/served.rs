@@ -1,6 +1,6 @@
 //! A NIC that is served: from before its machine's QEMU starts until that has ended.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -12,7 +12,8 @@ use godwit_qemu::machine::MachineNic;
 use godwit_vhost::VhostUserServer;
 use tokio::sync::oneshot;
 
-use crate::disks::vhost::listen;
+use crate::config::NodeConfig;
+use crate::disks::vhost::{self, listen};
 use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::store::machine::VmMark;
@@ -31,6 +32,8 @@ pub(crate) struct ServedNic {
     pub(crate) nic: MachineNic,
     /// Its tap.
     pub(crate) tap: String,
+    /// Where QEMU uses it.
+    pub(crate) socket: PathBuf,
     /// Its thread, to be asked.
     pub(crate) device: NetDevice,
     parts: Mutex<Option<(VhostUserServer, NetThread)>>,
@@ -73,16 +76,18 @@ impl ServedNic {
 /// # Errors
 /// [`ErrorCode::Conflict`] when an uplink cannot be used, with what to do.
 pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
-    let (wanted, arrives) = {
+    let (wanted, named, arrives) = {
         let inner = vm.lock();
         if !inner.nics.is_empty() {
             return Ok(());
         }
-        let arrives = matches!(inner.entry.mark, Some(VmMark::Incoming { .. }));
-        (inner.entry.machine.nics.clone(), arrives)
+        let entry = &inner.entry;
+        let arrives = matches!(entry.mark, Some(VmMark::Incoming { .. }));
+        let named = entry.named_nics.clone();
+        (entry.machine.nics.clone(), named, arrives)
     };
     let mut served = Vec::with_capacity(wanted.len());
-    if let Err(error) = serve_all(node, vm, wanted, arrives, &mut served).await {
+    if let Err(error) = serve_all(node, vm, (wanted, named), arrives, &mut served).await {
         // Those that are served already end, for which their threads are waited for.
         let _ = blocking(move || drop(served)).await;
         return Err(error);
@@ -94,35 +99,75 @@ pub(crate) async fn serve(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBod
 async fn serve_all(
     node: &Arc<Node>,
     vm: &Arc<Vm>,
-    wanted: Vec<MachineNic>,
+    (wanted, named): (Vec<MachineNic>, Vec<String>),
     arrives: bool,
     served: &mut Vec<Arc<ServedNic>>,
 ) -> Result<(), ErrorBody> {
     for (number, nic) in wanted.into_iter().enumerate() {
-        let failed = |why: &dyn std::fmt::Display| {
+        let place = NicPlace {
+            label: format!("{}/{number}", vm.name),
+            owner: &vm.name,
+            number,
+            // A QEMU that was adopted uses the socket that it was given.
+            socket: match named.get(number) {
+                Some(name) => node.config.nic_socket(name),
+                None => vm.places.nic(number),
+            },
+        };
+        let opened = open(node, nic, place, arrives).await.map_err(|why| {
             let text = format!("VM {}: NIC {number} cannot be served: {why}", vm.name);
             ErrorBody::new(ErrorCode::Conflict, text)
-        };
-        let opened = uplinks::open(&node.config.name, &vm.name, number, &nic).await;
-        let opened = opened.map_err(|why| failed(&why))?;
-        let mac: Mac = nic.mac.parse().map_err(|error| failed(&error))?;
-        let state = if arrives {
-            Nic::arriving(mac)
-        } else {
-            Nic::new(mac)
-        };
-        let name = format!("{}/{number}", vm.name);
-        let socket = vm.places.nic(number);
-        let made = start(node, &name, &socket, state, opened.uplink);
-        let (device, server, thread) = made.map_err(|error| failed(&error))?;
-        served.push(Arc::new(ServedNic {
-            nic,
-            tap: opened.tap,
-            device,
-            parts: Mutex::new(Some((server, thread))),
-        }));
+        })?;
+        served.push(opened);
     }
     Ok(())
+}
+
+/// Where a NIC is served, and for whom.
+pub(super) struct NicPlace<'a> {
+    /// Its name in logs.
+    pub(super) label: String,
+    /// Whose it is, and which of the NICs of that: the name of a tap that is made follows from both.
+    pub(super) owner: &'a str,
+    /// See `owner`.
+    pub(super) number: usize,
+    /// Where QEMU uses it.
+    pub(super) socket: PathBuf,
+}
+
+/// Opens a NIC's uplink and serves it.
+///
+/// # Errors
+/// Why that is not possible, in a sentence.
+pub(super) async fn open(
+    node: &Node,
+    nic: MachineNic,
+    place: NicPlace<'_>,
+    arrives: bool,
+) -> Result<Arc<ServedNic>, String> {
+    let NicPlace {
+        label,
+        owner,
+        number,
+        socket,
+    } = place;
+    let opened = uplinks::open(&node.config.name, owner, number, &nic).await?;
+    let mac: Mac = nic.mac.parse().map_err(|error| format!("{error}"))?;
+    let state = if arrives {
+        Nic::arriving(mac)
+    } else {
+        Nic::new(mac)
+    };
+    let made = start(node, &label, &socket, state, opened.uplink);
+    let (device, server, thread) =
+        made.map_err(|error| format!("its socket {}: {error}", socket.display()))?;
+    Ok(Arc::new(ServedNic {
+        nic,
+        tap: opened.tap,
+        socket,
+        device,
+        parts: Mutex::new(Some((server, thread))),
+    }))
 }
 
 fn start(
@@ -144,7 +189,11 @@ fn start(
 }
 
 /// Serves a VM's NICs no more, and returns when their uplinks are closed.
-pub(crate) async fn end(vm: &Vm) {
+pub(crate) async fn end(config: &NodeConfig, vm: &Vm) {
+    // Not once they are taken out: then somebody else may listen there.
+    for name in &vm.lock().entry.named_nics {
+        let _ = vhost::remove(&config.nic_socket(name));
+    }
     let nics = std::mem::take(&mut vm.lock().nics);
     if !nics.is_empty() {
         // Whoever still asks one of them is told that it has ended.

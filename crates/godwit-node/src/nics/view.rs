@@ -4,12 +4,13 @@ use godwit_api::{NicCounters, NicQueue};
 use godwit_net::device::handle::QueueSeen;
 use godwit_qemu::machine::NicUplink;
 
+use crate::nics::named::NamedNic;
 use crate::nics::served::ServedNic;
 use crate::node::Node;
 
-/// All NICs that a node serves, by their machines' names.
+/// All NICs that a node serves, by their machines' names, and then those that have names.
 pub(crate) fn all(node: &Node) -> Vec<godwit_api::Nic> {
-    let vms = node.vms.all();
+    let (vms, named) = (node.vms.all(), node.nics.all());
     vms.iter()
         .flat_map(|vm| {
             let nics = vm.lock().nics.clone();
@@ -17,18 +18,49 @@ pub(crate) fn all(node: &Node) -> Vec<godwit_api::Nic> {
             let shown = nics
                 .iter()
                 .enumerate()
-                .map(|(number, nic)| one(name, number, nic));
+                .map(|(number, nic)| one(format!("{name}/{number}"), Some(name.clone()), nic));
             shown.collect::<Vec<_>>()
         })
+        .chain(named.iter().map(|nic| named_one(node, nic)))
         .collect()
 }
 
-fn one(vm: &str, number: usize, served: &ServedNic) -> godwit_api::Nic {
+/// A NIC with a name of its own.
+pub(crate) fn named_one(node: &Node, nic: &NamedNic) -> godwit_api::Nic {
+    let why = match nic.served() {
+        Ok(served) => return one(nic.name.clone(), None, &served),
+        Err(why) => why,
+    };
+    let (tap, bridge) = match &nic.nic.uplink {
+        NicUplink::Tap(tap) => (tap.clone(), None),
+        NicUplink::Bridge(bridge) => (String::new(), Some(bridge.clone())),
+    };
+    godwit_api::Nic {
+        name: nic.name.clone(),
+        vm: None,
+        socket: node.config.nic_socket(&nic.name).display().to_string(),
+        problem: Some(why),
+        mac: nic.nic.mac.clone(),
+        tap,
+        bridge,
+        mode: String::from("unserved"),
+        attached: false,
+        broken: false,
+        waiting: 0,
+        addresses: Vec::new(),
+        queues: Vec::new(),
+        counters: NicCounters::default(),
+    }
+}
+
+fn one(name: String, vm: Option<String>, served: &ServedNic) -> godwit_api::Nic {
     let seen = served.device.snapshot();
     let counters = seen.counters;
     godwit_api::Nic {
-        name: format!("{vm}/{number}"),
-        vm: vm.to_owned(),
+        name,
+        vm,
+        socket: served.socket.display().to_string(),
+        problem: None,
         mac: served.nic.mac.clone(),
         tap: served.tap.clone(),
         bridge: match &served.nic.uplink {

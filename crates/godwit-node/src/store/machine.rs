@@ -21,6 +21,9 @@ pub(crate) struct VmEntry {
     /// Its memory, when that is in a memory pool.
     #[serde(default)]
     pub(crate) memory: Option<PooledMemory>,
+    /// The names that its NICs had before this node adopted it, in their order: its QEMU uses their sockets.
+    #[serde(default)]
+    pub(crate) named_nics: Vec<String>,
 }
 
 /// The memory of a VM in a memory pool: a segment of the VM's name.

@@ -2,10 +2,12 @@
 
 mod database;
 pub(crate) mod machine;
+mod nics;
 
 use std::path::{Path, PathBuf};
 
 use godwit_core::authority::AuthorityRecord;
+use godwit_qemu::machine::MachineNic;
 use redb::{Database, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
@@ -25,6 +27,7 @@ const AUTHORITY: TableDefinition<&str, &[u8]> = TableDefinition::new("authority"
 const MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("migrations");
 const VM_MIGRATIONS: TableDefinition<u64, &[u8]> = TableDefinition::new("vm_migrations");
 const VMS: TableDefinition<&str, &[u8]> = TableDefinition::new("vms");
+const NICS: TableDefinition<&str, &[u8]> = TableDefinition::new("nics");
 
 /// A disk as it is stored, beside its authority record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,6 +127,8 @@ pub(crate) struct Contents {
     pub(crate) migrations: Vec<(u64, Migration)>,
     /// Name and entry of each VM.
     pub(crate) vms: Vec<(String, VmEntry)>,
+    /// NICs with names of their own.
+    pub(crate) nics: Vec<(String, MachineNic)>,
     /// Moves of VMs by their number, oldest first.
     pub(crate) vm_migrations: Vec<(u64, VmMigration)>,
 }
@@ -188,6 +193,7 @@ impl Store {
             disks: Vec::new(),
             migrations: Vec::new(),
             vms: Vec::new(),
+            nics: Vec::new(),
             vm_migrations: Vec::new(),
         };
         for item in disks.iter().map_err(redb::Error::from)? {
@@ -227,6 +233,16 @@ impl Store {
                     why: error.to_string(),
                 })?;
             contents.vms.push((name, entry));
+        }
+        let nics = read.open_table(NICS).map_err(redb::Error::from)?;
+        for item in nics.iter().map_err(redb::Error::from)? {
+            let (name, nic) = item.map_err(redb::Error::from)?;
+            let name = name.value().to_owned();
+            let nic = serde_json::from_slice(nic.value()).map_err(|error| StoreError::Damaged {
+                key: format!("NIC {name}"),
+                why: error.to_string(),
+            })?;
+            contents.nics.push((name, nic));
         }
         let moves = read.open_table(VM_MIGRATIONS).map_err(redb::Error::from)?;
         for item in moves.iter().map_err(redb::Error::from)? {
@@ -385,6 +401,7 @@ fn prepare(database: &Database) -> Result<(), StoreError> {
         write.open_table(AUTHORITY).map_err(redb::Error::from)?;
         write.open_table(MIGRATIONS).map_err(redb::Error::from)?;
         write.open_table(VMS).map_err(redb::Error::from)?;
+        write.open_table(NICS).map_err(redb::Error::from)?;
         write.open_table(VM_MIGRATIONS).map_err(redb::Error::from)?;
     }
     write.commit().map_err(redb::Error::from)?;

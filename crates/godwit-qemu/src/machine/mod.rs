@@ -1,13 +1,16 @@
 //! How a VM's QEMU is started: the words of its command line, with gaps for what differs from node
 //! to node.
 
+mod adopted;
 mod words;
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::words::{MachineNic, NicUplink, Word};
+pub use self::adopted::Served;
+pub(crate) use self::words::property;
+pub use self::words::{MachineNic, NicUplink, Word, field};
 
 /// The id of the shared memory that the node adds.
 const MEMORY_ID: &str = "godwit-memory";
@@ -19,7 +22,7 @@ const LOCAL_MEMORY: &str = "/dev/shm";
 const RECONNECT_MS: u32 = 100;
 
 /// Network back ends of NICs that the node serves are called so, with a number behind it.
-pub(crate) const NETDEV: &str = "godwit-net";
+const NETDEV: &str = "godwit-net";
 
 /// A VM as every node would start it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -237,97 +240,6 @@ impl Machine {
         }
     }
 
-    /// The machine behind the command line of a QEMU that runs. `disk_of` names the disk whose
-    /// socket a path is.
-    pub fn adopt(command: &[String], disk_of: impl Fn(&Path) -> Option<String>) -> Option<Self> {
-        let (program, given) = command.split_first()?;
-        let mut machine = Self {
-            program: program.clone(),
-            words: Vec::new(),
-            disks: Vec::new(),
-            nics: Vec::new(),
-            console: false,
-            bound_here: Vec::new(),
-        };
-        let monitors = monitor_backends(given);
-        let mut rest = given.iter();
-        let mut serial = false;
-        let mut nographic = false;
-        while let Some(word) = rest.next() {
-            match option(word) {
-                // The node says these itself, or they are over.
-                Some("S" | "daemonize") => {}
-                Some("pidfile" | "incoming" | "qmp" | "qmp-pretty" | "monitor" | "mon") => {
-                    rest.next();
-                }
-                Some("nographic") => {
-                    nographic = true;
-                    machine.push(["-display", "none"]);
-                }
-                Some("serial") => {
-                    let Some(value) = rest.next() else { continue };
-                    if !serial && matches!(value.as_str(), "stdio" | "mon:stdio") {
-                        machine.console = true;
-                    } else {
-                        machine.push(["-serial", value]);
-                    }
-                    serial = true;
-                }
-                Some("chardev") => {
-                    let Some(value) = rest.next() else { continue };
-                    let id = field(value, "id").map(|(_, id)| id);
-                    if id.is_some_and(|id| monitors.contains(&id)) {
-                        continue;
-                    }
-                    machine.words.push(Word::Plain(word.clone()));
-                    machine.take_backend(value, &disk_of);
-                }
-                _ => {
-                    machine.check(word);
-                    machine.words.push(Word::Plain(word.clone()));
-                }
-            }
-        }
-        machine.console |= nographic && !serial;
-        Some(machine)
-    }
-
-    fn push(&mut self, pair: [&str; 2]) {
-        self.words
-            .extend(pair.map(|word| Word::Plain(word.to_owned())));
-    }
-
-    fn take_backend(&mut self, value: &str, disk_of: impl Fn(&Path) -> Option<String>) {
-        let served = field(value, "path")
-            .and_then(|(at, path)| Some((at, disk_of(Path::new(&path))?)))
-            .filter(|_| value.starts_with("socket,"));
-        let Some(((from, to), disk)) = served else {
-            self.check(value);
-            self.words.push(Word::Plain(value.to_owned()));
-            return;
-        };
-        if !self.disks.contains(&disk) {
-            self.disks.push(disk.clone());
-        }
-        self.words.push(Word::Disk {
-            before: value[..from].to_owned(),
-            disk,
-            after: value[to..].to_owned(),
-        });
-    }
-
-    /// Notes what only the process that QEMU came from could give it.
-    fn check(&mut self, word: &str) {
-        let descriptor = ["fd", "fds", "vhostfd", "vhostfds"]
-            .iter()
-            .any(|key| field(word, key).is_some());
-        if descriptor || option(word) == Some("add-fd") || word.contains("/dev/fdset/") {
-            let shown: String = word.chars().take(80).collect();
-            self.bound_here
-                .push(format!("it was given open files ({shown})"));
-        }
-    }
-
     /// The words of the command line that are the same on every node.
     pub fn plain_words(&self) -> Vec<String> {
         let words = self.words.iter().filter_map(|word| match word {
@@ -379,6 +291,24 @@ impl Machine {
     pub fn nic_of(word: &str) -> Option<usize> {
         let id = word.strip_prefix("vhost-user,id=")?.split(',').next()?;
         id.strip_prefix(NETDEV)?.parse().ok()
+    }
+
+    /// The back ends of network cards that are NICs of the node, each as its id and the NIC's number.
+    pub fn nic_backends(&self) -> Vec<(String, usize)> {
+        let sockets = self.words.iter().filter_map(|word| match word {
+            Word::Nic { before, nic, after } => {
+                let (_, id) = field(&format!("{before}{after}"), "id")?;
+                Some((id, *nic))
+            }
+            _ => None,
+        });
+        let sockets: Vec<(String, usize)> = sockets.collect();
+        let backends = self.values("netdev").filter_map(|value| {
+            let chardev = property(value, "chardev")?;
+            let (_, nic) = sockets.iter().find(|(id, _)| *id == chardev)?;
+            Some((property(value, "id")?, *nic))
+        });
+        backends.collect()
     }
 
     /// Whether the guest's memory may be in a memory pool.
@@ -481,18 +411,6 @@ impl Machine {
     }
 }
 
-/// The ids of what monitors talk through.
-fn monitor_backends(given: &[String]) -> Vec<String> {
-    given
-        .windows(2)
-        .filter(|pair| option(&pair[0]) == Some("mon"))
-        .filter_map(|pair| match field(&pair[1], "chardev") {
-            Some((_, id)) => Some(id),
-            None => pair[1].split(',').next().map(str::to_owned),
-        })
-        .collect()
-}
-
 /// Memory that QEMU takes from a file. It sends no memory of a named file to another QEMU that maps the
 /// same one; a memfd it would send.
 fn memory_backend(bytes: u64, file: Option<&Path>) -> String {
@@ -514,33 +432,6 @@ fn server(id: &str, path: &Path) -> String {
 /// A path as a value of one of QEMU's options, where a comma ends a value unless it is doubled.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
-}
-
-/// Where the value of a key stands in an option such as `socket,id=a,path=/x,,y`, and the value.
-pub fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
-    let bytes = option.as_bytes();
-    let mut start = 0;
-    while start < bytes.len() {
-        let mut end = start;
-        while end < bytes.len() {
-            if bytes[end] == b',' {
-                if bytes.get(end + 1) != Some(&b',') {
-                    break;
-                }
-                end += 1;
-            }
-            end += 1;
-        }
-        let end = end.min(bytes.len());
-        if let Some(value) = option[start..end]
-            .strip_prefix(key)
-            .and_then(|rest| rest.strip_prefix('='))
-        {
-            return Some(((end - value.len(), end), value.replace(",,", ",")));
-        }
-        start = end + 1;
-    }
-    None
 }
 
 #[cfg(test)]

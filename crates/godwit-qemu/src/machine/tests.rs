@@ -125,7 +125,8 @@ fn an_adopted_command_line_keeps_what_is_the_machines_own() {
         "-incoming",
         "defer",
     ]);
-    let disk_of = |path: &Path| (path == Path::new("/a,b.vhost")).then(|| "root".to_owned());
+    let root = || Served::Disk(String::from("root"));
+    let disk_of = |path: &Path| (path == Path::new("/a,b.vhost")).then(root);
     let machine = Machine::adopt(&command, disk_of).expect("a machine");
     assert_eq!(machine.disks, ["root"]);
     assert!(machine.bound_here.is_empty(), "{machine:?}");
@@ -174,7 +175,8 @@ fn fields_are_found_whatever_stands_around_them() {
 #[test]
 fn a_machine_survives_the_store() {
     let command = strings(&["q", "-chardev", "socket,path=/a,id=c", "-m", "1G"]);
-    let machine = Machine::adopt(&command, |_| Some(String::from("root"))).expect("a machine");
+    let machine =
+        Machine::adopt(&command, |_| Some(Served::Disk(String::from("root")))).expect("a machine");
     let stored = serde_json::to_vec(&machine).expect("writes");
     let read: Machine = serde_json::from_slice(&stored).expect("reads");
     assert_eq!(read, machine);
@@ -219,17 +221,56 @@ fn memory_that_somebody_else_put_into_a_file_is_elsewhere_at_another_node() {
 }
 
 #[test]
-fn disks_are_known_by_what_connects_them() {
-    let command = strings(&[
-        "q",
-        "-chardev",
-        "socket,id=c,path=/a",
-        "-chardev",
-        "socket,path=/b,id=d",
-        "-chardev",
-        "socket,path=/other,id=e",
-    ]);
-    let disk_of = |path: &Path| (path != Path::new("/other")).then(|| "root".to_owned());
-    let machine = Machine::adopt(&command, disk_of).expect("a machine");
-    assert_eq!(machine.disk_backends(), ["c", "d"]);
+fn an_adopted_machine_brings_the_nics_whose_sockets_it_uses() {
+    let nic = MachineNic {
+        mac: String::from("52:54:00:00:00:01"),
+        uplink: NicUplink::Tap(String::from("tap0")),
+        queues: 2,
+    };
+    let at =
+        |path: &Path| (path == Path::new("/a/nics/web.vhost")).then(|| Served::Nic(nic.clone()));
+    let adopt = |netdev: &str, device: &str| {
+        let command = strings(&[
+            "qemu-system-x86_64",
+            "-chardev",
+            "socket,path=/a/nics/web.vhost,reconnect-ms=100,id=c",
+            "-netdev",
+            netdev,
+            "-device",
+            device,
+        ]);
+        Machine::adopt(&command, at).expect("a machine")
+    };
+    let fits = [
+        (
+            "vhost-user,id=n,chardev=c,queues=2",
+            "virtio-net-pci,netdev=n,mac=52:54:00:00:00:01",
+        ),
+        (
+            r#"{"type":"vhost-user","chardev":"c","id":"n"}"#,
+            r#"{"driver":"virtio-net-pci","netdev":"n","mac":"52:54:00:00:00:01"}"#,
+        ),
+    ];
+    for (netdev, device) in fits {
+        let machine = adopt(netdev, device);
+        assert_eq!(machine.nics, std::slice::from_ref(&nic));
+        assert_eq!(machine.nic_backends(), [(String::from("n"), 0)]);
+        assert_eq!(machine.nic_mismatch(0), None);
+        let line = machine.command_line(&places(), |_| unreachable!(), None, None);
+        let socket = "socket,path=/n/vms/v/nic0.vhost,reconnect-ms=100,id=c";
+        assert!(line.contains(&socket.to_owned()), "{line:?}");
+    }
+    for (netdev, device, why) in [
+        ("vhost-user,id=n,chardev=d", fits[0].1, "no -netdev"),
+        (fits[0].0, "virtio-net-pci,netdev=m", "no -device"),
+        (fits[0].0, "virtio-net-pci,netdev=n", "was given no MAC"),
+        (
+            fits[0].0,
+            "virtio-net-pci,netdev=n,mac=52:54:00:00:00:02",
+            "52:54:00:00:00:02",
+        ),
+    ] {
+        let said = adopt(netdev, device).nic_mismatch(0).expect(why);
+        assert!(said.contains(why), "{said}");
+    }
 }

@@ -1,6 +1,7 @@
 //! What a command line is made of: words, with gaps for what differs from node to node.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// One word of a command line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,4 +67,40 @@ pub struct MachineNic {
 /// What NICs have of which nobody said how many pairs of queues they have.
 const fn one() -> u16 {
     1
+}
+
+/// Where the value of a key stands in an option such as `socket,id=a,path=/x,,y`, and the value.
+pub fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
+    let bytes = option.as_bytes();
+    let mut start = 0;
+    while start < bytes.len() {
+        let mut end = start;
+        while end < bytes.len() {
+            if bytes[end] == b',' {
+                if bytes.get(end + 1) != Some(&b',') {
+                    break;
+                }
+                end += 1;
+            }
+            end += 1;
+        }
+        let end = end.min(bytes.len());
+        if let Some(value) = option[start..end]
+            .strip_prefix(key)
+            .and_then(|rest| rest.strip_prefix('='))
+        {
+            return Some(((end - value.len(), end), value.replace(",,", ",")));
+        }
+        start = end + 1;
+    }
+    None
+}
+
+/// The value of a key in an option in QEMU's own notation, or of text in one that is JSON.
+pub(crate) fn property(option: &str, key: &str) -> Option<String> {
+    if option.starts_with('{') {
+        let object: Value = serde_json::from_str(option).ok()?;
+        return object.get(key)?.as_str().map(str::to_owned);
+    }
+    field(option, key).map(|(_, value)| value)
 }

@@ -8,6 +8,7 @@
 //! clocks the ticks where they arrive, on the host: [`GuestConsole::host_gap`] includes the time in
 //! which the machine did not run anywhere.
 
+mod adopted;
 mod arrivals;
 mod console;
 mod guest;
@@ -16,6 +17,7 @@ mod on_nodes;
 mod stream;
 mod windows;
 
+pub use adopted::AdoptedMachine;
 pub use console::GuestConsole;
 pub use guest::{GuestImage, check_disk, format_disk, format_image};
 pub use machine::{

@@ -6,17 +6,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{
-    ConsoleSocket, Finished, GuestConsole, GuestImage, GuestLoad, GuestMachine, MachineDisk,
-    check_disk, format_disk,
-};
+use super::{Finished, GuestConsole, GuestImage, GuestLoad, check_disk, format_disk};
 use crate::cluster::{Cluster, Failure, Node};
-use crate::process::{Process, wait_for};
+use crate::process::wait_for;
 
 /// The machine's name on its node.
 pub const VM: &str = "guest";
 /// What a guest on an emulated CPU of a busy host may take for anything.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Writes by which a guest shows that it goes on.
 const SIGN_OF_LIFE: u64 = 50;
 const MIB: u64 = 1 << 20;
@@ -93,50 +90,8 @@ impl NodeGuest {
         machine: &NodeMachine,
     ) -> io::Result<Self> {
         let node = cluster.node(node);
-        let names = import_disks(cluster, node, disks, disk_mib)?;
+        let names = make_disks(cluster, node, disks, disk_mib)?;
         Self::boot_machine(cluster, node, names, load, machine)
-    }
-
-    /// As [`NodeGuest::start`], with a QEMU that the node only adopts, whose guest's memory is this file. Gives that QEMU
-    /// as well, which ends when it is dropped.
-    ///
-    /// # Errors
-    /// When anything of that fails, with what the guest said.
-    pub fn start_adopted(
-        cluster: &Cluster,
-        node: &str,
-        (disks, disk_mib): (usize, u64),
-        load: &GuestLoad,
-        memory_file: &Path,
-    ) -> io::Result<(Self, Process)> {
-        let node = cluster.node(node);
-        let names = import_disks(cluster, node, disks, disk_mib)?;
-        let (console, socket) = console(cluster)?;
-        let disk = |name: &String| MachineDisk::VhostUser(node.vhost_socket(name));
-        let machine = GuestMachine {
-            load: load.clone(),
-            memory_file: Some(memory_file.to_owned()),
-            ..GuestMachine::new(
-                GuestImage::build_or_cached()?,
-                names.iter().map(disk).collect(),
-                ConsoleSocket::Connect(socket),
-            )
-        };
-        let monitor = cluster.dir().join("adopted.sock");
-        let listens = format!("unix:{},server=on,wait=off", monitor.display());
-        let qemu = machine.spawn(&["-qmp".into(), listens.into()])?;
-        wait_for(PATIENCE, || monitor.exists().then_some(()))
-            .ok_or_else(|| io::Error::other("QEMU does not listen"))?;
-        node.godwit(&["vm", "adopt", VM, "--qmp", &monitor.to_string_lossy()])
-            .json()?;
-        let guest = Self {
-            console,
-            disks: names,
-            has_cold: load.cold_mib > 0,
-        };
-        guest.console.started(PATIENCE)?;
-        guest.alive()?;
-        Ok((guest, qemu))
     }
 
     /// Runs the guest on disks that the node has, which a guest used before, and waits until it
@@ -165,18 +120,33 @@ impl NodeGuest {
         machine: &NodeMachine,
     ) -> io::Result<Self> {
         let image = GuestImage::build_or_cached()?;
-        let (console, socket) = console(cluster)?;
-        let guest = Self {
-            console,
-            disks,
-            has_cold: load.cold_mib > 0,
-        };
+        let (guest, socket) = Self::new(cluster, disks, load)?;
         let arguments = guest.arguments(&image, &socket, load, machine);
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         node.godwit(&words).json()?;
         guest.console.started(PATIENCE)?;
         guest.alive()?;
         Ok(guest)
+    }
+
+    /// One that nothing runs yet, and the socket where its console is awaited.
+    pub(super) fn new(
+        cluster: &Cluster,
+        disks: Vec<String>,
+        load: &GuestLoad,
+    ) -> io::Result<(Self, PathBuf)> {
+        let console = GuestConsole::new();
+        let socket = cluster.dir().join("console.sock");
+        // That of an earlier guest.
+        let _ = std::fs::remove_file(&socket);
+        console.listen(&socket)?;
+        let has_cold = load.cold_mib > 0;
+        let guest = Self {
+            console,
+            disks,
+            has_cold,
+        };
+        Ok((guest, socket))
     }
 
     fn arguments(
@@ -353,8 +323,8 @@ impl NodeGuest {
     }
 }
 
-/// Makes disks with a file system each at a node, and gives their names.
-fn import_disks(
+/// Makes as many disks of so many MiB at a node, and gives their names.
+pub(super) fn make_disks(
     cluster: &Cluster,
     node: &Node,
     disks: usize,
@@ -369,14 +339,4 @@ fn import_disks(
         std::fs::remove_file(path)?;
     }
     Ok(names)
-}
-
-/// A console, and where it listens.
-fn console(cluster: &Cluster) -> io::Result<(GuestConsole, PathBuf)> {
-    let console = GuestConsole::new();
-    let socket = cluster.dir().join("console.sock");
-    // That of an earlier guest.
-    let _ = std::fs::remove_file(&socket);
-    console.listen(&socket)?;
-    Ok((console, socket))
 }

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::names;
+use crate::nics::named::NamedNic;
+use crate::nics::served::ServedNic;
 use crate::node::Node;
 use crate::store::machine::{VmEntry, VmOrigin};
 use crate::vms::lifecycle::run::{self, stored_badly, usable};
@@ -12,7 +14,7 @@ use crate::vms::memory::adopted;
 use crate::vms::vm::{Qemu, Vm, VmActivity};
 use godwit_api::{AdoptVm, ErrorBody, ErrorCode};
 use godwit_qemu::inspect::Facts;
-use godwit_qemu::machine::Machine;
+use godwit_qemu::machine::{Machine, Served};
 use godwit_qemu::monitor::qmp::Qmp;
 use godwit_qemu::process::{self, Process};
 
@@ -51,13 +53,16 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         refused(ErrorCode::Conflict, &why)
             .hint("the node must run as the user that runs QEMU, or as root")
     })?;
-    let mut machine = Machine::adopt(&command, |path| disk_at(node, path))
+    // None of the NICs that it uses is removed meanwhile, or adopted with another.
+    let _changing = node.nics.change().await;
+    let mut machine = Machine::adopt(&command, |path| served_at(node, path))
         .ok_or_else(|| refused(ErrorCode::Conflict, &"QEMU's command line is empty"))?;
     note_what_was_plugged(node, &facts, &mut machine);
     for disk in &machine.disks {
         usable(node, &name, disk)?;
     }
     run::check_memory(&name, &machine, &facts)?;
+    let nics = nics(node, &name, &machine)?;
     let process = Process::open(pid).map_err(|error| refused(ErrorCode::Conflict, &error))?;
     let mut entry = VmEntry {
         machine,
@@ -66,6 +71,7 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         mark: None,
         moved_to: None,
         memory: None,
+        named_nics: nics.iter().map(|nic| nic.named.name.clone()).collect(),
     };
     let vm = Vm::new(&node.config, name.clone(), entry.clone(), VmActivity::Idle);
     let places = vm.places.clone();
@@ -80,9 +86,13 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         }
     }
     vm.lock().entry = entry.clone();
-    if let Err(error) = node.store.put_vm(&name, &entry).await {
+    if let Err(error) = node.store.put_adopted_vm(&name, &entry).await {
         node.vms.remove(&vm);
         return Err(stored_badly(&name, &error));
+    }
+    for UsedNic { named, served } in nics {
+        node.nics.remove(&named);
+        vm.lock().nics.push(served);
     }
     tracing::info!(vm = name, pid, "adopted the VM");
     let qemu = Qemu {
@@ -93,7 +103,33 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
     Ok(vm)
 }
 
-/// A disk that QEMU uses and its command line does not name was plugged in later: another node
+/// A NIC with a name whose socket a QEMU uses.
+struct UsedNic {
+    named: Arc<NamedNic>,
+    served: Arc<ServedNic>,
+}
+
+/// The NICs with names that the machine's QEMU uses, in their order: they become the machine's.
+fn nics(node: &Node, vm: &str, machine: &Machine) -> Result<Vec<UsedNic>, ErrorBody> {
+    let found = machine.nics.iter().enumerate().map(|(number, nic)| {
+        let named = node.nics.with_address(&nic.mac).ok_or_else(|| {
+            let text = format!("cannot adopt VM {vm}: its NIC {number} has gone");
+            ErrorBody::new(ErrorCode::Conflict, text).hint("see 'godwit nic list'")
+        })?;
+        let refused = |why: String| {
+            let text = format!("cannot adopt VM {vm}: NIC {}: {why}", named.name);
+            ErrorBody::new(ErrorCode::Conflict, text)
+        };
+        if let Some(why) = machine.nic_mismatch(number) {
+            return Err(refused(why));
+        }
+        let served = named.served().map_err(refused)?;
+        Ok(UsedNic { named, served })
+    });
+    found.collect()
+}
+
+/// A disk or NIC that QEMU uses and its command line does not name was plugged in later: another node
 /// would start the VM without it.
 fn note_what_was_plugged(node: &Node, facts: &Facts, machine: &mut Machine) {
     for disk in node.disks.all() {
@@ -104,6 +140,14 @@ fn note_what_was_plugged(node: &Node, facts: &Facts, machine: &mut Machine) {
                 .bound_here
                 .push(format!("disk {} was plugged in while it ran", disk.name));
             machine.disks.push(disk.name.clone());
+        }
+    }
+    for nic in node.nics.all() {
+        if facts.uses_socket(&node.config.nic_socket(&nic.name)) && !machine.nics.contains(&nic.nic)
+        {
+            machine
+                .bound_here
+                .push(format!("NIC {} was plugged in while it ran", nic.name));
         }
     }
 }
@@ -121,15 +165,21 @@ fn user_of(node: &Node, path: &Path) -> Option<String> {
         .map(|vm| vm.name.clone())
 }
 
-/// The disk whose socket this is, by the file that it names.
-fn disk_at(node: &Node, path: &Path) -> Option<String> {
-    let wanted = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    node.disks
-        .all()
-        .into_iter()
-        .find(|disk| {
-            let socket = node.config.vhost_socket(&disk.name);
-            std::fs::canonicalize(&socket).unwrap_or(socket) == wanted
-        })
-        .map(|disk| disk.name.clone())
+/// What is served at this socket, by the file that it names.
+fn served_at(node: &Node, path: &Path) -> Option<Served> {
+    let file = |path: &Path| std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let wanted = file(path);
+    let is_it = |socket: PathBuf| file(&socket) == wanted;
+    let disks = node.disks.all();
+    if let Some(disk) = disks
+        .iter()
+        .find(|disk| is_it(node.config.vhost_socket(&disk.name)))
+    {
+        return Some(Served::Disk(disk.name.clone()));
+    }
+    let nics = node.nics.all();
+    let nic = nics
+        .iter()
+        .find(|nic| is_it(node.config.nic_socket(&nic.name)))?;
+    Some(Served::Nic(nic.nic.clone()))
 }

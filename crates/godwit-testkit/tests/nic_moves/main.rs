@@ -1,5 +1,7 @@
 //! A machine's NIC moves with it: a client outside loses no packet and no connection.
 
+mod adopted;
+
 use std::fs::Permissions;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -70,6 +72,14 @@ fn cluster_with(
     }
     cluster.node_mut("a").start(failpoints)?;
     cluster.node_mut("b").start(&[])?;
+    Ok(cluster)
+}
+
+/// A node on the only host of a network.
+fn cluster_of_one(lan: &Lan) -> io::Result<Cluster> {
+    let hosts = [("a", lan.hosts().first())];
+    let mut cluster = Cluster::prepare_on(&hosts, ClusterOptions::secure()?)?;
+    cluster.node_mut("a").start(&[])?;
     Ok(cluster)
 }
 

@@ -1,0 +1,56 @@
+//! NICs with names of their own as they are stored.
+
+use godwit_qemu::machine::MachineNic;
+
+use super::{NICS, Store, StoreError, VMS, json};
+use crate::store::machine::VmEntry;
+
+impl Store {
+    /// Stores a VM that was adopted: its NICs are not those of their names any more.
+    pub(crate) async fn put_adopted_vm(
+        &self,
+        name: &str,
+        entry: &VmEntry,
+    ) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        let nics = entry.named_nics.clone();
+        let entry = json(&name, entry)?;
+        self.database
+            .write(move |write| {
+                write
+                    .open_table(VMS)?
+                    .insert(name.as_str(), entry.as_slice())?;
+                let mut named = write.open_table(NICS)?;
+                for nic in &nics {
+                    named.remove(nic.as_str())?;
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    /// Stores a NIC with a name of its own.
+    pub(crate) async fn put_nic(&self, name: &str, nic: &MachineNic) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        let nic = json(&name, nic)?;
+        self.database
+            .write(move |write| {
+                write
+                    .open_table(NICS)?
+                    .insert(name.as_str(), nic.as_slice())?;
+                Ok(())
+            })
+            .await
+    }
+
+    /// Forgets a NIC with a name of its own.
+    pub(crate) async fn remove_nic(&self, name: &str) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        self.database
+            .write(move |write| {
+                write.open_table(NICS)?.remove(name.as_str())?;
+                Ok(())
+            })
+            .await
+    }
+}

@@ -1,0 +1,58 @@
+//! The verifying guest in a QEMU that somebody else starts, and that a node adopts.
+
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use super::on_nodes::{PATIENCE, make_disks};
+use super::{ConsoleSocket, GuestImage, GuestLoad, GuestMachine, MachineDisk, NodeGuest, VM};
+use crate::cluster::{Cluster, Node};
+use crate::process::Process;
+
+/// What a QEMU that somebody else starts has beside its disks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AdoptedMachine<'a> {
+    /// Words for QEMU: a NIC that the node serves at a socket.
+    pub nic: &'a [String],
+    /// The file that is the guest's memory.
+    pub memory_file: Option<&'a Path>,
+}
+
+impl NodeGuest {
+    /// Makes as many disks of so many MiB at the node, starts a QEMU with them, waits until the guest works, and lets the
+    /// node adopt it. The QEMU ends when what this gives beside the guest is dropped.
+    ///
+    /// # Errors
+    /// When anything of that fails, with what the guest said.
+    pub fn adopt(
+        cluster: &Cluster,
+        node: &Node,
+        (disks, disk_mib): (usize, u64),
+        load: &GuestLoad,
+        machine: AdoptedMachine,
+    ) -> io::Result<(Self, Process)> {
+        let disks = make_disks(cluster, node, disks, disk_mib)?;
+        let disk = |name: &String| MachineDisk::VhostUser(node.vhost_socket(name));
+        let sockets = disks.iter().map(disk).collect();
+        let (guest, console) = Self::new(cluster, disks, load)?;
+        let image = GuestImage::build_or_cached()?;
+        let qemu = GuestMachine {
+            load: load.clone(),
+            memory_file: machine.memory_file.map(Path::to_owned),
+            ..GuestMachine::new(image, sockets, ConsoleSocket::Connect(console))
+        };
+        let monitor = cluster.dir().join("monitor.sock");
+        let monitor = monitor.to_string_lossy();
+        let mut words: Vec<OsString> = machine.nic.iter().map(OsString::from).collect();
+        words.extend([
+            "-qmp".into(),
+            format!("unix:{monitor},server=on,wait=off").into(),
+        ]);
+        let process = qemu.spawn(&words)?;
+        guest.console.started(PATIENCE)?;
+        node.godwit(&["vm", "adopt", VM, "--qmp", &monitor])
+            .json()?;
+        guest.alive()?;
+        Ok((guest, process))
+    }
+}

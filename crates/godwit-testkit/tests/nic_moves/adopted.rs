@@ -1,0 +1,200 @@
+//! NICs with names, for machines that somebody else starts.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use godwit_testkit::cluster::Node;
+use godwit_testkit::network::{Lan, Pinger, Talk};
+use godwit_testkit::process::wait_for;
+use godwit_testkit::vm::{AdoptedMachine, NodeGuest};
+use serde_json::Value;
+
+use super::{ECHO, GUEST, PING_EVERY, cluster, ip, load, lost_nothing, may_run, run, shown};
+
+const NIC: &str = "web";
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a node says when it has created a NIC.
+fn create(node: &Node, name: &str, nic: &str) -> io::Result<String> {
+    Ok(node.godwit(&["nic", "create", name, nic]).text()?)
+}
+
+/// The words for QEMU in that.
+fn words_for_qemu(told: &str) -> Vec<String> {
+    let lines = told.lines().filter(|line| line.starts_with('-'));
+    lines
+        .flat_map(|line| line.trim_end_matches('\\').split_whitespace())
+        .map(str::to_owned)
+        .collect()
+}
+
+fn named(node: &Node) -> io::Result<Value> {
+    Ok(node.godwit(&["nic", "show", NIC]).json()?)
+}
+
+#[test]
+fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(2)?;
+    let mut cluster = cluster(&lan, &[])?;
+    let told = create(cluster.node("a"), NIC, "tap=tap0")?;
+    let a = cluster.node("a");
+    // The process ends when the machine has moved.
+    let machine = AdoptedMachine {
+        nic: &words_for_qemu(&told),
+        ..AdoptedMachine::default()
+    };
+    let (guest, _qemu) = NodeGuest::adopt(&cluster, a, (1, 64), &load(""), machine)?;
+    let nic = shown(a)?;
+    assert!(nic["attached"] == true && nic["tap"] == "tap0", "{nic}");
+    let gone = a.refusal(&["nic", "show", NIC]);
+    assert!(gone.contains("serves no NIC \"web\""), "{gone}");
+    let taken = a.refusal(&["nic", "create", NIC, "bridge=br0"]);
+    assert!(taken.contains("NIC web is VM guest's"), "{taken}");
+    let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
+    let talks = |talk: &Talk| {
+        let before = talk.bytes();
+        wait_for(PATIENCE, || (talk.bytes() > before).then_some(())).expect("goes on");
+    };
+    talks(&talk);
+    // It is served again where its QEMU expects it.
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(&[])?;
+    let attached = || (shown(cluster.node("a")).ok()?["attached"] == true).then_some(());
+    wait_for(PATIENCE, attached).expect("the NIC goes on");
+    talks(&talk);
+    let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        std::thread::sleep(Duration::from_secs(1));
+        let before = talk.bytes();
+        let (moved, _) = guest.migrate(cluster.node(from), to, &[])?;
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(talk.bytes() > before, "the conversation goes on");
+        let nic = shown(cluster.node(to))?;
+        println!("{} {nic}", moved["blackout_ms"]);
+        assert_eq!(
+            moved["warnings"].as_array().map(Vec::len),
+            Some(0),
+            "{moved}"
+        );
+        assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
+        assert_eq!(nic["counters"]["held_overflow"], 0, "{nic}");
+        let left = cluster.node(from).godwit(&["nic", "list"]).json()?;
+        assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
+    }
+    lost_nothing(talk, pinger)?;
+    // Its name is free again, and so is the socket.
+    let socket = cluster.node("a").spec().dir.join("nics").join("web.vhost");
+    assert!(!socket.exists());
+    create(cluster.node("a"), NIC, "bridge=br0")?;
+    guest.finish(cluster.node("a"))?;
+    Ok(())
+}
+
+#[test]
+fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(1)?;
+    let mut cluster = super::cluster_of_one(&lan)?;
+    create(cluster.node("a"), NIC, "tap=tap0,queues=1")?;
+    let before = named(cluster.node("a"))?;
+    assert!(
+        before["vm"].is_null() && before["problem"].is_null(),
+        "{before}"
+    );
+    let socket = before["socket"].as_str().map(Path::new).expect("a path");
+    assert!(socket.exists());
+    cluster.node_mut("a").kill();
+    ip(&lan.hosts()[0], "link set tap0 down")?;
+    ip(&lan.hosts()[0], "link del tap0")?;
+    cluster.node_mut("a").start(&[])?;
+    let waits = named(cluster.node("a"))?;
+    let why = waits["problem"].as_str().unwrap_or_default();
+    assert!(why.contains("there is no interface tap0"), "{waits}");
+    // The tap is made later than the node starts.
+    lan.add_taps("tap0")?;
+    let served = || {
+        named(cluster.node("a")).ok()?["problem"]
+            .is_null()
+            .then_some(())
+    };
+    wait_for(PATIENCE, served).expect("is served");
+    let after = named(cluster.node("a"))?;
+    assert_eq!(
+        (&before["mac"], &before["socket"]),
+        (&after["mac"], &after["socket"])
+    );
+    let a = cluster.node("a");
+    a.godwit(&["nic", "rm", NIC]).text()?;
+    assert!(!socket.exists());
+    let gone = a.refusal(&["nic", "rm", NIC]);
+    assert!(gone.contains("serves no NIC \"web\""), "{gone}");
+    // Its tap is free at once.
+    create(a, NIC, "tap=tap0")?;
+    Ok(())
+}
+
+#[test]
+fn a_nic_with_a_name_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(1)?;
+    let mut cluster = super::cluster_of_one(&lan)?;
+    let a = cluster.node("a");
+    let mac = "mac=52:54:00:00:00:01";
+    create(a, NIC, &format!("tap=tap0,{mac}"))?;
+    for (name, nic, said) in [
+        ("a/b", "bridge=br0", "is not a NIC name"),
+        (NIC, "bridge=br0", "has a NIC web already"),
+        ("two", "tap=tap0", "tap tap0 is in use"),
+        ("two", "tap=missing", "there is no interface missing"),
+        ("two", "bridge=tap0", "is no bridge"),
+        (
+            "two",
+            "bridge=br0,queues=9",
+            "9 pairs of queues are too many",
+        ),
+        (
+            "two",
+            &format!("bridge=br0,{mac}"),
+            "NIC web of node 'a' has the MAC address 52:54:00:00:00:01 already",
+        ),
+    ] {
+        let refused = a.refusal(&["nic", "create", name, nic]);
+        assert!(refused.contains(said), "{nic}: {refused}");
+    }
+    let refused = run(a, "one", &format!("bridge=br0,{mac}")).expect_err("has its address");
+    assert!(
+        refused.to_string().contains("NIC web of node 'a'"),
+        "{refused}"
+    );
+    run(a, "one", "bridge=br0,mac=52:54:00:00:00:02")?;
+    let refused = a.refusal(&["nic", "create", "two", "bridge=br0,mac=52:54:00:00:00:02"]);
+    assert!(refused.contains("VM one of node 'a' has"), "{refused}");
+    a.godwit(&["vm", "stop", "one", "--force"]).text()?;
+    let list = a.godwit(&["nic", "list"]).json()?;
+    assert_eq!(list.as_array().map(Vec::len), Some(1), "{list}");
+    // A folder that sockets cannot be in: root may do everything else.
+    let folder = a.spec().dir.join("nics");
+    a.godwit(&["nic", "rm", NIC]).text()?;
+    std::fs::remove_dir(&folder)?;
+    std::fs::write(&folder, "")?;
+    let refused = a.refusal(&["nic", "create", NIC, "tap=tap0"]);
+    assert!(
+        refused.contains("nics/web.vhost: Not a directory"),
+        "{refused}"
+    );
+    std::fs::remove_file(&folder)?;
+    cluster.node_mut("a").kill();
+    cluster.node_mut("a").start(&[])?;
+    // Nothing of all that is left.
+    create(cluster.node("a"), NIC, "tap=tap0")?;
+    Ok(())
+}
