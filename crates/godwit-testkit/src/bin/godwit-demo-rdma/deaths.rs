@@ -328,8 +328,11 @@ fn kill_and_restart(bed: &Bed, case: &Case, mover: Place<'_>) -> io::Result<Stri
 /// Kills the CRIU that dumps the process once the condition holds. Gives the move's id.
 fn kill_criu(bed: &Bed, condition: &str, mover: Place<'_>) -> io::Result<String> {
     let source = bed.guest(1);
+    // CRIU goes on in small steps, so that the condition is not missed, and the loop leaves it the only processor.
     source.must(&format!(
-        "cat >/run/killer <<'END'\npid={}\nuntil criu=$(pgrep -f '^criu dump') && {condition}; do :; done\n\
+        "cat >/run/killer <<'END'\npid={}\n\
+         until criu=$(pgrep -f '^criu dump'); do sleep 0.02; done\nkill -STOP $criu\n\
+         until {condition}; do kill -CONT $criu; sleep 0.02; kill -STOP $criu || exit 1; done\n\
          kill -9 $criu && echo killed\nEND\n",
         mover.pid
     ))?;
@@ -337,7 +340,7 @@ fn kill_criu(bed: &Bed, condition: &str, mover: Place<'_>) -> io::Result<String>
     std::thread::sleep(WORK);
     let id = detach_move(mover, bed.guest(2), ALIAS, "run/server.log")?;
     let killed = source.must(&format!(
-        "for i in $(seq 600); do grep -q killed /run/killer.log && exit 0; sleep 0.1; done; kill -9 {killer}; \
+        "while [ $SECONDS -lt 80 ]; do grep -q killed /run/killer.log && exit 0; sleep 0.2; done; kill -9 {killer}; \
          cat /run/killer.log; exit 1"
     ));
     killed.map_err(|error| io::Error::other(format!("no CRIU was killed: {error}")))?;
