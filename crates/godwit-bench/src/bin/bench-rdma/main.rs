@@ -23,7 +23,7 @@ use report::{NAME, Report};
 /// RDMA programs move, with what a move needs made ahead and without, in turns
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Few and small programs, only senders move, each once: some ten minutes
+    /// Few and small programs, only senders move, each once
     #[arg(long)]
     quick: bool,
     /// How often each takes its turn; 3, or 1 with --quick
