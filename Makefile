@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma demo-rdma-build test-rdma test-rdma-deaths soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-core bench-policies sim-choice lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma demo-rdma-build test-rdma test-rdma-deaths soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-rdma bench-core bench-policies sim-choice lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -162,6 +162,15 @@ soak-rdma: demo-rdma-build
 bench-verbs:
 	$(CARGO) build --release --locked -p godwit-verbs --lib --example null_provider --example overhead
 	target/release/examples/overhead
+
+# What a move costs RDMA programs, against queue pairs, messages and partners: docs/lab/rdma.md. BENCH takes options, such as
+# --quick.
+bench-rdma: bench-verbs
+	scripts/install-deps
+	scripts/install-qemu
+	scripts/build-rdma-guest >/dev/null
+	$(CARGO) build --release --locked -p godwit-verbs -p godwit-testkit -p godwit-cli -p godwit-bench --lib --bin godwit --bin godwit-verbs --bin godwit-verbs-client --bin bench-rdma
+	target/release/bench-rdma $(BENCH)
 
 # Godwit beside its peers, in less than ten minutes: bench/README.md. BENCH takes more options.
 bench: bench-build

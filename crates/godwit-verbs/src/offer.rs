@@ -1,5 +1,7 @@
 //! What this host offers to a process that moves here.
 
+mod groups;
+
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs;
 use std::io;
@@ -39,7 +41,8 @@ pub fn offer(pids: &[u32]) -> io::Result<Offer> {
 
 fn device(name: &str, used: &Used) -> Option<DeviceOffer> {
     let limits = Limits::of(name)?;
-    let free = |limit: u32, what: &str| limit.saturating_sub(used.of(name, what));
+    let allowed = groups::objects_left(name);
+    let free = |limit: u32, what: &str| limit.saturating_sub(used.of(name, what)).min(allowed);
     Some(DeviceOffer {
         name: name.to_owned(),
         queue_pairs: free(limits.queue_pairs, "qp"),

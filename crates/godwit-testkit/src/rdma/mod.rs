@@ -8,10 +8,16 @@ mod bed;
 mod guest;
 mod moving;
 mod nodes;
+mod payload;
 mod place;
+mod program;
 
 pub use bed::Bed;
 pub use guest::{Output, RdmaGuest};
 pub use moving::{Breakdown, MoveSeen, Moved, detach_move, move_process, preflight, see_move};
 pub use nodes::{certificates, kill_node, start_node};
+pub use payload::payload;
 pub use place::Place;
+pub use program::{
+    ALIAS, AtWork, PARTNER_ALIAS, Program, Side, checked_end, clean_up, connected, listening, said,
+};

@@ -2,12 +2,13 @@
 //! that has none, while they talk with each other.
 
 use std::io;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use godwit_testkit::rdma::{Bed, Place, move_process};
+use godwit_testkit::rdma::{
+    ALIAS, Bed, PARTNER_ALIAS, Place, checked_end, connected, move_process, said,
+};
 
 use crate::report::Checked;
-use crate::run::{ALIAS, PARTNER_ALIAS, connected};
 
 /// How they talk.
 pub(crate) struct Variant {
@@ -32,8 +33,6 @@ pub(crate) const VARIANTS: &[Variant] = &[
 
 /// How long both work between two moves.
 const WORK: Duration = Duration::from_millis(500);
-/// How long they may take to end.
-const END: Duration = Duration::from_secs(60);
 pub(crate) const ENDS: &str = "/run/verbs-client-ends";
 
 /// A process and what moves with it.
@@ -114,7 +113,7 @@ fn run(
     checked.blackout_ms_median = blackouts.get(blackouts.len() / 2).copied().unwrap_or(0.0);
     first.place(bed).guest.must(&format!("touch {ENDS}"))?;
     for one in [&first, &second] {
-        checked.said.push(ended(one.place(bed), one.log)?);
+        checked.said.push(checked_end(one.place(bed), one.log)?);
     }
     Ok(())
 }
@@ -200,40 +199,4 @@ fn lose(bed: &Bed, guest: usize, percent: f64) -> io::Result<()> {
         guest.run("tc qdisc del dev eth0 root 2>/dev/null")?;
     }
     Ok(())
-}
-
-fn said(place: Place<'_>, log: &str) -> String {
-    let output = place.guest.run(&format!("cat /{log}"));
-    output.map_or_else(|error| error.to_string(), |output| output.text)
-}
-
-/// Waits for the process's end; gives what it has checked.
-pub(crate) fn ended(place: Place<'_>, log: &str) -> io::Result<String> {
-    let began = Instant::now();
-    let gone = format!(
-        "[ ! -e /proc/{0} ] || grep -q '^State:.Z' /proc/{0}/status",
-        place.pid
-    );
-    while place.guest.run(&gone)?.status != 0 {
-        if began.elapsed() > END {
-            let status = place
-                .status()
-                .map(|status| format!("{:?}", status.queue_pairs));
-            return Err(io::Error::other(format!(
-                "guest {}'s side does not end; its queue pairs are {}",
-                place.guest.number(),
-                status.unwrap_or_else(|error| error.to_string())
-            )));
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
-    let said = said(place, log);
-    let last = said.trim().lines().last().unwrap_or("nothing");
-    if last.starts_with("checked: ") {
-        return Ok(last.trim_start_matches("checked: ").to_owned());
-    }
-    Err(io::Error::other(format!(
-        "guest {}'s side ended with: {last}",
-        place.guest.number()
-    )))
 }

@@ -1,14 +1,16 @@
-//! Nodes that are killed in each phase of a move: the process runs at exactly one place afterwards, and either works on with
+//! Nodes that are killed in each phase of a move, and CRIU in the middle of a dump: the process runs at exactly one place afterwards, and either works on with
 //! its partner or the move says what was lost.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use godwit_testkit::rdma::{Bed, MoveSeen, Place, detach_move, kill_node, see_move, start_node};
+use godwit_testkit::rdma::{
+    ALIAS, Bed, MoveSeen, Place, checked_end, clean_up, connected, detach_move, kill_node,
+    see_move, start_node,
+};
 use serde::Serialize;
 
-use crate::checking::{ENDS, VARIANTS, ended, start};
-use crate::run::{ALIAS, connected};
+use crate::checking::{ENDS, VARIANTS, start};
 
 /// How long both work before the move.
 const WORK: Duration = Duration::from_millis(500);
@@ -18,11 +20,13 @@ const REACHED: Duration = Duration::from_secs(90);
 const END: Duration = Duration::from_secs(240);
 
 /// Whose node is killed, by its guest's number.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Who {
     Source = 1,
     Destination = 2,
     Partner = 3,
+    /// No node's: the CRIU that dumps the process.
+    Criu,
 }
 
 /// How a move has to end, whose node is killed and starts again at once.
@@ -65,7 +69,8 @@ impl Ends {
 struct Case {
     name: &'static str,
     who: Who,
-    /// Where the node stops and is killed: a fail point.
+    /// Where the node stops and is killed: a fail point. Of CRIU, what is so when it is killed: a shell's condition, with
+    /// `$pid` for the process.
     at: &'static str,
     ends: Ends,
 }
@@ -170,6 +175,12 @@ const CASES: &[Case] = &[
         "process-partner-resume",
         Ends::Moves,
     ),
+    case(
+        "death: CRIU, the process is stopped",
+        Who::Criu,
+        "grep -q 'TracerPid:.*[1-9]' /proc/$pid/status",
+        Ends::Stays,
+    ),
 ];
 
 /// What became of a move.
@@ -188,10 +199,27 @@ pub(crate) struct Death {
     pub(crate) error: Option<String>,
 }
 
-/// Kills a node in each case that is wanted.
+/// Kills a node in each case that is wanted, and says what became of it.
 pub(crate) fn deaths(bed: &Bed, wanted: impl Fn(&str) -> bool) -> Vec<Death> {
-    let cases = CASES.iter().filter(|case| wanted(case.name));
-    cases.map(|case| death(bed, case)).collect()
+    let mut all = Vec::new();
+    for case in CASES.iter().filter(|case| wanted(case.name)) {
+        let found = death(bed, case);
+        let works = if found.works {
+            "works"
+        } else {
+            "does not work"
+        };
+        let said = found.error.as_ref().or(found.said.as_ref());
+        println!(
+            "  {:42} {} runs at {:?}, {works}: {}",
+            found.case,
+            if found.as_expected { "" } else { "WRONG:" },
+            found.runs_at,
+            said.map_or("moved", String::as_str)
+        );
+        all.push(found);
+    }
+    all
 }
 
 fn death(bed: &Bed, case: &Case) -> Death {
@@ -209,7 +237,7 @@ fn death(bed: &Bed, case: &Case) -> Death {
     }
     // Whatever came of it, the next case finds three nodes.
     for number in 1..=3 {
-        let cleaned = crate::run::clean_up(bed).and_then(|()| bed.restart_node(number, 3, ""));
+        let cleaned = clean_up(bed).and_then(|()| bed.restart_node(number, 3, ""));
         if let Err(error) = cleaned {
             found.error.get_or_insert_with(|| error.to_string());
         }
@@ -223,27 +251,11 @@ fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
     let (mover, partner) = (first.place(bed), second.place(bed));
     connected(mover)?;
     connected(partner)?;
-    let victim = case.who as usize;
-    bed.restart_node(
-        victim,
-        3,
-        &format!("FAILPOINTS=\"{}=sleep(600000)\" ", case.at),
-    )?;
-    std::thread::sleep(WORK);
-    let id = detach_move(mover, bed.guest(2), ALIAS, "run/server.log")?;
-    let began = Instant::now();
-    let there = format!("grep -q 'at a fail point.*{}' /run/node.log", case.at);
-    while bed.guest(victim).run(&there)?.status != 0 {
-        if began.elapsed() > REACHED {
-            let seen = see_move(bed.guest(1), &id)?;
-            return Err(io::Error::other(format!(
-                "the move did not come to {}: {seen:?}",
-                case.at
-            )));
-        }
-    }
-    kill_node(bed.guest(victim))?;
-    start_node(bed.guest(victim), 3, "")?;
+    let id = if case.who == Who::Criu {
+        kill_criu(bed, case.at, mover)?
+    } else {
+        kill_and_restart(bed, case, mover)?
+    };
     let seen = wait_for_end(bed, &id)?;
     found.phase.clone_from(&seen.phase);
     found.said = seen.error.map(|error| error.message);
@@ -268,16 +280,62 @@ fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
     }
     std::thread::sleep(WORK);
     bed.guest(place).must(&format!("touch {ENDS}"))?;
-    ended(
+    checked_end(
         Place {
             guest: bed.guest(place),
             pid: mover.pid,
         },
         first.log,
     )?;
-    ended(partner, second.log)?;
+    checked_end(partner, second.log)?;
     found.works = true;
     Ok(())
+}
+
+/// Kills the node when the move is where the case says, and starts it again. Gives the move's id.
+fn kill_and_restart(bed: &Bed, case: &Case, mover: Place<'_>) -> io::Result<String> {
+    let victim = case.who as usize;
+    bed.restart_node(
+        victim,
+        3,
+        &format!("FAILPOINTS=\"{}=sleep(600000)\" ", case.at),
+    )?;
+    std::thread::sleep(WORK);
+    let id = detach_move(mover, bed.guest(2), ALIAS, "run/server.log")?;
+    let began = Instant::now();
+    let there = format!("grep -q 'at a fail point.*{}' /run/node.log", case.at);
+    while bed.guest(victim).run(&there)?.status != 0 {
+        if began.elapsed() > REACHED {
+            let seen = see_move(bed.guest(1), &id)?;
+            return Err(io::Error::other(format!(
+                "the move did not come to {}: {seen:?}",
+                case.at
+            )));
+        }
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    kill_node(bed.guest(victim))?;
+    start_node(bed.guest(victim), 3, "")?;
+    Ok(id)
+}
+
+/// Kills the CRIU that dumps the process once the condition holds. Gives the move's id.
+fn kill_criu(bed: &Bed, condition: &str, mover: Place<'_>) -> io::Result<String> {
+    let source = bed.guest(1);
+    source.must(&format!(
+        "cat >/run/killer <<'END'\npid={}\nuntil criu=$(pgrep -f '^criu dump') && {condition}; do :; done\n\
+         kill -9 $criu && echo killed\nEND\n",
+        mover.pid
+    ))?;
+    let killer = source.background("killer", "bash /run/killer")?;
+    std::thread::sleep(WORK);
+    let id = detach_move(mover, bed.guest(2), ALIAS, "run/server.log")?;
+    let killed = source.must(&format!(
+        "while [ $SECONDS -lt 80 ]; do grep -q killed /run/killer.log && exit 0; sleep 0.2; done; kill -9 {killer}; \
+         cat /run/killer.log; exit 1"
+    ));
+    killed.map_err(|error| io::Error::other(format!("no CRIU was killed: {error}")))?;
+    Ok(id)
 }
 
 fn wait_for_end(bed: &Bed, id: &str) -> io::Result<MoveSeen> {

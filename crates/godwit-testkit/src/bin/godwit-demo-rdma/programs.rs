@@ -2,17 +2,7 @@
 
 use std::borrow::Cow;
 
-/// A program of Debian's, as it runs at both sides.
-pub(crate) struct Program {
-    pub(crate) name: Cow<'static, str>,
-    /// Without the partner's address, which clients have as their last argument.
-    pub(crate) command: Cow<'static, str>,
-    /// How long to let it work before the move, in seconds.
-    pub(crate) work_seconds: f64,
-    /// Whether its server prints no result. Its client's result then stands for both: the client ends
-    /// with one only after the server has answered its last message.
-    pub(crate) silent_server: bool,
-}
+use godwit_testkit::rdma::Program;
 
 /// A program with this many queue pairs, which moves slowly enough to be found at work.
 pub(crate) fn with_queue_pairs(count: u32) -> Program {
@@ -24,22 +14,6 @@ pub(crate) fn with_queue_pairs(count: u32) -> Program {
         )),
         work_seconds: 0.5,
         silent_server: false,
-    }
-}
-
-/// Which side moves.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
-    Server,
-    Client,
-}
-
-impl Side {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Side::Server => "server",
-            Side::Client => "client",
-        }
     }
 }
 
@@ -59,25 +33,25 @@ pub(crate) const PROGRAMS: &[Program] = &[
     },
     Program {
         name: Cow::Borrowed("ib_write_bw"),
-        command: Cow::Borrowed("ib_write_bw -d rxe0 -F -x 1 -s 65536 -n 12000"),
+        command: Cow::Borrowed("ib_write_bw -d rxe0 -F -x 1 -s 65536 -n 7000"),
         work_seconds: 0.5,
         silent_server: false,
     },
     Program {
         name: Cow::Borrowed("ib_send_bw"),
-        command: Cow::Borrowed("ib_send_bw -d rxe0 -F -x 1 -s 65536 -n 9000"),
+        command: Cow::Borrowed("ib_send_bw -d rxe0 -F -x 1 -s 65536 -n 6000"),
         work_seconds: 0.5,
         silent_server: false,
     },
     Program {
         name: Cow::Borrowed("ib_read_bw -q 4"),
-        command: Cow::Borrowed("ib_read_bw -d rxe0 -F -x 1 -q 4 -t 8 -s 65536 -n 2400"),
+        command: Cow::Borrowed("ib_read_bw -d rxe0 -F -x 1 -q 4 -t 8 -s 65536 -n 1600"),
         work_seconds: 0.5,
         silent_server: false,
     },
     Program {
         name: Cow::Borrowed("ib_atomic_lat"),
-        command: Cow::Borrowed("ib_atomic_lat -d rxe0 -F -x 1 -n 60000"),
+        command: Cow::Borrowed("ib_atomic_lat -d rxe0 -F -x 1 -n 40000"),
         work_seconds: 0.5,
         silent_server: true,
     },

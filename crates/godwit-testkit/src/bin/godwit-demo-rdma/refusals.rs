@@ -2,10 +2,9 @@
 
 use std::io;
 
-use godwit_testkit::rdma::{Bed, Place, RdmaGuest, preflight};
+use godwit_testkit::rdma::{Bed, Place, RdmaGuest, listening, preflight};
 
 use crate::report::Refusal;
-use crate::run::listening;
 
 const WITH: &str = "env LD_PRELOAD=/opt/godwit/libgodwit_verbs.so ";
 
@@ -15,11 +14,23 @@ struct Case {
     /// In front of the server's and the client's command.
     server: &'static str,
     client: &'static str,
+    program: Program,
     gid_index: u8,
-    /// What is done at the destination before, and undone after.
+    /// What is done at the destination before, and undone after. `$pid` is the process's number.
     spoil: &'static str,
     mend: &'static str,
     reasons: &'static [&'static str],
+}
+
+/// Which of Debian's programs.
+#[derive(Clone, Copy)]
+enum Program {
+    /// Over a reliable connection, with its client.
+    Reliable,
+    /// Over an unreliable connection, with its client.
+    Unreliable,
+    /// The server alone: its queue pair is not connected.
+    Alone,
 }
 
 const CASES: &[Case] = &[
@@ -27,6 +38,7 @@ const CASES: &[Case] = &[
         name: "a process without the library",
         server: "",
         client: "",
+        program: Program::Reliable,
         gid_index: 1,
         spoil: "true",
         mend: "true",
@@ -36,6 +48,7 @@ const CASES: &[Case] = &[
         name: "a partner without the library, no device and no CRIU at the destination",
         server: WITH,
         client: "",
+        program: Program::Reliable,
         gid_index: 1,
         spoil: "rdma link del rxe0 && mv /usr/sbin/criu /usr/sbin/criu.away",
         mend: "rdma link add rxe0 type rxe netdev eth0 && mv /usr/sbin/criu.away /usr/sbin/criu",
@@ -49,6 +62,7 @@ const CASES: &[Case] = &[
         name: "a CRIU that refuses, and nothing at the GID index",
         server: WITH,
         client: WITH,
+        program: Program::Reliable,
         gid_index: 2,
         spoil: "mv /usr/sbin/criu /usr/sbin/criu.away && \
                 printf '#!/bin/sh\\necho Error: no kernel support >&2\\nexit 1\\n' >/usr/sbin/criu && \
@@ -58,6 +72,47 @@ const CASES: &[Case] = &[
             "nothing at that index",
             "`criu check` failed: Error: no kernel support",
         ],
+    },
+    Case {
+        name: "an unreliable connection, and a process of the same number at the destination",
+        server: WITH,
+        client: WITH,
+        program: Program::Unreliable,
+        gid_index: 1,
+        spoil: "echo $((pid - 1)) >/proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 & \
+                sleep 0.1; grep -qx sleep /proc/$pid/comm",
+        mend: "kill -9 $pid",
+        reasons: &[
+            "is neither a reliable connection nor for datagrams",
+            "already, and a process keeps its number",
+        ],
+    },
+    Case {
+        name: "too few queue pairs and regions at the destination, where a control group limits the node",
+        server: WITH,
+        client: WITH,
+        program: Program::Reliable,
+        gid_index: 1,
+        spoil: "{ mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup; } && \
+                echo +rdma >/sys/fs/cgroup/cgroup.subtree_control && mkdir -p /sys/fs/cgroup/few && \
+                echo rxe0 hca_object=0 >/sys/fs/cgroup/few/rdma.max && \
+                cat /run/node.number >/sys/fs/cgroup/few/cgroup.procs",
+        mend: "cat /run/node.number >/sys/fs/cgroup/cgroup.procs && rmdir /sys/fs/cgroup/few",
+        reasons: &[
+            "1 queue pairs on rxe0, and the destination's rxe0 has room for 0",
+            "1 memory regions on rxe0, and the destination's rxe0 has room for 0",
+            "1 completion queues on rxe0, and the destination's rxe0 has room for 0",
+        ],
+    },
+    Case {
+        name: "a queue pair without a partner",
+        server: WITH,
+        client: WITH,
+        program: Program::Alone,
+        gid_index: 1,
+        spoil: "true",
+        mend: "true",
+        reasons: &["is not connected; its partner could not find it after a move"],
     },
 ];
 
@@ -78,20 +133,35 @@ pub(crate) fn refusals(bed: &Bed) -> io::Result<Vec<Refusal>> {
 
 fn refusal(bed: &Bed, case: &Case) -> io::Result<Refusal> {
     let (source, destination, other) = (bed.guest(1), bed.guest(2), bed.guest(3));
-    let command = format!("ibv_rc_pingpong -d rxe0 -g {} -n 100000000", case.gid_index);
+    let (name, kind) = match case.program {
+        Program::Reliable | Program::Alone => ("ibv_rc_pingpong", "RC"),
+        Program::Unreliable => ("ibv_uc_pingpong", "UC"),
+    };
+    let command = format!("{name} -d rxe0 -g {} -n 100000000", case.gid_index);
     let server = source.background("server", &format!("{}{command}", case.server))?;
     listening(source)?;
-    let client = format!("{}{command} {}", case.client, source.address());
-    let client = other.background("client", &client)?;
-    // Connected, and at work.
-    source.must("until ss -tn | grep -q ':18515' || rdma resource show qp | grep -q 'state RTS'; do sleep 0.05; done; \
-                 until rdma resource show qp | grep -q 'type RC state RTS'; do sleep 0.05; done")?;
-    destination.must(case.spoil)?;
-    let place = |guest, pid| Place { guest, pid };
-    let said = preflight(place(source, server), destination);
-    destination.must(case.mend)?;
-    let (said, lives) = (said?, alive(source, server)? && alive(other, client)?);
-    for (guest, pid) in [(source, server), (other, client)] {
+    let mut started = vec![(source, server)];
+    if !matches!(case.program, Program::Alone) {
+        let client = format!("{}{command} {}", case.client, source.address());
+        started.push((other, other.background("client", &client)?));
+        // Connected, and at work.
+        source.must(&format!(
+            "until rdma resource show qp | grep -q 'type {kind} state RTS'; do sleep 0.05; done"
+        ))?;
+    }
+    destination.must(&format!("pid={server}; {}", case.spoil))?;
+    let said = preflight(
+        Place {
+            guest: source,
+            pid: server,
+        },
+        destination,
+    );
+    destination.must(&format!("pid={server}; {}", case.mend))?;
+    let said = said?;
+    let mut lives = true;
+    for (guest, pid) in started {
+        lives &= alive(guest, pid)?;
         guest.must(&format!("kill -9 {pid}; rm -f /run/server.log; true"))?;
     }
     let named = |reason: &&str| said.iter().filter(|one| one.contains(reason)).count() == 1;

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
+use std::ops::Range;
 use std::ptr;
 
 use godwit_verbs::abi::*;
@@ -66,7 +67,7 @@ fn done(result: c_int, what: &str) -> io::Result<()> {
 impl Device {
     pub(crate) fn open(arguments: &Arguments) -> io::Result<Self> {
         let verbs = Verbs::load()?;
-        let count = usize::from(arguments.pairs);
+        let count = arguments.peers() * usize::from(arguments.pairs);
         // SAFETY: the calls are in the order that verbs demand, with what they have made.
         unsafe {
             let mut devices = 0;
@@ -155,21 +156,25 @@ impl Device {
         }
     }
 
-    pub(crate) fn reach(&self) -> Reach {
+    /// What a peer needs to know that talks with these queue pairs.
+    pub(crate) fn reach(&self, pairs: Range<usize>) -> Reach {
         // SAFETY: the objects live to the end.
         unsafe {
             Reach {
                 gid: self.gid.raw,
-                pairs: self.pairs.iter().map(|pair| (**pair).qp_num).collect(),
-                landing: self.address(Slot::Landing(0)) as u64,
+                landing: self.address(Slot::Landing(pairs.start)) as u64,
+                pairs: self.pairs[pairs]
+                    .iter()
+                    .map(|pair| (**pair).qp_num)
+                    .collect(),
                 key: (*self.region).rkey,
             }
         }
     }
 
-    /// Connects every queue pair to the peer's with the same place.
-    pub(crate) fn connect(&self, peer: &Reach) -> io::Result<()> {
-        for (pair, number) in self.pairs.iter().zip(&peer.pairs) {
+    /// Connects each of these queue pairs to the peer's with the same place among them.
+    pub(crate) fn connect(&self, pairs: Range<usize>, peer: &Reach) -> io::Result<()> {
+        for (pair, number) in self.pairs[pairs].iter().zip(&peer.pairs) {
             let mut to = ibv_qp_attr {
                 qp_state: IBV_QPS_RTR,
                 path_mtu: MTU,

@@ -23,24 +23,25 @@ pub(crate) struct Reach {
 pub(crate) struct Peer(BufReader<TcpStream>);
 
 impl Peer {
-    /// Waits for the client, or connects to the server.
-    pub(crate) fn meet(server: Option<&str>) -> io::Result<Self> {
-        let stream = match server {
-            None => TcpListener::bind(("0.0.0.0", PORT))?.accept()?.0,
-            Some(address) => {
-                let began = Instant::now();
-                loop {
-                    match TcpStream::connect((address, PORT)) {
-                        Ok(stream) => break stream,
-                        Err(error) if began.elapsed() > Duration::from_secs(10) => {
-                            return Err(error);
-                        }
-                        Err(_) => std::thread::sleep(Duration::from_millis(100)),
-                    }
+    /// Waits for so many clients, or connects to the server.
+    pub(crate) fn meet(server: Option<&str>, clients: usize) -> io::Result<Vec<Self>> {
+        let Some(address) = server else {
+            let listener = TcpListener::bind(("0.0.0.0", PORT))?;
+            return (0..clients)
+                .map(|_| Ok(Self(BufReader::new(listener.accept()?.0))))
+                .collect();
+        };
+        let began = Instant::now();
+        let stream = loop {
+            match TcpStream::connect((address, PORT)) {
+                Ok(stream) => break stream,
+                Err(error) if began.elapsed() > Duration::from_secs(10) => {
+                    return Err(error);
                 }
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
             }
         };
-        Ok(Self(BufReader::new(stream)))
+        Ok(vec![Self(BufReader::new(stream))])
     }
 
     /// Says `ours` and hears the other side's.

@@ -1,7 +1,7 @@
 //! An RDMA application that checks what it is told: work-request ids come in sequence, every message comes
 //! once, in order and whole, and what was written at the peer can be read back.
 //!
-//! Two of them talk, a server and a client, over reliable connections. Both send all the time, and every
+//! Two of them talk, a server and a client, over reliable connections, or a server and several clients. All send all the time, and every
 //! sixteenth operation reads back what the one before it wrote. They end when one of them finds the file that
 //! `--until` names; the exit status and the last line say whether everything was as it has to be.
 //!
@@ -29,7 +29,10 @@ struct Arguments {
     /// Its GID
     #[arg(long, default_value_t = 1)]
     gid_index: u8,
-    /// Queue pairs
+    /// How many clients the server talks with
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    clients: u8,
+    /// Queue pairs of each connection of a client to the server
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     pairs: u8,
     /// All queue pairs receive from one shared receive queue
@@ -41,6 +44,17 @@ struct Arguments {
     /// End when this file is there
     #[arg(long, default_value = "/run/verbs-client-ends")]
     until: PathBuf,
+}
+
+impl Arguments {
+    /// How many others this process talks with: a client with the server only.
+    fn peers(&self) -> usize {
+        if self.server.is_some() {
+            1
+        } else {
+            usize::from(self.clients)
+        }
+    }
 }
 
 fn main() -> ExitCode {

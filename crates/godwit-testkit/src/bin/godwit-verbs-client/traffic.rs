@@ -14,7 +14,8 @@ const BATCH: usize = 16;
 
 struct Traffic {
     device: Device,
-    peer: Reach,
+    /// Each has as many queue pairs, one after the other.
+    peers: Vec<Reach>,
     /// 0 for the server, 1 for the client.
     side: u8,
     pairs: Vec<Pair>,
@@ -35,18 +36,23 @@ struct Pair {
 /// Talks with the peer until the end; says what was checked.
 pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
     let device = Device::open(arguments)?;
-    let mut connection = Peer::meet(arguments.server.as_deref())?;
-    let peer = connection.exchange(&device.reach())?;
-    let pairs = device.pairs.len();
-    if peer.pairs.len() != pairs {
-        return Err(io::Error::other(
-            "the peer has another number of queue pairs",
-        ));
+    let mut connections = Peer::meet(arguments.server.as_deref(), arguments.peers())?;
+    let (pairs, each) = (device.pairs.len(), usize::from(arguments.pairs));
+    let mut peers = Vec::new();
+    for (number, connection) in connections.iter_mut().enumerate() {
+        let own = number * each..(number + 1) * each;
+        let peer = connection.exchange(&device.reach(own.clone()))?;
+        if peer.pairs.len() != each {
+            return Err(io::Error::other(
+                "the peer has another number of queue pairs",
+            ));
+        }
+        device.connect(own, &peer)?;
+        peers.push(peer);
     }
-    device.connect(&peer)?;
     let mut traffic = Traffic {
         device,
-        peer,
+        peers,
         side: u8::from(arguments.server.is_some()),
         pairs: (0..pairs).map(|_| Pair::default()).collect(),
         shared: Once::default(),
@@ -56,7 +62,9 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
         traffic.post_receive((slot / RECEIVES) as usize, slot)?;
     }
     // Nobody sends before the other side can receive.
-    connection.barrier("ready")?;
+    for connection in &mut connections {
+        connection.barrier("ready")?;
+    }
     let mut rounds = 0u64;
     while !traffic.is_over() {
         if rounds.is_multiple_of(16) && arguments.until.exists() {
@@ -68,7 +76,9 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
         }
         traffic.take_completions()?;
     }
-    connection.barrier("over")?;
+    for connection in &mut connections {
+        connection.barrier("over")?;
+    }
     let total = |count: fn(&Pair) -> u64| traffic.pairs.iter().map(count).sum::<u64>();
     Ok(format!(
         "{} operations completed and {} messages received on {pairs} queue pairs",
@@ -82,6 +92,12 @@ impl Traffic {
         self.pairs
             .iter()
             .all(|pair| pair.last_sent && pair.last_received && pair.operations.outstanding() == 0)
+    }
+
+    /// Whose queue pair this is, and the place that it has among this peer's.
+    fn at_peer(&self, pair: usize) -> (&Reach, usize) {
+        let each = self.pairs.len() / self.peers.len();
+        (&self.peers[pair / each], pair % each)
     }
 
     fn is_shared(&self) -> bool {
@@ -102,6 +118,8 @@ impl Traffic {
 
     /// Fills the queue pair's send queue.
     fn send(&mut self, pair: usize) -> io::Result<()> {
+        let (peer, place) = self.at_peer(pair);
+        let (landing, rkey) = (peer.landing, peer.key);
         while !self.pairs[pair].last_sent && self.pairs[pair].operations.outstanding() < SENDS {
             let number = self.pairs[pair].operations.post();
             // SAFETY: integers, null pointers and a union of both.
@@ -110,20 +128,20 @@ impl Traffic {
             request.send_flags = IBV_SEND_SIGNALED;
             request.num_sge = 1;
             request.wr.rdma = ibv_rdma {
-                remote_addr: self.peer.landing + (pair * MESSAGE) as u64,
-                rkey: self.peer.key,
+                remote_addr: landing + (place * MESSAGE) as u64,
+                rkey,
             };
             let mut slot = Slot::Send(pair, number);
             let bytes = self.device.bytes(slot);
             match ledger::operation(number) {
                 Operation::Send(message) => {
                     let last = self.ending;
-                    ledger::fill(bytes, self.side, pair, message, last);
+                    ledger::fill(bytes, self.side, place, message, last);
                     self.pairs[pair].last_sent = last;
                     request.opcode = IBV_WR_SEND;
                 }
                 Operation::Write(message) => {
-                    ledger::fill(bytes, self.side, pair, message, false);
+                    ledger::fill(bytes, self.side, place, message, false);
                     request.opcode = IBV_WR_RDMA_WRITE;
                 }
                 Operation::ReadBack(_) => {
@@ -192,7 +210,7 @@ impl Traffic {
             .map_err(|error| format!("queue pair {pair}: {error}"))?;
         if let Operation::ReadBack(message) = ledger::operation(number) {
             let read = self.device.bytes(Slot::ReadBack(pair));
-            ledger::check(read, self.side, pair, message)
+            ledger::check(read, self.side, self.at_peer(pair).1, message)
                 .map_err(|error| format!("what was read back: {error}"))?;
         }
         Ok(())
@@ -214,7 +232,8 @@ impl Traffic {
             return Err(format!("a message of {} bytes", completion.byte_len));
         }
         let message = self.device.bytes(slot);
-        let last = ledger::check(message, 1 - self.side, pair, self.pairs[pair].received)?;
+        let place = self.at_peer(pair).1;
+        let last = ledger::check(message, 1 - self.side, place, self.pairs[pair].received)?;
         // What was received must not be taken for a later message.
         message.fill(0xee);
         self.pairs[pair].received += 1;

@@ -1,0 +1,139 @@
+//! What a move costs RDMA programs: three virtual machines with soft-RoCE, Debian's own programs, and the questions of
+//! figures 3, 4 and 5 and table 4 of the RDMA live-migration paper.
+
+mod breakdown;
+mod figures;
+mod partners;
+mod report;
+mod spread;
+mod targets;
+mod throughput;
+mod waiting;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::Parser;
+use godwit_bench::interrupt;
+use godwit_testkit::process::target_dir;
+use godwit_testkit::rdma::{Bed, Side, payload};
+
+use report::{NAME, Report};
+
+/// RDMA programs move, with what a move needs made ahead and without, in turns
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Few and small programs, only senders move, each once
+    #[arg(long)]
+    quick: bool,
+    /// How often each takes its turn; 3, or 1 with --quick
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// Queue pairs of the programs whose blackout is taken apart; 1,16,64,256, or 64 with --quick
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=4096))]
+    qps: Vec<u32>,
+    /// Only these of breakdown, waiting, partners and throughput; again for more
+    #[arg(long)]
+    only: Vec<Part>,
+}
+
+/// What can be measured on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Breakdown,
+    Waiting,
+    Partners,
+    Throughput,
+}
+
+/// What is run.
+struct Plan {
+    rounds: u32,
+    /// Those that move: a client sends, and a server receives.
+    sides: &'static [Side],
+    qps: Vec<u32>,
+    /// Of the programs whose wait-before-stop is measured: queue pairs with messages of [`waiting::MESSAGE`] bytes.
+    waiting_qps: &'static [u32],
+    /// Bytes of messages, on [`waiting::PAIRS`] queue pairs.
+    message_bytes: &'static [u32],
+    partners: &'static [u32],
+    throughput_qps: u32,
+}
+
+impl Plan {
+    fn of(arguments: &Arguments) -> Self {
+        let quick = arguments.quick;
+        let of = |few: &'static [u32], all: &'static [u32]| if quick { few } else { all };
+        let qps = of(&[64], &[1, 16, 64, 256]);
+        Self {
+            rounds: arguments.rounds.unwrap_or(if quick { 1 } else { 3 }),
+            sides: if quick {
+                &[Side::Client]
+            } else {
+                &[Side::Client, Side::Server]
+            },
+            qps: if arguments.qps.is_empty() {
+                qps.to_vec()
+            } else {
+                arguments.qps.clone()
+            },
+            waiting_qps: of(&[16], &[1, 4, 16, 64]),
+            message_bytes: of(&[65_536], &[512, 4096, 32_768, 131_072]),
+            partners: of(&[2], &[1, 2, 4, 8]),
+            throughput_qps: if quick { 4 } else { 16 },
+        }
+    }
+}
+
+/// What a side that moves does in `ib_write_bw`.
+fn role(side: Side) -> &'static str {
+    match side {
+        Side::Client => "sender",
+        Side::Server => "receiver",
+    }
+}
+
+fn main() -> ExitCode {
+    match bench(&Arguments::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => {
+            eprintln!(
+                "bench-rdma: a program did not end with success after its move; see the report"
+            );
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("bench-rdma: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether all programs ended with success.
+fn bench(arguments: &Arguments) -> io::Result<bool> {
+    interrupt::catch()?;
+    let plan = Plan::of(arguments);
+    let wants = |part| arguments.only.is_empty() || arguments.only.contains(&part);
+    let mut report = Report::new(arguments.quick, plan.rounds)?;
+    println!("booting three virtual machines with soft-RoCE");
+    let bed = Bed::start(3, &payload(&target_dir().join(NAME).join("guests"))?)?;
+    bed.start_nodes(3)?;
+    for round in 0..plan.rounds {
+        if wants(Part::Breakdown) {
+            breakdown::turn(&bed, &plan, round, &mut report)?;
+        }
+        if wants(Part::Waiting) {
+            waiting::turn(&bed, &plan, round, &mut report)?;
+        }
+        if wants(Part::Partners) {
+            partners::turn(&bed, &plan, round, &mut report)?;
+        }
+        if wants(Part::Throughput) {
+            throughput::turn(&bed, &plan, round, &mut report)?;
+        }
+    }
+    report.draw()?;
+    report.judge();
+    println!("{}", report.save()?.display());
+    Ok(report.is_good())
+}
