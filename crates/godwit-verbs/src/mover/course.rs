@@ -317,12 +317,7 @@ impl Move {
             (Step::ConnectHere, Happened::Done) => self.go(Step::ResumeHere),
 
             (
-                Step::Wait
-                | Step::Suspend
-                | Step::Drain
-                | Step::Release
-                | Step::Dump
-                | Step::Send,
+                Step::Wait | Step::Suspend | Step::Drain | Step::Release | Step::Dump | Step::Send,
                 Happened::Failed(why) | Happened::Unknown(why),
             ) => self.back_before(why),
             // The destination restores nothing that it was not told to, and it was told.
