@@ -45,6 +45,8 @@ pub struct MigrateProcess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ProcessMigrationPhase {
+    /// Another move has the process or one of its partners; nothing is done before that one has ended.
+    Waiting,
     /// What the process will need is made at its destination and at its partners, while it works.
     PreSetup,
     /// The process and its partners keep new requests back, until nothing is in flight.
@@ -77,6 +79,7 @@ impl ProcessMigrationPhase {
     /// The phase's name as the API spells it.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Waiting => "waiting",
             Self::PreSetup => "pre_setup",
             Self::Stopping => "stopping",
             Self::Dumping => "dumping",
@@ -133,6 +136,9 @@ pub struct ProcessMigration {
     pub to: String,
     /// What it does now.
     pub phase: ProcessMigrationPhase,
+    /// Which move it waits for, in words; absent if it waits for none.
+    #[serde(default)]
+    pub waits_for: Option<String>,
     /// The processes at the other ends of its connections.
     pub partners: Vec<ProcessPartner>,
     /// Queue pairs that move.

@@ -1,6 +1,8 @@
 //! Moves of processes: what stands in the way is told at once, and a hostile peer gets nowhere.
 
 mod support;
+#[path = "processes/turns.rs"]
+mod turns;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -161,6 +161,7 @@ fn list_moves(moves: &[ProcessMigration]) -> String {
             seen.error
                 .as_ref()
                 .map(|error| error.message.clone())
+                .or_else(|| waits(seen))
                 .unwrap_or_default(),
         ]
     };
@@ -169,6 +170,12 @@ fn list_moves(moves: &[ProcessMigration]) -> String {
         moves.iter().map(row),
         "no process was moved from this node since its start",
     )
+}
+
+/// What it waits for.
+fn waits(seen: &ProcessMigration) -> Option<String> {
+    let who = seen.waits_for.as_ref();
+    who.map(|who| format!("waiting for {who}"))
 }
 
 impl Moving for ProcessMigration {
@@ -195,6 +202,8 @@ impl Moving for ProcessMigration {
     fn status(&self) -> Status {
         let Self { pid, to, .. } = self;
         let what = match self.phase {
+            ProcessMigrationPhase::Waiting => waits(self)
+                .unwrap_or_else(|| "looking whether another move is under way".to_owned()),
             ProcessMigrationPhase::PreSetup => format!("making what it needs ready at {to}"),
             ProcessMigrationPhase::Stopping => "waiting for requests in flight".to_owned(),
             ProcessMigrationPhase::Dumping => "making an image".to_owned(),
@@ -274,6 +283,7 @@ mod tests {
             from: "a".to_owned(),
             to: "b".to_owned(),
             phase,
+            waits_for: None,
             partners: Vec::new(),
             queue_pairs: 4,
             image_bytes: 4 << 20,
@@ -295,6 +305,13 @@ mod tests {
             sending.line.to_string(),
             "process 7: sending the image to b, 4.00 MiB sent"
         );
+        let mut waiting = moved(ProcessMigrationPhase::Waiting);
+        waiting.waits_for = Some("the move of process 9 of node 'b'".to_owned());
+        assert_eq!(
+            waiting.status().line.to_string(),
+            "process 7: waiting for the move of process 9 of node 'b'"
+        );
+        assert!(list_moves(&[waiting]).contains("waiting for the move of process 9 of node 'b'"));
         let done = moved(ProcessMigrationPhase::Completed);
         assert!(done.failure(false).is_none());
         assert_eq!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use godwit_verbs::control::{Answer as LibraryAnswer, Request, Status};
 use godwit_verbs::preflight::Offer;
-use godwit_verbs::shim::{Connection, Plan, QueuePairState, Recreated};
+use godwit_verbs::shim::{Connection, Plan, QueuePairState, Recreated, Redirect};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -37,7 +37,14 @@ pub(crate) enum Ask {
         /// The files that it would bring.
         files: Vec<String>,
     },
-    /// Ask this partner's library; it was found on this connection, or is held for this move.
+    /// Have this process, which was found on this connection, for this move as long as the move needs it. It works on.
+    Claim {
+        /// The partner.
+        pid: u32,
+        /// The process that is to move.
+        moving: u32,
+    },
+    /// Ask this partner's library; this move has claimed it.
     Partner {
         /// The partner.
         pid: u32,
@@ -66,10 +73,15 @@ pub(crate) enum Ask {
     Settle,
     /// Have the process take what was made ahead of it or else make its device's objects again, or say what it made.
     Recreate,
-    /// Ask the process that came: one of connect, resume and status.
+    /// Ask the process that came: one of connect, resume, redirects and status.
     Moved {
         /// What.
         request: Request,
+    },
+    /// Tell your host's processes where queue pairs for datagrams are that they may send to.
+    Redirect {
+        /// Those of the process that moved.
+        redirects: Vec<Redirect>,
     },
     /// The move has ended; nothing of it is needed any more.
     Over,
@@ -98,6 +110,8 @@ pub(crate) enum Answer {
     Refused(String),
     /// It was not even looked at, since too much is under way, and this connection ends.
     Busy(String),
+    /// To [`Ask::Claim`]: it is another move's for now, which is named.
+    Waits(String),
     /// To [`Ask::Find`].
     Found(Vec<FoundProcess>),
     /// To [`Ask::Look`].

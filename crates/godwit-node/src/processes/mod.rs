@@ -118,22 +118,38 @@ pub(crate) async fn status(pid: u32) -> Result<Status, String> {
     }
 }
 
-/// What these processes have, of those that say so in time: one that is silent keeps nobody from the others.
+/// What these processes have, of those that say so in time.
 pub(crate) async fn statuses(pids: Vec<u32>) -> Vec<(u32, Status)> {
+    let answers = ask_all(pids, Request::Status).await.into_iter();
+    let status = |(pid, answer)| match answer {
+        Ok(Answer::Status(status)) => Some((pid, status)),
+        // One that has just ended, or whose socket's name is somebody else's, is none.
+        _ => None,
+    };
+    answers.filter_map(status).collect()
+}
+
+/// What these processes answer: one that is silent keeps nobody from the others.
+pub(crate) async fn ask_all(
+    pids: Vec<u32>,
+    request: Request,
+) -> Vec<(u32, Result<Answer, String>)> {
     let until = Instant::now() + ROUND;
     let turns = Arc::new(Semaphore::new(ASKED_AT_ONCE));
     let mut asked = JoinSet::new();
     for pid in pids {
-        let turns = Arc::clone(&turns);
+        let (turns, request) = (Arc::clone(&turns), request.clone());
         asked.spawn(async move {
             let _turn = turns.acquire_owned().await.ok()?;
             let left = until.saturating_duration_since(Instant::now());
-            let answer = blocking(move || control::ask_within(pid, &Request::Status, left)).await;
-            match answer {
-                Ok(Ok(Answer::Status(status))) => Some((pid, status)),
-                // One that has just ended, or whose socket's name is somebody else's, is none.
-                _ => None,
-            }
+            let answer = blocking(move || control::ask_within(pid, &request, left)).await;
+            let answer = match answer {
+                Ok(Ok(Answer::Error(error))) => Err(format!("process {pid}: {error}")),
+                Ok(Ok(answer)) => Ok(answer),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(error) => Err(error.message),
+            };
+            Some((pid, answer))
         });
     }
     let mut found: Vec<_> = asked.join_all().await.into_iter().flatten().collect();

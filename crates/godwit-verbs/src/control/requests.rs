@@ -90,6 +90,8 @@ pub enum Request {
         /// Each of them.
         redirects: Vec<Redirect>,
     },
+    /// Where its queue pairs for datagrams are, for whoever knows them where they were.
+    Redirects,
     /// To a partner that goes on: destroy the queue pairs that it had before.
     Tidy,
 }
@@ -131,6 +133,8 @@ pub enum Answer {
     HandedOver(HandedOver),
     /// To [`Request::Attach`].
     Attached(Attached),
+    /// To [`Request::Redirects`].
+    Redirects(Vec<Redirect>),
     /// To [`Request::Prepare`].
     Prepared(Vec<PreparedPair>),
     /// To the others.
@@ -148,6 +152,7 @@ impl Request {
             Request::Status
             | Request::Suspend { .. }
             | Request::Plan
+            | Request::Redirects
             | Request::Redirect { .. } => Duration::from_secs(20),
             // The process that asks stands still.
             Request::HandOver => Duration::from_secs(10),
@@ -210,6 +215,7 @@ impl Request {
                 Ok(Answer::Done)
             }
             Request::Redirect { redirects } => shim::redirect(&redirects).map(|()| Answer::Done),
+            Request::Redirects => Ok(Answer::Redirects(shim::redirects())),
             Request::Tidy => shim::tidy().map(|()| Answer::Done),
         };
         done.unwrap_or_else(Answer::Error)

@@ -9,6 +9,8 @@ pub const MAX_TRIES: u32 = 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
+    /// Until no other move has the process or one of its partners; this one has them then. Nothing is touched.
+    Wait,
     /// What the process will need is made at the destination and at its partners, while it works. The move goes on
     /// without what was not made.
     PreSetup,
@@ -51,7 +53,8 @@ impl Step {
     pub const fn cancellable(self) -> bool {
         matches!(
             self,
-            Step::PreSetup
+            Step::Wait
+                | Step::PreSetup
                 | Step::Suspend
                 | Step::Drain
                 | Step::Release
@@ -65,7 +68,8 @@ impl Step {
     pub const fn needs_process_here(self) -> bool {
         matches!(
             self,
-            Step::PreSetup
+            Step::Wait
+                | Step::PreSetup
                 | Step::Suspend
                 | Step::Drain
                 | Step::Release
@@ -79,6 +83,7 @@ impl Step {
     /// The step's name for people and programs.
     pub const fn name(self) -> &'static str {
         match self {
+            Step::Wait => "claiming",
             Step::PreSetup => "presetup",
             Step::Suspend => "suspending",
             Step::Drain => "waiting",
@@ -139,6 +144,9 @@ pub enum Ending {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Move {
     step: Step,
+    /// Whether [`Step::PreSetup`] comes before [`Step::Suspend`].
+    #[serde(default)]
+    pre_setup: bool,
     /// Why it goes back.
     why: Option<String>,
     /// What does not work any more.
@@ -162,7 +170,8 @@ pub struct Move {
 impl Default for Move {
     fn default() -> Self {
         Self {
-            step: Step::Suspend,
+            step: Step::Wait,
+            pre_setup: false,
             why: None,
             lost: None,
             gone: false,
@@ -176,10 +185,10 @@ impl Default for Move {
 }
 
 impl Move {
-    /// One that begins with [`Step::PreSetup`].
+    /// One with [`Step::PreSetup`].
     pub fn with_pre_setup() -> Self {
         Self {
-            step: Step::PreSetup,
+            pre_setup: true,
             ..Self::default()
         }
     }
@@ -247,6 +256,7 @@ impl Move {
     pub fn recover(&mut self, lives: bool) {
         let why = "the node ended while the process was moved".to_owned();
         match self.step {
+            Step::Wait if lives => self.back(Step::End, why),
             // Whether the process was dumped shows in whether it lives.
             Step::PreSetup | Step::Suspend | Step::Drain if lives => {
                 self.back(Step::ResumeHere, why);
@@ -260,7 +270,7 @@ impl Move {
             Step::BringBack if lives => self.step = Step::RecreateHere,
             Step::BringBack => {}
             Step::Restore => self.go(Step::Settle),
-            Step::PreSetup | Step::Suspend | Step::Drain | Step::Release => {
+            Step::Wait | Step::PreSetup | Step::Suspend | Step::Drain | Step::Release => {
                 self.lose(format!("{why}, and the process has ended"));
             }
             Step::RecreateHere | Step::ConnectHere | Step::ResumeHere if !lives => {
@@ -283,6 +293,8 @@ impl Move {
         self.tries += 1;
         let again = self.tries < MAX_TRIES;
         match (self.step, what) {
+            (Step::Wait, Happened::Done) if self.pre_setup => self.go(Step::PreSetup),
+            (Step::Wait, Happened::Done) => self.go(Step::Suspend),
             (Step::PreSetup, Happened::Done | Happened::Failed(_) | Happened::Unknown(_)) => {
                 self.go(Step::Suspend);
             }
@@ -305,7 +317,7 @@ impl Move {
             (Step::ConnectHere, Happened::Done) => self.go(Step::ResumeHere),
 
             (
-                Step::Suspend | Step::Drain | Step::Release | Step::Dump | Step::Send,
+                Step::Wait | Step::Suspend | Step::Drain | Step::Release | Step::Dump | Step::Send,
                 Happened::Failed(why) | Happened::Unknown(why),
             ) => self.back_before(why),
             // The destination restores nothing that it was not told to, and it was told.
@@ -390,6 +402,8 @@ impl Move {
     /// Goes back from a step that was not done, or of which it does not matter.
     fn back_before(&mut self, why: String) {
         let first = match self.step {
+            // Nobody was told anything that would have to be taken back.
+            Step::Wait => Step::End,
             Step::PreSetup | Step::Suspend | Step::Drain => Step::ResumeHere,
             Step::Release | Step::Dump => Step::RecreateHere,
             _ => Step::BringBack,
@@ -409,6 +423,10 @@ impl Move {
 
     fn lose(&mut self, why: String) {
         self.gone = true;
-        self.back(Step::ResumePartners, why);
+        let next = match self.step {
+            Step::Wait => Step::End,
+            _ => Step::ResumePartners,
+        };
+        self.back(next, why);
     }
 }

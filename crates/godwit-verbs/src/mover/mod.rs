@@ -3,12 +3,16 @@
 //! Decisions only. Who carries the steps out keeps the [`Move`] durably, does [`Move::step`], and says what
 //! [`Happened`], until it is [`Step::End`]. After a death [`Move::recover`] says where to go on.
 
+mod claims;
 mod course;
 mod destination;
 mod links;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod several;
 
+pub use claims::{Claims, Taking, Wanted};
 pub use course::{Ending, Happened, MAX_TRIES, Move, Step};
 pub use destination::Arrival;
 pub use links::{

@@ -39,6 +39,10 @@ struct World {
     /// The objects that the partner is connected to.
     partner_knows: u32,
     partner_connected: bool,
+    /// Whether this move has the process and its partner.
+    claimed: bool,
+    /// Whether anything was asked of them that changes them.
+    touched: bool,
 }
 
 /// What goes wrong with a step.
@@ -116,6 +120,8 @@ impl World {
             attached: false,
             partner_knows: 1,
             partner_connected: true,
+            claimed: false,
+            touched: false,
         }
     }
 
@@ -215,7 +221,16 @@ impl World {
     }
 
     fn carry_out(&mut self, moving: &Move, half: bool) -> Done {
+        if moving.step() != Step::Wait {
+            assert!(self.claimed, "another move may have the process");
+        }
         match moving.step() {
+            // Half: what was taken is given back.
+            Step::Wait if half => no("half"),
+            Step::Wait => {
+                self.claimed = true;
+                Ok(())
+            }
             Step::PreSetup => {
                 // Half: nobody hears that what was made is not wanted.
                 (self.held, self.prepared) = (true, true);
@@ -323,6 +338,10 @@ impl World {
             Ending::Moved { lost } => said(&self.destination, lost),
             Ending::Stayed { why, lost } => {
                 assert!(!why.is_empty());
+                assert!(
+                    lost.is_none() || self.touched,
+                    "nothing was touched, and {lost:?} is said to be lost"
+                );
                 said(&self.source, lost);
             }
             Ending::Gone { why } => {
@@ -349,6 +368,7 @@ fn local(step: Step) -> bool {
 }
 
 fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
+    world.touched |= moving.step() != Step::Wait;
     if matches!(fault, Fault::NotStored | Fault::NotStoredAndDies) {
         let goes_on = moving.unstored("it cannot be stored");
         if fault == Fault::NotStoredAndDies {
@@ -493,10 +513,11 @@ fn the_process_runs_at_one_place_and_what_is_said_of_it_is_true() {
 fn a_move_without_faults_takes_the_steps_in_order() {
     use Step::*;
     let all = [
-        PreSetup, Suspend, Drain, Release, Dump, Send, Restore, Recreate, Connect, Resume,
+        Wait, PreSetup, Suspend, Drain, Release, Dump, Send, Restore, Recreate, Connect, Resume,
     ];
+    let without: Vec<Step> = all.into_iter().filter(|step| *step != PreSetup).collect();
     for (mut moving, expected) in [
-        (Move::default(), &all[1..]),
+        (Move::default(), &without[..]),
         (Move::with_pre_setup(), &all[..]),
     ] {
         let (mut world, mut steps) = (World::new(), Vec::new());
@@ -513,6 +534,7 @@ fn a_move_without_faults_takes_the_steps_in_order() {
 fn a_move_goes_on_without_what_was_not_made_ahead() {
     for fault in [Fault::Refused, Fault::Lost, Fault::Unheard, Fault::Half] {
         let (mut world, mut moving) = (World::new(), Move::with_pre_setup());
+        try_step(&mut world, &mut moving, Fault::None);
         try_step(&mut world, &mut moving, fault);
         assert_eq!(moving.step(), Step::Suspend);
         while moving.step() != Step::End {
@@ -551,7 +573,7 @@ fn a_move_is_cancelled_until_the_destination_was_told_to_restore() {
 #[test]
 fn in_doubt_the_process_stays_in_its_image() {
     let mut moving = Move::default();
-    for _ in 0..5 {
+    for _ in 0..6 {
         moving.happened(Happened::Done);
     }
     assert_eq!(moving.step(), Step::Restore);

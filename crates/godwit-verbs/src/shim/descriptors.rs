@@ -22,11 +22,20 @@ pub(super) fn replace(number: c_int, source: c_int) -> io::Result<()> {
 
 /// Puts something behind `number` that never becomes readable.
 pub(super) fn silence(number: c_int) -> io::Result<()> {
+    replace_with_count(number, 0)
+}
+
+/// Puts something behind `number` that is readable.
+pub(super) fn signal(number: c_int) -> io::Result<()> {
+    replace_with_count(number, 1)
+}
+
+fn replace_with_count(number: c_int, count: u32) -> io::Result<()> {
     // SAFETY: takes no pointer.
-    let silent = checked(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) })?;
-    let replaced = replace(number, silent);
+    let made = checked(unsafe { libc::eventfd(count, libc::EFD_CLOEXEC) })?;
+    let replaced = replace(number, made);
     // SAFETY: the descriptor was made here and nobody else knows it.
-    unsafe { libc::close(silent) };
+    unsafe { libc::close(made) };
     replaced
 }
 

@@ -12,6 +12,7 @@ use std::sync::{Condvar, Mutex};
 
 use crate::abi::*;
 use crate::shim::data_path::gate::Gate;
+use crate::shim::moving::Place;
 use crate::shim::verbs::datagrams::Redirect;
 use crate::tables::{ObjectId, ReceiveQueue, RemoteKeys, SharedReceives};
 
@@ -77,11 +78,25 @@ pub(super) struct ShadowChannel {
     pub(super) changed: Condvar,
 }
 
+/// What poll(2) is told of a channel.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) enum Shows {
+    /// What the device's channel has.
+    #[default]
+    Device,
+    /// That there are events.
+    Events,
+    /// That there is none.
+    Nothing,
+}
+
 /// What an event channel holds while its device's channel does not.
 #[derive(Default)]
 pub(super) struct ChannelState {
     /// Whether there is no channel of the device behind it.
     pub(super) parked: bool,
+    /// What the number has behind it that the application may wait at.
+    pub(super) shows: Shows,
     /// Threads that wait in poll(2) with the device's channel in hand.
     pub(super) polling: u32,
     /// Queues (`*mut ShadowCq`) whose completions were drained while they were armed.
@@ -148,6 +163,8 @@ pub(super) struct ShadowQp {
     pub(super) marker_done: AtomicBool,
     /// The handle that a marker among datagrams is addressed with.
     pub(super) marker_route: AtomicPtr<ibv_ah>,
+    /// Where it has been, if it is for datagrams.
+    pub(super) places: Mutex<Vec<Place>>,
     pub(super) transitions: Mutex<Vec<Transition>>,
     pub(super) lane: Gate<QpLane>,
 }

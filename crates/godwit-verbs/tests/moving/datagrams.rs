@@ -216,3 +216,37 @@ fn datagrams_find_a_queue_pair_that_has_moved() {
     }
     assert!(with(|device| device.routes.is_empty()));
 }
+
+#[test]
+fn whoever_sends_datagrams_can_be_told_where_a_queue_pair_is() {
+    let application = Application::start();
+    let datagrams = Datagrams::start(&application);
+    assert_eq!(shim::redirects(), []);
+    let mut places = vec![(OWN, number_of(&datagrams))];
+    for host in [[7; 16], [8; 16], OWN] {
+        shim::suspend(None).unwrap();
+        complete_sends();
+        datagrams.wait().unwrap();
+        shim::release().unwrap();
+        // Another process has its number at the new place.
+        let taken = 40 + places.len() as u32;
+        with(|device| {
+            device.address = Some(host);
+            device.numbers.extend(1..taken);
+        });
+        datagrams.go_on_elsewhere();
+        let told = shim::redirects();
+        let physical = told[0].physical;
+        assert!(physical >= taken);
+        let from: Vec<_> = told.iter().map(|one| (one.remote.0, one.number)).collect();
+        assert_eq!(from, places);
+        let now = |one: &Redirect| (one.to.0, one.physical) == (host, physical);
+        assert!(told.iter().all(now), "{told:?}");
+        places.push((host, physical));
+    }
+}
+
+fn number_of(datagrams: &Datagrams) -> u32 {
+    // SAFETY: the pair lives.
+    unsafe { (*datagrams.pair).qp_num }
+}

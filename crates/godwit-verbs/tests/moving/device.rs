@@ -28,6 +28,8 @@ pub(crate) struct Device {
     pub(crate) changes: usize,
     /// Address handles, with where they lead.
     pub(crate) routes: BTreeMap<usize, [u8; 16]>,
+    /// The address of the host that the device is in; [`OWN`] at first.
+    pub(crate) address: Option<[u8; 16]>,
     /// Where datagrams went: addresses and numbers of queue pairs.
     pub(crate) addressed: Vec<([u8; 16], u32)>,
     /// The local keys of the last request's pieces.
@@ -248,9 +250,25 @@ unsafe extern "C" fn destroy_ah(handle: *mut ibv_ah) -> c_int {
 }
 /// The address of this host.
 pub(crate) const OWN: [u8; 16] = [9; 16];
-unsafe extern "C" fn query_gid(_: *mut ibv_context, _: u8, _: c_int, into: *mut ibv_gid) -> c_int {
-    (*into).raw = OWN;
-    0
+unsafe extern "C" fn query_gid(
+    _: *mut ibv_context,
+    _: u8,
+    place: c_int,
+    into: *mut ibv_gid,
+) -> c_int {
+    (*into).raw = with(|device| device.address.unwrap_or(OWN));
+    if place == 0 { 0 } else { libc::ENODATA }
+}
+unsafe extern "C" fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    let channel = zeroed::<ibv_comp_channel>();
+    (*channel).context = context;
+    // The device tells of nothing by itself.
+    (*channel).fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+    channel
+}
+unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
+    libc::close((*channel).fd);
+    free(channel)
 }
 unsafe extern "C" fn not_expected() {
     std::process::abort();
@@ -317,6 +335,8 @@ pub(crate) fn functions() -> Real {
     real.destroy_qp = destroy_qp;
     real.modify_qp = modify;
     real.query_qp = query;
+    real.create_comp_channel = create_channel;
+    real.destroy_comp_channel = destroy_channel;
     real.create_ah = create_ah;
     real.destroy_ah = destroy_ah;
     real.query_gid = query_gid;

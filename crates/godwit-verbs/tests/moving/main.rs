@@ -5,6 +5,7 @@
 mod ahead;
 mod datagrams;
 mod device;
+mod events;
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;

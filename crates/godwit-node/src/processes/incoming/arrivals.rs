@@ -363,7 +363,7 @@ async fn make_again(pid: u32) -> Result<Recreated, String> {
 pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -> Answer {
     if !matches!(
         request,
-        Request::Connect { .. } | Request::Resume { .. } | Request::Status
+        Request::Connect { .. } | Request::Resume { .. } | Request::Redirects | Request::Status
     ) {
         return Answer::Refused("this is not asked of a process that came".to_owned());
     }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use godwit_verbs::control::Request;
+use godwit_verbs::mover::Claims;
 use serde::{Deserialize, Serialize};
 
 use crate::node::Node;
@@ -29,6 +30,9 @@ struct Stored {
     /// The node of the mover.
     peer: String,
     pid: u32,
+    /// The process that moves, at that node.
+    #[serde(default)]
+    moving: u32,
     /// Its queue pairs that are held.
     numbers: Vec<u32>,
     /// Whether it was asked to make queue pairs that will take the place of those.
@@ -36,50 +40,135 @@ struct Stored {
     prepared: bool,
 }
 
-/// The partners that are held.
+/// Why a process is not held for a move.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NotHeld {
+    /// It is another move's for now: which.
+    Waits(String),
+    /// It cannot be.
+    Failed(String),
+}
+
+/// A process that moves, as whoever waits for it is told.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mover<'a> {
+    /// The move.
+    pub(crate) id: &'a str,
+    /// Its node.
+    pub(crate) peer: &'a str,
+    /// Its number there.
+    pub(crate) pid: u32,
+}
+
+/// The partners that are held, and which moves have which processes of this host.
 #[derive(Debug, Default)]
 pub(crate) struct HeldPartners {
-    held: Mutex<BTreeMap<(String, u32), (Stored, Instant)>>,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    held: BTreeMap<(String, u32), (Stored, Instant)>,
+    claims: Claims,
+}
+
+impl Table {
+    fn hold(&mut self, stored: Stored, until: Instant) {
+        let key = (stored.id.clone(), stored.pid);
+        self.held.insert(key, (stored, until));
+    }
+
+    /// The move that holds the process as a partner, in words.
+    fn holder(&self, pid: u32) -> Option<String> {
+        let id = self.claims.holder(pid)?;
+        let (stored, _) = self.held.get(&(id.to_owned(), pid))?;
+        Some(in_words(stored.moving, &stored.peer))
+    }
+}
+
+fn in_words(pid: u32, node: &str) -> String {
+    format!("the move of process {pid} of node '{node}'")
 }
 
 impl HeldPartners {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<(String, u32), (Stored, Instant)>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the process is held, before it is; `prepared`: and is asked to make queue pairs ahead.
+    /// Notes that the process is held, before it is.
     ///
     /// # Errors
-    /// One sentence: too many are, or it cannot be stored.
+    /// It is moved itself, or cannot be held: too many are, or it cannot be stored.
     pub(crate) fn hold(
         &self,
         node: &Node,
-        id: &str,
-        peer: &str,
+        mover: Mover<'_>,
         pid: u32,
         numbers: &[u32],
-        prepared: bool,
-    ) -> Result<(), String> {
-        let mut held = self.lock();
-        if held.len() >= MAX_HELD {
-            return Err(format!("{MAX_HELD} processes are held for others already"));
+    ) -> Result<(), NotHeld> {
+        let mut table = self.lock();
+        if table.held.len() >= MAX_HELD {
+            let text = format!("{MAX_HELD} processes are held for others already");
+            return Err(NotHeld::Failed(text));
         }
+        let waits = |_| NotHeld::Waits(in_words(pid, &node.config.name));
+        table.claims.to_hold(pid, mover.id).map_err(waits)?;
         let stored = Stored {
-            id: id.to_owned(),
-            peer: peer.to_owned(),
+            id: mover.id.to_owned(),
+            peer: mover.peer.to_owned(),
             pid,
+            moving: mover.pid,
             numbers: numbers.to_vec(),
-            prepared,
+            prepared: false,
         };
-        crate::processes::files_of_ours::write(&path(node, id, pid), &stored)?;
-        held.insert((id.to_owned(), pid), (stored, Instant::now() + LONGEST));
+        let path = path(node, mover.id, pid);
+        if let Err(error) = crate::processes::files_of_ours::write(&path, &stored) {
+            table.claims.give_back(pid, mover.id);
+            return Err(NotHeld::Failed(error));
+        }
+        table.hold(stored, Instant::now() + LONGEST);
         Ok(())
+    }
+
+    /// Notes that a process that is held is asked to make queue pairs ahead, before it is.
+    ///
+    /// # Errors
+    /// One sentence: it cannot be stored.
+    pub(crate) fn prepares(&self, node: &Node, id: &str, pid: u32) -> Result<(), String> {
+        let mut table = self.lock();
+        let Some((stored, _)) = table.held.get_mut(&(id.to_owned(), pid)) else {
+            return Err(format!("process {pid} is not held"));
+        };
+        stored.prepared = true;
+        crate::processes::files_of_ours::write(&path(node, id, pid), stored)
+    }
+
+    /// Has the process of this host for a move of its own.
+    ///
+    /// # Errors
+    /// Which move has it, in words.
+    pub(crate) fn take_to_move(&self, node: &Node, id: &str, pid: u32) -> Result<(), String> {
+        let mut table = self.lock();
+        let taken = table.claims.to_move(pid, id);
+        taken.map_err(|_| {
+            let other = table.holder(pid);
+            other.unwrap_or_else(|| in_words(pid, &node.config.name))
+        })
+    }
+
+    /// The move of the process has ended, or waits.
+    pub(crate) fn give_back_moved(&self, id: &str, pid: u32) {
+        let mut table = self.lock();
+        // What is held as a partner is let go otherwise.
+        if !table.held.contains_key(&(id.to_owned(), pid)) {
+            table.claims.give_back(pid, id);
+        }
     }
 
     /// The queue pairs of the process that are held for this move of this node's; it is heard of, so it is held on.
     pub(crate) fn of(&self, id: &str, peer: &str, pid: u32) -> Option<Vec<u32>> {
-        let mut held = self.lock();
-        let (stored, until) = held.get_mut(&(id.to_owned(), pid))?;
+        let mut table = self.lock();
+        let (stored, until) = table.held.get_mut(&(id.to_owned(), pid))?;
         if stored.peer != peer {
             return None;
         }
@@ -87,15 +176,20 @@ impl HeldPartners {
         Some(stored.numbers.clone())
     }
 
-    /// Whether the process is held for any move.
-    pub(crate) fn holds(&self, pid: u32) -> bool {
-        self.lock().keys().any(|(_, held)| *held == pid)
+    /// A move that holds the process as a partner, in words.
+    pub(crate) fn holder(&self, pid: u32) -> Option<String> {
+        self.lock().holder(pid)
     }
 
     /// The process is held no more. What it made ahead goes as well, while it works.
     pub(crate) fn let_go(&self, node: &Node, id: &str, pid: u32) {
-        let Some((removed, _)) = self.lock().remove(&(id.to_owned(), pid)) else {
-            return;
+        let removed = {
+            let mut table = self.lock();
+            let Some((removed, _)) = table.held.remove(&(id.to_owned(), pid)) else {
+                return;
+            };
+            table.claims.give_back(pid, id);
+            removed
         };
         if let Err(error) = std::fs::remove_file(path(node, id, pid)) {
             tracing::warn!(pid, %error, "cannot forget a process that is held no more");
@@ -108,7 +202,7 @@ impl HeldPartners {
     /// A connection about the move has ended.
     pub(crate) fn left_alone(&self, id: &str, peer: &str) {
         let soon = Instant::now() + PATIENCE;
-        for (stored, until) in self.lock().values_mut() {
+        for (stored, until) in self.lock().held.values_mut() {
             if stored.id == id && stored.peer == peer {
                 *until = (*until).min(soon);
             }
@@ -116,8 +210,8 @@ impl HeldPartners {
     }
 
     fn late(&self, now: Instant) -> Vec<Stored> {
-        let held = self.lock();
-        let late = held.values().filter(|(_, until)| *until <= now);
+        let table = self.lock();
+        let late = table.held.values().filter(|(_, until)| *until <= now);
         late.map(|(stored, _)| stored.clone()).collect()
     }
 }
@@ -181,8 +275,10 @@ pub(crate) fn recover(node: &Node) {
         if entry.file_name().to_string_lossy().starts_with("held-")
             && let Ok(Some(stored)) = crate::processes::files_of_ours::read::<Stored>(&entry.path())
         {
-            let key = (stored.id.clone(), stored.pid);
-            node.processes.held.lock().insert(key, (stored, until));
+            let mut table = node.processes.held.lock();
+            // Whoever holds a process does not move it, so nobody has a claim that is in the way.
+            let _held = table.claims.to_hold(stored.pid, &stored.id);
+            table.hold(stored, until);
         }
     }
 }

@@ -8,16 +8,17 @@ use godwit_verbs::control::{Request, Status, processes};
 use godwit_verbs::mover::ends_of;
 use godwit_verbs::offer;
 use godwit_verbs::preflight::Offer;
-use godwit_verbs::shim::{Connection, Plan, QueuePairState};
+use godwit_verbs::shim::{Connection, Plan, QueuePairState, Redirect};
 
 use super::arrivals;
 use super::holder::Holder;
+use super::partners::{Mover, NotHeld};
 use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
 use crate::processes::host::files;
 use crate::processes::messages::{self, Answer, Ask, FoundProcess};
-use crate::processes::{NotDone, check_enabled, hear, statuses};
+use crate::processes::{NotDone, ask_all, check_enabled, hear, statuses};
 
 /// How long a connection may be silent: a dump or a transfer may take as long.
 const IDLE: Duration = Duration::from_secs(900);
@@ -69,6 +70,7 @@ impl Session {
                     Err(error) => Answer::Refused(error),
                 }
             }
+            Ask::Claim { pid, moving } => self.claim(node, pid, moving),
             Ask::Partner { pid, request } => self.partner(node, pid, request).await,
             Ask::Hold { pid, plan } => self.hold(pid, plan).await,
             Ask::ConnectHeld { connections } => self.connect_held(connections).await,
@@ -83,6 +85,7 @@ impl Session {
                 let holder = self.holder.take();
                 arrivals::recreate(node, id, peer, holder).await
             }
+            Ask::Redirect { redirects } => redirect(redirects).await,
             Ask::Moved { request } => arrivals::moved(node, id, peer, request).await,
             Ask::Over => {
                 arrivals::over(node, id, peer).await;
@@ -137,39 +140,51 @@ impl Session {
         connected.map_or_else(Answer::Refused, Answer::Library)
     }
 
+    /// Has a process that was found on this connection for this move. What the process does is not changed.
+    fn claim(&self, node: &Node, pid: u32, moving: u32) -> Answer {
+        let held = &node.processes.held;
+        if held.of(&self.id, &self.peer, pid).is_some() {
+            return Answer::Done;
+        }
+        let Some(numbers) = self.found.get(&pid) else {
+            return Answer::Refused(format!("process {pid} is no partner"));
+        };
+        match held.hold(node, self.mover(moving), pid, numbers) {
+            Ok(()) => Answer::Done,
+            Err(NotHeld::Waits(who)) => Answer::Waits(who),
+            Err(NotHeld::Failed(why)) => Answer::Refused(why),
+        }
+    }
+
+    fn mover(&self, pid: u32) -> Mover<'_> {
+        Mover {
+            id: &self.id,
+            peer: &self.peer,
+            pid,
+        }
+    }
+
     async fn partner(&self, node: &Node, pid: u32, request: Request) -> Answer {
         let (id, peer, held) = (&self.id, &self.peer, &node.processes.held);
-        let known = held.of(id, peer, pid);
-        let fresh = || self.found.get(&pid).cloned();
         let suspends = matches!(request, Request::Suspend { .. });
         let prepares = matches!(request, Request::Prepare { .. });
-        let begins = suspends || prepares;
-        let numbers = match (&known, begins) {
-            (Some(numbers), _) => numbers.clone(),
-            (None, true) => match fresh() {
-                Some(numbers) => numbers,
-                None => return Answer::Refused(format!("process {pid} is no partner")),
-            },
+        let numbers = match held.of(id, peer, pid) {
+            Some(numbers) => numbers,
             // It was let go, or never held: it works already.
-            (None, false) if matches!(request, Request::Resume { .. }) => {
+            None if matches!(request, Request::Resume { .. }) => {
                 return Answer::Library(godwit_verbs::control::Answer::Done);
             }
-            (None, false) => {
+            None => {
                 return Answer::Refused(format!(
-                    "process {pid} is not held for this move any more: it was not heard of for too long"
+                    "process {pid} is not held for this move: it was not claimed, or not heard of for too long"
                 ));
             }
         };
         if let Some(why) = beyond(&request, &numbers) {
             return Answer::Refused(format!("process {pid}: {why}"));
         }
-        if begins && known.is_none() {
-            if node.processes.moves.moves(pid) {
-                return Answer::Refused(format!("process {pid} is being moved itself"));
-            }
-            if let Err(error) = held.hold(node, id, peer, pid, &numbers, prepares) {
-                return Answer::Refused(error);
-            }
+        if prepares && let Err(error) = held.prepares(node, id, pid) {
+            return Answer::Refused(error);
         }
         failpoint::reach(format!("process-partner-{}", name(&request))).await;
         let resumes = matches!(request, Request::Resume { .. });
@@ -177,7 +192,7 @@ impl Session {
         let works = match &answer {
             Ok(_) => resumes,
             // Who was not suspended is not held. One that says no may be held for another, and goes on by nobody's word.
-            Err(NotDone::Refused(_)) => begins && known.is_none(),
+            Err(NotDone::Refused(_)) => suspends,
             Err(NotDone::Silent(_)) if suspends => {
                 // It may have heard what it did not answer. If it does not hear this, it is told again when it is late.
                 let only = Some(numbers.clone());
@@ -187,7 +202,7 @@ impl Session {
                 )
             }
             // What it may have made all the same is destroyed as it is let go.
-            Err(NotDone::Silent(_)) => prepares && known.is_none(),
+            Err(NotDone::Silent(_)) => false,
         };
         if works {
             held.let_go(node, id, pid);
@@ -200,6 +215,18 @@ impl Session {
             Err(error) => Answer::Refused(error.into_text()),
         }
     }
+}
+
+/// Tells all processes of this host: who sends to a queue pair for datagrams is known to nobody.
+async fn redirect(redirects: Vec<Redirect>) -> Answer {
+    let pids = match blocking(processes).await {
+        Ok(Ok(pids)) => pids,
+        Ok(Err(error)) => return Answer::Refused(format!("cannot list sockets: {error}")),
+        Err(error) => return Answer::Refused(error.message),
+    };
+    let answers = ask_all(pids, Request::Redirect { redirects }).await;
+    let mut failed = answers.into_iter().filter_map(|(_, answer)| answer.err());
+    failed.next().map_or(Answer::Done, Answer::Refused)
 }
 
 /// What a partner is asked for, in the names of fail points.
@@ -245,6 +272,7 @@ fn beyond(request: &Request, numbers: &[u32]) -> Option<String> {
         | Request::Release
         | Request::Recreate { .. }
         | Request::Plan
+        | Request::Redirects
         | Request::Hold { .. }
         | Request::ConnectHeld { .. }
         | Request::HandOver

@@ -1,7 +1,5 @@
 //! Pre-setup: what the process will need is made at its destination and at its partners while it works.
 
-use std::collections::BTreeSet;
-
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 use godwit_verbs::mover::{ahead_at_holder, ahead_at_partner};
 
@@ -20,9 +18,6 @@ impl Running {
                 let why = trouble.clone().into_text();
                 self.warn(format!("nothing was made ahead of the process: {why}"));
                 self.give_up_ahead().await;
-                if matches!(trouble, Trouble::Silent(_)) {
-                    self.find_again().await;
-                }
             }
         }
         made
@@ -62,21 +57,6 @@ impl Running {
             let only = Some(party.numbers());
             let request = Request::Abandon { only };
             let _unheard = self.reach.partner(name, party.pid, request).await;
-        }
-    }
-
-    /// A node knows who its partners are as long as a connection lasts, and one has ended.
-    async fn find_again(&mut self) {
-        let Ok(LibraryAnswer::Status(status)) = self.own(Request::Status).await else {
-            return;
-        };
-        let ours = status.queue_pairs;
-        let partners = self.plan.partners.iter();
-        let names: BTreeSet<String> = partners.map(|(name, _)| name.clone()).collect();
-        for name in names {
-            // Who does not answer says so when the partner is to be suspended.
-            let asked = Ask::Find { ours: ours.clone() };
-            let _unheard = self.reach.ask(&name, asked, ANSWER).await;
         }
     }
 

@@ -2,10 +2,12 @@
 //! is begun.
 
 mod ahead;
+mod datagrams;
 mod preflight;
 mod reach;
 mod steps;
 pub(crate) mod table;
+mod waiting;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use godwit_verbs::mover::{Ending, Happened, Move, Party, Step};
 use godwit_verbs::shim::{QueuePairState, Recreated};
 use serde::{Deserialize, Serialize};
 
+use self::preflight::Clear;
 use self::reach::{ANSWER, Reach};
 use super::messages::Ask;
 use super::{check_enabled, files_of_ours, folder, view};
@@ -50,6 +53,9 @@ struct Outgoing {
     files: Vec<String>,
     partners: Vec<(String, Party)>,
     queue_pairs: usize,
+    /// Whether any of them is for datagrams.
+    #[serde(default)]
+    datagrams: bool,
     layout: String,
     started_at: String,
     moving: Move,
@@ -74,6 +80,8 @@ struct Running {
     cancelled: Arc<AtomicBool>,
     /// What both sides had sent when they were suspended: the process's queue pairs, and each partner's.
     suspended: Option<(Vec<QueuePairState>, Vec<Vec<QueuePairState>>)>,
+    /// Whether what stands in the way was looked at, and who the partners are, since the move last waited.
+    looked: bool,
     /// When the first was told to keep requests back.
     stopped: Option<Instant>,
 }
@@ -131,27 +139,39 @@ pub(crate) async fn migrate(
             })?)
         }
     };
-    if node.processes.held.holds(pid) {
-        let text =
-            format!("process {pid} is held: a process that it is connected to is being moved");
-        return Err(
-            ErrorBody::new(ErrorCode::Conflict, text).hint("try again when that move has ended")
-        );
-    }
     let id = new_id()?;
     let mut reach = Reach::new(Arc::clone(node), id);
-    let found = preflight::look(node, &mut reach, pid, &to, address.as_ref(), &files).await;
-    let (Some(status), Some(layout), true) = (found.status, found.layout, found.reasons.is_empty())
-    else {
-        let reasons = found.reasons;
-        let text = format!(
-            "process {pid} cannot move to node '{to}':\n  {}",
-            reasons.join("\n  ")
-        );
-        return Err(ErrorBody::new(ErrorCode::Conflict, text));
+    let held = || node.processes.held.holder(pid).is_some();
+    let mut found = None;
+    // A partner that is just being moved would not be found; that move has an end, and this one waits for it.
+    if !held() {
+        let looked = preflight::look(node, &mut reach, pid, &to, address.as_ref(), &files).await;
+        match looked.clear(pid, &to) {
+            Ok(clear) => found = Some(clear),
+            Err(_) if held() => {}
+            Err(text) => return Err(ErrorBody::new(ErrorCode::Conflict, text)),
+        }
+    }
+    let looked = found.is_some();
+    let Clear {
+        queue_pairs,
+        datagrams,
+        partners,
+        layout,
+    } = match found {
+        Some(clear) => clear,
+        None => Clear {
+            queue_pairs: 0,
+            datagrams: false,
+            partners: Vec::new(),
+            layout: criu::layout(pid).ok().flatten().ok_or_else(|| {
+                let text = format!("process {pid} does not run");
+                ErrorBody::new(ErrorCode::Conflict, text)
+            })?,
+        },
     };
     // Nodes take few of these connections at once.
-    reach.keep(|name| name == to || found.partners.iter().any(|(partner, _)| partner == name));
+    reach.keep(|name| name == to || partners.iter().any(|(partner, _)| partner == name));
     let plan = Outgoing {
         id: id.to_string(),
         pid,
@@ -159,8 +179,9 @@ pub(crate) async fn migrate(
         to,
         address,
         files,
-        partners: found.partners,
-        queue_pairs: status.queue_pairs.len(),
+        partners,
+        queue_pairs,
+        datagrams,
         layout,
         started_at: clock::now_text(),
         moving: if pre_setup {
@@ -179,10 +200,15 @@ pub(crate) async fn migrate(
             format!("cannot make a folder for the image: {error}"),
         )
     })?;
-    begin(node, reach, plan)
+    begin(node, reach, plan, looked)
 }
 
-fn begin(node: &Arc<Node>, reach: Reach, plan: Outgoing) -> Result<ProcessMigration, ErrorBody> {
+fn begin(
+    node: &Arc<Node>,
+    reach: Reach,
+    plan: Outgoing,
+    looked: bool,
+) -> Result<ProcessMigration, ErrorBody> {
     let shown = shown(node, &plan);
     let cancelled = node.processes.moves.begin(shown.clone())?;
     let running = Running {
@@ -191,6 +217,7 @@ fn begin(node: &Arc<Node>, reach: Reach, plan: Outgoing) -> Result<ProcessMigrat
         plan,
         cancelled,
         suspended: None,
+        looked,
         stopped: None,
     };
     tokio::spawn(running.run());
@@ -198,11 +225,6 @@ fn begin(node: &Arc<Node>, reach: Reach, plan: Outgoing) -> Result<ProcessMigrat
 }
 
 fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
-    let partner = |(name, party): &(String, Party)| ProcessPartner {
-        node: name.clone(),
-        pid: party.pid,
-        connections: party.links.len(),
-    };
     ProcessMigration {
         id: plan.id.clone(),
         pid: plan.pid,
@@ -210,7 +232,8 @@ fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
         from: node.config.name.clone(),
         to: plan.to.clone(),
         phase: phase(plan.moving.step()),
-        partners: plan.partners.iter().map(partner).collect(),
+        waits_for: None,
+        partners: shown_partners(&plan.partners),
         queue_pairs: plan.queue_pairs,
         image_bytes: 0,
         started_at: plan.started_at.clone(),
@@ -224,8 +247,18 @@ fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
     }
 }
 
+fn shown_partners(partners: &[(String, Party)]) -> Vec<ProcessPartner> {
+    let partner = |(name, party): &(String, Party)| ProcessPartner {
+        node: name.clone(),
+        pid: party.pid,
+        connections: party.links.len(),
+    };
+    partners.iter().map(partner).collect()
+}
+
 fn phase(step: Step) -> Phase {
     match step {
+        Step::Wait => Phase::Waiting,
         Step::PreSetup => Phase::PreSetup,
         Step::Suspend | Step::Drain => Phase::Stopping,
         Step::Release | Step::Dump => Phase::Dumping,
@@ -408,13 +441,17 @@ impl Running {
             .stopped
             .map(|stopped| stopped.elapsed().as_secs_f64() * 1e3);
         let moves = &self.node.processes.moves;
-        moves.change(id, |view| view.blackout_ms = blackout);
+        moves.change(id, |view| {
+            view.blackout_ms = blackout;
+            view.waits_for = None;
+        });
         match &error {
             None => tracing::info!(id, pid, to, "the process runs at the other node"),
             Some(error) => {
                 tracing::warn!(id, pid, error = error.message, "a move of a process failed")
             }
         }
+        self.node.processes.held.give_back_moved(id, pid);
         moves.end(id, error);
     }
 }
@@ -459,6 +496,13 @@ pub(crate) fn recover(node: &Arc<Node>) {
             );
             continue;
         }
+        if let Err(other) = node.processes.held.take_to_move(node, &name, plan.pid) {
+            tracing::error!(
+                id = name,
+                other,
+                "a move that is taken up has lost its process to another"
+            );
+        }
         let node = Arc::clone(node);
         tokio::spawn(async move {
             while !criu::wait_for_others(&folder(&node, &plan.id)).await {
@@ -475,7 +519,7 @@ pub(crate) fn recover(node: &Arc<Node>) {
             }
             plan.moving.recover(lives);
             let reach = Reach::new(Arc::clone(&node), id);
-            if let Err(error) = begin(&node, reach, plan) {
+            if let Err(error) = begin(&node, reach, plan, false) {
                 tracing::error!(id = name, error = error.message, "a move was not taken up");
             }
         });

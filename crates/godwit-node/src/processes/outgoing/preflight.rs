@@ -25,6 +25,41 @@ pub(crate) struct Found {
     pub(crate) reasons: Vec<String>,
 }
 
+/// What a move needs to know of a process that nothing keeps from moving.
+#[derive(Debug)]
+pub(crate) struct Clear {
+    pub(crate) queue_pairs: usize,
+    /// Whether any of them is for datagrams.
+    pub(crate) datagrams: bool,
+    /// Each with the node of its host.
+    pub(crate) partners: Vec<(String, Party)>,
+    pub(crate) layout: String,
+}
+
+impl Found {
+    /// What the move needs, if nothing stands in its way.
+    ///
+    /// # Errors
+    /// All that does, in one text.
+    pub(crate) fn clear(self, pid: u32, to: &str) -> Result<Clear, String> {
+        match (self.status, self.layout, self.reasons.is_empty()) {
+            (Some(status), Some(layout), true) => Ok(Clear {
+                queue_pairs: status.queue_pairs.len(),
+                datagrams: status
+                    .queue_pairs
+                    .iter()
+                    .any(|pair| !pair.reliable_connection),
+                partners: self.partners,
+                layout,
+            }),
+            _ => Err(format!(
+                "process {pid} cannot move to node '{to}':\n  {}",
+                self.reasons.join("\n  ")
+            )),
+        }
+    }
+}
+
 /// Asks the process, the destination, and every node for partners.
 pub(crate) async fn look(
     node: &Node,

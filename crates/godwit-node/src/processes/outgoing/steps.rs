@@ -38,7 +38,7 @@ fn milliseconds(since: Instant) -> f64 {
 
 /// Where a step connects the process to its partners.
 #[derive(Clone, Copy, PartialEq)]
-enum Where {
+pub(super) enum Where {
     Here,
     There,
 }
@@ -47,6 +47,7 @@ impl Running {
     pub(super) async fn carry_out(&mut self, step: Step) -> Happened {
         let began = Instant::now();
         let done = match step {
+            Step::Wait => self.wait_for_turn().await,
             Step::PreSetup => self.pre_set_up().await,
             Step::Suspend => {
                 self.stopped = Some(began);
@@ -68,6 +69,11 @@ impl Running {
             Step::ResumePartners => self.resume_partners().await,
             Step::End => Ok(()),
         };
+        match step {
+            Step::Resume => self.tell_senders(Where::There).await,
+            Step::ResumeHere => self.tell_senders(Where::Here).await,
+            _ => {}
+        }
         let took = milliseconds(began);
         self.shows(|view| {
             let parts = &mut view.breakdown_ms;

@@ -67,11 +67,6 @@ impl ProcessMigrations {
         Ok(cancelled)
     }
 
-    /// Whether the process is being moved away from here.
-    pub(crate) fn moves(&self, pid: u32) -> bool {
-        moved(&self.lock(), pid)
-    }
-
     /// Changes what is shown of a move that has not ended.
     pub(crate) fn change(&self, id: &str, change: impl FnOnce(&mut ProcessMigration)) {
         let mut table = self.lock();

@@ -16,6 +16,8 @@ pub(crate) struct Variant {
     options: &'static str,
     /// Whether a move that fails at the destination comes first.
     fails_first: bool,
+    /// Whether both move at once; in turns otherwise.
+    both: bool,
 }
 
 pub(crate) const VARIANTS: &[Variant] = &[
@@ -23,11 +25,19 @@ pub(crate) const VARIANTS: &[Variant] = &[
         name: "checked: receive queues",
         options: "--events",
         fails_first: true,
+        both: false,
     },
     Variant {
         name: "checked: shared receive queue",
         options: "--events --shared-receives",
         fails_first: false,
+        both: false,
+    },
+    Variant {
+        name: "checked: both ends at once",
+        options: "--events",
+        fails_first: false,
+        both: true,
     },
 ];
 
@@ -88,7 +98,17 @@ fn run(
         fail_once(bed, &first, pre_setup)?;
     }
     let mut blackouts = Vec::new();
-    for number in 0..moves {
+    if variant.both {
+        for round in 1..=moves.div_ceil(2) {
+            std::thread::sleep(WORK);
+            blackouts.extend(
+                both(bed, &mut first, &mut second, pre_setup)
+                    .map_err(|error| io::Error::other(format!("round {round}: {error}")))?,
+            );
+            checked.moves += 2;
+        }
+    }
+    for number in 0..if variant.both { 0 } else { moves } {
         std::thread::sleep(WORK);
         let (moving, staying) = if number % 2 == 0 {
             (&mut first, &second)
@@ -116,6 +136,34 @@ fn run(
         checked.said.push(checked_end(one.place(bed), one.log)?);
     }
     Ok(())
+}
+
+/// Both are asked to move at once, one to the guest that has none and the other to where the first one was. Gives how
+/// long each stood still.
+fn both(bed: &Bed, first: &mut Mover, second: &mut Mover, pre_setup: bool) -> io::Result<[f64; 2]> {
+    let free = 6 - first.guest - second.guest;
+    let moves = [(&*first, free), (&*second, first.guest)];
+    let moved = std::thread::scope(|scope| {
+        let begun = moves.map(|(moving, to)| {
+            scope.spawn(move || {
+                let from = moving.place(bed);
+                move_process(from, bed.guest(to), moving.alias, moving.log, pre_setup)
+            })
+        });
+        begun.map(|one| {
+            one.join()
+                .unwrap_or_else(|_| Err(io::Error::other("whoever moved it panicked")))
+        })
+    });
+    let told = moved.each_ref().map(|one| match one {
+        Ok(_) => "moved".to_owned(),
+        Err(error) => error.to_string(),
+    });
+    let [Ok(one), Ok(other)] = moved else {
+        return Err(io::Error::other(told.join("; ")));
+    };
+    second.guest = std::mem::replace(&mut first.guest, free);
+    Ok([one.blackout_ms, other.blackout_ms])
 }
 
 /// A move to guest 2, where CRIU seems to work and restores nothing, because another process takes the number just

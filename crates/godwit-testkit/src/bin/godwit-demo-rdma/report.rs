@@ -31,7 +31,7 @@ pub(crate) struct Refusal {
 #[derive(Serialize)]
 pub(crate) struct Checked {
     pub(crate) variant: &'static str,
-    /// Moves that were done. Every second one is of the partner.
+    /// Moves that were done. Every second one is of the partner, after the other one or at once with it.
     pub(crate) moves: usize,
     /// Of all packets that the side that stays sends while the other one moves, in percent.
     pub(crate) loss_percent: f64,

@@ -4,7 +4,7 @@ use super::{Connection, check, chosen};
 use crate::abi::*;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::{state, wake};
+use crate::shim::verbs::completions::{show, state, wake};
 use crate::shim::world::{Phase, announce_running, world};
 use crate::tables::RemoteKeys;
 use std::ffi::c_int;
@@ -203,7 +203,15 @@ pub fn resume(only: Option<&[u32]>) -> Result<(), String> {
             }
         }
         for channel in world.channels() {
-            state(&*channel).parked = false;
+            let mut waiting = state(&*channel);
+            waiting.parked = false;
+            let device_channel = (*channel).real.load(Ordering::Acquire);
+            if !device_channel.is_null()
+                && let Err(error) = show(&*channel, &mut waiting, Some((*device_channel).fd))
+            {
+                refused.push(format!("the descriptor for events of completions: {error}"));
+            }
+            drop(waiting);
             wake(&*channel);
         }
     }

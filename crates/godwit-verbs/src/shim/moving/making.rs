@@ -7,7 +7,7 @@ use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::presetup::{Answer, HandedOver, plan_of, repeat};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::make_cq;
+use crate::shim::verbs::completions::{make_cq, show, state};
 use crate::shim::verbs::contexts::register;
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::{add_route, make_pair};
@@ -215,7 +215,7 @@ unsafe fn make_again(
         // It was not given back, or an earlier attempt has made it.
         if let Object::Channel(channel) = object {
             let device_channel = (*channel).real.load(Ordering::Acquire);
-            descriptors::replace((*channel).face.fd, (*device_channel).fd)
+            show_anew(&*channel, device_channel)
                 .map_err(|error| format!("the descriptor for events of completions: {error}"))?;
         }
         return Ok(());
@@ -280,7 +280,7 @@ unsafe fn make_again(
                 // It is the channel's own now, which closes it.
                 let _given = file.into_raw_fd();
             }
-            if let Err(error) = descriptors::replace((*channel).face.fd, (*again).fd) {
+            if let Err(error) = show_anew(&*channel, again) {
                 (real().destroy_comp_channel)(again);
                 return Err(format!("the descriptor for events of completions: {error}"));
             }
@@ -339,6 +339,13 @@ unsafe fn make_again(
         }
     }
     Ok(())
+}
+
+/// Puts the device's channel behind the number that the application knows, unless there are events that it does not have.
+unsafe fn show_anew(channel: &ShadowChannel, device: *mut ibv_comp_channel) -> io::Result<()> {
+    let mut waiting = state(channel);
+    waiting.shows = Shows::Nothing;
+    show(channel, &mut waiting, Some((*device).fd))
 }
 
 fn behind_context(context: &ShadowContext) -> *mut ibv_context {

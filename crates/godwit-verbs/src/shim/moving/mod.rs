@@ -3,6 +3,7 @@
 
 mod connecting;
 mod making;
+mod places;
 mod preparing;
 mod stopping;
 
@@ -10,6 +11,8 @@ pub(super) use connecting::walk;
 pub use connecting::{connect, resume};
 pub(super) use making::open_by_name;
 pub use making::{Attached, attach, recreate};
+pub(super) use places::Place;
+pub use places::redirects;
 pub use preparing::{PreparedPair, abandon, prepare, switch, tidy};
 pub(super) use preparing::{abandon_one, tidy_one};
 pub use stopping::{drain, release, suspend};

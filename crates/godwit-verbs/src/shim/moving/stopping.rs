@@ -1,5 +1,6 @@
 //! Wait-before-stop, and giving the device's objects back.
 
+use super::places;
 use super::preparing::{abandon_one, tidy_one};
 use super::{ENDED_INSIDE, QueuePairState, check, chosen, describe, missing, obstacles_of, resume};
 use crate::abi::*;
@@ -7,7 +8,7 @@ use crate::shim::data_path::gate::a_thread_ended_inside;
 use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::{acknowledge, state, take_event, wake};
+use crate::shim::verbs::completions::{acknowledge, show, state, take_event, wake};
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::remove_route;
 use crate::shim::world::{Object, Phase, world};
@@ -209,6 +210,8 @@ pub fn release() -> Result<(), String> {
                 pair.face.qp_num
             ));
         }
+        // SAFETY: as above.
+        unsafe { places::note(pair) };
     }
     let objects: Vec<Object> = world
         .roadmap
@@ -251,7 +254,7 @@ unsafe fn park(channel: &ShadowChannel) -> Result<(), String> {
         waiting.events.push_back(queue as usize);
         told.push(queue);
     }
-    let silenced = descriptors::silence(channel.face.fd);
+    let silenced = show(channel, &mut waiting, None);
     // A thread that drains a queue holds the queue and waits for the channel, so the channel is let go.
     drop(waiting);
     for queue in told {

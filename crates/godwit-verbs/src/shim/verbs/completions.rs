@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
+use std::io;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -201,7 +202,10 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
     let result = (real().destroy_cq)(device_queue);
     if result == 0 {
         if let Some(events) = objects::channel(shadow.face.channel) {
-            state(events).events.retain(|event| *event != cq as usize);
+            let mut state = state(events);
+            state.events.retain(|event| *event != cq as usize);
+            let device = device_descriptor(events, &state);
+            let _unseen = show(events, &mut state, device);
         }
         world.remove(shadow.id);
         drop(Box::from_raw(cq.cast::<ShadowCq>()));
@@ -221,9 +225,44 @@ pub(in crate::shim) fn wake(channel: &ShadowChannel) {
     channel.changed.notify_all();
 }
 
+/// Has poll(2) be told of events that the device's channel does not have, or else of those of `device`, or of none. What
+/// waits already is not told.
+pub(in crate::shim) fn show(
+    channel: &ShadowChannel,
+    state: &mut ChannelState,
+    device: Option<c_int>,
+) -> io::Result<()> {
+    let (shows, number) = (&mut state.shows, channel.face.fd);
+    let wanted = match device {
+        _ if !state.events.is_empty() => Shows::Events,
+        Some(_) => Shows::Device,
+        None => Shows::Nothing,
+    };
+    if *shows != wanted {
+        match (wanted, device) {
+            (Shows::Events, _) => descriptors::signal(number)?,
+            (_, Some(device)) => descriptors::replace(number, device)?,
+            (_, None) => descriptors::silence(number)?,
+        }
+        *shows = wanted;
+    }
+    Ok(())
+}
+
+/// The descriptor of the device's channel, if there is one behind this.
+unsafe fn device_descriptor(channel: &ShadowChannel, state: &ChannelState) -> Option<c_int> {
+    let device_channel = channel.real.load(Ordering::Acquire);
+    (!state.parked && !device_channel.is_null()).then(|| (*device_channel).fd)
+}
+
 /// Tells of a completion that was drained for the application.
-pub(in crate::shim) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
-    state(channel).events.push_back(cq as usize);
+pub(in crate::shim) unsafe fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
+    let mut state = state(channel);
+    state.events.push_back(cq as usize);
+    let device = device_descriptor(channel, &state);
+    // Without descriptors `ibv_get_cq_event` tells of it nevertheless.
+    let _unseen = show(channel, &mut state, device);
+    drop(state);
     wake(channel);
 }
 
@@ -231,8 +270,9 @@ pub(in crate::shim) fn tell(channel: &ShadowChannel, cq: *const ShadowCq) {
 /// stays zero, so that its queue can be destroyed at any time; the application's own acknowledgements
 /// end in the shadow.
 pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
+    let device_channel = channel.real.load(Ordering::Acquire);
     let mut ready = libc::pollfd {
-        fd: channel.face.fd,
+        fd: (*device_channel).fd,
         events: libc::POLLIN,
         revents: 0,
     };
@@ -240,12 +280,7 @@ pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut
         return None;
     }
     let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
-    if (real().get_cq_event)(
-        channel.real.load(Ordering::Acquire),
-        &raw mut queue,
-        &raw mut cookie,
-    ) != 0
-    {
+    if (real().get_cq_event)(device_channel, &raw mut queue, &raw mut cookie) != 0 {
         return None;
     }
     if let Some(shadow) = objects::cq(queue) {
@@ -269,6 +304,9 @@ pub(in crate::shim) unsafe fn acknowledge(shadow: &ShadowCq, device_queue: *mut 
 unsafe fn next_event(channel: &ShadowChannel) -> Option<*mut ShadowCq> {
     let mut state = state(channel);
     if let Some(event) = state.events.pop_front() {
+        let device = device_descriptor(channel, &state);
+        // If that fails, poll(2) is told of an event that there is not, as it may be at any time.
+        let _unseen = show(channel, &mut state, device);
         return Some(event as *mut ShadowCq);
     }
     if state.parked {

@@ -133,6 +133,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         was_reset: AtomicBool::new(false),
         marker_done: AtomicBool::new(true),
         marker_route: AtomicPtr::new(ptr::null_mut()),
+        places: Mutex::new(Vec::new()),
         transitions: Mutex::new(Vec::new()),
         lane: Gate::new(QpLane {
             real: made,

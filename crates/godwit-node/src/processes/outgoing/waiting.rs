@@ -1,0 +1,219 @@
+//! Waiting for the turn: a process does not move while another move has it or one of its partners. Nothing is touched
+//! before this one has them all, and it keeps none while it waits.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use godwit_verbs::control::{Answer as LibraryAnswer, Request};
+use godwit_verbs::mover::{Taking, Wanted, ends_of};
+
+use super::preflight;
+use super::reach::{ANSWER, Trouble};
+use super::steps::{failed, unexpected};
+use super::{Running, shown_partners};
+use crate::processes::messages::{Answer, Ask};
+use crate::processes::status;
+
+/// How often a move that waits asks again.
+const AGAIN: Duration = Duration::from_millis(300);
+/// How often partners may be others, when all that was claimed, than those that were found just before.
+const MAX_CHANGES: u32 = 10;
+/// Longest name of a move, as another node says it, that is shown.
+const MAX_NAME: usize = 200;
+
+/// What came of a claim.
+enum Claimed {
+    /// The process is this move's.
+    Taken,
+    /// It is this other move's.
+    Waits(String),
+}
+
+impl Running {
+    /// Waits until the process and its partners are this move's.
+    ///
+    /// # Errors
+    /// Something else stands in the way, or the move was cancelled; it has nothing then.
+    pub(super) async fn wait_for_turn(&mut self) -> Result<(), Trouble> {
+        let mut changes = 0;
+        loop {
+            self.still_wanted()?;
+            if let Some(who) = self.node.processes.held.holder(self.plan.pid) {
+                self.waits(who);
+                self.looked = false;
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            }
+            if !self.looked && !self.look().await? {
+                continue;
+            }
+            self.looked = false;
+            let other = self.take_all().await?;
+            self.shows(|view| view.waits_for = None);
+            match other {
+                Some((wanted, who)) => self.wait_for(&wanted, who).await?,
+                None if self.partners_are_there().await? => return Ok(()),
+                None => {
+                    self.give_back_all().await;
+                    changes += 1;
+                    if changes == MAX_CHANGES {
+                        return Err(failed("its partners change all the time".to_owned()));
+                    }
+                }
+            }
+        }
+    }
+
+    fn still_wanted(&self) -> Result<(), Trouble> {
+        if self.cancelled.load(Ordering::Acquire) {
+            return Err(failed("it was cancelled".to_owned()));
+        }
+        if self.node.is_closing() {
+            return Err(failed("the node ends".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn waits(&self, who: String) {
+        let who: String = who.chars().take(MAX_NAME).collect();
+        self.shows(|view| view.waits_for = Some(who));
+    }
+
+    /// Looks for partners and for what stands in the way. Says whether that is of use: it is not if another move took the
+    /// process meanwhile, whose partner could not be found then.
+    async fn look(&mut self) -> Result<bool, Trouble> {
+        let (pid, to) = (self.plan.pid, self.plan.to.clone());
+        let (address, files) = (self.plan.address.as_ref(), &self.plan.files);
+        let found = preflight::look(&self.node, &mut self.reach, pid, &to, address, files).await;
+        if self.node.processes.held.holder(pid).is_some() {
+            return Ok(false);
+        }
+        let clear = found.clear(pid, &to).map_err(failed)?;
+        if clear.layout != self.plan.layout {
+            return Err(failed(format!("process {pid} has ended")));
+        }
+        self.plan.partners = clear.partners;
+        self.plan.queue_pairs = clear.queue_pairs;
+        self.plan.datagrams = clear.datagrams;
+        let plan = &self.plan;
+        self.reach
+            .keep(|name| name == to || plan.partners.iter().any(|(partner, _)| partner == name));
+        self.shows(|view| {
+            view.partners = shown_partners(&self.plan.partners);
+            view.queue_pairs = self.plan.queue_pairs;
+        });
+        Ok(true)
+    }
+
+    fn taking(&self) -> Taking {
+        let own = &self.node.config.name;
+        Taking::new(own, self.plan.pid, &self.plan.partners)
+    }
+
+    /// Claims all, or gives what is another move's, and keeps nothing then.
+    async fn take_all(&mut self) -> Result<Option<(Wanted, String)>, Trouble> {
+        let mut taking = self.taking();
+        while let Some(wanted) = taking.next().cloned() {
+            match self.claim(&wanted).await {
+                Ok(Claimed::Taken) => taking.took(),
+                Ok(Claimed::Waits(who)) => {
+                    self.give_back(taking.give_back()).await;
+                    return Ok(Some((wanted, who)));
+                }
+                Err(trouble) => {
+                    // What was not heard may be done.
+                    taking.took();
+                    self.give_back(taking.give_back()).await;
+                    return Err(trouble);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    async fn claim(&mut self, wanted: &Wanted) -> Result<Claimed, Trouble> {
+        let (node, id) = (&self.node, &self.plan.id);
+        if wanted.moves {
+            let taken = node.processes.held.take_to_move(node, id, wanted.pid);
+            return Ok(taken.map_or_else(Claimed::Waits, |()| Claimed::Taken));
+        }
+        let asked = Ask::Claim {
+            pid: wanted.pid,
+            moving: self.plan.pid,
+        };
+        match self.reach.ask(&wanted.node, asked, ANSWER).await? {
+            Answer::Done => Ok(Claimed::Taken),
+            Answer::Waits(who) => Ok(Claimed::Waits(who)),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Waits until another move does not have this one any more. It may be elsewhere then.
+    async fn wait_for(&mut self, wanted: &Wanted, mut who: String) -> Result<(), Trouble> {
+        // Nodes take few of these connections at once.
+        self.reach.keep(|name| name == wanted.node);
+        loop {
+            self.waits(who);
+            tokio::time::sleep(AGAIN).await;
+            self.still_wanted()?;
+            match self.claim(wanted).await {
+                Ok(Claimed::Waits(other)) => who = other,
+                Ok(Claimed::Taken) => {
+                    self.give_back(std::slice::from_ref(wanted)).await;
+                    return Ok(());
+                }
+                // Looking says what that means.
+                Err(_) => return Ok(()),
+            }
+        }
+    }
+
+    /// Whether the partners are those that were found, now that nobody else moves them.
+    async fn partners_are_there(&mut self) -> Result<bool, Trouble> {
+        let ours = status(self.plan.pid).await;
+        let ours = match ours {
+            Ok(status) => status.queue_pairs,
+            Err(error) => {
+                self.give_back_all().await;
+                return Err(failed(error));
+            }
+        };
+        for (name, party) in self.plan.partners.clone() {
+            let theirs = match self.reach.partner(&name, party.pid, Request::Status).await {
+                Ok(LibraryAnswer::Status(status)) => status.queue_pairs,
+                // It has ended, or is elsewhere.
+                _ => return Ok(false),
+            };
+            if ends_of(&ours, party.pid, &theirs).as_ref() != Some(&party) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn give_back_all(&mut self) {
+        let mut taking = self.taking();
+        while taking.next().is_some() {
+            taking.took();
+        }
+        self.give_back(taking.give_back()).await;
+    }
+
+    /// A node that does not hear this gives them back by itself after a while.
+    async fn give_back(&mut self, taken: &[Wanted]) {
+        for wanted in taken {
+            if wanted.moves {
+                let held = &self.node.processes.held;
+                held.give_back_moved(&self.plan.id, wanted.pid);
+                continue;
+            }
+            let mut partners = self.plan.partners.iter();
+            let found =
+                partners.find(|(name, party)| *name == wanted.node && party.pid == wanted.pid);
+            let Some((_, party)) = found else { continue };
+            let only = Some(party.numbers());
+            let request = Request::Resume { only };
+            let _unheard = self.reach.partner(&wanted.node, wanted.pid, request).await;
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! Moves that need the same process wait for each other, and what a node tells its processes.
+
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Features, Greeting, HEADER_SIZE, Header, PROTOCOL_VERSION, Reply};
+use serde_json::{Value, json};
+
+use super::support::{RunningNode, free_address, peer};
+use super::{Peer, taking_part};
+
+/// The two ends of a connection.
+const HERE: (u32, &str) = (7, "::7");
+const THERE: (u32, &str) = (9, "::9");
+
+/// Not a test: what [`Partner`] runs in a process of its own. It answers as the library does.
+#[test]
+#[ignore = "another test runs it in a process of its own"]
+fn answers_as_the_library_does() {
+    let Ok(status) = std::env::var("GODWIT_TEST_STATUS") else {
+        return;
+    };
+    let status: Value = serde_json::from_str(&status).expect("a status");
+    let name = format!("godwit-verbs-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(name).expect("a name");
+    let listener = UnixListener::bind_addr(&address).expect("nobody has it");
+    println!("ready");
+    for stream in listener.incoming() {
+        let mut stream = stream.expect("a connection");
+        let mut line = String::new();
+        let asked = BufReader::new(&stream).read_line(&mut line);
+        if let Ok(heard) = std::env::var("GODWIT_TEST_HEARD") {
+            let file = OpenOptions::new().append(true).create(true).open(heard);
+            file.expect("a file")
+                .write_all(line.as_bytes())
+                .expect("writes");
+        }
+        let answer = if line.contains("\"status\"") {
+            json!({"status": status})
+        } else if line.contains("\"suspend\"") {
+            json!({"suspended": status["queue_pairs"]})
+        } else if line.contains("\"drain\"") && std::env::var("GODWIT_TEST_DRAIN").is_ok() {
+            std::thread::sleep(Duration::from_secs(2));
+            json!({"error": "not today"})
+        } else {
+            json!("done")
+        };
+        if asked.is_ok() {
+            let _gone = stream.write_all(format!("{answer}\n").as_bytes());
+        }
+    }
+}
+
+/// A process with one connection.
+struct Partner(Child);
+
+impl Partner {
+    /// One that is the end `(number, address)` of a connection to `peer`, and notes what it is asked for in `heard`.
+    fn start(own: (u32, &str), peer: (u32, &str), heard: Option<&Path>) -> Self {
+        let pairs = [pair(own.0, own.1, peer.0, peer.1)];
+        let status = json!({"queue_pairs": pairs, "obstacles": [], "needs": []});
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args([
+                "--exact",
+                "turns::answers_as_the_library_does",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env("GODWIT_TEST_STATUS", status.to_string())
+            .envs(heard.map(|heard| ("GODWIT_TEST_HEARD", heard)))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let out = BufReader::new(child.stdout.take().expect("its output"));
+        let ready = out
+            .lines()
+            .map_while(Result::ok)
+            .any(|line| line.contains("ready"));
+        assert!(ready);
+        Self(child)
+    }
+
+    fn pid(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+impl Drop for Partner {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _waited = self.0.wait();
+    }
+}
+
+/// A queue pair as the library describes it.
+fn pair(number: u32, local: &str, peer: u32, remote: &str) -> Value {
+    json!({"number": number, "physical": number, "state": 3, "reliable_connection": true, "failed": false,
+        "local": local, "remote": remote, "remote_physical": peer, "sent": 0, "received": 0,
+        "receives_outstanding": 0, "kept": 0})
+}
+
+fn ask_partner(peer: &mut Peer, pid: u32, request: Value) -> Value {
+    peer.ask(&json!({"partner": {"pid": pid, "request": request}}))
+}
+
+/// A node's move of the process at the other end finds it here.
+fn find(peer: &mut Peer, pid: u32) {
+    let found = peer.ask(&json!({"find": {"ours": [pair(9, "::9", 7, "::7")]}}));
+    assert_eq!(found["found"][0]["pid"], json!(pid), "{found}");
+}
+
+async fn until(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
+    for _ in 0..200 {
+        let moves = node.get("/v1/process-migrations").await.json();
+        let last = moves.as_array().and_then(|moves| moves.last()).cloned();
+        if let Some(last) = last.filter(|last| is_so(last)) {
+            return last;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{}", node.get("/v1/process-migrations").await.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_waits_for_the_move_that_it_is_held_for() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut config = taking_part("b", dir.path());
+    config.peers = vec![peer("a", free_address())];
+    let node = RunningNode::start(config).await;
+    let process = Partner::start(HERE, THERE, None);
+    let (pid, config) = (process.pid(), node.config.clone());
+    let held = tokio::task::spawn_blocking(move || {
+        let mut mover = Peer::connect(&config, 5);
+        // What was not found, or not claimed, is not held.
+        let claim = json!({"claim": {"pid": pid, "moving": 99}});
+        assert!(mover.ask(&claim)["refused"].is_string());
+        find(&mut mover, pid);
+        let suspend = json!({"do": "suspend", "only": [7]});
+        let said = ask_partner(&mut mover, pid, suspend);
+        assert!(
+            said["refused"]
+                .as_str()
+                .is_some_and(|why| why.contains("not claimed")),
+            "{said}"
+        );
+        assert_eq!(mover.ask(&claim), json!("done"));
+        // Moves of other processes may hold it at the same time.
+        let mut second = Peer::connect(&config, 6);
+        find(&mut second, pid);
+        assert_eq!(second.ask(&claim), json!("done"));
+        let resume = json!({"do": "resume", "only": [7]});
+        assert_eq!(
+            ask_partner(&mut second, pid, resume),
+            json!({"library": "done"})
+        );
+        mover
+    });
+    let mut mover = held.await.expect("it is held");
+    let path = format!("/v1/processes/{pid}/migrate");
+    for cancels in [true, false] {
+        let answer = node.request("POST", &path, r#"{"to":"a"}"#).await;
+        assert!(answer.status < 300, "{}", answer.body);
+        let seen = until(&node, |seen| seen["waits_for"].is_string()).await;
+        assert_eq!(seen["phase"], "waiting");
+        assert_eq!(seen["waits_for"], "the move of process 99 of node 'a'");
+        if cancels {
+            let id = seen["id"].as_str().expect("an id");
+            let path = format!("/v1/process-migrations/{id}/cancel");
+            let answer = node.request("POST", &path, "{}").await;
+            assert_eq!(answer.json()["phase"], "aborted", "{}", answer.body);
+            assert!(
+                answer
+                    .body
+                    .contains("with its connections: it was cancelled"),
+                "{}",
+                answer.body
+            );
+        }
+    }
+    // When the other move has ended, this one looks what stands in its way.
+    let mover = tokio::task::spawn_blocking(move || {
+        let resume = json!({"do": "resume", "only": [7]});
+        assert_eq!(
+            ask_partner(&mut mover, pid, resume),
+            json!({"library": "done"})
+        );
+        mover
+    });
+    let mover = mover.await.expect("it is let go");
+    let seen = until(&node, |seen| seen["phase"] == "aborted").await;
+    let why = seen["error"]["message"].as_str().expect("a reason");
+    assert!(why.contains("cannot move to node 'a'"), "{why}");
+    drop(mover);
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_moves_is_held_for_nobody() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let process = Partner::start(HERE, THERE, None);
+    let pid = process.pid();
+    let mut config = taking_part("b", dir.path());
+    config.peers = vec![peer("a", free_address())];
+    // A move that its node takes up, and whose destination does not answer.
+    let id = MigrationId([1; 16]).to_string();
+    let place = config.data_dir.join("processes").join(&id);
+    std::fs::create_dir_all(&place).expect("a folder");
+    let moving = json!({"step": "settle", "why": null, "lost": null, "gone": false, "there": false, "tries": 0});
+    let stored = json!({"id": id, "pid": pid, "command": "x", "to": "a", "address": null, "files": [],
+        "partners": [], "queue_pairs": 1, "layout": "1 2 3 4 5", "started_at": "2026-01-01T00:00:00Z",
+        "moving": moving, "made": null});
+    std::fs::write(place.join("outgoing.json"), stored.to_string()).expect("writes");
+    let node = RunningNode::start(config).await;
+    let config = node.config.clone();
+    let checked = tokio::task::spawn_blocking(move || {
+        let mut other = Peer::connect(&config, 5);
+        find(&mut other, pid);
+        let claim = json!({"claim": {"pid": pid, "moving": 99}});
+        let named = format!("the move of process {pid} of node 'b'");
+        assert_eq!(other.ask(&claim), json!({"waits": named}));
+        let said = ask_partner(&mut other, pid, json!({"do": "suspend", "only": [7]}));
+        assert!(said["refused"].is_string(), "{said}");
+    });
+    checked.await.expect("it is so");
+    node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn senders_of_datagrams_are_told_where_a_process_is() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut config = taking_part("b", dir.path());
+    config.peers = vec![peer("a", free_address())];
+    let node = RunningNode::start(config).await;
+    let heard = dir.path().join("heard");
+    let _process = Partner::start(HERE, THERE, Some(&heard));
+    let config = node.config.clone();
+    let told = json!([{"remote": "fe80::1", "number": 17, "to": "fe80::2", "physical": 21}]);
+    let redirect = json!({"redirect": {"redirects": told}});
+    let asked = tokio::task::spawn_blocking(move || Peer::connect(&config, 5).ask(&redirect));
+    // Other processes of this host may be told as well.
+    asked.await.expect("an answer");
+    let said = std::fs::read_to_string(&heard).expect("it was asked");
+    let request: Value = serde_json::from_str(said.trim()).expect("one request");
+    assert_eq!(request, json!({"do": "redirect", "redirects": told}));
+    node.stop().await;
+}
+
+/// A node that would take any process and says so on each connection, and has none.
+fn takes_everything(listener: &TcpListener) {
+    for stream in listener.incoming().flatten() {
+        std::thread::spawn(move || answers(stream));
+    }
+}
+
+fn answers(mut stream: TcpStream) -> Option<()> {
+    let mut header = [0; HEADER_SIZE];
+    stream.read_exact(&mut header).ok()?;
+    let header = Header::decode(&header).ok()?;
+    stream
+        .read_exact(&mut vec![0; header.payload_length as usize])
+        .ok()?;
+    let welcome = Reply::Welcome {
+        version: PROTOCOL_VERSION,
+        features: Features::default(),
+        node: "c".to_owned(),
+    };
+    stream.write_all(&Greeting::Reply(welcome).encode()).ok()?;
+    loop {
+        let mut length = [0; 4];
+        stream.read_exact(&mut length).ok()?;
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        stream.read_exact(&mut body).ok()?;
+        let asked: Value = serde_json::from_slice(&body).ok()?;
+        let answer = if asked.get("look").is_some() {
+            json!({"looked": {"offer": {"devices": [], "criu": null, "taken": []}, "reasons": []}})
+        } else if asked.get("find").is_some() {
+            json!({"found": []})
+        } else {
+            json!({"refused": "not today"})
+        };
+        let body = answer.to_string();
+        stream.write_all(&(body.len() as u32).to_le_bytes()).ok()?;
+        stream.write_all(body.as_bytes()).ok()?;
+    }
+}
+
+/// What a process was asked for that holds it or lets it go, and whether all of it or as a partner.
+fn holding(heard: &Path) -> Vec<(String, bool)> {
+    let said = std::fs::read_to_string(heard).expect("it was asked");
+    let requests = said
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let held = requests.filter_map(|request: Value| {
+        let does = request["do"].as_str().expect("what").to_owned();
+        let holds = ["suspend", "resume"].contains(&does.as_str());
+        holds.then(|| (does, request["only"].is_null()))
+    });
+    held.collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "another test runs it where CRIU seems to be"]
+async fn both_ends_of_a_connection_move() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut config = taking_part("b", dir.path());
+    config.peers = vec![peer("c", listener.local_addr().expect("an address"))];
+    std::thread::spawn(move || takes_everything(&listener));
+    let node = RunningNode::start(config).await;
+    let heard = ["one", "other"].map(|name| dir.path().join(name));
+    let processes = [
+        Partner::start(HERE, THERE, Some(&heard[0])),
+        Partner::start(THERE, HERE, Some(&heard[1])),
+    ];
+    let paths = processes
+        .each_ref()
+        .map(|one| format!("/v1/processes/{}/migrate", one.pid()));
+    let body = r#"{"to":"c"}"#;
+    let (one, other) = tokio::join!(
+        node.request("POST", &paths[0], body),
+        node.request("POST", &paths[1], body)
+    );
+    for answer in [&one, &other] {
+        assert!(answer.status < 300, "{}", answer.body);
+    }
+    let mut waited = Vec::new();
+    let ended = loop {
+        let moves = node.get("/v1/process-migrations").await.json();
+        let moves = moves.as_array().expect("moves").clone();
+        waited.extend(
+            moves
+                .iter()
+                .filter_map(|seen| seen["waits_for"].as_str().map(str::to_owned)),
+        );
+        if moves.iter().all(|seen| seen["phase"] == "aborted") {
+            break moves;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    assert_eq!(ended.len(), 2);
+    // Each came to where its requests in flight are waited for, which the processes of this test refuse.
+    for seen in &ended {
+        let why = seen["error"]["message"].as_str().expect("a reason");
+        assert!(
+            why.contains("goes on at node 'b' with its connections") && why.contains("not today"),
+            "{why}"
+        );
+    }
+    waited.dedup();
+    let names = processes
+        .each_ref()
+        .map(|one| format!("the move of process {} of node 'b'", one.pid()));
+    assert_eq!(waited.len(), 1, "{waited:?}");
+    assert!(names.contains(&waited[0]), "{waited:?}");
+    // One after the other: neither was held as a partner while it moved.
+    for heard in &heard {
+        let mut held = None;
+        for (does, all) in holding(heard) {
+            match (does.as_str(), held) {
+                ("suspend", None) => held = Some(all),
+                ("resume", Some(as_what)) if as_what == all => held = None,
+                // What was claimed and not held is let go as well.
+                ("resume", None) => {}
+                _ => panic!("{does} of {all} while {held:?} is held"),
+            }
+        }
+        assert_eq!(held, None);
+    }
+    node.stop().await;
+}
+
+#[test]
+fn of_two_ends_that_move_at_once_one_waits_for_the_other() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let criu = dir.path().join("criu");
+    std::fs::write(&criu, "#!/bin/sh\nexit 0\n").expect("writes");
+    std::fs::set_permissions(&criu, PermissionsExt::from_mode(0o755)).expect("a program");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let ran = Command::new(std::env::current_exe().expect("this program"))
+        .args([
+            "--exact",
+            "turns::both_ends_of_a_connection_move",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env("PATH", format!("{}:{path}", dir.path().display()))
+        .env("GODWIT_TEST_DRAIN", "refuse")
+        .output()
+        .expect("it runs");
+    let said = [ran.stdout, ran.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+}
