@@ -16,7 +16,7 @@ use crate::shim::world::{Object, running_world};
 use crate::tables::Call;
 
 /// Entries beyond what the application asked for: markers of suspended queue pairs complete into them.
-const SPARE_ENTRIES: c_int = 64;
+pub(in crate::shim) const SPARE_ENTRIES: c_int = 64;
 
 /// `ibv_create_comp_channel`
 pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
