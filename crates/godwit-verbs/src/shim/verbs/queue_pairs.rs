@@ -134,6 +134,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         marker_done: AtomicBool::new(true),
         marker_route: AtomicPtr::new(ptr::null_mut()),
         transitions: Mutex::new(Vec::new()),
+        made_ahead: AtomicPtr::new(ptr::null_mut()),
         lane: Gate::new(QpLane {
             real: made,
             post_send,
