@@ -222,16 +222,18 @@ fn datagrams_find_a_queue_pair_that_has_moved() {
 fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     let application = Application::start();
     let datagrams = Datagrams::start(&application);
-    let handle = datagrams.handle(PEER);
+    // The library never forgets where a queue pair is, so this one is no other test's.
+    let (peer, number) = ([8; 16], 50);
+    let handle = datagrams.handle(peer);
     let moved = |to: u8| Redirect {
-        remote: Gid(PEER),
-        number: 5,
+        remote: Gid(peer),
+        number,
         to: Gid([to; 16]),
         physical: 6,
     };
     let leads_to = |to: u8| with(|device| device.routes.values().any(|route| *route == [to; 16]));
     shim::redirect(&[moved(2)]).unwrap();
-    assert_eq!(datagrams.send(1, handle, 5), 0);
+    assert_eq!(datagrams.send(1, handle, number), 0);
     shim::redirect(&[moved(3)]).unwrap();
     assert!(leads_to(2), "what is in the queue has no handle any more");
     complete_sends();
@@ -255,7 +257,7 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     assert!(left < 20, "{left} handles");
     assert!(datagrams.poll().is_empty());
     // While nothing leaves, nothing is taken from what may be in a queue.
-    assert_eq!(datagrams.send(2, handle, 5), 0);
+    assert_eq!(datagrams.send(2, handle, number), 0);
     let refused = (10..110).find_map(|to| shim::redirect(&[moved(to)]).err());
     assert!(refused.unwrap().contains("in flight"));
     assert!(leads_to(109), "what is in the queue has no handle any more");
