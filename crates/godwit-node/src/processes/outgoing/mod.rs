@@ -53,7 +53,8 @@ struct Outgoing {
     layout: String,
     started_at: String,
     moving: Move,
-    /// Whether the process refused to be suspended, so that this move does not hold it.
+    /// Whether this move does not hold the process: it was not asked to be suspended yet, or refused. Who else holds it is
+    /// another move, of a process that it is connected to.
     #[serde(default)]
     not_held: bool,
     /// What the process made when its objects were made again last.
@@ -131,13 +132,7 @@ pub(crate) async fn migrate(
             })?)
         }
     };
-    if node.processes.held.holds(pid) {
-        let text =
-            format!("process {pid} is held: a process that it is connected to is being moved");
-        return Err(
-            ErrorBody::new(ErrorCode::Conflict, text).hint("try again when that move has ended")
-        );
-    }
+    check_not_held(node, pid)?;
     let id = new_id()?;
     let mut reach = Reach::new(Arc::clone(node), id);
     let found = preflight::look(node, &mut reach, pid, &to, address.as_ref(), &files).await;
@@ -168,7 +163,7 @@ pub(crate) async fn migrate(
         } else {
             Move::default()
         },
-        not_held: false,
+        not_held: true,
         made: None,
         ahead: false,
         attached: false,
@@ -179,12 +174,39 @@ pub(crate) async fn migrate(
             format!("cannot make a folder for the image: {error}"),
         )
     })?;
-    begin(node, reach, plan)
+    let place = folder(node, &plan.id);
+    let begun = node.processes.moves.begin(shown(node, &plan));
+    // Whoever holds it as a partner looks for moves after he has noted that he does, so one of both sees the other.
+    let begun = begun.and_then(|cancelled| {
+        check_not_held(node, pid)
+            .inspect_err(|_| node.processes.moves.forget(&plan.id))
+            .map(|()| cancelled)
+    });
+    match begun {
+        Ok(cancelled) => Ok(spawn(node, reach, plan, cancelled)),
+        Err(error) => {
+            // Nothing is in it; what cannot be removed goes with the node's next start.
+            let _left = std::fs::remove_dir(place);
+            Err(error)
+        }
+    }
 }
 
-fn begin(node: &Arc<Node>, reach: Reach, plan: Outgoing) -> Result<ProcessMigration, ErrorBody> {
+fn check_not_held(node: &Node, pid: u32) -> Result<(), ErrorBody> {
+    if !node.processes.held.holds(pid) {
+        return Ok(());
+    }
+    let text = format!("process {pid} is held: a process that it is connected to is being moved");
+    Err(ErrorBody::new(ErrorCode::Conflict, text).hint("try again when that move has ended"))
+}
+
+fn spawn(
+    node: &Arc<Node>,
+    reach: Reach,
+    plan: Outgoing,
+    cancelled: Arc<AtomicBool>,
+) -> ProcessMigration {
     let shown = shown(node, &plan);
-    let cancelled = node.processes.moves.begin(shown.clone())?;
     let running = Running {
         node: Arc::clone(node),
         reach,
@@ -194,7 +216,7 @@ fn begin(node: &Arc<Node>, reach: Reach, plan: Outgoing) -> Result<ProcessMigrat
         stopped: None,
     };
     tokio::spawn(running.run());
-    Ok(shown)
+    shown
 }
 
 fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
@@ -272,6 +294,19 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigratio
     }
 }
 
+impl Outgoing {
+    /// Takes that this step is about to be stored and begun: whoever is asked to be suspended may be, whatever is heard.
+    fn holds_from(&mut self, step: Step) {
+        self.not_held &= step != Step::Suspend;
+    }
+
+    /// As [`Move::unstored`]. Nobody was asked for a step that was given up.
+    fn unstored(&mut self, why: &str) -> bool {
+        self.not_held |= self.moving.step() == Step::Suspend;
+        self.moving.unstored(why)
+    }
+}
+
 impl Running {
     /// Stores how far it is.
     fn store(&self) -> Result<(), String> {
@@ -308,13 +343,14 @@ impl Running {
             if self.cancelled.load(Ordering::Acquire) {
                 self.plan.moving.cancel("it was cancelled");
             }
+            self.plan.holds_from(self.plan.moving.step());
             if let Err(error) = self.store() {
                 tracing::error!(
                     id = self.plan.id,
                     error,
                     "a move of a process cannot be stored"
                 );
-                if !self.plan.moving.unstored(&error) {
+                if !self.plan.unstored(&error) {
                     self.make_room().await;
                     if self.node.is_closing() {
                         return None;
@@ -475,9 +511,64 @@ pub(crate) fn recover(node: &Arc<Node>) {
             }
             plan.moving.recover(lives);
             let reach = Reach::new(Arc::clone(&node), id);
-            if let Err(error) = begin(&node, reach, plan) {
-                tracing::error!(id = name, error = error.message, "a move was not taken up");
+            match node.processes.moves.begin(shown(&node, &plan)) {
+                Ok(cancelled) => drop(spawn(&node, reach, plan, cancelled)),
+                Err(error) => {
+                    tracing::error!(id = name, error = error.message, "a move was not taken up");
+                }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(moving: Move) -> Outgoing {
+        let stored = serde_json::json!({
+            "id": "1", "pid": 7, "command": "", "to": "b", "address": null, "files": [], "partners": [],
+            "queue_pairs": 1, "layout": "", "started_at": "", "moving": moving, "not_held": true, "made": null,
+        });
+        serde_json::from_value(stored).expect("a plan")
+    }
+
+    /// Each way to [`Step::ResumeHere`] on which the process was not asked for anything, and two on which it was.
+    #[test]
+    fn a_process_that_was_not_suspended_by_a_move_is_not_resumed_by_it() {
+        let begun = |mut plan: Outgoing| {
+            plan.holds_from(plan.moving.step());
+            plan
+        };
+        let ahead = begun(plan(Move::with_pre_setup()));
+        let mut cancelled = ahead.clone();
+        assert!(cancelled.moving.cancel("cancelled"));
+        let mut recovered = ahead.clone();
+        recovered.moving.recover(true);
+        let mut unstored = ahead.clone();
+        unstored.unstored("the disk is full");
+        let mut later = begun(plan(Move::default()));
+        later.unstored("the disk is full");
+        let mut first = plan(Move::default());
+        assert!(first.moving.cancel("cancelled"));
+        for plan in [cancelled, recovered, unstored, later, first] {
+            let plan = begun(plan);
+            assert_eq!(plan.moving.step(), Step::ResumeHere);
+            assert!(plan.not_held, "{plan:?}");
+        }
+        let mut asked = ahead;
+        asked.moving.happened(Happened::Done);
+        let asked = begun(asked);
+        let mut died = asked.clone();
+        died.moving.recover(true);
+        let mut failed = asked;
+        failed
+            .moving
+            .happened(Happened::Unknown("silence".to_owned()));
+        for plan in [died, failed] {
+            let plan = begun(plan);
+            assert_eq!(plan.moving.step(), Step::ResumeHere);
+            assert!(!plan.not_held, "{plan:?}");
+        }
     }
 }

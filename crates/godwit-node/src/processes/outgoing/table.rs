@@ -67,6 +67,11 @@ impl ProcessMigrations {
         Ok(cancelled)
     }
 
+    /// Takes back that a move begins, which has done nothing.
+    pub(crate) fn forget(&self, id: &str) {
+        self.lock().retain(|tracked| tracked.view.id != id);
+    }
+
     /// Whether the process is being moved away from here.
     pub(crate) fn moves(&self, pid: u32) -> bool {
         moved(&self.lock(), pid)
