@@ -55,6 +55,9 @@ pub(crate) enum Ask {
     Hold {
         /// The process.
         pid: u32,
+        /// The numbers of its threads.
+        #[serde(default)]
+        threads: Vec<u32>,
         /// What it has.
         plan: Plan,
     },

@@ -3,8 +3,10 @@
 
 #![allow(non_camel_case_types, missing_docs)]
 
+mod commands;
 mod objects;
 mod requests;
 
+pub(crate) use commands::*;
 pub use objects::*;
 pub use requests::*;

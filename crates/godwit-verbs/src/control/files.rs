@@ -4,8 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
-/// Files that one message can carry.
-const MOST: usize = 253;
+/// Files that one message can carry (`SCM_MAX_FD`).
+pub(crate) const MOST: usize = 253;
 /// Room for the header and the numbers of that many.
 const ROOM: usize = 1088;
 

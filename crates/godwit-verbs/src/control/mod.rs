@@ -8,6 +8,7 @@ mod requests;
 mod server;
 
 pub use client::{ask, ask_within, processes};
+pub(crate) use files::MOST as MOST_FILES;
 pub use requests::{Answer, Request, Status};
 pub use server::start;
 

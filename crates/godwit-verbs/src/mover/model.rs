@@ -387,9 +387,14 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
     }
     let step = moving.step();
     world.tried_back |= step == Step::BringBack;
+    if fault == Fault::DestinationDies && step != Step::Recreate {
+        // A holder ends with its node.
+        world.held = false;
+    }
     let mut happened = match fault {
         Fault::PartnerLetGo => {
-            world.partner_suspended = false;
+            // What it made ahead goes as well.
+            world.resume_partner();
             world.partner_goes_on();
             world
                 .carry_out(moving, false)
@@ -401,6 +406,7 @@ fn try_step(world: &mut World, moving: &mut Move, fault: Fault) {
                 // It knows that it asked the process, and not what that made.
                 world.recreated = None;
             }
+            world.held = false;
             Happened::Unknown("silence".to_owned())
         }
         Fault::DiesBefore => {

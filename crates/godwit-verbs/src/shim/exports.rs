@@ -5,6 +5,7 @@
 #![allow(unreachable_pub)]
 
 use std::ffi::{c_int, c_uint, c_void};
+use std::sync::atomic::Ordering;
 
 use super::objects;
 use super::real::real;
@@ -152,22 +153,22 @@ pub unsafe extern "C" fn ibv_get_async_event(
             event_type: (*event).event_type,
         };
         // The device's objects carry their shadows' addresses; one that was made ahead of this process is named by its
-        // shadow already.
+        // shadow already. No lane is asked for it: whoever ends the object holds that, and waits for this thread.
         if names_queue_pair((*event).event_type)
             && let Some(shadow) = objects::qp(cookie.cast())
         {
-            taken.element = shadow.lane.lock().real.cast();
+            taken.element = shadow.made_ahead.load(Ordering::Acquire).cast();
         } else if (*event).event_type == CQ_ERR
             && let Some(shadow) = objects::cq(cookie.cast())
         {
-            taken.element = shadow.lane.lock().real.cast();
+            taken.element = shadow.made_ahead.load(Ordering::Acquire).cast();
         } else if matches!((*event).event_type, SRQ_ERR | SRQ_LIMIT_REACHED)
             && let Some(shadow) = objects::srq(cookie.cast())
         {
             if (*event).event_type == SRQ_LIMIT_REACHED {
-                shadow.limit.store(0, std::sync::atomic::Ordering::Relaxed);
+                shadow.limit.store(0, Ordering::Relaxed);
             }
-            taken.element = shadow.lane.lock().real.cast();
+            taken.element = shadow.made_ahead.load(Ordering::Acquire).cast();
         } else if names_queue_pair((*event).event_type) {
             (*event).element = (*cookie.cast::<ibv_qp>()).qp_context;
         } else if (*event).event_type == CQ_ERR {
@@ -177,7 +178,9 @@ pub unsafe extern "C" fn ibv_get_async_event(
             (*event).element = shared_receives::of_event(cookie, limit_reached);
         }
         // At once, so that the device's object can be given back at any time: its end waits for this.
-        (real().ack_async_event)(&raw mut taken);
+        if !taken.element.is_null() {
+            (real().ack_async_event)(&raw mut taken);
+        }
     }
     result
 }

@@ -65,6 +65,8 @@ pub(super) struct Elsewhere {
     pub(super) redirect: Redirect,
     /// Null while the device's objects are released.
     pub(super) real: *mut ibv_ah,
+    /// Those that led to where it was before. A datagram that was posted with one may be in a queue.
+    pub(super) old: Vec<*mut ibv_ah>,
 }
 
 #[repr(C)]
@@ -76,6 +78,8 @@ pub(super) struct ShadowChannel {
     pub(super) wake: c_int,
     pub(super) state: Mutex<ChannelState>,
     pub(super) changed: Condvar,
+    /// Whether the device's channel was made ahead of this process, so that its events may name shadows.
+    pub(super) made_ahead: AtomicBool,
 }
 
 /// What poll(2) is told of a channel.
@@ -108,8 +112,9 @@ pub(super) struct ShadowCq {
     pub(super) face: ibv_cq,
     pub(super) id: ObjectId,
     pub(super) vector: c_int,
-    /// Events that named this shadow and not the device's queue, which has not heard that they were taken.
-    pub(super) owed: AtomicU32,
+    /// The device's queue, if it was made ahead of this process: its events name this shadow. Its end waits until they
+    /// are acknowledged, so whoever has one of them can use this without the lane.
+    pub(super) made_ahead: AtomicPtr<ibv_cq>,
     pub(super) lane: Gate<CqLane>,
 }
 
@@ -166,6 +171,8 @@ pub(super) struct ShadowQp {
     /// Where it has been, if it is for datagrams.
     pub(super) places: Mutex<Vec<Place>>,
     pub(super) transitions: Mutex<Vec<Transition>>,
+    /// As [`ShadowCq::made_ahead`].
+    pub(super) made_ahead: AtomicPtr<ibv_qp>,
     pub(super) lane: Gate<QpLane>,
 }
 
@@ -226,6 +233,8 @@ pub(super) struct ShadowSrq {
     /// The limit below which the application wants an event; 0 for none.
     pub(super) limit: AtomicU32,
     pub(super) receives: SharedReceives,
+    /// As [`ShadowCq::made_ahead`].
+    pub(super) made_ahead: AtomicPtr<ibv_srq>,
     pub(super) lane: Gate<SrqLane>,
 }
 

@@ -73,9 +73,10 @@ fn a_partner_works_on_until_it_changes_over_to_what_was_prepared() {
 
 #[test]
 fn what_was_prepared_goes_when_it_is_not_wanted() {
-    let application = Application::start();
+    let mut application = Application::start();
     let only = [application.number()];
-    let prepare = || shim::prepare(&[application.connection()]).unwrap();
+    let connection = application.connection();
+    let prepare = || shim::prepare(std::slice::from_ref(&connection)).unwrap();
     prepare();
     shim::abandon(Some(&only));
     assert_eq!(numbers(), only);
@@ -106,10 +107,15 @@ fn what_was_prepared_goes_when_it_is_not_wanted() {
     shim::resume(None).unwrap();
     // And the end of the queue pair is the end of both.
     prepare();
+    assert_eq!(numbers().len(), 2);
+    // SAFETY: nothing uses the pair any more.
+    assert_eq!(unsafe { shim::destroy_qp(application.pair) }, 0);
+    assert_eq!(numbers(), [0u32; 0]);
+    application.pair = application.create_pair(std::ptr::null_mut());
 }
 
 #[test]
-fn a_device_that_is_not_asked_by_commands_makes_nothing_ahead() {
+fn an_application_holds_nothing_for_others_and_its_plan_is_what_it_has() {
     let application = Application::start();
     let plan = shim::plan();
     assert!(

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use godwit_verbs::abi::*;
@@ -249,4 +250,58 @@ fn whoever_sends_datagrams_can_be_told_where_a_queue_pair_is() {
 fn number_of(datagrams: &Datagrams) -> u32 {
     // SAFETY: the pair lives.
     unsafe { (*datagrams.pair).qp_num }
+}
+
+#[test]
+fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
+    let application = Application::start();
+    let datagrams = Datagrams::start(&application);
+    // The library never forgets where a queue pair is, so this one is no other test's.
+    let (peer, number) = ([8; 16], 50);
+    let handle = datagrams.handle(peer);
+    let moved = |to: u8| Redirect {
+        remote: Gid(peer),
+        number,
+        to: Gid([to; 16]),
+        physical: 6,
+    };
+    let leads_to = |to: u8| with(|device| device.routes.values().any(|route| *route == [to; 16]));
+    shim::redirect(&[moved(2)]).unwrap();
+    assert_eq!(datagrams.send(1, handle, number), 0);
+    shim::redirect(&[moved(3)]).unwrap();
+    assert!(leads_to(2), "what is in the queue has no handle any more");
+    complete_sends();
+    assert_eq!(datagrams.poll(), [1]);
+    // However often a peer moves, few are left of it.
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::Relaxed) {
+                complete_sends();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        for to in 10..110 {
+            shim::redirect(&[moved(to)]).unwrap();
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert!(leads_to(109));
+    let left = with(|device| device.routes.len());
+    assert!(left < 20, "{left} handles");
+    assert!(datagrams.poll().is_empty());
+    // While nothing leaves, nothing is taken from what may be in a queue.
+    assert_eq!(datagrams.send(2, handle, number), 0);
+    let refused = (10..110).find_map(|to| shim::redirect(&[moved(to)]).err());
+    assert!(refused.unwrap().contains("in flight"));
+    assert!(leads_to(109), "what is in the queue has no handle any more");
+    complete_sends();
+    assert_eq!(datagrams.poll(), [2]);
+    // SAFETY: nothing uses the handle any more.
+    assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
+    // But for the handle of the last marker, which goes with its queue pair.
+    assert!(with(|device| device
+        .routes
+        .values()
+        .all(|route| *route == OWN)));
 }

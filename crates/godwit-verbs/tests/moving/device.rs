@@ -1,9 +1,10 @@
 //! A device that is a few tables.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use godwit_verbs::abi::*;
 use godwit_verbs::shim::Real;
@@ -24,6 +25,8 @@ pub(crate) struct Device {
     pub(crate) shared: VecDeque<u64>,
     /// Receives that the shared queue refuses from now on.
     pub(crate) shared_refused: usize,
+    /// Receives that queue pairs refuse from now on.
+    pub(crate) receives_refused: usize,
     /// Changes of queue pairs' states.
     pub(crate) changes: usize,
     /// Address handles, with where they lead.
@@ -34,6 +37,20 @@ pub(crate) struct Device {
     pub(crate) addressed: Vec<([u8; 16], u32)>,
     /// The local keys of the last request's pieces.
     pub(crate) local_keys: Vec<u32>,
+    /// Whether write(2) to the device's file is refused, as in a process that did not open it; and how often the same
+    /// came by ioctl(2).
+    pub(crate) write_refused: bool,
+    pub(crate) rings: usize,
+    /// Completion queues and queue pairs by the cookie that they were made with.
+    pub(crate) made: BTreeMap<usize, usize>,
+    /// Queues of which events were told, and how many of them were not acknowledged.
+    pub(crate) unheard: BTreeMap<usize, i32>,
+    /// Events of completions that the device's library took and that name no queue of its own.
+    pub(crate) wild: usize,
+    /// Asynchronous events that wait: what they name, their kind, and the device's object.
+    pub(crate) asynchronous: VecDeque<(usize, c_int, usize)>,
+    /// Objects whose end has begun.
+    pub(crate) ending: BTreeSet<usize>,
 }
 
 static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
@@ -72,6 +89,7 @@ unsafe extern "C" fn name(_: *mut ibv_device) -> *const c_char {
 unsafe extern "C" fn open(_: *mut ibv_device) -> *mut ibv_context {
     let context = zeroed::<ibv_context>();
     (*context).async_fd = libc::eventfd(0, libc::EFD_CLOEXEC);
+    (*context).cmd_fd = libc::eventfd(0, libc::EFD_CLOEXEC);
     (*context).ops.poll_cq = Some(poll);
     (*context).ops.req_notify_cq = Some(notify);
     (*context).ops.post_send = Some(send);
@@ -81,6 +99,7 @@ unsafe extern "C" fn open(_: *mut ibv_device) -> *mut ibv_context {
 }
 unsafe extern "C" fn close(context: *mut ibv_context) -> c_int {
     libc::close((*context).async_fd);
+    libc::close((*context).cmd_fd);
     free(context)
 }
 unsafe extern "C" fn alloc_pd(_: *mut ibv_context) -> *mut ibv_pd {
@@ -108,17 +127,87 @@ unsafe extern "C" fn deregister(region: *mut ibv_mr) -> c_int {
 unsafe extern "C" fn create_cq(
     _: *mut ibv_context,
     entries: c_int,
-    _: *mut c_void,
-    _: *mut ibv_comp_channel,
+    cookie: *mut c_void,
+    channel: *mut ibv_comp_channel,
     _: c_int,
 ) -> *mut ibv_cq {
     let queue = zeroed::<ibv_cq>();
-    (*queue).cqe = entries;
+    // For its operations.
+    (*queue).context = open(ptr::null_mut());
+    ((*queue).cqe, (*queue).channel, (*queue).cq_context) = (entries, channel, cookie);
+    with(|device| device.made.insert(cookie.addr(), queue.addr()));
     queue
 }
 unsafe extern "C" fn destroy_cq(queue: *mut ibv_cq) -> c_int {
-    with(|device| device.completed.clear());
+    wait_until_heard(queue.addr());
+    with(|device| {
+        device.completed.clear();
+        device.made.retain(|_, made| *made != queue.addr());
+    });
+    close((*queue).context);
     free(queue)
+}
+/// As the device's library ends an object: once all of its events were acknowledged.
+fn wait_until_heard(object: usize) {
+    with(|device| device.ending.insert(object));
+    let began = Instant::now();
+    while with(|device| device.unheard.get(&object).is_some_and(|count| *count != 0)) {
+        assert!(
+            began.elapsed() < Duration::from_secs(10),
+            "its events are never acknowledged"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    with(|device| {
+        (
+            device.ending.remove(&object),
+            device.unheard.remove(&object),
+        )
+    });
+}
+unsafe extern "C" fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    let channel = zeroed::<ibv_comp_channel>();
+    ((*channel).context, (*channel).fd) = (context, libc::eventfd(0, libc::EFD_CLOEXEC));
+    channel
+}
+unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
+    libc::close((*channel).fd);
+    free(channel)
+}
+/// An event names a queue of the library's own, whose operations the library then looks for in front of its context.
+unsafe extern "C" fn get_cq_event(
+    channel: *mut ibv_comp_channel,
+    queue: *mut *mut ibv_cq,
+    cookie: *mut *mut c_void,
+) -> c_int {
+    let mut named = 0u64;
+    if libc::read((*channel).fd, (&raw mut named).cast(), 8) != 8 {
+        return -1;
+    }
+    *queue = named as *mut ibv_cq;
+    *cookie = (**queue).cq_context;
+    with(|device| {
+        device.wild += usize::from(!device.made.values().any(|made| *made as u64 == named))
+    });
+    0
+}
+unsafe extern "C" fn ack_cq_events(queue: *mut ibv_cq, count: c_uint) {
+    with(|device| *device.unheard.entry(queue.addr()).or_default() -= count as i32);
+}
+/// The event is in hand while the end of its object has begun.
+unsafe extern "C" fn get_async_event(_: *mut ibv_context, event: *mut ibv_async_event) -> c_int {
+    let Some((named, kind, object)) = with(|device| device.asynchronous.pop_front()) else {
+        return -1;
+    };
+    with(|device| *device.unheard.entry(object).or_default() += 1);
+    while !with(|device| device.ending.contains(&object)) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    ((*event).element, (*event).event_type) = (named as *mut c_void, kind);
+    0
+}
+unsafe extern "C" fn ack_async_event(event: *mut ibv_async_event) {
+    with(|device| *device.unheard.entry((*event).element.addr()).or_default() -= 1);
 }
 unsafe extern "C" fn create_srq(_: *mut ibv_pd, _: *mut ibv_srq_init_attr) -> *mut ibv_srq {
     let queue = zeroed::<ibv_srq>();
@@ -147,6 +236,8 @@ unsafe extern "C" fn receive_shared(
 unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *mut ibv_qp {
     let pair = zeroed::<ibv_qp>();
     (*pair).context = open(ptr::null_mut());
+    (*pair).qp_context = (*init).qp_context;
+    with(|device| device.made.insert((*init).qp_context.addr(), pair.addr()));
     (*pair).qp_num = with(|device| {
         let number = take(&mut device.numbers, 1);
         let room = (*init).cap.max_send_wr as usize;
@@ -156,6 +247,7 @@ unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *
     pair
 }
 unsafe extern "C" fn destroy_qp(pair: *mut ibv_qp) -> c_int {
+    wait_until_heard(pair.addr());
     forget((*pair).qp_num);
     with(|device| device.numbers.remove(&(*pair).qp_num));
     close((*pair).context);
@@ -202,6 +294,23 @@ unsafe extern "C" fn send(
     bad: *mut *mut ibv_send_wr,
 ) -> c_int {
     let number = (*pair).qp_num;
+    *bad = ptr::null_mut();
+    let mut next = request;
+    let mut result = 0;
+    while !next.is_null() && result == 0 {
+        result = send_one(number, next);
+        if result != 0 {
+            *bad = next;
+        }
+        next = (*next).next;
+    }
+    // Rung after all, as soft-RoCE does; what the doorbell says outdoes what the queue said.
+    if with(|device| device.write_refused) {
+        return libc::EACCES;
+    }
+    result
+}
+unsafe fn send_one(number: u32, request: *mut ibv_send_wr) -> c_int {
     let full = with(|device| {
         device.local_keys = (0..(*request).num_sge as usize)
             .map(|place| (*(*request).sg_list.add(place)).lkey)
@@ -222,11 +331,16 @@ unsafe extern "C" fn send(
         });
         false
     });
-    if full {
-        *bad = request;
-        return libc::ENOMEM;
+    if full { libc::ENOMEM } else { 0 }
+}
+/// ioctl(2), of which the device is asked for its doorbell.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if request == 0xc018_1b01 {
+        with(|device| device.rings += 1);
+        return 0;
     }
-    0
+    libc::syscall(libc::SYS_ioctl, file, request, argument) as c_int
 }
 unsafe extern "C" fn receive(
     pair: *mut ibv_qp,
@@ -234,10 +348,14 @@ unsafe extern "C" fn receive(
     _: *mut *mut ibv_recv_wr,
 ) -> c_int {
     with(|device| {
+        if device.receives_refused > 0 {
+            device.receives_refused -= 1;
+            return libc::ENOMEM;
+        }
         let receives = device.receives.entry((*pair).qp_num).or_default();
         receives.push_back((*request).wr_id);
-    });
-    0
+        0
+    })
 }
 unsafe extern "C" fn create_ah(_: *mut ibv_pd, to: *mut ibv_ah_attr) -> *mut ibv_ah {
     let handle = zeroed::<ibv_ah>();
@@ -258,17 +376,6 @@ unsafe extern "C" fn query_gid(
 ) -> c_int {
     (*into).raw = with(|device| device.address.unwrap_or(OWN));
     if place == 0 { 0 } else { libc::ENODATA }
-}
-unsafe extern "C" fn create_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
-    let channel = zeroed::<ibv_comp_channel>();
-    (*channel).context = context;
-    // The device tells of nothing by itself.
-    (*channel).fd = libc::eventfd(0, libc::EFD_CLOEXEC);
-    channel
-}
-unsafe extern "C" fn destroy_channel(channel: *mut ibv_comp_channel) -> c_int {
-    libc::close((*channel).fd);
-    free(channel)
 }
 unsafe extern "C" fn not_expected() {
     std::process::abort();
@@ -329,14 +436,18 @@ pub(crate) fn functions() -> Real {
     real.dereg_mr = deregister;
     real.create_cq = create_cq;
     real.destroy_cq = destroy_cq;
+    real.create_comp_channel = create_channel;
+    real.destroy_comp_channel = destroy_channel;
+    real.get_cq_event = get_cq_event;
+    real.ack_cq_events = ack_cq_events;
+    real.get_async_event = get_async_event;
+    real.ack_async_event = ack_async_event;
     real.create_srq = create_srq;
     real.destroy_srq = destroy_srq;
     real.create_qp = create_qp;
     real.destroy_qp = destroy_qp;
     real.modify_qp = modify;
     real.query_qp = query;
-    real.create_comp_channel = create_channel;
-    real.destroy_comp_channel = destroy_channel;
     real.create_ah = create_ah;
     real.destroy_ah = destroy_ah;
     real.query_gid = query_gid;

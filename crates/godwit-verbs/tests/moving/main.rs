@@ -3,6 +3,7 @@
 #![allow(unsafe_op_in_unsafe_fn)]
 
 mod ahead;
+mod attached;
 mod datagrams;
 mod device;
 mod events;

@@ -4,3 +4,4 @@ pub(crate) mod address;
 pub(crate) mod criu;
 pub(crate) mod files;
 pub(crate) mod tcp;
+pub(crate) mod threads;

@@ -17,6 +17,7 @@ use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
 use crate::processes::host::files;
+use crate::processes::host::threads::{MOST_THREADS, thread_in_image};
 use crate::processes::messages::{self, Answer, Ask, FoundProcess};
 use crate::processes::{NotDone, ask_all, check_enabled, hear, statuses};
 
@@ -72,10 +73,10 @@ impl Session {
             }
             Ask::Claim { pid, moving } => self.claim(node, pid, moving),
             Ask::Partner { pid, request } => self.partner(node, pid, request).await,
-            Ask::Hold { pid, plan } => self.hold(pid, plan).await,
+            Ask::Hold { pid, threads, plan } => self.hold(pid, threads, plan).await,
             Ask::ConnectHeld { connections } => self.connect_held(connections).await,
             Ask::GiveUpHeld => {
-                self.holder = None;
+                self.give_up_held().await;
                 Answer::Done
             }
             Ask::Image(_) => Answer::Refused("an image cannot come this way".to_owned()),
@@ -115,20 +116,46 @@ impl Session {
         Answer::Found(found)
     }
 
-    async fn hold(&mut self, pid: u32, plan: Plan) -> Answer {
+    async fn hold(&mut self, pid: u32, mut threads: Vec<u32>, plan: Plan) -> Answer {
+        if threads.len() > MOST_THREADS {
+            let text = format!("more than {MOST_THREADS} threads are named");
+            return Answer::Refused(text);
+        }
+        threads.push(pid);
         // One at a time: what an earlier one has may be all that the device has room for.
-        self.holder = None;
-        let held = async {
-            let holder = Holder::start(pid).await?;
-            let answer = holder.hold(plan).await?;
-            Ok((holder, answer))
+        self.give_up_held().await;
+        let holder = match Holder::start(&threads).await {
+            Ok(holder) => holder,
+            Err(error) => return Answer::Refused(error),
         };
-        match held.await {
-            Ok((holder, answer)) => {
+        match holder.hold(plan).await {
+            Ok(answer) => {
                 self.holder = Some(holder);
                 Answer::Library(answer)
             }
-            Err(error) => Answer::Refused(error),
+            Err(error) => {
+                holder.end().await;
+                Answer::Refused(error)
+            }
+        }
+    }
+
+    async fn give_up_held(&mut self) {
+        if let Some(holder) = self.holder.take() {
+            holder.end().await;
+        }
+    }
+
+    /// A thread that began after the holder, or is another process's that comes along, may have a number of the holder's:
+    /// then the process comes, and the holder goes.
+    async fn make_way(&mut self, offer: &messages::ImageOffer) {
+        let files = offer.image.iter();
+        let coming: Vec<u32> = files
+            .filter_map(|file| thread_in_image(&file.name))
+            .collect();
+        let meets = |holder: &Holder| !matches!(holder.meets(&coming), Ok(false));
+        if self.holder.as_ref().is_some_and(meets) {
+            self.give_up_held().await;
         }
     }
 
@@ -319,6 +346,7 @@ pub(crate) async fn serve(
         };
         let answer = match asked {
             Ok(Ask::Image(offer)) => {
+                session.make_way(&offer).await;
                 match image(&node, &mut connection, &peer, &id, *offer).await {
                     Some(answer) => answer,
                     None => break,

@@ -6,6 +6,7 @@ use godwit_verbs::mover::{ahead_at_holder, ahead_at_partner};
 use super::Running;
 use super::reach::{ANSWER, Trouble};
 use super::steps::{failed, unexpected};
+use crate::processes::host::threads::threads_of;
 use crate::processes::messages::Ask;
 
 impl Running {
@@ -28,7 +29,10 @@ impl Running {
             return Err(unexpected());
         };
         let (to, pid) = (self.plan.to.clone(), self.plan.pid);
-        let held = self.reach.library(&to, Ask::Hold { pid, plan }).await?;
+        // A holder with one of these numbers would be in the process's way.
+        let threads = threads_of(pid).map_err(failed)?;
+        let asked = Ask::Hold { pid, threads, plan };
+        let held = self.reach.library(&to, asked).await?;
         let LibraryAnswer::Held(held) = held else {
             return Err(unexpected());
         };

@@ -59,7 +59,8 @@ struct Outgoing {
     layout: String,
     started_at: String,
     moving: Move,
-    /// Whether the process refused to be suspended, so that this move does not hold it.
+    /// Whether this move does not hold the process: it was not asked to be suspended yet, or refused. Who else holds it is
+    /// another move, of a process that it is connected to.
     #[serde(default)]
     not_held: bool,
     /// What the process made when its objects were made again last.
@@ -189,7 +190,7 @@ pub(crate) async fn migrate(
         } else {
             Move::default()
         },
-        not_held: false,
+        not_held: true,
         made: None,
         ahead: false,
         attached: false,
@@ -200,7 +201,11 @@ pub(crate) async fn migrate(
             format!("cannot make a folder for the image: {error}"),
         )
     })?;
-    begin(node, reach, plan, looked)
+    let place = folder(node, &plan.id);
+    begin(node, reach, plan, looked).inspect_err(|_| {
+        // Nothing is in it; what cannot be removed goes with the node's next start.
+        let _left = std::fs::remove_dir(place);
+    })
 }
 
 fn begin(
@@ -305,6 +310,19 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigratio
     }
 }
 
+impl Outgoing {
+    /// Takes that this step is about to be stored and begun: whoever is asked to be suspended may be, whatever is heard.
+    fn holds_from(&mut self, step: Step) {
+        self.not_held &= step != Step::Suspend;
+    }
+
+    /// As [`Move::unstored`]. Nobody was asked for a step that was given up.
+    fn unstored(&mut self, why: &str) -> bool {
+        self.not_held |= self.moving.step() == Step::Suspend;
+        self.moving.unstored(why)
+    }
+}
+
 impl Running {
     /// Stores how far it is.
     fn store(&self) -> Result<(), String> {
@@ -341,13 +359,14 @@ impl Running {
             if self.cancelled.load(Ordering::Acquire) {
                 self.plan.moving.cancel("it was cancelled");
             }
+            self.plan.holds_from(self.plan.moving.step());
             if let Err(error) = self.store() {
                 tracing::error!(
                     id = self.plan.id,
                     error,
                     "a move of a process cannot be stored"
                 );
-                if !self.plan.moving.unstored(&error) {
+                if !self.plan.unstored(&error) {
                     self.make_room().await;
                     if self.node.is_closing() {
                         return None;
@@ -523,5 +542,57 @@ pub(crate) fn recover(node: &Arc<Node>) {
                 tracing::error!(id = name, error = error.message, "a move was not taken up");
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(moving: Move) -> Outgoing {
+        let stored = serde_json::json!({
+            "id": "1", "pid": 7, "command": "", "to": "b", "address": null, "files": [], "partners": [],
+            "queue_pairs": 1, "layout": "", "started_at": "", "moving": moving, "not_held": true, "made": null,
+        });
+        serde_json::from_value(stored).expect("a plan")
+    }
+
+    /// Each way to [`Step::ResumeHere`] on which the process was not asked for anything, and two on which it was.
+    #[test]
+    fn a_process_that_was_not_suspended_by_a_move_is_not_resumed_by_it() {
+        let begun = |mut plan: Outgoing| {
+            plan.holds_from(plan.moving.step());
+            plan
+        };
+        let ahead = begun(plan(Move::with_pre_setup()));
+        let mut cancelled = ahead.clone();
+        assert!(cancelled.moving.cancel("cancelled"));
+        let mut recovered = ahead.clone();
+        recovered.moving.recover(true);
+        let mut unstored = ahead.clone();
+        unstored.unstored("the disk is full");
+        let mut later = begun(plan(Move::default()));
+        later.unstored("the disk is full");
+        let mut first = plan(Move::default());
+        assert!(first.moving.cancel("cancelled"));
+        for plan in [cancelled, recovered, unstored, later, first] {
+            let plan = begun(plan);
+            assert_eq!(plan.moving.step(), Step::ResumeHere);
+            assert!(plan.not_held, "{plan:?}");
+        }
+        let mut asked = ahead;
+        asked.moving.happened(Happened::Done);
+        let asked = begun(asked);
+        let mut died = asked.clone();
+        died.moving.recover(true);
+        let mut failed = asked;
+        failed
+            .moving
+            .happened(Happened::Unknown("silence".to_owned()));
+        for plan in [died, failed] {
+            let plan = begun(plan);
+            assert_eq!(plan.moving.step(), Step::ResumeHere);
+            assert!(!plan.not_held, "{plan:?}");
+        }
     }
 }

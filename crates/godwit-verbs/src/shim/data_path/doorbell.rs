@@ -8,43 +8,24 @@
 
 use std::ffi::c_int;
 
-use crate::abi::ibv_qp;
+use crate::abi::{
+    CORE_IN, CORE_OUT, CommandAttribute, CommandHeader, OBJECT_DEVICE, VERBS_IOCTL, ibv_qp,
+};
 
-/// `RDMA_VERBS_IOCTL`
-const VERBS_IOCTL: libc::c_ulong = 0xc018_1b01;
 /// `RDMA_DRIVER_RXE`
 const DRIVER_RXE: u32 = 14;
 /// `IB_USER_VERBS_CMD_POST_SEND`
 const COMMAND_POST_SEND: u64 = 28;
-/// `UVERBS_ATTR_CORE_IN`, `UVERBS_ATTR_CORE_OUT`, `UVERBS_ATTR_WRITE_CMD`
-const CORE_IN: u16 = 0;
-const CORE_OUT: u16 = 1;
+/// `UVERBS_ATTR_WRITE_CMD`
 const WRITE_CMD: u16 = 2;
 /// `UVERBS_ATTR_F_MANDATORY`
 const MANDATORY: u16 = 1;
 
-/// `struct ib_uverbs_attr`
-#[repr(C)]
-struct Attribute {
-    id: u16,
-    length: u16,
-    flags: u16,
-    reserved: u16,
-    data: u64,
-}
-
-/// `struct ib_uverbs_ioctl_hdr` with three attributes. Object 0 is the device, and its method 0
-/// carries a command of write(2).
+/// A command with three attributes.
 #[repr(C)]
 struct Invoke {
-    length: u16,
-    object: u16,
-    method: u16,
-    attributes: u16,
-    reserved1: u64,
-    driver: u32,
-    reserved2: u32,
-    list: [Attribute; 3],
+    header: CommandHeader,
+    list: [CommandAttribute; 3],
 }
 
 /// `struct ib_uverbs_post_send`, which names the queue pair and carries no request: they lie in the
@@ -69,7 +50,7 @@ pub(in crate::shim) unsafe fn ring(pair: *mut ibv_qp) -> c_int {
         request_size: size_of::<crate::abi::ibv_send_wr>() as u32,
     };
     let mut first_refused = 0u32;
-    let attribute = |id, length: usize, data| Attribute {
+    let attribute = |id, length: usize, data| CommandAttribute {
         id,
         length: length as u16,
         flags: MANDATORY,
@@ -77,13 +58,15 @@ pub(in crate::shim) unsafe fn ring(pair: *mut ibv_qp) -> c_int {
         data,
     };
     let mut invoke = Invoke {
-        length: size_of::<Invoke>() as u16,
-        object: 0,
-        method: 0,
-        attributes: 3,
-        reserved1: 0,
-        driver: DRIVER_RXE,
-        reserved2: 0,
+        header: CommandHeader {
+            length: size_of::<Invoke>() as u16,
+            object: OBJECT_DEVICE,
+            method: 0,
+            attributes: 3,
+            reserved1: 0,
+            driver: DRIVER_RXE,
+            reserved2: 0,
+        },
         list: [
             attribute(CORE_IN, size_of::<PostSend>(), &raw const command as u64),
             attribute(CORE_OUT, size_of::<u32>(), &raw mut first_refused as u64),

@@ -98,16 +98,30 @@ impl QpLane {
             *key = self.remote_keys.physical(*key);
         }
         let mut refused = ptr::null_mut();
-        let mut result = (self.post_send)(self.real, copied, &raw mut refused);
-        if result == libc::EACCES && refused.is_null() {
-            result = doorbell::ring(self.real);
-        }
+        let posted = (self.post_send)(self.real, copied, &raw mut refused);
+        let result = self.rung(posted, refused);
         if result == 0 {
             self.sent = self.sent.wrapping_add(u32::from((*request).is_two_sided()));
         } else {
             *bad = request;
         }
         result
+    }
+
+    /// What came of requests that were posted, of which the device's library refused those from `refused` on. If its
+    /// doorbell was refused it says that alone: what it took lies in the queue and has to be told of, and that it refused
+    /// one means that the queue is full.
+    #[inline]
+    unsafe fn rung(&self, result: c_int, refused: *const ibv_send_wr) -> c_int {
+        if result != libc::EACCES {
+            return result;
+        }
+        cold_path();
+        match doorbell::ring(self.real) {
+            0 if refused.is_null() => 0,
+            0 => libc::ENOMEM,
+            errno => errno,
+        }
     }
 
     /// Translates requests and posts them to the device.
@@ -158,11 +172,8 @@ impl QpLane {
             self.sends[count - 1].next = ptr::null_mut();
             let mut refused = ptr::null_mut();
             let copies = self.sends.as_mut_ptr();
-            let mut result = (self.post_send)(self.real, copies, &raw mut refused);
-            if result == libc::EACCES && refused.is_null() {
-                // Nothing is refused but the doorbell.
-                result = doorbell::ring(self.real);
-            }
+            let posted = (self.post_send)(self.real, copies, &raw mut refused);
+            let result = self.rung(posted, refused);
             if result != 0 {
                 let place = if refused.is_null() {
                     0
@@ -203,10 +214,8 @@ impl QpLane {
     /// Gives one request of ours to the device.
     pub(in crate::shim) unsafe fn give(&mut self, request: &mut ibv_send_wr) -> Result<(), c_int> {
         let mut bad = ptr::null_mut();
-        let mut result = (self.post_send)(self.real, request, &raw mut bad);
-        if result == libc::EACCES && bad.is_null() {
-            result = doorbell::ring(self.real);
-        }
+        let posted = (self.post_send)(self.real, request, &raw mut bad);
+        let result = self.rung(posted, bad);
         if result == 0 { Ok(()) } else { Err(result) }
     }
 

@@ -33,6 +33,8 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
         ..Source::default()
     };
     make_all(&mut world, source)?;
+    // What there is can be given back once more, or used.
+    world.phase = Phase::Suspended;
     Ok(Recreated {
         remote_keys: world.regions().collect(),
         // SAFETY: objects live while the world is locked.
@@ -48,7 +50,7 @@ pub struct Attached {
 }
 
 /// Takes what a holder has made ahead of this process. Its queue pairs are connected, and receives that wait for data
-/// are posted again. After an error, [`recreate`] makes what is missing.
+/// are posted again. After an error, [`recreate`] makes what is missing, and queue pairs have to be connected.
 ///
 /// # Errors
 /// One sentence, if the process has changed since it was asked for its plan, or what the device refused.
@@ -74,6 +76,7 @@ pub fn attach(handed: HandedOver) -> Result<Attached, String> {
         pair.failed.store(false, Ordering::Release);
         pair.marker_done.store(true, Ordering::Release);
     }
+    world.phase = Phase::Suspended;
     Ok(Attached {
         remote_keys: world.regions().collect(),
     })
@@ -129,6 +132,15 @@ impl Source<'_> {
         }
     }
 
+    /// `made` if it was made ahead of this process, or null.
+    fn ahead<T>(&self, made: *mut T) -> *mut T {
+        if self.files.is_empty() {
+            ptr::null_mut()
+        } else {
+            made
+        }
+    }
+
     /// Puts the files that were opened ahead in the place of `opened`'s own.
     unsafe fn replace_files(&self, id: ObjectId, opened: *mut ibv_context) -> io::Result<()> {
         let Some(files) = self.files.get(&id) else {
@@ -144,6 +156,7 @@ impl Source<'_> {
     }
 }
 
+/// Makes what is missing. The caller says when all is there, by the phase.
 fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
     if world.phase != Phase::Released {
         return Err("this process has its objects".to_owned());
@@ -178,8 +191,6 @@ fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
             }
         }
     }
-    // What there is can be given back once more, or used.
-    world.phase = Phase::Suspended;
     Ok(())
 }
 
@@ -276,7 +287,11 @@ unsafe fn make_again(
                 source.make(id, || (real().create_comp_channel)(context))?,
                 "ibv_create_comp_channel",
             )?;
-            if let Some(file) = source.channels.remove(&id) {
+            let file = source.channels.remove(&id);
+            (*channel)
+                .made_ahead
+                .store(file.is_some(), Ordering::Release);
+            if let Some(file) = file {
                 // It is the channel's own now, which closes it.
                 let _given = file.into_raw_fd();
             }
@@ -305,6 +320,9 @@ unsafe fn make_again(
                 })?,
                 "ibv_create_cq",
             )?;
+            (*queue)
+                .made_ahead
+                .store(source.ahead(again), Ordering::Release);
             (*queue).lane.visit().real = again;
         }
         Object::Srq(queue) => {
@@ -314,11 +332,17 @@ unsafe fn make_again(
                 source.make(id, || make_srq(domain, queue, &mut attributes))?,
                 "ibv_create_srq",
             )?;
+            (*queue)
+                .made_ahead
+                .store(source.ahead(again), Ordering::Release);
             let mut lane = (*queue).lane.visit();
             lane.real = again;
             if let Err(errno) = (*queue).post_again(&mut lane) {
                 // The next attempt begins anew: it could not tell what this queue has.
                 (real().destroy_srq)(again);
+                (*queue)
+                    .made_ahead
+                    .store(ptr::null_mut(), Ordering::Release);
                 lane.real = ptr::null_mut();
                 return Err(format!(
                     "a shared receive queue took less than before (errno {errno})"
@@ -329,6 +353,9 @@ unsafe fn make_again(
             let domain = behind_pd((*pair).face.pd);
             let again = source.make(id, || make_pair(domain, pair, &(*pair).init, world).0)?;
             let again = made(again, "ibv_create_qp")?;
+            (*pair)
+                .made_ahead
+                .store(source.ahead(again), Ordering::Release);
             (*pair).physical.store((*again).qp_num, Ordering::Release);
             (*pair).lane.visit().real = again;
             for queue in [(*pair).face.send_cq, (*pair).face.recv_cq] {

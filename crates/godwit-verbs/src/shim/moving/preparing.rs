@@ -222,6 +222,9 @@ pub(in crate::shim) unsafe fn tidy_one(pair: &ShadowQp) -> Result<(), String> {
         let number = (*old).qp_num;
         super::check((real().destroy_qp)(old), "ibv_destroy_qp")?;
         pair.lane.visit().retired.retain(|one| !ptr::eq(*one, old));
+        if ptr::eq(pair.made_ahead.load(Ordering::Acquire), old) {
+            pair.made_ahead.store(ptr::null_mut(), Ordering::Release);
+        }
         for queue in [pair.face.send_cq, pair.face.recv_cq] {
             if let Some(queue) = objects::cq(queue) {
                 forget_route(queue, number, pair);

@@ -8,7 +8,7 @@ use crate::shim::data_path::gate::a_thread_ended_inside;
 use crate::shim::descriptors;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::{acknowledge, show, state, take_event, wake};
+use crate::shim::verbs::completions::{show, state, take_event, wake};
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::remove_route;
 use crate::shim::world::{Object, Phase, world};
@@ -283,6 +283,7 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
                 let mut lane = (*pair).lane.visit();
                 check((real().destroy_qp)(lane.real), "ibv_destroy_qp")?;
                 lane.real = ptr::null_mut();
+                (*pair).made_ahead.store(ptr::null_mut(), Ordering::Release);
             }
             for queue in [(*pair).face.send_cq, (*pair).face.recv_cq] {
                 if let Some(queue) = objects::cq(queue) {
@@ -295,6 +296,9 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             let mut lane = (*queue).lane.visit();
             check((real().destroy_srq)(lane.real), "ibv_destroy_srq")?;
             lane.real = ptr::null_mut();
+            (*queue)
+                .made_ahead
+                .store(ptr::null_mut(), Ordering::Release);
             Ok(())
         }
         Object::Cq(queue) => {
@@ -302,20 +306,26 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             lane.drain(&*queue);
             lane.markers = 0;
             lane.suspended = true;
-            acknowledge(&*queue, lane.real);
             check((real().destroy_cq)(lane.real), "ibv_destroy_cq")?;
             lane.real = ptr::null_mut();
+            (*queue)
+                .made_ahead
+                .store(ptr::null_mut(), Ordering::Release);
             Ok(())
         }
         Object::Mr(region) => take(&(*region).real, real().dereg_mr, "ibv_dereg_mr"),
         Object::Ah(handle) => datagrams::give_back(&*handle)
             .map_err(|errno| format!("ibv_destroy_ah failed with errno {errno}")),
         Object::Pd(domain) => take(&(*domain).real, real().dealloc_pd, "ibv_dealloc_pd"),
-        Object::Channel(channel) => take(
-            &(*channel).real,
-            real().destroy_comp_channel,
-            "ibv_destroy_comp_channel",
-        ),
+        Object::Channel(channel) => {
+            take(
+                &(*channel).real,
+                real().destroy_comp_channel,
+                "ibv_destroy_comp_channel",
+            )?;
+            (*channel).made_ahead.store(false, Ordering::Release);
+            Ok(())
+        }
         Object::Context(context) => {
             take(&(*context).real, real().close_device, "ibv_close_device")?;
             // The application may wait on this number; it is an event that never comes meanwhile.

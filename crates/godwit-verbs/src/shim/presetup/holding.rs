@@ -13,14 +13,13 @@ use serde::{Deserialize, Serialize};
 use super::commands::{Answer, keep};
 use super::plan::{Details, Plan, Planned, PlannedPair};
 use crate::abi::*;
+use crate::control::MOST_FILES;
 use crate::shim::Connection;
 use crate::shim::moving::{open_by_name, walk};
 use crate::shim::real::real;
-use crate::shim::verbs::completions::make_cq;
+use crate::shim::verbs::completions::SPARE_ENTRIES;
 use crate::tables::{Call, Gid, ObjectId, make_allowed};
 
-/// Descriptors that one message can carry are 253; two for each device and one for each channel.
-const MOST_DESCRIPTORS: usize = 253;
 /// At least as large as any provider's structure for an object; libibverbs is given such a place for an object that
 /// only the kernel has, and reads zeros behind its own part.
 const PLACE: usize = 4096;
@@ -45,7 +44,7 @@ pub struct HandedOver {
     pub(crate) answers: Vec<(ObjectId, Vec<Answer>)>,
     /// For each context of the plan its two files, then the files of the channels. The message carries them.
     #[serde(skip)]
-    pub(crate) descriptors: Vec<OwnedFd>,
+    pub descriptors: Vec<OwnedFd>,
 }
 
 /// An object that is held.
@@ -100,7 +99,7 @@ pub fn hold(plan: Plan) -> Result<Vec<HeldPair>, String> {
     if holding.is_some() {
         return Err("this holder has its objects already".to_owned());
     }
-    if descriptors_of(&plan) > MOST_DESCRIPTORS {
+    if descriptors_of(&plan) > MOST_FILES {
         return Err(
             "the process has too many devices and completion channels to hand over".to_owned(),
         );
@@ -135,6 +134,7 @@ pub fn hold(plan: Plan) -> Result<Vec<HeldPair>, String> {
     Ok(pairs)
 }
 
+/// Two for each device and one for each channel.
 fn descriptors_of(plan: &Plan) -> usize {
     let each = plan.objects.iter().map(|planned| match planned.call {
         Call::Context => 2,
@@ -261,8 +261,10 @@ impl Holding {
                 let context = self.context(*context)?;
                 let channel =
                     channel.map_or(Ok(ptr::null_mut()), |channel| self.channel(channel))?;
-                let (_, answers) = keep(cookie, || {
-                    make_cq(context, *entries, ptr::null_mut(), channel, *vector)
+                let create = (real()).create_cq;
+                let answers = with_room_for_markers(*entries, |entries| {
+                    let make = || create(context, entries, ptr::null_mut(), channel, *vector);
+                    keep(cookie, make).map(|(_, answers)| answers)
                 })?;
                 let made = answers.first().and_then(Answer::handle).map(|handle| {
                     let queue = place::<ibv_cq>();
@@ -393,6 +395,20 @@ impl Holding {
     }
 }
 
+/// Has `make` make a completion queue with room for markers if the device has it, as
+/// [`make_cq`](crate::shim::verbs::completions::make_cq) does: that it was made shows in the answers alone.
+fn with_room_for_markers(
+    entries: c_int,
+    mut make: impl FnMut(c_int) -> Result<Vec<Answer>, String>,
+) -> Result<Vec<Answer>, String> {
+    let answers = make(entries.saturating_add(SPARE_ENTRIES))?;
+    if answers.is_empty() {
+        make(entries)
+    } else {
+        Ok(answers)
+    }
+}
+
 fn missing(id: ObjectId) -> String {
     format!(
         "the plan uses object {} before it is made, or as something else",
@@ -418,4 +434,36 @@ unsafe fn place<T>() -> *mut T {
         std::process::abort();
     }
     place
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_completion_queue_is_made_once() {
+        let answer = json_answer();
+        for (most, expected) in [(1000, vec![80]), (20, vec![80, 16])] {
+            let mut asked = Vec::new();
+            let answers = with_room_for_markers(16, |entries| {
+                asked.push(entries);
+                Ok((entries <= most)
+                    .then(|| answer.clone())
+                    .into_iter()
+                    .collect())
+            });
+            assert_eq!(answers, Ok(vec![answer.clone()]));
+            assert_eq!(asked, expected);
+        }
+        let mut asked = 0;
+        let refused = with_room_for_markers(16, |_| {
+            asked += 1;
+            Ok(Vec::new())
+        });
+        assert_eq!((refused, asked), (Ok(Vec::new()), 2));
+    }
+
+    fn json_answer() -> Answer {
+        serde_json::from_str(r#"{"object": 3, "method": 0, "attributes": []}"#).unwrap()
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::contexts::refuse;
@@ -17,7 +17,7 @@ use crate::shim::world::{Object, running_world};
 use crate::tables::Call;
 
 /// Entries beyond what the application asked for: markers of suspended queue pairs complete into them.
-const SPARE_ENTRIES: c_int = 64;
+pub(in crate::shim) const SPARE_ENTRIES: c_int = 64;
 
 /// `ibv_create_comp_channel`
 pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
@@ -55,6 +55,7 @@ pub unsafe fn create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_ch
         wake,
         state: Mutex::new(ChannelState::default()),
         changed: Condvar::new(),
+        made_ahead: AtomicBool::new(false),
     }));
     world.objects.insert(id, Object::Channel(shadow));
     shadow.cast()
@@ -170,7 +171,7 @@ pub unsafe fn create_cq(
         },
         id,
         vector,
-        owed: AtomicU32::new(0),
+        made_ahead: AtomicPtr::new(ptr::null_mut()),
         lane: Gate::new(CqLane {
             real: made,
             poll,
@@ -198,7 +199,6 @@ pub unsafe fn destroy_cq(cq: *mut ibv_cq) -> c_int {
         return libc::EBUSY;
     }
     let device_queue = shadow.lane.lock().real;
-    acknowledge(shadow, device_queue);
     let result = (real().destroy_cq)(device_queue);
     if result == 0 {
         if let Some(events) = objects::channel(shadow.face.channel) {
@@ -279,25 +279,40 @@ pub(in crate::shim) unsafe fn take_event(channel: &ShadowChannel) -> Option<*mut
     if libc::poll(&raw mut ready, 1, 0) != 1 || ready.revents & libc::POLLIN == 0 {
         return None;
     }
+    if channel.made_ahead.load(Ordering::Acquire) {
+        return read_event(device_channel);
+    }
     let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
     if (real().get_cq_event)(device_channel, &raw mut queue, &raw mut cookie) != 0 {
         return None;
-    }
-    if let Some(shadow) = objects::cq(queue) {
-        // Made ahead of this process: its events carry what the device's queue would otherwise lead to.
-        shadow.owed.fetch_add(1, Ordering::Relaxed);
-        return Some(queue.cast());
     }
     (real().ack_cq_events)(queue, 1);
     Some(cookie.cast())
 }
 
-/// Before the device's queue ends, which waits until all of its events are acknowledged.
-pub(in crate::shim) unsafe fn acknowledge(shadow: &ShadowCq, device_queue: *mut ibv_cq) {
-    let owed = shadow.owed.swap(0, Ordering::Relaxed);
-    if owed > 0 {
-        (real().ack_cq_events)(device_queue, owed);
+/// As `ibv_get_cq_event`, which takes what an event carries for a queue of libibverbs' own and looks for its operations
+/// in front of its context: a shadow has nothing there. Soft-RoCE, whose queues alone are made ahead, has no operation to
+/// be called for an event.
+unsafe fn read_event(device_channel: *mut ibv_comp_channel) -> Option<*mut ShadowCq> {
+    // `struct ib_uverbs_comp_event_desc`
+    let mut handle = 0u64;
+    let size = size_of_val(&handle);
+    let read = libc::read((*device_channel).fd, (&raw mut handle).cast(), size);
+    if usize::try_from(read) != Ok(size) {
+        return None;
     }
+    let queue = handle as *mut ibv_cq;
+    if let Some(shadow) = objects::cq(queue) {
+        let device_queue = shadow.made_ahead.load(Ordering::Acquire);
+        if !device_queue.is_null() {
+            (real().ack_cq_events)(device_queue, 1);
+        }
+        return Some(queue.cast());
+    }
+    // One that this process has made itself, on a channel that it took.
+    let shadow = (*queue).cq_context;
+    (real().ack_cq_events)(queue, 1);
+    Some(shadow.cast())
 }
 
 /// The next event, without waiting: one of a drained completion, or the device's.

@@ -8,11 +8,13 @@ use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::contexts::refuse;
 use crate::abi::*;
+use crate::shim::moving::{resume, suspend};
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::world::{Object, World, running_world, world};
@@ -20,6 +22,10 @@ use crate::tables::{Call, Gid};
 
 /// How many queue pairs of peers may have moved.
 const MOST_REDIRECTS: usize = 1 << 16;
+/// Handles that one queue pair of a peer leaves behind before they are waited for.
+const MOST_OLD: usize = 8;
+/// How long datagrams may take to leave.
+const LEAVE: Duration = Duration::from_secs(2);
 
 /// Where a queue pair for datagrams is reached since its process moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +49,15 @@ impl Redirect {
         let mut there = *attributes;
         there.grh.dgid.raw = self.to.0;
         there
+    }
+}
+
+impl Elsewhere {
+    /// Gives the device's handles back; nobody posts with them, and nothing that was is in a queue.
+    unsafe fn end(self) {
+        for handle in self.old.into_iter().chain([self.real]) {
+            (real().destroy_ah)(handle);
+        }
     }
 }
 
@@ -102,7 +117,7 @@ pub unsafe fn destroy_ah(ah: *mut ibv_ah) -> c_int {
     let result = (real().destroy_ah)(shadow.real.load(Ordering::Acquire));
     if result == 0 {
         for other in elsewhere(shadow).drain(..) {
-            (real().destroy_ah)(other.real);
+            other.end();
         }
         world.remove(shadow.id);
         drop(Box::from_raw(ah.cast::<ShadowAh>()));
@@ -128,17 +143,16 @@ unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> R
     let known = all
         .iter_mut()
         .find(|other| other.redirect.number == redirect.number);
-    let entry = Elsewhere {
-        redirect: *redirect,
-        real: made,
-    };
     match known {
         Some(known) => {
-            let old = std::mem::replace(known, entry);
-            // What was posted with it has left, or is one of the datagrams that a move loses.
-            (real().destroy_ah)(old.real);
+            known.redirect = *redirect;
+            known.old.push(std::mem::replace(&mut known.real, made));
         }
-        None => all.push(entry),
+        None => all.push(Elsewhere {
+            redirect: *redirect,
+            real: made,
+            old: Vec::new(),
+        }),
     }
     handle.has_elsewhere.store(true, Ordering::Release);
     Ok(())
@@ -147,11 +161,15 @@ unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> R
 /// From now on datagrams for queue pairs that have moved go where those are.
 ///
 /// # Errors
-/// One sentence that names an address that cannot be reached; the others are noted.
+/// One sentence that names an address that cannot be reached; the others are noted. Also if a queue pair has moved often
+/// and datagrams to where it was do not leave.
 pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
-    let mut world = world();
     let mut failed = None;
     for redirect in redirects {
+        if leads_to_many(&world()) {
+            end_old()?;
+        }
+        let mut world = world();
         let same =
             |other: &Redirect| (other.remote, other.number) == (redirect.remote, redirect.number);
         if let Some(known) = world.redirects.iter_mut().find(|other| same(other)) {
@@ -182,6 +200,67 @@ pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
     failed.map_or(Ok(()), Err)
 }
 
+/// Whether a handle has as many old ones as it may.
+fn leads_to_many(world: &World) -> bool {
+    world.address_handles().any(|handle| {
+        // SAFETY: objects live while the world is locked.
+        let all = elsewhere(unsafe { &*handle });
+        all.iter().any(|other| other.old.len() >= MOST_OLD)
+    })
+}
+
+/// Ends old handles: after they were replaced no request gets them, and once a marker behind the requests before that
+/// has completed, none that got them is in a queue.
+fn end_old() -> Result<(), String> {
+    let datagrams: Vec<u32> = {
+        let world = world();
+        // SAFETY: objects live while the world is locked.
+        let pairs = world.queue_pairs().map(|pair| unsafe { &*pair });
+        let datagrams = pairs.filter(|pair| pair.face.qp_type == IBV_QPT_UD);
+        datagrams.map(|pair| pair.face.qp_num).collect()
+    };
+    suspend(Some(&datagrams))?;
+    let until = Instant::now() + LEAVE;
+    let left = loop {
+        let world = world();
+        // SAFETY: objects live while the world is locked.
+        if unsafe { all_have_left(&world, &datagrams) } {
+            for handle in world.address_handles() {
+                // SAFETY: as above.
+                for other in elsewhere(unsafe { &*handle }).iter_mut() {
+                    // SAFETY: nothing uses them any more.
+                    let end = |old| unsafe { (real().destroy_ah)(old) };
+                    other.old.drain(..).map(end).for_each(drop);
+                }
+            }
+            break Ok(());
+        }
+        drop(world);
+        if Instant::now() > until {
+            break Err(format!(
+                "after {} s datagrams to where queue pairs were are in flight",
+                LEAVE.as_secs()
+            ));
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    };
+    resume(Some(&datagrams))?;
+    left
+}
+
+/// Whether markers of these suspended queue pairs have completed.
+unsafe fn all_have_left(world: &World, numbers: &[u32]) -> bool {
+    for queue in world.completion_queues() {
+        let mut lane = (*queue).lane.visit();
+        if lane.suspended {
+            lane.drain(&*queue);
+        }
+    }
+    world.queue_pairs().map(|pair| &*pair).all(|pair| {
+        !numbers.contains(&pair.face.qp_num) || pair.marker_done.load(Ordering::Acquire)
+    })
+}
+
 /// Gives the request the device's handle, and the number that the peer's device knows.
 #[inline]
 pub(in crate::shim) unsafe fn address(request: &mut ibv_ud) {
@@ -203,7 +282,7 @@ pub(in crate::shim) unsafe fn address(request: &mut ibv_ud) {
 /// Gives the device's handles back.
 pub(in crate::shim) unsafe fn give_back(handle: &ShadowAh) -> Result<(), c_int> {
     for other in elsewhere(handle).drain(..) {
-        (real().destroy_ah)(other.real);
+        other.end();
     }
     handle.has_elsewhere.store(false, Ordering::Release);
     match (real().destroy_ah)(handle.real.load(Ordering::Acquire)) {

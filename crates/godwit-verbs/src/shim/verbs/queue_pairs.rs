@@ -135,6 +135,7 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         marker_route: AtomicPtr::new(ptr::null_mut()),
         places: Mutex::new(Vec::new()),
         transitions: Mutex::new(Vec::new()),
+        made_ahead: AtomicPtr::new(ptr::null_mut()),
         lane: Gate::new(QpLane {
             real: made,
             post_send,

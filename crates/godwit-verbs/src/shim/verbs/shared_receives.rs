@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
 use super::contexts::refuse;
 use crate::abi::*;
@@ -59,6 +59,7 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mu
         init: *wanted,
         limit: AtomicU32::new(0),
         receives: SharedReceives::new(asked.attr.max_wr, asked.attr.max_sge),
+        made_ahead: AtomicPtr::new(ptr::null_mut()),
         lane: Gate::new(SrqLane {
             real: made,
             post,
