@@ -3,4 +3,6 @@
 pub(crate) mod address;
 pub(crate) mod criu;
 pub(crate) mod files;
+pub(crate) mod runc;
+pub(crate) mod subject;
 pub(crate) mod tcp;

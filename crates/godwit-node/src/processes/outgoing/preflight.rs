@@ -6,10 +6,11 @@ use godwit_verbs::control::Status;
 use godwit_verbs::mover::{Party, ends_of};
 use godwit_verbs::preflight::against;
 
+use super::containers::Chosen;
 use super::reach::{ANSWER, Reach};
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
-use crate::processes::host::{criu, tcp};
+use crate::processes::host::{criu, runc, tcp};
 use crate::processes::images;
 use crate::processes::incoming::serve;
 use crate::processes::messages::{Answer, Ask};
@@ -29,12 +30,21 @@ pub(crate) struct Found {
 pub(crate) async fn look(
     node: &Node,
     reach: &mut Reach,
-    pid: u32,
+    chosen: &Chosen,
     to: &str,
     address: Option<&OwnAddress>,
     files: &[String],
 ) -> Found {
-    let status = crate::processes::status(pid).await.ok();
+    let pid = chosen.pid;
+    let status = if chosen.plain {
+        Some(Status {
+            queue_pairs: Vec::new(),
+            obstacles: Vec::new(),
+            needs: Vec::new(),
+        })
+    } else {
+        crate::processes::status(pid).await.ok()
+    };
     let ours = status
         .as_ref()
         .map_or(&[][..], |status| &status.queue_pairs);
@@ -72,8 +82,10 @@ pub(crate) async fn look(
     {
         reasons.push(format!("process {pid} is connected to itself"));
     }
+    reasons.extend(chosen.reasons.iter().cloned());
     let asked = Ask::Look {
         pid,
+        container: chosen.container.clone(),
         address: address.cloned(),
         files: files.to_vec(),
     };
@@ -102,7 +114,14 @@ pub(crate) async fn look(
         reasons.extend(unasked);
     }
     reasons.extend(at_source(files).await);
-    reasons.extend(tcp::reasons(pid, address.map(|own| own.address)));
+    let all = match &chosen.container {
+        // One that has ended has no connections, and that is said elsewhere.
+        Some(container) => runc::members(container.init).unwrap_or_default(),
+        None => vec![pid],
+    };
+    for one in all {
+        reasons.extend(tcp::reasons(one, address.map(|own| own.address)));
+    }
     let layout = criu::layout(pid).unwrap_or_default();
     if layout.is_none() {
         reasons.push(format!(
