@@ -41,6 +41,38 @@ pub struct MigrateProcess {
     pub pre_setup: bool,
 }
 
+/// A container under runc.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Container {
+    /// Its name.
+    pub id: String,
+    /// runc's word for how it is, such as running.
+    pub status: String,
+    /// Its first process's number at this host; absent if nothing of it runs.
+    pub pid: Option<u32>,
+    /// The folder with its config.json.
+    pub bundle: String,
+    /// Its processes that use the RDMA library and have opened a device.
+    pub rdma_processes: Vec<u32>,
+    /// What of the container itself keeps it from moving anywhere, one sentence each.
+    pub obstacles: Vec<String>,
+}
+
+/// Asks for a move of a container, with all that runs in it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MigrateContainer {
+    /// The node to move it to. Its bundle has to be there, at the same path.
+    pub to: String,
+    /// An IP address of the container's own, which moves along: its TCP connections have to be from or to it. It goes to
+    /// the interface of the same name.
+    #[serde(default)]
+    pub address: Option<String>,
+    /// Files that are brought along, by their paths at the host: what has been written into its root file system, for one.
+    #[serde(default)]
+    pub files: Vec<String>,
+}
+
 /// What a move of a process does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -126,8 +158,11 @@ pub struct ProcessMigration {
     /// Names it: 32 hexadecimal digits.
     #[schema(pattern = "^[0-9a-f]{32}$")]
     pub id: String,
-    /// The process.
+    /// The process. In a container it has another number at each host: this is the last at the node that it leaves.
     pub pid: u32,
+    /// The container that moves with it; absent if it moves by itself.
+    #[serde(default)]
+    pub container: Option<String>,
     /// Its program's name.
     pub command: String,
     /// The node it leaves.

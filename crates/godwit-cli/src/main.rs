@@ -89,6 +89,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Process(command) => with_client(&connection, async |client| {
             commands::process::run(command, client, output).await
         }),
+        Command::Container(command) => with_client(&connection, async |client| {
+            commands::container::run(command, client, output).await
+        }),
         Command::MemoryPool(command) => with_client(&connection, async |client| {
             commands::memory_pool::run(command, client, output).await
         }),

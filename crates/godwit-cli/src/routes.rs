@@ -13,6 +13,7 @@ pub(crate) const VM_ADOPTIONS: &str = "/v1/vms/adopt";
 pub(crate) const VM_MIGRATIONS: &str = "/v1/vm-migrations";
 pub(crate) const MEMORY_POOLS: &str = "/v1/memory-pools";
 pub(crate) const PROCESSES: &str = "/v1/processes";
+pub(crate) const CONTAINERS: &str = "/v1/containers";
 pub(crate) const PROCESS_MIGRATIONS: &str = "/v1/process-migrations";
 pub(crate) const PEERS: &str = "/v1/peers";
 
@@ -116,6 +117,10 @@ pub(crate) fn process(pid: u32) -> String {
 
 pub(crate) fn process_migrate(pid: u32) -> String {
     format!("{}/migrate", process(pid))
+}
+
+pub(crate) fn container_migrate(id: &str) -> String {
+    format!("{CONTAINERS}/{}/migrate", segment(id))
 }
 
 pub(crate) fn process_migration(id: &str) -> String {

@@ -98,6 +98,15 @@ async fn everything_in_the_way_is_told_at_once_and_nothing_is_touched() {
     ] {
         assert_eq!(a.get(path).await.status, 404, "{path}");
     }
+    // Whether this host has runc or not, it has no such container.
+    let path = "/v1/containers/no-such-container/migrate";
+    let answer = a.request("POST", path, r#"{"to":"b"}"#).await;
+    assert!([404, 409].contains(&answer.status), "{}", answer.body);
+    assert!(answer.body.contains("runc"), "{}", answer.body);
+    let answer = a
+        .request("POST", path, r#"{"to":"b","pre_setup":true}"#)
+        .await;
+    assert_eq!(answer.status, 400, "{}", answer.body);
     assert_eq!(a.get("/v1/process-migrations").await.json(), json!([]));
     for node in [&a, &b] {
         let kept = std::fs::read_dir(node.config.data_dir.join("processes")).expect("a folder");

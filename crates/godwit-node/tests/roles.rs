@@ -22,6 +22,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
         "reader",
         &[
             "get /metrics",
+            "get /v1/containers",
             "get /v1/disks",
             "get /v1/disks/import",
             "get /v1/disks/{name}",
@@ -55,6 +56,7 @@ const ROUTES: [(&str, &[&str]); 3] = [
             "delete /v1/nics/{name}",
             "delete /v1/vms/adopt",
             "delete /v1/vms/{name}",
+            "post /v1/containers/{id}/migrate",
             "post /v1/disks",
             "post /v1/disks/import",
             "post /v1/disks/{name}/claim",

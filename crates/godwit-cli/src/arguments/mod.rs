@@ -1,5 +1,6 @@
 //! The command line.
 
+mod container;
 mod image;
 mod nic;
 mod node;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use godwit_api::{ImageFormat, RunNic};
 
+pub(crate) use self::container::ContainerCommand;
 pub(crate) use self::image::{ImageArguments, ImageCommand, ImageFile, RepositoryArguments};
 pub(crate) use self::nic::NicCommand;
 use self::nic::parse_nic;
@@ -90,6 +92,9 @@ pub(crate) enum Command {
     /// Look at processes with RDMA connections, and move them
     #[command(subcommand)]
     Process(ProcessCommand),
+    /// Look at containers under runc, and move them
+    #[command(subcommand)]
+    Container(ContainerCommand),
     /// Look at memory that other nodes map, too
     #[command(subcommand)]
     MemoryPool(MemoryPoolCommand),

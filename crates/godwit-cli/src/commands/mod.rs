@@ -2,6 +2,7 @@
 
 pub(crate) mod certs;
 mod console;
+pub(crate) mod container;
 pub(crate) mod disk;
 pub(crate) mod image;
 mod job;

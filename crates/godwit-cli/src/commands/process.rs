@@ -150,6 +150,14 @@ fn show(process: &Process) -> String {
     )
 }
 
+/// What moves.
+fn name(seen: &ProcessMigration) -> String {
+    match &seen.container {
+        Some(container) => format!("container {container}"),
+        None => format!("process {}", seen.pid),
+    }
+}
+
 fn list_moves(moves: &[ProcessMigration]) -> String {
     let row = |seen: &ProcessMigration| {
         [
@@ -200,7 +208,7 @@ impl Moving for ProcessMigration {
     }
 
     fn status(&self) -> Status {
-        let Self { pid, to, .. } = self;
+        let Self { to, .. } = self;
         let what = match self.phase {
             ProcessMigrationPhase::Waiting => waits(self)
                 .unwrap_or_else(|| "looking whether another move is under way".to_owned()),
@@ -222,7 +230,7 @@ impl Moving for ProcessMigration {
             ended => ended.name().to_owned(),
         };
         Status {
-            line: Line::plain(format!("process {pid}: {what}")),
+            line: Line::plain(format!("{}: {what}", name(self))),
             done: None,
             note: None,
         }
@@ -238,7 +246,7 @@ impl Moving for ProcessMigration {
         }
         let failure = match &self.error {
             Some(error) => Failure::from(error.clone()),
-            None => Failure::new(format!("process {} was not moved", self.pid)),
+            None => Failure::new(format!("{} was not moved", name(self))),
         };
         let exit = if cancelled {
             EXIT_INTERRUPTED
@@ -249,8 +257,8 @@ impl Moving for ProcessMigration {
     }
 
     fn summary(&self) -> String {
-        let Self { pid, from, to, .. } = self;
-        let mut told = format!("process {pid} moved from '{from}' to '{to}'");
+        let Self { from, to, .. } = self;
+        let mut told = format!("{} moved from '{from}' to '{to}'", name(self));
         if let Some(blackout) = self.blackout_ms {
             told.push_str(&format!(
                 "\nits {} queue pairs stood still for {blackout:.0} ms",
@@ -279,6 +287,7 @@ mod tests {
         ProcessMigration {
             id: "aabbccddeeff00112233445566778899".to_owned(),
             pid: 7,
+            container: None,
             command: "ib_write_bw".to_owned(),
             from: "a".to_owned(),
             to: "b".to_owned(),
@@ -326,6 +335,10 @@ mod tests {
             ("process 7 is lost: no", EXIT_NOT_MOVED)
         );
         assert!(list_moves(&[aborted]).contains("is lost"));
+        let mut with_container = moved(ProcessMigrationPhase::Dumping);
+        with_container.container = Some("job".to_owned());
+        let line = with_container.status().line.to_string();
+        assert_eq!(line, "container job: making an image");
     }
 
     #[test]

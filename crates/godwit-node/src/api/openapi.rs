@@ -57,6 +57,8 @@ use super::{memory_routes, nic_routes, process_routes, routes, vm_routes};
         process_routes::list_processes,
         process_routes::show_process,
         process_routes::migrate_process,
+        process_routes::list_containers,
+        process_routes::migrate_container,
         process_routes::list_process_migrations,
         process_routes::show_process_migration,
         process_routes::cancel_process_migration,

@@ -10,7 +10,7 @@ use axum::routing::{MethodRouter, get, post};
 use super::ErrorBody;
 use super::refusal::Refusal;
 use super::routes::{Body, Shared, detached};
-use super::{MigrateProcess, Process, ProcessMigration};
+use super::{Container, MigrateContainer, MigrateProcess, Process, ProcessMigration};
 use crate::node::Node;
 use crate::processes::{outgoing, view};
 use godwit_api::ErrorCode;
@@ -21,6 +21,8 @@ pub(super) fn routes() -> Vec<(&'static str, MethodRouter<Arc<Node>>)> {
         ("/v1/processes", get(list_processes)),
         ("/v1/processes/{pid}", get(show_process)),
         ("/v1/processes/{pid}/migrate", post(migrate_process)),
+        ("/v1/containers", get(list_containers)),
+        ("/v1/containers/{id}/migrate", post(migrate_container)),
         ("/v1/process-migrations", get(list_process_migrations)),
         ("/v1/process-migrations/{id}", get(show_process_migration)),
         (
@@ -69,6 +71,31 @@ pub(super) async fn migrate_process(
     let pid = number(&pid)?;
     let started = detached(node, move |node| async move {
         outgoing::migrate(&node, pid, request).await
+    });
+    Ok((StatusCode::CREATED, Json(started.await?)))
+}
+
+/// Containers of this host under runc, and what keeps them from moving.
+#[utoipa::path(get, path = "/v1/containers", responses((status = 200, body = Vec<Container>),
+    (status = 409, body = ErrorBody)))]
+pub(super) async fn list_containers(State(node): Shared) -> Result<Json<Vec<Container>>, Refusal> {
+    Ok(Json(view::containers(&node).await?))
+}
+
+/// Starts to move a container, with its process's RDMA connections, to another node. Answers once nothing is found that
+/// stands in the way; otherwise all that does is named, and nothing was touched. The move is one of
+/// /v1/process-migrations.
+#[utoipa::path(post, path = "/v1/containers/{id}/migrate", params(("id" = String, Path)),
+    request_body = MigrateContainer, responses(
+    (status = 201, body = ProcessMigration), (status = 400, body = ErrorBody),
+    (status = 404, body = ErrorBody), (status = 409, body = ErrorBody), (status = 422, body = ErrorBody)))]
+pub(super) async fn migrate_container(
+    State(node): Shared,
+    Path(id): Path<String>,
+    Body(request): Body<MigrateContainer>,
+) -> Result<(StatusCode, Json<ProcessMigration>), Refusal> {
+    let started = detached(node, move |node| async move {
+        outgoing::containers::migrate_container(&node, &id, request).await
     });
     Ok((StatusCode::CREATED, Json(started.await?)))
 }

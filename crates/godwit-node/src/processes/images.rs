@@ -22,6 +22,8 @@ const LEFT_FREE: u64 = 64 << 20;
 const PIECE: usize = 256 << 10;
 /// How long a piece may take.
 const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
+/// What runc puts beside CRIU's files: where standard input and output went.
+const OF_RUNC: &str = "descriptors.json";
 /// Bytes of a hash.
 const HASH: usize = blake3::OUT_LEN;
 
@@ -103,8 +105,8 @@ pub(crate) fn gather(image: &Path, files: &[String]) -> Result<Gathered, String>
     for entry in std::fs::read_dir(image).map_err(cannot)? {
         let entry = entry.map_err(cannot)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        // CRIU's other files are descriptors of its own and logs.
-        if name.ends_with(".img") {
+        // Others are descriptors of CRIU's own and logs.
+        if name.ends_with(".img") || name == OF_RUNC {
             // There may be thousands, which are not all kept open.
             found.push(ImageFile::of(name, &entry.metadata().map_err(cannot)?)?);
         }
@@ -134,7 +136,7 @@ pub(crate) fn check(offer: &ImageOffer, free: u64) -> Result<(), String> {
     }
     let mut names = BTreeSet::new();
     for file in &offer.image {
-        if !is_image_name(&file.name) {
+        if !is_image_name(&file.name) && (file.name != OF_RUNC || offer.container.is_none()) {
             let shown: String = file.name.chars().take(64).collect();
             return Err(format!("{shown:?} is no name of a file of an image"));
         }
@@ -255,6 +257,7 @@ mod tests {
         ImageOffer {
             pid: 7,
             layout: "1 2 3 4 5".to_owned(),
+            container: None,
             address: None,
             image: names.iter().map(file).collect(),
             files: Vec::new(),
@@ -279,6 +282,7 @@ mod tests {
             "core-7",
             "co re.img",
             "criu.conf",
+            "descriptors.json",
         ] {
             let error = check(&offer(&[wrong], 1), free).expect_err(wrong);
             assert!(error.contains("no name"), "{error}");

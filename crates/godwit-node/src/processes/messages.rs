@@ -13,6 +13,8 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use super::images::ImageFile;
 use crate::peers::framed;
 use crate::processes::host::address::OwnAddress;
+use crate::processes::host::runc::Container;
+use crate::processes::host::subject::Subject;
 
 /// Longest message in bytes: as long as an answer of a process may be.
 const MAX_MESSAGE: u32 = 16 << 20;
@@ -30,8 +32,11 @@ pub(crate) enum Ask {
     },
     /// What is there for this process, and what stands in its way?
     Look {
-        /// The number that it needs.
+        /// The number that it needs, unless it comes in a container.
         pid: u32,
+        /// The container that it would come in.
+        #[serde(default)]
+        container: Option<Container>,
         /// The address that it would bring.
         address: Option<OwnAddress>,
         /// The files that it would bring.
@@ -97,12 +102,26 @@ pub(crate) struct ImageOffer {
     pub(crate) pid: u32,
     /// What tells it from another process of this number.
     pub(crate) layout: String,
+    /// The container that it comes in.
+    #[serde(default)]
+    pub(crate) container: Option<Container>,
     /// The address that it brings.
     pub(crate) address: Option<OwnAddress>,
     /// CRIU's files.
     pub(crate) image: Vec<ImageFile>,
     /// Files that it brings along, by their paths.
     pub(crate) files: Vec<ImageFile>,
+}
+
+impl ImageOffer {
+    /// What it is an image of.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject {
+            pid: self.pid,
+            layout: self.layout.clone(),
+            container: self.container.clone(),
+        }
+    }
 }
 
 /// From the other node.

@@ -2,9 +2,10 @@
 
 use godwit_verbs::control::{self, Status};
 
-use super::{check_enabled, status, statuses};
+use super::host::runc;
+use super::{check_enabled, outgoing, status, statuses};
 use crate::node::{Node, blocking};
-use godwit_api::{ErrorBody, ErrorCode, Process};
+use godwit_api::{Container, ErrorBody, ErrorCode, Process};
 
 /// All processes of this host that use the library and have opened a device.
 ///
@@ -35,6 +36,39 @@ pub(crate) async fn one(node: &Node, pid: u32) -> Result<Process, ErrorBody> {
             Err(ErrorBody::new(ErrorCode::NotFound, error).hint("see 'godwit process list'"))
         }
     }
+}
+
+/// All containers of this host under runc.
+///
+/// # Errors
+/// The node does not move processes, or runc does not say.
+pub(crate) async fn containers(node: &Node) -> Result<Vec<Container>, ErrorBody> {
+    check_enabled(node)?;
+    let listed = runc::list().await;
+    let listed = listed.map_err(|error| {
+        ErrorBody::new(ErrorCode::Conflict, error)
+            .hint("containers are those of runc, as root has them")
+    })?;
+    let mut found = Vec::new();
+    for one in listed {
+        let runs = one.pid > 0;
+        let (rdma_processes, obstacles) = if runs {
+            let users = outgoing::containers::users(one.pid).await;
+            // It may have ended just now.
+            (users.unwrap_or_default(), runc::reasons(&one).await)
+        } else {
+            (Vec::new(), Vec::new())
+        };
+        found.push(Container {
+            id: one.id,
+            status: one.status,
+            pid: runs.then_some(one.pid),
+            bundle: one.bundle,
+            rdma_processes,
+            obstacles,
+        });
+    }
+    Ok(found)
 }
 
 /// The program's name.

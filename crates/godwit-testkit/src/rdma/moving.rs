@@ -120,12 +120,37 @@ pub fn see_move(source: &RdmaGuest, id: &str) -> io::Result<MoveSeen> {
     found.ok_or_else(|| io::Error::other(format!("the node knows no move {id}")))
 }
 
-/// Asks for a move; gives what the command prints as JSON.
+/// Moves the container `id` under runc from `from` to `to`, with the address `alias` and the file `carried`.
+///
+/// # Errors
+/// What the node says.
+pub fn move_container(
+    from: &RdmaGuest,
+    id: &str,
+    to: &RdmaGuest,
+    alias: Option<&str>,
+    carried: &str,
+) -> io::Result<Moved> {
+    let address = alias.map_or_else(String::new, |alias| format!("--address {alias} "));
+    let more = format!("{address}--file {carried}");
+    let what = format!("container migrate {id}");
+    Ok(serde_json::from_str(&ask_to(from, &what, to, &more)?)?)
+}
+
+/// Asks for a move of a process; gives what the command prints as JSON.
 fn migrate(from: Place<'_>, to: &RdmaGuest, more: &str) -> io::Result<String> {
-    let output = from.guest.run(&format!(
-        "godwit --socket {SOCKET} --json process migrate {} --to g{} {more} 2>/run/move.error || \
+    ask_to(
+        from.guest,
+        &format!("process migrate {}", from.pid),
+        to,
+        more,
+    )
+}
+
+fn ask_to(from: &RdmaGuest, what: &str, to: &RdmaGuest, more: &str) -> io::Result<String> {
+    let output = from.run(&format!(
+        "godwit --socket {SOCKET} --json {what} --to g{} {more} 2>/run/move.error || \
          {{ status=$?; cat /run/move.error; exit $status; }}",
-        from.pid,
         to.number()
     ))?;
     if output.status == 0 {
@@ -144,8 +169,20 @@ fn migrate(from: Place<'_>, to: &RdmaGuest, more: &str) -> io::Result<String> {
 /// # Errors
 /// If the node names none.
 pub fn preflight(from: Place<'_>, to: &RdmaGuest) -> io::Result<Vec<String>> {
-    match migrate(from, to, "") {
-        Ok(said) => Err(io::Error::other(format!("the process moved: {said}"))),
+    reasons(migrate(from, to, ""))
+}
+
+/// All reasons against a move of the container `id` to `to`, one sentence each, as the node names them.
+///
+/// # Errors
+/// If the node names none.
+pub fn preflight_container(from: &RdmaGuest, id: &str, to: &RdmaGuest) -> io::Result<Vec<String>> {
+    reasons(ask_to(from, &format!("container migrate {id}"), to, ""))
+}
+
+fn reasons(said: io::Result<String>) -> io::Result<Vec<String>> {
+    match said {
+        Ok(said) => Err(io::Error::other(format!("it moved: {said}"))),
         Err(error) => {
             let text = error.to_string();
             let (head, reasons) = text.split_once('\n').unwrap_or((&text, ""));

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use super::{Answer, MAX_LINE, NAME, Request, files, other_end};
+use super::{Answer, MAX_LINE, Request, files, names, other_end};
 use crate::shim::HandedOver;
 
 /// Between two attempts to connect to a process that does not accept.
@@ -80,7 +80,17 @@ fn in_time<T>(
 
 /// Connects to the process's socket and looks who listens there.
 fn open(pid: u32, until: Instant) -> io::Result<Until> {
-    let stream = connect(pid, until).map_err(|error| {
+    let other = |named: bool| {
+        // It may have its socket under another name, which is known by its descriptors.
+        let found = names::of_process(pid).ok().flatten().filter(|_| named);
+        found.map(|name| connect(&name, until))
+    };
+    let stream = match connect(&names::numbered(pid), until) {
+        Ok(stream) if listens(&stream, pid) => Ok(stream),
+        Ok(stream) => other(true).unwrap_or(Ok(stream)),
+        Err(error) => other(error.kind() == io::ErrorKind::ConnectionRefused).unwrap_or(Err(error)),
+    };
+    let stream = stream.map_err(|error| {
         let hint = format!(
             "process {pid} does not answer: {error}; was it started with LD_PRELOAD=libgodwit_verbs.so, \
              and has it opened an RDMA device?"
@@ -88,14 +98,19 @@ fn open(pid: u32, until: Instant) -> io::Result<Until> {
         io::Error::new(error.kind(), hint)
     })?;
     // Anybody may listen under this name; what a move does must not depend on what he says.
-    let who = other_end(&stream).map(|who| who.pid);
-    if who != i32::try_from(pid).ok() {
+    if !listens(&stream, pid) {
         return Err(io::Error::other(format!(
             "process {pid} does not answer: its socket's name is used by process {}",
-            who.unwrap_or(0)
+            other_end(&stream).map_or(0, |who| who.pid)
         )));
     }
     Ok(Until { stream, until })
+}
+
+/// Whether it is this process that listens at the other end, by the number that it has for who asks.
+fn listens(stream: &UnixStream, pid: u32) -> bool {
+    let who = other_end(stream).map(|who| who.pid);
+    who.is_some() && who == i32::try_from(pid).ok()
 }
 
 /// A connection that is of use until then: each piece that comes late leaves the next one less time.
@@ -156,8 +171,8 @@ impl Write for Until {
     }
 }
 
-/// Connects to the process's socket. Unlike std's, it does not wait without end where nobody accepts.
-fn connect(pid: u32, until: Instant) -> io::Result<UnixStream> {
+/// Connects to the socket of this abstract name. Unlike std's, it does not wait without end where nobody accepts.
+fn connect(name: &str, until: Instant) -> io::Result<UnixStream> {
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: takes and touches nothing but numbers.
     let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
@@ -171,13 +186,15 @@ fn connect(pid: u32, until: Instant) -> io::Result<UnixStream> {
         sun_path: [0; 108],
     };
     // An abstract name follows a zero and ends with the address.
-    let name = format!("{NAME}{pid}");
+    if name.len() >= address.sun_path.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
         *to = from as libc::c_char;
     }
     let length = offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
     loop {
-        // SAFETY: the address lives through the call and is longer than the length that is given: the name is short.
+        // SAFETY: the address lives through the call and is longer than the length that is given: the name fits.
         let connected = unsafe {
             libc::connect(
                 stream.as_raw_fd(),
@@ -200,21 +217,21 @@ fn connect(pid: u32, until: Instant) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// The processes of this host that use the library and have opened a device.
+/// The processes of this host that use the library and have opened a device, by the numbers that they have here. Those of
+/// other network namespaces are not among them.
 ///
 /// # Errors
 /// If the kernel's list of sockets cannot be read.
 pub fn processes() -> io::Result<Vec<u32>> {
-    let list = std::fs::read_to_string("/proc/net/unix")?;
-    let mut found: Vec<u32> = list
-        .lines()
-        .filter_map(|line| {
-            line.split_whitespace()
-                .last()?
-                .strip_prefix('@')?
-                .strip_prefix(NAME)?
-                .parse()
-                .ok()
+    let until = Instant::now();
+    let mut found: Vec<u32> = names::all()?
+        .iter()
+        .filter_map(|socket| match socket.number() {
+            Some(number) => Some(number),
+            // Who accepts nobody now is not waited for.
+            None => other_end(&connect(&socket.name, until).ok()?)
+                .and_then(|who| u32::try_from(who.pid).ok())
+                .filter(|pid| *pid > 0),
         })
         .collect();
     found.sort_unstable();
@@ -224,15 +241,30 @@ pub fn processes() -> io::Result<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::address;
     use super::*;
     use std::os::unix::net::UnixListener;
+
+    fn listener(name: &str) -> UnixListener {
+        UnixListener::bind_addr(&names::address(name).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_process_is_found_under_a_name_without_its_number() {
+        let listener = listener("godwit-verbs-x00112233445566aa");
+        let pid = std::process::id();
+        assert!(processes().unwrap().contains(&pid));
+        // That was who looked whose it is; it says nothing.
+        drop(listener.accept().unwrap());
+        let name = names::of_process(pid).unwrap();
+        assert_eq!(name.as_deref(), Some("godwit-verbs-x00112233445566aa"));
+        assert!(names::of_process(1).ok().flatten().is_none());
+    }
 
     #[test]
     fn another_process_under_the_name_is_not_believed() {
         // A number that no process can have: this process listens in its place.
         let pid = 0x7fff_ff00;
-        let _listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        let _listener = listener(&names::numbered(pid));
         let error = ask(pid, &Request::Status).unwrap_err().to_string();
         let own = format!("used by process {}", std::process::id());
         assert!(error.contains(&own), "{error}");
@@ -242,7 +274,7 @@ mod tests {
     fn an_answer_that_is_cut_off_is_named() {
         // One test for all that answer under this process's own name, which is there once.
         let pid = std::process::id();
-        let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        let listener = listener(&names::numbered(pid));
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             // The request is read first: a socket that is closed with something unread in it is reset.
@@ -272,14 +304,17 @@ mod tests {
     #[test]
     fn a_process_that_accepts_nobody_keeps_nobody_for_long() {
         let pid = 0x7fff_ff01;
-        let listener = UnixListener::bind_addr(&address(pid).unwrap()).unwrap();
+        let listener = listener(&names::numbered(pid));
         // SAFETY: takes and touches nothing but numbers. It only makes the queue shorter.
         assert_eq!(unsafe { libc::listen(listener.as_raw_fd(), 1) }, 0);
         let mut waiting = Vec::new();
         // As many as may wait, and one more.
         let error = loop {
             assert!(waiting.len() < 100, "the queue has no end");
-            match connect(pid, Instant::now() + Duration::from_millis(100)) {
+            match connect(
+                &names::numbered(pid),
+                Instant::now() + Duration::from_millis(100),
+            ) {
                 Ok(stream) => waiting.push(stream),
                 Err(error) => break error,
             }

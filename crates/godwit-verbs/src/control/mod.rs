@@ -4,6 +4,7 @@
 
 mod client;
 mod files;
+mod names;
 mod requests;
 mod server;
 
@@ -12,16 +13,11 @@ pub(crate) use files::MOST as MOST_FILES;
 pub use requests::{Answer, Request, Status};
 pub use server::start;
 
-use std::io;
 use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixStream};
+use std::os::unix::net::UnixStream;
 
 /// Longest line in either direction, in bytes.
 const MAX_LINE: u64 = 16 << 20;
-
-/// What the socket's name begins with; the process's number follows.
-const NAME: &str = "godwit-verbs-";
 
 /// Who is at the other end: who connected, or who began to listen.
 fn other_end(stream: &UnixStream) -> Option<libc::ucred> {
@@ -42,8 +38,4 @@ fn other_end(stream: &UnixStream) -> Option<libc::ucred> {
         )
     };
     (asked == 0).then_some(who)
-}
-
-fn address(pid: u32) -> io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("{NAME}{pid}"))
 }

@@ -6,7 +6,7 @@ use std::panic::catch_unwind;
 use std::sync::Once;
 use std::time::Duration;
 
-use super::{Answer, MAX_LINE, Request, address, files, other_end};
+use super::{Answer, MAX_LINE, Request, files, names, other_end};
 
 /// A client that says nothing for this long is hung up on.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -15,11 +15,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub fn start() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let listener =
-            match address(std::process::id()).and_then(|name| UnixListener::bind_addr(&name)) {
-                Ok(listener) => listener,
-                Err(error) => return complain("socket", &error),
-            };
+        let address = names::own().and_then(|name| names::address(&name));
+        let listener = match address.and_then(|address| UnixListener::bind_addr(&address)) {
+            Ok(listener) => listener,
+            Err(error) => return complain("socket", &error),
+        };
         // The application's signals are for its own threads; a thread inherits its maker's mask.
         let spawned = with_signals_blocked(|| {
             std::thread::Builder::new()

@@ -9,9 +9,10 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::process::Child;
 
 use super::address::{Direction, OwnAddress};
+use super::subject::Subject;
 
 /// How long CRIU may take: it copies the process's memory to or from files.
-const LIMIT: Duration = Duration::from_secs(600);
+pub(super) const LIMIT: Duration = Duration::from_secs(600);
 /// How long what a failed restore left may take to end.
 const END: Duration = Duration::from_secs(5);
 /// How often it is looked for what descends from a CRIU that takes too long.
@@ -90,36 +91,57 @@ pub(crate) enum NotRestored {
     Left(String),
 }
 
-/// Makes the process of its files, with its address.
+/// Makes the process of its files, by itself.
+///
+/// # Errors
+/// What CRIU says.
+pub(super) async fn make(image: &Path) -> Result<(), String> {
+    criu(&["restore", "-d"], image, "restore.log").await
+}
+
+/// Makes the process of its files, with its address. Gives its number.
 ///
 /// # Errors
 /// What CRIU says. What the process came to is ended then, if it can be, and nobody hears of its end.
 pub(crate) async fn restore(
     image: &Path,
-    pid: u32,
-    layout: &str,
+    subject: &Subject,
     address: Option<&OwnAddress>,
     table: &str,
-) -> Result<(), NotRestored> {
+) -> Result<u32, NotRestored> {
+    if let Some(container) = &subject.container {
+        // Another one of this name would be ended if this does not come.
+        match super::runc::named(&container.id).await {
+            Ok(None) => {}
+            Ok(Some(_)) => {
+                let why = format!("a container {} is there already", container.id);
+                return Err(NotRestored::Nothing(why));
+            }
+            Err(why) => return Err(NotRestored::Nothing(why)),
+        }
+    }
     let restored = async {
         if let Some(own) = address {
             // Whatever comes for a connection that is not there yet would be answered with a reset.
             own.guard(table, Direction::In).await?;
             own.add().await?;
         }
-        criu(&["restore", "-d"], image, "restore.log").await
+        subject.make(image).await
     };
-    if let Err(why) = restored.await {
-        return Err(match clear(pid, layout, address, table).await {
-            Ok(()) => NotRestored::Nothing(why),
-            Err(left) => NotRestored::Left(format!("{why}; {left}")),
-        });
-    }
+    let pid = match restored.await {
+        Ok(pid) => pid,
+        Err(why) => {
+            return Err(match clear(subject, address, table).await {
+                Ok(()) => NotRestored::Nothing(why),
+                Err(left) => NotRestored::Left(format!("{why}; {left}")),
+            });
+        }
+    };
     if let Some(own) = address {
         OwnAddress::unguard(table).await;
         own.announce();
     }
-    Ok(())
+    Ok(pid)
 }
 
 /// Ends what a restore left of a process, so that it runs here no more. Nobody hears of its end.
@@ -127,18 +149,21 @@ pub(crate) async fn restore(
 /// # Errors
 /// It does not end, or its address stays.
 pub(crate) async fn clear(
-    pid: u32,
-    layout: &str,
+    subject: &Subject,
     address: Option<&OwnAddress>,
     table: &str,
 ) -> Result<(), String> {
+    let pid = subject.pid;
     OwnAddress::unguard(table).await;
     if let Some(own) = address
         && let Err(error) = own.guard(table, Direction::Out).await
     {
         tracing::warn!(pid, error, "peers may hear of the end of what was restored");
     }
-    let ended = end(pid, layout).await;
+    let ended = match &subject.container {
+        None => end(pid, &subject.layout).await,
+        Some(container) => container.end().await,
+    };
     let removed = match address {
         Some(own) => own.remove().await,
         None => Ok(()),
@@ -188,23 +213,36 @@ async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
     if see_through(running, LIMIT).await?.success() {
         return Ok(());
     }
-    let written = std::fs::read(image.join(log)).unwrap_or_default();
-    let written = String::from_utf8_lossy(&written).into_owned();
-    let why = written.lines().find(|line| line.contains("Error"));
-    let why: String = why
-        .unwrap_or("no reason")
-        .trim()
-        .chars()
-        .take(TOLD)
-        .collect();
+    let why = first_error(&image.join(log)).unwrap_or_else(|| "no reason".to_owned());
     Err(format!("criu {} failed: {why}", action[0]))
+}
+
+/// The first error in a log of CRIU's, but for what it finds out about the kernel.
+pub(super) fn first_error(log: &Path) -> Option<String> {
+    let written = std::fs::read(log).unwrap_or_default();
+    let written = String::from_utf8_lossy(&written).into_owned();
+    let harmless = ["criu/tun.c", "criu/libnetlink.c", "veth pair"];
+    let mut errors = written.lines().filter(|line| line.contains("Error"));
+    let why = errors.find(|line| !harmless.iter().any(|part| line.contains(part)))?;
+    Some(why.trim().chars().take(TOLD).collect())
+}
+
+/// The version of CRIU here, such as `3.17.1`.
+///
+/// # Errors
+/// One sentence: there is none, or it does not say.
+pub(crate) async fn version() -> Result<String, String> {
+    let said = must("criu", &["--version"], Duration::from_secs(20)).await?;
+    let found = said.lines().find_map(|line| line.strip_prefix("Version: "));
+    let found = found.ok_or("`criu --version` names no version")?;
+    Ok(found.trim().to_owned())
 }
 
 /// Waits for the end of a command, which is brought about after `limit`. What it has done is settled after this.
 ///
 /// # Errors
 /// One sentence if it did not end of itself.
-async fn see_through(mut running: Child, limit: Duration) -> Result<ExitStatus, String> {
+pub(super) async fn see_through(mut running: Child, limit: Duration) -> Result<ExitStatus, String> {
     if let Ok(ended) = tokio::time::timeout(limit, running.wait()).await {
         return ended.map_err(|error| format!("criu cannot be waited for: {error}"));
     }
@@ -270,7 +308,7 @@ fn descendants(pid: u32) -> Vec<u32> {
     found.split_off(1)
 }
 
-/// Waits until no CRIU works with an image in this folder: one that a node has started outlives the node. Whether none
+/// Waits until no CRIU, and no runc, works with an image in this folder: one that a node has started outlives the node. Whether none
 /// does.
 pub(crate) async fn wait_for_others(folder: &Path) -> bool {
     let began = std::time::Instant::now();
@@ -294,10 +332,11 @@ fn works_with(folder: &[u8]) -> io::Result<bool> {
         }
         let line = of_process(std::fs::read(entry.path().join("cmdline")))?.unwrap_or_default();
         let mut words = line.split(|byte| *byte == 0);
-        let is_criu = words
-            .next()
-            .is_some_and(|program| program == b"criu" || program.ends_with(b"/criu"));
-        if is_criu && words.any(|word| word.starts_with(folder)) {
+        let is_one = words.next().is_some_and(|program| {
+            let name = program.rsplit(|byte| *byte == b'/').next();
+            matches!(name, Some(b"criu" | b"runc"))
+        });
+        if is_one && words.any(|word| word.starts_with(folder)) {
             return Ok(true);
         }
     }
@@ -356,17 +395,6 @@ pub(crate) fn is_layout(text: &str) -> bool {
 /// Those of [`layout`].
 pub(crate) fn lives(pid: u32, known: &str) -> io::Result<bool> {
     Ok(layout(pid)?.is_some_and(|found| found == known))
-}
-
-/// Whether the process runs here, asked until it is known.
-pub(crate) async fn surely_lives(pid: u32, known: &str) -> bool {
-    loop {
-        match lives(pid, known) {
-            Ok(lives) => return lives,
-            Err(error) => tracing::error!(pid, %error, "whether a process runs cannot be read"),
-        }
-        tokio::time::sleep(Duration::from_secs(1)).await;
-    }
 }
 
 #[cfg(test)]

@@ -3,5 +3,7 @@
 pub(crate) mod address;
 pub(crate) mod criu;
 pub(crate) mod files;
+pub(crate) mod runc;
+pub(crate) mod subject;
 pub(crate) mod tcp;
 pub(crate) mod threads;

@@ -89,6 +89,9 @@ pub(crate) fn admit(node: &Node, id: &str, offer: &ImageOffer) -> Result<(), Str
     if !criu::is_layout(&offer.layout) || i32::try_from(offer.pid).is_err() || offer.pid < 2 {
         return Err("what tells the process from others makes no sense".to_owned());
     }
+    if offer.container.as_ref().is_some_and(|one| !one.is_sound()) {
+        return Err("the container of the process makes no sense".to_owned());
+    }
     if offer.address.as_ref().is_some_and(|own| !own.is_sound()) {
         return Err("the address of the process makes no sense".to_owned());
     }
@@ -182,20 +185,18 @@ pub(crate) async fn restore(node: &Node, id: &str, peer: &str) -> Answer {
             .map_err(|error| error.message)
             .flatten()
             .map_err(NotRestored::Nothing)?;
-        let ImageOffer {
-            pid,
-            layout,
-            address,
-            ..
-        } = &stored.offer;
+        let (subject, address) = (stored.offer.subject(), stored.offer.address.as_ref());
         let image = folder(node, id).join("image");
-        criu::restore(&image, *pid, layout, address.as_ref(), &guard(id)).await
+        criu::restore(&image, &subject, address, &guard(id)).await
     };
     failpoint::reach("process-arrival-restoring".to_owned()).await;
     let restored = restored.await;
     failpoint::reach("process-arrival-restored".to_owned()).await;
     let restored = match restored {
-        Ok(()) => Ok(()),
+        Ok(pid) => {
+            stored.offer.pid = pid;
+            Ok(())
+        }
         Err(NotRestored::Nothing(why)) => Err(why),
         // As long as something of it may run it is being restored; what is left is ended when it is asked for.
         Err(NotRestored::Left(why)) => {
@@ -253,17 +254,15 @@ fn store_for_good(node: &Node, id: &str, stored: &Stored) -> Result<(), String> 
 }
 
 async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
-    let ImageOffer {
-        pid,
-        layout,
-        address,
-        ..
-    } = stored.offer.clone();
+    let (subject, address) = (stored.offer.subject(), stored.offer.address.clone());
     if stored.arrival == Arrival::Restoring && !criu::wait_for_others(&folder(node, id)).await {
         return Answer::Refused("a CRIU works with its image and does not end".to_owned());
     }
-    let settled = match criu::lives(pid, &layout) {
-        Ok(lives) => stored.arrival.settled(lives && !stored.failed),
+    let settled = match subject.found().await {
+        Ok(found) => {
+            stored.offer.pid = found.unwrap_or(stored.offer.pid);
+            stored.arrival.settled(found.is_some() && !stored.failed)
+        }
         Err(error) => {
             return Answer::Refused(format!("whether it runs cannot be read: {error}"));
         }
@@ -273,7 +272,15 @@ async fn settle_now(node: &Node, id: &str, mut stored: Stored) -> Answer {
     }
     if settled == Arrival::Never
         && stored.arrival == Arrival::Restoring
-        && let Err(error) = criu::clear(pid, &layout, address.as_ref(), &guard(id)).await
+        && !stored.failed
+        && let Some(container) = &subject.container
+        && let Err(error) = container.is_absent().await
+    {
+        return Answer::Refused(error);
+    }
+    if settled == Arrival::Never
+        && stored.arrival == Arrival::Restoring
+        && let Err(error) = criu::clear(&subject, address.as_ref(), &guard(id)).await
     {
         return Answer::Refused(error);
     }

@@ -57,6 +57,7 @@ impl Session {
             Ask::Find { ours } => self.find(&ours).await,
             Ask::Look {
                 pid,
+                container,
                 address,
                 files: wanted,
             } => {
@@ -66,7 +67,15 @@ impl Session {
                 };
                 let roots = node.config.process_files();
                 reasons.extend(wanted.iter().filter_map(|path| files::refusal(roots, path)));
-                match look(vec![pid]).await {
+                let pids = match &container {
+                    // It gets another number.
+                    Some(container) => {
+                        reasons.extend(container.reasons_here().await);
+                        Vec::new()
+                    }
+                    None => vec![pid],
+                };
+                match look(pids).await {
                     Ok(offer) => Answer::Looked { offer, reasons },
                     Err(error) => Answer::Refused(error),
                 }

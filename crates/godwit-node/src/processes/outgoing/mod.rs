@@ -2,6 +2,7 @@
 //! is begun.
 
 mod ahead;
+pub(crate) mod containers;
 mod datagrams;
 mod preflight;
 mod reach;
@@ -19,6 +20,7 @@ use godwit_verbs::mover::{Ending, Happened, Move, Party, Step};
 use godwit_verbs::shim::{QueuePairState, Recreated};
 use serde::{Deserialize, Serialize};
 
+use self::containers::Chosen;
 use self::preflight::Clear;
 use self::reach::{ANSWER, Reach};
 use super::messages::Ask;
@@ -29,6 +31,8 @@ use crate::migrations::options::new_id;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;
+use crate::processes::host::runc::Container;
+use crate::processes::host::subject::Subject;
 use crate::processes::incoming::arrivals;
 use godwit_api::{
     ErrorBody, ErrorCode, MigrateProcess, ProcessBreakdown, ProcessMigration,
@@ -47,6 +51,12 @@ const CANCEL_WAIT: Duration = Duration::from_secs(60);
 struct Outgoing {
     id: String,
     pid: u32,
+    /// The container that it runs in, which moves with it.
+    #[serde(default)]
+    container: Option<Container>,
+    /// Whether it does without RDMA, so that there is no library to be asked.
+    #[serde(default)]
+    plain: bool,
     command: String,
     to: String,
     address: Option<OwnAddress>,
@@ -71,6 +81,35 @@ struct Outgoing {
     /// Whether the process at the destination has taken them.
     #[serde(default)]
     attached: bool,
+}
+
+impl Outgoing {
+    /// What moves.
+    fn chosen(&self) -> Chosen {
+        Chosen {
+            pid: self.pid,
+            container: self.container.clone(),
+            plain: self.plain,
+            reasons: Vec::new(),
+        }
+    }
+
+    /// What it is called in what is said.
+    fn name(&self) -> String {
+        match &self.container {
+            None => format!("process {}", self.pid),
+            Some(container) => format!("container {}", container.id),
+        }
+    }
+
+    /// What becomes an image.
+    fn subject(&self) -> Subject {
+        Subject {
+            pid: self.pid,
+            layout: self.layout.clone(),
+            container: self.container.clone(),
+        }
+    }
 }
 
 /// A move with what its task needs beside what is stored.
@@ -98,6 +137,15 @@ pub(crate) async fn migrate(
 ) -> Result<ProcessMigration, ErrorBody> {
     node.check_open()?;
     check_enabled(node)?;
+    start(node, Chosen::process(pid), request).await
+}
+
+async fn start(
+    node: &Arc<Node>,
+    chosen: Chosen,
+    request: MigrateProcess,
+) -> Result<ProcessMigration, ErrorBody> {
+    let (pid, name) = (chosen.pid, chosen.name());
     let invalid = |text: String| ErrorBody::new(ErrorCode::Invalid, text);
     let MigrateProcess {
         to,
@@ -106,9 +154,7 @@ pub(crate) async fn migrate(
         pre_setup,
     } = request;
     if to == node.config.name {
-        return Err(
-            invalid(format!("process {pid} is on node '{to}' already")).hint("name another node")
-        );
+        return Err(invalid(format!("{name} is on node '{to}' already")).hint("name another node"));
     }
     node.peer(&to)?;
     if files.len() > MAX_FILES {
@@ -146,8 +192,9 @@ pub(crate) async fn migrate(
     let mut found = None;
     // A partner that is just being moved would not be found; that move has an end, and this one waits for it.
     if !held() {
-        let looked = preflight::look(node, &mut reach, pid, &to, address.as_ref(), &files).await;
-        match looked.clear(pid, &to) {
+        let looked =
+            preflight::look(node, &mut reach, &chosen, &to, address.as_ref(), &files).await;
+        match looked.clear(&name, &to) {
             Ok(clear) => found = Some(clear),
             Err(_) if held() => {}
             Err(text) => return Err(ErrorBody::new(ErrorCode::Conflict, text)),
@@ -176,6 +223,8 @@ pub(crate) async fn migrate(
     let plan = Outgoing {
         id: id.to_string(),
         pid,
+        container: chosen.container,
+        plain: chosen.plain,
         command: view::command(pid),
         to,
         address,
@@ -233,6 +282,7 @@ fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
     ProcessMigration {
         id: plan.id.clone(),
         pid: plan.pid,
+        container: plan.container.as_ref().map(|one| one.id.clone()),
         command: plan.command.clone(),
         from: node.config.name.clone(),
         to: plan.to.clone(),
@@ -348,7 +398,7 @@ impl Running {
     async fn make_room(&mut self) {
         let step = self.plan.moving.step();
         let going_on = matches!(step, Step::RecreateHere | Step::ConnectHere);
-        if going_on && criu::surely_lives(self.plan.pid, &self.plan.layout).await {
+        if going_on && self.plan.subject().surely_found().await.is_some() {
             // That it is gone already does not matter.
             let _ = std::fs::remove_dir_all(folder(&self.node, &self.plan.id).join("image"));
         }
@@ -403,7 +453,7 @@ impl Running {
             let fails = matches!(happened, Happened::Failed(_) | Happened::Unknown(_));
             if fails
                 && step.needs_process_here()
-                && !criu::surely_lives(self.plan.pid, &self.plan.layout).await
+                && self.plan.subject().surely_found().await.is_none()
             {
                 let pid = self.plan.pid;
                 happened = Happened::Died(format!("process {pid} has ended"));
@@ -418,7 +468,7 @@ impl Running {
     /// Says how it ended.
     fn end(&self, ending: Ending) {
         let Outgoing { id, pid, to, .. } = &self.plan;
-        let (pid, here) = (*pid, &self.node.config.name);
+        let (pid, here, name) = (*pid, &self.node.config.name, self.plan.name());
         let place = folder(&self.node, id);
         let conflict = |text: String| Some(ErrorBody::new(ErrorCode::Conflict, text));
         let keep = matches!(ending, Ending::Gone { .. })
@@ -427,26 +477,24 @@ impl Running {
         let error = match ending {
             Ending::Moved { lost: None } => None,
             Ending::Moved { lost: Some(lost) } => conflict(format!(
-                "process {pid} runs at node '{to}', but its RDMA connections were lost: {lost}"
+                "{name} runs at node '{to}', but its RDMA connections were lost: {lost}"
             )),
             Ending::Stayed { why, lost: None } => conflict(format!(
-                "process {pid} did not move and goes on at node '{here}' with its connections: {why}"
+                "{name} did not move and goes on at node '{here}' with its connections: {why}"
             )),
             Ending::Stayed {
                 why,
                 lost: Some(lost),
             } => conflict(format!(
-                "process {pid} did not move and goes on at node '{here}', but its RDMA connections were lost: {why}; {lost}"
+                "{name} did not move and goes on at node '{here}', but its RDMA connections were lost: {why}; {lost}"
             )),
-            Ending::Gone { why } => {
-                conflict(format!("process {pid} is lost: {why}")).map(|error| {
-                    if keep {
-                        error.hint(format!("its image is kept in {}", place.display()))
-                    } else {
-                        error
-                    }
-                })
-            }
+            Ending::Gone { why } => conflict(format!("{name} is lost: {why}")).map(|error| {
+                if keep {
+                    error.hint(format!("its image is kept in {}", place.display()))
+                } else {
+                    error
+                }
+            }),
         };
         let removed = if keep {
             std::fs::rename(place.join("outgoing.json"), place.join("lost.json"))
@@ -530,7 +578,9 @@ pub(crate) fn recover(node: &Arc<Node>) {
                     "a CRIU works with the image of a process and does not end"
                 );
             }
-            let lives = criu::surely_lives(plan.pid, &plan.layout).await;
+            let found = plan.subject().surely_found().await;
+            plan.pid = found.unwrap_or(plan.pid);
+            let lives = found.is_some();
             if lives && let Some(own) = &plan.address {
                 // The node may have ended between its restore and the end of the guard.
                 OwnAddress::unguard(&arrivals::guard(&plan.id)).await;

@@ -6,10 +6,11 @@ use godwit_verbs::control::Status;
 use godwit_verbs::mover::{Party, ends_of};
 use godwit_verbs::preflight::against;
 
+use super::containers::Chosen;
 use super::reach::{ANSWER, Reach};
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
-use crate::processes::host::{criu, tcp};
+use crate::processes::host::{criu, runc, tcp};
 use crate::processes::images;
 use crate::processes::incoming::serve;
 use crate::processes::messages::{Answer, Ask};
@@ -41,7 +42,7 @@ impl Found {
     ///
     /// # Errors
     /// All that does, in one text.
-    pub(crate) fn clear(self, pid: u32, to: &str) -> Result<Clear, String> {
+    pub(crate) fn clear(self, name: &str, to: &str) -> Result<Clear, String> {
         match (self.status, self.layout, self.reasons.is_empty()) {
             (Some(status), Some(layout), true) => Ok(Clear {
                 queue_pairs: status.queue_pairs.len(),
@@ -53,7 +54,7 @@ impl Found {
                 layout,
             }),
             _ => Err(format!(
-                "process {pid} cannot move to node '{to}':\n  {}",
+                "{name} cannot move to node '{to}':\n  {}",
                 self.reasons.join("\n  ")
             )),
         }
@@ -64,12 +65,21 @@ impl Found {
 pub(crate) async fn look(
     node: &Node,
     reach: &mut Reach,
-    pid: u32,
+    chosen: &Chosen,
     to: &str,
     address: Option<&OwnAddress>,
     files: &[String],
 ) -> Found {
-    let status = crate::processes::status(pid).await.ok();
+    let pid = chosen.pid;
+    let status = if chosen.plain {
+        Some(Status {
+            queue_pairs: Vec::new(),
+            obstacles: Vec::new(),
+            needs: Vec::new(),
+        })
+    } else {
+        crate::processes::status(pid).await.ok()
+    };
     let ours = status
         .as_ref()
         .map_or(&[][..], |status| &status.queue_pairs);
@@ -107,8 +117,10 @@ pub(crate) async fn look(
     {
         reasons.push(format!("process {pid} is connected to itself"));
     }
+    reasons.extend(chosen.reasons.iter().cloned());
     let asked = Ask::Look {
         pid,
+        container: chosen.container.clone(),
         address: address.cloned(),
         files: files.to_vec(),
     };
@@ -137,7 +149,14 @@ pub(crate) async fn look(
         reasons.extend(unasked);
     }
     reasons.extend(at_source(files).await);
-    reasons.extend(tcp::reasons(pid, address.map(|own| own.address)));
+    let all = match &chosen.container {
+        // One that has ended has no connections, and that is said elsewhere.
+        Some(container) => runc::members(container.init).unwrap_or_default(),
+        None => vec![pid],
+    };
+    for one in all {
+        reasons.extend(tcp::reasons(one, address.map(|own| own.address)));
+    }
     let layout = criu::layout(pid).unwrap_or_default();
     if layout.is_none() {
         reasons.push(format!(

@@ -36,6 +36,30 @@ fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
+/// Whether a step is one of the process's library and those of its partners.
+fn of_library(step: Step) -> bool {
+    match step {
+        Step::PreSetup
+        | Step::Suspend
+        | Step::Drain
+        | Step::Release
+        | Step::Recreate
+        | Step::Connect
+        | Step::Resume
+        | Step::RecreateHere
+        | Step::ConnectHere
+        | Step::ResumeHere
+        | Step::ResumePartners => true,
+        Step::Wait
+        | Step::Dump
+        | Step::Send
+        | Step::Restore
+        | Step::Settle
+        | Step::BringBack
+        | Step::End => false,
+    }
+}
+
 /// Where a step connects the process to its partners.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Where {
@@ -46,13 +70,14 @@ pub(super) enum Where {
 impl Running {
     pub(super) async fn carry_out(&mut self, step: Step) -> Happened {
         let began = Instant::now();
+        if step == Step::Suspend {
+            self.stopped = Some(began);
+        }
         let done = match step {
             Step::Wait => self.wait_for_turn().await,
+            step if self.plan.plain && of_library(step) => Ok(()),
             Step::PreSetup => self.pre_set_up().await,
-            Step::Suspend => {
-                self.stopped = Some(began);
-                self.suspend().await
-            }
+            Step::Suspend => self.suspend().await,
             Step::Drain => self.drain().await,
             Step::Release => self.own(Request::Release).await.map(drop),
             Step::Dump => self.dump().await,
@@ -178,10 +203,11 @@ impl Running {
         });
         made.and_then(|()| std::fs::create_dir(&image))
             .map_err(|error| failed(format!("cannot make {}: {error}", image.display())))?;
-        let dumped = criu::dump(self.plan.pid, &image).await;
+        let subject = self.plan.subject();
+        let dumped = subject.dump(&image).await;
         // Peers of one that has ended would be told so as long as its address is here.
-        if dumped.is_err() && criu::surely_lives(self.plan.pid, &self.plan.layout).await {
-            criu::unlock_network(self.plan.pid).await;
+        if dumped.is_err() && subject.surely_found().await.is_some() {
+            subject.unlock_network().await;
         }
         dumped.map_err(failed)
     }
@@ -191,13 +217,14 @@ impl Running {
         if let Some(own) = &self.plan.address {
             own.remove().await.map_err(failed)?;
         }
-        criu::unlock_network(self.plan.pid).await;
+        self.plan.subject().unlock_network().await;
         let image = self.image();
         let (of_criu, opened) = images::gather(&image, &self.plan.files).map_err(failed)?;
         let (along, opened): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
         let offer = ImageOffer {
             pid: self.plan.pid,
             layout: self.plan.layout.clone(),
+            container: self.plan.container.clone(),
             address: self.plan.address.clone(),
             image: of_criu.clone(),
             files: along.clone(),
@@ -274,12 +301,14 @@ impl Running {
     }
 
     async fn bring_back(&mut self) -> Result<(), Trouble> {
-        let (pid, layout) = (self.plan.pid, &self.plan.layout);
-        if criu::surely_lives(pid, layout).await {
+        let subject = self.plan.subject();
+        if let Some(found) = subject.surely_found().await {
             // A restore that fails would end it.
-            criu::unlock_network(pid).await;
+            subject.unlock_network().await;
+            self.has_number(found);
             return Ok(());
         }
+        let pid = subject.pid;
         let own = self.plan.address.as_ref();
         if let Some(own) = own {
             // Before CRIU's lock ends: what comes for the address would be answered with a reset.
@@ -291,12 +320,20 @@ impl Running {
                 );
             }
         }
-        criu::unlock_network(pid).await;
+        subject.unlock_network().await;
         let guard = arrivals::guard(&self.plan.id);
-        let restored = criu::restore(&self.image(), pid, layout, own, &guard).await;
-        restored.map_err(|error| match error {
+        let restored = criu::restore(&self.image(), &subject, own, &guard).await;
+        let found = restored.map_err(|error| match error {
             NotRestored::Nothing(why) | NotRestored::Left(why) => failed(why),
-        })
+        })?;
+        self.has_number(found);
+        Ok(())
+    }
+
+    /// In a container it has another number each time it is restored.
+    fn has_number(&mut self, pid: u32) {
+        self.plan.pid = pid;
+        self.shows(|view| view.pid = pid);
     }
 
     async fn recreate_here(&mut self) -> Result<(), Trouble> {

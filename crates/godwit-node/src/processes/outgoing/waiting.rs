@@ -84,13 +84,16 @@ impl Running {
     async fn look(&mut self) -> Result<bool, Trouble> {
         let (pid, to) = (self.plan.pid, self.plan.to.clone());
         let (address, files) = (self.plan.address.as_ref(), &self.plan.files);
-        let found = preflight::look(&self.node, &mut self.reach, pid, &to, address, files).await;
+        let chosen = self.plan.chosen().again().await.map_err(failed)?;
+        let name = chosen.name();
+        let found =
+            preflight::look(&self.node, &mut self.reach, &chosen, &to, address, files).await;
         if self.node.processes.held.holder(pid).is_some() {
             return Ok(false);
         }
-        let clear = found.clear(pid, &to).map_err(failed)?;
+        let clear = found.clear(&name, &to).map_err(failed)?;
         if clear.layout != self.plan.layout {
-            return Err(failed(format!("process {pid} has ended")));
+            return Err(failed(format!("{name} has ended")));
         }
         self.plan.partners = clear.partners;
         self.plan.queue_pairs = clear.queue_pairs;
@@ -170,6 +173,9 @@ impl Running {
 
     /// Whether the partners are those that were found, now that nobody else moves them.
     async fn partners_are_there(&mut self) -> Result<bool, Trouble> {
+        if self.plan.plain {
+            return Ok(true);
+        }
         let ours = status(self.plan.pid).await;
         let ours = match ours {
             Ok(status) => status.queue_pairs,

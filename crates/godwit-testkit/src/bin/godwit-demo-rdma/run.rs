@@ -11,6 +11,7 @@ use godwit_testkit::report::write_report;
 
 use crate::Arguments;
 use crate::checking::{VARIANTS, check};
+use crate::container::containers;
 use crate::deaths::deaths;
 use crate::holder::move_holder;
 use crate::programs::{PROGRAMS, with_queue_pairs};
@@ -54,6 +55,9 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<bool> {
             report.passed &= refusal.as_expected;
         }
         clean_up(&bed)?;
+    }
+    if arguments.wants("container") && arguments.qps.is_empty() {
+        containers(&bed, &mut report)?;
     }
     for program in PROGRAMS
         .iter()

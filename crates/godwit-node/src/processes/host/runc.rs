@@ -1,0 +1,460 @@
+//! Containers under runc: what there is, CRIU's work on them by runc, and what keeps one from moving.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::criu;
+
+/// How long runc may take to say something.
+const ANSWER: Duration = Duration::from_secs(60);
+/// How long it may take to end a container.
+const END: Duration = Duration::from_secs(60);
+/// The oldest runc that is known to carry this.
+const OLDEST: (u32, u32) = (1, 1);
+
+/// A container as it moves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Container {
+    /// Its name at both hosts.
+    pub(crate) id: String,
+    /// The folder with its `config.json`, the same at both hosts.
+    pub(crate) bundle: String,
+    /// The first process's number at the source.
+    pub(crate) init: u32,
+    /// The CRIU that makes its image.
+    pub(crate) criu: String,
+}
+
+/// A container, as runc lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct Listed {
+    pub(crate) id: String,
+    /// Its first process; 0 if none runs.
+    pub(crate) pid: u32,
+    pub(crate) status: String,
+    pub(crate) bundle: String,
+}
+
+/// All containers of this host.
+///
+/// # Errors
+/// One sentence: runc is missing or fails.
+pub(crate) async fn list() -> Result<Vec<Listed>, String> {
+    let said = criu::must("runc", &["list", "--format", "json"], ANSWER).await?;
+    let listed: Option<Vec<Listed>> = serde_json::from_str(&said)
+        .map_err(|error| format!("`runc list` printed no list: {error}"))?;
+    // Without any it prints null.
+    Ok(listed.unwrap_or_default())
+}
+
+/// The container of this name; nothing if there is none.
+///
+/// # Errors
+/// Those of [`list`].
+pub(crate) async fn named(id: &str) -> Result<Option<Listed>, String> {
+    Ok(list().await?.into_iter().find(|one| one.id == id))
+}
+
+/// The processes in the PID namespace of this one, itself among them.
+///
+/// # Errors
+/// It has ended, or /proc cannot be read.
+pub(crate) fn members(init: u32) -> io::Result<Vec<u32>> {
+    let namespace = |pid: u32| std::fs::read_link(format!("/proc/{pid}/ns/pid"));
+    let own = namespace(init)?;
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let Ok(pid) = entry?.file_name().to_string_lossy().parse() else {
+            continue;
+        };
+        // One may have ended meanwhile.
+        if namespace(pid).is_ok_and(|other| other == own) {
+            found.push(pid);
+        }
+    }
+    found.sort_unstable();
+    Ok(found)
+}
+
+impl Container {
+    /// Whether it can be one: what comes from another node is given to commands.
+    pub(crate) fn is_sound(&self) -> bool {
+        let bundle = &self.bundle;
+        (1..=128).contains(&self.id.len())
+            && !self.id.starts_with(['-', '.'])
+            && self
+                .id
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '+'))
+            && bundle.starts_with('/')
+            && bundle.len() <= 4000
+            && !bundle.contains('\0')
+            && !bundle.split('/').any(|part| part == "..")
+            && self.init > 1
+            && i32::try_from(self.init).is_ok()
+            && version(&self.criu).is_some()
+    }
+
+    /// The process of this layout that runs in the container here; nothing if none does.
+    ///
+    /// # Errors
+    /// It cannot be read, which says nothing of the process.
+    pub(crate) async fn process(&self, layout: &str) -> io::Result<Option<u32>> {
+        let Some(listed) = named(&self.id).await.map_err(io::Error::other)? else {
+            return Ok(None);
+        };
+        if listed.pid == 0 {
+            return Ok(None);
+        }
+        let members = match members(listed.pid) {
+            Ok(members) => members,
+            // It has ended since it was listed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        for pid in members {
+            if criu::lives(pid, layout)? {
+                return Ok(Some(pid));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Makes files of all that runs in the container, which is no more then.
+    ///
+    /// # Errors
+    /// What runc or CRIU says.
+    pub(crate) async fn dump(&self, image: &Path) -> Result<(), String> {
+        self.runc(&["checkpoint"], &[], image, "dump.log").await
+    }
+
+    /// Makes the container of its files.
+    ///
+    /// # Errors
+    /// What runc or CRIU says.
+    pub(crate) async fn restore(&self, image: &Path) -> Result<(), String> {
+        let more = ["--detach", "--bundle", &self.bundle];
+        self.runc(&["restore"], &more, image, "restore.log").await
+    }
+
+    async fn runc(
+        &self,
+        action: &[&str],
+        more: &[&str],
+        image: &Path,
+        log: &str,
+    ) -> Result<(), String> {
+        let cannot = |error: io::Error| format!("the folder {}: {error}", image.display());
+        let work = image.join("work");
+        match std::fs::create_dir(&work) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                return Err(cannot(error));
+            }
+            _ => {}
+        }
+        // CRIU reads it as runc cannot say so: iptables, which it takes otherwise, may not be there.
+        let settings = work.join("criu.conf");
+        std::fs::write(&settings, "network-lock nftables\n").map_err(cannot)?;
+        let said = work.join("runc.log");
+        let shown = |path: &Path| path.display().to_string();
+        let mut command = tokio::process::Command::new("runc");
+        command
+            .args(["--log", &shown(&said), "--log-format", "json"])
+            .args(action)
+            .args(["--image-path", &shown(image), "--work-path", &shown(&work)])
+            .args(["--tcp-established", "--file-locks"])
+            .args(more)
+            .arg(&self.id)
+            .env("CRIU_CONFIG_FILE", &settings)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let running = command
+            .spawn()
+            .map_err(|error| format!("runc cannot be run: {error}"))?;
+        if criu::see_through(running, criu::LIMIT).await?.success() {
+            return Ok(());
+        }
+        let why = criu::first_error(&work.join(log))
+            .or_else(|| last_message(&said))
+            .unwrap_or_else(|| "no reason".to_owned());
+        Err(format!("runc {} failed: {why}", action[0]))
+    }
+
+    /// That no container has this name here.
+    ///
+    /// # Errors
+    /// One sentence: one has, or that cannot be seen. It may be what a restore has left, or another one.
+    pub(crate) async fn is_absent(&self) -> Result<(), String> {
+        let Self { id, .. } = self;
+        match named(id).await? {
+            None => Ok(()),
+            Some(_) => Err(format!(
+                "a container {id} is here without the process that came: end it with `runc delete --force {id}` if it is \
+                 nobody else's"
+            )),
+        }
+    }
+
+    /// Ends what a restore has left of the container. None of its name may have been there before.
+    ///
+    /// # Errors
+    /// What runc says.
+    pub(super) async fn end(&self) -> Result<(), String> {
+        if named(&self.id).await?.is_none() {
+            return Ok(());
+        }
+        criu::must("runc", &["delete", "--force", &self.id], END)
+            .await
+            .map(drop)
+    }
+
+    /// What keeps it from coming to this host, one sentence each.
+    pub(crate) async fn reasons_here(&self) -> Vec<String> {
+        if !self.is_sound() {
+            return vec!["the container's name or bundle makes no sense".to_owned()];
+        }
+        let mut found = Vec::new();
+        match list().await {
+            Ok(there) if there.iter().any(|one| one.id == self.id) => found.push(format!(
+                "the destination has a container {} already",
+                self.id
+            )),
+            Ok(_) => found.extend(too_old().await.map(|why| format!("the destination: {why}"))),
+            Err(error) => found.push(format!("containers of the destination: {error}")),
+        }
+        let settings = Path::new(&self.bundle).join("config.json");
+        match std::fs::metadata(&settings) {
+            Ok(about) if about.is_file() => {}
+            _ => found.push(format!(
+                "the destination has no bundle {}: bring its config.json and its root file system there first",
+                self.bundle
+            )),
+        }
+        if let Ok(here) = criu::version().await
+            && version(&here) < version(&self.criu)
+        {
+            found.push(format!(
+                "the destination's CRIU {here} is older than the source's {}, and may not read its images",
+                self.criu
+            ));
+        }
+        found
+    }
+}
+
+/// The last that runc said, in its log of JSON.
+fn last_message(log: &Path) -> Option<String> {
+    let written = std::fs::read_to_string(log).ok()?;
+    let said: serde_json::Value = serde_json::from_str(written.trim().lines().last()?).ok()?;
+    Some(said["msg"].as_str()?.trim().chars().take(400).collect())
+}
+
+/// The first two numbers of a version such as `3.17.1`.
+fn version(text: &str) -> Option<(u32, u32)> {
+    if text.len() > 32 {
+        return None;
+    }
+    let mut parts = text.split('.');
+    let number = |part: &str| {
+        let digits = part.find(|c: char| !c.is_ascii_digit());
+        part[..digits.unwrap_or(part.len())].parse().ok()
+    };
+    Some((number(parts.next()?)?, number(parts.next()?)?))
+}
+
+async fn too_old() -> Option<String> {
+    let said = criu::must("runc", &["--version"], ANSWER).await;
+    let said = match said {
+        Ok(said) => said,
+        Err(error) => return Some(error),
+    };
+    let found = said
+        .lines()
+        .next()?
+        .strip_prefix("runc version ")?
+        .to_owned();
+    (version(&found)? < OLDEST).then(|| {
+        format!(
+            "runc {found} is too old: {}.{} or newer is needed",
+            OLDEST.0, OLDEST.1
+        )
+    })
+}
+
+/// What of the container itself keeps it from moving, one sentence each. `init`: its first process.
+pub(crate) async fn reasons(listed: &Listed) -> Vec<String> {
+    let mut found = Vec::new();
+    let (id, init) = (&listed.id, listed.pid);
+    if listed.status != "running" {
+        return vec![format!("container {id} is {}, not running", listed.status)];
+    }
+    found.extend(too_old().await);
+    let namespace =
+        |pid: &str, kind: &str| std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok();
+    for (kind, own, why) in [
+        (
+            "net",
+            false,
+            "has a network namespace of its own, and RDMA devices and addresses move in the host's alone",
+        ),
+        ("user", false, "has a user namespace of its own"),
+        (
+            "pid",
+            true,
+            "has no PID namespace of its own, so that its processes' numbers may be others' at the destination",
+        ),
+        ("mnt", true, "has no mount namespace of its own"),
+    ] {
+        let init = namespace(&init.to_string(), kind);
+        if (init != namespace("self", kind)) != own || init.is_none() {
+            found.push(format!("container {id} {why}"));
+        }
+    }
+    let settings = Path::new(&listed.bundle).join("config.json");
+    let settings = std::fs::read(&settings)
+        .map_err(|error| error.to_string())
+        .and_then(|bytes| serde_json::from_slice(&bytes).map_err(|error| error.to_string()));
+    match settings {
+        Ok(settings) => found.extend(terminal(id, &settings)),
+        Err(error) => found.push(format!(
+            "the config.json of container {id} in {} cannot be read: {error}",
+            listed.bundle
+        )),
+    }
+    match outside(init) {
+        Ok(files) => found.extend(files.iter().map(|file| {
+            format!(
+                "container {id} has {file} open, which lies outside of it: have it write to /dev/null or to a file of its own"
+            )
+        })),
+        Err(error) => found.push(format!("the files of container {id} cannot be read: {error}")),
+    }
+    found
+}
+
+fn terminal(id: &str, settings: &serde_json::Value) -> Option<String> {
+    (settings["process"]["terminal"] == true)
+        .then(|| format!("container {id} has a terminal, which cannot move: start it without one"))
+}
+
+/// What the container's processes have open that lies on no mount of the container, or leads to a process outside.
+fn outside(init: u32) -> io::Result<BTreeSet<String>> {
+    let mounts = std::fs::read_to_string(format!("/proc/{init}/mountinfo"))?;
+    let mounts: BTreeSet<&str> = mounts
+        .lines()
+        .filter_map(|line| line.split_whitespace().next())
+        .collect();
+    let mut found = BTreeSet::new();
+    for pid in members(init)? {
+        let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fd")) else {
+            continue;
+        };
+        for entry in entries.flatten() {
+            let Ok(target) = std::fs::read_link(entry.path()) else {
+                continue;
+            };
+            let number = entry.file_name().to_string_lossy().into_owned();
+            let target = target.display().to_string();
+            let standard = matches!(&*number, "0" | "1" | "2");
+            let about = std::fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}"));
+            let about = about.unwrap_or_default();
+            let mount = about
+                .lines()
+                .find_map(|line| line.strip_prefix("mnt_id:"))
+                .map(str::trim);
+            let elsewhere = target.starts_with('/')
+                && !target.starts_with("/memfd:")
+                && mount.is_some_and(|mount| !mounts.contains(mount));
+            if elsewhere || standard && target.starts_with("pipe:") && pid == init {
+                found.insert(target);
+            }
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(id: &str, bundle: &str) -> Container {
+        Container {
+            id: id.to_owned(),
+            bundle: bundle.to_owned(),
+            init: 7,
+            criu: "3.17.1".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_given_to_runc_is_a_name_and_a_whole_path() {
+        assert!(container("job-7_a.b+c", "/srv/job").is_sound());
+        for (id, bundle) in [
+            ("", "/srv/job"),
+            ("-f", "/srv/job"),
+            ("..", "/srv/job"),
+            ("a/b", "/srv/job"),
+            ("a b", "/srv/job"),
+            ("job", "srv/job"),
+            ("job", "/srv/../etc"),
+            ("job", "/srv\0"),
+            ("job", ""),
+        ] {
+            assert!(!container(id, bundle).is_sound(), "{id} {bundle}");
+        }
+        let mut other = container("job", "/srv/job");
+        other.criu = "new".to_owned();
+        assert!(!other.is_sound());
+    }
+
+    #[test]
+    fn versions_are_compared_as_numbers() {
+        assert_eq!(version("1.1.5+ds1"), Some((1, 1)));
+        assert!(version("1.10") > version("1.9.9"));
+        assert!(version("4.0") > version("3.19"));
+        for wrong in ["", "1", "x.1", "1.", "99999999999.1"] {
+            assert_eq!(version(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_runc_said_last_is_told() {
+        let log = tempfile::NamedTempFile::new().expect("a file");
+        assert_eq!(last_message(log.path()), None);
+        let lines = "{\"level\":\"warning\",\"msg\":\"slow\"}\n{\"level\":\"error\",\"msg\":\"no bundle\"}\n";
+        std::fs::write(log.path(), lines).expect("writes");
+        assert_eq!(last_message(log.path()).as_deref(), Some("no bundle"));
+        std::fs::write(log.path(), "time=now").expect("writes");
+        assert_eq!(last_message(log.path()), None);
+    }
+
+    #[test]
+    fn a_terminal_is_named() {
+        let with = |terminal: bool| serde_json::json!({"process": {"terminal": terminal}});
+        assert!(terminal("job", &with(true)).is_some_and(|why| why.contains("job has a terminal")));
+        assert_eq!(terminal("job", &with(false)), None);
+        assert_eq!(terminal("job", &serde_json::json!({})), None);
+    }
+
+    #[test]
+    fn the_members_of_a_namespace_are_found_by_it() {
+        let own = std::process::id();
+        assert!(members(own).expect("reads").contains(&own));
+        members(0x7fff_ff00).expect_err("no process has this number");
+    }
+
+    #[test]
+    fn a_file_on_a_mount_of_its_own_is_not_outside() {
+        // This process stands for the first one of a container whose mounts are the host's.
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let found = outside(std::process::id()).expect("reads");
+        let path = file.path().display().to_string();
+        assert!(!found.contains(&path), "{found:?}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Which process of a container moves with its RDMA connections, and what of the container stands in the way.
+
+use std::sync::Arc;
+
+use godwit_verbs::control;
+
+use crate::node::{Node, blocking};
+use crate::processes::host::criu;
+use crate::processes::host::runc::{self, Container, Listed};
+use godwit_api::{ErrorBody, ErrorCode, MigrateContainer, MigrateProcess, ProcessMigration};
+
+/// What is to move.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    /// The process.
+    pub(super) pid: u32,
+    /// The container that it runs in.
+    pub(super) container: Option<Container>,
+    /// Whether nothing in it uses the library.
+    pub(super) plain: bool,
+    /// What of the container stands in the way, one sentence each.
+    pub(super) reasons: Vec<String>,
+}
+
+impl Chosen {
+    /// A process by itself.
+    pub(super) const fn process(pid: u32) -> Self {
+        Self {
+            pid,
+            container: None,
+            plain: false,
+            reasons: Vec::new(),
+        }
+    }
+
+    /// The same, as it is now.
+    ///
+    /// # Errors
+    /// One sentence: it is another one by now.
+    pub(super) async fn again(&self) -> Result<Self, String> {
+        let Some(container) = &self.container else {
+            return Ok(Self::process(self.pid));
+        };
+        let name = self.name();
+        let listed = runc::named(&container.id).await?;
+        let listed = listed.filter(|listed| listed.pid == container.init);
+        let listed = listed.ok_or_else(|| format!("{name} has ended"))?;
+        let chosen = choose(listed).await.map_err(|error| error.message)?;
+        if (chosen.pid, chosen.plain) == (self.pid, self.plain) {
+            return Ok(chosen);
+        }
+        Err(format!("which process of {name} uses RDMA has changed"))
+    }
+
+    /// What it is called in what is said.
+    pub(super) fn name(&self) -> String {
+        match &self.container {
+            None => format!("process {}", self.pid),
+            Some(container) => format!("container {}", container.id),
+        }
+    }
+}
+
+/// Moves a container to another node. Answers once nothing is found that stands in the way.
+///
+/// # Errors
+/// All that does, in one message; nothing was touched then.
+pub(crate) async fn migrate_container(
+    node: &Arc<Node>,
+    id: &str,
+    request: MigrateContainer,
+) -> Result<ProcessMigration, ErrorBody> {
+    node.check_open()?;
+    crate::processes::check_enabled(node)?;
+    let conflict = |text: String| ErrorBody::new(ErrorCode::Conflict, text);
+    let listed = runc::named(id).await.map_err(conflict)?;
+    let listed = listed.ok_or_else(|| {
+        let shown: String = id.chars().take(128).collect();
+        let text = format!("this host has no container {shown:?} under runc");
+        ErrorBody::new(ErrorCode::NotFound, text).hint("see 'godwit container list'")
+    })?;
+    if listed.pid == 0 {
+        let text = format!("container {id} is {}: nothing of it runs", listed.status);
+        return Err(conflict(text));
+    }
+    let chosen = choose(listed).await?;
+    let MigrateContainer { to, address, files } = request;
+    let request = MigrateProcess {
+        to,
+        address,
+        files,
+        pre_setup: false,
+    };
+    super::start(node, chosen, request).await
+}
+
+async fn choose(listed: Listed) -> Result<Chosen, ErrorBody> {
+    let failed = |text: String| ErrorBody::new(ErrorCode::Conflict, text);
+    let mut reasons = runc::reasons(&listed).await;
+    let (id, init) = (listed.id, listed.pid);
+    let inside = users(init).await?;
+    if inside.len() > 1 {
+        let numbers: Vec<String> = inside.iter().map(u32::to_string).collect();
+        reasons.push(format!(
+            "processes {} of container {id} use RDMA, and at most one of a container may",
+            numbers.join(", ")
+        ));
+    }
+    let criu = criu::version().await.map_err(failed)?;
+    let container = Container {
+        id,
+        bundle: listed.bundle,
+        init,
+        criu,
+    };
+    if !container.is_sound() {
+        reasons.push("the container's name or bundle is of a kind that does not move".to_owned());
+    }
+    Ok(Chosen {
+        pid: inside.first().copied().unwrap_or(init),
+        container: Some(container),
+        plain: inside.is_empty(),
+        reasons,
+    })
+}
+
+/// The processes in a container that use the library and have opened a device.
+///
+/// # Errors
+/// The kernel's lists cannot be read.
+pub(crate) async fn users(init: u32) -> Result<Vec<u32>, ErrorBody> {
+    let cannot = |error: std::io::Error| {
+        ErrorBody::new(
+            ErrorCode::Internal,
+            format!("cannot list the container's processes: {error}"),
+        )
+    };
+    let found = blocking(move || {
+        let members = runc::members(init)?;
+        let using = control::processes()?;
+        Ok(using
+            .into_iter()
+            .filter(|pid| members.contains(pid))
+            .collect())
+    });
+    found.await?.map_err(cannot)
+}
