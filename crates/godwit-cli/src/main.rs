@@ -81,19 +81,19 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
             commands::disk::run(command, client, output).await
         }),
         Command::Vm(command) => with_client(&connection, async |client| {
-            commands::vm::run(command, client, output).await
+            commands::vms::vm::run(command, client, output).await
         }),
         Command::Nic(command) => with_client(&connection, async |client| {
-            commands::nic::run(command, client, output).await
+            commands::vms::nic::run(command, client, output).await
         }),
         Command::Process(command) => with_client(&connection, async |client| {
-            commands::process::run(command, client, output).await
+            commands::processes::process::run(command, client, output).await
         }),
         Command::Container(command) => with_client(&connection, async |client| {
-            commands::container::run(command, client, output).await
+            commands::processes::container::run(command, client, output).await
         }),
         Command::MemoryPool(command) => with_client(&connection, async |client| {
-            commands::memory_pool::run(command, client, output).await
+            commands::vms::memory_pool::run(command, client, output).await
         }),
         Command::Peer(command) => with_client(&connection, async |client| {
             commands::peer::run(command, client, output).await

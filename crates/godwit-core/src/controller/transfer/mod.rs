@@ -1,9 +1,8 @@
 //! What reaches the other node, and when: both ends of a disk's move.
 
-pub(super) mod base;
+pub(super) mod differences;
 pub(super) mod dirty;
 pub(super) mod double_write;
-pub(super) mod on_image;
 pub(super) mod outgoing;
 pub(super) mod pause;
 pub(super) mod policy;
@@ -13,4 +12,3 @@ pub(super) mod receive;
 pub(super) mod remainder;
 pub(super) mod verify_hole;
 pub(super) mod window;
-pub(super) mod written;

@@ -5,8 +5,8 @@
 //! while they are equal. So after the last round that is allowed, and before a comparison, one more round is made
 //! in which the guest's writes go to both nodes. Behind that round nothing is left.
 
+use super::differences::on_image::each_run;
 use super::dirty::DirtyBitmap;
-use super::on_image::each_run;
 use crate::controller::RoundOptions;
 use crate::units::{Extent, Lba, MAX_EXTENT_SECTORS, SECTOR_SIZE, Sectors};
 

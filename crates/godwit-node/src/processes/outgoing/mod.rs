@@ -6,7 +6,9 @@ pub(crate) mod containers;
 mod datagrams;
 mod preflight;
 mod reach;
+mod shown;
 mod steps;
+mod stored;
 pub(crate) mod table;
 mod waiting;
 
@@ -23,6 +25,8 @@ use serde::{Deserialize, Serialize};
 use self::containers::Chosen;
 use self::preflight::Clear;
 use self::reach::{ANSWER, Reach};
+use self::shown::{phase, shown};
+use self::stored::Outgoing;
 use super::messages::Ask;
 use super::{check_enabled, files_of_ours, folder, view};
 use crate::clock;
@@ -45,72 +49,6 @@ const MAX_FILES: usize = 64;
 const AGAIN: Duration = Duration::from_secs(1);
 /// How long a cancelled move may take to end before its state is told.
 const CANCEL_WAIT: Duration = Duration::from_secs(60);
-
-/// A move, as it is stored.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct Outgoing {
-    id: String,
-    pid: u32,
-    /// The container that it runs in, which moves with it.
-    #[serde(default)]
-    container: Option<Container>,
-    /// Whether it does without RDMA, so that there is no library to be asked.
-    #[serde(default)]
-    plain: bool,
-    command: String,
-    to: String,
-    address: Option<OwnAddress>,
-    files: Vec<String>,
-    partners: Vec<(String, Party)>,
-    queue_pairs: usize,
-    /// Whether any of them is for datagrams.
-    #[serde(default)]
-    datagrams: bool,
-    layout: String,
-    started_at: String,
-    moving: Move,
-    /// Whether this move does not hold the process: it was not asked to be suspended yet, or refused. Who else holds it is
-    /// another move, of a process that it is connected to.
-    #[serde(default)]
-    not_held: bool,
-    /// What the process made when its objects were made again last.
-    made: Option<Recreated>,
-    /// Whether objects were made ahead of the process.
-    #[serde(default)]
-    ahead: bool,
-    /// Whether the process at the destination has taken them.
-    #[serde(default)]
-    attached: bool,
-}
-
-impl Outgoing {
-    /// What moves.
-    fn chosen(&self) -> Chosen {
-        Chosen {
-            pid: self.pid,
-            container: self.container.clone(),
-            plain: self.plain,
-            reasons: Vec::new(),
-        }
-    }
-
-    /// What it is called in what is said.
-    fn name(&self) -> String {
-        match &self.container {
-            None => format!("process {}", self.pid),
-            Some(container) => format!("container {}", container.id),
-        }
-    }
-
-    /// What becomes an image.
-    fn subject(&self) -> Subject {
-        Subject {
-            pid: self.pid,
-            layout: self.layout.clone(),
-            container: self.container.clone(),
-        }
-    }
-}
 
 /// A move with what its task needs beside what is stored.
 struct Running {
@@ -278,58 +216,6 @@ fn begin(
     Ok(shown)
 }
 
-fn shown(node: &Node, plan: &Outgoing) -> ProcessMigration {
-    ProcessMigration {
-        id: plan.id.clone(),
-        pid: plan.pid,
-        container: plan.container.as_ref().map(|one| one.id.clone()),
-        command: plan.command.clone(),
-        from: node.config.name.clone(),
-        to: plan.to.clone(),
-        phase: phase(plan.moving.step()),
-        waits_for: None,
-        partners: shown_partners(&plan.partners),
-        queue_pairs: plan.queue_pairs,
-        image_bytes: 0,
-        started_at: plan.started_at.clone(),
-        ended_at: None,
-        pre_setup_ms: None,
-        blackout_ms: None,
-        wait_ms: None,
-        breakdown_ms: ProcessBreakdown::default(),
-        error: None,
-        warnings: Vec::new(),
-    }
-}
-
-fn shown_partners(partners: &[(String, Party)]) -> Vec<ProcessPartner> {
-    let partner = |(name, party): &(String, Party)| ProcessPartner {
-        node: name.clone(),
-        pid: party.pid,
-        connections: party.links.len(),
-    };
-    partners.iter().map(partner).collect()
-}
-
-fn phase(step: Step) -> Phase {
-    match step {
-        Step::Wait => Phase::Waiting,
-        Step::PreSetup => Phase::PreSetup,
-        Step::Suspend | Step::Drain => Phase::Stopping,
-        Step::Release | Step::Dump => Phase::Dumping,
-        Step::Send => Phase::Sending,
-        Step::Restore => Phase::Restoring,
-        Step::Settle => Phase::InDoubt,
-        Step::Recreate | Step::Connect | Step::Resume => Phase::Connecting,
-        Step::BringBack
-        | Step::RecreateHere
-        | Step::ConnectHere
-        | Step::ResumeHere
-        | Step::ResumePartners
-        | Step::End => Phase::GoingBack,
-    }
-}
-
 /// Gives a move up, if the destination was not told to restore yet, and tells how it is then.
 ///
 /// # Errors
@@ -357,19 +243,6 @@ pub(crate) async fn cancel(node: &Arc<Node>, id: &str) -> Result<ProcessMigratio
             _ if began.elapsed() > CANCEL_WAIT => return Ok(seen),
             _ => tokio::time::sleep(Duration::from_millis(20)).await,
         }
-    }
-}
-
-impl Outgoing {
-    /// Takes that this step is about to be stored and begun: whoever is asked to be suspended may be, whatever is heard.
-    fn holds_from(&mut self, step: Step) {
-        self.not_held &= step != Step::Suspend;
-    }
-
-    /// As [`Move::unstored`]. Nobody was asked for a step that was given up.
-    fn unstored(&mut self, why: &str) -> bool {
-        self.not_held |= self.moving.step() == Step::Suspend;
-        self.moving.unstored(why)
     }
 }
 
@@ -592,57 +465,5 @@ pub(crate) fn recover(node: &Arc<Node>) {
                 tracing::error!(id = name, error = error.message, "a move was not taken up");
             }
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn plan(moving: Move) -> Outgoing {
-        let stored = serde_json::json!({
-            "id": "1", "pid": 7, "command": "", "to": "b", "address": null, "files": [], "partners": [],
-            "queue_pairs": 1, "layout": "", "started_at": "", "moving": moving, "not_held": true, "made": null,
-        });
-        serde_json::from_value(stored).expect("a plan")
-    }
-
-    /// Each way to [`Step::ResumeHere`] on which the process was not asked for anything, and two on which it was.
-    #[test]
-    fn a_process_that_was_not_suspended_by_a_move_is_not_resumed_by_it() {
-        let begun = |mut plan: Outgoing| {
-            plan.holds_from(plan.moving.step());
-            plan
-        };
-        let ahead = begun(plan(Move::with_pre_setup()));
-        let mut cancelled = ahead.clone();
-        assert!(cancelled.moving.cancel("cancelled"));
-        let mut recovered = ahead.clone();
-        recovered.moving.recover(true);
-        let mut unstored = ahead.clone();
-        unstored.unstored("the disk is full");
-        let mut later = begun(plan(Move::default()));
-        later.unstored("the disk is full");
-        let mut first = plan(Move::default());
-        assert!(first.moving.cancel("cancelled"));
-        for plan in [cancelled, recovered, unstored, later, first] {
-            let plan = begun(plan);
-            assert_eq!(plan.moving.step(), Step::ResumeHere);
-            assert!(plan.not_held, "{plan:?}");
-        }
-        let mut asked = ahead;
-        asked.moving.happened(Happened::Done);
-        let asked = begun(asked);
-        let mut died = asked.clone();
-        died.moving.recover(true);
-        let mut failed = asked;
-        failed
-            .moving
-            .happened(Happened::Unknown("silence".to_owned()));
-        for plan in [died, failed] {
-            let plan = begun(plan);
-            assert_eq!(plan.moving.step(), Step::ResumeHere);
-            assert!(!plan.not_held, "{plan:?}");
-        }
     }
 }

@@ -7,10 +7,11 @@ use std::time::Duration;
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
 use godwit_verbs::mover::{Taking, Wanted, ends_of};
 
+use super::Running;
 use super::preflight;
 use super::reach::{ANSWER, Trouble};
+use super::shown::shown_partners;
 use super::steps::{failed, unexpected};
-use super::{Running, shown_partners};
 use crate::processes::messages::{Answer, Ask};
 use crate::processes::status;
 

@@ -8,11 +8,11 @@
 //! Whatever the guest writes while such a migration runs is added to what has to be sent, whether it goes to both
 //! nodes or not. So wherever the window goes over the disk again, it finds what it would find in a whole copy.
 
+use crate::controller::transfer::differences::written::Written;
 use crate::controller::transfer::dirty::DirtyBitmap;
 use crate::controller::transfer::outgoing::{MAX_PULLED, Source};
 use crate::controller::transfer::policy::{Pass, Policy};
 use crate::controller::transfer::push_pull::BLOCK_SECTORS;
-use crate::controller::transfer::written::Written;
 use crate::controller::{Controller, DeltaBy, DeltaProgress, OlderCopy, PolicyOptions};
 use crate::planted::PlantedBug;
 use crate::units::{Extent, Sectors};

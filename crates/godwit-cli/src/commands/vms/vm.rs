@@ -8,9 +8,9 @@ use godwit_api::{
 use serde_json::json;
 
 use super::console;
-use super::disk::node_path;
 use crate::arguments::{AcceleratorArgument, MemoryPlaceArgument, VmCommand, VmRunArguments};
 use crate::client::Client;
+use crate::commands::disk::node_path;
 use crate::failure::Failure;
 use crate::routes;
 use crate::show::output::{Output, facts, table};

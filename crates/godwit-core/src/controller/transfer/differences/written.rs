@@ -5,8 +5,8 @@
 //! becomes the disk's owner, and each write is in it before it is carried out. It outlasts the process only where that
 //! ends in order, and then for one other process; a crash leaves none.
 
-use super::dirty::DirtyBitmap;
-use super::push_pull::BLOCK_SECTORS;
+use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::push_pull::BLOCK_SECTORS;
 use crate::units::{Bytes, Extent, MigrationId, SECTOR_SIZE, Sectors};
 
 /// The blocks of 4 KiB that were written since a disk changed hands.

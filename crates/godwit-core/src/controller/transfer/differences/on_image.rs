@@ -10,8 +10,8 @@
 //! the disk may leave before all that differs is there. Then the destination lacks some of it, which this node owes, and
 //! the rest of what it lacks is in the image.
 
-use super::dirty::DirtyBitmap;
-use super::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
+use crate::controller::transfer::dirty::DirtyBitmap;
+use crate::controller::transfer::push_pull::{BLOCK_SECTORS, CHUNK_SECTORS, each_run_by_heat};
 use crate::controller::{
     Controller, ImageOffer, MAX_PULLED, MigrationOptions, Missing, PolicyOptions, StartError,
 };
@@ -46,7 +46,7 @@ impl OnImage {
     }
 
     /// What is to be copied.
-    pub(super) const fn different(&self) -> &DirtyBitmap {
+    pub(in crate::controller::transfer) const fn different(&self) -> &DirtyBitmap {
         &self.different
     }
 }
@@ -213,7 +213,10 @@ impl Controller {
 }
 
 /// The extents of blocks that are set, in order.
-pub(super) fn each_run(blocks: &DirtyBitmap, mut visit: impl FnMut(Extent)) {
+pub(in crate::controller::transfer) fn each_run(
+    blocks: &DirtyBitmap,
+    mut visit: impl FnMut(Extent),
+) {
     let mut head = Lba(0);
     while let Some(run) = blocks.next_run(head, MAX_EXTENT_SECTORS) {
         head = run.end();

@@ -1,0 +1,4 @@
+//! Processes and containers.
+
+pub(crate) mod container;
+pub(crate) mod process;

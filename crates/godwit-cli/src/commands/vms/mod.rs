@@ -1,0 +1,6 @@
+//! Virtual machines, their consoles, NICs and memory.
+
+mod console;
+pub(crate) mod memory_pool;
+pub(crate) mod nic;
+pub(crate) mod vm;

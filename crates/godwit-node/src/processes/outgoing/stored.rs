@@ -1,0 +1,146 @@
+//! A move, as it is stored before each of its steps.
+
+use godwit_verbs::mover::{Move, Party, Step};
+use godwit_verbs::shim::Recreated;
+use serde::{Deserialize, Serialize};
+
+use super::containers::Chosen;
+use crate::processes::host::address::OwnAddress;
+use crate::processes::host::runc::Container;
+use crate::processes::host::subject::Subject;
+
+/// A move, as it is stored.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Outgoing {
+    pub(super) id: String,
+    pub(super) pid: u32,
+    /// The container that it runs in, which moves with it.
+    #[serde(default)]
+    pub(super) container: Option<Container>,
+    /// Whether it does without RDMA, so that there is no library to be asked.
+    #[serde(default)]
+    pub(super) plain: bool,
+    pub(super) command: String,
+    pub(super) to: String,
+    pub(super) address: Option<OwnAddress>,
+    pub(super) files: Vec<String>,
+    pub(super) partners: Vec<(String, Party)>,
+    pub(super) queue_pairs: usize,
+    /// Whether any of them is for datagrams.
+    #[serde(default)]
+    pub(super) datagrams: bool,
+    pub(super) layout: String,
+    pub(super) started_at: String,
+    pub(super) moving: Move,
+    /// Whether this move does not hold the process: it was not asked to be suspended yet, or refused. Who else holds it is
+    /// another move, of a process that it is connected to.
+    #[serde(default)]
+    pub(super) not_held: bool,
+    /// What the process made when its objects were made again last.
+    pub(super) made: Option<Recreated>,
+    /// Whether objects were made ahead of the process.
+    #[serde(default)]
+    pub(super) ahead: bool,
+    /// Whether the process at the destination has taken them.
+    #[serde(default)]
+    pub(super) attached: bool,
+}
+
+impl Outgoing {
+    /// What moves.
+    pub(super) fn chosen(&self) -> Chosen {
+        Chosen {
+            pid: self.pid,
+            container: self.container.clone(),
+            plain: self.plain,
+            reasons: Vec::new(),
+        }
+    }
+
+    /// What it is called in what is said.
+    pub(super) fn name(&self) -> String {
+        match &self.container {
+            None => format!("process {}", self.pid),
+            Some(container) => format!("container {}", container.id),
+        }
+    }
+
+    /// What becomes an image.
+    pub(super) fn subject(&self) -> Subject {
+        Subject {
+            pid: self.pid,
+            layout: self.layout.clone(),
+            container: self.container.clone(),
+        }
+    }
+
+    /// Takes that this step is about to be stored and begun: whoever is asked to be suspended may be, whatever is heard.
+    pub(super) fn holds_from(&mut self, step: Step) {
+        self.not_held &= step != Step::Suspend;
+    }
+
+    /// As [`Move::unstored`]. Nobody was asked for a step that was given up.
+    pub(super) fn unstored(&mut self, why: &str) -> bool {
+        self.not_held |= self.moving.step() == Step::Suspend;
+        self.moving.unstored(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_verbs::mover::Happened;
+
+    use super::*;
+
+    fn plan(moving: Move) -> Outgoing {
+        let stored = serde_json::json!({
+            "id": "1", "pid": 7, "command": "", "to": "b", "address": null, "files": [], "partners": [],
+            "queue_pairs": 1, "layout": "", "started_at": "", "moving": moving, "not_held": true, "made": null,
+        });
+        serde_json::from_value(stored).expect("a plan")
+    }
+
+    /// Each way to [`Step::ResumeHere`] on which the process was not asked for anything, and two on which it was.
+    #[test]
+    fn a_process_that_was_not_suspended_by_a_move_is_not_resumed_by_it() {
+        let begun = |mut plan: Outgoing| {
+            plan.holds_from(plan.moving.step());
+            plan
+        };
+        let in_turn = |moving: Move| {
+            let mut plan = begun(plan(moving));
+            plan.moving.happened(Happened::Done);
+            plan
+        };
+        let ahead = begun(in_turn(Move::with_pre_setup()));
+        let mut cancelled = ahead.clone();
+        assert!(cancelled.moving.cancel("cancelled"));
+        let mut recovered = ahead.clone();
+        recovered.moving.recover(true);
+        let mut unstored = ahead.clone();
+        unstored.unstored("the disk is full");
+        let mut later = begun(in_turn(Move::default()));
+        later.unstored("the disk is full");
+        let mut first = in_turn(Move::default());
+        assert!(first.moving.cancel("cancelled"));
+        for plan in [cancelled, recovered, unstored, later, first] {
+            let plan = begun(plan);
+            assert_eq!(plan.moving.step(), Step::ResumeHere);
+            assert!(plan.not_held, "{plan:?}");
+        }
+        let mut asked = ahead;
+        asked.moving.happened(Happened::Done);
+        let asked = begun(asked);
+        let mut died = asked.clone();
+        died.moving.recover(true);
+        let mut failed = asked;
+        failed
+            .moving
+            .happened(Happened::Unknown("silence".to_owned()));
+        for plan in [died, failed] {
+            let plan = begun(plan);
+            assert_eq!(plan.moving.step(), Step::ResumeHere);
+            assert!(!plan.not_held, "{plan:?}");
+        }
+    }
+}
