@@ -76,8 +76,8 @@ impl Machine {
         let backends = self.nic_backends();
         let Some((backend, _)) = backends.iter().find(|(_, number)| *number == nic) else {
             return Some(String::from(
-                "no -netdev of type vhost-user uses its socket: give QEMU the -netdev and the -device that 'godwit nic \
-                 create' printed",
+                "no -netdev of type vhost-user uses its socket: give QEMU the -netdev and the -device that \
+                 'godwit nic create' printed",
             ));
         };
         let card = self

@@ -79,7 +79,7 @@ mod tests {
             rdma_processes: vec![17],
             obstacles: obstacles.iter().map(|one| (*one).to_owned()).collect(),
         };
-        let told = |pid, obstacles| list(&[container(pid, obstacles)]);
+        let told = |pid, obstacles| list(&[container(pid, obstacles)]).trim_end().to_owned();
         let free = told(Some(16), &[]);
         assert!(
             free.contains("job") && free.contains("17") && free.ends_with("yes"),
