@@ -295,9 +295,9 @@ pub(crate) async fn reserve(
         entry.clone(),
         VmActivity::Idle,
     );
-    node.vms.insert(&vm)?;
+    let replaced = node.vms.insert(&vm)?;
     if let Err(error) = node.store.put_vm(name, &entry).await {
-        node.vms.remove(&vm);
+        node.vms.put_back(&vm, replaced);
         return Err(stored_badly(name, &error));
     }
     Ok(vm)
