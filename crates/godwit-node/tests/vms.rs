@@ -2,11 +2,13 @@
 
 mod support;
 
+use std::io::Read;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use godwit_node::MemoryPoolConfig;
+use godwit_node::{MemoryPoolConfig, NodeConfig};
 use serde_json::{Value, json};
 use support::{MachineFolder, RunningNode, plain};
 
@@ -42,6 +44,19 @@ async fn gone(pid: u64) {
     panic!("process {pid} is still there");
 }
 
+/// Waits until the node knows that VM "v" has no QEMU any more. Gives what it says then.
+async fn stopped(node: &RunningNode) -> Value {
+    let mut seen = Value::Null;
+    for _ in 0..200 {
+        seen = node.get("/v1/vms/v").await.json();
+        if seen["state"] == "stopped" {
+            return seen;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    panic!("it is not stopped: {seen}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
     let dir = MachineFolder::new();
@@ -51,7 +66,7 @@ async fn a_vm_outlives_its_node_and_ends_when_it_is_stopped() {
     assert_eq!(vm["origin"], "run", "{vm}");
     let pid = vm["pid"].as_u64().expect("a process");
     let console = vm["console"].as_str().expect("a console").to_owned();
-    std::os::unix::net::UnixStream::connect(&console).expect("the console takes connections");
+    UnixStream::connect(&console).expect("the console takes connections");
     let again = first.request("POST", "/v1/vms", &idle("v")).await;
     assert_eq!(again.status, 409, "{}", again.body);
     first.stop().await;
@@ -121,15 +136,7 @@ async fn a_qemu_that_dies_is_noticed_and_its_name_is_free() {
     let pid = run(&node, &idle("v")).await["pid"].to_string();
     let killed = Command::new("kill").args(["-9", &pid]).status();
     assert!(killed.expect("kill runs").success());
-    let mut seen = Value::Null;
-    for _ in 0..200 {
-        seen = node.get("/v1/vms/v").await.json();
-        if seen["state"] == "stopped" {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert_eq!(seen["state"], "stopped", "{seen}");
+    let seen = stopped(&node).await;
     assert!(seen["problem"].as_str().is_some(), "{seen}");
     run(&node, &idle("v")).await;
     let forced = node
@@ -209,7 +216,11 @@ async fn foreign(qmp: &Path, further: &[&str]) -> Foreign {
         .expect("QEMU starts");
     let foreign = Foreign(child);
     for _ in 0..500 {
-        if qmp.exists() {
+        if let Ok(mut monitor) = UnixStream::connect(qmp) {
+            // It listens before it opens the files of its memory, and greets after that.
+            let limit = monitor.set_read_timeout(Some(Duration::from_secs(20)));
+            limit.expect("a limit");
+            monitor.read_exact(&mut [0]).expect("QEMU greets");
             return foreign;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -295,14 +306,9 @@ async fn an_adopted_qemu_brings_its_disks_if_its_memory_is_shared() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
     let dir = MachineFolder::new();
-    let pool = dir.path().join("pool");
-    std::fs::create_dir(&pool).expect("a folder");
-    let mut config = plain("a", dir.path());
-    config.memory_pools = vec![MemoryPoolConfig {
-        name: String::from("cxl"),
-        folder: pool.clone(),
-    }];
-    let node = RunningNode::start(config).await;
+    let (pool, other) = (dir.path().join("pool"), dir.path().join("other"));
+    let node = RunningNode::start(with_pools(dir.path(), &[&pool, &other])).await;
+    std::fs::create_dir(pool.join("sub")).expect("a folder");
     let socket = dir.path().join("qmp");
     let request = json!({ "name": "v", "qmp": socket }).to_string();
     let adopt = || node.request("POST", "/v1/vms/adopt", &request);
@@ -314,12 +320,18 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
         )
     };
     let machine = ["-machine", "memory-backend=m"];
+    let name = "adopt it under the name of its file";
+    let in_json = json!({
+        "qom-type": "memory-backend-file", "id": "m", "size": 16 << 20, "share": true,
+        "mem-path": pool.join("v.memory"),
+    });
     for (memory, why) in [
-        (
-            memory("w.memory", ",share=on"),
-            "adopt it under the name of its file",
-        ),
+        (memory("w.memory", ",share=on"), name),
+        (memory("v.ram", ",share=on"), name),
+        (memory("sub/v.memory", ",share=on"), name),
+        (in_json.to_string(), "told of it in JSON"),
         (memory("v.memory", ""), "it is not shared"),
+        (memory("v.memory", ",share=false"), "it is not shared"),
         (memory("v.memory", ",share=on,discard-data=on"), "wipe it"),
     ] {
         let _foreign = foreign(&socket, &[&["-object", &memory], &machine[..]].concat()).await;
@@ -365,20 +377,84 @@ async fn an_adopted_qemu_s_memory_in_a_pool_is_a_segment_of_it() {
         std::fs::remove_file(&socket).expect("the dead QEMU's socket is there");
     }
     assert!(!pool.join("v.segment").exists(), "nothing was taken");
+    // Its memory is in the pool however QEMU was told of that: here behind other memory, and by the way from its folder.
+    let beside = format!(
+        "memory-backend-file,id=n,size=2M,share=on,mem-path={}",
+        dir.path().join("beside").display()
+    );
+    let folder = std::env::current_dir().expect("a folder");
+    let up = "../".repeat(folder.components().count());
+    let shared = format!(
+        "qom-type=memory-backend-file,id=m,size=16M,share=on,discard-data=n,mem-path={up}{}",
+        pool.join("v.memory").display()
+    );
+    let words = [&["-object", &beside, "-object", &shared], &machine[..]].concat();
     let _foreign = foreign(&socket, &words).await;
+    // It may be in a pool that is away for the moment.
+    let away = dir.path().join("away");
+    std::fs::rename(&other, &away).expect("goes");
+    let refused = adopt().await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    assert!(
+        refused.body.contains("memory pool other of node 'a'"),
+        "{}",
+        refused.body
+    );
+    std::fs::rename(&away, &other).expect("comes back");
     let adopted = adopt().await;
     assert_eq!(adopted.status, 201, "{}", adopted.body);
     let memory = &adopted.json()["memory"];
-    assert_eq!(memory["pool"], "cxl", "{memory}");
+    assert_eq!(memory["pool"], "pool", "{memory}");
     assert_eq!(memory["bytes_in_pool"], 16 << 20, "{memory}");
-    let shown = node.get("/v1/memory-pools/cxl").await.json();
+    let shown = node.get("/v1/memory-pools/pool").await.json();
     assert_eq!(shown["segments"][0]["owner"], "a", "{shown}");
     let stopped = node
         .request("POST", "/v1/vms/v/stop", r#"{"force":true}"#)
         .await;
     assert_eq!(stopped.status, 204, "{}", stopped.body);
     let left = std::fs::read_dir(&pool).expect("lists");
-    let names: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
-    assert_eq!(names, ["w.memory"], "what was its own is free again");
+    let mut names: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+    names.sort();
+    let others = ["sub", "v.ram", "w.memory"];
+    assert_eq!(names, others, "what was its own is free again");
     node.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_adoption_that_is_refused_leaves_the_stopped_vm_of_its_name() {
+    let dir = MachineFolder::new();
+    let pool = dir.path().join("pool");
+    let node = RunningNode::start(with_pools(dir.path(), &[&pool])).await;
+    let pid = run(&node, &idle("v")).await["pid"].to_string();
+    let killed = Command::new("kill").args(["-9", &pid]).status();
+    assert!(killed.expect("kill runs").success());
+    stopped(&node).await;
+    let socket = dir.path().join("qmp");
+    let memory = format!(
+        "memory-backend-file,id=m,size=16M,share=on,mem-path={}",
+        pool.join("w.memory").display()
+    );
+    let words = ["-object", &memory, "-machine", "memory-backend=m"];
+    let _foreign = foreign(&socket, &words).await;
+    let request = json!({ "name": "v", "qmp": socket }).to_string();
+    let refused = node.request("POST", "/v1/vms/adopt", &request).await;
+    assert_eq!(refused.status, 409, "{}", refused.body);
+    let left = stopped(&node).await;
+    assert_eq!(left["origin"], "run", "{left}");
+    node.stop().await;
+}
+
+/// Node "a" with memory pools in these folders, which are made, each of its folder's name.
+fn with_pools(data: &Path, folders: &[&Path]) -> NodeConfig {
+    let mut config = plain("a", data);
+    let pools = folders.iter().map(|folder| {
+        std::fs::create_dir(folder).expect("a folder");
+        let name = folder.file_name().expect("a name").to_string_lossy();
+        MemoryPoolConfig {
+            name: name.into_owned(),
+            folder: folder.to_path_buf(),
+        }
+    });
+    config.memory_pools = pools.collect();
+    config
 }

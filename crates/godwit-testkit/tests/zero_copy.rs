@@ -48,7 +48,14 @@ fn a_guest_moves_and_its_memory_stays() {
     let guest = pooled_guest(&cluster, turn.seed, 2);
     for (from, to) in [(a, "b"), (b, "a"), (a, "b")] {
         let options = ["--memory", "zero-copy", "--stay-in-pool"];
+        let before = mapped(from);
         let (moved, gaps) = guest.migrate(from, to, &options).unwrap();
+        // What the guest does not touch again is there as well.
+        let all = || (mapped(cluster.node(to)) >= before).then_some(());
+        let filled = wait_for(Duration::from_secs(5), all);
+        let now = mapped(cluster.node(to));
+        println!("{before} bytes were in the page tables at the source, {now} are at {to}");
+        assert!(filled.is_some(), "page tables: {now} of {before} bytes");
         assert_eq!(moved["phase"], "completed", "{moved}");
         let sent = moved["memory_bytes"].as_u64().unwrap();
         assert!(sent < MOST_BYTES, "{sent} bytes of memory were sent");
@@ -382,6 +389,16 @@ const SLOWLY: &[&str] = &[
     "--max-bandwidth",
     "64M",
 ];
+
+/// Bytes of the guest's memory that the page tables of its QEMU have.
+fn mapped(node: &Node) -> u64 {
+    let all = std::fs::read_to_string(format!("/proc/{}/smaps", qemu_of(node))).unwrap();
+    let file = format!("/{VM}.memory");
+    let mut lines = all.lines().skip_while(|line| !line.ends_with(&file));
+    let resident = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+    let kilobytes: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    kilobytes << 10
+}
 
 fn qemu_of(node: &Node) -> u64 {
     let shown = node.godwit(&["vm", "show", VM]).json().unwrap();

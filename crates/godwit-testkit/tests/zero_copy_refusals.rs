@@ -8,8 +8,9 @@ use std::process::Command;
 
 use godwit_testkit::Cluster;
 use godwit_testkit::cluster::{ClusterOptions, MemoryPool, Node};
-use godwit_testkit::process::run;
-use godwit_testkit::scenario::Scenario;
+use godwit_testkit::process::{run, wait_for};
+use godwit_testkit::scenario::{PATIENCE, Scenario};
+use godwit_testkit::vm::idle_qemu;
 
 /// A file system of a kind that cannot be had without root, as long as this lives.
 struct Mounted {
@@ -162,6 +163,11 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
         .unwrap();
     let socket = a.spec().dir.join("disks/foreign.vhost");
     let chardev = format!("socket,id=other,reconnect-ms=100,path={}", socket.display());
+    let file = cluster.dir().join("beside");
+    let beside = format!(
+        "memory-backend-file,id=beside,size=1M,share=on,mem-path={}",
+        file.display()
+    );
     let mut command = run_in("cxl", "64M");
     // To QEMU's arguments it is somebody else's device.
     command.extend([
@@ -171,6 +177,8 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
         "vhost-user-blk-pci,chardev=other",
         "-overcommit",
         "mem-lock=on",
+        "-object",
+        &beside,
     ]);
     a.godwit(&command).json().unwrap();
     refused(
@@ -181,12 +189,49 @@ fn all_that_keeps_memory_where_it_is_comes_at_once() {
             "remove the device, or leave the memory in its pool with --stay-in-pool",
             "its QEMU locks its memory (mem-lock=on)",
             "start it without that, or leave the memory in its pool with --stay-in-pool",
+            &format!("it has memory in {} as well, which", file.display()),
+            &format!("node 'b' has the file {}, in which", file.display()),
             "memory pool cxl of node 'b' cannot be used: the folder there holds other memory",
             "give both nodes the same memory under this name",
         ],
     );
     a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
     assert!(here.is_empty().unwrap() && there.is_empty().unwrap());
+}
+
+/// Its QEMU is there, and the node does not watch it yet.
+#[test]
+fn a_machine_that_is_being_adopted_is_nobody_else_s() {
+    let _turn = Scenario::begin("zero_copy_refusals", "a_machine_that_is_being_adopted");
+    let pool = MemoryPool::new().unwrap();
+    let mut cluster = Cluster::prepare(&["a"], ClusterOptions::secure().unwrap()).unwrap();
+    pool.give_to(&mut cluster);
+    let adopting = ("vm::adopting", "1*sleep(5000)");
+    cluster.node_mut("a").start(&[adopting]).unwrap();
+    let a = cluster.node("a");
+    let monitor = cluster.dir().join("monitor.sock");
+    let file = pool.path().join("web.memory");
+    let memory = format!("memory-backend-file,mem-path={}", file.display());
+    let _qemu = idle_qemu(&monitor, &memory, &[]).unwrap();
+    let show = || a.godwit(&["vm", "show", "web"]).json();
+    std::thread::scope(|scope| {
+        let monitor = monitor.to_string_lossy().into_owned();
+        let adopted =
+            scope.spawn(move || a.godwit(&["vm", "adopt", "web", "--qmp", &monitor]).json());
+        wait_for(PATIENCE, || show().ok()).expect("it has the name");
+        let stop = ["vm", "stop", "web", "--force"];
+        refused(a, &stop, &["VM web is being started"]);
+        let run = run_in("cxl", "64M");
+        refused(a, &run, &["a VM named \"web\" is being started"]);
+        adopted.join().unwrap().unwrap();
+    });
+    let vm = show().unwrap();
+    assert!(
+        vm["state"] == "paused" && vm["memory"]["pool"] == "cxl",
+        "{vm}"
+    );
+    a.godwit(&["vm", "stop", "web", "--force"]).json().unwrap();
+    assert!(pool.is_empty().unwrap(), "the pool is free again");
 }
 
 /// A program that runs another one where no process may have a userfaultfd: without the right to see into others, and

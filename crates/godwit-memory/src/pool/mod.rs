@@ -159,8 +159,8 @@ impl Pool {
         &self.folder
     }
 
-    /// Whether its memory can move out of it and back while a guest runs: Linux write-protects pages of shared memory
-    /// alone (userfaultfd).
+    /// Whether its memory can move out of it and back while a guest runs. Linux write-protects pages of tmpfs and of
+    /// hugetlbfs for that (userfaultfd), and what moves memory here goes by pages of [`PAGE_BYTES`].
     ///
     /// # Errors
     /// [`PoolError::Io`].
@@ -201,11 +201,6 @@ impl Pool {
     /// The file that QEMU maps for a segment.
     pub fn memory_path(&self, name: &str) -> PathBuf {
         self.folder.join(format!("{name}.{MEMORY}"))
-    }
-
-    /// Whether a file's name ends as those of memory do.
-    pub fn is_memory(file: &Path) -> bool {
-        file.extension().is_some_and(|end| end == MEMORY)
     }
 
     /// The file of a segment's header.

@@ -79,25 +79,46 @@ impl Segment {
     }
 
     /// Makes a segment, owned by `owner`, of a file that is where a segment of this name has its memory, and that a QEMU
-    /// uses already. Its room is reserved. One that `owner` has already stays as it is.
+    /// uses already. Its room is reserved. A header that `owner` has already stays as it is.
     ///
     /// # Errors
     /// [`PoolError`]: also when the name is taken, or there is not enough room.
     pub fn adopt(pool: &Pool, name: &str, owner: &str) -> Result<Self, PoolError> {
-        match Self::open(pool, name) {
+        let is_there = match Self::open(pool, name) {
             Ok(segment) => {
                 let title = segment.title()?;
-                if title.owner == owner {
-                    return Ok(segment);
+                if title.owner != owner {
+                    return Err(PoolError::Exists {
+                        name: name.to_owned(),
+                        owner: title.owner,
+                    });
                 }
-                return Err(PoolError::Exists {
-                    name: name.to_owned(),
-                    owner: title.owner,
-                });
+                true
             }
-            Err(PoolError::NoSegment(_)) => {}
+            Err(PoolError::NoSegment(_)) => false,
             Err(error) => return Err(error),
+        };
+        let header_bytes = if is_there { 0 } else { pool.page_bytes() };
+        // Also below a header: an adoption may have ended before this one, and the file may have been made again since.
+        let bytes = Self::reserve(pool, name, header_bytes)?;
+        if is_there {
+            return Self::open(pool, name);
         }
+        let begun = begun(name, owner);
+        let header = pool.header_path(name);
+        let new = pool.folder().join(format!(".{begun}.{SEGMENT}.new"));
+        let made = Self::make_header(pool, &new, bytes, owner)
+            .and_then(|()| rename_new(&new, &header).map_err(PoolError::io(&header)));
+        if let Err(error) = made {
+            let _ = std::fs::remove_file(&new);
+            return Err(error);
+        }
+        Self::made(pool, name)
+    }
+
+    /// Reserves the room of a file of memory that is there, with so many bytes more left, and lets nobody but its owner read
+    /// it. Gives its bytes.
+    fn reserve(pool: &Pool, name: &str, more: u64) -> Result<u64, PoolError> {
         let memory = pool.memory_path(name);
         let failed = PoolError::io;
         let file = OpenOptions::new().read(true).write(true).open(&memory);
@@ -112,7 +133,7 @@ impl Segment {
         }
         let free = pool.room()?.free;
         let wanted = bytes.saturating_sub(metadata.blocks() * 512);
-        if free < wanted.saturating_add(pool.page_bytes()) {
+        if free < wanted.saturating_add(more) {
             return Err(PoolError::Full { free, wanted });
         }
         whole_pages(pool, bytes)?;
@@ -122,16 +143,7 @@ impl Segment {
         rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes)
             .map_err(io::Error::from)
             .map_err(failed(&memory))?;
-        let begun = begun(name, owner);
-        let header = pool.header_path(name);
-        let new = pool.folder().join(format!(".{begun}.{SEGMENT}.new"));
-        let made = Self::make_header(pool, &new, bytes, owner)
-            .and_then(|()| rename_new(&new, &header).map_err(failed(&header)));
-        if let Err(error) = made {
-            let _ = std::fs::remove_file(&new);
-            return Err(error);
-        }
-        Self::made(pool, name)
+        Ok(bytes)
     }
 
     /// The header's name is what makes a segment exist.
@@ -449,6 +461,27 @@ mod tests {
         assert_eq!(again.id(), segment.id());
         let other = Segment::adopt(&pool, "v", "b");
         assert!(matches!(other, Err(PoolError::Exists { owner, .. }) if owner == "a"));
+    }
+
+    #[test]
+    fn a_file_that_was_made_again_below_a_header_gets_its_room_as_well() {
+        let (_folder, pool) = pool();
+        let path = pool.memory_path("v");
+        let make = || {
+            let _ = std::fs::remove_file(&path);
+            let file = File::create(&path).expect("makes");
+            file.set_len(1 << 20).expect("grows");
+            file.set_permissions(std::fs::Permissions::from_mode(0o644))
+                .expect("is for all to read");
+        };
+        make();
+        let first = Segment::adopt(&pool, "v", "a").expect("is adopted");
+        make();
+        let again = Segment::adopt(&pool, "v", "a").expect("is a's");
+        assert_eq!(again.id(), first.id());
+        let metadata = std::fs::metadata(&path).expect("is there");
+        assert!(metadata.blocks() * 512 >= 1 << 20, "its room is reserved");
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

@@ -12,7 +12,6 @@ use godwit_qemu::machine::MachineNic;
 use godwit_vhost::VhostUserServer;
 use tokio::sync::oneshot;
 
-use crate::config::NodeConfig;
 use crate::disks::vhost::{self, listen};
 use crate::nics::uplinks;
 use crate::node::{Node, blocking};
@@ -189,12 +188,16 @@ fn start(
 }
 
 /// Serves a VM's NICs no more, and returns when their uplinks are closed.
-pub(crate) async fn end(config: &NodeConfig, vm: &Vm) {
-    // Not once they are taken out: then somebody else may listen there.
-    for name in &vm.lock().entry.named_nics {
-        let _ = vhost::remove(&config.nic_socket(name));
-    }
-    let nics = std::mem::take(&mut vm.lock().nics);
+pub(crate) async fn end(vm: &Vm) {
+    let nics = {
+        let mut inner = vm.lock();
+        let nics = std::mem::take(&mut inner.nics);
+        // Not once they are taken out: then somebody else may listen there.
+        for nic in &nics {
+            let _ = vhost::remove(&nic.socket);
+        }
+        nics
+    };
     if !nics.is_empty() {
         // Whoever still asks one of them is told that it has ended.
         let _ = blocking(move || drop(nics)).await;

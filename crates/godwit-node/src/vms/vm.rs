@@ -310,11 +310,11 @@ impl Vms {
         self.lock().values().cloned().collect()
     }
 
-    /// Adds a VM. One of the same name that does not run here is replaced.
+    /// Adds a VM. One of the same name that does not run here is replaced, and given back.
     ///
     /// # Errors
     /// [`ErrorCode::Exists`] when one runs, [`ErrorCode::Busy`] at the limit.
-    pub(crate) fn insert(&self, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
+    pub(crate) fn insert(&self, vm: &Arc<Vm>) -> Result<Option<Arc<Vm>>, ErrorBody> {
         let mut vms = self.lock();
         if let Some(other) = vms.get(&vm.name) {
             let inner = other.lock();
@@ -335,8 +335,19 @@ impl Vms {
                 format!("this node has {MAX_VMS} VMs, the most it can"),
             ));
         }
-        vms.insert(vm.name.clone(), Arc::clone(vm));
-        Ok(())
+        Ok(vms.insert(vm.name.clone(), Arc::clone(vm)))
+    }
+
+    /// Takes a VM out that was just added, and puts the one back that it had replaced.
+    pub(crate) fn put_back(&self, vm: &Arc<Vm>, replaced: Option<Arc<Vm>>) {
+        let mut vms = self.lock();
+        if !vms.get(&vm.name).is_some_and(|kept| Arc::ptr_eq(kept, vm)) {
+            return;
+        }
+        match replaced {
+            Some(replaced) => vms.insert(vm.name.clone(), replaced),
+            None => vms.remove(&vm.name),
+        };
     }
 
     /// The disks of those whose memory may be on its way here.

@@ -2,6 +2,7 @@
 //! to node.
 
 mod adopted;
+mod memory_files;
 mod words;
 
 use std::path::{Path, PathBuf};
@@ -9,8 +10,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use self::adopted::Served;
+pub use self::memory_files::MemoryFile;
 pub(crate) use self::words::property;
-pub use self::words::{MachineNic, NicUplink, Word, field};
+pub use self::words::{MachineNic, NicUplink, Word, field, is_set};
 
 /// The id of the shared memory that the node adds.
 const MEMORY_ID: &str = "godwit-memory";
@@ -264,29 +266,6 @@ impl Machine {
         ids.collect()
     }
 
-    /// The named file that an adopted machine has its memory in, and how QEMU was told of it.
-    pub fn memory_file(&self) -> Option<(PathBuf, &str)> {
-        self.words.iter().find_map(|word| match word {
-            Word::Plain(word) => Some((memory_path(word)?.1.into(), word.as_str())),
-            _ => None,
-        })
-    }
-
-    /// Lets every node put a file of its own in the place of that one.
-    pub fn take_memory_file(&mut self) {
-        for word in &mut self.words {
-            if let Word::Plain(plain) = word
-                && let Some(((from, to), _)) = memory_path(plain)
-            {
-                *word = Word::MemoryFile {
-                    before_memory: plain[..from].to_owned(),
-                    after_memory: plain[to..].to_owned(),
-                };
-                return;
-            }
-        }
-    }
-
     /// Which of its NICs that the node serves a word of the command line connects to QEMU.
     pub fn nic_of(word: &str) -> Option<usize> {
         let id = word.strip_prefix("vhost-user,id=")?.split(',').next()?;
@@ -345,10 +324,7 @@ impl Machine {
                 Word::MemoryFile {
                     before_memory,
                     after_memory,
-                } => {
-                    let path = escaped(memory.unwrap_or(Path::new(LOCAL_MEMORY)));
-                    format!("{before_memory}{path}{after_memory}")
-                }
+                } => memory_files::in_place(before_memory, memory, after_memory),
             })
             .collect();
         let mut push = |pair: [&str; 2]| line.extend(pair.map(str::to_owned));
@@ -414,14 +390,8 @@ impl Machine {
 /// Memory that QEMU takes from a file. It sends no memory of a named file to another QEMU that maps the
 /// same one; a memfd it would send.
 fn memory_backend(bytes: u64, file: Option<&Path>) -> String {
-    let path = escaped(file.unwrap_or(Path::new(LOCAL_MEMORY)));
-    format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path={path}")
-}
-
-/// Where the path stands in a description of memory that is a file, and the path.
-fn memory_path(word: &str) -> Option<((usize, usize), String)> {
-    let is_file = word.starts_with("memory-backend-file,");
-    is_file.then(|| field(word, "mem-path")).flatten()
+    let before = format!("memory-backend-file,id={MEMORY_ID},size={bytes}B,share=on,mem-path=");
+    memory_files::in_place(&before, file, "")
 }
 
 /// A character device at whose socket QEMU listens.

@@ -190,9 +190,10 @@ fn memory_that_somebody_else_put_into_a_file_is_elsewhere_at_another_node() {
     let mut machine = Machine::adopt(&command, |_| None).expect("a machine");
     assert!(!machine.is_poolable(), "nobody said that it is in a pool");
     let path = PathBuf::from("/pool/a,b.memory");
-    assert_eq!(machine.memory_file(), Some((path, given)));
-    machine.take_memory_file();
-    assert!(machine.is_poolable() && machine.memory_file().is_none());
+    let files = machine.memory_files();
+    assert_eq!((&files[0].path, files[0].told.as_str()), (&path, given));
+    machine.take_memory_file(&files[0]);
+    assert!(machine.is_poolable() && machine.memory_files().is_empty());
     let stored = serde_json::to_vec(&machine).expect("writes");
     assert_eq!(
         serde_json::from_slice::<Machine>(&stored).expect("reads"),
@@ -216,7 +217,52 @@ fn memory_that_somebody_else_put_into_a_file_is_elsewhere_at_another_node() {
     ] {
         let command = strings(&["q", "-object", other]);
         let machine = Machine::adopt(&command, |_| None).expect("a machine");
-        assert_eq!(machine.memory_file(), None, "{other}");
+        assert_eq!(machine.memory_files(), [], "{other}");
+    }
+}
+
+#[test]
+fn a_file_with_memory_is_found_however_qemu_was_told_of_it() {
+    let file = "memory-backend-file";
+    for (word, is_shared, is_replaceable) in [
+        (format!("{file},id=m,mem-path=/x,share=on"), true, true),
+        (format!("{file},mem-path=/x,share,id=m"), true, true),
+        (format!("{file},mem-path=/x,share=n,id=m"), false, true),
+        (format!("{file},mem-path=/x,id=m"), false, true),
+        (
+            format!("id=m,qom-type={file},mem-path=/x,share=true"),
+            true,
+            true,
+        ),
+        (
+            format!(r#"{{"qom-type":"{file}","id":"m","mem-path":"/x","share":true}}"#),
+            true,
+            false,
+        ),
+        (
+            format!("{{'qom-type':'{file}','id':'m','mem-path':'/x','share':true}}"),
+            true,
+            false,
+        ),
+        (
+            format!(r#"{{"qom-type":"{file}","id":"m","mem-path":"/x","share":false}}"#),
+            false,
+            false,
+        ),
+    ] {
+        let other = "memory-backend-file,id=n,size=1M,mem-path=/y";
+        let command = strings(&["q", "-object", other, "-object", &word]);
+        let mut machine = Machine::adopt(&command, |_| None).expect("a machine");
+        let files = machine.memory_files();
+        let [_, found] = files.as_slice() else {
+            panic!("{word}: {files:?}")
+        };
+        assert_eq!(found.path, Path::new("/x"), "{word}");
+        assert_eq!(found.is_shared, is_shared, "{word}");
+        assert_eq!(found.is_replaceable(), is_replaceable, "{word}");
+        machine.take_memory_file(found);
+        let left = machine.memory_files().len();
+        assert_eq!(left, if is_replaceable { 1 } else { 2 }, "{word}");
     }
 }
 

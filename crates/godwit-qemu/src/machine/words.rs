@@ -96,6 +96,14 @@ pub fn field(option: &str, key: &str) -> Option<((usize, usize), String)> {
     None
 }
 
+/// Whether a word has this option with anything but one of QEMU's words for no: an option without a value is on.
+pub fn is_set(word: &str, option: &str) -> bool {
+    word.split(',').any(|part| {
+        let (name, value) = part.split_once('=').unwrap_or((part, "on"));
+        name == option && !matches!(value, "off" | "no" | "false" | "n")
+    })
+}
+
 /// The value of a key in an option in QEMU's own notation, or of text in one that is JSON.
 pub(crate) fn property(option: &str, key: &str) -> Option<String> {
     if option.starts_with('{') {

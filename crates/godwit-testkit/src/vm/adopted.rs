@@ -3,11 +3,12 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use super::on_nodes::{PATIENCE, make_disks};
 use super::{ConsoleSocket, GuestImage, GuestLoad, GuestMachine, MachineDisk, NodeGuest, VM};
 use crate::cluster::{Cluster, Node};
-use crate::process::Process;
+use crate::process::{Process, wait_for_listener};
 
 /// What a QEMU that somebody else starts has beside its disks.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,5 +55,27 @@ impl NodeGuest {
             .json()?;
         guest.alive()?;
         Ok((guest, process))
+    }
+}
+
+/// Starts a QEMU of 16 MiB whose guest never runs, and waits until it listens at this monitor. `memory` is the kind of its
+/// memory with what is to be said of that beside id and size.
+///
+/// # Errors
+/// When it does not start.
+pub fn idle_qemu(monitor: &Path, memory: &str, words: &[String]) -> io::Result<Process> {
+    let qemu = Process::spawn(
+        Command::new("qemu-system-x86_64")
+            .args(["-S", "-nodefaults", "-display", "none", "-accel", "tcg"])
+            .args(["-m", "16M", "-machine", "q35,memory-backend=mem"])
+            .args(["-object", &format!("{memory},id=mem,size=16M,share=on")])
+            .args(words)
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", monitor.display()))
+            .stdin(Stdio::null()),
+    )?;
+    match wait_for_listener(monitor, PATIENCE) {
+        true => Ok(qemu),
+        false => Err(io::Error::other("QEMU does not listen")),
     }
 }

@@ -17,7 +17,7 @@ mod on_nodes;
 mod stream;
 mod windows;
 
-pub use adopted::AdoptedMachine;
+pub use adopted::{AdoptedMachine, idle_qemu};
 pub use console::GuestConsole;
 pub use guest::{GuestImage, check_disk, format_disk, format_image};
 pub use machine::{

@@ -8,7 +8,7 @@ use std::time::Duration;
 use godwit_testkit::cluster::Node;
 use godwit_testkit::network::{Lan, Pinger, Talk};
 use godwit_testkit::process::wait_for;
-use godwit_testkit::vm::{AdoptedMachine, NodeGuest};
+use godwit_testkit::vm::{AdoptedMachine, NodeGuest, idle_qemu};
 use serde_json::Value;
 
 use super::{ECHO, GUEST, PING_EVERY, cluster, ip, load, lost_nothing, may_run, run, shown};
@@ -137,6 +137,35 @@ fn a_nic_with_a_name_is_served_until_it_is_removed_also_when_its_node_restarts()
     assert!(gone.contains("serves no NIC \"web\""), "{gone}");
     // Its tap is free at once.
     create(a, NIC, "tap=tap0")?;
+    Ok(())
+}
+
+/// Its machine has ended, and somebody gives the name to another NIC before the machine is taken off the node's list.
+#[test]
+fn a_nic_that_took_the_name_of_an_adopted_one_keeps_its_socket() -> io::Result<()> {
+    if !may_run() {
+        return Ok(());
+    }
+    let lan = Lan::new(1)?;
+    let cluster = super::cluster_of_one(&lan)?;
+    let a = cluster.node("a");
+    let told = create(a, NIC, "tap=tap0")?;
+    let monitor = cluster.dir().join("monitor.sock");
+    let mut qemu = idle_qemu(&monitor, "memory-backend-memfd", &words_for_qemu(&told))?;
+    let monitor = monitor.to_string_lossy();
+    a.godwit(&["vm", "adopt", "guest", "--qmp", &monitor])
+        .json()?;
+    qemu.kill();
+    let stopped = || {
+        let vm = a.godwit(&["vm", "show", "guest"]).json().ok()?;
+        (vm["state"] == "stopped").then_some(())
+    };
+    wait_for(PATIENCE, stopped).expect("the node sees its end");
+    create(a, NIC, "bridge=br0")?;
+    a.godwit(&["vm", "stop", "guest"]).text()?;
+    let nic = named(a)?;
+    let socket = nic["socket"].as_str().map(Path::new).expect("a path");
+    assert!(socket.exists(), "{nic}");
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::failpoint;
 use crate::names;
 use crate::nics::named::NamedNic;
 use crate::nics::served::ServedNic;
@@ -74,21 +75,26 @@ pub(crate) async fn adopt(node: &Arc<Node>, request: AdoptVm) -> Result<Arc<Vm>,
         named_nics: nics.iter().map(|nic| nic.named.name.clone()).collect(),
     };
     let vm = Vm::new(&node.config, name.clone(), entry.clone(), VmActivity::Idle);
+    // Nobody stops it, starts another of its name or sends one here before its QEMU is watched.
+    let _adopting = vm.begin(VmActivity::Starting, |_| Ok(()))?;
     let places = vm.places.clone();
     run::make_folder(node, &name, places).await?;
-    node.vms.insert(&vm)?;
+    let replaced = node.vms.insert(&vm)?;
+    failpoint::reach(String::from("vm::adopting")).await;
     // The name is this machine's by now, and so is the segment of that name.
-    match adopted::take(node, &name, pid, &mut entry.machine, &facts).await {
-        Ok(memory) => entry.memory = memory,
-        Err(error) => {
-            node.vms.remove(&vm);
-            return Err(error);
+    let taken = adopted::take(node, &name, pid, &mut entry.machine, &facts).await;
+    let stored = match taken {
+        Ok(memory) => {
+            entry.memory = memory;
+            vm.lock().entry = entry.clone();
+            let stored = node.store.put_adopted_vm(&name, &entry).await;
+            stored.map_err(|error| stored_badly(&name, &error))
         }
-    }
-    vm.lock().entry = entry.clone();
-    if let Err(error) = node.store.put_adopted_vm(&name, &entry).await {
-        node.vms.remove(&vm);
-        return Err(stored_badly(&name, &error));
+        Err(error) => Err(error),
+    };
+    if let Err(error) = stored {
+        node.vms.put_back(&vm, replaced);
+        return Err(error);
     }
     for UsedNic { named, served } in nics {
         node.nics.remove(&named);

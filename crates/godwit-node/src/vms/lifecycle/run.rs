@@ -295,9 +295,9 @@ pub(crate) async fn reserve(
         entry.clone(),
         VmActivity::Idle,
     );
-    node.vms.insert(&vm)?;
+    let replaced = node.vms.insert(&vm)?;
     if let Err(error) = node.store.put_vm(name, &entry).await {
-        node.vms.remove(&vm);
+        node.vms.put_back(&vm, replaced);
         return Err(stored_badly(name, &error));
     }
     Ok(vm)
@@ -407,7 +407,7 @@ pub(crate) fn check_memory(vm: &str, machine: &Machine, facts: &Facts) -> Result
 
 /// Removes what is left of a VM that has no QEMU here.
 pub(crate) async fn forget(node: &Arc<Node>, vm: &Arc<Vm>) {
-    served::end(&node.config, vm).await;
+    served::end(vm).await;
     let entry = vm.lock().entry.clone();
     // Before its name can be given to another.
     pooled::release(node, &vm.name, &entry).await;

@@ -55,7 +55,7 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
         inner.problem = None;
         inner.qemu = Some(qemu.clone());
     }
-    served::end(&node.config, &vm).await;
+    served::end(&vm).await;
     let log = vm.places.log();
     let mut inner = vm.lock();
     let asked = inner.activity == VmActivity::Stopping || inner.entry.moved_to.is_some();

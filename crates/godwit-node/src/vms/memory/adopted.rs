@@ -1,7 +1,7 @@
 //! The memory of a VM that somebody else started, where that is a file of a memory pool: it becomes a segment of the VM's
 //! name, and the VM can move without its memory like one that this node started.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_core::units::Bytes;
@@ -14,12 +14,12 @@ use crate::store::machine::PooledMemory;
 use crate::vms::memory::{pooled, relocated};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::inspect::Facts;
-use godwit_qemu::machine::{Machine, field};
+use godwit_qemu::machine::{Machine, MemoryFile, is_set};
 
 /// Takes the memory of a VM's QEMU for a segment of the memory pool that its file is in. Nothing when it is in none.
 ///
 /// # Errors
-/// It is in a pool, and could not be given to another node like that: what to change.
+/// It is in a pool, or may be, and could not be given to another node like that: what to change.
 pub(crate) async fn take(
     node: &Arc<Node>,
     vm: &str,
@@ -27,39 +27,26 @@ pub(crate) async fn take(
     machine: &mut Machine,
     facts: &Facts,
 ) -> Result<Option<PooledMemory>, ErrorBody> {
-    let Some((file, told)) = machine.memory_file() else {
+    let Some(found) = find(&node.config, vm, pid, machine)? else {
         return Ok(None);
     };
-    let Some((name, opened)) = pool_of(&node.config, &file) else {
-        return Ok(None);
-    };
-    let told = told.to_owned();
+    let Found {
+        told,
+        name,
+        pool: opened,
+    } = found;
     let wanted = opened.memory_path(vm);
-    if file.file_name() != wanted.file_name() {
-        let text = format!(
-            "cannot adopt VM {vm}: its memory is the file {} of memory pool {name}, where a machine named {vm} has {}",
-            file.display(),
-            wanted.display()
-        );
-        return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
-            "adopt it under the name of its file, or start it with memory that is in no pool",
-        ));
-    }
     let refused = |why: String, hint: &str| {
         let text = format!(
             "cannot adopt VM {vm}: its memory in memory pool {name} cannot move with it: {why}"
         );
         ErrorBody::new(ErrorCode::Conflict, text).hint(hint)
     };
-    let set = |key| field(&told, key).map(|(_, value)| value);
-    let is_on = |key| set(key).is_some_and(|value| !matches!(value.as_str(), "off" | "no"));
-    if !is_on("share") {
-        let why = String::from("it is not shared, so what the guest writes is not in the file");
-        return Err(refused(why, "start QEMU with share=on behind its mem-path"));
-    }
-    if is_on("discard-data") {
-        let why = String::from("QEMU would wipe it when it ends (discard-data)");
-        return Err(refused(why, "start QEMU without discard-data"));
+    if !told.is_replaceable() {
+        let why = String::from("QEMU was told of it in JSON");
+        let hint =
+            "start QEMU with -object memory-backend-file,id=ID,size=SIZE,mem-path=FILE,share=on";
+        return Err(refused(why, hint));
     }
     let in_file = std::fs::metadata(&wanted).map_or(0, |metadata| metadata.len());
     if in_file != facts.memory_bytes {
@@ -72,6 +59,14 @@ pub(crate) async fn take(
             why,
             "start QEMU with all of its memory in one file of the pool",
         ));
+    }
+    if !facts.memory_shared {
+        let why = String::from("it is not shared, so what the guest writes is not in the file");
+        return Err(refused(why, "start QEMU with share=on behind its mem-path"));
+    }
+    if is_set(&told.told, "discard-data") {
+        let why = String::from("QEMU would wipe it when it ends (discard-data)");
+        return Err(refused(why, "start QEMU without discard-data"));
     }
     let (here, segment) = (node.config.name.clone(), vm.to_owned());
     let made = blocking(move || {
@@ -88,7 +83,7 @@ pub(crate) async fn take(
     if let Some(user) = &node.config.qemu_user {
         pooled::give_to(user, vm, made.memory())?;
     }
-    machine.take_memory_file();
+    machine.take_memory_file(&told);
     Ok(Some(PooledMemory {
         pool: name,
         id: made.id(),
@@ -98,14 +93,89 @@ pub(crate) async fn take(
     }))
 }
 
-/// The memory pool in whose folder a file is, if its name ends as those of memory do.
-fn pool_of(config: &NodeConfig, file: &Path) -> Option<(String, Pool)> {
-    if !Pool::is_memory(file) {
-        return None;
+/// A VM's memory that is in a memory pool.
+struct Found {
+    told: MemoryFile,
+    /// The pool's name.
+    name: String,
+    pool: Pool,
+}
+
+/// Finds the file of a memory pool that a QEMU has memory in.
+///
+/// # Errors
+/// It is another than the one that a machine of this name has there, or nobody can tell.
+fn find(
+    config: &NodeConfig,
+    vm: &str,
+    pid: u32,
+    machine: &Machine,
+) -> Result<Option<Found>, ErrorBody> {
+    let mut found = None;
+    if config.memory_pools.is_empty() {
+        return Ok(None);
     }
-    let folder = std::fs::canonicalize(file.parent()?).ok()?;
-    let pools = config.memory_pools.iter();
-    let mut opened =
-        pools.filter_map(|pool| Some((pool.name.clone(), Pool::open(&pool.folder).ok()?)));
-    opened.find(|(_, pool)| std::fs::canonicalize(pool.folder()).is_ok_and(|own| own == folder))
+    for told in machine.memory_files() {
+        let file = whole_path(vm, pid, &told.path)?;
+        // A file that QEMU makes in a folder has no name.
+        if file.is_dir() {
+            continue;
+        }
+        let Some((name, pool, place)) = pool_of(config, &file)? else {
+            continue;
+        };
+        let wanted = pool.memory_path(vm);
+        if wanted.file_name() != Some(place.as_os_str()) {
+            let text = format!(
+                "cannot adopt VM {vm}: its memory is the file {} of memory pool {name}, where a machine named {vm} has {}",
+                file.display(),
+                wanted.display()
+            );
+            return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
+                "adopt it under the name of its file, or start it with memory in that file or in no pool",
+            ));
+        }
+        found = Some(Found { told, name, pool });
+    }
+    Ok(found)
+}
+
+/// The path of a file that QEMU has, without links, also when the file is gone by now.
+///
+/// # Errors
+/// It began where QEMU was when it started, and QEMU has gone elsewhere since.
+fn whole_path(vm: &str, pid: u32, told: &Path) -> Result<PathBuf, ErrorBody> {
+    if told.is_absolute() {
+        let folder = told.parent().zip(told.file_name());
+        let folder = folder.and_then(|(folder, name)| Some(folder.canonicalize().ok()?.join(name)));
+        return Ok(std::fs::canonicalize(told)
+            .ok()
+            .or(folder)
+            .unwrap_or_else(|| told.to_owned()));
+    }
+    let found = std::fs::read_link(format!("/proc/{pid}/cwd"))
+        .and_then(|folder| std::fs::canonicalize(folder.join(told)));
+    found.map_err(|error| {
+        let text = format!(
+            "cannot adopt VM {vm}: its memory is in the file {}, which is not found from QEMU's folder: {error}",
+            told.display()
+        );
+        ErrorBody::new(ErrorCode::Conflict, text).hint("start QEMU with the whole path behind mem-path")
+    })
+}
+
+/// The memory pool in whose folder a file is, or below it, and the file's path from there.
+///
+/// # Errors
+/// A pool cannot be used now, so nobody can tell whether the file is in it.
+fn pool_of(config: &NodeConfig, file: &Path) -> Result<Option<(String, Pool, PathBuf)>, ErrorBody> {
+    for pool in &config.memory_pools {
+        let opened = pooled::open(config, &pool.name)?;
+        let folder = std::fs::canonicalize(opened.folder());
+        let folder = folder.unwrap_or_else(|_| opened.folder().to_owned());
+        if let Ok(place) = file.strip_prefix(&folder) {
+            return Ok(Some((pool.name.clone(), opened, place.to_owned())));
+        }
+    }
+    Ok(None)
 }

@@ -1,6 +1,6 @@
 //! What keeps a VM's memory from moving out of its memory pool and back while its guest runs.
 
-use godwit_qemu::machine::{Machine, field};
+use godwit_qemu::machine::{Machine, field, is_set};
 
 use crate::config::NodeConfig;
 use crate::vms::memory::pooled;
@@ -10,6 +10,21 @@ pub(crate) fn of(config: &NodeConfig, pool: &str, machine: &Machine) -> Vec<Stri
     let mut blockers = devices(&machine.plain_words(), &machine.disk_backends());
     blockers.extend(pooled::immovable(config, pool));
     blockers
+}
+
+/// Files beside that of the memory pool in which a VM has memory, a sentence each: QEMU sends nothing of memory in a shared
+/// file when the VM moves without its memory.
+pub(crate) fn unsent(machine: &Machine) -> Vec<String> {
+    let files = machine.memory_files().into_iter();
+    let shared = files.filter(|file| file.is_shared);
+    let sentences = shared.map(|file| {
+        format!(
+            "it has memory in {} as well, which would not be sent: start it without that, or use another way of moving \
+             memory",
+            file.path.display()
+        )
+    });
+    sentences.collect()
 }
 
 /// Words of QEMU's command line, of which each is a device that keeps pages of the memory, or what else keeps them. Disks
@@ -62,14 +77,6 @@ fn device(word: &str, disks: &[String]) -> Option<String> {
     ))
 }
 
-/// Whether a word has this option with anything but one of QEMU's words for no: an option without a value is on.
-fn is_set(word: &str, option: &str) -> bool {
-    word.split(',').any(|part| {
-        let (name, value) = part.split_once('=').unwrap_or((part, "on"));
-        name == option && !matches!(value, "off" | "no" | "false" | "n")
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +123,30 @@ mod tests {
             }
         }
         assert_eq!(device("tap,id=vhost,ifname=mem-lock", &[]), None);
+    }
+
+    #[test]
+    fn shared_memory_that_is_not_in_the_pool_is_named() {
+        let words = [
+            "q",
+            "-object",
+            "memory-backend-file,id=m,mem-path=/pool/v.memory,size=1G,share=on",
+            "-object",
+            r#"{"qom-type":"memory-backend-file","id":"n","mem-path":"/n","size":4096,"share":true}"#,
+            "-object",
+            "memory-backend-file,id=p,mem-path=/private,size=4096",
+        ];
+        let mut machine = Machine::adopt(&words.map(str::to_owned), |_| None).expect("a machine");
+        let pooled = machine.memory_files().swap_remove(0);
+        machine.take_memory_file(&pooled);
+        let unsent = unsent(&machine);
+        let [only] = unsent.as_slice() else {
+            panic!("{unsent:?}")
+        };
+        assert!(
+            only.contains("memory in /n as well, which would not be sent"),
+            "{only}"
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What a QEMU that waits for a machine does with the machine's memory before it comes: it maps what is there. A guest
-//! that comes without that meets a page fault at each page that it touches, all at once.
+//! What a QEMU that waits for a machine does with the machine's memory before it comes: it maps what is there, where the
+//! pool is on tmpfs. A guest that comes without that meets a page fault at each page that it touches, all at once.
 
 use std::sync::Arc;
 use std::time::Duration;

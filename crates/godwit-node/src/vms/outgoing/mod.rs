@@ -279,6 +279,7 @@ impl Move {
                         let config = &self.of.node.config;
                         blockers.extend(blockers::of(config, &offer.pool, &entry.machine));
                     }
+                    blockers.extend(blockers::unsent(&entry.machine));
                     blockers.extend(self.not_in_pool(&entry, &offer.pool).await);
                     (pool, question) = (Some(offer), Some(asked));
                 }

@@ -19,7 +19,7 @@ use godwit_api::{DiskState, ErrorBody, MemoryMode};
 use godwit_net::mac::Mac;
 use godwit_qemu::QemuUser;
 use godwit_qemu::inspect::Facts;
-use godwit_qemu::machine::{Machine, Places};
+use godwit_qemu::machine::{Machine, MemoryFile, Places};
 
 /// Longest wait for QEMU to list what it knows.
 const LIST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -100,6 +100,7 @@ pub(crate) async fn coming(node: &Arc<Node>, vm: &str, offer: &MachineOffer) -> 
     blockers.extend(disks(node, vm, offer).await);
     blockers.extend(nics(node, vm, offer));
     blockers.extend(files(here, &offer.machine));
+    blockers.extend(memory_files(here, &offer.machine, &places));
     let stays = offer.pool.as_ref().is_some_and(|pool| pool.stays);
     if !stays
         && offer.pool.is_some()
@@ -237,6 +238,25 @@ fn files(here: &str, machine: &Machine) -> Vec<String> {
         .collect()
 }
 
+/// Files that are here and that QEMU would write the machine's memory into, as it does at the source: that may be the same
+/// file.
+fn memory_files(here: &str, machine: &Machine, places: &Places) -> Vec<String> {
+    let files = machine.memory_files().into_iter();
+    // In a folder QEMU makes a file that nobody else sees.
+    let is_there = |file: &MemoryFile| {
+        let found = std::fs::metadata(places.folder.join(&file.path));
+        file.is_shared && found.is_ok_and(|found| !found.is_dir())
+    };
+    let sentences = files.filter(is_there).map(|file| {
+        let file = file.path.display();
+        format!(
+            "node '{here}' has the file {file}, in which the machine's memory would be; if both nodes see it, both would \
+             write to it: remove it there if it is that node's alone, or start the machine with other memory"
+        )
+    });
+    sentences.collect()
+}
+
 /// Bytes of memory that can be had without swapping.
 fn free_memory() -> Option<u64> {
     let info = std::fs::read_to_string("/proc/meminfo").ok()?;
@@ -369,6 +389,45 @@ mod tests {
             ("(alias)", false),
         ] {
             assert_eq!(names_first(text, name), there, "{name}");
+        }
+    }
+
+    #[test]
+    fn memory_in_a_file_that_both_nodes_may_see_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let places = Places {
+            folder: folder.path().join("vms/v"),
+        };
+        let file = folder.path().join("v.memory");
+        std::fs::write(&file, "").expect("writes");
+        let file = file.display();
+        let refused = |memory: String| {
+            let words = ["q", "-object", &memory].map(str::to_owned);
+            let machine = Machine::adopt(&words, |_| None).expect("a machine");
+            memory_files("b", &machine, &places)
+        };
+        let options = format!("id=m,size=1M,mem-path={file},share=on");
+        for memory in [
+            format!("memory-backend-file,{options}"),
+            format!("qom-type=memory-backend-file,{options}"),
+            format!(r#"{{"qom-type":"memory-backend-file","mem-path":"{file}","share":true}}"#),
+        ] {
+            let refused = refused(memory);
+            let said = format!("node 'b' has the file {file}, in which the machine's memory");
+            assert!(
+                refused.len() == 1 && refused[0].starts_with(&said),
+                "{refused:?}"
+            );
+        }
+        for other in [
+            format!("memory-backend-file,mem-path={file},share=off"),
+            format!("memory-backend-file,mem-path={file}.other,share=on"),
+            format!(
+                "memory-backend-file,mem-path={},share=on",
+                folder.path().display()
+            ),
+        ] {
+            assert_eq!(refused(other.clone()), [""; 0], "{other}");
         }
     }
 
