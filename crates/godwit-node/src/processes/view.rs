@@ -55,7 +55,10 @@ pub(crate) async fn containers(node: &Node) -> Result<Vec<Container>, ErrorBody>
         let (rdma_processes, obstacles) = if runs {
             let users = outgoing::containers::users(one.pid).await;
             // It may have ended just now.
-            (users.unwrap_or_default(), runc::reasons(&one).await)
+            let users = users.unwrap_or_default();
+            let mut obstacles = runc::reasons(&one).await;
+            obstacles.extend(runc::without_library(&one.id, one.pid, &users));
+            (users, obstacles)
         } else {
             (Vec::new(), Vec::new())
         };

@@ -2,13 +2,14 @@
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv6Addr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use godwit_core::units::MigrationId;
 use godwit_core::wire::{Features, Greeting, HEADER_SIZE, Header, PROTOCOL_VERSION, Reply};
@@ -17,9 +18,22 @@ use serde_json::{Value, json};
 use super::support::{RunningNode, free_address, peer};
 use super::{Peer, taking_part};
 
-/// The two ends of a connection.
-const HERE: (u32, &str) = (7, "::7");
-const THERE: (u32, &str) = (9, "::9");
+/// An end of a connection: the number of its queue pair, and its address.
+type End = (u32, String);
+
+/// The two ends of a connection that is no other test's: all processes of this host are looked through for its ends.
+fn ends() -> (End, End) {
+    static DRAWN: AtomicU32 = AtomicU32::new(0);
+    let (own, drawn) = (std::process::id(), DRAWN.fetch_add(1, Ordering::Relaxed));
+    let address = |end: u32| {
+        let bits = (0xfd_u128 << 120)
+            | (u128::from(own) << 64)
+            | (u128::from(drawn) << 32)
+            | u128::from(end);
+        Ipv6Addr::from_bits(bits).to_string()
+    };
+    ((7, address(7)), (9, address(9)))
+}
 
 /// Not a test: what [`Partner`] runs in a process of its own. It answers as the library does.
 #[test]
@@ -33,6 +47,11 @@ fn answers_as_the_library_does() {
     let address = SocketAddr::from_abstract_name(name).expect("a name");
     let listener = UnixListener::bind_addr(&address).expect("nobody has it");
     println!("ready");
+    std::thread::spawn(|| {
+        // Whoever started this has ended, however that came.
+        let _ended = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
     for stream in listener.incoming() {
         let mut stream = stream.expect("a connection");
         let mut line = String::new();
@@ -47,6 +66,8 @@ fn answers_as_the_library_does() {
             json!({"status": status})
         } else if line.contains("\"suspend\"") {
             json!({"suspended": status["queue_pairs"]})
+        } else if line.contains("\"do\":\"redirects\"") {
+            json!({"redirects": [{"remote": "fe80::3", "number": 18, "to": "fe80::4", "physical": 22}]})
         } else if line.contains("\"drain\"") && std::env::var("GODWIT_TEST_DRAIN").is_ok() {
             std::thread::sleep(Duration::from_secs(2));
             json!({"error": "not today"})
@@ -64,8 +85,12 @@ struct Partner(Child);
 
 impl Partner {
     /// One that is the end `(number, address)` of a connection to `peer`, and notes what it is asked for in `heard`.
-    fn start(own: (u32, &str), peer: (u32, &str), heard: Option<&Path>) -> Self {
-        let pairs = [pair(own.0, own.1, peer.0, peer.1)];
+    fn start(own: &End, peer: &End, heard: Option<&Path>) -> Self {
+        Self::with(&[pair(own, peer)], heard)
+    }
+
+    /// One with these queue pairs.
+    fn with(pairs: &[Value], heard: Option<&Path>) -> Self {
         let status = json!({"queue_pairs": pairs, "obstacles": [], "needs": []});
         let mut child = Command::new(std::env::current_exe().expect("this program"))
             .args([
@@ -76,6 +101,7 @@ impl Partner {
             ])
             .env("GODWIT_TEST_STATUS", status.to_string())
             .envs(heard.map(|heard| ("GODWIT_TEST_HEARD", heard)))
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .expect("it runs");
@@ -101,7 +127,7 @@ impl Drop for Partner {
 }
 
 /// A queue pair as the library describes it.
-fn pair(number: u32, local: &str, peer: u32, remote: &str) -> Value {
+fn pair((number, local): &End, (peer, remote): &End) -> Value {
     json!({"number": number, "physical": number, "state": 3, "reliable_connection": true, "failed": false,
         "local": local, "remote": remote, "remote_physical": peer, "sent": 0, "received": 0,
         "receives_outstanding": 0, "kept": 0})
@@ -111,10 +137,11 @@ fn ask_partner(peer: &mut Peer, pid: u32, request: Value) -> Value {
     peer.ask(&json!({"partner": {"pid": pid, "request": request}}))
 }
 
-/// A node's move of the process at the other end finds it here.
-fn find(peer: &mut Peer, pid: u32) {
-    let found = peer.ask(&json!({"find": {"ours": [pair(9, "::9", 7, "::7")]}}));
-    assert_eq!(found["found"][0]["pid"], json!(pid), "{found}");
+/// A node's move of the process at the end `there` finds the one at the end `here`.
+fn find(peer: &mut Peer, pid: u32, (here, there): &(End, End)) {
+    let found = peer.ask(&json!({"find": {"ours": [pair(there, here)]}}));
+    let all = found["found"].as_array().expect("processes");
+    assert!(all.iter().any(|one| one["pid"] == json!(pid)), "{found}");
 }
 
 async fn until(node: &RunningNode, is_so: impl Fn(&Value) -> bool) -> Value {
@@ -135,14 +162,15 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
     let mut config = taking_part("b", dir.path());
     config.peers = vec![peer("a", free_address())];
     let node = RunningNode::start(config).await;
-    let process = Partner::start(HERE, THERE, None);
+    let ends = ends();
+    let process = Partner::start(&ends.0, &ends.1, None);
     let (pid, config) = (process.pid(), node.config.clone());
     let held = tokio::task::spawn_blocking(move || {
         let mut mover = Peer::connect(&config, 5);
         // What was not found, or not claimed, is not held.
         let claim = json!({"claim": {"pid": pid, "moving": 99}});
         assert!(mover.ask(&claim)["refused"].is_string());
-        find(&mut mover, pid);
+        find(&mut mover, pid, &ends);
         let suspend = json!({"do": "suspend", "only": [7]});
         let said = ask_partner(&mut mover, pid, suspend);
         assert!(
@@ -154,7 +182,7 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
         assert_eq!(mover.ask(&claim), json!("done"));
         // Moves of other processes may hold it at the same time.
         let mut second = Peer::connect(&config, 6);
-        find(&mut second, pid);
+        find(&mut second, pid, &ends);
         assert_eq!(second.ask(&claim), json!("done"));
         let resume = json!({"do": "resume", "only": [7]});
         assert_eq!(
@@ -205,7 +233,8 @@ async fn a_process_waits_for_the_move_that_it_is_held_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_moves_is_held_for_nobody() {
     let dir = tempfile::tempdir().expect("a folder");
-    let process = Partner::start(HERE, THERE, None);
+    let ends = ends();
+    let process = Partner::start(&ends.0, &ends.1, None);
     let pid = process.pid();
     let mut config = taking_part("b", dir.path());
     config.peers = vec![peer("a", free_address())];
@@ -222,7 +251,7 @@ async fn a_process_that_moves_is_held_for_nobody() {
     let config = node.config.clone();
     let checked = tokio::task::spawn_blocking(move || {
         let mut other = Peer::connect(&config, 5);
-        find(&mut other, pid);
+        find(&mut other, pid, &ends);
         let claim = json!({"claim": {"pid": pid, "moving": 99}});
         let named = format!("the move of process {pid} of node 'b'");
         assert_eq!(other.ask(&claim), json!({"waits": named}));
@@ -240,7 +269,8 @@ async fn senders_of_datagrams_are_told_where_a_process_is() {
     config.peers = vec![peer("a", free_address())];
     let node = RunningNode::start(config).await;
     let heard = dir.path().join("heard");
-    let _process = Partner::start(HERE, THERE, Some(&heard));
+    let (here, there) = ends();
+    let _process = Partner::start(&here, &there, Some(&heard));
     let config = node.config.clone();
     let told = json!([{"remote": "fe80::1", "number": 17, "to": "fe80::2", "physical": 21}]);
     let redirect = json!({"redirect": {"redirects": told}});
@@ -248,10 +278,17 @@ async fn senders_of_datagrams_are_told_where_a_process_is() {
     // Other processes of this host may be told as well.
     asked.await.expect("an answer");
     let said = std::fs::read_to_string(&heard).expect("it was asked");
-    let request: Value = serde_json::from_str(said.trim()).expect("one request");
-    assert_eq!(request, json!({"do": "redirect", "redirects": told}));
+    // Nodes of other tests ask as well what it has.
+    let told_of = said.lines().filter(|line| line.contains("redirect"));
+    let told_of: Vec<Value> = told_of
+        .map(|line| serde_json::from_str(line).expect("a request"))
+        .collect();
+    assert_eq!(told_of, [json!({"do": "redirect", "redirects": told})]);
     node.stop().await;
 }
+
+/// How long such a node tells its processes where another one is.
+const TELLING: Duration = Duration::from_secs(3);
 
 /// A node that would take any process and says so on each connection, and has none.
 fn takes_everything(listener: &TcpListener) {
@@ -283,6 +320,9 @@ fn answers(mut stream: TcpStream) -> Option<()> {
             json!({"looked": {"offer": {"devices": [], "criu": null, "taken": []}, "reasons": []}})
         } else if asked.get("find").is_some() {
             json!({"found": []})
+        } else if asked.get("redirect").is_some() {
+            std::thread::sleep(TELLING);
+            json!("done")
         } else {
             json!({"refused": "not today"})
         };
@@ -290,6 +330,15 @@ fn answers(mut stream: TcpStream) -> Option<()> {
         stream.write_all(&(body.len() as u32).to_le_bytes()).ok()?;
         stream.write_all(body.as_bytes()).ok()?;
     }
+}
+
+/// Node `b`, whose peer `c` is such a node.
+async fn beside_one_that_takes_everything(dir: &Path) -> RunningNode {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut config = taking_part("b", dir);
+    config.peers = vec![peer("c", listener.local_addr().expect("an address"))];
+    std::thread::spawn(move || takes_everything(&listener));
+    RunningNode::start(config).await
 }
 
 /// What a process was asked for that holds it or lets it go, and whether all of it or as a partner.
@@ -310,15 +359,12 @@ fn holding(heard: &Path) -> Vec<(String, bool)> {
 #[ignore = "another test runs it where CRIU seems to be"]
 async fn both_ends_of_a_connection_move() {
     let dir = tempfile::tempdir().expect("a folder");
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let mut config = taking_part("b", dir.path());
-    config.peers = vec![peer("c", listener.local_addr().expect("an address"))];
-    std::thread::spawn(move || takes_everything(&listener));
-    let node = RunningNode::start(config).await;
+    let node = beside_one_that_takes_everything(dir.path()).await;
     let heard = ["one", "other"].map(|name| dir.path().join(name));
+    let (here, there) = ends();
     let processes = [
-        Partner::start(HERE, THERE, Some(&heard[0])),
-        Partner::start(THERE, HERE, Some(&heard[1])),
+        Partner::start(&here, &there, Some(&heard[0])),
+        Partner::start(&there, &here, Some(&heard[1])),
     ];
     let paths = processes
         .each_ref()
@@ -332,6 +378,7 @@ async fn both_ends_of_a_connection_move() {
         assert!(answer.status < 300, "{}", answer.body);
     }
     let mut waited = Vec::new();
+    let began = Instant::now();
     let ended = loop {
         let moves = node.get("/v1/process-migrations").await.json();
         let moves = moves.as_array().expect("moves").clone();
@@ -343,6 +390,7 @@ async fn both_ends_of_a_connection_move() {
         if moves.iter().all(|seen| seen["phase"] == "aborted") {
             break moves;
         }
+        assert!(began.elapsed() < Duration::from_secs(120), "{moves:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     assert_eq!(ended.len(), 2);
@@ -377,20 +425,43 @@ async fn both_ends_of_a_connection_move() {
     node.stop().await;
 }
 
-#[test]
-fn of_two_ends_that_move_at_once_one_waits_for_the_other() {
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "another test runs it where CRIU seems to be"]
+async fn a_process_with_datagrams_stays() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let node = beside_one_that_takes_everything(dir.path()).await;
+    let heard = dir.path().join("heard");
+    let mut datagrams = pair(&ends().0, &ends().1);
+    datagrams["reliable_connection"] = json!(false);
+    datagrams["remote"] = json!(null);
+    let process = Partner::with(&[datagrams], Some(&heard));
+    let path = format!("/v1/processes/{}/migrate", process.pid());
+    let began = Instant::now();
+    let answer = node.request("POST", &path, r#"{"to":"c"}"#).await;
+    assert!(answer.status < 300, "{}", answer.body);
+    let seen = until(&node, |seen| seen["phase"] == "aborted").await;
+    let took = began.elapsed();
+    let why = seen["error"]["message"].as_str().expect("a reason");
+    assert!(why.contains("not today"), "{why}");
+    assert_eq!(seen["warnings"], json!([]), "senders were told");
+    let blackout = seen["blackout_ms"].as_f64().expect("it was stopped");
+    let blackout = Duration::from_secs_f64(blackout / 1e3);
+    assert!(blackout + TELLING <= took, "{blackout:?} of {took:?}");
+    let said = std::fs::read_to_string(&heard).expect("it was asked");
+    let told = said.lines().filter(|line| line.contains("fe80::4"));
+    assert_eq!(told.count(), 1, "{said}");
+    node.stop().await;
+}
+
+/// Runs a test of these in a process of its own, whose nodes find a CRIU that does nothing.
+fn where_criu_seems_to_be(test: &str) {
     let dir = tempfile::tempdir().expect("a folder");
     let criu = dir.path().join("criu");
     std::fs::write(&criu, "#!/bin/sh\nexit 0\n").expect("writes");
     std::fs::set_permissions(&criu, PermissionsExt::from_mode(0o755)).expect("a program");
     let path = std::env::var("PATH").unwrap_or_default();
     let ran = Command::new(std::env::current_exe().expect("this program"))
-        .args([
-            "--exact",
-            "turns::both_ends_of_a_connection_move",
-            "--ignored",
-            "--nocapture",
-        ])
+        .args(["--exact", test, "--ignored", "--nocapture"])
         .env("PATH", format!("{}:{path}", dir.path().display()))
         .env("GODWIT_TEST_DRAIN", "refuse")
         .output()
@@ -398,4 +469,14 @@ fn of_two_ends_that_move_at_once_one_waits_for_the_other() {
     let said = [ran.stdout, ran.stderr].concat();
     let said = String::from_utf8_lossy(&said);
     assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn of_two_ends_that_move_at_once_one_waits_for_the_other() {
+    where_criu_seems_to_be("turns::both_ends_of_a_connection_move");
+}
+
+#[test]
+fn a_process_goes_on_before_senders_of_datagrams_are_told() {
+    where_criu_seems_to_be("turns::a_process_with_datagrams_stays");
 }

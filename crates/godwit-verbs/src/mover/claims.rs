@@ -75,6 +75,13 @@ impl Claims {
         }
     }
 
+    /// The move `id` has ended: it moves no process any more, under whatever number. What it holds as partners is given back
+    /// one by one.
+    pub fn moved(&mut self, id: &str) {
+        self.of
+            .retain(|_, claim| !matches!(claim, Claim::Moved(own) if own == id));
+    }
+
     /// A move that holds the process as a partner.
     pub fn holder(&self, pid: u32) -> Option<&str> {
         match self.of.get(&pid) {
@@ -141,5 +148,25 @@ impl Taking {
     pub fn give_back(&mut self) -> &[Wanted] {
         let taken = std::mem::take(&mut self.taken);
         self.order.get(..taken).unwrap_or(&[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_move_that_has_ended_moves_nothing_under_whatever_number() {
+        let mut claims = Claims::default();
+        claims.to_move(7, "1").unwrap();
+        claims.to_move(8, "1").unwrap();
+        claims.to_move(9, "2").unwrap();
+        claims.to_hold(10, "1").unwrap();
+        claims.moved("1");
+        assert_eq!(
+            [7, 8, 9].map(|pid| claims.is_moved(pid)),
+            [false, false, true]
+        );
+        assert_eq!(claims.holder(10), Some("1"));
     }
 }

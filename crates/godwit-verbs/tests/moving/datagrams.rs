@@ -247,6 +247,25 @@ fn whoever_sends_datagrams_can_be_told_where_a_queue_pair_is() {
     }
 }
 
+#[test]
+fn the_addresses_of_a_port_are_asked_for_once_while_a_process_is_stopped() {
+    let application = Application::start();
+    let _pairs = [(); 3].map(|()| Datagrams::start(&application));
+    shim::suspend(None).unwrap();
+    complete_sends();
+    shim::drain(
+        &BTreeMap::from([(application.number(), 0)]),
+        Duration::from_millis(5),
+    )
+    .unwrap();
+    with(|device| device.addresses_asked = 0);
+    shim::release().unwrap();
+    assert_eq!(with(|device| device.addresses_asked), 16);
+    shim::recreate(None).unwrap();
+    shim::connect(&[application.connection()]).unwrap();
+    shim::resume(None).unwrap();
+}
+
 fn number_of(datagrams: &Datagrams) -> u32 {
     // SAFETY: the pair lives.
     unsafe { (*datagrams.pair).qp_num }
@@ -295,10 +314,36 @@ fn a_handle_lives_as_long_as_a_datagram_that_was_posted_with_it() {
     let refused = (10..110).find_map(|to| shim::redirect(&[moved(to)]).err());
     assert!(refused.unwrap().contains("in flight"));
     assert!(leads_to(109), "what is in the queue has no handle any more");
+    // That keeps nobody else from where he is, nor later handles.
+    let neighbour = Redirect {
+        number: number + 1,
+        ..moved(202)
+    };
+    let refused = shim::redirect(&[moved(201), neighbour]).unwrap_err();
+    let stays = format!("still leads to where queue pair {number}");
+    assert!(refused.contains(&stays), "{refused}");
+    assert!(leads_to(202) && !leads_to(201));
+    let later = datagrams.handle(peer);
+    assert!(leads_to(201));
     complete_sends();
     assert_eq!(datagrams.poll(), [2]);
-    // SAFETY: nothing uses the handle any more.
-    assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
+    // Once it has left, being told again helps.
+    std::thread::scope(|scope| {
+        let told = scope.spawn(|| shim::redirect(&[moved(203), moved(201)]));
+        while !told.is_finished() {
+            complete_sends();
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        told.join().unwrap().unwrap();
+    });
+    assert_eq!(datagrams.send(3, handle, number), 0);
+    assert_eq!(addressed().last(), Some(&([201; 16], 6)));
+    complete_sends();
+    assert_eq!(datagrams.poll(), [3]);
+    for handle in [handle, later] {
+        // SAFETY: nothing uses the handle any more.
+        assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
+    }
     // But for the handle of the last marker, which goes with its queue pair.
     assert!(with(|device| device
         .routes

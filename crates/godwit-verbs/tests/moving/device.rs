@@ -33,6 +33,8 @@ pub(crate) struct Device {
     pub(crate) routes: BTreeMap<usize, [u8; 16]>,
     /// The address of the host that the device is in; [`OWN`] at first.
     pub(crate) address: Option<[u8; 16]>,
+    /// How often an address of the host was asked for.
+    pub(crate) addresses_asked: usize,
     /// Where datagrams went: addresses and numbers of queue pairs.
     pub(crate) addressed: Vec<([u8; 16], u32)>,
     /// The local keys of the last request's pieces.
@@ -374,7 +376,10 @@ unsafe extern "C" fn query_gid(
     place: c_int,
     into: *mut ibv_gid,
 ) -> c_int {
-    (*into).raw = with(|device| device.address.unwrap_or(OWN));
+    (*into).raw = with(|device| {
+        device.addresses_asked += 1;
+        device.address.unwrap_or(OWN)
+    });
     if place == 0 { 0 } else { libc::ENODATA }
 }
 unsafe extern "C" fn not_expected() {

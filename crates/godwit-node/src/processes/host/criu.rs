@@ -210,7 +210,7 @@ async fn criu(action: &[&str], image: &Path, log: &str) -> Result<(), String> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| format!("criu cannot be run: {error}"))?;
-    if see_through(running, LIMIT).await?.success() {
+    if see_through("criu", running, LIMIT).await?.success() {
         return Ok(());
     }
     let why = first_error(&image.join(log)).unwrap_or_else(|| "no reason".to_owned());
@@ -242,9 +242,13 @@ pub(crate) async fn version() -> Result<String, String> {
 ///
 /// # Errors
 /// One sentence if it did not end of itself.
-pub(super) async fn see_through(mut running: Child, limit: Duration) -> Result<ExitStatus, String> {
+pub(super) async fn see_through(
+    program: &str,
+    mut running: Child,
+    limit: Duration,
+) -> Result<ExitStatus, String> {
     if let Ok(ended) = tokio::time::timeout(limit, running.wait()).await {
-        return ended.map_err(|error| format!("criu cannot be waited for: {error}"));
+        return ended.map_err(|error| format!("{program} cannot be waited for: {error}"));
     }
     if let Some(pid) = running.id() {
         // What it is making of an image would go on without it. All of it stops before any of it is ended, so that
@@ -268,12 +272,14 @@ pub(super) async fn see_through(mut running: Child, limit: Duration) -> Result<E
         let _ = running.start_kill();
         match running.wait().await {
             Ok(_) => break,
-            Err(error) => tracing::error!(%error, "criu, which takes too long, cannot be ended"),
+            Err(error) => {
+                tracing::error!(program, %error, "what takes too long cannot be ended");
+            }
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
     }
     Err(format!(
-        "criu did not end within {} s, and was ended",
+        "{program} did not end within {} s, and was ended",
         limit.as_secs()
     ))
 }
@@ -344,7 +350,7 @@ fn works_with(folder: &[u8]) -> io::Result<bool> {
 }
 
 /// What was read of a process; nothing if it has ended. That it cannot be read is another thing.
-fn of_process<T>(read: io::Result<T>) -> io::Result<Option<T>> {
+pub(super) fn of_process<T>(read: io::Result<T>) -> io::Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),
         Err(error)
@@ -451,8 +457,9 @@ mod tests {
             .args(["-c", &script])
             .spawn()
             .expect("runs");
-        let error = see_through(running, Duration::from_millis(200)).await;
-        assert!(error.expect_err("takes too long").contains("was ended"));
+        let error = see_through("runc", running, Duration::from_millis(200)).await;
+        let error = error.expect_err("takes too long");
+        assert!(error.starts_with("runc did not end within"), "{error}");
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert!(!late.exists(), "something of it worked on");
     }

@@ -16,6 +16,8 @@ const ANSWER: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(60);
 /// The oldest runc that is known to carry this.
 const OLDEST: (u32, u32) = (1, 1);
+/// What the names of files begin with by which processes use RDMA devices.
+const DEVICES: &str = "/dev/infiniband/uverbs";
 
 /// A container as it moves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,6 +30,9 @@ pub(crate) struct Container {
     pub(crate) init: u32,
     /// The CRIU that makes its image.
     pub(crate) criu: String,
+    /// The number that its process has in it, which stays the same at all hosts.
+    #[serde(default)]
+    pub(crate) number: Option<u32>,
 }
 
 /// A container, as runc lists it.
@@ -81,6 +86,69 @@ pub(crate) fn members(init: u32) -> io::Result<Vec<u32>> {
     Ok(found)
 }
 
+/// The number that a process has in its own PID namespace; nothing if it has ended.
+///
+/// # Errors
+/// It cannot be read, which says nothing of the process.
+pub(crate) fn number_inside(pid: u32) -> io::Result<Option<u32>> {
+    let status = criu::of_process(std::fs::read_to_string(format!("/proc/{pid}/status")))?;
+    Ok(status.as_deref().and_then(innermost))
+}
+
+/// The last number in the field NSpid of proc_pid_status(5).
+fn innermost(status: &str) -> Option<u32> {
+    let numbers = status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?;
+    numbers.split_whitespace().last()?.parse().ok()
+}
+
+/// Those of the processes in this one's PID namespace that have a file open whose name begins so.
+///
+/// # Errors
+/// What one of them has open cannot be read. One that has ended meanwhile has nothing open.
+fn with_open(init: u32, prefix: &str) -> io::Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for pid in members(init)? {
+        let entries = criu::of_process(std::fs::read_dir(format!("/proc/{pid}/fd")))?;
+        for entry in entries.into_iter().flatten() {
+            let Some(entry) = criu::of_process(entry)? else {
+                break;
+            };
+            let target = criu::of_process(std::fs::read_link(entry.path()))?;
+            if target.is_some_and(|target| {
+                let target = target.as_os_str().as_encoded_bytes();
+                target.starts_with(prefix.as_bytes())
+            }) {
+                found.push(pid);
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// The processes of a container that have an RDMA device open without the library, one sentence each: their connections
+/// would be lost. `users`: those that use the library.
+pub(crate) fn without_library(id: &str, init: u32, users: &[u32]) -> Vec<String> {
+    let holders = match with_open(init, DEVICES) {
+        Ok(holders) => holders,
+        Err(error) => {
+            return vec![format!(
+                "whether processes of container {id} use RDMA cannot be read: {error}"
+            )];
+        }
+    };
+    let strange = holders.into_iter().filter(|pid| !users.contains(pid));
+    let named = strange.map(|pid| {
+        format!(
+            "process {pid} of container {id} has an RDMA device open without the library: start it with \
+             LD_PRELOAD=libgodwit_verbs.so"
+        )
+    });
+    named.collect()
+}
+
 impl Container {
     /// Whether it can be one: what comes from another node is given to commands.
     pub(crate) fn is_sound(&self) -> bool {
@@ -118,18 +186,22 @@ impl Container {
             Err(error) => return Err(error),
         };
         for pid in members {
-            if criu::lives(pid, layout)? {
+            // What it has forked has its layout too.
+            let is_it =
+                || Ok::<_, io::Error>(self.number.is_none() || number_inside(pid)? == self.number);
+            if criu::lives(pid, layout)? && is_it()? {
                 return Ok(Some(pid));
             }
         }
         Ok(None)
     }
 
-    /// Makes files of all that runs in the container, which is no more then.
+    /// Makes files of all that runs in the container, which is no more then. Nothing in it may have an RDMA device open.
     ///
     /// # Errors
-    /// What runc or CRIU says.
+    /// What runc or CRIU says, or which process has one open.
     pub(crate) async fn dump(&self, image: &Path) -> Result<(), String> {
+        self.has_no_device_open(DEVICES)?;
         self.runc(&["checkpoint"], &[], image, "dump.log").await
     }
 
@@ -140,6 +212,20 @@ impl Container {
     pub(crate) async fn restore(&self, image: &Path) -> Result<(), String> {
         let more = ["--detach", "--bundle", &self.bundle];
         self.runc(&["restore"], &more, image, "restore.log").await
+    }
+
+    /// CRIU would make an image of it all the same, and its connections would be gone.
+    fn has_no_device_open(&self, prefix: &str) -> Result<(), String> {
+        let id = &self.id;
+        let holders = with_open(self.init, prefix)
+            .map_err(|error| format!("the files of container {id} cannot be read: {error}"))?;
+        match holders.first() {
+            None => Ok(()),
+            Some(pid) => Err(format!(
+                "process {pid} of container {id} has an RDMA device open, which is in no image: start it with \
+                 LD_PRELOAD=libgodwit_verbs.so"
+            )),
+        }
     }
 
     async fn runc(
@@ -177,7 +263,10 @@ impl Container {
         let running = command
             .spawn()
             .map_err(|error| format!("runc cannot be run: {error}"))?;
-        if criu::see_through(running, criu::LIMIT).await?.success() {
+        if criu::see_through("runc", running, criu::LIMIT)
+            .await?
+            .success()
+        {
             return Ok(());
         }
         let why = criu::first_error(&work.join(log))
@@ -389,6 +478,7 @@ mod tests {
             bundle: bundle.to_owned(),
             init: 7,
             criu: "3.17.1".to_owned(),
+            number: None,
         }
     }
 
@@ -447,6 +537,33 @@ mod tests {
         let own = std::process::id();
         assert!(members(own).expect("reads").contains(&own));
         members(0x7fff_ff00).expect_err("no process has this number");
+    }
+
+    #[test]
+    fn what_a_process_is_called_inside_is_the_last_of_its_numbers() {
+        let status = "Name:\tjob\nNSpid:\t4711\t17\t3\nVmPeak:\t1 kB\n";
+        assert_eq!(innermost(status), Some(3));
+        assert_eq!(innermost("NSpid:\t4711\n"), Some(4711));
+        assert_eq!(innermost("Name:\tjob\n"), None);
+        assert!(number_inside(std::process::id()).expect("reads").is_some());
+        assert_eq!(number_inside(0x7fff_ff00).expect("reads"), None);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_dumped_that_has_a_device_open() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let device = folder.path().join("uverbs").display().to_string();
+        let mut one = container("job", "/srv/job");
+        one.init = std::process::id();
+        one.has_no_device_open(&device).expect("nobody has it open");
+        let _open = std::fs::File::create(format!("{device}0")).expect("a file");
+        let why = one.has_no_device_open(&device).expect_err("it is open");
+        let own = format!("process {} of container job", std::process::id());
+        assert!(why.contains(&own), "{why}");
+        // What cannot be looked at is not dumped either.
+        one.init = 0x7fff_ff00;
+        let why = one.dump(folder.path()).await.expect_err("it has ended");
+        assert!(why.contains("cannot be read"), "{why}");
     }
 
     #[test]

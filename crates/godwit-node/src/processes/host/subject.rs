@@ -67,15 +67,104 @@ impl Subject {
             return Ok(self.pid);
         };
         container.restore(image).await?;
-        let found = container.process(&self.layout).await;
-        found
-            .map_err(|error| error.to_string())?
-            .ok_or_else(|| format!("container {} runs without its process", container.id))
+        // What runs is not ended because it cannot be seen for a while.
+        let found = self.surely_found().await;
+        found.ok_or_else(|| format!("container {} runs without its process", container.id))
     }
 
     /// Ends the rules with which CRIU has cut off its connections at the source.
     pub(crate) async fn unlock_network(&self) {
         let pid = self.container.as_ref().map_or(self.pid, |one| one.init);
         criu::unlock_network(pid).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::{Child, Command, Stdio};
+
+    use super::*;
+
+    /// A runc that restores what runs already, and whose list fails once.
+    const RUNC: &str = "#!/bin/sh
+case \"$*\" in
+  *list*) if [ -e \"$STATE/listed\" ]; then cat \"$STATE/list\"; else touch \"$STATE/listed\"; exit 1; fi ;;
+esac
+";
+
+    /// A process that has forked another one of its layout, and the number of that.
+    fn forked() -> (Child, u32) {
+        let script =
+            "exec 3<&0; (exec 1>&-; read line <&3; :) & echo $!; exec 1>&-; read line; wait";
+        let mut first = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("runs");
+        let mut said = String::new();
+        BufReader::new(first.stdout.take().expect("its output"))
+            .read_line(&mut said)
+            .expect("it says");
+        (first, said.trim().parse().expect("a number"))
+    }
+
+    #[tokio::test]
+    #[ignore = "another test runs it where runc seems to be"]
+    async fn a_container_is_seen() {
+        let state = std::env::var("STATE").expect("a folder");
+        let (mut first, second) = forked();
+        let layout = criu::layout(first.id()).expect("reads").expect("a layout");
+        assert!(criu::lives(second, &layout).expect("reads"));
+        let listed = serde_json::json!([
+            {"id": "job", "pid": first.id(), "status": "running", "bundle": "/srv/job"}
+        ]);
+        std::fs::write(format!("{state}/list"), listed.to_string()).expect("writes");
+        let subject = |number| Subject {
+            pid: 7,
+            layout: layout.clone(),
+            container: Some(Container {
+                id: "job".to_owned(),
+                bundle: "/srv/job".to_owned(),
+                init: 7,
+                criu: "3.17.1".to_owned(),
+                number,
+            }),
+        };
+        // Of two of one layout it is the one that has its number inside.
+        for pid in [first.id(), second] {
+            let number = crate::processes::host::runc::number_inside(pid).expect("reads");
+            let made = subject(number).make(Path::new(&state)).await;
+            assert_eq!(made, Ok(pid));
+        }
+        let other = subject(Some(0x7fff_ff00)).make(Path::new(&state)).await;
+        assert!(other.expect_err("none").contains("without its process"));
+        drop(first.stdin.take());
+        first.wait().expect("it ends");
+    }
+
+    #[test]
+    fn what_was_restored_is_known_by_its_number_and_stays_though_it_is_not_seen_at_once() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let runc = dir.path().join("runc");
+        std::fs::write(&runc, RUNC).expect("writes");
+        std::fs::set_permissions(&runc, PermissionsExt::from_mode(0o755)).expect("a program");
+        let path = std::env::var("PATH").unwrap_or_default();
+        let ran = Command::new(std::env::current_exe().expect("this program"))
+            .args([
+                "--exact",
+                "processes::host::subject::tests::a_container_is_seen",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env("PATH", format!("{}:{path}", dir.path().display()))
+            .env("STATE", dir.path())
+            .output()
+            .expect("it runs");
+        let said = [ran.stdout, ran.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
     }
 }

@@ -156,13 +156,34 @@ impl HeldPartners {
         })
     }
 
-    /// The move of the process has ended, or waits.
+    /// The move of the process waits, or its process has another number.
     pub(crate) fn give_back_moved(&self, id: &str, pid: u32) {
         let mut table = self.lock();
         // What is held as a partner is let go otherwise.
         if !table.held.contains_key(&(id.to_owned(), pid)) {
             table.claims.give_back(pid, id);
         }
+    }
+
+    /// The process that a move of this node's has got another number.
+    pub(crate) fn renumber(&self, node: &Node, id: &str, before: u32, now: u32) {
+        if before == now {
+            return;
+        }
+        if let Err(other) = self.take_to_move(node, id, now) {
+            tracing::error!(
+                id,
+                now,
+                other,
+                "a process under its new number is another move's"
+            );
+        }
+        self.give_back_moved(id, before);
+    }
+
+    /// A move of this node's has ended, whatever number its process has now.
+    pub(crate) fn moved(&self, id: &str) {
+        self.lock().claims.moved(id);
     }
 
     /// The queue pairs of the process that are held for this move of this node's; it is heard of, so it is held on.

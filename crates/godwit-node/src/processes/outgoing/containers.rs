@@ -54,10 +54,15 @@ impl Chosen {
 
     /// What it is called in what is said.
     pub(super) fn name(&self) -> String {
-        match &self.container {
-            None => format!("process {}", self.pid),
-            Some(container) => format!("container {}", container.id),
-        }
+        name_of(self.pid, self.container.as_ref())
+    }
+}
+
+/// What a process, or the container that it runs in, is called in what is said.
+pub(super) fn name_of(pid: u32, container: Option<&Container>) -> String {
+    match container {
+        None => format!("process {pid}"),
+        Some(container) => format!("container {}", container.id),
     }
 }
 
@@ -106,18 +111,23 @@ async fn choose(listed: Listed) -> Result<Chosen, ErrorBody> {
             numbers.join(", ")
         ));
     }
+    reasons.extend(runc::without_library(&id, init, &inside));
+    let pid = inside.first().copied().unwrap_or(init);
+    let number = runc::number_inside(pid)
+        .map_err(|error| failed(format!("process {pid} cannot be read: {error}")))?;
     let criu = criu::version().await.map_err(failed)?;
     let container = Container {
         id,
         bundle: listed.bundle,
         init,
         criu,
+        number,
     };
     if !container.is_sound() {
         reasons.push("the container's name or bundle is of a kind that does not move".to_owned());
     }
     Ok(Chosen {
-        pid: inside.first().copied().unwrap_or(init),
+        pid,
         container: Some(container),
         plain: inside.is_empty(),
         reasons,

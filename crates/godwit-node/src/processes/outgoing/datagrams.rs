@@ -1,19 +1,20 @@
 //! Whoever sends datagrams to the process is told where it is.
 
 use godwit_verbs::control::{Answer as LibraryAnswer, Request};
+use godwit_verbs::mover::Ending;
 
 use super::Running;
 use super::reach::{ANSWER, Trouble};
 use super::steps::Where;
-use crate::processes::messages::{Answer, Ask};
+use crate::processes::messages::Ask;
 
 impl Running {
     /// Has every node tell its processes, once the process goes on. Nothing depends on it but datagrams, which may be lost
     /// at any time.
-    pub(super) async fn tell_senders(&mut self, place: Where) {
-        if !self.plan.datagrams {
+    pub(super) async fn tell_senders(&mut self, ending: &Ending) {
+        let Some(place) = self.plan.may_have_others(ending) else {
             return;
-        }
+        };
         let to = self.plan.to.clone();
         let request = Request::Redirects;
         let asked = match place {
@@ -35,7 +36,6 @@ impl Running {
                 redirects: redirects.clone(),
             };
             match self.reach.ask(&name, asked, ANSWER).await {
-                Ok(Answer::Done) => {}
                 Ok(_) => {}
                 Err(trouble) => self.nobody_told(&format!("not all of node '{name}'"), trouble),
             }

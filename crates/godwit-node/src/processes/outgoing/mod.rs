@@ -6,6 +6,7 @@ pub(crate) mod containers;
 mod datagrams;
 mod preflight;
 mod reach;
+mod recovery;
 mod shown;
 mod steps;
 mod stored;
@@ -17,14 +18,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use godwit_core::units::MigrationId;
-use godwit_verbs::mover::{Ending, Happened, Move, Party, Step};
-use godwit_verbs::shim::{QueuePairState, Recreated};
-use serde::{Deserialize, Serialize};
+use godwit_verbs::mover::{Ending, Happened, Move, Step};
+use godwit_verbs::shim::QueuePairState;
 
 use self::containers::Chosen;
 use self::preflight::Clear;
 use self::reach::{ANSWER, Reach};
+pub(crate) use self::recovery::recover;
 use self::shown::{phase, shown};
 use self::stored::Outgoing;
 use super::messages::Ask;
@@ -35,12 +35,8 @@ use crate::migrations::options::new_id;
 use crate::node::Node;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::criu;
-use crate::processes::host::runc::Container;
-use crate::processes::host::subject::Subject;
-use crate::processes::incoming::arrivals;
 use godwit_api::{
-    ErrorBody, ErrorCode, MigrateProcess, ProcessBreakdown, ProcessMigration,
-    ProcessMigrationPhase as Phase, ProcessPartner,
+    ErrorBody, ErrorCode, MigrateProcess, ProcessMigration, ProcessMigrationPhase as Phase,
 };
 
 /// Most files that may come along.
@@ -181,6 +177,7 @@ async fn start(
         made: None,
         ahead: false,
         attached: false,
+        goes_on: false,
     };
     std::fs::create_dir_all(folder(node, &plan.id)).map_err(|error| {
         ErrorBody::new(
@@ -258,12 +255,15 @@ impl Running {
             // The node is about to end: its next start takes the move up.
             return;
         };
+        // What follows keeps nobody from working.
+        let blackout = self.stopped.map(steps::milliseconds);
+        self.tell_senders(&ending).await;
         // What the destination keeps of the move is of use to nobody any more.
         let to = self.plan.to.clone();
         if self.plan.moving.reached_destination() {
             let _ = self.reach.ask(&to, Ask::Over, ANSWER).await;
         }
-        self.end(ending);
+        self.end(ending, blackout);
     }
 
     /// Gives up an image that the process, which runs here, is not made of any more: it may be what fills the disk.
@@ -338,8 +338,8 @@ impl Running {
         }
     }
 
-    /// Says how it ended.
-    fn end(&self, ending: Ending) {
+    /// Says how it ended, and for how many milliseconds the process did not work, if it was stopped.
+    fn end(&self, ending: Ending, blackout: Option<f64>) {
         let Outgoing { id, pid, to, .. } = &self.plan;
         let (pid, here, name) = (*pid, &self.node.config.name, self.plan.name());
         let place = folder(&self.node, id);
@@ -377,9 +377,6 @@ impl Running {
         if let Err(error) = removed {
             tracing::warn!(id, %error, "cannot remove what is left of a move");
         }
-        let blackout = self
-            .stopped
-            .map(|stopped| stopped.elapsed().as_secs_f64() * 1e3);
         let moves = &self.node.processes.moves;
         moves.change(id, |view| {
             view.blackout_ms = blackout;
@@ -391,79 +388,7 @@ impl Running {
                 tracing::warn!(id, pid, error = error.message, "a move of a process failed")
             }
         }
-        self.node.processes.held.give_back_moved(id, pid);
+        self.node.processes.held.moved(id);
         moves.end(id, error);
-    }
-}
-
-/// Takes up the moves that were under way when the node ended.
-pub(crate) fn recover(node: &Arc<Node>) {
-    let entries = std::fs::read_dir(node.config.processes_dir());
-    if let Err(error) = &entries
-        && error.kind() != std::io::ErrorKind::NotFound
-    {
-        tracing::error!(%error, "no move of a process is taken up: their records cannot be listed");
-    }
-    for entry in entries.into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let Ok(id) = name.parse::<MigrationId>() else {
-            continue;
-        };
-        let record = entry.path().join("outgoing.json");
-        let mut plan: Outgoing = match files_of_ours::read(&record) {
-            Ok(Some(plan)) => plan,
-            Ok(None) => {
-                // What cannot be looked at is left alone.
-                if matches!(entry.path().join("lost.json").try_exists(), Ok(false)) {
-                    arrivals::recover(node, &name);
-                }
-                continue;
-            }
-            Err(error) => {
-                tracing::error!(
-                    id = name,
-                    error,
-                    "a move is not taken up: its process may be an image; mend the file and start the node again"
-                );
-                continue;
-            }
-        };
-        if plan.id != name {
-            tracing::error!(
-                id = name,
-                named = plan.id,
-                "a move is not taken up: its folder has another's name"
-            );
-            continue;
-        }
-        if let Err(other) = node.processes.held.take_to_move(node, &name, plan.pid) {
-            tracing::error!(
-                id = name,
-                other,
-                "a move that is taken up has lost its process to another"
-            );
-        }
-        let node = Arc::clone(node);
-        tokio::spawn(async move {
-            while !criu::wait_for_others(&folder(&node, &plan.id)).await {
-                tracing::error!(
-                    id = name,
-                    "a CRIU works with the image of a process and does not end"
-                );
-            }
-            let found = plan.subject().surely_found().await;
-            plan.pid = found.unwrap_or(plan.pid);
-            let lives = found.is_some();
-            if lives && let Some(own) = &plan.address {
-                // The node may have ended between its restore and the end of the guard.
-                OwnAddress::unguard(&arrivals::guard(&plan.id)).await;
-                own.announce();
-            }
-            plan.moving.recover(lives);
-            let reach = Reach::new(Arc::clone(&node), id);
-            if let Err(error) = begin(&node, reach, plan, false) {
-                tracing::error!(id = name, error = error.message, "a move was not taken up");
-            }
-        });
     }
 }

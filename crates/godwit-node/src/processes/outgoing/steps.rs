@@ -32,7 +32,7 @@ pub(super) fn unexpected() -> Trouble {
     failed("the library gave an answer to another question".to_owned())
 }
 
-fn milliseconds(since: Instant) -> f64 {
+pub(super) fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
@@ -61,7 +61,7 @@ fn of_library(step: Step) -> bool {
 }
 
 /// Where a step connects the process to its partners.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Where {
     Here,
     There,
@@ -94,11 +94,6 @@ impl Running {
             Step::ResumePartners => self.resume_partners().await,
             Step::End => Ok(()),
         };
-        match step {
-            Step::Resume => self.tell_senders(Where::There).await,
-            Step::ResumeHere => self.tell_senders(Where::Here).await,
-            _ => {}
-        }
         let took = milliseconds(began);
         self.shows(|view| {
             let parts = &mut view.breakdown_ms;
@@ -332,7 +327,11 @@ impl Running {
 
     /// In a container it has another number each time it is restored.
     fn has_number(&mut self, pid: u32) {
-        self.plan.pid = pid;
+        let before = std::mem::replace(&mut self.plan.pid, pid);
+        self.node
+            .processes
+            .held
+            .renumber(&self.node, &self.plan.id, before, pid);
         self.shows(|view| view.pid = pid);
     }
 
@@ -457,11 +456,12 @@ impl Running {
 
     async fn resume(&mut self, place: Where) -> Result<(), Trouble> {
         // Both are told, whatever the other says.
-        let first = if place == Where::Here && self.plan.not_held {
-            Ok(())
-        } else {
+        let first = if self.plan.is_to_go_on(place) {
             self.process(place, Request::Resume { only: None }).await
+        } else {
+            Ok(())
         };
+        self.plan.goes_on |= place == Where::There && first.is_ok();
         let second = self.resume_partners().await;
         first.and(second)
     }

@@ -1,10 +1,11 @@
 //! A move, as it is stored before each of its steps.
 
-use godwit_verbs::mover::{Move, Party, Step};
+use godwit_verbs::mover::{Ending, Move, Party, Step};
 use godwit_verbs::shim::Recreated;
 use serde::{Deserialize, Serialize};
 
-use super::containers::Chosen;
+use super::containers::{Chosen, name_of};
+use super::steps::Where;
 use crate::processes::host::address::OwnAddress;
 use crate::processes::host::runc::Container;
 use crate::processes::host::subject::Subject;
@@ -44,6 +45,9 @@ pub(super) struct Outgoing {
     /// Whether the process at the destination has taken them.
     #[serde(default)]
     pub(super) attached: bool,
+    /// Whether the process at the destination has gone on. Another move may hold it as a partner since.
+    #[serde(default)]
+    pub(super) goes_on: bool,
 }
 
 impl Outgoing {
@@ -59,10 +63,7 @@ impl Outgoing {
 
     /// What it is called in what is said.
     pub(super) fn name(&self) -> String {
-        match &self.container {
-            None => format!("process {}", self.pid),
-            Some(container) => format!("container {}", container.id),
-        }
+        name_of(self.pid, self.container.as_ref())
     }
 
     /// What becomes an image.
@@ -71,6 +72,24 @@ impl Outgoing {
             pid: self.pid,
             layout: self.layout.clone(),
             container: self.container.clone(),
+        }
+    }
+
+    /// Whether the process is still to be told to go on. One that another move holds is not this one's to let go.
+    pub(super) fn is_to_go_on(&self, place: Where) -> bool {
+        match place {
+            Where::Here => !self.not_held,
+            Where::There => !self.goes_on,
+        }
+    }
+
+    /// Where the process is now, if it may have other queue pairs for datagrams there than it had.
+    pub(super) fn may_have_others(&self, ending: &Ending) -> Option<Where> {
+        match ending {
+            _ if !self.datagrams => None,
+            Ending::Moved { .. } => Some(Where::There),
+            Ending::Stayed { .. } => (!self.not_held).then_some(Where::Here),
+            Ending::Gone { .. } => None,
         }
     }
 
@@ -142,5 +161,35 @@ mod tests {
             assert_eq!(plan.moving.step(), Step::ResumeHere);
             assert!(!plan.not_held, "{plan:?}");
         }
+    }
+
+    #[test]
+    fn a_process_that_went_on_is_not_told_to_again() {
+        let mut plan = plan(Move::default());
+        assert!(plan.is_to_go_on(Where::There) && !plan.is_to_go_on(Where::Here));
+        plan.goes_on = true;
+        plan.not_held = false;
+        // As it is read after a death of the node.
+        let stored = serde_json::to_vec(&plan).expect("JSON");
+        let plan: Outgoing = serde_json::from_slice(&stored).expect("a plan");
+        assert!(!plan.is_to_go_on(Where::There) && plan.is_to_go_on(Where::Here));
+    }
+
+    #[test]
+    fn senders_are_told_where_a_process_is_that_may_have_other_queue_pairs() {
+        let mut plan = plan(Move::default());
+        let why = || "why".to_owned();
+        let moved = Ending::Moved { lost: Some(why()) };
+        let stayed = Ending::Stayed {
+            why: why(),
+            lost: None,
+        };
+        assert_eq!(plan.may_have_others(&moved), None);
+        plan.datagrams = true;
+        assert_eq!(plan.may_have_others(&moved), Some(Where::There));
+        assert_eq!(plan.may_have_others(&stayed), None);
+        plan.not_held = false;
+        assert_eq!(plan.may_have_others(&stayed), Some(Where::Here));
+        assert_eq!(plan.may_have_others(&Ending::Gone { why: why() }), None);
     }
 }

@@ -42,6 +42,8 @@ impl Running {
             if let Some(who) = self.node.processes.held.holder(self.plan.pid) {
                 self.waits(who);
                 self.looked = false;
+                // Nodes end those that are silent for long, and take few at once.
+                self.reach.keep(|_| false);
                 tokio::time::sleep(AGAIN).await;
                 continue;
             }
@@ -52,7 +54,10 @@ impl Running {
             let other = self.take_all().await?;
             self.shows(|view| view.waits_for = None);
             match other {
-                Some((wanted, who)) => self.wait_for(&wanted, who).await?,
+                Some((wanted, who)) => {
+                    self.wait_for(&wanted, who).await?;
+                    changes = 0;
+                }
                 None if self.partners_are_there().await? => return Ok(()),
                 None => {
                     self.give_back_all().await;

@@ -1,6 +1,7 @@
 //! Where queue pairs for datagrams are and where they were, so that whoever sends to them can be told. Datagrams have no
 //! connection that would say who that is.
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
@@ -28,8 +29,26 @@ pub(in crate::shim) struct Place {
     number: u32,
 }
 
-/// The addresses of the queue pair's port, with their places in its table.
-unsafe fn addresses(pair: &ShadowQp) -> Vec<(c_int, Gid)> {
+/// The addresses of ports, each asked for once: applications have many queue pairs, which keep back what they send
+/// meanwhile.
+#[derive(Default)]
+pub(super) struct Ports(BTreeMap<(usize, u8), Vec<(c_int, Gid)>>);
+
+impl Ports {
+    /// The addresses of the queue pair's port, with their places in its table.
+    unsafe fn of(&mut self, pair: &ShadowQp) -> &[(c_int, Gid)] {
+        match port(pair) {
+            Some((context, port)) => self
+                .0
+                .entry((context.addr(), port))
+                .or_insert_with(|| addresses(context, port)),
+            None => &[],
+        }
+    }
+}
+
+/// The queue pair's port, and the device's context of it; nothing if it has none yet, or is released.
+unsafe fn port(pair: &ShadowQp) -> Option<(*mut ibv_context, u8)> {
     let port = {
         let steps = pair
             .transitions
@@ -40,9 +59,10 @@ unsafe fn addresses(pair: &ShadowQp) -> Vec<(c_int, Gid)> {
     };
     let context =
         objects::context(pair.face.context).map(|context| context.real.load(Ordering::Acquire));
-    let (Some(port), Some(context)) = (port, context.filter(|context| !context.is_null())) else {
-        return Vec::new();
-    };
+    Some((context.filter(|context| !context.is_null())?, port?))
+}
+
+unsafe fn addresses(context: *mut ibv_context, port: u8) -> Vec<(c_int, Gid)> {
     let address = |index| {
         let mut gid = ibv_gid::default();
         let asked = (real().query_gid)(context, port, index, &raw mut gid) == 0;
@@ -52,13 +72,13 @@ unsafe fn addresses(pair: &ShadowQp) -> Vec<(c_int, Gid)> {
 }
 
 /// Remembers where the queue pair is, before it leaves.
-pub(super) unsafe fn note(pair: &ShadowQp) {
+pub(super) unsafe fn note(pair: &ShadowQp, ports: &mut Ports) {
     if pair.face.qp_type != IBV_QPT_UD {
         return;
     }
     let number = pair.physical.load(Ordering::Acquire);
     let mut places = pair.places.lock().unwrap_or_else(PoisonError::into_inner);
-    for (index, address) in addresses(pair) {
+    for &(index, address) in ports.of(pair) {
         let place = Place {
             index,
             address,
@@ -77,10 +97,10 @@ pub(super) unsafe fn note(pair: &ShadowQp) {
 /// Where each queue pair for datagrams is now, for whoever knows it where it was.
 pub fn redirects() -> Vec<Redirect> {
     let world = world();
-    let mut told = Vec::new();
+    let (mut told, mut ports) = (Vec::new(), Ports::default());
     for pair in world.queue_pairs() {
         // SAFETY: objects live while the world is locked.
-        let (pair, now) = unsafe { (&*pair, addresses(&*pair)) };
+        let (pair, now) = unsafe { (&*pair, ports.of(&*pair)) };
         let physical = pair.physical.load(Ordering::Acquire);
         let places = pair.places.lock().unwrap_or_else(PoisonError::into_inner);
         told.extend(places.iter().filter_map(|place| {

@@ -197,6 +197,7 @@ pub fn release() -> Result<(), String> {
     if world.phase != Phase::Suspended {
         return Err("this process is not suspended".to_owned());
     }
+    let mut ports = places::Ports::default();
     // SAFETY: objects live while the world is locked.
     for pair in unsafe { chosen(&world, None) } {
         // SAFETY: as above.
@@ -211,7 +212,7 @@ pub fn release() -> Result<(), String> {
             ));
         }
         // SAFETY: as above.
-        unsafe { places::note(pair) };
+        unsafe { places::note(pair, &mut ports) };
     }
     let objects: Vec<Object> = world
         .roadmap

@@ -130,6 +130,20 @@ unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> R
     if !redirect.is_for(&handle.attributes) {
         return Ok(());
     }
+    let mut all = elsewhere(handle);
+    let known = all
+        .iter_mut()
+        .find(|other| other.redirect.number == redirect.number);
+    match &known {
+        Some(known) if known.redirect == *redirect => return Ok(()),
+        Some(known) if known.old.len() >= MOST_OLD => {
+            return Err(format!(
+                "a handle still leads to where queue pair {} of {} was",
+                redirect.number, redirect.remote
+            ));
+        }
+        _ => {}
+    }
     let mut attributes = redirect.leads(&handle.attributes);
     let made = (real().create_ah)(domain, &raw mut attributes);
     if made.is_null() {
@@ -139,10 +153,6 @@ unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> R
             std::io::Error::last_os_error()
         ));
     }
-    let mut all = elsewhere(handle);
-    let known = all
-        .iter_mut()
-        .find(|other| other.redirect.number == redirect.number);
     match known {
         Some(known) => {
             known.redirect = *redirect;
@@ -161,26 +171,23 @@ unsafe fn lead(handle: &ShadowAh, domain: *mut ibv_pd, redirect: &Redirect) -> R
 /// From now on datagrams for queue pairs that have moved go where those are.
 ///
 /// # Errors
-/// One sentence that names an address that cannot be reached; the others are noted. Also if a queue pair has moved often
-/// and datagrams to where it was do not leave.
+/// One sentence: an address cannot be reached, datagrams to where a queue pair was that has moved often do not leave, or too
+/// many have moved. The others are led there all the same, and handles that are made later too.
 pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
-    let mut failed = None;
-    for redirect in redirects {
-        if leads_to_many(&world()) {
-            end_old()?;
+    let noted = note(&mut world().redirects, redirects);
+    let (mut failed, mut stuck) = (None, None);
+    if noted < redirects.len() {
+        failed = Some(format!(
+            "more than {MOST_REDIRECTS} queue pairs for datagrams have moved"
+        ));
+    }
+    for redirect in redirects.iter().take(noted) {
+        let many = leads_to_many(&world());
+        if many && stuck.is_none() {
+            // It is waited for once: the next ones would wait for the same.
+            stuck = end_old().err();
         }
-        let mut world = world();
-        let same =
-            |other: &Redirect| (other.remote, other.number) == (redirect.remote, redirect.number);
-        if let Some(known) = world.redirects.iter_mut().find(|other| same(other)) {
-            *known = *redirect;
-        } else if world.redirects.len() < MOST_REDIRECTS {
-            world.redirects.push(*redirect);
-        } else {
-            return Err(format!(
-                "more than {MOST_REDIRECTS} queue pairs for datagrams have moved"
-            ));
-        }
+        let world = world();
         // SAFETY: objects live while the world is locked.
         unsafe {
             for handle in world.address_handles() {
@@ -197,7 +204,29 @@ pub fn redirect(redirects: &[Redirect]) -> Result<(), String> {
             }
         }
     }
-    failed.map_or(Ok(()), Err)
+    let failed: Vec<String> = [failed, stuck].into_iter().flatten().collect();
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(failed.join(": "))
+    }
+}
+
+/// Notes where queue pairs are. Gives how many of the first ones found room.
+fn note(known: &mut Vec<Redirect>, redirects: &[Redirect]) -> usize {
+    let has_room = |redirect: &&Redirect| {
+        let same =
+            |other: &Redirect| (other.remote, other.number) == (redirect.remote, redirect.number);
+        if let Some(known) = known.iter_mut().find(|other| same(other)) {
+            *known = **redirect;
+        } else if known.len() < MOST_REDIRECTS {
+            known.push(**redirect);
+        } else {
+            return false;
+        }
+        true
+    };
+    redirects.iter().take_while(has_room).count()
 }
 
 /// Whether a handle has as many old ones as it may.
