@@ -60,9 +60,10 @@ impl Engine {
             Command::ControlUp { migration, control } => self.control_up(migration, control),
             Command::Forward(sync) => self.forward(sync),
             Command::ServeForwarded { peer, sync } => self.serve_forwarded(peer, sync),
-            Command::Pull(stream) => self.pull_up(stream),
+            Command::Pull(stream) => self.pull_up(stream, false),
+            Command::Owe(stream) => self.pull_up(stream, true),
             Command::Fetch(stream) if self.core.lacks_in_two_places() => self.fetch_up(stream),
-            Command::Fetch(stream) => self.pull_up(stream),
+            Command::Fetch(stream) => self.pull_up(stream, false),
             Command::PullOnDemandOnly => self.core.pull_on_demand_only(),
             Command::BeginComparison { reply } => reply(self.core.begin_comparison()),
             Command::EndComparison { different, same } => {
@@ -91,6 +92,7 @@ impl Engine {
             Command::FrontEnd { command, reply } => self.front_end_command(command, reply),
             Command::LatencyBaseline { reply } => reply(Some(self.stats.baseline(self.now))),
             Command::MachineStandsStill => self.machine_stands_still(),
+            Command::MachineGoesOn => self.machine_goes_on(),
             Command::FailForwarded => {
                 self.forward_asked = false;
                 self.vhost.owner_unreachable();

@@ -50,6 +50,7 @@ pub(super) enum Command {
         sync: PeerStream,
     },
     Pull(PeerStream),
+    Owe(PeerStream),
     Fetch(PeerStream),
     PullOnDemandOnly,
     BeginComparison {
@@ -85,6 +86,7 @@ pub(super) enum Command {
         reply: FrontEndReply,
     },
     MachineStandsStill,
+    MachineGoesOn,
     FailForwarded,
     Persisted,
     SharingStored,
@@ -279,10 +281,16 @@ impl EngineHandle {
         self.inner.send(Command::ServeForwarded { peer, sync });
     }
 
-    /// On this connection the disk's owner, which this node is or owes a part of the disk, pulls what it lacks, in
-    /// place of an earlier one.
+    /// On this connection, which another node has dialled that owes this one a part of the disk, as far as it knows, the
+    /// disk pulls what it lacks, in place of an earlier one. Closed if this node owes a part itself.
     pub fn pull(&self, stream: PeerStream) {
         self.inner.send(Command::Pull(stream));
+    }
+
+    /// On this connection, which this node has dialled, the disk's owner pulls what this node owes, in place of an earlier
+    /// one.
+    pub fn owe(&self, stream: PeerStream) {
+        self.inner.send(Command::Owe(stream));
     }
 
     /// On this connection the disk fetches what it lacks of its image, in place of an earlier one; beside [`Self::pull`] where
@@ -367,6 +375,12 @@ impl EngineHandle {
     /// on.
     pub fn machine_stands_still(&self) {
         self.inner.send(Command::MachineStandsStill);
+    }
+
+    /// The virtual machine that [stood still](Self::machine_stands_still), or was to, goes on: what was left for its rings'
+    /// next life is taken up by those that never stopped.
+    pub fn machine_goes_on(&self) {
+        self.inner.send(Command::MachineGoesOn);
     }
 
     /// The disk's owner cannot be reached: fails every request that waits for it.

@@ -109,6 +109,10 @@ pub fn spawn_restored(
             .as_ref()
             .map(|(missing, _)| missing.bytes()),
         missing_at_source: None,
+        needs_source: restored
+            .missing
+            .as_ref()
+            .is_some_and(|(missing, _)| missing.at_source().is_some()),
         missing_is_owed: false,
         lacks_room: false,
         waits_long: false,

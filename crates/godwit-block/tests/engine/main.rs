@@ -9,6 +9,7 @@ mod hostile;
 mod migrate;
 mod pair;
 mod pause;
+mod pulls;
 mod puppet;
 mod serve;
 mod stalled;

@@ -84,6 +84,19 @@ impl TestEngine {
         }
     }
 
+    /// One that was started otherwise, with its image in this directory.
+    pub(crate) fn of(
+        handle: EngineHandle,
+        events: mpsc::Receiver<EngineEvent>,
+        directory: tempfile::TempDir,
+    ) -> Self {
+        Self {
+            handle,
+            events,
+            directory,
+        }
+    }
+
     pub(crate) fn attach(&self, structured: bool) -> Client {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
         self.attach_socket(theirs.into(), structured);

@@ -1,6 +1,6 @@
 //! What people read about a migration's promise to the guest.
 
-use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason};
+use godwit_api::{Migration, MigrationPromise, Obstacle, PauseReason, Policy};
 
 use crate::show::units::{format_bytes, format_micros, format_rate, format_seconds};
 
@@ -104,6 +104,17 @@ pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
         promised.map_or(String::new(), |target| format!(" (now {target})"))
     );
     let bandwidth = given(|options| options.max_bandwidth, "--max-bandwidth");
+    let copies_again = options.is_some_and(|options| options.policy == Policy::PreCopy);
+    if obstacle == Obstacle::WriteRate && copies_again {
+        let id = &migration.id;
+        let slower = bandwidth.map_or(String::new(), |change| {
+            format!(", or cancel it and start it again: {change}")
+        });
+        return Some(format!(
+            "the guest writes faster than the link carries what is written again. It goes on trying; to end it with what \
+             is there, 'godwit migration switch {id} --policy push-pull'{slower}"
+        ));
+    }
     let (why, changes) = match obstacle {
         Obstacle::Promise => (
             "the guest's promise leaves no room",
@@ -147,7 +158,7 @@ pub(crate) fn obstacle(migration: &Migration) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use godwit_api::{MigrationSettings, Pauses, Policy};
+    use godwit_api::{MigrationSettings, Pauses};
 
     use super::*;
     use crate::fixture;
@@ -241,6 +252,22 @@ mod tests {
         assert!(!text.contains("--max-bandwidth"), "{text}");
         assert!(!text.contains("--delayed-write-rate"), "{text}");
         assert!(text.contains("--sla"), "{text}");
+    }
+
+    #[test]
+    fn pre_copy_delays_no_writes_and_can_end_otherwise() {
+        let mut migration = stuck(Some(Obstacle::WriteRate));
+        if let Some(options) = &mut migration.options {
+            options.policy = Policy::PreCopy;
+        }
+        let text = obstacle(&migration).unwrap();
+        let switch = format!(
+            "'godwit migration switch {} --policy push-pull'",
+            migration.id
+        );
+        assert!(text.contains(&switch), "{text}");
+        assert!(text.contains("--max-bandwidth (now 100 MiB/s)"), "{text}");
+        assert!(!text.contains("delayed"), "{text}");
     }
 
     #[test]

@@ -201,7 +201,9 @@ impl Controller {
 
     /// Tells the owner that this node owes a part of the disk, and does so again until the owner has it.
     pub(super) fn tell_of_debt(&mut self) {
-        let owed = self.authority.owes().filter(|_| self.pull_is_up);
+        // One that was accepted leads to a node that owes by itself: what this node owes is owed to another.
+        let leads_to_owner = self.pull_is_up && self.pull_dialled;
+        let owed = self.authority.owes().filter(|_| leads_to_owner);
         self.owes_at = owed.map(|_| self.now.after(REMIND_EVERY));
         if let Some(migration) = owed {
             self.send(TrafficClass::Pull, Message::Owes { migration });

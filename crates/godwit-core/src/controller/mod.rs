@@ -84,6 +84,8 @@ pub struct Controller {
     owing: Owing,
     /// The connection is up on which an owner pulls.
     pull_is_up: bool,
+    /// This node has dialled it: it owes, and its peer does not.
+    pull_dialled: bool,
     /// The connection is up on which the image is to be had, where another node owes some of what this one lacks.
     image_is_up: bool,
     /// When the owner is told again that this node owes.
@@ -146,6 +148,7 @@ impl Controller {
             longest_missing_wait: None,
             owing: Owing::new(),
             pull_is_up: false,
+            pull_dialled: false,
             image_is_up: false,
             owes_at: None,
             flushing_owed: false,

@@ -90,6 +90,9 @@ pub enum StartError {
     /// This node does not own the disk.
     #[error("this node does not serve the disk")]
     NotServing,
+    /// What this node lacks of the disk is not all in an image.
+    #[error("a part of it is still at the node that gave it away")]
+    NeedsSource,
     /// Another migration of the disk is under way.
     #[error("another migration of the disk is under way")]
     Busy,

@@ -11,7 +11,7 @@ use crate::disks::disk::Disk;
 use crate::images;
 use crate::migrations;
 use crate::node::Node;
-use crate::vms::lifecycle::room;
+use crate::vms::lifecycle::room::{self, Still};
 
 /// Lets migrations and machines do what they do about it.
 pub(crate) fn hear(
@@ -33,7 +33,8 @@ pub(crate) fn hear(
             Said::Core(event) => migrations::handle_event(&node, &disk, event).await,
             Said::ForwardDown => migrations::afterwards::forward::start(&node, &disk),
             Said::PullDown => migrations::afterwards::pulling::start_again(&node, &disk),
-            Said::OutOfSpace | Said::WaitsLong => room::ran_out(&node, &disk),
+            Said::OutOfSpace => room::ran_out(&node, Still::Room(disk.name.clone())),
+            Said::WaitsLong => room::ran_out(&node, Still::Missing(disk.name.clone())),
             Said::EngineFailed { migration, problem } => {
                 migrations::engine_failed(&node, &disk, migration, &problem).await;
             }

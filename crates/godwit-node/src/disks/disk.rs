@@ -244,15 +244,34 @@ impl Inner {
             };
             return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(hint));
         }
+        Err(self.needs_source(name, done))
+    }
+
+    /// Whether the disk can move, as far as what it lacks is concerned: that stays in its image, if it is nowhere else.
+    ///
+    /// # Errors
+    /// For people: where what it lacks is, and what to do.
+    pub(crate) fn may_leave(&self, name: &str) -> Result<(), ErrorBody> {
+        if self.entry.fetches(&self.record).is_none() {
+            return self.is_whole(name, "moved");
+        }
+        let engine = self.engine.as_ref();
+        match engine.is_some_and(|engine| engine.handle.snapshot().needs_source) {
+            true => Err(self.needs_source(name, "moved")),
+            false => Ok(()),
+        }
+    }
+
+    fn needs_source(&self, name: &str, done: &str) -> ErrorBody {
         let from = self.entry.counterpart.as_deref();
         let from = from.unwrap_or("the node that it came from");
         let text = format!(
             "disk {name} cannot be {done} yet: a part of it is still at node '{from}', from where it is \
              being pulled"
         );
-        Err(ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
-            "try again when all of it is here: godwit disk show {name} tells what is left"
-        )))
+        ErrorBody::new(ErrorCode::Conflict, text).hint(format!(
+            "try again when all of that is here: godwit disk show {name} tells what is left"
+        ))
     }
 
     /// The undecided migration, when this node cannot know by itself who owns the disk.

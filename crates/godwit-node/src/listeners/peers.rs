@@ -241,7 +241,7 @@ impl Action {
                 tokio::spawn(giving::serve(node, connection, hello.node, place));
             }
             Self::Pull(disk) => {
-                tokio::spawn(pulling::serve(disk, connection, hello.node));
+                tokio::spawn(pulling::serve(disk, connection, hello));
             }
         }
         Ok(())

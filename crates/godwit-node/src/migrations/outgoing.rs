@@ -99,10 +99,7 @@ pub(crate) async fn start_in(
         record = inner.record;
         let state = inner.state();
         if state == DiskState::Serving && inner.engine.is_some() {
-            return match inner.entry.fetches(&inner.record) {
-                Some(_) => Ok(()),
-                None => inner.is_whole(&disk.name, "moved"),
-            };
+            return inner.may_leave(&disk.name);
         }
         let error = ErrorBody::new(
             ErrorCode::Conflict,

@@ -444,12 +444,10 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
         let fetches = inner.entry.fetches(&inner.record).is_some();
         (inner.record, fetches)
     };
-    let at_source = disk
-        .engine()
-        .and_then(|engine| engine.snapshot().missing_at_source);
-    // What is in an image is not at the source.
-    view.source_needed =
-        record.remainder == Some(id) && (!fetches || at_source.is_some_and(|left| left.0 > 0));
+    // What is in an image is not at the source; where no engine tells, some may be there.
+    let told = disk.engine().filter(|_| fetches);
+    let needs_source = told.is_none_or(|engine| engine.snapshot().needs_source);
+    view.source_needed = record.remainder == Some(id) && needs_source;
     if view.phase.ended() && !view.source_needed {
         return view;
     }
@@ -457,7 +455,7 @@ pub(crate) fn live(node: &Node, id: MigrationId, mut view: Migration) -> Migrati
         return view;
     };
     let snapshot = engine.snapshot();
-    view.missing_bytes = at_source
+    view.missing_bytes = (snapshot.missing_at_source)
         .or(snapshot.missing)
         .filter(|_| record.lacks() == Some(id))
         .map(|missing| missing.0);

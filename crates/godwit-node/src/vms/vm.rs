@@ -8,6 +8,7 @@ use godwit_core::units::MigrationId;
 use crate::config::NodeConfig;
 use crate::nics::served::ServedNic;
 use crate::store::machine::{VmEntry, VmMark};
+use crate::vms::lifecycle::room::Still;
 use crate::vms::memory::mover::MovingMemory;
 use godwit_api::{ErrorBody, ErrorCode, VmState};
 use godwit_qemu::machine::Places;
@@ -94,8 +95,8 @@ pub(crate) struct Inner {
     pub(crate) spare: Option<Spare>,
     /// The run state that QEMU reported last.
     pub(crate) run_state: Option<String>,
-    /// Why the VM is stopped until a disk can go on that has no room, or lacks what the VM reads; for people.
-    pub(crate) stands_still: Option<String>,
+    /// Why the VM is stopped until a disk can go on that has no room, or lacks what the VM reads.
+    pub(crate) stands_still: Option<Still>,
     /// Bytes of its memory that are not in its memory pool any more: the first ones.
     pub(crate) local_bytes: u64,
     /// The last move of its memory, if there was one.

@@ -234,7 +234,7 @@ impl World {
         image.apart = apart;
         self.with(node, |controller, now| match apart {
             true => controller.handle_image_up(now),
-            false => controller.handle_pull_up(now),
+            false => controller.handle_pull_up(now, false),
         });
         let class = self.nodes[node].image.class();
         self.with(node, |controller, now| {

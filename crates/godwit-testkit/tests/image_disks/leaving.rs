@@ -36,7 +36,7 @@ fn a_disk_on_an_image_leaves_now_and_lacks_something_in_two_places() {
     let mut fixture = Fixture::start(&["a", "b"], &[]);
     let a = fixture.cluster.node_mut("a");
     a.terminate(PATIENCE).unwrap();
-    a.start(&[("pull::connect", "sleep(4000)")]).unwrap();
+    a.start(&[("pull::connect", "sleep(600000)")]).unwrap();
     let mut model = fixture.push_pattern(turn.seed);
     fixture.create(&["--prefetch", "off"]);
     // What was written ends within a block.

@@ -14,8 +14,16 @@ use crate::image::missing::MissingNotes;
 
 impl Engine {
     /// The connection is up, in place of an older one.
-    pub(in crate::engine) fn pull_up(&mut self, stream: PeerStream) {
-        if self.core.record().owes().is_some() && !self.owed.has_memory() {
+    pub(in crate::engine) fn pull_up(&mut self, stream: PeerStream, dialled: bool) {
+        let owes = self.core.record().owes().is_some();
+        if dialled != owes {
+            // What the other end has said before it was dialled, or has dialled for, is not so any more. In the place of
+            // the connection to the owner it would speak of another migration.
+            let disk = &self.config.disk;
+            tracing::debug!(disk, dialled, owes, "a connection to pull on came too late");
+            return;
+        }
+        if owes && !self.owed.has_memory() {
             match Chunks::for_pulls() {
                 Ok(buffers) => self.owed = buffers,
                 Err(error) => {
@@ -32,7 +40,7 @@ impl Engine {
             self.core.handle_pull_lost(self.now);
             self.close(old);
         }
-        self.core.handle_pull_up(self.now);
+        self.core.handle_pull_up(self.now, dialled);
         self.drain();
         self.advance(key);
     }
@@ -165,6 +173,8 @@ impl Engine {
             self.notes = Some(notes);
         }
         self.core.handle_missing_stored(self.now);
+        // Before another node is told that it is needed no more.
+        self.publish();
         self.drain();
     }
 }

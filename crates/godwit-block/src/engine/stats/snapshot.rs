@@ -35,6 +35,8 @@ pub struct Snapshot {
     pub missing: Option<Bytes>,
     /// How much of that is at the node that gave it away, where the rest is in the disk's image.
     pub missing_at_source: Option<Bytes>,
+    /// Whether that node is needed beside the image: until what only it has is here, durably.
+    pub needs_source: bool,
     /// Whether whoever has what is missing is there to be asked for it.
     pub missing_is_owed: bool,
     /// Requests that have entered and not been answered.

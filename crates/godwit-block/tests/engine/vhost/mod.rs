@@ -1,5 +1,6 @@
 //! A virtual machine's side of the disk, driven without one.
 
+mod given_back;
 mod hostile;
 mod io;
 mod lives;

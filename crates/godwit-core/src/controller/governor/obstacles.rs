@@ -29,6 +29,8 @@ pub(in crate::controller) struct Obstacles {
     /// Bytes per second that the migration may send, if that is limited.
     bandwidth: Option<u64>,
     obstacle: Option<Obstacle>,
+    /// What was told last.
+    told: Option<Obstacle>,
     rounds: Rounds,
 }
 
@@ -76,6 +78,7 @@ impl Obstacles {
             },
             bandwidth,
             obstacle: None,
+            told: None,
             rounds: Rounds::default(),
         }
     }
@@ -90,10 +93,16 @@ impl Obstacles {
         self.rounds.begin(bytes);
     }
 
+    /// A pass begins that comes to an end, whatever the rounds before it came to.
+    pub(in crate::controller) fn forget_rounds(&mut self) {
+        self.rounds = Rounds::default();
+    }
+
     /// A pass begins: what was left of the last one says nothing about it.
     pub(in crate::controller) fn restart(&mut self, now: Time) {
         *self = Self {
             obstacle: self.obstacle,
+            told: self.told,
             rounds: self.rounds,
             ..Self::new(now, self.bandwidth)
         };
@@ -101,9 +110,18 @@ impl Obstacles {
 
     /// Nothing is left to be sent; returns what has changed.
     pub(in crate::controller) fn arrive(&mut self, now: Time) -> Option<Option<Obstacle>> {
-        self.rounds = Rounds::default();
+        self.forget_rounds();
         self.restart(now);
-        self.obstacle.take().map(|_| None)
+        self.obstacle = None;
+        self.tell()
+    }
+
+    /// What has changed since that was told.
+    fn tell(&mut self) -> Option<Option<Obstacle>> {
+        let obstacle = self.obstacle();
+        let changed = obstacle != self.told;
+        self.told = obstacle;
+        changed.then_some(obstacle)
     }
 
     /// Judges the last period when it is over, and returns what has changed.
@@ -120,7 +138,8 @@ impl Obstacles {
         self.next = now.after(PERIOD);
         let last = core::mem::replace(&mut self.last, current);
         if last.left == u64::MAX {
-            return None;
+            // The rounds may tell something all the same.
+            return self.tell();
         }
         let gained = last.left.saturating_sub(current.left);
         // A thousandth of what is left in a period is more than an hour for the whole. Of a large disk
@@ -147,9 +166,8 @@ impl Obstacles {
         } else {
             Some(Obstacle::Promise)
         };
-        let changed = obstacle != self.obstacle;
         self.obstacle = obstacle;
-        changed.then_some(obstacle)
+        self.tell()
     }
 
     /// Whether what the guest wrote in a period leaves next to nothing of the bandwidth.
@@ -229,6 +247,23 @@ mod tests {
         }
         it.arrive(at(9));
         assert_eq!(it.obstacle(), None, "nothing is left");
+    }
+
+    #[test]
+    fn what_the_rounds_come_to_is_told_until_a_pass_begins_that_ends() {
+        let mut it = Obstacles::new(at(0), None);
+        for _ in 0..4 {
+            it.restart(at(0));
+            it.begin_round(PASS);
+        }
+        let never = Some(Some(Obstacle::WriteRate));
+        assert_eq!(judge(&mut it, 5, (PASS, 0, 0), None), never);
+        let gains = judge(&mut it, 10, (PASS / 2, 0, 0), None);
+        assert_eq!(gains, None, "this round ends, and another follows");
+        it.restart(at(11));
+        it.forget_rounds();
+        assert_eq!(it.obstacle(), None);
+        assert_eq!(judge(&mut it, 16, (PASS / 2, 0, 0), None), Some(None));
     }
 
     #[test]

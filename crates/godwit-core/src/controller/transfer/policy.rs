@@ -106,9 +106,13 @@ impl Policy {
         }
     }
 
-    /// Whether this pass is one of rounds that may come to no end: what is written meanwhile is sent by the next.
+    /// Whether this pass is one of rounds that may come to no end: what is written meanwhile is sent by the next. The
+    /// round during which writes go to both nodes is not.
     pub(in crate::controller) const fn sends_again(&self, pass: Pass) -> bool {
-        matches!(self, Self::PreCopy(_)) && pass.copies()
+        match self {
+            Self::PreCopy(rounds) => pass.copies() && !rounds.writes_through(),
+            Self::DoubleWrite | Self::Mirror | Self::PushPull(_) => false,
+        }
     }
 
     /// The guest writes here in this pass, and the destination does not hear of it. Whether the policy remembers it.

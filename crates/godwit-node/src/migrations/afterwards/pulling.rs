@@ -3,7 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_core::wire::{Hello, Purpose, Refusal, RefusalCode, TrafficClass};
+use godwit_core::authority::AuthorityRecord;
+use godwit_core::units::MigrationId;
+use godwit_core::wire::{Hello, Message, Purpose, Refusal, RefusalCode, TrafficClass};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::disks::disk::Disk;
 use crate::failpoint;
@@ -18,6 +21,8 @@ const AFTER_LOSS: Duration = Duration::from_millis(250);
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 /// Longest wait between two attempts.
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// How long a node that is needed no more may take to store that, before its connection is closed.
+const STORES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Connects to the disk's owner, unless that is being done: the disk has just moved.
 pub(crate) fn start(node: &Arc<Node>, disk: &Arc<Disk>) {
@@ -69,7 +74,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
                 // Before the engine has it: it may be lost and reported at once.
                 disk.lock().connecting_owner = false;
                 if let Some(engine) = engine {
-                    engine.pull(stream);
+                    engine.owe(stream);
                 }
                 return;
             }
@@ -91,7 +96,7 @@ async fn connect(node: Arc<Node>, disk: Arc<Disk>, wait: Duration) {
     }
 }
 
-/// The disk that another node owes a part of here.
+/// The disk that another node owes a part of here, as far as it knows.
 ///
 /// # Errors
 /// This node has no such disk, cannot use it now, or lacks a part that another node has: what comes on the
@@ -103,18 +108,15 @@ pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusa
         let text = format!("node '{name}' has no disk named {disk:?}");
         return refuse(RefusalCode::Unknown, text);
     };
-    let (lacks, from, runs) = {
+    let (record, from, runs) = {
         let inner = found.lock();
-        let lacks = inner
-            .record
-            .remainder
-            .filter(|_| inner.record.owes().is_none());
-        (
-            lacks,
-            inner.entry.counterpart.clone(),
-            inner.engine.is_some(),
-        )
+        let runs = inner.engine.is_some();
+        (inner.record, inner.entry.counterpart.clone(), runs)
     };
+    if has_passed_on(&record, hello.migration) {
+        return Ok(found);
+    }
+    let lacks = record.remainder;
     if !runs {
         let text = format!("disk {disk} cannot be used at node '{name}' now");
         return refuse(RefusalCode::Busy, text);
@@ -131,8 +133,40 @@ pub(crate) fn admit(node: &Arc<Node>, hello: &Hello) -> Result<Arc<Disk>, Refusa
     Ok(found)
 }
 
+/// Whether this node lacks nothing of that migration, because it has given the disk away since, and owes a part of it to the
+/// next owner. Its engine then has another connection, to that.
+fn has_passed_on(record: &AuthorityRecord, migration: MigrationId) -> bool {
+    record.owes().is_some_and(|owed| owed != migration)
+}
+
+/// Tells the node at the other end that it owes nothing, and waits until it has heard that and hung up.
+async fn release(mut connection: PeerConnection, migration: MigrationId) -> std::io::Result<()> {
+    let (header, inline, length) = Message::Whole { migration }.encode();
+    let mut frame = header.encode().to_vec();
+    frame.extend_from_slice(&inline[..length]);
+    connection.write_all(&frame).await?;
+    connection.flush().await?;
+    let mut said = [0; 256];
+    let hangs_up = async {
+        // It says that it owes until it has stored that it does not.
+        while connection.read(&mut said).await? > 0 {}
+        Ok(())
+    };
+    // If it has not stored that by then, it connects again and is told again.
+    (tokio::time::timeout(STORES_WITHIN, hangs_up).await).unwrap_or(Ok(()))
+}
+
 /// Lets the disk's engine pull on this connection, whose hello was welcomed.
-pub(crate) async fn serve(disk: Arc<Disk>, connection: PeerConnection, peer: String) {
+pub(crate) async fn serve(disk: Arc<Disk>, connection: PeerConnection, hello: Hello) {
+    let (peer, migration) = (hello.node, hello.migration);
+    let record = disk.lock().record;
+    if has_passed_on(&record, migration) {
+        tracing::info!(disk = disk.name, peer, %migration, "that node owes nothing any more");
+        if let Err(error) = release(connection, migration).await {
+            tracing::debug!(disk = disk.name, peer, %error, "that node is gone");
+        }
+        return;
+    }
     let Some(engine) = disk.engine() else { return };
     match into_stream(connection).await {
         Ok(stream) => {

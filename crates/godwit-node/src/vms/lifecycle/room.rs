@@ -2,10 +2,11 @@
 //! it go on when that has passed.
 //!
 //! Its requests wait in the disk's engine meanwhile, which tells of it again and again. A guest that stands
-//! still does not notice the time that passes. That it was stopped, and for which disk, is kept in its
+//! still does not notice the time that passes. That it was stopped, why, and for which disk, is kept in its
 //! QEMU before it is, so that a restart of the node does not leave it so: the node's own records may lie
 //! on the file system that is full.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,25 +25,64 @@ use godwit_qemu::monitor::qmp::{Qmp, QmpError};
 const ASK_EVERY: Duration = Duration::from_secs(1);
 /// Bytes that must be free before a guest goes on.
 const WANTED: u64 = 16 << 20;
-/// The object in QEMU that holds the name of the disk for which its machine stands still.
-const NOTE: &str = "godwit-lacks-room";
+
+/// Why a machine stands still, and for which disk.
+#[derive(Clone, Debug)]
+pub(crate) enum Still {
+    /// There is no room for what it writes.
+    Room(String),
+    /// A part is not here that it reads.
+    Missing(String),
+}
+
+impl Still {
+    /// The object in QEMU that holds the disk's name.
+    const fn note(&self) -> &'static str {
+        match self {
+            Self::Room(_) => ROOM_NOTE,
+            Self::Missing(_) => MISSING_NOTE,
+        }
+    }
+
+    fn disk(&self) -> &str {
+        match self {
+            Self::Room(disk) | Self::Missing(disk) => disk,
+        }
+    }
+}
+
+impl fmt::Display for Still {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Room(disk) => write!(f, "no space is left for disk {disk}"),
+            Self::Missing(disk) => write!(
+                f,
+                "a part of disk {disk} that it reads is not here and cannot be had now"
+            ),
+        }
+    }
+}
+
+const ROOM_NOTE: &str = "godwit-lacks-room";
+const MISSING_NOTE: &str = "godwit-lacks-part";
 
 /// A disk's engine has requests of its VM that wait for room, or long for a part of the disk. Returns at once.
-pub(crate) fn ran_out(node: &Arc<Node>, disk: &Arc<Disk>) {
+pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
     let Some(vm) = node
         .vms
-        .user_of(&disk.name, None)
+        .user_of(why.disk(), None)
         .and_then(|name| node.vms.find(&name))
     else {
         return;
     };
-    let (node, disk) = (Arc::clone(node), disk.name.clone());
+    let node = Arc::clone(node);
     tokio::spawn(async move {
-        match pause(&node, &vm, &disk).await {
-            Ok(true) => until_there_is_room(&node, &vm).await,
+        match pause(&node, &vm, &why).await {
+            Ok(true) => until_it_can_go_on(&node, &vm).await,
             // Something else is being done with it, and the engine will tell of it again.
             Ok(false) => {}
             Err(error) => {
+                let disk = why.disk();
                 tracing::error!(vm = vm.name, disk, %error, "cannot stop the VM that has to wait");
             }
         }
@@ -54,15 +94,15 @@ pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
     let Ok(Qemu { qmp, .. }) = vm.qemu() else {
         return;
     };
-    if let Some(disk) = noted(&qmp).await {
-        vm.lock().stands_still = Some(why(node, &disk));
+    if let Some(why) = noted(&qmp).await {
+        vm.lock().stands_still = Some(why);
         let (node, vm) = (Arc::clone(node), Arc::clone(vm));
-        tokio::spawn(async move { until_there_is_room(&node, &vm).await });
+        tokio::spawn(async move { until_it_can_go_on(&node, &vm).await });
     }
 }
 
 /// Stops the VM. False when that cannot be now.
-async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, ErrorBody> {
+async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, ErrorBody> {
     let may = |inner: &Inner| {
         let runs = inner.run_state.as_deref() == Some("running");
         let entry = &inner.entry;
@@ -78,27 +118,34 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, disk: &str) -> Result<bool, Error
     let Ok(Qemu { qmp, .. }) = vm.qemu() else {
         return Ok(false);
     };
-    if let Err(error) = note(&qmp, disk).await {
+    if let Err(error) = note(&qmp, why).await {
         tracing::error!(vm = vm.name, %error, "a restart of the node would leave the VM standing still");
     }
-    let why = why(node, disk);
-    tracing::warn!(vm = vm.name, why, "the VM stands still until it can go on");
-    vm.lock().stands_still = Some(why);
-    for disk in machine_disks(node, vm) {
-        if let Some(engine) = disk.engine() {
-            engine.machine_stands_still();
+    tracing::warn!(vm = vm.name, %why, "the VM stands still until it can go on");
+    vm.lock().stands_still = Some(why.clone());
+    let engines = || {
+        machine_disks(node, vm)
+            .into_iter()
+            .filter_map(|disk| disk.engine())
+    };
+    engines().for_each(|engine| engine.machine_stands_still());
+    match qmp.execute("stop", json!({})).await {
+        Ok(_) => vm.lock().run_state = Some(String::from("paused")),
+        Err(error @ (QmpError::Timeout { .. } | QmpError::Closed(_))) => {
+            // It may have stopped, or stop yet: whether it has is asked from now on.
+            tracing::warn!(vm = vm.name, %error, "whether the VM stands still is not known");
+        }
+        Err(error) => {
+            engines().for_each(|engine| engine.machine_goes_on());
+            forget(vm, &qmp).await;
+            return Err(ErrorBody::new(ErrorCode::Internal, error.to_string()));
         }
     }
-    if let Err(error) = qmp.execute("stop", json!({})).await {
-        forget(vm, &qmp).await;
-        return Err(ErrorBody::new(ErrorCode::Internal, error.to_string()));
-    }
-    vm.lock().run_state = Some(String::from("paused"));
     Ok(true)
 }
 
 /// Waits until the VM runs again, by itself or because somebody wants it.
-async fn until_there_is_room(node: &Arc<Node>, vm: &Arc<Vm>) {
+async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
     loop {
         tokio::select! {
             () = node.closed() => return,
@@ -115,12 +162,17 @@ async fn until_there_is_room(node: &Arc<Node>, vm: &Arc<Vm>) {
             }
             return;
         };
-        if vm.lock().stands_still.is_none() {
+        let Some(why) = vm.lock().stands_still.clone() else {
             return;
-        }
+        };
         let goes_on = inspect::run_state(&qmp).await.is_ok_and(|s| s == "running");
         let disks = machine_disks(node, vm);
-        if !goes_on && (waits_long(&disks) || !has_room(disks).await) {
+        let waits = waits_long(&disks)
+            || match why {
+                Still::Room(_) => !has_room(disks).await,
+                Still::Missing(_) => false,
+            };
+        if waits && !goes_on {
             continue;
         }
         match resume(node, &vm.name).await {
@@ -145,39 +197,51 @@ pub(crate) async fn resume(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody
     if let Ok(state) = inspect::run_state(&qmp).await {
         vm.lock().run_state = Some(state);
     }
+    for disk in machine_disks(node, &vm) {
+        if let Some(engine) = disk.engine() {
+            engine.machine_goes_on();
+        }
+    }
     tracing::info!(vm = name, "the VM goes on");
     forget(&vm, &qmp).await;
     Ok(())
 }
 
-/// Keeps in QEMU for which disk its machine stands still.
-async fn note(qmp: &Qmp, disk: &str) -> Result<(), QmpError> {
-    if noted(qmp).await.is_some() {
-        remove_note(qmp).await?;
+/// Keeps in QEMU why its machine stands still.
+async fn note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
+    while let Some(earlier) = noted(qmp).await {
+        remove_note(qmp, &earlier).await?;
     }
-    let object = json!({ "qom-type": "secret", "id": NOTE, "data": disk });
+    let object = json!({ "qom-type": "secret", "id": why.note(), "data": why.disk() });
     qmp.execute("object-add", object).await.map(drop)
 }
 
-/// The disk for which QEMU's machine stands still, as an earlier life of this node noted.
-async fn noted(qmp: &Qmp) -> Option<String> {
-    let data = json!({ "path": format!("/objects/{NOTE}"), "property": "data" });
+/// Why QEMU's machine stands still, as an earlier life of this node noted.
+async fn noted(qmp: &Qmp) -> Option<Still> {
+    if let Some(disk) = noted_disk(qmp, ROOM_NOTE).await {
+        return Some(Still::Room(disk));
+    }
+    noted_disk(qmp, MISSING_NOTE).await.map(Still::Missing)
+}
+
+async fn noted_disk(qmp: &Qmp, note: &str) -> Option<String> {
+    let data = json!({ "path": format!("/objects/{note}"), "property": "data" });
     let disk = qmp.execute("qom-get", data).await.ok()?;
     Some(disk.as_str()?.to_owned())
 }
 
-async fn remove_note(qmp: &Qmp) -> Result<(), QmpError> {
-    qmp.execute("object-del", json!({ "id": NOTE }))
+async fn remove_note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
+    qmp.execute("object-del", json!({ "id": why.note() }))
         .await
         .map(drop)
 }
 
-/// The VM does not stand still for want of room any more.
+/// The VM does not stand still any more.
 async fn forget(vm: &Vm, qmp: &Qmp) {
-    if vm.lock().stands_still.take().is_none() {
+    let Some(why) = vm.lock().stands_still.take() else {
         return;
-    }
-    if let Err(error) = remove_note(qmp).await {
+    };
+    if let Err(error) = remove_note(qmp, &why).await {
         tracing::error!(vm = vm.name, %error, "QEMU keeps the note that the VM stands still");
     }
 }
@@ -186,15 +250,6 @@ async fn forget(vm: &Vm, qmp: &Qmp) {
 fn waits_long(disks: &[Arc<Disk>]) -> bool {
     let waits = |disk: &Arc<Disk>| disk.engine().is_some_and(|it| it.snapshot().waits_long);
     disks.iter().any(waits)
-}
-
-/// Why a machine stands still because of this disk.
-fn why(node: &Node, disk: &str) -> String {
-    let found = node.disks.find(disk);
-    match found.filter(|found| waits_long(std::slice::from_ref(found))) {
-        Some(_) => format!("a part of disk {disk} that it reads is not here and cannot be had now"),
-        None => format!("no space is left for disk {disk}"),
-    }
 }
 
 fn machine_disks(node: &Node, vm: &Vm) -> Vec<Arc<Disk>> {

@@ -42,9 +42,7 @@ pub(super) fn disks_leaving(node: &Node, machine: &Machine, facts: &Facts) -> Ve
             blockers.push(format!("disk {disk} is {state} on node '{here}'"));
         } else if inner.activity != Activity::Idle {
             blockers.push(format!("disk {disk} is {}", inner.activity.describe()));
-        } else if inner.entry.fetches(&inner.record).is_none()
-            && let Err(error) = inner.is_whole(disk, "moved")
-        {
+        } else if let Err(error) = inner.may_leave(disk) {
             blockers.push(error.message);
         } else if inner.lacks_room() {
             blockers.push(format!(

@@ -262,7 +262,9 @@ impl World {
             self.nodes[each].pull = Some(session);
         }
         for each in [node, 1 - node] {
-            self.with(each, |controller, now| controller.handle_pull_up(now));
+            self.with(each, |controller, now| {
+                controller.handle_pull_up(now, each == node);
+            });
         }
     }
 

@@ -14,12 +14,17 @@ use crate::engine::slots::Owner;
 impl Engine {
     /// Whether somebody waits for as long as is worth stopping a machine, or would if it were not stopped.
     pub(in crate::engine) fn waits_long(&self) -> bool {
+        let pauses = self.config.missing_pauses_after.is_some();
+        self.is_worth_stopping() || pauses && self.core.wants_missing()
+    }
+
+    /// Whether somebody waits for as long as is worth stopping a machine that runs.
+    fn is_worth_stopping(&self) -> bool {
         let Some(limit) = self.config.missing_pauses_after else {
             return false;
         };
         let since = self.core.missing_waits_since();
-        let is_long = since.is_some_and(|since| since.after(limit) <= self.now);
-        is_long || self.core.wants_missing()
+        since.is_some_and(|since| since.after(limit) <= self.now)
     }
 
     /// Tells of a machine that waits for long, again and again. Whether there may be something to tell of soon.
@@ -34,7 +39,7 @@ impl Engine {
             None => true,
         };
         let is_used = self.vhost.front_end.is_some();
-        if waits && is_used && may_be_told && self.waits_long() {
+        if is_used && may_be_told && self.is_worth_stopping() {
             self.vhost.tell_of_wait = Some(self.now.after(RETRY));
             self.publish();
             self.tell(EngineEvent::WaitsLong);

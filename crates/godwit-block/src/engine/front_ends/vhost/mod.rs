@@ -39,7 +39,9 @@ pub(in crate::engine) struct GuestRing {
     /// Requests that an earlier engine took and did not answer.
     pub(in crate::engine) again: VecDeque<u16>,
     /// Requests for which the image had no room.
-    pub(in crate::engine) lacking: VecDeque<u16>,
+    pub(in crate::engine) without_room: VecDeque<u16>,
+    /// Requests that were given back because a part of the disk is not here that they need.
+    pub(in crate::engine) given_back: VecDeque<u16>,
     /// Requests may be taken.
     pub(in crate::engine) enabled: bool,
     /// What the guest put there cannot be served.
@@ -337,7 +339,8 @@ impl Engine {
             split,
             inflight,
             again: again.into(),
-            lacking: VecDeque::new(),
+            without_room: VecDeque::new(),
+            given_back: VecDeque::new(),
             enabled,
             broken: false,
             waiting: false,
@@ -387,12 +390,28 @@ impl Engine {
         }
     }
 
-    /// The machine is about to stand still for want of room: its rings may stop at once.
+    /// The machine is about to stand still: its rings may stop at once.
     pub(in crate::engine) fn machine_stands_still(&mut self) {
         if let Some(front_end) = &mut self.vhost.front_end {
             front_end.machine_still = true;
             self.give_back_missing();
             self.settle_front_end();
+        }
+    }
+
+    /// The machine runs, or could not be stopped: what waits in rings that have not stopped is done now. That for which
+    /// there is no room is tried again anyway.
+    pub(in crate::engine) fn machine_goes_on(&mut self) {
+        let Some(front_end) = &mut self.vhost.front_end else {
+            return;
+        };
+        front_end.machine_still = false;
+        for (index, ring) in front_end.rings.iter_mut().enumerate() {
+            if let Some(ring) = ring.as_mut().filter(|ring| !ring.given_back.is_empty()) {
+                let requests = std::mem::take(&mut ring.given_back);
+                ring.again.extend(requests);
+                self.vhost.ready |= 1 << index;
+            }
         }
     }
 
@@ -463,7 +482,7 @@ impl Engine {
             let done = ring.in_flight == 0
                 && ring.again.is_empty()
                 && !ring.split.has_answers()
-                && ring.lacks_no_room(front_end.machine_still);
+                && ring.may_stop(front_end.machine_still);
             if done && told || ring.broken && ring.in_flight == 0 {
                 stopped |= 1 << index;
             }
@@ -472,6 +491,7 @@ impl Engine {
             let gone = front_end.gone.take();
             self.vhost.front_end = None;
             self.clients -= 1;
+            self.core.forget_wanted();
             self.room_again();
             self.publish();
             self.tell(EngineEvent::Clients(self.clients));
@@ -498,7 +518,7 @@ impl Engine {
             {
                 if ring.broken {
                     self.publish();
-                } else if !ring.lacking.is_empty() {
+                } else if !ring.without_room.is_empty() {
                     self.vhost.room = Room::LeftBehind;
                 }
                 reply(Ok(ring.split.base()));

@@ -31,9 +31,10 @@ pub(in crate::engine) enum Room {
 }
 
 impl GuestRing {
-    /// Whether the ring may stop as far as requests that wait for room are concerned.
-    pub(in crate::engine) fn lacks_no_room(&self, still: bool) -> bool {
-        self.lacking.is_empty() || still && self.inflight.is_some()
+    /// Whether the ring may stop as far as requests are concerned that wait for room, or were given back.
+    pub(in crate::engine) fn may_stop(&self, still: bool) -> bool {
+        let none_waits = self.without_room.is_empty() && self.given_back.is_empty();
+        none_waits || still && self.inflight.is_some()
     }
 }
 
@@ -54,7 +55,7 @@ impl Engine {
         if self.was_given_back(result) {
             if let Some(ring) = self.vhost.ring(index) {
                 ring.split.put_back(head);
-                ring.lacking.push_back(head);
+                ring.given_back.push_back(head);
             }
             return true;
         }
@@ -66,7 +67,7 @@ impl Engine {
             return false;
         };
         ring.split.put_back(head);
-        ring.lacking.push_back(head);
+        ring.without_room.push_back(head);
         if !matches!(self.vhost.room, Room::Until(_)) {
             self.vhost.room = Room::Until(self.now.after(RETRY));
             self.publish();
@@ -84,8 +85,8 @@ impl Engine {
         let mut lacking = 0_u16;
         let rings = self.vhost.front_end.iter_mut().flat_map(|f| &mut f.rings);
         for (index, ring) in rings.enumerate() {
-            if let Some(ring) = ring.as_mut().filter(|ring| !ring.lacking.is_empty()) {
-                let requests = std::mem::take(&mut ring.lacking);
+            if let Some(ring) = ring.as_mut().filter(|ring| !ring.without_room.is_empty()) {
+                let requests = std::mem::take(&mut ring.without_room);
                 ring.again.extend(requests);
                 lacking |= 1 << index;
             }

@@ -58,9 +58,11 @@ impl Controller {
     /// # Errors
     /// [`StartError`]: the disk is not this node's, is leaving, or is too large.
     pub fn begin_comparison(&mut self) -> Result<Vec<u64>, StartError> {
-        let needs_source = self.lacking.as_ref().is_some_and(|it| it.needs_source());
-        if !self.authority.may_leave_rest() || needs_source {
+        if !self.authority.may_leave_rest() {
             return Err(StartError::NotServing);
+        }
+        if self.needs_source() {
+            return Err(StartError::NeedsSource);
         }
         if self.source.is_some() {
             return Err(StartError::Busy);

@@ -272,7 +272,10 @@ impl Controller {
         let may_leave =
             self.authority.is_settled() || (leaves_image && self.authority.may_leave_rest());
         if !may_leave {
-            return Err(StartError::NotServing);
+            return Err(match self.needs_source() {
+                true => StartError::NeedsSource,
+                false => StartError::NotServing,
+            });
         }
         if self.source.is_some() || self.orphaned_reads > 0 || self.flushing_owed {
             return Err(StartError::Busy);

@@ -72,6 +72,8 @@ impl Source {
         };
         if self.policy.sends_again(pass) {
             self.obstacles.begin_round(self.pass_total);
+        } else {
+            self.obstacles.forget_rounds();
         }
         self.window.restart();
     }

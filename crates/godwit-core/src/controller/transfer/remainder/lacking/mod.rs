@@ -184,6 +184,12 @@ impl Controller {
         self.lacking.as_ref().is_some_and(|it| it.has_two_places())
     }
 
+    /// Whether the node that gave the disk away is needed beside the image: something that only it has is missing here, as
+    /// far as that is durable. Such a disk cannot [leave](Self::start_source).
+    pub fn needs_source(&self) -> bool {
+        self.lacking.as_ref().is_some_and(|it| it.needs_source())
+    }
+
     /// Whether a request needs data that is not here. It waits then.
     #[inline]
     pub(in crate::controller) fn waits_for_missing(

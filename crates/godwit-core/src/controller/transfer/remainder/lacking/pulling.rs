@@ -255,11 +255,14 @@ impl Controller {
         }
     }
 
-    /// The connection on which the owner pulls what another node owes is up: at either end. Frames of an older one
-    /// must not reach [`Self::handle_message`] and [`Self::handle_pulled`] any more.
-    pub fn handle_pull_up(&mut self, now: Time) {
+    /// The connection on which the owner pulls what another node owes is up: at either end. Whoever `dialled` owes, and
+    /// only that end says so. Where this node owes itself, one that it accepted must not come in place of the one that it
+    /// dialled: that leads to another node. Frames of an older one must not reach [`Self::handle_message`] and
+    /// [`Self::handle_pulled`] any more.
+    pub fn handle_pull_up(&mut self, now: Time, dialled: bool) {
         self.handle_pull_lost(now);
         self.pull_is_up = true;
+        self.pull_dialled = dialled;
         if !self.has_bug(PlantedBug::ForgetDebt) {
             self.tell_of_debt();
         }
@@ -305,10 +308,17 @@ impl Controller {
         if class == TrafficClass::Image {
             if let Some(lacking) = &mut self.lacking
                 && lacking.migration() == migration
+                && !lacking.is_in_image
             {
                 lacking.is_in_image = true;
+                // What is there was passed over until now.
+                lacking.begin_again();
                 self.pull();
             }
+            return;
+        }
+        if self.pull_dialled {
+            // An answer would be taken for the owner's word that it lacks nothing.
             return;
         }
         self.tell_of_repayment();
@@ -322,6 +332,7 @@ impl Controller {
             && !lacking.is_owed
         {
             lacking.is_owed = true;
+            lacking.begin_again();
             self.pull();
         }
     }
@@ -457,7 +468,13 @@ impl Controller {
         match error {
             RequestError::NotServing => self.pull(),
             RequestError::NoSpace => {}
-            _ => self.fail_waiting(extent, error),
+            _ => {
+                // Whoever was given back sends its request again, and is told then.
+                lacking
+                    .wanted
+                    .retain(|(wanted, _)| !wanted.overlaps(extent));
+                self.fail_waiting(extent, error);
+            }
         }
         self.store_that_it_is_whole();
     }

@@ -71,6 +71,13 @@ impl Controller {
         (self.lacking.as_ref()).is_some_and(|lacking| !lacking.wanted.is_empty())
     }
 
+    /// Whoever sent the requests that were given back is gone: nobody waits for what they wanted.
+    pub fn forget_wanted(&mut self) {
+        if let Some(lacking) = &mut self.lacking {
+            lacking.wanted.clear();
+        }
+    }
+
     /// Looks again at those who wait for missing blocks and need not, or whose clients are gone.
     pub(in crate::controller) fn wake_for_missing(&mut self) {
         let Some(lacking) = &mut self.lacking else {

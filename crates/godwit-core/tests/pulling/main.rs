@@ -1,195 +1,19 @@
 //! What an owner does for a disk of which a part is still at the node that gave it away.
 
+mod given_back;
+mod owner;
+mod third_node;
+mod two_places;
+
 use std::time::Duration;
 
-use godwit_core::action::{Action, Content, DiskOperation, DiskTag, PULL_SLOTS, PullSlot};
-use godwit_core::authority::{AuthorityRecord, Ownership};
-use godwit_core::event::Event;
-use godwit_core::request::{Operation, Origin, Request, RequestError, RequestTag};
-use godwit_core::units::{Epoch, Extent, Lba, MigrationId, Sectors, Time};
+use godwit_core::Missing;
+use godwit_core::action::{DiskOperation, DiskTag, PULL_SLOTS, PullSlot};
+use godwit_core::request::{Operation, RequestError, RequestTag};
+use godwit_core::units::{Lba, Sectors, Time};
 use godwit_core::wire::{Message, TrafficClass};
-use godwit_core::{Controller, Limits, Missing};
 
-const LIMITS: Limits = Limits {
-    requests: 16,
-    window_chunks: 4,
-    delayed_chunks: 1,
-    delayed_ranges: 4,
-    hot_places: 0,
-};
-/// 4 MiB: 64 chunks of 64 KiB, 1024 blocks of 4 KiB.
-const CAPACITY: Sectors = Sectors(8192);
-const MIGRATION: MigrationId = MigrationId([7; 16]);
-
-/// An owner whose disk and store do at once what they are asked, unless they are told to hold it.
-struct Owner {
-    core: Controller,
-    now: Time,
-    /// What was asked for and has not been sent.
-    asked: Vec<(PullSlot, Extent)>,
-    answers: Vec<(u32, Result<(), RequestError>)>,
-    /// What the disk was told to do, in order.
-    disk: Vec<(DiskTag, DiskOperation)>,
-    hold_disk: bool,
-    held: Vec<DiskTag>,
-    noted: Vec<Extent>,
-    stored: u32,
-    hold_store: bool,
-    whole: bool,
-    told_whole: bool,
-}
-
-fn extent(start: u64, sectors: u32) -> Extent {
-    Extent::new(Lba(start), sectors).expect("an extent")
-}
-
-/// A disk that lacks these parts, each as hot as that.
-fn lacking(parts: &[(Extent, u8)]) -> Owner {
-    let mut words = vec![0; Missing::word_length(CAPACITY)];
-    let mut heat = vec![0; Missing::heat_length(CAPACITY)];
-    for (part, hot) in parts {
-        for block in part.start().0 / 8..part.end().0.div_ceil(8) {
-            words[(block / 64) as usize] |= 1 << (block % 64);
-            heat[(block / 16) as usize] = *hot;
-        }
-    }
-    of(CAPACITY, &words, &heat)
-}
-
-fn of(capacity: Sectors, words: &[u64], heat: &[u8]) -> Owner {
-    let record = AuthorityRecord {
-        epoch: Epoch(2),
-        ownership: Ownership::Serving,
-        remainder: Some(MIGRATION),
-    };
-    let mut core = Controller::new(LIMITS, capacity, record);
-    let missing = Missing::from_parts(capacity, words, heat).expect("it fits");
-    core.restore_missing(missing);
-    Owner {
-        core,
-        now: Time(0),
-        asked: Vec::new(),
-        answers: Vec::new(),
-        disk: Vec::new(),
-        hold_disk: false,
-        held: Vec::new(),
-        noted: Vec::new(),
-        stored: 0,
-        hold_store: false,
-        whole: false,
-        told_whole: false,
-    }
-}
-
-impl Owner {
-    fn settle(&mut self) {
-        while let Some(action) = self.core.poll_action() {
-            match action {
-                Action::Disk { tag, operation } => {
-                    self.disk.push((tag, operation));
-                    if self.hold_disk {
-                        self.held.push(tag);
-                    } else {
-                        self.core.handle_disk_done(self.now, tag, Ok(Content::Data));
-                    }
-                }
-                Action::Send {
-                    class: TrafficClass::Pull,
-                    message: Message::Pull { slot, extent },
-                } => self.asked.push((slot, extent)),
-                Action::Send {
-                    class: TrafficClass::Pull,
-                    message: Message::Whole { migration },
-                } => self.told_whole |= migration == MIGRATION,
-                Action::Complete { tag, result } => self.answers.push((tag.0, result)),
-                Action::NoteHere { extent } => self.noted.push(extent),
-                Action::StoreMissing => {
-                    assert!(self.core.missing_to_store().is_some());
-                    self.stored += 1;
-                    if !self.hold_store {
-                        self.core.handle_missing_stored(self.now);
-                    }
-                }
-                Action::Persist { .. } => self.core.handle_persisted(self.now),
-                Action::Notify(Event::Whole { .. }) => self.whole = true,
-                _ => {}
-            }
-        }
-    }
-
-    /// The source is there, and says that it owes.
-    fn connect(&mut self) {
-        self.asked.clear();
-        self.core.handle_pull_up(self.now);
-        let owes = Message::Owes {
-            migration: MIGRATION,
-        };
-        self.core
-            .handle_message(self.now, TrafficClass::Pull, owes, None);
-        self.settle();
-    }
-
-    fn ask(&mut self, tag: u32, operation: Operation) {
-        let request = Request {
-            tag: RequestTag(tag),
-            origin: Origin::Client,
-            operation,
-        };
-        self.core.handle_request(self.now, request);
-        self.settle();
-    }
-
-    fn read(&mut self, tag: u32, start: u64, sectors: u32) {
-        self.ask(tag, Operation::Read(extent(start, sectors)));
-    }
-
-    fn write(&mut self, tag: u32, start: u64, sectors: u32) {
-        let extent = extent(start, sectors);
-        self.ask(tag, Operation::Write { extent, fua: false });
-    }
-
-    /// The source sends what it was asked for first.
-    fn send(&mut self, result: Result<(), RequestError>) -> Extent {
-        let (slot, extent) = self.asked.remove(0);
-        self.send_in(slot, extent, result);
-        extent
-    }
-
-    fn send_in(&mut self, slot: PullSlot, extent: Extent, result: Result<(), RequestError>) {
-        let message = Message::Pulled {
-            slot,
-            extent,
-            zeroes: false,
-            result,
-        };
-        assert!(
-            self.core
-                .handle_pulled(self.now, TrafficClass::Pull, message),
-            "it was asked for"
-        );
-        self.settle();
-    }
-
-    fn finish_disk(&mut self) {
-        self.hold_disk = false;
-        for tag in std::mem::take(&mut self.held) {
-            self.core.handle_disk_done(self.now, tag, Ok(Content::Data));
-        }
-        self.settle();
-    }
-
-    fn answered(&self, tag: u32) -> bool {
-        self.answers.iter().any(|(answered, _)| *answered == tag)
-    }
-
-    fn written(&self) -> Vec<Extent> {
-        let pulled = |(tag, operation): &(DiskTag, DiskOperation)| match (tag, operation) {
-            (DiskTag::Pulled(_), DiskOperation::Write { extent, .. }) => Some(*extent),
-            _ => None,
-        };
-        self.disk.iter().filter_map(pulled).collect()
-    }
-}
+use crate::owner::{Owner, extent, lacking, of};
 
 #[test]
 fn everything_is_pulled_hottest_first_and_then_the_source_is_not_needed() {
@@ -240,25 +64,6 @@ fn a_read_of_what_is_here_waits_for_nothing_and_one_of_what_is_missing_goes_firs
     owner.send_in(slot, wanted, Ok(()));
     assert!(owner.answered(2));
     assert!(owner.asked.len() >= prefetched - 2);
-}
-
-#[test]
-fn what_is_given_back_is_pulled_as_if_it_was_waited_for() {
-    let mut owner = lacking(&[(extent(0, 7168), 0)]);
-    owner.read(1, 7000, 8);
-    owner.read(2, 6000, 8);
-    assert_eq!(owner.core.missing_waits_since(), Some(Time(0)));
-    owner.core.give_back_missing(owner.now, |tag| tag.0 == 1);
-    owner.settle();
-    assert_eq!(owner.answers, [(1, Err(RequestError::NotServing))]);
-    owner.connect();
-    // Nothing else is asked for before.
-    let asked: Vec<Extent> = owner.asked.iter().map(|(_, part)| *part).collect();
-    assert_eq!(asked, [extent(6000, 16), extent(7000, 40)]);
-    owner.send(Ok(()));
-    assert!(owner.answered(2) && owner.core.wants_missing());
-    owner.send(Ok(()));
-    assert!(!owner.core.wants_missing());
 }
 
 #[test]

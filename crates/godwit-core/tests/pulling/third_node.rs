@@ -1,0 +1,65 @@
+//! A disk that has gone on to a third node, which lacks a part of it, before the first has heard that the second lacks
+//! nothing: both owe, each by another migration.
+
+use godwit_core::Controller;
+use godwit_core::action::Action;
+use godwit_core::authority::{AuthorityRecord, Ownership};
+use godwit_core::units::{Epoch, MigrationId, Time};
+use godwit_core::wire::{Message, TrafficClass};
+
+use crate::owner::{CAPACITY, LIMITS};
+
+const FIRST: MigrationId = MigrationId([1; 16]);
+const SECOND: MigrationId = MigrationId([2; 16]);
+const NOW: Time = Time(0);
+
+fn owing(epoch: u64, migration: MigrationId) -> Controller {
+    let record = AuthorityRecord {
+        epoch: Epoch(epoch),
+        ownership: Ownership::Departed { migration },
+        remainder: Some(migration),
+    };
+    Controller::new(LIMITS, CAPACITY, record)
+}
+
+/// What a node says on the connection on which an owner pulls. Its records are durable at once.
+fn said(node: &mut Controller) -> Vec<Message> {
+    let mut said = Vec::new();
+    while let Some(action) = node.poll_action() {
+        match action {
+            Action::Send {
+                class: TrafficClass::Pull,
+                message,
+            } => said.push(message),
+            Action::Persist { .. } => node.handle_persisted(NOW),
+            _ => {}
+        }
+    }
+    said
+}
+
+fn hears(node: &mut Controller, message: Message) -> Vec<Message> {
+    node.handle_message(NOW, TrafficClass::Pull, message, None);
+    said(node)
+}
+
+#[test]
+fn each_debt_is_paid_to_whom_it_is_owed() {
+    let (mut first, mut second) = (owing(1, FIRST), owing(2, SECOND));
+    first.handle_pull_up(NOW, true);
+    second.handle_pull_up(NOW, false);
+    let owes = [Message::Owes { migration: FIRST }];
+    assert_eq!(said(&mut first), owes);
+    assert_eq!(said(&mut second), [], "it owes to another");
+    let whole = Message::Whole { migration: FIRST };
+    assert_eq!(hears(&mut second, owes[0]), [whole]);
+    // Nor does the first take for the owner who says that it owes, as earlier versions do.
+    let owes_other = Message::Owes { migration: SECOND };
+    assert_eq!(hears(&mut first, owes_other), []);
+    assert_eq!(hears(&mut first, whole), []);
+    assert_eq!(first.record().remainder, None);
+    assert_eq!(second.record().remainder, Some(SECOND));
+    // The owner is dialled, and told.
+    second.handle_pull_up(NOW, true);
+    assert_eq!(said(&mut second), [owes_other]);
+}
