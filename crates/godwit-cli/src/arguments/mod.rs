@@ -11,7 +11,7 @@ mod vm;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use godwit_api::ImageFormat;
 
 pub(crate) use self::container::ContainerCommand;
