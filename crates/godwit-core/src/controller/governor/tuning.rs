@@ -116,15 +116,23 @@ pub(in crate::controller) mod obstacles {
     pub(in crate::controller) const MOVES_BYTES: u64 = 32 << 20;
 
     /// A round of pre-copy counts as shorter than the one before if it is so by this part of it.
+    ///
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const ROUND_SHRINKS_PART: u64 = 10;
 
     /// After so many rounds in a row that were no shorter, the guest writes as fast as they send. One may be chance.
+    ///
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const ROUNDS_AS_LONG: u32 = 2;
 
     /// Rounds that have sent so many times again what the first had to send cost more than to have left after it.
+    ///
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const MOST_TIMES_AGAIN: u64 = 2;
 
     /// What the first round had to send counts as this at least: 64 MiB, which a link sends in a moment.
+    ///
+    /// From: no experiment that is recorded.
     pub(in crate::controller) const LEAST_FIRST_ROUND_BYTES: u64 = 64 << 20;
 }
 

@@ -230,12 +230,15 @@ impl Controller {
             lacking.begin_again();
         }
         let mut somebody_waits = false;
-        let slots = &self.slots;
-        let waited = lacking.waiting.iter();
-        let waited = waited.filter_map(|(tag, _)| slots[*tag].extent);
-        let wanted = lacking.wanted.iter().map(|(extent, _)| *extent);
-        let all: Vec<Extent> = waited.chain(wanted).collect();
-        for extent in all {
+        let waiting = lacking.waiting.len();
+        for at in 0..waiting + lacking.wanted.len() {
+            let extent = match at.checked_sub(waiting) {
+                None => self.slots[lacking.waiting[at].0].extent,
+                Some(at) => Some(lacking.wanted[at].0),
+            };
+            let Some(extent) = extent else {
+                continue;
+            };
             loop {
                 let (part, comes) = lacking.part_for(extent);
                 somebody_waits |= comes || part.is_some();
