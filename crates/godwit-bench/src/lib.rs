@@ -7,7 +7,7 @@
 //! - [`environment`] tells what everything was measured on, and [`cpu`] what all
 //!   on a host has used.
 //! - [`interrupt`] lets a run end at a safe place.
-//! - [`chart`] draws.
+//! - [`spread`] is what several runs say of a figure, and [`chart`] draws.
 
 pub mod chart;
 pub mod cpu;
@@ -16,5 +16,6 @@ pub mod idle_copy;
 pub mod interrupt;
 pub mod moved;
 pub mod plain_copy;
+pub mod spread;
 pub mod steady;
 pub mod watched;

@@ -7,7 +7,8 @@ use godwit_bench::chart::{Chart, Line};
 
 use crate::method::Method;
 use crate::run::Run;
-use crate::summary::{Spread, Summary};
+use crate::summary::Summary;
+use godwit_bench::spread::Spread;
 
 /// Draws all of them and gives their files' names. Figures 5 and 6 are of the first round at the first rate of writing.
 ///

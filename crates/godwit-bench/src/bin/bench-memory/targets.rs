@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::method::Method;
 use crate::run::Run;
-use crate::summary::Spread;
+use godwit_bench::spread::Spread;
 
 /// One figure and what it is held against.
 #[derive(Clone, Debug, PartialEq, Serialize)]

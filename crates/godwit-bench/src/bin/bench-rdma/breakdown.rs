@@ -4,11 +4,11 @@ use std::borrow::Cow;
 use std::io;
 
 use godwit_bench::interrupt;
+use godwit_bench::spread::Spread;
 use godwit_testkit::rdma::{ALIAS, AtWork, Bed, Moved, Program, Side, clean_up, move_process};
 use serde::Serialize;
 
 use crate::report::Report;
-use crate::spread::Spread;
 use crate::{Plan, role};
 
 /// One move.

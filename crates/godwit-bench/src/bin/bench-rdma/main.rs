@@ -5,7 +5,6 @@ mod breakdown;
 mod figures;
 mod partners;
 mod report;
-mod spread;
 mod targets;
 mod throughput;
 mod waiting;
