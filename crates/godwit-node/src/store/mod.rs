@@ -294,13 +294,22 @@ impl Store {
 
     /// Stores a VM.
     pub(crate) async fn put_vm(&self, name: &str, entry: &VmEntry) -> Result<(), StoreError> {
+        self.put(VMS, name, entry).await
+    }
+
+    /// Stores what one name stands for in a table.
+    async fn put(
+        &self,
+        table: TableDefinition<'static, &'static str, &'static [u8]>,
+        name: &str,
+        value: &impl Serialize,
+    ) -> Result<(), StoreError> {
+        let bytes = json(name, value)?;
         let name = name.to_owned();
-        let entry = json(&name, entry)?;
         self.database
             .write(move |write| {
-                write
-                    .open_table(VMS)?
-                    .insert(name.as_str(), entry.as_slice())?;
+                let mut table = write.open_table(table)?;
+                table.insert(name.as_str(), bytes.as_slice())?;
                 Ok(())
             })
             .await

@@ -31,16 +31,7 @@ impl Store {
 
     /// Stores a NIC with a name of its own.
     pub(crate) async fn put_nic(&self, name: &str, nic: &MachineNic) -> Result<(), StoreError> {
-        let name = name.to_owned();
-        let nic = json(&name, nic)?;
-        self.database
-            .write(move |write| {
-                write
-                    .open_table(NICS)?
-                    .insert(name.as_str(), nic.as_slice())?;
-                Ok(())
-            })
-            .await
+        self.put(NICS, name, nic).await
     }
 
     /// Forgets a NIC with a name of its own.

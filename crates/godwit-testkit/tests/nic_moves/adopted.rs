@@ -11,7 +11,9 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::vm::{AdoptedMachine, NodeGuest, idle_qemu};
 use serde_json::Value;
 
-use super::{ECHO, GUEST, PING_EVERY, cluster, ip, load, lost_nothing, may_run, run, shown};
+use super::{
+    ECHO, GUEST, PING_EVERY, cluster, ip, load, lost_nothing, may_run, run, shown, there_and_back,
+};
 
 const NIC: &str = "web";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -68,23 +70,12 @@ fn a_machine_that_somebody_else_started_moves_there_and_back_with_its_nic() -> i
     wait_for(PATIENCE, attached).expect("the NIC goes on");
     talks(&talk);
     let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
-    for (from, to) in [("a", "b"), ("b", "a")] {
-        std::thread::sleep(Duration::from_secs(1));
-        let before = talk.bytes();
-        let (moved, _) = guest.migrate(cluster.node(from), to, &[])?;
-        std::thread::sleep(Duration::from_secs(1));
-        assert!(talk.bytes() > before, "the conversation goes on");
-        let nic = shown(cluster.node(to))?;
-        println!("{} {nic}", moved["blackout_ms"]);
+    for moved in there_and_back(&cluster, &guest, &talk)? {
         assert_eq!(
             moved["warnings"].as_array().map(Vec::len),
             Some(0),
             "{moved}"
         );
-        assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
-        assert_eq!(nic["counters"]["held_overflow"], 0, "{nic}");
-        let left = cluster.node(from).godwit(&["nic", "list"]).json()?;
-        assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
     }
     lost_nothing(talk, pinger)?;
     // Its name is free again, and so is the socket.

@@ -93,22 +93,7 @@ fn a_client_outside_loses_nothing_when_the_machine_moves() -> io::Result<()> {
     let guest = NodeGuest::start(&cluster, "a", 1, 64, &load("tap=tap0"))?;
     let talk = Talk::start(lan.switch(), SocketAddr::from((GUEST, ECHO)), 1 << 20);
     let pinger = Pinger::start(lan.switch(), GUEST, PING_EVERY)?;
-    for (from, to) in [("a", "b"), ("b", "a")] {
-        std::thread::sleep(Duration::from_secs(1));
-        let before = talk.bytes();
-        let (moved, _) = guest.migrate(cluster.node(from), to, &[])?;
-        std::thread::sleep(Duration::from_secs(1));
-        assert!(talk.bytes() > before, "the conversation goes on");
-        let nic = cluster
-            .node(to)
-            .godwit(&["nic", "show", "guest/0"])
-            .json()?;
-        println!("{} {nic}", moved["blackout_ms"]);
-        assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
-        assert_eq!(nic["counters"]["held_overflow"], 0, "{nic}");
-        let left = cluster.node(from).godwit(&["nic", "list"]).json()?;
-        assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
-    }
+    there_and_back(&cluster, &guest, &talk)?;
     lost_nothing(talk, pinger)?;
     guest.finish(cluster.node("a"))?;
     Ok(())
@@ -162,6 +147,26 @@ fn a_guest_that_uses_two_pairs_of_queues_moves_there_and_back() -> io::Result<()
     answered_once(&pings);
     guest.finish(cluster.node("a"))?;
     Ok(())
+}
+
+/// Moves the guest from a to b and back while its client talks. Gives both moves.
+fn there_and_back(cluster: &Cluster, guest: &NodeGuest, talk: &Talk) -> io::Result<Vec<Value>> {
+    let mut moves = Vec::new();
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        std::thread::sleep(Duration::from_secs(1));
+        let before = talk.bytes();
+        let (moved, _) = guest.migrate(cluster.node(from), to, &[])?;
+        std::thread::sleep(Duration::from_secs(1));
+        assert!(talk.bytes() > before, "the conversation goes on");
+        let nic = shown(cluster.node(to))?;
+        println!("{} {nic}", moved["blackout_ms"]);
+        assert!(nic["counters"]["held"].as_u64() > Some(0), "{nic}");
+        assert_eq!(nic["counters"]["held_overflow"], 0, "{nic}");
+        let left = cluster.node(from).godwit(&["nic", "list"]).json()?;
+        assert_eq!(left.as_array().map(Vec::len), Some(0), "{left}");
+        moves.push(moved);
+    }
+    Ok(moves)
 }
 
 /// The client's conversation goes on to its end, and each of its pings was answered once.
