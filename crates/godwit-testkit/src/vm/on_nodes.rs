@@ -309,13 +309,17 @@ impl NodeGuest {
             return Err(self.said(&format!("the guest found: {finished:?}")));
         }
         // It powers off, and QEMU ends.
+        let mut shown = Value::Null;
         let ended = || {
-            let shown = node.godwit(&["vm", "show", VM]).json().ok()?;
+            shown = node.godwit(&["vm", "show", VM]).json().ok()?;
             matches!(shown["state"].as_str(), Some("stopped" | "halted")).then_some(())
         };
-        wait_for(PATIENCE, ended)
-            .ok_or_else(|| io::Error::other("the machine does not end after its guest"))?;
-        Ok(finished)
+        match wait_for(PATIENCE, ended) {
+            Some(()) => Ok(finished),
+            None => Err(self.said(&format!(
+                "the machine does not end after its guest: {shown}"
+            ))),
+        }
     }
 
     fn said(&self, what: &str) -> io::Error {
