@@ -13,6 +13,7 @@ use godwit_vhost::VhostUserServer;
 use tokio::sync::oneshot;
 
 use crate::disks::vhost::{self, listen};
+use crate::failpoint;
 use crate::nics::uplinks;
 use crate::node::{Node, blocking};
 use crate::store::machine::VmMark;
@@ -40,6 +41,13 @@ pub(crate) struct ServedNic {
 
 impl Drop for ServedNic {
     fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl ServedNic {
+    /// Serves it no more. Its uplink is closed then, unless its thread takes too long.
+    fn close(&self) {
         let parts = self
             .parts
             .lock()
@@ -52,9 +60,7 @@ impl Drop for ServedNic {
             thread.join_within(END_TIMEOUT);
         }
     }
-}
 
-impl ServedNic {
     /// Asks the NIC's thread; nothing when it has ended, or does not answer in time: a guest may stand still meanwhile.
     pub(crate) async fn ask<T: Send + 'static>(
         &self,
@@ -189,6 +195,8 @@ fn start(
 
 /// Serves a VM's NICs no more, and returns when their uplinks are closed.
 pub(crate) async fn end(vm: &Vm) {
+    // Whoever comes while another ends them returns when they have ended, too.
+    let _turn = vm.nics_end.lock().await;
     let nics = {
         let mut inner = vm.lock();
         let nics = std::mem::take(&mut inner.nics);
@@ -199,7 +207,8 @@ pub(crate) async fn end(vm: &Vm) {
         nics
     };
     if !nics.is_empty() {
+        failpoint::reach(String::from("nics::ending")).await;
         // Whoever still asks one of them is told that it has ended.
-        let _ = blocking(move || drop(nics)).await;
+        let _ = blocking(move || nics.iter().for_each(|nic| nic.close())).await;
     }
 }

@@ -75,6 +75,8 @@ pub(crate) struct Vm {
     pub(crate) name: String,
     /// Where its files are.
     pub(crate) places: Places,
+    /// Held while its NICs are ended.
+    pub(crate) nics_end: tokio::sync::Mutex<()>,
     inner: Mutex<Inner>,
 }
 
@@ -130,6 +132,7 @@ impl Vm {
         Arc::new(Self {
             name,
             places,
+            nics_end: tokio::sync::Mutex::default(),
             inner: Mutex::new(Inner {
                 entry,
                 activity,

@@ -391,7 +391,8 @@ fn a_nic_that_cannot_be_had_is_refused_in_a_sentence() -> io::Result<()> {
         return Ok(());
     }
     let lan = Lan::new(2)?;
-    let cluster = cluster(&lan, &[])?;
+    // Two see that a machine's QEMU has ended, and the slower one says that it has stopped.
+    let cluster = cluster(&lan, &[("nics::ending", "sleep(300)")])?;
     let a = cluster.node("a");
     let mac = "mac=52:54:00:00:00:01";
     let run = |name: &str, nic: &str| run(a, name, nic);
