@@ -309,7 +309,6 @@ fn policy(random: &mut Random) -> PolicyOptions {
 fn governor_parts(random: &mut Random) -> GovernorParts {
     let mut part = || !random.permille(50);
     GovernorParts {
-        rate_search_again: part(),
         strain_cause: part(),
         local_answer_budget: part(),
         queueing_ratio: part(),

@@ -61,8 +61,6 @@ pub(super) struct Governor {
     local_answer_budget: Option<LocalAnswerBudget>,
     rate: u64,
     rate_search: RateSearch,
-    /// Whether copies go back to the rate from before once the guest has made up for what it lacked.
-    returns: bool,
     spent: u64,
     budget: TokenBucket,
     delayed: TokenBucket,
@@ -116,7 +114,6 @@ impl Governor {
             local_answer_budget: parts.local_answer_budget.then(LocalAnswerBudget::default),
             rate,
             rate_search: RateSearch::new(),
-            returns: parts.rate_search_again,
             spent: 0,
             budget: TokenBucket::new(rate, now),
             delayed: TokenBucket::new(delayed, now),
@@ -312,7 +309,7 @@ impl Governor {
         if !self.creeps() && shortage.copied > 0 {
             // Far below what they might have taken, copies are not what the guest was short of.
             let took = shortage.copied.clamp(self.rate / 2, self.rate);
-            self.rate_search.yielded_for_a_time(took, shortage.lacked);
+            self.rate_search.yielded(took);
             let keep = (1.0 - 2.0 * shortage.lacked).clamp(LEAST_KEPT_PART, MOST_KEPT_PART);
             self.rate = (took as f64 * keep) as u64;
         }
@@ -329,16 +326,10 @@ impl Governor {
             return throughput.stood_still(now);
         }
         let finding = throughput.count(now, self.answered, self.spent, crawl);
-        let is_short = throughput.is_short();
         match finding {
             Some(Finding::Short(shortage)) => self.make_up_for(shortage),
             // The rates at which it had too little say nothing any more.
             Some(Finding::Saturates) => self.rate_search = RateSearch::new(),
-            None if !is_short => {
-                if let Some(again) = self.rate_search.made_up().filter(|_| self.returns) {
-                    self.rate = self.rate.max(again);
-                }
-            }
             None => {}
         }
     }
@@ -457,7 +448,6 @@ impl Governor {
             return false;
         };
         if rate > budget / 20 * 19 && !paused {
-            self.rate_search.held_back();
             self.rate = (self.rate / 10 * 8).max(LEAST_RATE_BYTES);
         } else if rate < budget / 20 * 17 && self.target.is_none() {
             self.rate = (self.rate + self.rate / 20 + (256 << 10)).min(budget);

@@ -5,8 +5,6 @@ use core::str::FromStr;
 /// The governor's heuristics beyond the algorithm of the SmartNIC storage-migration paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GovernorParts {
-    /// Once the guest has made up for what it lacked, copies go back to the rate from before.
-    pub rate_search_again: bool,
     /// A strained guest has to be strained often, or on end, before copies yield.
     pub strain_cause: bool,
     /// A few requests are answered without the destination where the migration would pause.
@@ -20,7 +18,6 @@ pub struct GovernorParts {
 impl GovernorParts {
     /// Every part.
     pub const ALL: Self = Self {
-        rate_search_again: true,
         strain_cause: true,
         local_answer_budget: true,
         queueing_ratio: true,
@@ -28,8 +25,7 @@ impl GovernorParts {
     };
 
     /// The names of the parts.
-    pub const NAMES: [&'static str; 5] = [
-        "rate_search.again",
+    pub const NAMES: [&'static str; 4] = [
         "strain_cause",
         "local_answer_budget",
         "queueing_ratio",
@@ -50,7 +46,6 @@ impl FromStr for GovernorParts {
         let mut parts = Self::ALL;
         for name in without.split(',').filter(|name| !name.is_empty()) {
             let part = match name {
-                "rate_search.again" => &mut parts.rate_search_again,
                 "strain_cause" => &mut parts.strain_cause,
                 "local_answer_budget" => &mut parts.local_answer_budget,
                 "queueing_ratio" => &mut parts.queueing_ratio,

@@ -226,39 +226,6 @@ fn a_guest_that_gets_less_done_has_room_after_two_windows() {
 }
 
 #[test]
-fn a_rate_that_the_guest_bore_is_taken_up_again_but_not_one_that_it_does_not_bear() {
-    let mut governor = governor(|options| options.guest_load = unknown(10_000));
-    governor.rate = 300 << 20;
-    governor.rate_search.yielded(governor.rate);
-    busy_periods(&mut governor, 1..=100, LIMIT / 10);
-    let borne = governor.rate;
-    short_periods(&mut governor, 101..=120, borne / 100);
-    assert!(governor.rate < borne / 10 * 7, "{}", governor.rate);
-    busy_periods(&mut governor, 121..=130, LIMIT / 10);
-    let again = borne / 100 * 80..borne / 100 * 90;
-    assert!(again.contains(&governor.rate), "{} {borne}", governor.rate);
-    short_periods(&mut governor, 131..=140, borne / 100);
-    busy_periods(&mut governor, 141..=150, LIMIT / 10);
-    assert!(governor.rate < borne / 10 * 7, "{}", governor.rate);
-}
-
-#[test]
-fn a_rate_is_not_taken_up_again_that_the_interface_has_no_room_for() {
-    let mut governor = governor(|options| {
-        options.guest_load = unknown(10_000);
-        options.interface_budget = Some(400 << 20);
-    });
-    governor.rate = 300 << 20;
-    governor.rate_search.yielded(governor.rate);
-    busy_periods(&mut governor, 1..=100, LIMIT / 10);
-    let borne = governor.rate;
-    short_periods(&mut governor, 101..=120, borne / 100);
-    governor.interface(Some(395 << 20), false);
-    busy_periods(&mut governor, 121..=130, LIMIT / 10);
-    assert!(governor.rate < borne / 10 * 7, "{}", governor.rate);
-}
-
-#[test]
 fn what_nobody_stated_does_not_keep_a_migration_from_its_end() {
     let slowest = |guest_load, interface_budget, bytes| {
         let mut governor = governor(|options| {
@@ -513,20 +480,4 @@ fn without_net_progress_a_promise_is_not_eased_for_a_migration_that_loses_ground
     };
     assert!(eased(""));
     assert!(!eased("net_progress"));
-}
-
-#[test]
-fn without_its_memory_of_it_a_rate_that_the_guest_bore_is_not_taken_up_again() {
-    let rate_after_a_shortage = |parts| {
-        let mut governor = without(parts);
-        governor.rate = 300 << 20;
-        governor.rate_search.yielded(governor.rate);
-        busy_periods(&mut governor, 1..=100, LIMIT / 10);
-        let borne = governor.rate;
-        short_periods(&mut governor, 101..=120, borne / 100);
-        busy_periods(&mut governor, 121..=130, LIMIT / 10);
-        governor.rate as f64 / borne as f64
-    };
-    assert!(rate_after_a_shortage("") > 0.8);
-    assert!(rate_after_a_shortage("rate_search.again") < 0.8);
 }

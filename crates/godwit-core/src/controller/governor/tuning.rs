@@ -162,17 +162,6 @@ pub(in crate::controller) mod rate_search {
     ///
     /// From: docs/lab/what-a-guest-missed-not-what-a-window-shows.md.
     pub(in crate::controller) const FORGET_PERIODS: u32 = 50;
-
-    /// A rate at which the guest was well for as many periods is one that it bears: when it gets too little
-    /// done then, that was a moment's matter, or the rate a little too high.
-    ///
-    /// From: docs/lab/a-rate-that-the-guest-bore-is-taken-up-again.md.
-    pub(in crate::controller) const BORNE_PERIODS: u32 = 50;
-
-    /// A guest that lacks more than this leaves had other reasons, too.
-    ///
-    /// From: docs/lab/a-rate-that-the-guest-bore-is-taken-up-again.md.
-    pub(in crate::controller) const LEAST_TRIED_PART: f64 = 0.7;
 }
 
 /// Those of `judgement/relaxed_bound.rs`.

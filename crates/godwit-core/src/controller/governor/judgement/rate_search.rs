@@ -1,8 +1,7 @@
 //! How fast a rate rises that has to stay below what strains the guest, which nobody knows.
 
 use crate::controller::governor::tuning::rate_search::{
-    BORNE_PERIODS, CALM_PERIODS, FAR_BELOW_PARTS, FAR_PARTS, FIRST_PARTS, FORGET_PERIODS,
-    LEAST_TRIED_PART, NEAR_PARTS,
+    CALM_PERIODS, FAR_BELOW_PARTS, FAR_PARTS, FIRST_PARTS, FORGET_PERIODS, NEAR_PARTS,
 };
 
 /// What is known of the rates that the guest bore and did not bear.
@@ -14,8 +13,6 @@ pub(in crate::controller) struct RateSearch {
     /// Periods since the last strained one, and the rate when it and those just before it began.
     calm: u32,
     onset: u64,
-    /// The rate that is taken up again once the guest has made up for what it lacked.
-    again: Option<u64>,
 }
 
 impl RateSearch {
@@ -25,7 +22,6 @@ impl RateSearch {
             strained_at: None,
             calm: CALM_PERIODS,
             onset: 0,
-            again: None,
         }
     }
 
@@ -50,31 +46,6 @@ impl RateSearch {
             Some(known) if self.onset < known / 10 * 7 => known / 10 * 7,
             _ => self.onset,
         });
-        self.again = None;
-    }
-
-    /// This rate goes down until the guest has made up for what it lacked, this part of what it is owed.
-    /// One that it bore for a while need not be looked for again: a little less will do, and still less
-    /// when the guest goes on lacking something. Of any other rate the part that the guest did not lack
-    /// is tried, and a tenth less.
-    pub(in crate::controller) fn yielded_for_a_time(&mut self, rate: u64, lacked: f64) {
-        let again = match self.again {
-            Some(again) => again / 10 * 7,
-            None if self.calm >= BORNE_PERIODS => rate / 20 * 17,
-            None => (rate as f64 * (1.0 - lacked).max(LEAST_TRIED_PART)) as u64 / 10 * 9,
-        };
-        self.yielded(rate);
-        self.again = Some(again);
-    }
-
-    /// The guest has made up for what it lacked: the rate to go on with, if one is known.
-    pub(in crate::controller) const fn made_up(&mut self) -> Option<u64> {
-        self.again.take()
-    }
-
-    /// Something else than the guest holds copies back now: no rate is taken up again.
-    pub(in crate::controller) const fn held_back(&mut self) {
-        self.again = None;
     }
 
     /// By how much this rate rises in a period with room left: doubling soon while nothing is known,
