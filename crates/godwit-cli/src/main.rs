@@ -71,6 +71,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Image(arguments) => commands::image::run(arguments, output),
         Command::Completions { shell } => commands::shell::completions::run(shell),
         Command::Manual { directory } => commands::shell::manual::run(&directory),
+        Command::KeepStream => godwit_node::keep_stream()
+            .map_err(|error| Failure::caused("cannot keep the connection", &error)),
         Command::Migrate(arguments) => with_client(&connection, async |client| {
             commands::moves::migrate::run(arguments, client, output).await
         }),

@@ -33,3 +33,4 @@ pub use godwit_qemu::QemuUser;
 pub use logging::{LogFormat, init_logging};
 pub use node_error::NodeError;
 pub use roles::Role;
+pub use vms::stream_keeper::{KEEP_STREAM, keep_stream};

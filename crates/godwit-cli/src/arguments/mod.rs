@@ -120,6 +120,9 @@ pub(crate) enum Command {
         /// Where to: a directory that exists
         directory: PathBuf,
     },
+    /// What a node starts beside a machine that moves, never a user
+    #[command(hide = true, name = godwit_node::KEEP_STREAM)]
+    KeepStream,
 }
 
 #[derive(Debug, Args)]

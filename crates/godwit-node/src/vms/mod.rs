@@ -6,6 +6,7 @@ pub(crate) mod lifecycle;
 pub(crate) mod memory;
 mod messages;
 pub(crate) mod outgoing;
+pub(crate) mod stream_keeper;
 pub(crate) mod tunnel;
 pub(crate) mod view;
 pub(crate) mod vm;

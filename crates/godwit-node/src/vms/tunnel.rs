@@ -20,6 +20,7 @@ use crate::peers::{PeerConnection, greeting};
 use crate::vms::incoming::arrival::DestinationLink;
 use crate::vms::lifecycle::run;
 use crate::vms::messages::Order;
+use crate::vms::stream_keeper::StreamKeeper;
 use crate::vms::vm::Vm;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -149,9 +150,9 @@ pub(crate) async fn lead(
     let hello = greeting::hello(name, &vm.name, TrafficClass::Copy, Purpose::Machine, id);
     let dialled = node.dialer.dial(peer, hello).await;
     let (connection, _) = dialled.map_err(|error| error.into_body(&peer.name, &attempted))?;
-    let vm = vm.name.clone();
+    let (vm, has_nics) = (vm.name.clone(), !vm.lock().nics.is_empty());
     let carrying = tokio::spawn(async move {
-        if let Err(error) = send(listener, connection).await {
+        if let Err(error) = send(listener, connection, has_nics).await {
             tracing::info!(vm, %error, "the memory's connection ended");
         }
     });
@@ -162,11 +163,19 @@ pub(crate) async fn lead(
 ///
 /// # Errors
 /// QEMU does not connect, or one of the connections fails.
-async fn send(listener: UnixListener, mut peer: PeerConnection) -> io::Result<()> {
+async fn send(listener: UnixListener, mut peer: PeerConnection, has_nics: bool) -> io::Result<()> {
     let accepted = tokio::time::timeout(CONNECT_TIMEOUT, listener.accept()).await;
     let (mut qemu, _) = accepted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
     drop(listener);
-    carry(&mut qemu, &mut peer).await
+    let keeper = has_nics.then(|| StreamKeeper::start(&qemu));
+    if let Some(Err(error)) = &keeper {
+        // It matters only if this node is killed within the next moments.
+        tracing::warn!(%error, "no process keeps the connection of QEMU's migration");
+    }
+    let carried = carry(&mut qemu, &mut peer).await;
+    // The node lives, so QEMU may know at once, whoever else holds the connection.
+    let _ = rustix::net::shutdown(&qemu, rustix::net::Shutdown::Both);
+    carried
 }
 
 /// Destination: carries what comes from the other node into the QEMU that waits at `socket`.

@@ -11,11 +11,13 @@ use godwit_testkit::process::wait_for;
 use godwit_testkit::random::Random;
 use godwit_testkit::scenario::Scenario;
 use godwit_testkit::vm::{GuestLoad, GuestNetwork, VM};
+use nix::sys::ptrace;
+use nix::sys::wait::{WaitPidFlag, waitpid};
 
 use super::site::{Side, Site};
 use super::{
-    AT_ONCE, AWAY, Blow, DESTINATION_DIES, DESTINATIONS_QEMU_DIES, LINK_IS_CUT, Outcome,
-    SOURCE_DIES, SOURCES_QEMU_DIES,
+    AT_ONCE, AWAY, Blow, DESTINATION_DIES, DESTINATIONS_QEMU_DIES, LINK_IS_CUT, MEMORY, Outcome,
+    SETTLE, SOURCE_DIES, SOURCES_QEMU_DIES,
 };
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 80, 0, 10);
@@ -25,6 +27,8 @@ const BYTES_PER_SECOND: u64 = 256 << 10;
 const PING_EVERY: Duration = Duration::from_millis(5);
 /// How long a move takes at most until it is over here, on a host that is not busy.
 const MOVE: Duration = Duration::from_secs(6);
+/// How long QEMU's main loop does not look when a node dies: longer than its migration waits between two writes.
+const UNSEEN: Duration = Duration::from_millis(500);
 /// After an outage TCP itself tries again late.
 const TALKS_AGAIN: Duration = Duration::from_secs(90);
 
@@ -96,6 +100,36 @@ impl Served {
         let nic = self.site.cluster.node(at).godwit(&["nic", "show", NIC]);
         let nic = nic.json().unwrap();
         assert!(nic["attached"] == true && nic["broken"] == false, "{nic}");
+    }
+
+    /// The node dies while the memory moves and QEMU's main loop does not look: its migration has failed before it sees
+    /// that the NIC's back end is gone. False where nobody may hold a thread.
+    fn node_dies_unseen(&mut self) -> bool {
+        let at = self.site.place(Side::Source);
+        let (_, point, action) = MEMORY.hold;
+        self.site.set_point(at, (point, action));
+        let seen = self.site.log_length(at);
+        self.site.start_move(MEMORY.options);
+        self.site.reached(at, seen, point);
+        std::thread::sleep(SETTLE);
+        let qemu = self.site.pid(at);
+        // A process has its main thread's number.
+        let main_loop = nix::unistd::Pid::from_raw(qemu.as_raw_pid());
+        if let Err(error) = ptrace::seize(main_loop, ptrace::Options::empty()) {
+            eprintln!("skipped: cannot hold a thread of QEMU: {error}");
+            return false;
+        }
+        ptrace::interrupt(main_loop).unwrap();
+        waitpid(main_loop, Some(WaitPidFlag::__WALL)).unwrap();
+        self.site.cluster.node_mut(at).kill();
+        std::thread::sleep(UNSEEN);
+        ptrace::detach(main_loop, None).unwrap();
+        std::thread::sleep(AWAY);
+        self.site.start_node(at);
+        assert_eq!(self.site.survived(), at);
+        assert_eq!(self.site.pid(at), qemu, "another QEMU runs the guest");
+        self.talks();
+        true
     }
 
     /// Begins a move, cancels it after a while, and proves that no ping was lost, whether it was too late or not. False
@@ -233,6 +267,20 @@ fn a_conversation_waits_for_a_node_that_dies_again_and_again_under_the_guest() {
     }
     served.site.moves();
     served.talks();
+    served.finish();
+}
+
+#[test]
+fn a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_away() {
+    let test = "a_conversation_outlives_a_node_that_dies_while_qemu_sends_memory_and_looks_away";
+    let turn = Scenario::among(AT_ONCE, "vm_crash", test);
+    let Some(mut served) = Served::new(turn.seed) else {
+        return;
+    };
+    if served.node_dies_unseen() {
+        served.site.moves();
+        served.talks();
+    }
     served.finish();
 }
 
