@@ -12,7 +12,7 @@ use godwit_core::request::{Operation, RequestTag};
 use godwit_core::units::{Epoch, Extent, Lba, MigrationId};
 use godwit_core::wire::{Message, Taken};
 
-use crate::puppet::{begin_forwarding, frame, heard, pass_fence, receive};
+use crate::puppet::{ID, Puppet, begin_forwarding, frame, heard, pass_fence, receive};
 use crate::support::*;
 
 const SIZE: u64 = 1 << 20;
@@ -158,6 +158,19 @@ fn forwarded(socket: &mut TcpStream) -> (u32, Extent) {
     }
 }
 
+/// The answer to a forwarded write that was done.
+fn done(forwarded: Message) -> Message {
+    let Message::Forward { tag, number, .. } = forwarded else {
+        panic!("{forwarded:?} is not forwarded");
+    };
+    Message::ForwardReply {
+        tag,
+        number,
+        length: 0,
+        result: Ok(()),
+    }
+}
+
 fn send_write(client: &mut Client, number: u64) -> u64 {
     client.send(1, 0, number * BLOCK as u64, BLOCK as u32, &[7; BLOCK])
 }
@@ -216,6 +229,60 @@ fn requests_of_a_client_that_hung_up_are_not_sent_again() {
         "of the one that stays"
     );
     engine.wait_until(|snapshot| snapshot.clients == 1 && snapshot.requests_in_flight == 1);
+}
+
+/// The other node may have died with its answers, of which this one hears late: what it was sent for clients that are
+/// gone holds back nobody then.
+#[test]
+fn what_a_client_left_with_the_owner_before_holds_back_nobody_once_the_disk_is_here() {
+    for (leaves_first, answers_late) in [(true, true), (false, true), (true, false)] {
+        let engine = departed();
+        let mut leaves = engine.attach(true);
+        let mut stays = engine.attach(true);
+        let (mut owner, _) = forwards(&engine);
+        fence(&mut owner, 1, Taken::Unknown, true);
+        send_write(&mut leaves, 0);
+        let left = done(heard(&mut owner));
+        send_write(&mut stays, 1);
+        let kept = done(heard(&mut owner));
+        let arrives = || {
+            let mut source = Puppet::source_of(&engine);
+            let epoch = Epoch(3);
+            let prepare = Message::Prepare {
+                migration: ID,
+                epoch,
+                shared: true,
+                lacks: false,
+            };
+            source.control.write_all(&frame(prepare)).expect("sent");
+            let prepared = receive(&mut source.control).0;
+            assert!(matches!(prepared, Message::Prepared { .. }), "{prepared:?}");
+            let commit = Message::Commit {
+                migration: ID,
+                epoch,
+            };
+            source.control.write_all(&frame(commit)).expect("sent");
+            engine.wait_until(|snapshot| snapshot.serves);
+            source
+        };
+        let _source = if leaves_first {
+            drop(leaves);
+            engine.wait_until(|snapshot| snapshot.clients == 1);
+            arrives()
+        } else {
+            let source = arrives();
+            drop(leaves);
+            source
+        };
+        engine.attach(true).write(0, &[9; BLOCK]);
+        if answers_late {
+            for answer in [left, kept] {
+                owner.write_all(&frame(answer)).expect("sent");
+            }
+            assert_eq!(stays.receive(|_| 0).error, 0, "its answer is not lost");
+        }
+        assert_eq!(engine.attach(true).read(0, BLOCK), [9; BLOCK]);
+    }
 }
 
 #[test]

@@ -166,6 +166,9 @@ impl Controller {
                         self.forward_link = ForwardLink::Absent;
                         self.take_back_forwarded();
                     }
+                    // The one before does nothing more of what it was sent, and may never say so: what nobody
+                    // waits for must not hold back what comes now.
+                    self.give_up_abandoned();
                     self.release_held();
                 }
                 Effect::ReceiveAborted(migration, reason) => {

@@ -215,7 +215,9 @@ impl Controller {
             };
             slot.abandoned = true;
             holds |= slot.stage == WorkStage::Held;
-            if slot.is_forwarded() && self.forward_link != ForwardLink::Up {
+            // An owner that has given the disk to this node does nothing more of what it was sent.
+            let is_hopeless = self.forward_link != ForwardLink::Up || self.authority.may_serve();
+            if slot.is_forwarded() && is_hopeless {
                 self.give_up(tag);
             }
         }
@@ -229,6 +231,14 @@ impl Controller {
     /// Ends a request whose client is gone.
     pub(in crate::controller) fn give_up(&mut self, tag: RequestTag) {
         self.end_forwarded(tag, Err(RequestError::NotServing));
+    }
+
+    /// Ends the requests of clients that are gone which the owner was sent, or was to be sent.
+    pub(in crate::controller) fn give_up_abandoned(&mut self) {
+        let abandoned = |slot: &Slot| slot.abandoned && slot.is_forwarded();
+        for tag in self.slots.select(abandoned) {
+            self.give_up(tag);
+        }
     }
 
     fn end_forwarded(&mut self, tag: RequestTag, result: Result<(), RequestError>) {

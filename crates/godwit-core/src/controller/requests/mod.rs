@@ -94,12 +94,7 @@ impl Controller {
         if self.authority.may_serve() {
             self.take_back_forwarded();
         }
-        for tag in self
-            .slots
-            .select(|slot| slot.abandoned && slot.is_forwarded())
-        {
-            self.give_up(tag);
-        }
+        self.give_up_abandoned();
         self.run_ready();
     }
 
