@@ -61,6 +61,7 @@ fn blows(test: &str, all: &[(&Moment, Victim, Outcome, After)]) {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-memory-deaths"]
 fn a_guest_whose_devices_are_sent_survives_the_link() {
     blows(
         "a_guest_whose_devices_are_sent_survives_the_link",
@@ -91,6 +92,7 @@ fn a_guest_whose_devices_are_sent_survives_the_sources_node() {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-memory-deaths"]
 fn a_guest_whose_devices_are_sent_survives_the_destinations_node() {
     blows(
         "a_guest_whose_devices_are_sent_survives_the_destinations_node",
