@@ -114,7 +114,8 @@ mod tests {
 
     /// Whether this end is told within a moment that the other has closed the connection.
     async fn is_closed(theirs: &mut TcpStream) -> bool {
-        let read = theirs.read(&mut [0]);
+        let mut byte = [0];
+        let read = theirs.read(&mut byte);
         matches!(
             tokio::time::timeout(10 * SHORT, read).await,
             Ok(Ok(0) | Err(_))
