@@ -170,13 +170,13 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
     let made = fixture.create_at("a", "late", &[]);
     assert!(warning(&made).contains("node 'b'"), "{made}");
     is_image(&fixture, "late", &mut old);
+    fixture.becomes_whole_at("a", "late");
     fixture.is_there(true);
     let a = fixture.cluster.node_mut("a");
     a.terminate(PATIENCE).unwrap();
     a.start(&[]).unwrap();
-    // They are whole: whether the name stood for something else is of no more use to them.
+    // It is whole: whether the name stood for something else is of no more use to it.
     let shown = fixture.a().disk("late").unwrap();
-    assert_eq!(shown["image"]["fetching"], false, "{shown}");
     assert!(shown["warnings"].as_array().unwrap().is_empty(), "{shown}");
     let made = fixture.create_at("a", "last", &[]);
     assert!(made["warnings"].as_array().unwrap().is_empty(), "{made}");

@@ -162,21 +162,25 @@ fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
 fn a_machine_whose_monitor_is_cut_while_it_stands_still_goes_on_by_itself() {
     let turn = Scenario::begin("image_disks", "a_machine_whose_monitor_is_cut");
     let (fixture, _) = stands_still(&turn);
-    cut_monitor(&fixture);
+    cut_monitor(qemu(&fixture), &monitor(&fixture));
     fixture.is_there(true);
     goes_on(&fixture);
     stop(&fixture);
 }
 
-/// Ends the connection on which the node talks to its machine's QEMU, of which neither is told more than that.
-fn cut_monitor(fixture: &Fixture) {
-    let path = shown(fixture)["qmp"].as_str().unwrap().to_owned();
+/// Where the node talks to its machine's QEMU.
+fn monitor(fixture: &Fixture) -> PathBuf {
+    PathBuf::from(shown(fixture)["qmp"].as_str().unwrap())
+}
+
+/// Ends the connection on which a node talks to this QEMU, of which neither is told more than that.
+fn cut_monitor(pid: Pid, path: &Path) {
+    let path = path.to_str().unwrap();
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
-    let pid = qemu(fixture);
     let fds = format!("/proc/{}/fd", pid.as_raw_nonzero());
     let qemu = pidfd_open(pid, PidfdFlags::empty()).unwrap();
     // The listening socket has this path, too; it is left alone.
-    let connected = sockets.lines().filter(|line| line.ends_with(&path));
+    let connected = sockets.lines().filter(|line| line.ends_with(path));
     let connected = connected.filter(|line| line.split_whitespace().nth(5) == Some("03"));
     let inodes: Vec<&str> = connected
         .filter_map(|line| line.split_whitespace().nth(6))
@@ -207,7 +211,7 @@ fn cut_monitor(fixture: &Fixture) {
 fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_first() {
     let turn = Scenario::begin("image_disks", "a_machine_that_stands_still_is_found");
     let (mut fixture, _) = stands_still(&turn);
-    let path = PathBuf::from(shown(&fixture)["qmp"].as_str().unwrap());
+    let path = monitor(&fixture);
     fixture.cluster.node_mut("a").kill();
     // Somebody else has the monitor, which serves one at a time.
     let somebody = wait_for(PATIENCE, || UnixStream::connect(&path).ok()).unwrap();
@@ -216,6 +220,33 @@ fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_firs
     std::thread::sleep(MOMENT);
     assert_eq!(shown(&fixture)["state"], "paused", "{}", shown(&fixture));
     drop(somebody);
+    goes_on(&fixture);
+    stop(&fixture);
+}
+
+#[test]
+fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_once() {
+    let turn = Scenario::begin(
+        "image_disks",
+        "a_machine_that_stands_still_is_known_as_such",
+    );
+    let (mut fixture, _) = stands_still(&turn);
+    let (path, pid) = (monitor(&fixture), qemu(&fixture));
+    let log = fixture.a().log_path().to_owned();
+    let a = fixture.cluster.node_mut("a");
+    a.kill();
+    std::thread::scope(|scope| {
+        // It has just connected, and not asked yet.
+        let point = ("vm::take-up", "sleep(4000)");
+        scope.spawn(move || a.start(&[point]).unwrap());
+        let reached = || {
+            let log = std::fs::read_to_string(&log).unwrap();
+            log.contains(point.0).then_some(())
+        };
+        assert!(wait_for(PATIENCE, reached).is_some());
+        cut_monitor(pid, &path);
+    });
+    fixture.is_there(true);
     goes_on(&fixture);
     stop(&fixture);
 }

@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde_json::json;
 
 use crate::disks::disk::Disk;
+use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::vms::vm::{Inner, Qemu, Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode};
@@ -91,6 +92,7 @@ pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
 
 /// Takes up again what the node was waiting for when it ended.
 pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
+    failpoint::reach(String::from("vm::take-up")).await;
     let found = look_for_note(vm).await;
     let (node, vm) = (Arc::clone(node), Arc::clone(vm));
     match found {
