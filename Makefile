@@ -23,13 +23,13 @@ test-s3:
 	GODWIT_TEST_MOTO=$$(scripts/install-moto) \
 		$(CARGO) test --locked -p godwit-image --test repository -- --ignored
 
-# A machine on an image of 4 GiB: how much of it is fetched until the guest works, and how much is sent when it moves.
-# Needs 16 GiB of storage.
+# A machine on an image of 4 GiB: how much of it is fetched until the guest works, and how much is sent when it moves; and
+# what else takes long. Needs 16 GiB of storage.
 .PHONY: test-images
 test-images: guest
 	$(CARGO) build --locked -p godwit-cli --features failpoints
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
-		$(CARGO) test --locked -p godwit-testkit --test image_disks -- --ignored --nocapture machines::
+		$(CARGO) test --locked -p godwit-testkit --test image_disks -- --ignored --nocapture
 
 # QEMU and the virtual machine that tests run in it.
 guest:

@@ -141,7 +141,7 @@ pub struct Disk {
     pub lacks_room: bool,
     /// Why the disk cannot be used, when it cannot.
     pub problem: Option<String>,
-    /// What whoever just created it should know.
+    /// What whoever created it, or looks after it, should know.
     #[serde(default)]
     pub warnings: Vec<String>,
 }
@@ -159,6 +159,10 @@ pub struct DiskImage {
     pub prefetch: bool,
     /// Why a part cannot be fetched now, when that is so: reads of it wait.
     pub trouble: Option<String>,
+    /// Whether the repository knows that the disk needs it, if it does. It does not yet where the disk was created while the
+    /// repository was away.
+    #[serde(default = "crate::yes")]
+    pub noted: bool,
 }
 
 /// Asks for a new disk.

@@ -17,6 +17,12 @@ pub enum RepositoryError {
         /// Why.
         why: String,
     },
+    /// The directory is not there: perhaps not yet, or what it is on is away.
+    #[error("the repository {repository} cannot be opened: there is no such directory")]
+    NoDirectory {
+        /// Its location.
+        repository: String,
+    },
     /// It does not answer, or not in time.
     #[error("the repository {repository} does not answer: {why}")]
     Down {
@@ -138,7 +144,7 @@ impl RepositoryError {
     /// What to do next, if something helps.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Open { .. } => {
+            Self::Open { .. } | Self::NoDirectory { .. } => {
                 "check --repository, --repository-endpoint and the variables AWS_*"
             }
             Self::Down { .. } => "is it running, and reachable from here? Try again when it is",
@@ -162,11 +168,16 @@ impl RepositoryError {
         })
     }
 
+    /// Whether nothing is known of what the repository would say: it is not there, or nobody answers.
+    pub const fn is_away(&self) -> bool {
+        matches!(self, Self::NoDirectory { .. } | Self::Down { .. })
+    }
+
     /// Whether trying again may help without anybody doing something about it.
     pub const fn may_pass(&self) -> bool {
         matches!(
             self,
-            Self::Down { .. } | Self::Failed { .. } | Self::Busy { .. }
+            Self::NoDirectory { .. } | Self::Down { .. } | Self::Failed { .. } | Self::Busy { .. }
         )
     }
 
@@ -190,6 +201,10 @@ impl RepositoryError {
             object_store::Error::Unauthenticated { .. }
             | object_store::Error::PermissionDenied { .. } => Self::Credentials { repository, why },
             _ if is_down(error) => Self::Down { repository, why },
+            // What stands before a store says that it does not answer.
+            _ if GATEWAYS.iter().any(|answer| why.contains(answer)) => {
+                Self::Down { repository, why }
+            }
             // What lists tells of a refusal in its text only.
             _ if why.contains("401 Unauthorized") || why.contains("403 Forbidden") => {
                 Self::Credentials { repository, why }
@@ -198,6 +213,13 @@ impl RepositoryError {
         }
     }
 }
+
+/// What something between here and the store answers in its place.
+const GATEWAYS: [&str; 3] = [
+    "502 Bad Gateway",
+    "503 Service Unavailable",
+    "504 Gateway Timeout",
+];
 
 fn disks(users: &[String]) -> String {
     match users {

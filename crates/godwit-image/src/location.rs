@@ -154,7 +154,9 @@ impl Location {
         match self {
             Self::Directory(path) => {
                 if !path.is_dir() {
-                    return Err(refused(String::from("there is no such directory")));
+                    return Err(RepositoryError::NoDirectory {
+                        repository: self.to_string(),
+                    });
                 }
                 let store = LocalFileSystem::new_with_prefix(path)
                     .map_err(|error| refused(error.to_string()))?;

@@ -164,6 +164,7 @@ impl NodeConfig {
             .with(Features::DELTAS)
             .with(Features::IMAGE_CHUNKS)
             .with(Features::TWO_PLACES)
+            .with(Features::IMAGE_NAMES)
             .with(wanted(Features::IMAGES, self.images.repository.is_some()))
     }
 

@@ -84,13 +84,12 @@ impl Body {
         }
     }
 
-    /// The connection on which the owner pulls is there, or is not.
-    pub fn pull_link(&mut self, up: bool) {
+    /// The connection on which the owner pulls is there, dialled by this end or not; or it is not.
+    pub fn pull_link(&mut self, dialled: Option<bool>) {
         self.pulls.clear();
-        if up {
-            self.core.handle_pull_up(self.now);
-        } else {
-            self.core.handle_pull_lost(self.now);
+        match dialled {
+            Some(dialled) => self.core.handle_pull_up(self.now, dialled),
+            None => self.core.handle_pull_lost(self.now),
         }
     }
 
@@ -246,7 +245,7 @@ impl Body {
         self.settle();
         self.core.fail_forwarded(self.now);
         self.settle();
-        self.pull_link(false);
+        self.pull_link(None);
         self.settle();
         // What waits for what is missing waits for the other node, as long as its client does.
         if self.core.lacks().is_some() {

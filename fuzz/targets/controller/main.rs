@@ -156,8 +156,8 @@ fn pull_event(body: &mut Body, input: &mut Input<'_>) {
     let slot = PullSlot(u16::from(input.byte() % 20));
     let result = RequestError::from_code(u16::from(input.byte() % 16 / 12));
     match input.byte() % 8 {
-        0 => body.pull_link(true),
-        1 => body.pull_link(false),
+        0 => body.pull_link(Some(input.one_in(2))),
+        1 => body.pull_link(None),
         2 | 3 => body.pulled(input.byte(), input.one_in(2), result),
         4 => body.not_pulled(Message::Pulled {
             slot,

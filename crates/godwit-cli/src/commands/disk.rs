@@ -225,6 +225,10 @@ fn show(disk: &Disk) -> String {
         ),
         ("problem", disk.problem.clone()),
         (
+            "warning",
+            (!disk.warnings.is_empty()).then(|| disk.warnings.join("; ")),
+        ),
+        (
             "size",
             Some(format!(
                 "{} ({} bytes)",

@@ -61,6 +61,9 @@ impl Features {
     /// What the owner of a disk lacks may be in two places: in its image, and at the node that gave the disk away.
     pub const TWO_PLACES: Self = Self(512);
 
+    /// On connections for chunks of images it may be asked what the name of an image stands for.
+    pub const IMAGE_NAMES: Self = Self(1024);
+
     /// These and the others.
     #[must_use]
     pub const fn with(self, others: Self) -> Self {

@@ -6,6 +6,7 @@ mod lease;
 pub(crate) mod progress;
 pub(crate) mod pull;
 pub(crate) mod push;
+pub(crate) mod restore;
 pub(crate) mod uses;
 
 use std::sync::Arc;

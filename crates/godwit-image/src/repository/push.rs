@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
@@ -165,12 +166,13 @@ impl Repository {
     }
 
     /// Stores a chunk unless it is there; how many bytes were sent. One that is there is read if it is to be checked.
-    async fn put_chunk(
+    pub(super) async fn put_chunk(
         &self,
         id: ChunkId,
-        bytes: Vec<u8>,
+        bytes: impl Into<Bytes>,
         check: bool,
     ) -> Result<u64, RepositoryError> {
+        let bytes = bytes.into();
         let path = chunk_path(id);
         let length = bytes.len() as u64;
         let is_there = match check {

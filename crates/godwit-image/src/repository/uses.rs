@@ -5,6 +5,7 @@ use object_store::path::{Path, PathPart};
 use crate::error::RepositoryError;
 use crate::manifest::{Manifest, ManifestId};
 use crate::name::ImageName;
+use crate::push_time::PushTime;
 use crate::repository::Repository;
 
 /// A disk that fetches from an image.
@@ -18,23 +19,34 @@ pub struct User {
     pub disk: String,
 }
 
+/// What a disk fetches from, since that is noted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The manifest's name.
+    pub id: ManifestId,
+    /// The image.
+    pub manifest: Manifest,
+    /// When this content was pushed under the image's name, as long as the name stands for it.
+    pub pushed: Option<PushTime>,
+}
+
 impl Repository {
     /// Notes that a disk fetches from the image, whose chunks stay from now on, and says what the image is.
     ///
     /// # Errors
     /// There is no such image, chunks are being collected, or the store does not do its part.
-    pub async fn begin_use(
-        &self,
-        image: &ImageName,
-        user: &User,
-    ) -> Result<(ManifestId, Manifest), RepositoryError> {
+    pub async fn begin_use(&self, image: &ImageName, user: &User) -> Result<Used, RepositoryError> {
         let lease = self.lease().await?;
         let found = async {
-            let id = self.entry(image).await?.manifest()?;
+            let entry = self.entry(image).await?;
+            let id = entry.manifest()?;
             let manifest = self.manifest(id).await?;
-            let bytes = image.as_str().as_bytes().to_vec();
-            self.put(&use_path(id, user), bytes).await?;
-            Ok((id, manifest))
+            self.note_use(id, image, user).await?;
+            Ok(Used {
+                id,
+                manifest,
+                pushed: entry.info.created.parse().ok(),
+            })
         };
         let found = found.await;
         lease.end().await;
@@ -50,17 +62,50 @@ impl Repository {
         id: ManifestId,
         image: &ImageName,
         user: &User,
-    ) -> Result<Manifest, RepositoryError> {
+    ) -> Result<Used, RepositoryError> {
         let lease = self.lease().await?;
         let found = async {
             let manifest = self.manifest(id).await?;
-            let bytes = image.as_str().as_bytes().to_vec();
-            self.put(&use_path(id, user), bytes).await?;
-            Ok(manifest)
+            let pushed = self.pushed(id, image).await?;
+            self.note_use(id, image, user).await?;
+            Ok(Used {
+                id,
+                manifest,
+                pushed,
+            })
         };
         let found = found.await;
         lease.end().await;
         found
+    }
+
+    /// When this content was pushed under the name; nothing when the name stands for something else, or for nothing.
+    pub(super) async fn pushed(
+        &self,
+        id: ManifestId,
+        image: &ImageName,
+    ) -> Result<Option<PushTime>, RepositoryError> {
+        match self.entry(image).await {
+            Ok(entry) if entry.info.manifest == id.to_string() => {
+                Ok(entry.info.created.parse().ok())
+            }
+            // What cannot be read is as little of use as what is not there.
+            Ok(_) | Err(RepositoryError::NoImage { .. } | RepositoryError::DamagedEntry { .. }) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Notes that the disk fetches from this content. Only who has a lease may: it is there then, and stays.
+    pub(super) async fn note_use(
+        &self,
+        id: ManifestId,
+        image: &ImageName,
+        user: &User,
+    ) -> Result<(), RepositoryError> {
+        let bytes = image.as_str().as_bytes().to_vec();
+        self.put(&use_path(id, user), bytes).await
     }
 
     /// The disk needs the image no more.

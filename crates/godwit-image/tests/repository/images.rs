@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use godwit_image::{CHUNK_BYTES, Progress, PushOptions, RepositoryError, convert};
+use godwit_image::{CHUNK_BYTES, Progress, PushOptions, RepositoryError, Used, convert};
 
 use crate::support::*;
 
@@ -112,7 +112,7 @@ async fn whoever_is_interrupted_leaves_neither_a_name_nor_a_file() {
 async fn what_disks_fetch_from_is_removed_only_by_force() {
     let (fixture, file) = with_image("base").await;
     let user = user("a", "d");
-    let (id, manifest) = fixture
+    let Used { id, manifest, .. } = fixture
         .repository
         .begin_use(&name("base"), &user)
         .await

@@ -3,5 +3,6 @@
 mod bad;
 mod collecting;
 mod images;
+mod restoring;
 mod servers;
 mod support;

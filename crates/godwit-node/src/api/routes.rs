@@ -213,7 +213,7 @@ pub(super) async fn list_disks(State(node): Shared) -> Result<Json<Vec<Disk>>, R
         node.disks
             .all()
             .iter()
-            .map(|disk| view::disk(&node.config, disk))
+            .map(|disk| view::disk(&node, disk))
             .collect()
     });
     Ok(Json(disks.await?))
@@ -231,7 +231,7 @@ pub(super) async fn show_disk(
 }
 
 async fn shown(node: Arc<Node>, disk: Arc<crate::disks::disk::Disk>) -> Result<Disk, ErrorBody> {
-    blocking(move || view::disk(&node.config, &disk)).await
+    blocking(move || view::disk(&node, &disk)).await
 }
 
 /// Creates a disk.

@@ -7,18 +7,25 @@ use godwit_core::{Progress, event};
 use crate::config::NodeConfig;
 use crate::disks::disk::{Disk, Inner};
 use crate::disks::storage::image;
+use crate::node::Node;
 use godwit_api::{
     self, DeltaBy, DiskImage, DiskState, GuestLatency, IoCounters, MigrationDelta,
     MigrationPromise, Obstacle, PauseReason, Pauses,
 };
 
 /// The disk as the API shows it. Blocks for as long as the file system takes to describe a file.
-pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> godwit_api::Disk {
+pub(crate) fn disk(node: &Node, disk: &Disk) -> godwit_api::Disk {
+    let config = &node.config;
     let path = disk.lock().entry.path.clone();
     let allocated_bytes = image::allocated(&path);
     let inner = disk.lock();
     let snapshot = inner.engine.as_ref().map(|engine| engine.handle.snapshot());
     let state = inner.state();
+    let base = inner.entry.base.as_ref();
+    let fetching = inner.entry.fetches(&inner.record).is_some();
+    let told = base.and_then(|base| node.images.told(&disk.name, base));
+    let warning = base.zip(told.as_ref());
+    let warning = warning.and_then(|(base, told)| told.warning(&base.image, fetching));
     godwit_api::Disk {
         name: disk.name.clone(),
         size_bytes: Sectors(inner.entry.sectors).bytes().0,
@@ -49,16 +56,17 @@ pub(crate) fn disk(config: &NodeConfig, disk: &Disk) -> godwit_api::Disk {
             .map(|missing| missing.0),
         owes: inner.record.owes().is_some(),
         kept: inner.entry.kept.is_some(),
-        image: inner.entry.base.as_ref().map(|base| DiskImage {
+        image: base.map(|base| DiskImage {
             name: base.image.clone(),
             content: base.manifest.clone(),
-            fetching: inner.entry.fetches(&inner.record).is_some(),
+            fetching,
             prefetch: base.prefetch,
             trouble: inner.image_trouble.clone(),
+            noted: !fetching || told.is_none_or(|told| told.is_noted()),
         }),
         lacks_room: inner.lacks_room(),
         problem: inner.problem.clone(),
-        warnings: Vec::new(),
+        warnings: warning.into_iter().collect(),
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use godwit_core::units::{Bytes, SECTOR_SIZE};
 use godwit_core::wire::{Hello, Offer, OfferedImage, Refusal, RefusalCode};
-use godwit_image::ImageName;
+use godwit_image::{ImageName, Used};
 use tokio::sync::{MutexGuard, oneshot};
 
 use crate::disks::disk::Disk;
@@ -49,8 +49,8 @@ pub(crate) async fn note<'a>(
         let noting = node.images.noting.lock().await;
         let user = uses::user(node, disk).await?;
         let found = repository.begin_use_of(id, &image, &user).await;
-        let manifest = found.map_err(|error| body(&error))?;
-        Ok::<_, ErrorBody>((noting, manifest))
+        let used = found.map_err(|error| body(&error))?;
+        Ok::<_, ErrorBody>((noting, used))
     };
     let Ok(found) = tokio::time::timeout(ANSWER, asked).await else {
         let text = format!(
@@ -60,7 +60,12 @@ pub(crate) async fn note<'a>(
         );
         return Err(ErrorBody::new(ErrorCode::Conflict, text));
     };
-    let (noting, manifest) = found?;
+    let (
+        noting,
+        Used {
+            manifest, pushed, ..
+        },
+    ) = found?;
     let size = Bytes(offer.capacity.0.saturating_mul(SECTOR_SIZE));
     if size.0 < manifest.size() {
         node.images.release();
@@ -79,6 +84,7 @@ pub(crate) async fn note<'a>(
             // What the source does not send is missing in the name of the migration.
             fetch: hello.migration.to_string(),
             prefetch: offered.prefetch,
+            pushed: pushed.map(|pushed| pushed.to_string()),
         },
         _noting: noting,
     })

@@ -17,7 +17,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::disks::disk::Disk;
-use crate::images::creation::{BLOCK, manifest_of, words};
+use crate::images::blocks::{BLOCK, words};
+use crate::images::creation::manifest_of;
 use crate::images::peers::Part;
 use crate::images::{chunks, serving};
 use crate::node::{Node, blocking};

@@ -6,12 +6,15 @@ use godwit_block::image::missing;
 use godwit_core::Missing;
 use godwit_core::authority::AuthorityRecord;
 use godwit_core::units::{Bytes, Sectors};
-use godwit_image::{CHUNK_BYTES, ImageName, Manifest, ManifestId};
+use godwit_image::{ImageName, Manifest, ManifestId, PushTime};
+use tokio::sync::MutexGuard;
 
 use crate::disks::disk::Disk;
 use crate::disks::lifecycle::{create, lacking};
 use crate::disks::storage::image;
-use crate::images::{body, uses};
+use crate::images::blocks::words;
+use crate::images::told::{self, Told};
+use crate::images::{NoAnswer, peers, uses};
 use crate::migrations::options::new_id;
 use crate::node::{Node, blocking};
 use crate::store::BaseImage;
@@ -19,9 +22,6 @@ use godwit_api::{ErrorBody, ErrorCode};
 
 /// How long the repository may take to say what an image is.
 const ANSWER: std::time::Duration = std::time::Duration::from_secs(30);
-
-/// Sectors of a block, of which a disk has all or nothing.
-pub(super) const BLOCK: u64 = 8;
 
 /// Creates the disk and serves it; `size` is that of the image, or larger.
 ///
@@ -37,7 +37,10 @@ pub(crate) async fn create(
     let image: ImageName = from
         .parse()
         .map_err(|error: String| ErrorBody::new(ErrorCode::Invalid, error))?;
-    node.images.repository()?;
+    if !node.images.has_repository() {
+        // That is what this says then.
+        node.images.repository()?;
+    }
     // The image tells the size, so until then the disk has the smallest that there is.
     let path = image::managed_path(&node.config.disks_dir(), &name);
     let disk = create::reserve(node, name, path, Sectors(1)).await?;
@@ -58,6 +61,10 @@ pub(crate) async fn create(
         to_fetch = made.to_fetch,
         "created the disk from an image"
     );
+    if made.is_late {
+        // The repository is to be told as soon as it is back.
+        node.images.release();
+    }
     Ok(disk)
 }
 
@@ -67,6 +74,8 @@ struct Made {
     record: AuthorityRecord,
     size: u64,
     to_fetch: u64,
+    /// The repository does not know of the disk.
+    is_late: bool,
 }
 
 async fn fill(
@@ -76,27 +85,13 @@ async fn fill(
     size: Option<u64>,
     prefetch: bool,
 ) -> Result<Made, ErrorBody> {
-    let repository = node.images.repository()?;
-    let asked = async {
-        // Until the manifest is kept, so that nobody removes it, or the note, for the sake of an earlier disk.
-        let noting = node.images.noting.lock().await;
-        let user = uses::user(node, &disk.name).await?;
-        let found = repository.begin_use(image, &user).await;
-        let (id, manifest) = found.map_err(|error| body(&error))?;
-        Ok::<_, ErrorBody>((noting, id, manifest))
-    };
-    let (_noting, id, manifest) = match tokio::time::timeout(ANSWER, asked).await {
-        Ok(found) => found?,
-        Err(_) => {
-            let text = format!(
-                "the repository {} does not answer within {} s",
-                repository.shown(),
-                ANSWER.as_secs()
-            );
-            return Err(ErrorBody::new(ErrorCode::Conflict, text)
-                .hint("is it running, and reachable from the node? Try again when it is"));
-        }
-    };
+    let Begun {
+        id,
+        manifest,
+        pushed,
+        told,
+        _noting,
+    } = begin(node, disk, image).await?;
     let size = size.unwrap_or(manifest.size());
     if size < manifest.size() {
         let text = format!(
@@ -112,6 +107,13 @@ async fn fill(
     let fetch = new_id()?;
     let to_fetch = manifest.data_bytes();
     let lacks = to_fetch > 0;
+    let told = told.map(|(by, pushed)| Told {
+        fetch: fetch.to_string(),
+        by,
+        pushed: pushed.to_string(),
+        repository: told::Repository::Away,
+    });
+    let _keeping = node.images.keeping.lock().await;
     {
         let mut inner = disk.lock();
         inner.entry.sectors = sectors.0;
@@ -120,10 +122,12 @@ async fn fill(
             manifest: id.to_string(),
             fetch: fetch.to_string(),
             prefetch,
+            pushed: pushed.map(|pushed| pushed.to_string()),
         });
     }
     let (name, path) = (disk.name.clone(), disk.lock().entry.path.clone());
     let node = Arc::clone(node);
+    let is_late = told.is_some();
     let file = blocking(move || {
         let failed = |error: std::io::Error| {
             let text = format!("disk {name}: cannot store what it has to fetch: {error}");
@@ -131,6 +135,10 @@ async fn fill(
                 .hint("see whether the node's data directory has space")
         };
         node.images.manifests.keep(&manifest).map_err(failed)?;
+        if let Some(told) = told {
+            // Before the disk is there, so that there is none of which nobody knows that the repository does not.
+            node.images.told.keep(&name, told).map_err(failed)?;
+        }
         let file = image::create(&name, &path, Bytes(size))?;
         let map = lacking::prepare(&node.config, &name).map_err(failed)?;
         let heat = vec![0; Missing::heat_length(sectors)];
@@ -152,45 +160,80 @@ async fn fill(
         record,
         size,
         to_fetch,
+        is_late,
     })
 }
 
-/// A bit for each block that the image has data for.
-pub(super) fn words(manifest: &Manifest, capacity: Sectors) -> Vec<u64> {
-    let mut words = vec![0; Missing::word_length(capacity)];
-    for chunk in manifest.chunks() {
-        let start = chunk.number * CHUNK_BYTES / 512;
-        let end = start + manifest.length(chunk.number) / 512;
-        for block in start / BLOCK..end.div_ceil(BLOCK) {
-            words[(block / 64) as usize] |= 1 << (block % 64);
+/// An image that a disk may begin from.
+struct Begun<'a> {
+    id: ManifestId,
+    manifest: Manifest,
+    /// When it was pushed, where the repository said so.
+    pushed: Option<PushTime>,
+    /// The node that told instead of the repository, and when it was pushed as that knows.
+    told: Option<(String, PushTime)>,
+    /// Until the manifest is kept, so that nobody removes what was noted for the sake of an earlier disk.
+    _noting: Option<MutexGuard<'a, ()>>,
+}
+
+/// Notes in the repository that the disk will need the image; while that is away, asks other nodes what the image is.
+async fn begin<'a>(
+    node: &'a Arc<Node>,
+    disk: &Disk,
+    image: &ImageName,
+) -> Result<Begun<'a>, ErrorBody> {
+    let asked = async {
+        let repository = node.images.open()?;
+        let noting = node.images.noting.lock().await;
+        let user = uses::user(node, &disk.name).await?;
+        let used = repository.begin_use(image, &user).await?;
+        Ok::<_, NoAnswer>((noting, used))
+    };
+    let away = match tokio::time::timeout(ANSWER, asked).await {
+        Ok(Ok((noting, used))) => {
+            return Ok(Begun {
+                id: used.id,
+                manifest: used.manifest,
+                pushed: used.pushed,
+                told: None,
+                _noting: Some(noting),
+            });
         }
+        Ok(Err(NoAnswer::Away(away))) => away,
+        Ok(Err(NoAnswer::Refused(error))) => return Err(error),
+        Err(_) => {
+            let text = format!("{} for {} s", node.images.slowness(), ANSWER.as_secs());
+            ErrorBody::new(ErrorCode::Conflict, text)
+                .hint("is it running, and reachable from the node? Try again when it is")
+        }
+    };
+    match peers::named(node, image).await {
+        Ok(named) => {
+            tracing::warn!(
+                disk = disk.name,
+                image = image.as_str(),
+                manifest = %named.id,
+                pushed = %named.pushed,
+                by = named.by,
+                why = away.message,
+                "another node tells what the image is; the repository will be told of the disk when it is back"
+            );
+            Ok(Begun {
+                id: named.id,
+                manifest: named.manifest,
+                pushed: None,
+                told: Some((named.by, named.pushed)),
+                _noting: None,
+            })
+        }
+        Err(error) => Err(ErrorBody {
+            message: format!("{}; and {}", away.message, error.message),
+            ..away
+        }),
     }
-    words
 }
 
 /// The name of a manifest, as a disk's entry has it.
 pub(super) fn manifest_of(base: &BaseImage) -> Option<ManifestId> {
     base.manifest.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use godwit_image::{ChunkId, ManifestChunk};
-
-    use super::*;
-
-    #[test]
-    fn what_an_image_has_is_missing_at_first_and_its_holes_are_not() {
-        let chunk = |number| ManifestChunk {
-            number,
-            id: ChunkId([1; 32]),
-        };
-        // The last chunk has one sector, in a block that the image cuts short.
-        let size = 3 * CHUNK_BYTES + 512;
-        let manifest = Manifest::new(size, vec![chunk(1), chunk(3)]).expect("valid");
-        let same = words(&manifest, Sectors(size / 512));
-        assert_eq!(same, [0, u64::MAX, 0, 1]);
-        let larger = words(&manifest, Sectors(8 * CHUNK_BYTES / 512));
-        assert_eq!(larger, [0, u64::MAX, 0, 1, 0, 0, 0, 0]);
-    }
 }

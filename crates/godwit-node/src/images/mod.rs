@@ -1,12 +1,15 @@
 //! Disks that were created from an image of a repository: what they have not fetched yet, and from where it comes.
 
 pub(crate) mod arrival;
+mod blocks;
 mod chunks;
 pub(crate) mod comparison;
 pub(crate) mod creation;
+mod late_uses;
 mod manifests;
 pub(crate) mod peers;
 pub(crate) mod serving;
+mod told;
 pub(crate) mod uses;
 
 use std::path::PathBuf;
@@ -22,6 +25,7 @@ use crate::images::creation::manifest_of;
 use crate::images::manifests::Manifests;
 use crate::images::peers::giving::Giving;
 use crate::images::peers::{Asked, Fetched};
+use crate::images::told::{AllTold, Told};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 
@@ -47,6 +51,35 @@ pub(crate) struct Images {
     /// Held while a disk's need is noted and its manifest kept, and while what nobody needs is removed: a new disk may
     /// have the name and the image of one that was just removed.
     noting: Mutex<()>,
+    /// Held while what a new disk needs is kept here, and while what nobody needs is removed here. Nobody waits for the
+    /// repository who holds it.
+    keeping: Mutex<()>,
+    /// What other nodes told of disks' images.
+    told: AllTold,
+}
+
+/// Why the repository has not done what it was asked for.
+#[derive(Debug)]
+enum NoAnswer {
+    /// It is away: nobody knows what it would say.
+    Away(ErrorBody),
+    /// It says no, or something else is wrong.
+    Refused(ErrorBody),
+}
+
+impl From<RepositoryError> for NoAnswer {
+    fn from(error: RepositoryError) -> Self {
+        match error.is_away() {
+            true => Self::Away(body(&error)),
+            false => Self::Refused(body(&error)),
+        }
+    }
+}
+
+impl From<ErrorBody> for NoAnswer {
+    fn from(error: ErrorBody) -> Self {
+        Self::Refused(error)
+    }
 }
 
 impl Images {
@@ -61,12 +94,14 @@ impl Images {
             repository: OnceLock::new(),
             chunks: Chunks::default(),
             manifests: Manifests::new(folder.join("manifests")),
+            told: AllTold::load(folder.join("told")),
             folder,
             asked: Asked::default(),
             giving: Giving::default(),
             fetched: Fetched::default(),
             released: Notify::new(),
             noting: Mutex::default(),
+            keeping: Mutex::default(),
         }
     }
 
@@ -75,16 +110,24 @@ impl Images {
     /// # Errors
     /// There is none, or it cannot be opened now.
     fn repository(&self) -> Result<&Repository, ErrorBody> {
+        self.open().map_err(|error| match error {
+            NoAnswer::Away(error) | NoAnswer::Refused(error) => error,
+        })
+    }
+
+    /// The same, and whether it is away.
+    fn open(&self) -> Result<&Repository, NoAnswer> {
         if let Some(open) = self.repository.get() {
             return Ok(open);
         }
         let Some(location) = &self.config.repository else {
             let text = "this node knows no repository of images";
-            return Err(ErrorBody::new(ErrorCode::Conflict, text).hint(
+            let error = ErrorBody::new(ErrorCode::Conflict, text).hint(
                 "start the node with --repository s3://BUCKET, or with a directory that all nodes share",
-            ));
+            );
+            return Err(error.into());
         };
-        let opened = Repository::open(location).map_err(|error| body(&error))?;
+        let opened = Repository::open(location)?;
         Ok(self.repository.get_or_init(|| opened))
     }
 
@@ -110,7 +153,12 @@ impl Images {
         matches!(tokio::time::timeout(ASKED, asked).await, Ok(Some(_)))
     }
 
-    /// A disk fetches no more.
+    /// What another node told of the image that a disk was created from, if it was not the repository.
+    pub(crate) fn told(&self, disk: &str, base: &BaseImage) -> Option<Told> {
+        self.told.of(disk, &base.fetch)
+    }
+
+    /// A disk fetches no more, or the repository is to be told of one that does.
     pub(crate) fn release(&self) {
         self.released.notify_one();
     }

@@ -9,11 +9,14 @@ use godwit_image::{ManifestId, User};
 
 use crate::disks::disk::Activity;
 use crate::images::creation::manifest_of;
+use crate::images::late_uses;
 use crate::node::{Node, blocking};
 use godwit_api::{DiskState, ErrorBody, ErrorCode};
 
 /// How long to wait before what failed is tried again.
 const RETRY: Duration = Duration::from_secs(60);
+/// The same while a disk needs an image that nothing in the repository keeps for it.
+const LATE_RETRY: Duration = Duration::from_secs(2);
 
 /// A disk of this node as the repository knows it.
 ///
@@ -56,18 +59,27 @@ pub(super) async fn user(node: &Arc<Node>, disk: &str) -> Result<User, ErrorBody
 }
 
 /// Tells the repository about disks that fetch no more, until the node ends: at its start, and whenever one has
-/// become whole or was removed.
+/// become whole or was removed; and about those that fetch without its knowing, as soon as it answers.
 pub(crate) async fn watch(node: Arc<Node>) {
     if node.images.config.repository.is_none() {
         return;
     }
     loop {
-        let again = match release(&node).await {
-            Ok(()) => None,
-            Err(error) => {
-                tracing::debug!(%error, "cannot tell the repository which disks fetch no more");
-                Some(RETRY)
-            }
+        let late = tokio::select! {
+            late = late_uses::note(&node) => late,
+            () = node.closed() => return,
+        };
+        if let Err(error) = &late {
+            tracing::debug!(%error, "cannot tell the repository which disks need an image");
+        }
+        let released = release(&node).await;
+        if let Err(error) = &released {
+            tracing::debug!(%error, "cannot tell the repository which disks fetch no more");
+        }
+        let again = match (late, released) {
+            (Err(_), _) => Some(LATE_RETRY),
+            (_, Err(_)) => Some(RETRY),
+            _ => None,
         };
         let later = async {
             match again {
@@ -103,10 +115,18 @@ async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
         ended.map_err(|error| super::body(&error))?;
         tracing::info!(disk = user.disk, manifest = %id, "the disk needs the image no more");
     }
+    let _keeping = node.images.keeping.lock().await;
     let node = Arc::clone(node);
     blocking(move || {
         let known: HashSet<_> = disks_bases(&node).collect();
         node.images.manifests.retain(|id| known.contains(&id));
+        node.images.told.retain(|disk, fetch| {
+            let disk = node.disks.find(disk);
+            disk.is_some_and(|disk| {
+                let base = &disk.lock().entry.base;
+                base.as_ref().is_some_and(|base| base.fetch == fetch)
+            })
+        });
     })
     .await
 }

@@ -163,7 +163,7 @@ fn gather(node: &Arc<Node>) -> Gathered {
             .iter()
             .map(|disk| {
                 let snapshot = disk.engine().map(|engine| engine.snapshot());
-                (view::disk(&node.config, disk), snapshot)
+                (view::disk(node, disk), snapshot)
             })
             .collect(),
         peers: node.peer_health.all().into_iter().collect(),

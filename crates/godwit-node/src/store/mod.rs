@@ -76,6 +76,9 @@ pub(crate) struct BaseImage {
     pub(crate) fetch: String,
     /// Whether what nobody asks for is fetched, too.
     pub(crate) prefetch: bool,
+    /// When it was pushed under its name, like `2025-01-31T12:00:00Z`: as the repository said when the name stood for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pushed: Option<String>,
 }
 
 /// Something under way that a restart must finish or undo.

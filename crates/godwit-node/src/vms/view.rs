@@ -42,10 +42,15 @@ pub(crate) fn vm(vm: &Vm) -> godwit_api::Vm {
         memory: pooled(&inner),
         problem: inner.problem.clone().or_else(|| {
             let why = inner.stands_still.as_ref()?;
-            Some(format!(
-                "{why}: it goes on when that has passed, or with 'godwit vm resume {}'",
-                vm.name
-            ))
+            Some(match &inner.cannot_go_on {
+                None => format!(
+                    "{why}: it goes on when that has passed, or with 'godwit vm resume {}'",
+                    vm.name
+                ),
+                Some(error) => {
+                    format!("{why}: that has passed, but {error}; it is tried again until it does")
+                }
+            })
         }),
     }
 }

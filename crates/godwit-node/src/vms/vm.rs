@@ -99,6 +99,8 @@ pub(crate) struct Inner {
     pub(crate) run_state: Option<String>,
     /// Why the VM is stopped until a disk can go on that has no room, or lacks what the VM reads.
     pub(crate) stands_still: Option<Still>,
+    /// Why it does not go on, though it could as far as its disks are concerned.
+    pub(crate) cannot_go_on: Option<String>,
     /// Bytes of its memory that are not in its memory pool any more: the first ones.
     pub(crate) local_bytes: u64,
     /// The last move of its memory, if there was one.
@@ -142,6 +144,7 @@ impl Vm {
                 spare: None,
                 run_state: None,
                 stands_still: None,
+                cannot_go_on: None,
                 local_bytes: 0,
                 moving: None,
                 problem: None,

@@ -9,25 +9,22 @@ use godwit_core::units::MigrationId;
 use godwit_core::wire::{Features, Purpose, TrafficClass};
 use godwit_image::ManifestId;
 
-use super::giving;
+use super::idle::Idle;
 use super::messages::{Answer, Question};
 use super::places::HEAD_START;
 use crate::config::PeerConfig;
 use crate::node::Node;
+use crate::peers::dial::Agreed;
 use crate::peers::{PeerConnection, greeting};
 
 /// Other nodes that are asked for one part.
 const ASKED: usize = 4;
 /// How long a node may take for an answer when there is no hurry.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Connections to a node that are kept while nothing is asked.
-const KEPT: usize = 4;
-/// A connection that was kept longer is not used again: the other side is about to close it.
-const STALE: Duration = giving::IDLE.checked_div(2).expect("a divisor");
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// For how long a node rests that did not do well.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rest {
+pub(super) enum Rest {
     /// It is slow, or cannot be reached now.
     Slow,
     /// It is older and gives no chunks, or gave something else than it was asked for.
@@ -53,24 +50,26 @@ struct Peer {
     gives: bool,
     rests: Option<(Rest, Instant)>,
     has_nothing_of: HashMap<ManifestId, Instant>,
-    idle: Vec<(PeerConnection, Instant)>,
+    idle: Arc<Idle>,
 }
 
 impl Peer {
     /// Whether it may be asked; somebody with patience asks slow ones, too.
-    fn may_be_asked(&self, about: ManifestId, patient: bool, now: Instant) -> bool {
+    fn may_be_asked(&self, about: Option<ManifestId>, patient: bool, now: Instant) -> bool {
         let rests = self.rests.is_some_and(|(why, since)| {
             now.duration_since(since) < why.lasts() && !(patient && why == Rest::Slow)
         });
-        let has_nothing = self
-            .has_nothing_of
-            .get(&about)
+        let has_nothing = about
+            .and_then(|about| self.has_nothing_of.get(&about))
             .is_some_and(|since| now.duration_since(*since) < HAS_NOTHING);
         !rests && !has_nothing
     }
 
-    fn answered(&mut self, about: ManifestId, answer: &Answer, now: Instant) {
+    fn answered(&mut self, about: Option<ManifestId>, answer: &Answer, now: Instant) {
         self.rests = None;
+        let Some(about) = about else {
+            return;
+        };
         match answer {
             Answer::Nothing => {
                 let lasts = |since: &mut Instant| now.duration_since(*since) < HAS_NOTHING;
@@ -81,12 +80,6 @@ impl Peer {
                 self.has_nothing_of.remove(&about);
             }
         }
-    }
-
-    fn take_idle(&mut self, now: Instant) -> Option<PeerConnection> {
-        self.idle
-            .retain(|(_, since)| now.duration_since(*since) < STALE);
-        self.idle.pop().map(|(connection, _)| connection)
     }
 }
 
@@ -206,7 +199,7 @@ fn chosen(
 ) -> Vec<PeerConfig> {
     let begin = match question {
         Question::Chunk { number, .. } => (number % peers.len().max(1) as u64) as usize,
-        Question::Manifest(_) => 0,
+        Question::Manifest(_) | Question::Name(_) => 0,
     };
     let (now, known) = (Instant::now(), asked.lock());
     let may = |peer: &&PeerConfig| {
@@ -217,10 +210,16 @@ fn chosen(
     in_turns.filter(may).take(ASKED).cloned().collect()
 }
 
-async fn ask(node: &Arc<Node>, peer: &PeerConfig, question: Question) -> Result<Answer, Rest> {
+/// Asks this node, which must know such questions.
+pub(super) async fn ask(
+    node: &Arc<Node>,
+    peer: &PeerConfig,
+    question: Question,
+) -> Result<Answer, Rest> {
     let asked = &node.images.asked;
+    let idle = asked.with(&peer.name, |it| Arc::clone(&it.idle));
     loop {
-        let kept = asked.with(&peer.name, |it| it.take_idle(Instant::now()));
+        let kept = idle.take();
         let is_new = kept.is_none();
         let mut connection = match kept {
             Some(connection) => connection,
@@ -228,11 +227,7 @@ async fn ask(node: &Arc<Node>, peer: &PeerConfig, question: Question) -> Result<
         };
         match question.ask(&mut connection).await {
             Ok(answer) => {
-                asked.with(&peer.name, |it| {
-                    if it.idle.len() < KEPT {
-                        it.idle.push((connection, Instant::now()));
-                    }
-                });
+                idle.keep(connection);
                 return Ok(answer);
             }
             // The node may have been started again since.
@@ -250,31 +245,43 @@ async fn ask(node: &Arc<Node>, peer: &PeerConfig, question: Question) -> Result<
 
 async fn connect(node: &Arc<Node>, peer: &PeerConfig) -> Result<PeerConnection, Rest> {
     let asked = &node.images.asked;
-    let dial = |class, purpose| {
-        let own = &node.config.name;
-        let hello = greeting::hello(own, "", class, purpose, MigrationId::default());
-        async move {
-            node.dialer.dial(peer, hello).await.map_err(|error| {
-                tracing::debug!(peer = peer.name, %error, "cannot ask for a part of an image");
-                Rest::Slow
-            })
-        }
-    };
-    // An older node does not know the purpose, and says so in its answer to another.
-    if !asked.with(&peer.name, |it| it.gives) {
-        let (_, agreed) = dial(TrafficClass::Control, Purpose::Resolve).await?;
-        if !agreed.features.contain(Features::IMAGE_CHUNKS) {
-            return Err(Rest::Useless);
-        }
-        asked.with(&peer.name, |it| it.gives = true);
+    if !asked.with(&peer.name, |it| it.gives) && !knows(node, peer, Features::default()).await? {
+        return Err(Rest::Useless);
     }
-    let dialled = dial(TrafficClass::Pull, Purpose::Image).await;
+    let dialled = dial(node, peer, TrafficClass::Pull, Purpose::Image).await;
     if dialled.is_err() {
         // Another version may run there now.
         asked.with(&peer.name, |it| it.gives = false);
     }
     let (connection, _) = dialled?;
     Ok(connection)
+}
+
+/// Whether the node that runs there now gives parts of images, and knows this beside. An older node does not know the purpose
+/// for which it is asked, and says so in its answer to another.
+pub(super) async fn knows(
+    node: &Arc<Node>,
+    peer: &PeerConfig,
+    beside: Features,
+) -> Result<bool, Rest> {
+    let (_, agreed) = dial(node, peer, TrafficClass::Control, Purpose::Resolve).await?;
+    let gives = agreed.features.contain(Features::IMAGE_CHUNKS);
+    node.images.asked.with(&peer.name, |it| it.gives = gives);
+    Ok(gives && agreed.features.contain(beside))
+}
+
+async fn dial(
+    node: &Arc<Node>,
+    peer: &PeerConfig,
+    class: TrafficClass,
+    purpose: Purpose,
+) -> Result<(PeerConnection, Agreed), Rest> {
+    let own = &node.config.name;
+    let hello = greeting::hello(own, "", class, purpose, MigrationId::default());
+    node.dialer.dial(peer, hello).await.map_err(|error| {
+        tracing::debug!(peer = peer.name, %error, "cannot ask for a part of an image");
+        Rest::Slow
+    })
 }
 
 #[cfg(test)]
@@ -327,7 +334,7 @@ mod tests {
         assert_eq!(names(&all, 0, &asked, false), "c");
         assert_eq!(names(&all, 0, &asked, true), "ac");
         asked.with("a", |it| {
-            it.answered(IMAGE, &Answer::NotThatChunk, Instant::now());
+            it.answered(Some(IMAGE), &Answer::NotThatChunk, Instant::now());
         });
         assert_eq!(names(&all, 0, &asked, false), "ac");
     }
@@ -337,13 +344,13 @@ mod tests {
         let asked = Asked::default();
         let all = peers(&["a", "b"]);
         let now = Instant::now();
-        asked.with("a", |it| it.answered(IMAGE, &Answer::Nothing, now));
-        asked.with("b", |it| it.answered(OTHER, &Answer::Nothing, now));
+        asked.with("a", |it| it.answered(Some(IMAGE), &Answer::Nothing, now));
+        asked.with("b", |it| it.answered(Some(OTHER), &Answer::Nothing, now));
         assert_eq!(names(&all, 0, &asked, true), "b");
         let later = now + HAS_NOTHING;
-        assert!(asked.with("a", |it| it.may_be_asked(IMAGE, false, later)));
+        assert!(asked.with("a", |it| it.may_be_asked(Some(IMAGE), false, later)));
         let found = Answer::Here(Bytes::new());
-        asked.with("a", |it| it.answered(IMAGE, &found, now));
+        asked.with("a", |it| it.answered(Some(IMAGE), &found, now));
         assert_eq!(names(&all, 0, &asked, false), "ab");
     }
 }

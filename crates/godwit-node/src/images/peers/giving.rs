@@ -18,6 +18,7 @@ use rustix::fs::{SeekFrom, seek};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::messages::{Answer, Question};
+use super::names;
 use crate::images::creation::manifest_of;
 use crate::node::{Node, blocking};
 use crate::peers::PeerConnection;
@@ -104,7 +105,15 @@ pub(crate) async fn serve(
 
 /// The answer; for a manifest, which may be long, with the permit of which there are few.
 async fn answer(node: &Arc<Node>, question: Question) -> (Answer, Option<SemaphorePermit<'_>>) {
-    let paths = files(node, question.manifest());
+    let id = match question {
+        Question::Chunk { manifest, .. } | Question::Manifest(manifest) => manifest,
+        Question::Name(name) => {
+            let known = names::known(node, name);
+            let answer = known.map_or(Answer::Nothing, |known| Answer::Here(known.encode()));
+            return (answer, None);
+        }
+    };
+    let paths = files(node, id);
     if paths.is_empty() {
         return (Answer::Nothing, None);
     }
@@ -112,31 +121,44 @@ async fn answer(node: &Arc<Node>, question: Question) -> (Answer, Option<Semapho
     let one = node.images.giving.reads.acquire().await.ok();
     let giver = Arc::clone(node);
     let read = blocking(move || {
-        let manifest = manifest(&giver, question.manifest())?;
-        let number = match question {
-            Question::Manifest(_) => return Some(Answer::Here(manifest.encode().1.into())),
-            Question::Chunk { number, .. } => number,
+        let manifest = manifest(&giver, id)?;
+        let Question::Chunk { number, .. } = question else {
+            return Some(Answer::Here(manifest.encode().1.into()));
         };
-        let Some(id) = manifest.chunk(number) else {
-            return Some(Answer::NotThatChunk);
-        };
-        let length = manifest.length(number);
-        // Its disk may have asked for a part of it only.
-        if let Some(bytes) = giver.images.chunks.find(id) {
-            return Some(Answer::Here(bytes));
-        }
-        for path in paths {
-            // A file that cannot be read is as one that has something else there.
-            if let Ok(Some(bytes)) = chunk_in(&path, number, length, id) {
-                *lock(&giver.images.giving.last) = Some(path);
-                return Some(Answer::Here(bytes));
-            }
-        }
-        Some(Answer::NotThatChunk)
+        let chunk = find(&giver, &manifest, number, paths);
+        Some(chunk.map_or(Answer::NotThatChunk, Answer::Here))
     });
     let answer = read.await.ok().flatten().unwrap_or(Answer::Nothing);
     let is_long = matches!(question, Question::Manifest(_));
     (answer, one.filter(|_| is_long))
+}
+
+/// A chunk that this node has whole and that no guest has changed. Blocks.
+pub(in crate::images) fn own_chunk(
+    node: &Node,
+    id: ManifestId,
+    manifest: &Manifest,
+    number: u64,
+) -> Option<Bytes> {
+    find(node, manifest, number, files(node, id))
+}
+
+/// The chunk, from memory or one of these files. Blocks.
+fn find(node: &Node, manifest: &Manifest, number: u64, paths: Vec<PathBuf>) -> Option<Bytes> {
+    let id = manifest.chunk(number)?;
+    let length = manifest.length(number);
+    // Its disk may have asked for a part of it only.
+    if let Some(bytes) = node.images.chunks.find(id) {
+        return Some(bytes);
+    }
+    for path in paths {
+        // A file that cannot be read is as one that has something else there.
+        if let Ok(Some(bytes)) = chunk_in(&path, number, length, id) {
+            *lock(&node.images.giving.last) = Some(path);
+            return Some(bytes);
+        }
+    }
+    None
 }
 
 /// A manifest that was kept. Blocks.

@@ -1,21 +1,25 @@
 //! What is said on a connection on which a node asks another for parts of images.
 //!
 //! ```text
-//! question   what: 1 a chunk, 2 the manifest itself     1 byte
-//!            the manifest's name                       32 bytes
+//! question   what: 1 a chunk, 2 the manifest itself,    1 byte
+//!            3 what an image's name stands for
+//!            the manifest's name, or the hash of the   32 bytes
+//!            image's
 //!            the chunk's number in it, or 0             8 bytes
 //! answer     1 here it is, 2 not that chunk,            1 byte
-//!            3 nothing of that manifest
+//!            3 nothing of that manifest or name
 //!            how many bytes follow; 0 but for 1         4 bytes
 //! ```
 //!
+//! What a name stands for is a manifest's name, and 20 bytes that say when that was pushed, like `2025-01-31T12:00:00Z`.
+//!
 //! Numbers are little-endian. Whoever opened the connection asks, one question after the other. What comes is not believed:
-//! who asked knows its hash.
+//! who asked knows its hash. Only what a name stands for is; see [`super::names`].
 
 use std::io;
 
 use bytes::Bytes;
-use godwit_image::{CHUNK_BYTES, Manifest, ManifestId};
+use godwit_image::{CHUNK_BYTES, Manifest, ManifestId, PushTime};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Bytes of a question.
@@ -28,6 +32,46 @@ pub(super) enum Question {
     Chunk { manifest: ManifestId, number: u64 },
     /// What an image consists of.
     Manifest(ManifestId),
+    /// What the name with this hash stands for. Only for nodes with
+    /// [`Features::IMAGE_NAMES`](godwit_core::wire::Features::IMAGE_NAMES).
+    Name(NameHash),
+}
+
+/// The BLAKE3 hash of an image's name: as long as a manifest's, however long the name is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NameHash([u8; 32]);
+
+impl NameHash {
+    pub(super) fn of(name: &str) -> Self {
+        Self(*blake3::hash(name.as_bytes()).as_bytes())
+    }
+}
+
+/// What an image's name stands for, as the repository told a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Meaning {
+    pub(super) manifest: ManifestId,
+    /// When it was pushed: of two that the name has stood for, the later one counts.
+    pub(super) pushed: PushTime,
+}
+
+impl Meaning {
+    /// Bytes on a connection.
+    const LENGTH: usize = 32 + PushTime::LENGTH;
+
+    pub(super) fn encode(&self) -> Bytes {
+        [&self.manifest.0[..], &self.pushed.as_bytes()[..]]
+            .concat()
+            .into()
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (manifest, pushed) = bytes.split_first_chunk::<32>()?;
+        Some(Self {
+            manifest: ManifestId(*manifest),
+            pushed: PushTime::from_bytes(pushed.try_into().ok()?)?,
+        })
+    }
 }
 
 /// What the other node says.
@@ -42,10 +86,11 @@ pub(super) enum Answer {
 }
 
 impl Question {
-    /// The manifest that it is about.
-    pub(super) const fn manifest(self) -> ManifestId {
+    /// The manifest that it is about; nothing when that is asked.
+    pub(super) const fn manifest(self) -> Option<ManifestId> {
         match self {
-            Self::Chunk { manifest, .. } | Self::Manifest(manifest) => manifest,
+            Self::Chunk { manifest, .. } | Self::Manifest(manifest) => Some(manifest),
+            Self::Name(_) => None,
         }
     }
 
@@ -54,31 +99,34 @@ impl Question {
         match self {
             Self::Chunk { .. } => CHUNK_BYTES,
             Self::Manifest(_) => Manifest::MAX_BYTES,
+            Self::Name(_) => Meaning::LENGTH as u64,
         }
     }
 
     fn encode(self) -> [u8; QUESTION] {
-        let (what, number) = match self {
-            Self::Chunk { number, .. } => (1, number),
-            Self::Manifest(_) => (2, 0),
+        let (what, name, number) = match self {
+            Self::Chunk { manifest, number } => (1, manifest.0, number),
+            Self::Manifest(manifest) => (2, manifest.0, 0),
+            Self::Name(name) => (3, name.0, 0),
         };
         let mut bytes = [0; QUESTION];
         bytes[0] = what;
-        bytes[1..33].copy_from_slice(&self.manifest().0);
+        bytes[1..33].copy_from_slice(&name);
         bytes[33..].copy_from_slice(&number.to_le_bytes());
         bytes
     }
 
     fn decode(bytes: &[u8; QUESTION]) -> Option<Self> {
         let (what, rest) = bytes.split_first()?;
-        let (manifest, number) = rest.split_first_chunk::<32>()?;
-        let manifest = ManifestId(*manifest);
+        let (name, number) = rest.split_first_chunk::<32>()?;
+        let manifest = ManifestId(*name);
         match what {
             1 => Some(Self::Chunk {
                 manifest,
                 number: u64::from_le_bytes(number.try_into().ok()?),
             }),
             2 => Some(Self::Manifest(manifest)),
+            3 => Some(Self::Name(NameHash(*name))),
             _ => None,
         }
     }
@@ -156,6 +204,27 @@ mod tests {
         number: 0x0102_0304_0506,
     };
 
+    const NAME: Question = Question::Name(NameHash([9; 32]));
+
+    fn meaning() -> Meaning {
+        Meaning {
+            manifest: MANIFEST,
+            pushed: "2025-01-31T12:00:00Z".parse().expect("a second"),
+        }
+    }
+
+    #[test]
+    fn what_a_name_stands_for_is_understood_and_nothing_like_it() {
+        let bytes = meaning().encode();
+        assert_eq!(Meaning::decode(&bytes), Some(meaning()));
+        let longer = [&bytes[..], &[0]].concat();
+        let mut no_time = bytes.to_vec();
+        no_time[32] = b'x';
+        for wrong in [&bytes[..51], &longer, &no_time, &[]] {
+            assert_eq!(Meaning::decode(wrong), None, "{wrong:?}");
+        }
+    }
+
     #[tokio::test]
     async fn what_is_asked_and_answered_is_understood() {
         for (question, answer) in [
@@ -166,6 +235,8 @@ mod tests {
                 Answer::Here(vec![1; 300_000].into()),
             ),
             (Question::Manifest(MANIFEST), Answer::Nothing),
+            (NAME, Answer::Here(meaning().encode())),
+            (NAME, Answer::Nothing),
         ] {
             let (mut here, mut there) = tokio::io::duplex(1 << 20);
             let said = answer.clone();
@@ -202,7 +273,7 @@ mod tests {
             assert!(asked.await.expect("done").is_err(), "{answer:?}");
         }
         let mut unknown = CHUNK.encode();
-        unknown[0] = 3;
+        unknown[0] = 4;
         assert!(Question::read(&mut &unknown[..]).await.is_err());
     }
 }

@@ -3,7 +3,9 @@
 
 mod asking;
 pub(crate) mod giving;
+mod idle;
 mod messages;
+mod names;
 mod places;
 
 use std::sync::Arc;
@@ -15,6 +17,7 @@ use godwit_image::{ChunkId, Manifest, ManifestId};
 
 pub(crate) use self::asking::Asked;
 use self::messages::Question;
+pub(super) use self::names::named;
 use crate::images::body;
 use crate::node::Node;
 
@@ -26,6 +29,14 @@ pub(in crate::images) struct Part {
     pub(in crate::images) id: ChunkId,
     /// In bytes.
     pub(in crate::images) length: u64,
+}
+
+impl Part {
+    /// These bytes, if they are the chunk.
+    pub(in crate::images) fn right(&self, bytes: Bytes) -> Option<Bytes> {
+        let right = bytes.len() as u64 == self.length && ChunkId::of(&bytes) == self.id;
+        right.then_some(bytes)
+    }
 }
 
 /// How many bytes of chunks came from where since the node started.
@@ -54,10 +65,7 @@ pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBo
         manifest: part.manifest,
         number: part.number,
     };
-    let right = |bytes: Bytes| {
-        let right = bytes.len() as u64 == part.length && ChunkId::of(&bytes) == part.id;
-        right.then_some(bytes)
-    };
+    let right = |bytes| part.right(bytes);
     let repository = async {
         let found = node.images.repository()?.chunk(part.id, part.length).await;
         found.map_err(|error| body(&error))
@@ -76,6 +84,15 @@ pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBo
     };
     counter.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     Ok(bytes)
+}
+
+/// A chunk's bytes, which are checked, from another node alone.
+pub(super) async fn chunk_of_others(node: &Arc<Node>, part: Part) -> Option<Bytes> {
+    let question = Question::Chunk {
+        manifest: part.manifest,
+        number: part.number,
+    };
+    asking::patient(node, question, |bytes| part.right(bytes)).await
 }
 
 /// What an image consists of, from another node or from the repository.

@@ -15,6 +15,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use serde_json::json;
 
 use crate::disks::disk::Disk;
+use crate::failpoint;
 use crate::node::{Node, blocking};
 use crate::vms::vm::{Inner, Qemu, Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode};
@@ -91,13 +92,48 @@ pub(crate) fn ran_out(node: &Arc<Node>, why: Still) {
 
 /// Takes up again what the node was waiting for when it ended.
 pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
+    failpoint::reach(String::from("vm::take-up")).await;
+    let found = look_for_note(vm).await;
+    let (node, vm) = (Arc::clone(node), Arc::clone(vm));
+    match found {
+        Ok(false) => {}
+        Ok(true) => _ = tokio::spawn(async move { until_it_can_go_on(&node, &vm).await }),
+        Err(error) => {
+            // A machine that is taken for one that nobody stopped would stand still for ever.
+            tracing::warn!(vm = vm.name, %error, "whether the VM stands still for its disks is not known yet");
+            tokio::spawn(async move { until_its_note_is_read(&node, &vm).await });
+        }
+    }
+}
+
+/// Whether an earlier life of this node stopped the machine, which is noted with it then.
+async fn look_for_note(vm: &Vm) -> Result<bool, QmpError> {
     let Ok(Qemu { qmp, .. }) = vm.qemu() else {
-        return;
+        return Ok(false);
     };
-    if let Some(why) = noted(&qmp).await {
-        vm.lock().stands_still = Some(why);
-        let (node, vm) = (Arc::clone(node), Arc::clone(vm));
-        tokio::spawn(async move { until_it_can_go_on(&node, &vm).await });
+    let Some(why) = noted(&qmp).await? else {
+        return Ok(false);
+    };
+    let mut inner = vm.lock();
+    if inner.stands_still.is_some() {
+        // It was stopped anew meanwhile, and somebody waits for that.
+        return Ok(false);
+    }
+    inner.stands_still = Some(why);
+    Ok(true)
+}
+
+async fn until_its_note_is_read(node: &Arc<Node>, vm: &Arc<Vm>) {
+    loop {
+        tokio::select! {
+            () = node.closed() => return,
+            () = tokio::time::sleep(ASK_EVERY) => {}
+        }
+        match look_for_note(vm).await {
+            Ok(false) => return,
+            Ok(true) => return until_it_can_go_on(node, vm).await,
+            Err(error) => tracing::debug!(vm = vm.name, %error, "the monitor does not answer yet"),
+        }
     }
 }
 
@@ -122,7 +158,11 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
         tracing::error!(vm = vm.name, %error, "a restart of the node would leave the VM standing still");
     }
     tracing::warn!(vm = vm.name, %why, "the VM stands still until it can go on");
-    vm.lock().stands_still = Some(why.clone());
+    {
+        let mut inner = vm.lock();
+        inner.stands_still = Some(why.clone());
+        inner.cannot_go_on = None;
+    }
     let engines = || {
         machine_disks(node, vm)
             .into_iter()
@@ -137,7 +177,8 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
         }
         Err(error) => {
             engines().for_each(|engine| engine.machine_goes_on());
-            forget(vm, &qmp).await;
+            // A note that stays is replaced by the next.
+            let _ = forget(vm, &qmp).await;
             return Err(ErrorBody::new(ErrorCode::Internal, error.to_string()));
         }
     }
@@ -151,19 +192,12 @@ async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
             () = node.closed() => return,
             () = tokio::time::sleep(ASK_EVERY) => {}
         }
-        let Ok(Qemu { qmp, .. }) = vm.qemu() else {
-            // Its monitor is lost for now, or it has ended.
-            if node
-                .vms
-                .find(&vm.name)
-                .is_some_and(|kept| Arc::ptr_eq(&kept, vm))
-            {
-                continue;
-            }
-            return;
-        };
+        // Also nothing when QEMU has ended.
         let Some(why) = vm.lock().stands_still.clone() else {
             return;
+        };
+        let Ok(Qemu { qmp, .. }) = vm.qemu() else {
+            continue;
         };
         let goes_on = inspect::run_state(&qmp).await.is_ok_and(|s| s == "running");
         let disks = machine_disks(node, vm);
@@ -173,12 +207,22 @@ async fn until_it_can_go_on(node: &Arc<Node>, vm: &Arc<Vm>) {
                 Still::Missing(_) => false,
             };
         if waits && !goes_on {
+            vm.lock().cannot_go_on = None;
             continue;
         }
         match resume(node, &vm.name).await {
             Ok(()) => return,
-            Err(error) => tracing::debug!(vm = vm.name, %error, "the VM does not go on yet"),
+            Err(error) => tell(vm, error.message),
         }
+    }
+}
+
+/// What it waited for is here, and it does not go on: whoever looks after it should know why.
+fn tell(vm: &Vm, error: String) {
+    let mut inner = vm.lock();
+    if inner.stands_still.is_some() && inner.cannot_go_on.as_ref() != Some(&error) {
+        tracing::warn!(vm = vm.name, error, "the VM does not go on yet; trying on");
+        inner.cannot_go_on = Some(error);
     }
 }
 
@@ -203,13 +247,16 @@ pub(crate) async fn resume(node: &Arc<Node>, name: &str) -> Result<(), ErrorBody
         }
     }
     tracing::info!(vm = name, "the VM goes on");
-    forget(&vm, &qmp).await;
+    if let Some(why) = forget(&vm, &qmp).await {
+        let node = Arc::clone(node);
+        tokio::spawn(async move { until_its_note_is_removed(&node, &vm, &why).await });
+    }
     Ok(())
 }
 
 /// Keeps in QEMU why its machine stands still.
 async fn note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
-    while let Some(earlier) = noted(qmp).await {
+    while let Some(earlier) = noted(qmp).await? {
         remove_note(qmp, &earlier).await?;
     }
     let object = json!({ "qom-type": "secret", "id": why.note(), "data": why.disk() });
@@ -217,17 +264,21 @@ async fn note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
 }
 
 /// Why QEMU's machine stands still, as an earlier life of this node noted.
-async fn noted(qmp: &Qmp) -> Option<Still> {
-    if let Some(disk) = noted_disk(qmp, ROOM_NOTE).await {
-        return Some(Still::Room(disk));
+async fn noted(qmp: &Qmp) -> Result<Option<Still>, QmpError> {
+    if let Some(disk) = noted_disk(qmp, ROOM_NOTE).await? {
+        return Ok(Some(Still::Room(disk)));
     }
-    noted_disk(qmp, MISSING_NOTE).await.map(Still::Missing)
+    Ok(noted_disk(qmp, MISSING_NOTE).await?.map(Still::Missing))
 }
 
-async fn noted_disk(qmp: &Qmp, note: &str) -> Option<String> {
+async fn noted_disk(qmp: &Qmp, note: &str) -> Result<Option<String>, QmpError> {
     let data = json!({ "path": format!("/objects/{note}"), "property": "data" });
-    let disk = qmp.execute("qom-get", data).await.ok()?;
-    Some(disk.as_str()?.to_owned())
+    match qmp.execute("qom-get", data).await {
+        Ok(disk) => Ok(disk.as_str().map(str::to_owned)),
+        // There is no such object.
+        Err(QmpError::Refused { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 async fn remove_note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
@@ -236,13 +287,44 @@ async fn remove_note(qmp: &Qmp, why: &Still) -> Result<(), QmpError> {
         .map(drop)
 }
 
-/// The VM does not stand still any more.
-async fn forget(vm: &Vm, qmp: &Qmp) {
-    let Some(why) = vm.lock().stands_still.take() else {
-        return;
+/// The VM does not stand still any more. What is still noted of that, when QEMU did not hear that it is not so.
+async fn forget(vm: &Vm, qmp: &Qmp) -> Option<Still> {
+    let why = {
+        let mut inner = vm.lock();
+        inner.cannot_go_on = None;
+        inner.stands_still.take()?
     };
-    if let Err(error) = remove_note(qmp, &why).await {
-        tracing::error!(vm = vm.name, %error, "QEMU keeps the note that the VM stands still");
+    match remove_note(qmp, &why).await {
+        Ok(()) => None,
+        // It was never noted.
+        Err(QmpError::Refused { .. }) => None,
+        Err(error) => {
+            tracing::warn!(vm = vm.name, %error, "QEMU keeps the note that the VM stands still for now");
+            Some(why)
+        }
+    }
+}
+
+/// The next life of this node would let a machine go on that somebody has stopped since.
+async fn until_its_note_is_removed(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) {
+    loop {
+        tokio::select! {
+            () = node.closed() => return,
+            () = tokio::time::sleep(ASK_EVERY) => {}
+        }
+        let Ok(Qemu { qmp, .. }) = vm.qemu() else {
+            return;
+        };
+        // One that stands still again has noted that instead.
+        let again = vm.lock().stands_still.is_some();
+        if again
+            || !matches!(
+                remove_note(&qmp, why).await,
+                Err(QmpError::Closed(_) | QmpError::Timeout { .. })
+            )
+        {
+            return;
+        }
     }
 }
 

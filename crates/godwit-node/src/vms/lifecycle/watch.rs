@@ -65,6 +65,7 @@ async fn watch(node: Arc<Node>, vm: Arc<Vm>, mut qemu: Qemu) {
     inner.spare = None;
     inner.run_state = None;
     inner.stands_still = None;
+    inner.cannot_go_on = None;
     inner.problem = (!asked && !halted)
         .then(|| process::log_tail(&log))
         .map(|said| {

@@ -1,0 +1,74 @@
+//! When a name was given to what it stands for.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A second in UTC as the catalog has it, `2025-01-31T12:00:00Z`. Of two that the hosts' clocks tell apart the later is
+/// greater.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PushTime([u8; Self::LENGTH]);
+
+impl PushTime {
+    /// Bytes of its text.
+    pub const LENGTH: usize = 20;
+
+    /// Its text as bytes.
+    pub const fn as_bytes(&self) -> &[u8; Self::LENGTH] {
+        &self.0
+    }
+
+    /// What is written like such a second; whether there is one of that date is not looked at.
+    pub fn from_bytes(bytes: &[u8; Self::LENGTH]) -> Option<Self> {
+        let like = b"0000-00-00T00:00:00Z";
+        let fits = |(byte, like): (&u8, &u8)| match like {
+            b'0' => byte.is_ascii_digit(),
+            _ => byte == like,
+        };
+        bytes.iter().zip(like).all(fits).then_some(Self(*bytes))
+    }
+}
+
+impl FromStr for PushTime {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let bytes = text.as_bytes().try_into().map_err(|_| ())?;
+        Self::from_bytes(bytes).ok_or(())
+    }
+}
+
+impl fmt::Display for PushTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.0).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for PushTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_read_as_they_are_written_and_nothing_else_is() {
+        let text = "2025-01-31T12:00:00Z";
+        let time: PushTime = text.parse().expect("a second");
+        assert_eq!(time.to_string(), text);
+        let later = "2025-01-31T12:00:01Z".parse().expect("a second");
+        assert!(time < later);
+        for wrong in [
+            "",
+            "2025-01-31T12:00:00",
+            "2025-01-31T12:00:00.5Z",
+            "2025-01-31 12:00:00Z",
+            "2025-01-31T12:00:0xZ",
+            "+025-01-31T12:00:00Z",
+        ] {
+            assert_eq!(wrong.parse::<PushTime>(), Err(()), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What another node told of an image when a disk was created from it, because the repository was away; and whether the
+//! repository has been told of the disk since.
+//!
+//! This is kept beside the store, a file for each such disk: what the store has of a disk changes with the disk's owner, at
+//! any time, and this must not bring back what that was.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+/// What is known of a disk's image from another node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Told {
+    /// Which disk of that name: what its entry has for its fetching.
+    pub(crate) fetch: String,
+    /// The node that told.
+    pub(crate) by: String,
+    /// When the content was pushed under the image's name, as that node knows.
+    pub(crate) pushed: String,
+    /// What the repository has to do with it.
+    pub(crate) repository: Repository,
+}
+
+/// What the repository has said since.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Repository {
+    /// Nothing: it does not know that the disk needs the image.
+    Away,
+    /// It knows, and the name stood for this.
+    Agrees,
+    /// It knows, and the name stood for something else by then, or for nothing.
+    Disagrees,
+}
+
+impl Told {
+    /// Whether the repository knows that the disk needs the image.
+    pub(crate) fn is_noted(&self) -> bool {
+        self.repository != Repository::Away
+    }
+
+    /// What whoever looks after the disk should know of it, if anything.
+    pub(crate) fn warning(&self, image: &str, fetching: bool) -> Option<String> {
+        let Self { by, pushed, .. } = self;
+        match self.repository {
+            Repository::Away if fetching => Some(format!(
+                "the repository was away, and node '{by}' told what image '{image}' is: as it was pushed at {pushed}. Until \
+                 the repository is back nothing there tells that the disk needs it: neither 'image rm' nor 'image gc' spares it"
+            )),
+            Repository::Disagrees => Some(format!(
+                "it was created from image '{image}' as node '{by}' knew it, pushed at {pushed}; in the repository the name \
+                 stood for something else when that was back, or for nothing"
+            )),
+            Repository::Away | Repository::Agrees => None,
+        }
+    }
+}
+
+/// What other nodes told, by the disks' names.
+#[derive(Debug)]
+pub(super) struct AllTold {
+    folder: PathBuf,
+    by_disk: Mutex<HashMap<String, Told>>,
+}
+
+impl AllTold {
+    /// What is kept in a folder. Blocks.
+    pub(super) fn load(folder: PathBuf) -> Self {
+        let mut by_disk = HashMap::new();
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
+            let disk = entry.file_name().to_string_lossy().into_owned();
+            if disk.starts_with('.') {
+                continue;
+            }
+            match read(&entry.path()) {
+                Ok(told) => _ = by_disk.insert(disk, told),
+                Err(error) => {
+                    tracing::error!(disk, %error, "it is not known whether the repository knows that the disk needs its image");
+                }
+            }
+        }
+        Self {
+            folder,
+            by_disk: Mutex::new(by_disk),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Told>> {
+        self.by_disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was told of this disk.
+    pub(super) fn of(&self, disk: &str, fetch: &str) -> Option<Told> {
+        let told = self.lock();
+        told.get(disk).filter(|told| told.fetch == fetch).cloned()
+    }
+
+    /// Keeps it durably. Blocks.
+    pub(super) fn keep(&self, disk: &str, told: Told) -> io::Result<()> {
+        fs::create_dir_all(&self.folder)?;
+        // No disk's name begins like this.
+        let fresh = self.folder.join(format!(".{disk}"));
+        let mut file = File::create(&fresh)?;
+        file.write_all(&serde_json::to_vec(&told)?)?;
+        file.sync_all()?;
+        fs::rename(&fresh, self.folder.join(disk))?;
+        File::open(&self.folder)?.sync_all()?;
+        self.lock().insert(disk.to_owned(), told);
+        Ok(())
+    }
+
+    /// Forgets what was told of disks of which this says that there are none such. Blocks.
+    pub(super) fn retain(&self, is_there: impl Fn(&str, &str) -> bool) {
+        self.lock().retain(|disk, told| {
+            let stays = is_there(disk, &told.fetch);
+            if !stays {
+                // A file that stays is of another disk than any that will be.
+                let _ = fs::remove_file(self.folder.join(disk));
+            }
+            stays
+        });
+    }
+}
+
+fn read(path: &Path) -> io::Result<Told> {
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(repository: Repository) -> Told {
+        Told {
+            fetch: String::from("0f"),
+            by: String::from("b"),
+            pushed: String::from("2025-01-31T12:00:00Z"),
+            repository,
+        }
+    }
+
+    #[test]
+    fn what_was_told_outlasts_the_node_and_is_of_one_disk_only() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("told");
+        let all = AllTold::load(path.clone());
+        all.keep("d", told(Repository::Away)).expect("kept");
+        all.keep("e", told(Repository::Away)).expect("kept");
+        all.keep("e", told(Repository::Agrees)).expect("changed");
+        let again = AllTold::load(path.clone());
+        assert_eq!(again.of("d", "0f"), Some(told(Repository::Away)));
+        assert_eq!(again.of("e", "0f"), Some(told(Repository::Agrees)));
+        assert_eq!(again.of("d", "another"), None);
+        again.retain(|disk, fetch| (disk, fetch) == ("e", "0f"));
+        assert_eq!(again.of("d", "0f"), None);
+        let again = AllTold::load(path);
+        assert_eq!(again.of("d", "0f"), None);
+        assert!(again.of("e", "0f").is_some());
+    }
+
+    #[test]
+    fn only_what_somebody_should_know_is_said() {
+        let warning = |repository, fetching| told(repository).warning("base", fetching);
+        let away = warning(Repository::Away, true).expect("it is not protected");
+        assert!(
+            away.contains("node 'b'") && away.contains("2025-01-31T12:00:00Z"),
+            "{away}"
+        );
+        assert_eq!(warning(Repository::Away, false), None);
+        assert_eq!(warning(Repository::Agrees, true), None);
+        let other = warning(Repository::Disagrees, false).expect("it is another image");
+        assert!(other.contains("something else"), "{other}");
+    }
+}
