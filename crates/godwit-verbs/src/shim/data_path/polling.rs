@@ -5,6 +5,7 @@ use std::hint::cold_path;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use super::windows;
 use crate::abi::*;
 use crate::shim::objects::{self, *};
 use crate::shim::verbs::completions;
@@ -75,6 +76,9 @@ impl CqLane {
             shadow.failed.store(true, Ordering::Release);
         } else if completion.opcode & IBV_WC_RECV != 0 {
             shadow.receives.complete_one();
+            if completion.wc_flags & IBV_WC_WITH_INV != 0 {
+                completion.imm_data = windows::invalidated(completion.imm_data);
+            }
         }
         completion.qp_num = shadow.face.qp_num;
         shadow

@@ -8,7 +8,7 @@ use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::doorbell;
+use super::{doorbell, windows};
 use crate::abi::*;
 use crate::shim::objects::*;
 use crate::shim::verbs::datagrams;
@@ -134,12 +134,24 @@ impl QpLane {
         let plain = self.plain;
         let mut next = first;
         while !next.is_null() {
+            if (*next).is_local() {
+                let result = match windows::key_of(&*next) {
+                    Some(has) => self.send_local(&*next, has),
+                    None => libc::EINVAL,
+                };
+                if result != 0 {
+                    *bad = next;
+                    return result;
+                }
+                next = (*next).next;
+                continue;
+            }
             let batch_first = next;
             let (mut count, mut pieces, mut two_sided) = (0, 0, 0);
             while !next.is_null() && count < BATCH_REQUESTS {
                 let request = &*next;
                 let wanted = usize::try_from(request.num_sge).unwrap_or(0);
-                if pieces + wanted > BATCH_PIECES {
+                if pieces + wanted > BATCH_PIECES || request.is_local() {
                     break;
                 }
                 let copy = self.sends.as_mut_ptr().add(count);
@@ -240,14 +252,19 @@ impl QpLane {
                 .map(|piece| u64::from((*request.sg_list.add(piece)).length))
                 .sum();
             let too_long = inline && bytes > u64::from(limits.max_inline_data);
-            if count > (limits.max_send_sge as usize).min(BATCH_PIECES) || too_long {
+            let window_key = windows::key_of(&request);
+            let (false, Some(window_key)) = (
+                count > (limits.max_send_sge as usize).min(BATCH_PIECES) || too_long,
+                window_key,
+            ) else {
                 *bad = next;
                 return libc::EINVAL;
-            }
+            };
             let mut kept = KeptSend {
                 request,
                 pieces: Vec::with_capacity(count),
                 inline: Vec::new(),
+                window_key,
             };
             for piece in 0..count {
                 let piece = *request.sg_list.add(piece);
@@ -283,8 +300,11 @@ impl QpLane {
             request.next = ptr::null_mut();
             request.num_sge = pieces.len() as c_int;
             request.sg_list = pieces.as_mut_ptr();
-            let mut bad = ptr::null_mut();
-            let result = self.send(&raw mut request, &raw mut bad);
+            let result = if request.is_local() {
+                self.send_local(&request, kept.window_key)
+            } else {
+                self.send(&raw mut request, &mut ptr::null_mut())
+            };
             if result != 0 {
                 self.kept.push_front(kept);
                 return Err(result);
