@@ -334,6 +334,76 @@ fn a_window_of_type_1_that_is_bound_while_the_process_moves_has_the_key_that_the
 }
 
 #[test]
+fn a_window_that_was_made_before_what_it_uses_is_given_back_first() {
+    let mut application = Application::start();
+    let window = alloc(&application, IBV_MW_TYPE_2);
+    // SAFETY: nothing uses the pair.
+    assert_eq!(unsafe { shim::destroy_qp(application.pair) }, 0);
+    application.pair = application.create_pair(ptr::null_mut());
+    for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+        assert_eq!(application.change(state), 0);
+    }
+    let windowed = Windowed {
+        application: &application,
+        region: application.register(),
+        window,
+    };
+    let key = windowed.bind(1, 7);
+    assert_eq!(application.poll(), [1]);
+    let keys = windowed.moves();
+    assert_eq!(windowed.reach(keys.physical(key)), windowed.part(&keys));
+}
+
+#[test]
+fn requests_about_windows_keep_their_place_in_a_list() {
+    let application = Application::start();
+    let windowed = Windowed::start(&application, IBV_MW_TYPE_2);
+    let keys = windowed.moves();
+    let number = application.number();
+    let sent = || {
+        let pairs = shim::queue_pairs();
+        let own = pairs.iter().find(|pair| pair.number == number);
+        own.unwrap().sent
+    };
+    let before = sent();
+    // SAFETY: integers, null pointers and a union of both; the requests live until the call returns.
+    unsafe {
+        let mut list: [ibv_send_wr; 5] = std::mem::zeroed();
+        list[1] = windowed.request(1, 7);
+        list[2].opcode = IBV_WR_LOCAL_INV;
+        list[2].imm_data = list[1].bind_mw.rkey;
+        for place in (0..5).rev() {
+            if !list[place].is_local() {
+                list[place].opcode = IBV_WR_SEND;
+            }
+            list[place].wr_id = place as u64;
+            list[place].next = match list.get_mut(place + 1) {
+                Some(next) => next,
+                None => ptr::null_mut(),
+            };
+        }
+        // One more fits than the application was told, for a marker.
+        let mut bad = ptr::null_mut();
+        let posted = shim::post_send(application.pair, &raw mut list[0], &raw mut bad);
+        assert_eq!((posted, (*bad).wr_id), (libc::ENOMEM, 3));
+        assert_eq!(sent(), before + 1);
+        complete_sends();
+        assert_eq!(application.poll(), [0, 1, 2]);
+        (*windowed.window).rkey = list[1].bind_mw.rkey;
+        list[2] = windowed.request(2, 8);
+        (list[3].next, list[2].next) = (ptr::null_mut(), &raw mut list[3]);
+        list[1].opcode = IBV_WR_SEND;
+        let posted = shim::post_send(application.pair, &raw mut list[1], &raw mut bad);
+        assert_eq!(posted, 0);
+        assert_eq!(sent(), before + 3);
+        complete_sends();
+        assert_eq!(application.poll(), [1, 2, 3]);
+        let key = list[2].bind_mw.rkey;
+        assert_eq!(windowed.reach(keys.physical(key)), windowed.part(&keys));
+    }
+}
+
+#[test]
 fn a_window_that_a_peer_has_invalidated_is_not_bound_again() {
     let application = Application::start();
     let windowed = Windowed::start(&application, IBV_MW_TYPE_2);

@@ -96,11 +96,20 @@ fn no_key_of_a_window_means_another_object_after_a_move() {
             device.keys.remove(&region),
         )
     });
-    let later = Windowed::start(&application, IBV_MW_TYPE_2);
-    // SAFETY: the window lives.
-    let name = unsafe { (*later.window).rkey >> 8 };
-    assert!(name != known && name != physical);
-    assert_eq!(keys.physical(name << 8), name << 8);
+    let name_of_later = || {
+        let later = alloc(&application, IBV_MW_TYPE_2);
+        // SAFETY: the window lives until its end here.
+        unsafe {
+            let name = (*later).rkey >> 8;
+            assert_eq!(dealloc(later), 0);
+            name
+        }
+    };
+    assert!(![known, physical].contains(&name_of_later()));
+    assert_eq!(keys.physical(name_of_later() << 8), name_of_later() << 8);
+    // Nor when it is gone: partners translate its keys all the same.
+    drop(windowed);
+    assert_ne!(name_of_later(), known);
 }
 
 #[test]
