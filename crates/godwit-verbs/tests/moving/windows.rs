@@ -259,10 +259,8 @@ fn a_window_of_type_1_moves_and_outlives_the_queue_pair_that_bound_it() {
             ..Default::default()
         };
         // SAFETY: the pair lives.
-        assert_eq!(
-            unsafe { shim::modify_qp(other, &raw mut to, IBV_QP_STATE) },
-            0
-        );
+        let changed = unsafe { shim::modify_qp(other, &raw mut to, IBV_QP_STATE) };
+        assert_eq!(changed, 0);
     }
     let mut wanted = ibv_mw_bind {
         wr_id: 2,
@@ -410,10 +408,8 @@ fn a_window_that_a_peer_has_invalidated_is_not_bound_again() {
     let polled = || {
         let mut into = ibv_wc::default();
         // SAFETY: there is room for one.
-        assert_eq!(
-            unsafe { shim::poll_cq(application.cq, 1, &raw mut into) },
-            1
-        );
+        let count = unsafe { shim::poll_cq(application.cq, 1, &raw mut into) };
+        assert_eq!(count, 1);
         (into.wr_id, into.imm_data)
     };
     let mut key = windowed.bind(1, 7);
