@@ -142,7 +142,8 @@ impl ibv_send_wr {
             | 1 << IBV_WR_SEND_WITH_IMM
             | 1 << IBV_WR_SEND_WITH_INV
             | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
-        (self.opcode as u32) < u32::BITS && TWO_SIDED >> self.opcode & 1 != 0
+        // No device has as many opcodes as this has bits.
+        TWO_SIDED.wrapping_shr(self.opcode as u32) & 1 != 0
     }
 
     /// Whether this request is about an object of this side, in the order of the others.

@@ -100,10 +100,12 @@ impl RemoteKeys {
         }
         match self.moved.binary_search_by_key(&key, |pair| pair.0) {
             Ok(found) => self.moved[found].1,
+            Err(_) if self.windows.is_empty() => key,
             Err(_) => self.of_window(key),
         }
     }
 
+    #[inline(never)]
     fn of_window(&self, key: u32) -> u32 {
         let name = key >> TAG_BITS;
         match self.windows.binary_search_by_key(&name, |pair| pair.0) {

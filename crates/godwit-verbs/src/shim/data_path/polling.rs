@@ -20,7 +20,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc
 }
 
 #[cold]
-unsafe fn poll_slowly(shadow: &ShadowCq, most: c_int, into: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll_slowly(shadow: &ShadowCq, most: c_int, into: *mut ibv_wc) -> c_int {
     let mut lane = shadow.lane.lock();
     if !lane.suspended && !lane.backlog && lane.drained.is_empty() && lane.markers == 0 {
         let result = lane.poll(most, into);
