@@ -116,6 +116,11 @@ impl Windows {
         }
     }
 
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
     /// A window was made, with this key.
     pub fn add(&mut self, address: WindowAddress, kind: WindowType, key: u32) {
         let (name, tag) = (key >> TAG_BITS, key & TAG);

@@ -287,11 +287,10 @@ impl QpLane {
                 .map(|piece| u64::from((*request.sg_list.add(piece)).length))
                 .sum();
             let too_long = inline && bytes > u64::from(limits.max_inline_data);
-            let window_key = windows::key_of(&request);
-            let (false, Some(window_key)) = (
-                count > (limits.max_send_sge as usize).min(BATCH_PIECES) || too_long,
-                window_key,
-            ) else {
+            let fits = count <= (limits.max_send_sge as usize).min(BATCH_PIECES)
+                && !too_long
+                && !(self.datagrams && request.is_local());
+            let Some(window_key) = windows::key_of(&request).filter(|_| fits) else {
                 *bad = next;
                 return libc::EINVAL;
             };

@@ -33,6 +33,8 @@ impl QpLane {
             }
             return result;
         }
+        // Some devices' libraries refuse what others do not look at.
+        copy.imm_data = 0;
         let Some(bound) = self.translate_bind(&windows, &mut copy, has) else {
             return libc::EINVAL;
         };
@@ -94,10 +96,14 @@ unsafe fn region_of<'a>(info: &ibv_mw_bind_info) -> Option<Option<&'a ShadowMr>>
     objects::mr(info.mr).map(Some)
 }
 
-/// The key that the structure has of the window that is to be bound. Nothing if the request names no window or region.
+/// The key that the structure has of the window that is to be bound. Nothing if the request names no window or region, or
+/// has data.
 pub(super) unsafe fn key_of(request: &ibv_send_wr) -> Option<u32> {
     if request.opcode != IBV_WR_BIND_MW {
         return Some(0);
+    }
+    if request.num_sge != 0 {
+        return None;
     }
     let bind = &request.bind_mw;
     windows().get(bind.mw.addr())?;

@@ -38,6 +38,10 @@ pub(super) unsafe fn obstacles(world: &World) -> Vec<String> {
 /// All windows as they are now.
 unsafe fn all(world: &World) -> Vec<(*mut ShadowMw, Window)> {
     let windows = windows();
+    if windows.is_empty() {
+        // Most processes have none, and some have thousands of other objects, which are asked about for each queue pair.
+        return Vec::new();
+    }
     let known = |shadow: *mut ShadowMw| Some((shadow, *windows.get(shadow.addr())?));
     world.memory_windows().filter_map(known).collect()
 }

@@ -25,15 +25,18 @@ fn wrong_use_is_refused_as_a_device_does() {
         made.is_null()
     };
     assert!(alloc_type(0) && alloc_type(3));
-    // Windows and regions that are none of this library's, at once and while requests are kept.
+    // Windows and regions that are none of this library's, and data, at once and while requests are kept.
     let refused = || {
         let mut no_window = windowed.request(1, 7);
         no_window.bind_mw.mw = ptr::dangling_mut();
         let mut no_region = windowed.request(1, 7);
         no_region.bind_mw.bind_info.mr = ptr::null_mut();
-        [&mut no_window, &mut no_region].map(|request| post(&application, request))
+        let mut with_data = windowed.request(1, 7);
+        let mut piece = ibv_sge::default();
+        (with_data.sg_list, with_data.num_sge) = (&raw mut piece, 1);
+        [&mut no_window, &mut no_region, &mut with_data].map(|request| post(&application, request))
     };
-    assert_eq!(refused(), [libc::EINVAL; 2]);
+    assert_eq!(refused(), [libc::EINVAL; 3]);
     assert_eq!(windowed.bind_type_1(1, LENGTH), libc::EINVAL);
     let first = Windowed::start(&application, IBV_MW_TYPE_1);
     let mut zero_based = ibv_mw_bind {
@@ -56,7 +59,7 @@ fn wrong_use_is_refused_as_a_device_does() {
         assert_eq!(shim::dealloc_pd(application.pd), libc::EBUSY);
     }
     suspend_and_release(&application, 0);
-    assert_eq!(refused(), [libc::EINVAL; 2]);
+    assert_eq!(refused(), [libc::EINVAL; 3]);
     let keys = RemoteKeys::new(&windowed.arrives().remote_keys);
     shim::connect(&[application.connection()]).unwrap();
     shim::resume(None).unwrap();
