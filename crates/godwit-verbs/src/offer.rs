@@ -47,6 +47,8 @@ fn device(name: &str, used: &Used) -> Option<DeviceOffer> {
         name: name.to_owned(),
         queue_pairs: free(limits.queue_pairs, "qp"),
         regions: free(limits.regions, "mr"),
+        // rdma(8) does not count them, and control groups do.
+        windows: limits.windows.min(allowed),
         completion_queues: free(limits.completion_queues, "cq"),
         addresses: addresses(&Path::new(DEVICES).join(name).join("ports")),
     })
@@ -105,15 +107,17 @@ impl Used {
 struct Limits {
     queue_pairs: u32,
     regions: u32,
+    windows: u32,
     completion_queues: u32,
 }
 
 /// `struct ibv_device_attr` is 232 bytes; newer ones may be longer.
 const ATTRIBUTES: usize = 1024;
-/// Where its `max_qp`, `max_cq` and `max_mr` lie.
+/// Where its `max_qp`, `max_cq`, `max_mr` and `max_mw` lie.
 const MAX_QP: usize = 108;
 const MAX_CQ: usize = 128;
 const MAX_MR: usize = 136;
+const MAX_MW: usize = 176;
 
 impl Limits {
     /// Asks the device by libibverbs, without the library of this package in front.
@@ -164,6 +168,7 @@ impl Limits {
             (asked == 0).then_some(Self {
                 queue_pairs: word(MAX_QP).ok()?,
                 regions: word(MAX_MR).ok()?,
+                windows: word(MAX_MW).ok()?,
                 completion_queues: word(MAX_CQ).ok()?,
             })
         }

@@ -18,6 +18,9 @@ pub struct Need {
     pub queue_pairs: u32,
     /// Memory regions.
     pub regions: u32,
+    /// Memory windows.
+    #[serde(default)]
+    pub windows: u32,
     /// Completion queues.
     pub completion_queues: u32,
     /// Ports and places in their tables of addresses that queue pairs use, with the address there.
@@ -44,6 +47,9 @@ pub struct DeviceOffer {
     pub queue_pairs: u32,
     /// Memory regions that can still be made.
     pub regions: u32,
+    /// Memory windows that the device can have; how many others have is not known.
+    #[serde(default)]
+    pub windows: u32,
     /// Completion queues that can still be made.
     pub completion_queues: u32,
     /// Addresses by port and place.
@@ -135,6 +141,7 @@ fn unmet(need: &Need, offer: &Offer) -> Vec<String> {
     for (what, wanted, free) in [
         ("queue pairs", need.queue_pairs, device.queue_pairs),
         ("memory regions", need.regions, device.regions),
+        ("memory windows", need.windows, device.windows),
         (
             "completion queues",
             need.completion_queues,
@@ -215,6 +222,7 @@ mod tests {
                 device: "rxe0".to_owned(),
                 queue_pairs: 1,
                 regions: 2,
+                windows: 1,
                 completion_queues: 1,
                 addresses: vec![(1, 1, Some(gid("::ffff:10.0.0.1")))],
             }],
@@ -224,6 +232,7 @@ mod tests {
                 name: "rxe0".to_owned(),
                 queue_pairs: 1,
                 regions: 2,
+                windows: 1,
                 completion_queues: 1,
                 addresses: vec![(1, 0, gid("fe80::1")), (1, 1, gid("::ffff:10.0.0.2"))],
             }],
@@ -251,6 +260,7 @@ mod tests {
         });
         let need = &mut status.needs[0];
         (need.queue_pairs, need.regions, need.completion_queues) = (2, 3, 2);
+        need.windows = 2;
         need.addresses.push((1, 0, Some(gid("::ffff:10.0.0.9"))));
         need.addresses.push((1, 7, None));
         status.needs.push(Need {
@@ -265,6 +275,7 @@ mod tests {
             "no process that uses the library",
             "2 queue pairs on rxe0",
             "3 memory regions on rxe0",
+            "2 memory windows on rxe0",
             "2 completion queues on rxe0",
             "GID index 0 of rxe0 port 1, and the destination's rxe0 has an address of another kind",
             "GID index 7 of rxe0 port 1, and the destination's rxe0 has nothing",
@@ -278,7 +289,7 @@ mod tests {
                 .count();
             assert_eq!(named, 1, "{word}: {found:#?}");
         }
-        assert_eq!(found.len(), 10);
+        assert_eq!(found.len(), 11);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicI32;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ibv_recv_wr, ibv_send_wr, ibv_wc};
+use super::{ibv_mw_bind, ibv_recv_wr, ibv_send_wr, ibv_wc};
 
 /// `pthread_mutex_t` on x86-64; only ever touched by libibverbs.
 type Mutex = [u64; 5];
@@ -31,9 +31,9 @@ pub type PostRecv =
     unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 pub type PostSrqRecv =
     unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
-pub type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut c_void;
-pub type BindMw = unsafe extern "C" fn(*mut ibv_qp, *mut c_void, *mut c_void) -> c_int;
-pub type DeallocMw = unsafe extern "C" fn(*mut c_void) -> c_int;
+pub type AllocMw = unsafe extern "C" fn(*mut ibv_pd, c_int) -> *mut ibv_mw;
+pub type BindMw = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_mw, *mut ibv_mw_bind) -> c_int;
+pub type DeallocMw = unsafe extern "C" fn(*mut ibv_mw) -> c_int;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -80,6 +80,16 @@ pub struct ibv_mr {
     pub handle: u32,
     pub lkey: u32,
     pub rkey: u32,
+}
+
+/// A memory window. `rkey` is the application's to change when it binds one of type 2.
+#[repr(C)]
+pub struct ibv_mw {
+    pub context: *mut ibv_context,
+    pub pd: *mut ibv_pd,
+    pub rkey: u32,
+    pub handle: u32,
+    pub type_: c_int,
 }
 
 #[repr(C)]
@@ -242,6 +252,11 @@ pub struct ibv_async_event {
     pub event_type: c_int,
 }
 
+pub const IBV_ACCESS_ZERO_BASED: c_uint = 1 << 5;
+
+pub const IBV_MW_TYPE_1: c_int = 1;
+pub const IBV_MW_TYPE_2: c_int = 2;
+
 pub const IBV_QPS_RESET: c_int = 0;
 pub const IBV_QPS_INIT: c_int = 1;
 pub const IBV_QPS_RTR: c_int = 2;
@@ -268,6 +283,8 @@ const _: () = {
     assert!(offset_of!(ibv_context, cmd_fd) == 264);
     assert!(size_of::<ibv_pd>() == 16);
     assert!(size_of::<ibv_mr>() == 48);
+    assert!(size_of::<ibv_mw>() == 32);
+    assert!(offset_of!(ibv_mw, rkey) == 16);
     assert!(size_of::<ibv_comp_channel>() == 16);
     assert!(size_of::<ibv_cq>() == 128);
     assert!(size_of::<ibv_srq>() == 128);

@@ -30,10 +30,38 @@ pub struct ibv_send_wr {
     pub num_sge: c_int,
     pub opcode: c_int,
     pub send_flags: c_uint,
+    /// Or the key to invalidate.
     pub imm_data: u32,
     pub wr: ibv_send_wr_union,
     pub qp_type: u64,
-    pub bind_mw: [u64; 6],
+    /// The header's union with what segmentation offload takes, which is not longer.
+    pub bind_mw: ibv_send_bind_mw,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_send_bind_mw {
+    pub mw: *mut super::ibv_mw,
+    pub rkey: u32,
+    pub bind_info: ibv_mw_bind_info,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mw_bind_info {
+    pub mr: *mut super::ibv_mr,
+    pub addr: u64,
+    pub length: u64,
+    pub mw_access_flags: c_uint,
+}
+
+/// What `ibv_bind_mw` is asked for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct ibv_mw_bind {
+    pub wr_id: u64,
+    pub send_flags: c_uint,
+    pub bind_info: ibv_mw_bind_info,
 }
 
 #[repr(C)]
@@ -76,6 +104,7 @@ pub struct ibv_wc {
     pub opcode: c_int,
     pub vendor_err: u32,
     pub byte_len: u32,
+    /// Or the key that the peer has invalidated.
     pub imm_data: u32,
     pub qp_num: u32,
     pub src_qp: u32,
@@ -93,6 +122,8 @@ pub const IBV_WR_SEND_WITH_IMM: c_int = 3;
 pub const IBV_WR_RDMA_READ: c_int = 4;
 pub const IBV_WR_ATOMIC_CMP_AND_SWP: c_int = 5;
 pub const IBV_WR_ATOMIC_FETCH_AND_ADD: c_int = 6;
+pub const IBV_WR_LOCAL_INV: c_int = 7;
+pub const IBV_WR_BIND_MW: c_int = 8;
 pub const IBV_WR_SEND_WITH_INV: c_int = 9;
 
 pub const IBV_SEND_SIGNALED: c_uint = 1 << 1;
@@ -101,6 +132,7 @@ pub const IBV_SEND_INLINE: c_uint = 1 << 3;
 pub const IBV_WC_SUCCESS: c_int = 0;
 /// Opcodes of completions of receives have this bit.
 pub const IBV_WC_RECV: c_int = 1 << 7;
+pub const IBV_WC_WITH_INV: c_uint = 1 << 3;
 
 impl ibv_send_wr {
     /// Whether this request uses up a receive at the other side.
@@ -110,7 +142,14 @@ impl ibv_send_wr {
             | 1 << IBV_WR_SEND_WITH_IMM
             | 1 << IBV_WR_SEND_WITH_INV
             | 1 << IBV_WR_RDMA_WRITE_WITH_IMM;
-        (self.opcode as u32) < u32::BITS && TWO_SIDED >> self.opcode & 1 != 0
+        // No device has as many opcodes as this has bits.
+        TWO_SIDED.wrapping_shr(self.opcode as u32) & 1 != 0
+    }
+
+    /// Whether this request is about an object of this side, in the order of the others.
+    #[inline]
+    pub fn is_local(&self) -> bool {
+        matches!(self.opcode, IBV_WR_LOCAL_INV | IBV_WR_BIND_MW)
     }
 }
 
@@ -121,6 +160,8 @@ const _: () = {
     assert!(size_of::<ibv_send_wr>() == 128);
     assert!(offset_of!(ibv_send_wr, wr) == 40);
     assert!(offset_of!(ibv_send_wr, bind_mw) == 80);
+    assert!(offset_of!(ibv_send_wr, bind_mw.bind_info) == 96);
+    assert!(size_of::<ibv_mw_bind>() == 48);
     assert!(size_of::<ibv_wc>() == 48);
     assert!(offset_of!(ibv_wc, qp_num) == 28);
 };

@@ -10,6 +10,7 @@ use crate::shim::{
     self, Attached, Connection, HandedOver, HeldPair, Obstacle, Plan, PreparedPair, QueuePairState,
     Recreated, Redirect,
 };
+use crate::tables::RemoteKey;
 
 /// Nobody keeps an application's requests back for longer, whatever a request says.
 const LONGEST_DRAIN: Duration = Duration::from_secs(60);
@@ -78,7 +79,7 @@ pub enum Request {
         /// Which.
         numbers: Vec<u32>,
         /// The peer's remote keys: what applications know, and what its device knows.
-        remote_keys: Vec<(u32, u32)>,
+        remote_keys: Vec<RemoteKey>,
     },
     /// To a partner: destroy what was prepared and not switched to.
     Abandon {
@@ -230,5 +231,23 @@ mod tests {
     fn nobody_makes_an_application_wait_without_end() {
         assert_eq!(bounded(5), Duration::from_millis(5));
         assert_eq!(bounded(u64::MAX), Duration::from_secs(60));
+    }
+
+    #[test]
+    fn keys_of_regions_and_of_windows_are_told_in_one_list() {
+        let text =
+            r#"{"do":"switch","numbers":[7],"remote_keys":[[1,2],{"window":3,"physical":4}]}"#;
+        let Request::Switch { remote_keys, .. } = serde_json::from_str(text).unwrap() else {
+            panic!("another request");
+        };
+        let window = RemoteKey::Window {
+            window: 3,
+            physical: 4,
+        };
+        assert_eq!(remote_keys, [RemoteKey::Region(1, 2), window]);
+        for wrong in [r#"[[1]]"#, r#"[{"window":3}]"#, r#"[[1,4294967296]]"#] {
+            let text = format!(r#"{{"do":"switch","numbers":[7],"remote_keys":{wrong}}}"#);
+            assert!(serde_json::from_str::<Request>(&text).is_err(), "{wrong}");
+        }
     }
 }

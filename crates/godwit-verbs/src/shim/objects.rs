@@ -47,6 +47,15 @@ pub(super) struct ShadowMr {
     pub(super) physical_rkey: AtomicU32,
 }
 
+/// What it is bound to is in [`windows`](crate::shim::world::windows).
+#[repr(C)]
+pub(super) struct ShadowMw {
+    /// Its key is the application's to change.
+    pub(super) face: ibv_mw,
+    pub(super) id: ObjectId,
+    pub(super) real: AtomicPtr<ibv_mw>,
+}
+
 #[repr(C)]
 pub(super) struct ShadowAh {
     pub(super) face: ibv_ah,
@@ -191,12 +200,14 @@ pub(super) const BATCH_REQUESTS: usize = 32;
 pub(super) const BATCH_PIECES: usize = 256;
 
 pub(super) struct QpLane {
+    /// Whose it is.
+    pub(super) id: ObjectId,
     /// Null while the device's objects are released.
     pub(super) real: *mut ibv_qp,
     pub(super) post_send: PostSend,
     pub(super) post_recv: PostRecv,
     pub(super) datagrams: bool,
-    /// Whether requests say what the device understands: no key and no handle has to be translated.
+    /// Whether requests say what the device understands: no key, no handle and no window has to be translated.
     pub(super) plain: bool,
     /// Whether requests to send are kept back.
     pub(super) suspended: bool,
@@ -256,6 +267,8 @@ pub(super) struct KeptSend {
     pub(super) pieces: Vec<ibv_sge>,
     /// Data that was to be taken at once (`IBV_SEND_INLINE`).
     pub(super) inline: Vec<u8>,
+    /// The key that the window's structure had, if the request binds one.
+    pub(super) window_key: u32,
 }
 
 pub(super) unsafe fn context_is_ours(context: *const ibv_context) -> bool {
@@ -278,6 +291,7 @@ macro_rules! shadow {
 
 shadow!(pd, ibv_pd, ShadowPd);
 shadow!(mr, ibv_mr, ShadowMr);
+shadow!(mw, ibv_mw, ShadowMw);
 shadow!(ah, ibv_ah, ShadowAh);
 shadow!(channel, ibv_comp_channel, ShadowChannel);
 shadow!(cq, ibv_cq, ShadowCq);

@@ -6,16 +6,25 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::objects::*;
 use crate::shim::verbs::datagrams::Redirect;
-use crate::tables::{Call, LocalKeys, ObjectId, Recent, Roadmap};
+use crate::tables::{Call, LocalKeys, ObjectId, Recent, RemoteKey, Roadmap, TAG_BITS, Windows};
 
 /// The translation of local keys, since the process has moved.
 pub(super) static KEYS: LocalKeys = LocalKeys::new();
+
+static WINDOWS: Mutex<Windows> = Mutex::new(Windows::new());
+
+/// The memory windows of the process, by where their shadows lie. Whoever holds them waits for nobody: they are taken after
+/// the world and after a queue.
+pub(super) fn windows() -> MutexGuard<'static, Windows> {
+    WINDOWS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 #[derive(Clone, Copy)]
 pub(super) enum Object {
     Context(*mut ShadowContext),
     Pd(*mut ShadowPd),
     Mr(*mut ShadowMr),
+    Mw(*mut ShadowMw),
     Channel(*mut ShadowChannel),
     Cq(*mut ShadowCq),
     Srq(*mut ShadowSrq),
@@ -30,6 +39,7 @@ impl Object {
             Object::Context(context) => (*context).real.load(Ordering::Acquire).is_null(),
             Object::Pd(domain) => (*domain).real.load(Ordering::Acquire).is_null(),
             Object::Mr(region) => (*region).real.load(Ordering::Acquire).is_null(),
+            Object::Mw(window) => (*window).real.load(Ordering::Acquire).is_null(),
             Object::Channel(channel) => (*channel).real.load(Ordering::Acquire).is_null(),
             Object::Cq(queue) => (*queue).lane.visit().real.is_null(),
             Object::Srq(queue) => (*queue).lane.visit().real.is_null(),
@@ -53,9 +63,10 @@ pub(super) struct World {
     pub(super) roadmap: Roadmap,
     pub(super) objects: BTreeMap<ObjectId, Object>,
     pub(super) phase: Phase,
-    /// Whether local keys are translated, for queue pairs that are not plain: since the process moved, or a peer
-    /// of its did.
+    /// Whether [`KEYS`] has all regions: since there may be a queue pair that is not plain.
     pub(super) translates: bool,
+    /// Whether none is plain: since the process moved, or had a memory window.
+    pub(super) all_translate: bool,
     /// Remote keys in the tables that partners got at moves. One whose region is gone stays: a partner may
     /// have it in its table.
     pub(super) spoken_keys: BTreeSet<u32>,
@@ -63,6 +74,9 @@ pub(super) struct World {
     pub(super) known_local_keys: BTreeSet<u32>,
     /// Remote keys of regions that the application has given back. A partner may have kept one.
     pub(super) freed_keys: Recent,
+    /// The same for windows, which are named by the upper bits of their keys.
+    pub(super) spoken_windows: BTreeSet<u32>,
+    pub(super) freed_windows: Recent,
     /// Queue pairs for datagrams that have moved.
     pub(super) redirects: Vec<Redirect>,
 }
@@ -76,9 +90,12 @@ static WORLD: Mutex<World> = Mutex::new(World {
     objects: BTreeMap::new(),
     phase: Phase::Running,
     translates: false,
+    all_translate: false,
     spoken_keys: BTreeSet::new(),
     known_local_keys: BTreeSet::new(),
     freed_keys: Recent::new(),
+    spoken_windows: BTreeSet::new(),
+    freed_windows: Recent::new(),
     redirects: Vec::new(),
 });
 static RESUMED: Condvar = Condvar::new();
@@ -100,6 +117,11 @@ pub(super) fn running_world() -> MutexGuard<'static, World> {
 /// Lets control calls go on.
 pub(super) fn announce_running() {
     RESUMED.notify_all();
+}
+
+fn keys_of(window: u32) -> std::ops::RangeInclusive<u32> {
+    let first = window << TAG_BITS;
+    first..=first | ((1 << TAG_BITS) - 1)
 }
 
 impl World {
@@ -146,7 +168,53 @@ impl World {
     }
 
     /// The remote keys that partners know, and what the device knows.
-    pub(super) fn regions(&self) -> impl Iterator<Item = (u32, u32)> {
+    pub(super) fn remote_keys(&self) -> Vec<RemoteKey> {
+        let regions = self
+            .regions()
+            .map(|(known, physical)| RemoteKey::Region(known, physical));
+        let windows = windows();
+        let names = windows
+            .names()
+            .map(|(window, physical)| RemoteKey::Window { window, physical });
+        regions.chain(names).collect()
+    }
+
+    /// Notes the keys that partners get with this move.
+    pub(super) fn speak_keys(&mut self) {
+        let regions: Vec<u32> = self.regions().map(|(known, _)| known).collect();
+        self.spoken_keys.extend(regions);
+        let local: Vec<u32> = self.local_keys().collect();
+        self.known_local_keys.extend(local);
+        let names = windows()
+            .names()
+            .map(|(known, _)| known)
+            .collect::<Vec<_>>();
+        self.spoken_windows.extend(names);
+    }
+
+    /// Whether a partner may take the key of the device for another region or window of this process.
+    pub(super) fn is_spoken(&self, key: u32) -> bool {
+        self.spoken_keys.contains(&key) || self.spoken_windows.contains(&(key >> TAG_BITS))
+    }
+
+    /// Whether a partner may have kept the key, of a region or window that is gone.
+    pub(super) fn is_freed(&self, key: u32) -> bool {
+        self.freed_keys.contains(key) || self.freed_windows.contains(key >> TAG_BITS)
+    }
+
+    /// As [`World::is_spoken`], for all keys of a window that the device names so.
+    pub(super) fn is_spoken_window(&self, name: u32) -> bool {
+        let keys = keys_of(name);
+        self.spoken_windows.contains(&name) || self.spoken_keys.range(keys).next().is_some()
+    }
+
+    /// As [`World::is_freed`], for all keys of a window that the device names so.
+    pub(super) fn is_freed_window(&self, name: u32) -> bool {
+        self.freed_windows.contains(name) || self.freed_keys.any_in(keys_of(name))
+    }
+
+    /// The remote keys of regions that partners know, and what the device knows.
+    fn regions(&self) -> impl Iterator<Item = (u32, u32)> {
         self.objects.values().filter_map(|object| match object {
             // SAFETY: objects live while the world is locked.
             Object::Mr(region) => Some(unsafe {
@@ -181,10 +249,17 @@ impl World {
     }
 
     /// The local keys that the application knows.
-    pub(super) fn local_keys(&self) -> impl Iterator<Item = u32> {
+    fn local_keys(&self) -> impl Iterator<Item = u32> {
         self.objects.values().filter_map(|object| match object {
             // SAFETY: objects live while the world is locked.
             Object::Mr(region) => Some(unsafe { (**region).face.lkey }),
+            _ => None,
+        })
+    }
+
+    pub(super) fn memory_windows(&self) -> impl Iterator<Item = *mut ShadowMw> {
+        self.objects.values().filter_map(|object| match object {
+            Object::Mw(window) => Some(*window),
             _ => None,
         })
     }

@@ -41,6 +41,11 @@ impl Recent {
     pub fn contains(&self, key: u32) -> bool {
         self.keys.contains(&key)
     }
+
+    /// Whether one of them lies in `range`.
+    pub fn any_in(&self, range: std::ops::RangeInclusive<u32>) -> bool {
+        self.keys.range(range).next().is_some()
+    }
 }
 
 #[cfg(test)]
@@ -56,6 +61,7 @@ mod tests {
         }
         assert!(!recent.contains(0));
         assert!(recent.contains(1) && recent.contains(MOST as u32));
+        assert!(recent.any_in(0..=1) && !recent.any_in(MOST as u32 + 1..=u32::MAX));
         assert_eq!((recent.order.len(), recent.keys.len()), (MOST, MOST));
     }
 }

@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::windows::TAG_BITS;
+
 /// A port's address: 16 bytes, an IPv6 address or an IPv4 one mapped into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
@@ -33,35 +35,81 @@ impl std::fmt::Display for Gid {
     }
 }
 
+/// What a remote key of a process is to the device there. As JSON a pair of numbers, or `{"window": 5, "physical": 9}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum RemoteKey {
+    /// A region's: what applications know, and what the device knows.
+    Region(u32, u32),
+    /// All keys of a memory window: the upper 24 bits of what applications know and of what the device knows. The
+    /// lowest byte is the same, whatever the window is bound as.
+    Window {
+        /// What applications know.
+        window: u32,
+        /// What the device knows.
+        physical: u32,
+    },
+}
+
+impl RemoteKey {
+    /// Whether the device knows it as another one than applications do.
+    pub fn differs(&self) -> bool {
+        match *self {
+            RemoteKey::Region(known, physical) => known != physical,
+            RemoteKey::Window { window, physical } => window != physical,
+        }
+    }
+}
+
 /// From the remote keys that an application knows to those of the peer's present place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemoteKeys {
     /// Sorted by virtual key; only keys whose physical one differs.
     moved: Vec<(u32, u32)>,
+    /// The same for the names of windows.
+    windows: Vec<(u32, u32)>,
 }
 
 impl RemoteKeys {
-    /// The table for pairs of virtual and physical keys.
-    pub fn new(mut pairs: Vec<(u32, u32)>) -> Self {
-        pairs.retain(|(known, physical)| known != physical);
-        pairs.sort_unstable();
-        pairs.dedup_by_key(|pair| pair.0);
-        Self { moved: pairs }
+    /// The table for these keys.
+    pub fn new(keys: &[RemoteKey]) -> Self {
+        let (mut moved, mut windows) = (Vec::new(), Vec::new());
+        for key in keys.iter().filter(|key| key.differs()) {
+            match *key {
+                RemoteKey::Region(known, physical) => moved.push((known, physical)),
+                RemoteKey::Window { window, physical } => windows.push((window, physical)),
+            }
+        }
+        for table in [&mut moved, &mut windows] {
+            table.sort_unstable();
+            table.dedup_by_key(|pair| pair.0);
+        }
+        Self { moved, windows }
     }
 
     /// Whether every key means what it says.
     pub fn is_empty(&self) -> bool {
-        self.moved.is_empty()
+        self.moved.is_empty() && self.windows.is_empty()
     }
 
     /// What the device of the peer knows `key` as.
     #[inline]
     pub fn physical(&self, key: u32) -> u32 {
-        if self.moved.is_empty() {
+        if self.is_empty() {
             return key;
         }
         match self.moved.binary_search_by_key(&key, |pair| pair.0) {
             Ok(found) => self.moved[found].1,
+            Err(_) if self.windows.is_empty() => key,
+            Err(_) => self.of_window(key),
+        }
+    }
+
+    #[inline(never)]
+    fn of_window(&self, key: u32) -> u32 {
+        let name = key >> TAG_BITS;
+        match self.windows.binary_search_by_key(&name, |pair| pair.0) {
+            Ok(found) => self.windows[found].1 << TAG_BITS | key & ((1 << TAG_BITS) - 1),
             Err(_) => key,
         }
     }
@@ -75,7 +123,28 @@ mod tests {
     #[test]
     fn a_peer_that_never_moved_needs_no_translation() {
         assert_eq!(RemoteKeys::default().physical(0x2f3), 0x2f3);
-        assert_eq!(RemoteKeys::new(vec![(5, 5)]), RemoteKeys::default());
+        let same = [
+            RemoteKey::Region(5, 5),
+            RemoteKey::Window {
+                window: 6,
+                physical: 6,
+            },
+        ];
+        assert_eq!(RemoteKeys::new(&same), RemoteKeys::default());
+    }
+
+    #[test]
+    fn keys_are_written_as_they_were_before_there_were_windows() {
+        let keys = [
+            RemoteKey::Region(5, 6),
+            RemoteKey::Window {
+                window: 7,
+                physical: 8,
+            },
+        ];
+        let text = serde_json::to_string(&keys).unwrap();
+        assert_eq!(text, r#"[[5,6],{"window":7,"physical":8}]"#);
+        assert_eq!(serde_json::from_str::<Vec<RemoteKey>>(&text).unwrap(), keys);
     }
 
     #[test]
@@ -87,13 +156,30 @@ mod tests {
     }
 
     proptest! {
+        /// Whatever a peer's table says, also one that makes no sense: a region's key is its own, a window's keys are all
+        /// 256 with its name, and others mean what they say.
         #[test]
-        fn every_key_of_the_table_is_translated(pairs in prop::collection::btree_map(any::<u32>(), any::<u32>(), 0..64), other: u32) {
-            let keys = RemoteKeys::new(pairs.clone().into_iter().collect());
-            for (known, physical) in &pairs {
-                prop_assert_eq!(keys.physical(*known), *physical);
+        fn every_key_of_the_table_is_translated(
+            regions in prop::collection::btree_map(any::<u32>(), any::<u32>(), 0..64),
+            windows in prop::collection::btree_map(0u32..1 << 24, any::<u32>(), 0..8),
+            tag: u8,
+            other: u32,
+        ) {
+            let keys = RemoteKeys::new(&regions.iter().map(|(known, physical)| RemoteKey::Region(*known, *physical))
+                .chain(windows.iter().map(|(window, physical)| RemoteKey::Window { window: *window, physical: *physical }))
+                .collect::<Vec<_>>());
+            for (known, physical) in &regions {
+                if known != physical {
+                    prop_assert_eq!(keys.physical(*known), *physical);
+                }
             }
-            if !pairs.contains_key(&other) {
+            for (window, physical) in &windows {
+                let known = window << 8 | u32::from(tag);
+                if !regions.contains_key(&known) {
+                    prop_assert_eq!(keys.physical(known), physical << 8 | u32::from(tag));
+                }
+            }
+            if !regions.contains_key(&other) && !windows.contains_key(&(other >> 8)) {
                 prop_assert_eq!(keys.physical(other), other);
             }
         }

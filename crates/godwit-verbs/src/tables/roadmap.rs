@@ -33,6 +33,13 @@ pub enum Call {
         /// `IBV_ACCESS_*`
         access: i32,
     },
+    /// `ibv_alloc_mw`
+    MemoryWindow {
+        /// Its protection domain.
+        pd: ObjectId,
+        /// `IBV_MW_TYPE_*`
+        window_type: i32,
+    },
     /// `ibv_create_comp_channel`
     CompletionChannel {
         /// Its context.
@@ -83,6 +90,7 @@ impl Call {
                 [Some(context), None, None, None]
             }
             Call::MemoryRegion { pd, .. }
+            | Call::MemoryWindow { pd, .. }
             | Call::AddressHandle { pd }
             | Call::SharedReceiveQueue { pd } => [Some(pd), None, None, None],
             Call::CompletionQueue {
@@ -234,7 +242,7 @@ mod tests {
     proptest! {
         /// Whatever is made and destroyed: every call's parents come before it.
         #[test]
-        fn calls_can_be_made_in_their_order(steps in prop::collection::vec((0u8..8, 0usize..32, 0usize..32), 0..200)) {
+        fn calls_can_be_made_in_their_order(steps in prop::collection::vec((0u8..9, 0usize..32, 0usize..32), 0..200)) {
             let mut map = Roadmap::default();
             for (what, first, second) in steps {
                 let pick = |number: usize, wanted: fn(&Call) -> bool| {
@@ -252,6 +260,7 @@ mod tests {
                     (3, _, Some(pd), Some(cq), _) => drop(map.add(Call::QueuePair { pd, send_cq: cq, recv_cq: cq, srq: pick(second, |call| matches!(call, Call::SharedReceiveQueue { .. })), transport: 2 })),
                     (4, _, Some(pd), ..) => drop(map.add(Call::MemoryRegion { pd, address: 0, length: 1, iova: 0, access: 0 })),
                     (5, _, Some(pd), ..) => drop(map.add(Call::SharedReceiveQueue { pd })),
+                    (6, _, Some(pd), ..) => drop(map.add(Call::MemoryWindow { pd, window_type: 1 })),
                     (_, _, _, _, Some(object)) => drop(map.remove(object)),
                     _ => {}
                 }

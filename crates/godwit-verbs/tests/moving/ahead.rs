@@ -2,6 +2,7 @@
 
 use godwit_verbs::abi::*;
 use godwit_verbs::shim;
+use godwit_verbs::tables::RemoteKey;
 
 use crate::device::{arrive, complete_sends, with};
 use crate::{Application, suspend_and_release};
@@ -51,7 +52,7 @@ fn a_partner_works_on_until_it_changes_over_to_what_was_prepared() {
     complete_sends();
     application.wait(1).unwrap();
     with(|device| device.changes = 0);
-    shim::switch(&only, &[(5, 6)]).unwrap();
+    shim::switch(&only, &[RemoteKey::Region(5, 6)]).unwrap();
     assert_eq!(
         with(|device| device.changes),
         0,

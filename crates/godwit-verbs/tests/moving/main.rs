@@ -7,6 +7,7 @@ mod attached;
 mod datagrams;
 mod device;
 mod events;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use device::{Device, arrive, arrive_shared, complete_sends, with};
 use godwit_verbs::abi::*;
 use godwit_verbs::shim::{self, Connection};
-use godwit_verbs::tables::Gid;
+use godwit_verbs::tables::{Gid, RemoteKey};
 
 /// An application with one connected queue pair that two requests and four receives fit into.
 struct Application {
@@ -174,6 +175,15 @@ impl Drop for Application {
     }
 }
 
+/// The keys of regions, by what the application knows.
+fn keys_of_regions(keys: &[RemoteKey]) -> BTreeMap<u32, u32> {
+    let regions = keys.iter().filter_map(|key| match *key {
+        RemoteKey::Region(known, physical) => Some((known, physical)),
+        RemoteKey::Window { .. } => None,
+    });
+    regions.collect()
+}
+
 fn no_data(wr_id: u64) -> ibv_recv_wr {
     ibv_recv_wr {
         wr_id,
@@ -206,7 +216,7 @@ fn no_key_and_no_number_means_another_object_after_a_move() {
     // At the new place others have the first key and the first number.
     with(|device| (device.keys.insert(keys[0]), device.numbers.insert(1)));
     let made = shim::recreate(None).unwrap();
-    let moved: BTreeMap<u32, u32> = made.remote_keys.into_iter().collect();
+    let moved = keys_of_regions(&made.remote_keys);
     assert_ne!(
         moved[&keys[0]], keys[1],
         "a partner without a table would write into the other region"
@@ -244,13 +254,7 @@ fn a_local_key_means_its_region_wherever_the_process_is() {
     shim::resume(None).unwrap();
     let moved = keys.map(|key| application.send_with_key(key));
     // The device's keys of a region are the same number for both.
-    let expected = keys.map(|key| {
-        made.remote_keys
-            .iter()
-            .find(|pair| pair.0 == key)
-            .unwrap()
-            .1
-    });
+    let expected = keys.map(|key| keys_of_regions(&made.remote_keys)[&key]);
     assert_eq!(moved, expected);
     assert!(moved.iter().all(|key| !keys.contains(key)));
     // SAFETY: the region lives until here.
@@ -281,7 +285,7 @@ fn the_partner_of_a_process_that_moved_keeps_its_local_keys() {
     complete_sends();
     application.wait(0).unwrap();
     let mut connection = application.connection();
-    connection.remote_keys = Some(vec![(5, 6)]);
+    connection.remote_keys = Some(vec![RemoteKey::Region(5, 6)]);
     shim::connect(&[connection]).unwrap();
     shim::resume(Some(&only)).unwrap();
     assert_eq!(application.send_with_key(known), known);
@@ -538,7 +542,9 @@ fn a_key_that_was_given_back_before_a_move_reaches_nothing_after_it() {
     with(|device| device.keys.insert(keys[1]));
     let made = shim::recreate(None).unwrap();
     assert!(
-        made.remote_keys.iter().all(|pair| pair.1 != keys[0]),
+        keys_of_regions(&made.remote_keys)
+            .values()
+            .all(|key| *key != keys[0]),
         "a partner that kept a key of nothing would write into the other region"
     );
     shim::connect(&[application.connection()]).unwrap();

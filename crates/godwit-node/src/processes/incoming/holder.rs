@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use godwit_verbs::control::{Answer, Request};
 use godwit_verbs::shim::{Connection, Plan};
+use godwit_verbs::tables::RemoteKey;
 use tokio::process::{Child, Command};
 
 use crate::processes::host::threads::threads_of;
@@ -120,7 +121,7 @@ impl Holder {
     ///
     /// # Errors
     /// One sentence. The process may make its objects again without a holder.
-    pub(crate) async fn give_to(self, pid: u32) -> Result<Vec<(u32, u32)>, String> {
+    pub(crate) async fn give_to(self, pid: u32) -> Result<Vec<RemoteKey>, String> {
         let asked = Request::Attach { holder: self.pid };
         let given = match ask(pid, asked).await {
             Ok(Answer::Attached(attached)) => Ok(attached.remote_keys),

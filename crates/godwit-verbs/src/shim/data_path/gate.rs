@@ -283,6 +283,7 @@ fn nobody() -> *mut ThreadSlot {
 }
 
 /// A value that its owner uses.
+#[repr(C)]
 pub(in crate::shim) struct Inside<'a, T> {
     gate: &'a Gate<T>,
     slot: &'static ThreadSlot,

@@ -1,6 +1,8 @@
-//! What is called for each request and completion: no lock of ours, no allocation, no system call.
+//! What is called for each request and completion: no lock of ours, no allocation, no system call, but for requests about
+//! memory windows, which take a lock.
 
 pub(super) mod doorbell;
 pub(super) mod gate;
 pub(super) mod polling;
 pub(super) mod posting;
+pub(super) mod windows;

@@ -5,6 +5,7 @@ use std::hint::cold_path;
 use std::ptr;
 use std::sync::atomic::Ordering;
 
+use super::windows;
 use crate::abi::*;
 use crate::shim::objects::{self, *};
 use crate::shim::verbs::completions;
@@ -19,7 +20,7 @@ pub unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, into: *mut ibv_wc
 }
 
 #[cold]
-unsafe fn poll_slowly(shadow: &ShadowCq, most: c_int, into: *mut ibv_wc) -> c_int {
+unsafe extern "C" fn poll_slowly(shadow: &ShadowCq, most: c_int, into: *mut ibv_wc) -> c_int {
     let mut lane = shadow.lane.lock();
     if !lane.suspended && !lane.backlog && lane.drained.is_empty() && lane.markers == 0 {
         let result = lane.poll(most, into);
@@ -75,6 +76,9 @@ impl CqLane {
             shadow.failed.store(true, Ordering::Release);
         } else if completion.opcode & IBV_WC_RECV != 0 {
             shadow.receives.complete_one();
+            if completion.wc_flags & IBV_WC_WITH_INV != 0 {
+                completion.imm_data = windows::invalidated(completion.imm_data);
+            }
         }
         completion.qp_num = shadow.face.qp_num;
         shadow

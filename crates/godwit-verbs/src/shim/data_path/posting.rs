@@ -8,7 +8,8 @@ use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-use super::doorbell;
+use super::gate::Inside;
+use super::{doorbell, windows};
 use crate::abi::*;
 use crate::shim::objects::*;
 use crate::shim::verbs::datagrams;
@@ -22,15 +23,39 @@ pub unsafe extern "C" fn post_send(
 ) -> c_int {
     let shadow = &*qp.cast::<ShadowQp>();
     match shadow.lane.enter() {
-        Some(mut lane) if lane.plain => lane.pass_on(first, bad),
-        Some(mut lane) if lane.is_simple(first) => lane.send_one(first, bad),
-        Some(mut lane) => lane.send(first, bad),
+        Some(mut lane) if lane.plain && is_single(first) => lane.pass_on_one(first, bad),
+        Some(lane) => {
+            cold_path();
+            post_send_others(lane, first, bad)
+        }
         None => post_send_slowly(shadow, first, bad),
     }
 }
 
+/// Apart, so that [`post_send`] saves no more registers than it uses for what most requests are. It is of C's kind, as are
+/// the slow ways: such a function does not unwind, so its caller can end with a jump to it.
+#[inline(never)]
+unsafe extern "C" fn post_send_others(
+    mut lane: Inside<'_, QpLane>,
+    first: *mut ibv_send_wr,
+    bad: *mut *mut ibv_send_wr,
+) -> c_int {
+    if lane.plain {
+        lane.pass_on(first, bad)
+    } else if lane.is_simple(first) {
+        lane.send_one(first, bad)
+    } else {
+        lane.send(first, bad)
+    }
+}
+
+#[inline]
+unsafe fn is_single(first: *const ibv_send_wr) -> bool {
+    !first.is_null() && (*first).next.is_null()
+}
+
 #[cold]
-unsafe fn post_send_slowly(
+unsafe extern "C" fn post_send_slowly(
     shadow: &ShadowQp,
     first: *mut ibv_send_wr,
     bad: *mut *mut ibv_send_wr,
@@ -49,20 +74,31 @@ unsafe fn post_send_slowly(
 }
 
 impl QpLane {
-    /// Gives requests to the device as they are.
+    /// Gives one request to the device as it is.
     #[inline]
+    unsafe fn pass_on_one(
+        &mut self,
+        request: *mut ibv_send_wr,
+        bad: *mut *mut ibv_send_wr,
+    ) -> c_int {
+        // Asked before: what is not used after the call has not to be kept over it.
+        let two_sided = u32::from((*request).is_two_sided());
+        let result = (self.post_send)(self.real, request, bad);
+        if result == 0 {
+            self.sent = self.sent.wrapping_add(two_sided);
+        } else {
+            cold_path();
+        }
+        result
+    }
+
+    /// Gives requests to the device as they are.
+    #[cold]
     unsafe fn pass_on(&mut self, first: *mut ibv_send_wr, bad: *mut *mut ibv_send_wr) -> c_int {
         let result = (self.post_send)(self.real, first, bad);
         // The list is the caller's until the call returns, so it can be read after the device has it.
-        if result != 0 {
-            cold_path();
-            self.sent = self.sent.wrapping_add(two_sided(first, *bad));
-        } else if first.is_null() || !(*first).next.is_null() {
-            cold_path();
-            self.sent = self.sent.wrapping_add(two_sided(first, ptr::null()));
-        } else {
-            self.sent = self.sent.wrapping_add(u32::from((*first).is_two_sided()));
-        }
+        let refused = if result == 0 { ptr::null_mut() } else { *bad };
+        self.sent = self.sent.wrapping_add(two_sided(first, refused));
         result
     }
 
@@ -70,8 +106,7 @@ impl QpLane {
     #[inline]
     unsafe fn is_simple(&self, first: *const ibv_send_wr) -> bool {
         !self.datagrams
-            && !first.is_null()
-            && (*first).next.is_null()
+            && is_single(first)
             && (*first).num_sge == 1
             && (*first).opcode <= IBV_WR_ATOMIC_FETCH_AND_ADD
     }
@@ -134,12 +169,24 @@ impl QpLane {
         let plain = self.plain;
         let mut next = first;
         while !next.is_null() {
+            if (*next).is_local() {
+                let result = match windows::key_of(&*next) {
+                    Some(has) => self.send_local(&*next, has),
+                    None => libc::EINVAL,
+                };
+                if result != 0 {
+                    *bad = next;
+                    return result;
+                }
+                next = (*next).next;
+                continue;
+            }
             let batch_first = next;
             let (mut count, mut pieces, mut two_sided) = (0, 0, 0);
             while !next.is_null() && count < BATCH_REQUESTS {
                 let request = &*next;
                 let wanted = usize::try_from(request.num_sge).unwrap_or(0);
-                if pieces + wanted > BATCH_PIECES {
+                if pieces + wanted > BATCH_PIECES || request.is_local() {
                     break;
                 }
                 let copy = self.sends.as_mut_ptr().add(count);
@@ -240,14 +287,18 @@ impl QpLane {
                 .map(|piece| u64::from((*request.sg_list.add(piece)).length))
                 .sum();
             let too_long = inline && bytes > u64::from(limits.max_inline_data);
-            if count > (limits.max_send_sge as usize).min(BATCH_PIECES) || too_long {
+            let fits = count <= (limits.max_send_sge as usize).min(BATCH_PIECES)
+                && !too_long
+                && !(self.datagrams && request.is_local());
+            let Some(window_key) = windows::key_of(&request).filter(|_| fits) else {
                 *bad = next;
                 return libc::EINVAL;
-            }
+            };
             let mut kept = KeptSend {
                 request,
                 pieces: Vec::with_capacity(count),
                 inline: Vec::new(),
+                window_key,
             };
             for piece in 0..count {
                 let piece = *request.sg_list.add(piece);
@@ -283,8 +334,11 @@ impl QpLane {
             request.next = ptr::null_mut();
             request.num_sge = pieces.len() as c_int;
             request.sg_list = pieces.as_mut_ptr();
-            let mut bad = ptr::null_mut();
-            let result = self.send(&raw mut request, &raw mut bad);
+            let result = if request.is_local() {
+                self.send_local(&request, kept.window_key)
+            } else {
+                self.send(&raw mut request, &mut ptr::null_mut())
+            };
             if result != 0 {
                 self.kept.push_front(kept);
                 return Err(result);
@@ -293,27 +347,38 @@ impl QpLane {
         Ok(())
     }
 
-    /// Gives receives to the device as they are, and notes those that it takes.
+    /// Gives one receive to the device as it is, and notes it, which there has to be room for.
     #[inline]
+    unsafe fn pass_on_receive(
+        &mut self,
+        shadow: &ShadowQp,
+        request: *mut ibv_recv_wr,
+        bad: *mut *mut ibv_recv_wr,
+    ) -> c_int {
+        let result = (self.post_recv)(self.real, request, bad);
+        if result == 0 {
+            shadow.note_receive(&*request);
+        } else {
+            cold_path();
+        }
+        result
+    }
+
+    /// Gives receives to the device as they are, and notes those that it takes.
+    #[cold]
     unsafe fn pass_on_receives(
         &mut self,
         shadow: &ShadowQp,
         first: *mut ibv_recv_wr,
         bad: *mut *mut ibv_recv_wr,
     ) -> c_int {
-        let single = !first.is_null() && (*first).next.is_null();
-        if shadow.receives.room() == 0 || (!single && !shadow.has_room_for(first)) {
-            cold_path();
+        if !shadow.has_room_for(first) {
             return self.receive(Some(shadow), first, bad);
         }
         let result = (self.post_recv)(self.real, first, bad);
         // As for sends, the list can still be read.
-        if result == 0 && single {
-            shadow.note_receive(&*first);
-        } else {
-            let refused = if result == 0 { ptr::null_mut() } else { *bad };
-            shadow.note_receives(first, refused);
-        }
+        let refused = if result == 0 { ptr::null_mut() } else { *bad };
+        shadow.note_receives(first, refused);
         result
     }
 
@@ -444,14 +509,39 @@ pub unsafe extern "C" fn post_recv(
 ) -> c_int {
     let shadow = &*qp.cast::<ShadowQp>();
     match shadow.lane.enter() {
-        Some(mut lane) if lane.plain => lane.pass_on_receives(shadow, first, bad),
-        Some(mut lane) => lane.receive(Some(shadow), first, bad),
+        Some(mut lane)
+            if lane.plain
+                && !first.is_null()
+                && (*first).next.is_null()
+                && shadow.receives.room() > 0 =>
+        {
+            lane.pass_on_receive(shadow, first, bad)
+        }
+        Some(lane) => {
+            cold_path();
+            post_recv_others(lane, shadow, first, bad)
+        }
         None => post_recv_slowly(shadow, first, bad),
     }
 }
 
+/// As [`post_send_others`].
+#[inline(never)]
+unsafe extern "C" fn post_recv_others(
+    mut lane: Inside<'_, QpLane>,
+    shadow: &ShadowQp,
+    first: *mut ibv_recv_wr,
+    bad: *mut *mut ibv_recv_wr,
+) -> c_int {
+    if lane.plain {
+        lane.pass_on_receives(shadow, first, bad)
+    } else {
+        lane.receive(Some(shadow), first, bad)
+    }
+}
+
 #[cold]
-unsafe fn post_recv_slowly(
+unsafe extern "C" fn post_recv_slowly(
     shadow: &ShadowQp,
     first: *mut ibv_recv_wr,
     bad: *mut *mut ibv_recv_wr,

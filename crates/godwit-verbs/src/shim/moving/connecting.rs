@@ -1,12 +1,12 @@
 //! Connecting, and letting the application work.
 
-use super::{Connection, check, chosen};
+use super::{Connection, check, chosen, windows};
 use crate::abi::*;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::verbs::completions::{show, state, wake};
-use crate::shim::world::{Phase, announce_running, world};
-use crate::tables::RemoteKeys;
+use crate::shim::world::{Phase, World, announce_running, world};
+use crate::tables::{RemoteKey, RemoteKeys};
 use std::ffi::c_int;
 use std::ptr;
 use std::sync::PoisonError;
@@ -21,27 +21,34 @@ pub fn connect(connections: &[Connection]) -> Result<(), String> {
     let mut world = world();
     let keys_moved = |connection: &Connection| {
         let keys = connection.remote_keys.as_deref().unwrap_or(&[]);
-        keys.iter().any(|(known, physical)| known != physical)
+        keys.iter().any(RemoteKey::differs)
     };
     if connections.iter().any(keys_moved) && !world.translates {
         // Its requests are translated, and that is for all of their keys.
         world.translate();
     }
+    let mut connected = Vec::new();
     for connection in connections {
         // SAFETY: objects live while the world is locked.
         unsafe {
             let pairs = chosen(&world, Some(&[connection.number]));
-            let pair = pairs
+            let pair = *pairs
                 .first()
                 .ok_or_else(|| format!("there is no queue pair {}", connection.number))?;
-            connect_one(pair, connection)
+            connect_one(&world, pair, connection)
                 .map_err(|error| format!("queue pair {}: {error}", connection.number))?;
+            connected.push(pair);
         }
     }
-    Ok(())
+    // SAFETY: as above.
+    unsafe { windows::bind_again(&world, &connected) }
 }
 
-unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), String> {
+unsafe fn connect_one(
+    world: &World,
+    pair: &ShadowQp,
+    connection: &Connection,
+) -> Result<(), String> {
     let lane = pair.lane.visit();
     if !lane.suspended || lane.real.is_null() {
         return Err("it is not suspended, or has no object of the device".to_owned());
@@ -51,6 +58,7 @@ unsafe fn connect_one(pair: &ShadowQp, connection: &Connection) -> Result<(), St
         return Err("it has not been waited for".to_owned());
     }
     drop(lane);
+    windows::unbind(world, pair)?;
     restart(pair, Some(connection))?;
     if let Some(keys) = &connection.remote_keys {
         take_keys(&mut pair.lane.visit(), keys);
@@ -91,8 +99,8 @@ pub(super) unsafe fn restart(
 }
 
 /// The peer's keys are these from now on.
-pub(super) fn take_keys(lane: &mut QpLane, keys: &[(u32, u32)]) {
-    lane.remote_keys = RemoteKeys::new(keys.to_vec());
+pub(super) fn take_keys(lane: &mut QpLane, keys: &[RemoteKey]) {
+    lane.remote_keys = RemoteKeys::new(keys);
     lane.plain &= lane.remote_keys.is_empty();
 }
 

@@ -1,6 +1,7 @@
 //! Making the device's objects again.
 
 use super::connecting::{post_again, restart};
+use super::windows::bind_again;
 use super::{Recreated, describe};
 use crate::abi::*;
 use crate::shim::descriptors;
@@ -12,8 +13,9 @@ use crate::shim::verbs::contexts::register;
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::{add_route, make_pair};
 use crate::shim::verbs::shared_receives::make_srq;
-use crate::shim::world::{KEYS, Object, Phase, World, world};
-use crate::tables::{Call, ObjectId};
+use crate::shim::verbs::windows::make_window;
+use crate::shim::world::{KEYS, Object, Phase, World, windows, world};
+use crate::tables::{Call, ObjectId, RemoteKey, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -36,7 +38,7 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
     // What there is can be given back once more, or used.
     world.phase = Phase::Suspended;
     Ok(Recreated {
-        remote_keys: world.regions().collect(),
+        remote_keys: world.remote_keys(),
         // SAFETY: objects live while the world is locked.
         queue_pairs: unsafe { world.queue_pairs().map(|pair| describe(&*pair)).collect() },
     })
@@ -46,7 +48,7 @@ pub fn recreate(device: Option<&str>) -> Result<Recreated, String> {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Attached {
     /// The process's remote keys: what applications know, and what the device knows.
-    pub remote_keys: Vec<(u32, u32)>,
+    pub remote_keys: Vec<RemoteKey>,
 }
 
 /// Takes what a holder has made ahead of this process. Its queue pairs are connected, and receives that wait for data
@@ -76,9 +78,14 @@ pub fn attach(handed: HandedOver) -> Result<Attached, String> {
         pair.failed.store(false, Ordering::Release);
         pair.marker_done.store(true, Ordering::Release);
     }
+    // SAFETY: as above; the device's queue pairs are connected.
+    unsafe {
+        let pairs: Vec<_> = world.queue_pairs().map(|pair| &*pair).collect();
+        bind_again(&world, &pairs)?;
+    }
     world.phase = Phase::Suspended;
     Ok(Attached {
-        remote_keys: world.regions().collect(),
+        remote_keys: world.remote_keys(),
     })
 }
 
@@ -161,11 +168,9 @@ fn make_all(world: &mut World, mut source: Source<'_>) -> Result<(), String> {
     if world.phase != Phase::Released {
         return Err("this process has its objects".to_owned());
     }
-    let spoken: Vec<u32> = world.regions().map(|(known, _)| known).collect();
-    world.spoken_keys.extend(spoken);
-    let local: Vec<u32> = world.local_keys().collect();
-    world.known_local_keys.extend(local);
+    world.speak_keys();
     world.translate();
+    world.all_translate = true;
     // The keys that the application uses are the old device's from now on.
     for pair in world.queue_pairs() {
         // SAFETY: objects live while the world is locked.
@@ -263,7 +268,7 @@ unsafe fn make_again(
             };
             let (address, length) = ((*region).face.addr, (*region).face.length);
             let known = (*region).face.rkey;
-            let taken = |key| world.spoken_keys.contains(&key) || world.freed_keys.contains(key);
+            let taken = |key| world.is_spoken(key) || world.is_freed(key);
             let allowed = |made: &ibv_mr| made.rkey == known || !taken(made.rkey);
             let again = register(domain, address, length, iova, access as u32, allowed);
             let again = made(again.unwrap_or(ptr::null_mut()), "ibv_reg_mr")?;
@@ -272,6 +277,19 @@ unsafe fn make_again(
                 .physical_rkey
                 .store((*again).rkey, Ordering::Release);
             (*region).real.store(again, Ordering::Release);
+        }
+        Object::Mw(window) => {
+            let Call::MemoryWindow { window_type, .. } = *call else {
+                return Ok(());
+            };
+            let known = windows().get(window.addr()).map(Window::known_name);
+            let taken = |name| world.is_spoken_window(name) || world.is_freed_window(name);
+            let face = &(*window).face;
+            let allowed = |name| known == Some(name) || !taken(name);
+            let again = make_window(face.context, behind_pd(face.pd), window_type, allowed);
+            let again = made(again.unwrap_or(ptr::null_mut()), "ibv_alloc_mw")?;
+            windows().made_again(window.addr(), (*again).rkey);
+            (*window).real.store(again, Ordering::Release);
         }
         Object::Ah(handle) => {
             let domain = behind_pd((*handle).face.pd);

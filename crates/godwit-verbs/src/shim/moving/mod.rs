@@ -6,6 +6,7 @@ mod making;
 mod places;
 mod preparing;
 mod stopping;
+mod windows;
 
 pub(super) use connecting::walk;
 pub use connecting::{connect, resume};
@@ -23,7 +24,7 @@ use crate::shim::data_path::gate::a_thread_ended_inside;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::world::{Object, World, world};
-use crate::tables::Gid;
+use crate::tables::{Gid, RemoteKey};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -76,14 +77,14 @@ pub struct Connection {
     /// The number that the peer's device knows.
     pub remote_physical: u32,
     /// The peer's remote keys: what applications know, and what its device knows. Absent: as before.
-    pub remote_keys: Option<Vec<(u32, u32)>>,
+    pub remote_keys: Option<Vec<RemoteKey>>,
 }
 
 /// What came of recreation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Recreated {
     /// The process's remote keys: what applications know, and what the device knows.
-    pub remote_keys: Vec<(u32, u32)>,
+    pub remote_keys: Vec<RemoteKey>,
     /// Its queue pairs.
     pub queue_pairs: Vec<QueuePairState>,
 }
@@ -159,6 +160,7 @@ pub fn needs() -> Vec<Need> {
                     device,
                     queue_pairs: 0,
                     regions: 0,
+                    windows: 0,
                     completion_queues: 0,
                     addresses: Vec::new(),
                 },
@@ -172,6 +174,10 @@ pub fn needs() -> Vec<Need> {
                 Object::Mr(region) => {
                     let need = needs.get_mut(&(*region).face.context.addr());
                     need.into_iter().for_each(|need| need.regions += 1);
+                }
+                Object::Mw(window) => {
+                    let need = needs.get_mut(&(*window).face.context.addr());
+                    need.into_iter().for_each(|need| need.windows += 1);
                 }
                 Object::Cq(queue) => {
                     let need = needs.get_mut(&(*queue).face.context.addr());
@@ -260,6 +266,9 @@ fn obstacles_of(world: &World) -> Vec<Obstacle> {
             });
         }
     }
+    // SAFETY: objects live while the world is locked.
+    let of_windows = unsafe { windows::obstacles(world) };
+    found.extend(of_windows.into_iter().map(|what| Obstacle { what }));
     found
 }
 

@@ -10,11 +10,12 @@ use std::sync::atomic::Ordering;
 use serde::{Deserialize, Serialize};
 
 use super::connecting::{post_again, take_keys, walk};
-use super::{Connection, chosen};
+use super::{Connection, chosen, windows};
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
 use crate::shim::verbs::queue_pairs::{add_route, forget_route, make_pair};
 use crate::shim::world::{Phase, World, world};
+use crate::tables::RemoteKey;
 
 /// A queue pair that waits to take another's place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,13 +106,9 @@ unsafe fn one<'a>(world: &World, number: u32) -> Result<&'a ShadowQp, String> {
 ///
 /// # Errors
 /// One sentence that names the queue pair. Those before it have been switched.
-pub fn switch(numbers: &[u32], remote_keys: &[(u32, u32)]) -> Result<(), String> {
+pub fn switch(numbers: &[u32], remote_keys: &[RemoteKey]) -> Result<(), String> {
     let mut world = world();
-    if remote_keys
-        .iter()
-        .any(|(known, physical)| known != physical)
-        && !world.translates
-    {
+    if remote_keys.iter().any(RemoteKey::differs) && !world.translates {
         world.translate();
     }
     let by_number: std::collections::BTreeMap<u32, *mut ShadowQp> = world
@@ -140,15 +137,21 @@ pub fn switch(numbers: &[u32], remote_keys: &[(u32, u32)]) -> Result<(), String>
         };
         return Err(format!("queue pair {number} {why}"));
     }
-    for pair in pairs {
+    for pair in &pairs {
         // SAFETY: as above.
-        unsafe { switch_one(pair, remote_keys) }
+        unsafe { switch_one(&world, pair, remote_keys) }
             .map_err(|error| format!("queue pair {}: {error}", pair.face.qp_num))?;
     }
-    Ok(())
+    // SAFETY: as above.
+    unsafe { windows::bind_again(&world, &pairs) }
 }
 
-unsafe fn switch_one(pair: &ShadowQp, remote_keys: &[(u32, u32)]) -> Result<(), String> {
+unsafe fn switch_one(
+    world: &World,
+    pair: &ShadowQp,
+    remote_keys: &[RemoteKey],
+) -> Result<(), String> {
+    windows::unbind(world, pair)?;
     let number = {
         let mut lane = pair.lane.visit();
         let Some(prepared) = lane.prepared.take() else {

@@ -11,6 +11,7 @@ use crate::shim::real::real;
 use crate::shim::verbs::completions::{show, state, take_event, wake};
 use crate::shim::verbs::datagrams;
 use crate::shim::verbs::queue_pairs::remove_route;
+use crate::shim::verbs::windows::end_window;
 use crate::shim::world::{Object, Phase, world};
 use crate::tables::{Drain, Verdict};
 use std::collections::BTreeMap;
@@ -214,12 +215,14 @@ pub fn release() -> Result<(), String> {
         // SAFETY: as above.
         unsafe { places::note(pair, &mut ports) };
     }
-    let objects: Vec<Object> = world
+    let mut objects: Vec<Object> = world
         .roadmap
         .calls()
         .rev()
         .filter_map(|(id, _)| world.objects.get(&id).copied())
         .collect();
+    // A bound window uses its region and its queue pair, whichever was made first.
+    objects.sort_by_key(|object| !matches!(object, Object::Mw(_)));
     // SAFETY: objects live while the world is locked, and nobody is inside a suspended queue.
     unsafe {
         // A failure below leaves some objects, and recreation makes the others again.
@@ -315,6 +318,15 @@ unsafe fn give_back(object: Object) -> Result<(), String> {
             Ok(())
         }
         Object::Mr(region) => take(&(*region).real, real().dereg_mr, "ibv_dereg_mr"),
+        Object::Mw(window) => {
+            let device_window = (*window).real.load(Ordering::Acquire);
+            check(
+                end_window((*window).face.context, device_window),
+                "ibv_dealloc_mw",
+            )?;
+            (*window).real.store(ptr::null_mut(), Ordering::Release);
+            Ok(())
+        }
         Object::Ah(handle) => datagrams::give_back(&*handle)
             .map_err(|errno| format!("ibv_destroy_ah failed with errno {errno}")),
         Object::Pd(domain) => take(&(*domain).real, real().dealloc_pd, "ibv_dealloc_pd"),

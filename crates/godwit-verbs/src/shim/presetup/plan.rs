@@ -88,7 +88,7 @@ pub(in crate::shim) fn plan_of(world: &World) -> Plan {
     }
 }
 
-/// Nothing for what is made only where the process is: memory regions, and what is made quickly.
+/// Nothing for what is made only where the process is: memory regions, their windows, and what is made quickly.
 unsafe fn details(object: Object) -> Option<(usize, Details)> {
     Some(match object {
         Object::Context(context) => (
@@ -100,7 +100,7 @@ unsafe fn details(object: Object) -> Option<(usize, Details)> {
         Object::Cq(queue) => (queue.addr(), Details::Entries((*queue).face.cqe)),
         Object::Srq(queue) => (queue.addr(), Details::Shared((*queue).init.attr)),
         Object::Qp(pair) => (pair.addr(), Details::Pair(pair_of(&*pair))),
-        Object::Mr(_) | Object::Ah(_) => return None,
+        Object::Mr(_) | Object::Mw(_) | Object::Ah(_) => return None,
     })
 }
 

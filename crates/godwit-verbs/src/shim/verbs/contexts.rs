@@ -5,14 +5,14 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-use super::shared_receives;
+use super::{shared_receives, windows};
 use crate::abi::*;
 use crate::shim::data_path::{polling, posting};
 use crate::shim::descriptors;
 use crate::shim::objects::context_is_ours;
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::world::{KEYS, Object, running_world};
+use crate::shim::world::{KEYS, Object, running_world, windows as all_windows};
 use crate::tables::{Call, make_allowed};
 
 /// Sets `errno` and returns a null pointer, as libibverbs does when it cannot make an object.
@@ -22,26 +22,14 @@ pub(in crate::shim) fn refuse<T>(errno: c_int) -> *mut T {
     ptr::null_mut()
 }
 
-unsafe extern "C" fn no_memory_window(_: *mut ibv_pd, _: c_int) -> *mut c_void {
-    refuse(libc::EOPNOTSUPP)
-}
-
-unsafe extern "C" fn no_bind(_: *mut ibv_qp, _: *mut c_void, _: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-
-unsafe extern "C" fn no_dealloc(_: *mut c_void) -> c_int {
-    libc::EOPNOTSUPP
-}
-
 /// The operations of a shadow context. It carries no extended verbs: their functions live in the
 /// object's own memory, and applications fall back to these.
 fn operations() -> ibv_context_ops {
     ibv_context_ops {
         compat_control: [ptr::null_mut(); 7],
-        alloc_mw: Some(no_memory_window),
-        bind_mw: Some(no_bind),
-        dealloc_mw: Some(no_dealloc),
+        alloc_mw: Some(windows::alloc_mw),
+        bind_mw: Some(windows::bind_mw),
+        dealloc_mw: Some(windows::dealloc_mw),
         compat_create_cq: ptr::null_mut(),
         poll_cq: Some(polling::poll_cq),
         req_notify_cq: Some(polling::req_notify_cq),
@@ -112,7 +100,9 @@ pub unsafe fn close_device(context: *mut ibv_context) -> c_int {
         // The kernel gives back what the application left in it, and libibverbs allows that. The shadows
         // stay in memory, since the application may still name them.
         for gone in world.roadmap.remove_with_users(shadow.id) {
-            world.objects.remove(&gone);
+            if let Some(Object::Mw(window)) = world.objects.remove(&gone) {
+                windows::forget(&mut world, window);
+            }
         }
         if !shadow.devices.is_null() {
             (real().free_device_list)(shadow.devices);
@@ -185,7 +175,7 @@ pub unsafe fn reg_mr(
     let access = access & !OPTIONAL_ACCESS;
     let domain = parent.real.load(Ordering::Acquire);
     let Some(made) = register(domain, address, length, iova, access, |made| {
-        !world.spoken_keys.contains(&made.rkey) && !world.known_local_keys.contains(&made.lkey)
+        !world.is_spoken(made.rkey) && !world.known_local_keys.contains(&made.lkey)
     }) else {
         return ptr::null_mut();
     };
@@ -254,6 +244,7 @@ pub unsafe fn dereg_mr(mr: *mut ibv_mr) -> c_int {
     if result == 0 {
         KEYS.forget(shadow.face.lkey);
         world.freed_keys.push(shadow.face.rkey);
+        all_windows().region_ended(shadow.id);
         world.remove(shadow.id);
         drop(Box::from_raw(mr.cast::<ShadowMr>()));
     }

@@ -5,3 +5,4 @@ pub(super) mod contexts;
 pub(super) mod datagrams;
 pub(super) mod queue_pairs;
 pub(super) mod shared_receives;
+pub(super) mod windows;

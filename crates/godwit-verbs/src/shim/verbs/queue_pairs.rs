@@ -13,7 +13,7 @@ use crate::shim::data_path::gate::Gate;
 use crate::shim::moving::{abandon_one, tidy_one};
 use crate::shim::objects::{self, *};
 use crate::shim::real::real;
-use crate::shim::world::{Object, World, running_world};
+use crate::shim::world::{Object, World, running_world, windows};
 use crate::tables::{Call, ReceiveQueue, RemoteKeys, make_allowed};
 
 /// Remote writes to the queue pair: a marker is a write of nothing, which a queue pair that forbids
@@ -106,6 +106,11 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
     let Some(id) = world.add(call) else {
         return give_up(libc::EINVAL);
     };
+    let datagrams = (*wanted).qp_type == IBV_QPT_UD;
+    if datagrams && !world.translates {
+        // Its requests are copied, for their handles, and so are all of their keys.
+        world.translate();
+    }
     (*wanted).cap = attributes.cap;
     (*wanted).cap.max_send_wr = attributes.cap.max_send_wr.saturating_sub(1);
     let number = (*made).qp_num;
@@ -137,11 +142,12 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
         transitions: Mutex::new(Vec::new()),
         made_ahead: AtomicPtr::new(ptr::null_mut()),
         lane: Gate::new(QpLane {
+            id,
             real: made,
             post_send,
             post_recv,
-            datagrams: (*wanted).qp_type == IBV_QPT_UD,
-            plain: (*wanted).qp_type != IBV_QPT_UD && !world.translates,
+            datagrams,
+            plain: !datagrams && !world.all_translate,
             suspended: false,
             empty: false,
             kept: VecDeque::new(),
@@ -217,6 +223,7 @@ pub unsafe fn destroy_qp(qp: *mut ibv_qp) -> c_int {
             }
         }
         datagrams::end_marker(shadow);
+        windows().pair_ended(shadow.id, shadow.failed.load(Ordering::Acquire));
         world.remove(shadow.id);
         drop(Box::from_raw(qp.cast::<ShadowQp>()));
     }

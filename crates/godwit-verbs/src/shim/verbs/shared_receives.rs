@@ -63,7 +63,7 @@ pub unsafe fn create_srq(pd: *mut ibv_pd, wanted: *mut ibv_srq_init_attr) -> *mu
         lane: Gate::new(SrqLane {
             real: made,
             post,
-            plain: !world.translates,
+            plain: !world.all_translate,
             pieces: Box::new([ibv_sge::default(); BATCH_PIECES]),
         }),
     });

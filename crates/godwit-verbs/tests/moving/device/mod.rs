@@ -1,5 +1,7 @@
 //! A device that is a few tables.
 
+mod windows;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
 use std::ptr;
@@ -8,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use godwit_verbs::abi::*;
 use godwit_verbs::shim::Real;
+use windows::{Local, Window};
+pub(crate) use windows::{Reach, arrive_invalidating};
 
 /// The device: it hands out the smallest free numbers, as one does on a host that is new to the process.
 #[derive(Default)]
@@ -17,7 +21,7 @@ pub(crate) struct Device {
     /// The smallest key. Each test has its own: the library never forgets a key that was in use at a move.
     pub(crate) first_key: u32,
     /// By queue pair: requests that are in flight, receives that wait, and how many requests fit.
-    pub(crate) sends: BTreeMap<u32, VecDeque<ibv_wc>>,
+    pub(crate) sends: BTreeMap<u32, VecDeque<Sent>>,
     pub(crate) receives: BTreeMap<u32, VecDeque<u64>>,
     pub(crate) room: BTreeMap<u32, usize>,
     pub(crate) completed: VecDeque<ibv_wc>,
@@ -37,8 +41,13 @@ pub(crate) struct Device {
     pub(crate) addresses_asked: usize,
     /// Where datagrams went: addresses and numbers of queue pairs.
     pub(crate) addressed: Vec<([u8; 16], u32)>,
-    /// The local keys of the last request's pieces.
+    /// The local keys of the last request's pieces, and its remote key, or the one that it has invalidated.
     pub(crate) local_keys: Vec<u32>,
+    pub(crate) remote_key: u32,
+    /// Memory windows by the upper bits of their keys, the bits that are taken, and how many there have been.
+    pub(crate) windows: BTreeMap<u32, Window>,
+    pub(crate) window_names: BTreeSet<u32>,
+    pub(crate) windows_made: u32,
     /// Whether write(2) to the device's file is refused, as in a process that did not open it; and how often the same
     /// came by ioctl(2).
     pub(crate) write_refused: bool,
@@ -53,6 +62,12 @@ pub(crate) struct Device {
     pub(crate) asynchronous: VecDeque<(usize, c_int, usize)>,
     /// Objects whose end has begun.
     pub(crate) ending: BTreeSet<usize>,
+}
+
+/// A request that is in flight.
+pub(crate) struct Sent {
+    completion: ibv_wc,
+    local: Option<Local>,
 }
 
 static DEVICE: Mutex<Option<Device>> = Mutex::new(None);
@@ -97,6 +112,8 @@ unsafe extern "C" fn open(_: *mut ibv_device) -> *mut ibv_context {
     (*context).ops.post_send = Some(send);
     (*context).ops.post_recv = Some(receive);
     (*context).ops.post_srq_recv = Some(receive_shared);
+    (*context).ops.alloc_mw = Some(windows::alloc);
+    (*context).ops.dealloc_mw = Some(windows::dealloc);
     context
 }
 unsafe extern "C" fn close(context: *mut ibv_context) -> c_int {
@@ -123,6 +140,9 @@ unsafe extern "C" fn register(
     region
 }
 unsafe extern "C" fn deregister(region: *mut ibv_mr) -> c_int {
+    if with(|device| device.has_window((*region).lkey)) {
+        return libc::EINVAL;
+    }
     with(|device| device.keys.remove(&(*region).rkey));
     free(region)
 }
@@ -250,6 +270,8 @@ unsafe extern "C" fn create_qp(_: *mut ibv_pd, init: *mut ibv_qp_init_attr) -> *
 }
 unsafe extern "C" fn destroy_qp(pair: *mut ibv_qp) -> c_int {
     wait_until_heard(pair.addr());
+    let binds = with(|device| device.binds((*pair).qp_num));
+    assert!(!binds, "it ends while windows are bound by it");
     forget((*pair).qp_num);
     with(|device| device.numbers.remove(&(*pair).qp_num));
     close((*pair).context);
@@ -264,6 +286,8 @@ fn forget(number: u32) {
 unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
     with(|device| device.changes += 1);
     if (*to).qp_state == IBV_QPS_RESET {
+        let binds = with(|device| device.binds((*pair).qp_num));
+        assert!(!binds, "it begins anew while windows are bound by it");
         forget((*pair).qp_num);
     }
     0
@@ -282,6 +306,7 @@ unsafe extern "C" fn notify(_: *mut ibv_cq, _: c_int) -> c_int {
 }
 unsafe extern "C" fn poll(_: *mut ibv_cq, most: c_int, into: *mut ibv_wc) -> c_int {
     let taken: Vec<_> = with(|device| {
+        device.complete_local();
         let count = device.completed.len().min(most as usize);
         device.completed.drain(..count).collect()
     });
@@ -317,6 +342,10 @@ unsafe fn send_one(number: u32, request: *mut ibv_send_wr) -> c_int {
         device.local_keys = (0..(*request).num_sge as usize)
             .map(|place| (*(*request).sg_list.add(place)).lkey)
             .collect();
+        device.remote_key = match (*request).opcode {
+            IBV_WR_SEND_WITH_INV => (*request).imm_data,
+            _ => (*request).wr.rdma.rkey,
+        };
         let to = (*request).wr.ud;
         if let Some(address) = device.routes.get(&to.ah.addr()) {
             device.addressed.push((*address, to.remote_qpn));
@@ -326,10 +355,13 @@ unsafe fn send_one(number: u32, request: *mut ibv_send_wr) -> c_int {
         if sends.len() == room {
             return true;
         }
-        sends.push_back(ibv_wc {
-            wr_id: (*request).wr_id,
-            qp_num: number,
-            ..Default::default()
+        sends.push_back(Sent {
+            completion: ibv_wc {
+                wr_id: (*request).wr_id,
+                qp_num: number,
+                ..Default::default()
+            },
+            local: Local::of(&*request),
         });
         false
     });
@@ -389,8 +421,9 @@ unsafe extern "C" fn not_expected() {
 /// Everything that was sent arrives.
 pub(crate) fn complete_sends() {
     with(|device| {
-        let sends = std::mem::take(&mut device.sends);
-        device.completed.extend(sends.into_values().flatten());
+        for (pair, sent) in std::mem::take(&mut device.sends) {
+            sent.into_iter().for_each(|one| device.complete(pair, one));
+        }
     });
 }
 
@@ -412,6 +445,27 @@ pub(crate) fn arrive_shared(place: usize, number: u32) {
 }
 
 impl Device {
+    fn complete(&mut self, pair: u32, sent: Sent) {
+        let mut completion = sent.completion;
+        if let Some(local) = &sent.local {
+            completion.status = self.carry_out(pair, local);
+        }
+        self.completed.push_back(completion);
+    }
+
+    /// What needs no peer is done once all before it is.
+    fn complete_local(&mut self) {
+        let pairs: Vec<u32> = self.sends.keys().copied().collect();
+        for pair in pairs {
+            while let Some(sends) = self.sends.get_mut(&pair)
+                && sends.front().is_some_and(|sent| sent.local.is_some())
+                && let Some(sent) = sends.pop_front()
+            {
+                self.complete(pair, sent);
+            }
+        }
+    }
+
     fn received(&mut self, wr_id: u64, qp_num: u32) {
         self.completed.push_back(ibv_wc {
             wr_id,

@@ -1,0 +1,395 @@
+//! Memory windows: what each is bound to, and by which keys the device knows it (the RDMA live-migration paper,
+//! sections 3.1 and 3.3).
+//!
+//! The upper 24 bits of a window's remote key name it; the lowest byte, its tag, changes each time that it is bound. A
+//! window of type 2 takes the tag that the application asks for. So the names are translated after a move, and a tag is
+//! the same to the application and to the device.
+
+use std::collections::BTreeMap;
+
+use super::ObjectId;
+
+/// Bits of a key that are its tag.
+pub(crate) const TAG_BITS: u32 = 8;
+const TAG: u32 = (1 << TAG_BITS) - 1;
+
+/// Where an application's structure for a window lies: that is how requests name it.
+pub type WindowAddress = usize;
+
+/// What a window lets peers reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Part of this region.
+    pub region: ObjectId,
+    /// Bound with a request to this queue pair, which alone uses it if the window is of type 2.
+    pub pair: ObjectId,
+    /// Where the part begins, as requests say it.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// `IBV_ACCESS_*`
+    pub access: u32,
+}
+
+/// Whether a window is bound, when all that was posted has been done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// It is not.
+    No,
+    /// It is.
+    To(Binding),
+    /// It was, by a queue pair that failed and is gone: whether that came before or after is not known.
+    Unknown,
+}
+
+/// `IBV_MW_TYPE_*`: how a window is bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WindowType {
+    /// By `ibv_bind_mw`, for all queue pairs of its protection domain.
+    One,
+    /// By a request, for the queue pair that has it.
+    Two,
+}
+
+/// A window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// How it is bound.
+    pub kind: WindowType,
+    /// The name that applications know.
+    known: u32,
+    /// The name that the device knows.
+    physical: u32,
+    /// The tag that applications know, and the device's: another one while a window that was made again has not been bound.
+    known_tag: u32,
+    device_tag: u32,
+    /// What it is bound to.
+    pub bound: Bound,
+    /// Whether the device has it bound like that.
+    pub on_device: bool,
+}
+
+impl Window {
+    /// The upper bits of its keys as applications know them.
+    pub fn known_name(&self) -> u32 {
+        self.known
+    }
+
+    /// Its key as applications know it.
+    pub fn known_key(&self) -> u32 {
+        self.known << TAG_BITS | self.known_tag
+    }
+
+    /// Its key as the device knows it now.
+    pub fn device_key(&self) -> u32 {
+        self.physical << TAG_BITS | self.device_tag
+    }
+
+    /// Its key once the device has it bound as applications know it.
+    pub fn bound_key(&self) -> u32 {
+        self.physical << TAG_BITS | self.known_tag
+    }
+
+    /// It was invalidated, if that can be done to it.
+    fn lose(&mut self) {
+        if self.kind == WindowType::Two {
+            self.bound = Bound::No;
+        }
+    }
+}
+
+/// The process's windows.
+#[derive(Debug, Default)]
+pub struct Windows {
+    all: BTreeMap<WindowAddress, Window>,
+    by_known: BTreeMap<u32, WindowAddress>,
+    by_physical: BTreeMap<u32, WindowAddress>,
+}
+
+impl Windows {
+    /// None.
+    pub const fn new() -> Self {
+        Self {
+            all: BTreeMap::new(),
+            by_known: BTreeMap::new(),
+            by_physical: BTreeMap::new(),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// A window was made, with this key.
+    pub fn add(&mut self, address: WindowAddress, kind: WindowType, key: u32) {
+        let (name, tag) = (key >> TAG_BITS, key & TAG);
+        let window = Window {
+            kind,
+            known: name,
+            physical: name,
+            known_tag: tag,
+            device_tag: tag,
+            bound: Bound::No,
+            on_device: true,
+        };
+        self.all.insert(address, window);
+        self.by_known.insert(name, address);
+        self.by_physical.insert(name, address);
+    }
+
+    /// The window is gone. Gives the name that applications knew.
+    pub fn remove(&mut self, address: WindowAddress) -> Option<u32> {
+        let window = self.all.remove(&address)?;
+        self.by_known.remove(&window.known);
+        self.by_physical.remove(&window.physical);
+        Some(window.known)
+    }
+
+    /// The device has made the window again, with this key, and has not bound it.
+    pub fn made_again(&mut self, address: WindowAddress, key: u32) {
+        let Some(window) = self.all.get_mut(&address) else {
+            return;
+        };
+        if self.by_physical.get(&window.physical) == Some(&address) {
+            self.by_physical.remove(&window.physical);
+        }
+        (window.physical, window.device_tag) = (key >> TAG_BITS, key & TAG);
+        window.on_device = window.bound == Bound::No;
+        self.by_physical.insert(window.physical, address);
+    }
+
+    /// Whether a window is known by this name, to applications or to the device.
+    pub fn has_name(&self, name: u32) -> bool {
+        self.by_known.contains_key(&name) || self.by_physical.contains_key(&name)
+    }
+
+    /// All names: what applications know, and what the device knows.
+    pub fn names(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.all
+            .values()
+            .map(|window| (window.known, window.physical))
+    }
+
+    /// The window at `address`.
+    pub fn get(&self, address: WindowAddress) -> Option<&Window> {
+        self.all.get(&address)
+    }
+
+    /// All of them.
+    pub fn all(&self) -> impl Iterator<Item = (WindowAddress, &Window)> {
+        self.all.iter().map(|(address, window)| (*address, window))
+    }
+
+    /// What a request to bind the window says to the device: the key that it has, and the one that it is to have. The
+    /// application's structure says `has`, and its request `wanted`. A structure that says something else than the
+    /// device would refuses, as it does without this library.
+    pub fn keys_to_bind(
+        &self,
+        address: WindowAddress,
+        has: u32,
+        wanted: u32,
+    ) -> Option<(u32, u32)> {
+        let window = self.all.get(&address)?;
+        let strays = (has & TAG).wrapping_sub(window.known_tag);
+        let name = if has >> TAG_BITS == window.known {
+            window.physical
+        } else {
+            0
+        };
+        Some((
+            name << TAG_BITS | window.device_tag.wrapping_add(strays) & TAG,
+            window.physical << TAG_BITS | wanted & TAG,
+        ))
+    }
+
+    /// The device was asked to bind the window; its key has the tag of `wanted` from now on.
+    pub fn bind(&mut self, address: WindowAddress, wanted: u32, bound: Bound) {
+        if let Some(window) = self.all.get_mut(&address) {
+            (window.known_tag, window.device_tag) = (wanted & TAG, wanted & TAG);
+            (window.bound, window.on_device) = (bound, true);
+        }
+    }
+
+    /// The device has bound the window again, or has it not bound for a while.
+    pub fn set_on_device(&mut self, address: WindowAddress, on_device: bool) {
+        if let Some(window) = self.all.get_mut(&address) {
+            window.on_device = on_device;
+            if on_device {
+                window.device_tag = window.known_tag;
+            }
+        }
+    }
+
+    /// The device's key for the one that applications know; nothing if it is no window's.
+    pub fn device_key(&self, known: u32) -> Option<u32> {
+        let address = self.by_known.get(&(known >> TAG_BITS))?;
+        let window = self.all.get(address)?;
+        let strays = (known & TAG).wrapping_sub(window.known_tag);
+        Some(window.physical << TAG_BITS | window.device_tag.wrapping_add(strays) & TAG)
+    }
+
+    /// The application has its window invalidated by the key that it knows. Devices refuse that for type 1.
+    pub fn invalidate(&mut self, known: u32) {
+        let address = self.by_known.get(&(known >> TAG_BITS));
+        if let Some(window) = address.and_then(|address| self.all.get_mut(address))
+            && window.known_tag == known & TAG
+        {
+            window.lose();
+        }
+    }
+
+    /// A peer has invalidated a window by the key that the device knows. Gives the one that applications know; nothing
+    /// if it is no window's.
+    pub fn invalidated(&mut self, device_key: u32) -> Option<u32> {
+        let address = self.by_physical.get(&(device_key >> TAG_BITS))?;
+        let window = self.all.get_mut(address)?;
+        if window.device_tag == device_key & TAG {
+            window.lose();
+        }
+        Some(window.known << TAG_BITS | device_key & TAG)
+    }
+
+    /// The region is gone, and with it what windows let peers reach of it.
+    pub fn region_ended(&mut self, region: ObjectId) {
+        for window in self.all.values_mut() {
+            if matches!(window.bound, Bound::To(binding) if binding.region == region) {
+                window.bound = Bound::No;
+            }
+        }
+    }
+
+    /// The queue pair is gone, and windows of type 2 with it. Whether it bound others is not known if it has `failed`.
+    pub fn pair_ended(&mut self, pair: ObjectId, failed: bool) {
+        for window in self.all.values_mut() {
+            if let Bound::To(binding) = window.bound
+                && binding.pair == pair
+            {
+                match window.kind {
+                    WindowType::Two => window.bound = Bound::No,
+                    WindowType::One if failed => window.bound = Bound::Unknown,
+                    WindowType::One => {}
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const AT: WindowAddress = 0x1000;
+
+    fn binding(region: u64, pair: u64) -> Bound {
+        Bound::To(Binding {
+            region: ObjectId(region),
+            pair: ObjectId(pair),
+            address: 0,
+            length: 8,
+            access: 2,
+        })
+    }
+
+    fn bound(windows: &Windows) -> Bound {
+        windows.get(AT).unwrap().bound
+    }
+
+    #[test]
+    fn a_window_that_was_made_again_has_the_tag_that_its_users_know_once_it_is_bound() {
+        let mut windows = Windows::new();
+        windows.add(AT, WindowType::Two, 0x0500_0007);
+        assert_eq!(
+            windows.keys_to_bind(AT, 0x0500_0007, 0x0500_0008),
+            Some((0x0500_0007, 0x0500_0008))
+        );
+        windows.bind(AT, 0x0500_0008, binding(1, 2));
+        windows.made_again(AT, 0x0900_0042);
+        let window = *windows.get(AT).unwrap();
+        assert!(!window.on_device);
+        assert_eq!(
+            (window.known_key(), window.device_key(), window.bound_key()),
+            (0x0500_0008, 0x0900_0042, 0x0900_0008)
+        );
+        windows.set_on_device(AT, true);
+        assert_eq!(windows.device_key(0x0500_0008), Some(0x0900_0008));
+        assert_eq!(windows.names().collect::<Vec<_>>(), [(0x5_0000, 0x9_0000)]);
+        assert!(windows.has_name(0x5_0000) && windows.has_name(0x9_0000));
+        assert_eq!(windows.remove(AT), Some(0x5_0000));
+        assert!(!windows.has_name(0x5_0000) && !windows.has_name(0x9_0000));
+    }
+
+    #[test]
+    fn a_stale_key_stays_stale() {
+        let mut windows = Windows::new();
+        windows.add(AT, WindowType::Two, 0x507);
+        windows.made_again(AT, 0x942);
+        // What the application knows is what the device has, until the first binding gives both the same tag.
+        assert_eq!(windows.keys_to_bind(AT, 0x507, 0x508), Some((0x942, 0x908)));
+        assert_eq!(windows.keys_to_bind(AT, 0x506, 0x508), Some((0x941, 0x908)));
+        // A structure that names another window.
+        assert_eq!(windows.keys_to_bind(AT, 0x607, 0x508), Some((0x42, 0x908)));
+        assert_eq!(windows.keys_to_bind(AT + 1, 0x507, 0x508), None);
+        windows.bind(AT, 0x508, binding(1, 2));
+        windows.invalidate(0x507);
+        assert_eq!(windows.invalidated(0x907), Some(0x507));
+        assert_eq!(windows.invalidated(0x508), None);
+        assert_eq!(bound(&windows), binding(1, 2));
+        assert_eq!(windows.invalidated(0x908), Some(0x508));
+        assert_eq!(bound(&windows), Bound::No);
+    }
+
+    #[test]
+    fn what_ends_takes_bindings_with_it() {
+        let mut windows = Windows::new();
+        windows.add(AT, WindowType::One, 0x507);
+        windows.bind(AT, 0x508, binding(1, 2));
+        windows.invalidate(0x508);
+        windows.pair_ended(ObjectId(2), false);
+        windows.pair_ended(ObjectId(3), true);
+        windows.region_ended(ObjectId(3));
+        assert_eq!(bound(&windows), binding(1, 2));
+        windows.pair_ended(ObjectId(2), true);
+        assert_eq!(bound(&windows), Bound::Unknown);
+        windows.bind(AT, 0x509, binding(1, 2));
+        windows.region_ended(ObjectId(1));
+        assert_eq!(bound(&windows), Bound::No);
+        windows.remove(AT);
+        windows.add(AT, WindowType::Two, 0x507);
+        windows.bind(AT, 0x508, binding(1, 2));
+        windows.pair_ended(ObjectId(2), false);
+        assert_eq!(bound(&windows), Bound::No);
+    }
+
+    proptest! {
+        /// However often windows are made again: a key that applications know leads to its window and back.
+        #[test]
+        fn a_key_means_its_window(
+            moves in prop::collection::vec((0usize..4, 0u32..1 << 24, any::<u8>(), any::<u8>()), 1..40),
+        ) {
+            let mut windows = Windows::new();
+            for window in 0..4 {
+                windows.add(window, WindowType::Two, ((window as u32 + 1) << TAG_BITS) + 3);
+            }
+            for (window, name, fresh, tag) in moves {
+                if windows.all().any(|(other, has)| other != window && has.physical == name) {
+                    continue;
+                }
+                windows.made_again(window, name << TAG_BITS | u32::from(fresh));
+                let known = windows.get(window).unwrap().known_key();
+                let (has, wanted) = windows.keys_to_bind(window, known, known & !TAG | u32::from(tag)).unwrap();
+                prop_assert_eq!(has, name << TAG_BITS | u32::from(fresh));
+                windows.bind(window, wanted, binding(1, 2));
+                for address in 0..4 {
+                    let has = *windows.get(address).unwrap();
+                    prop_assert_eq!(windows.device_key(has.known_key()), Some(has.device_key()));
+                    prop_assert_eq!(has.known_key() >> TAG_BITS, address as u32 + 1);
+                }
+                let device_key = windows.get(window).unwrap().device_key();
+                let known = windows.get(window).unwrap().known_key();
+                prop_assert_eq!(windows.invalidated(device_key), Some(known));
+            }
+        }
+    }
+}

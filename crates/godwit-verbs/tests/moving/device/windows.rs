@@ -1,0 +1,183 @@
+//! Memory windows of the device that is a few tables. It keeps them as soft-RoCE does (before Linux 6.0, which is the more
+//! strict one), and ends the test where that would wait without end or leave a window bound to nothing.
+
+use std::ffi::c_int;
+
+use godwit_verbs::abi::*;
+
+use super::{Device, free, take, with, zeroed};
+
+/// `IBV_WC_LOC_QP_OP_ERR`, `IBV_WC_MW_BIND_ERR`
+const INVALIDATION_FAILED: c_int = 2;
+const BINDING_FAILED: c_int = 6;
+
+/// A window of the device.
+pub(crate) struct Window {
+    key: u32,
+    kind: c_int,
+    bound: Option<Bound>,
+}
+
+struct Bound {
+    pair: u32,
+    reaches: Reach,
+}
+
+/// What a window lets peers reach: part of the region that has this local key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Reach {
+    pub(crate) region: u32,
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+}
+
+/// What a request has the device do with a window.
+pub(crate) enum Local {
+    Bind {
+        has: u32,
+        wanted: u32,
+        reaches: Reach,
+    },
+    Invalidate(u32),
+}
+
+impl Local {
+    /// What the device's library reads from the request, when it is posted.
+    pub(super) unsafe fn of(request: &ibv_send_wr) -> Option<Self> {
+        match request.opcode {
+            IBV_WR_LOCAL_INV => Some(Self::Invalidate(request.imm_data)),
+            IBV_WR_BIND_MW => {
+                let bind = &request.bind_mw;
+                Some(Self::Bind {
+                    has: (*bind.mw).rkey,
+                    wanted: bind.rkey,
+                    reaches: Reach {
+                        region: (*bind.bind_info.mr).lkey,
+                        address: bind.bind_info.addr,
+                        length: bind.bind_info.length,
+                    },
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn alloc(pd: *mut ibv_pd, kind: c_int) -> *mut ibv_mw {
+    let window = zeroed::<ibv_mw>();
+    ((*window).pd, (*window).type_) = (pd, kind);
+    (*window).rkey = with(|device| {
+        let name = take(&mut device.window_names, device.first_key << 8);
+        device.windows_made += 1;
+        let key = name << 8 | (device.windows_made * 37) & 0xff;
+        let bound = None;
+        device.windows.insert(name, Window { key, kind, bound });
+        key
+    });
+    window
+}
+
+pub(super) unsafe extern "C" fn dealloc(window: *mut ibv_mw) -> c_int {
+    with(|device| {
+        let name = (*window).rkey >> 8;
+        device.window_names.remove(&name);
+        assert!(device.windows.remove(&name).is_some(), "it is none");
+    });
+    free(window)
+}
+
+impl Device {
+    /// Does it, in the order of the queue pair's requests. Gives the status of its completion.
+    pub(super) fn carry_out(&mut self, pair: u32, local: &Local) -> c_int {
+        match local {
+            Local::Invalidate(key) => self.invalidate(*key),
+            Local::Bind {
+                has,
+                wanted,
+                reaches,
+            } => {
+                let Some(window) = self.windows.get_mut(&(has >> 8)) else {
+                    return BINDING_FAILED;
+                };
+                let is_free = window.kind == IBV_MW_TYPE_1 || window.bound.is_none();
+                let binds = reaches.length > 0;
+                if window.key != *has
+                    || window.key & 0xff == wanted & 0xff
+                    || !is_free
+                    || (window.kind == IBV_MW_TYPE_2 && !binds)
+                    || (binds && !self.keys.contains(&reaches.region))
+                {
+                    return BINDING_FAILED;
+                }
+                window.key = window.key & !0xff | wanted & 0xff;
+                window.bound = binds.then_some(Bound {
+                    pair,
+                    reaches: *reaches,
+                });
+                IBV_WC_SUCCESS
+            }
+        }
+    }
+
+    fn invalidate(&mut self, key: u32) -> c_int {
+        match self.windows.get_mut(&(key >> 8)) {
+            Some(window) if window.key == key && window.kind == IBV_MW_TYPE_2 => {
+                window.bound = None;
+                IBV_WC_SUCCESS
+            }
+            _ => INVALIDATION_FAILED,
+        }
+    }
+
+    /// What a peer reaches that is connected to queue pair `pair` and has this key.
+    pub(crate) fn reach(&self, pair: u32, key: u32) -> Option<Reach> {
+        let window = self
+            .windows
+            .get(&(key >> 8))
+            .filter(|window| window.key == key)?;
+        let bound = window.bound.as_ref()?;
+        (window.kind == IBV_MW_TYPE_1 || bound.pair == pair).then_some(bound.reaches)
+    }
+
+    /// Whether windows of type 2 are bound by the queue pair.
+    pub(super) fn binds(&self, pair: u32) -> bool {
+        let mut all = self.windows.values();
+        all.any(|window| {
+            window.kind == IBV_MW_TYPE_2
+                && window
+                    .bound
+                    .as_ref()
+                    .is_some_and(|bound| bound.pair == pair)
+        })
+    }
+
+    /// Whether a window is bound to the region.
+    pub(super) fn has_window(&self, region: u32) -> bool {
+        let mut bound = self
+            .windows
+            .values()
+            .filter_map(|window| window.bound.as_ref());
+        bound.any(|bound| bound.reaches.region == region)
+    }
+}
+
+/// A message arrives at queue pair `number`, and the peer has this key invalidated with it.
+pub(crate) fn arrive_invalidating(number: u32, key: u32) {
+    with(|device| {
+        assert_eq!(device.invalidate(key), IBV_WC_SUCCESS);
+        let wr_id = device
+            .receives
+            .get_mut(&number)
+            .unwrap()
+            .pop_front()
+            .unwrap();
+        device.completed.push_back(ibv_wc {
+            wr_id,
+            opcode: IBV_WC_RECV,
+            qp_num: number,
+            wc_flags: IBV_WC_WITH_INV,
+            imm_data: key,
+            ..Default::default()
+        });
+    });
+}
