@@ -7,6 +7,7 @@ mod attached;
 mod datagrams;
 mod device;
 mod events;
+mod many;
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
