@@ -9,6 +9,7 @@ mod guest;
 mod moving;
 mod nodes;
 mod payload;
+mod perftest;
 mod place;
 mod program;
 
@@ -20,6 +21,7 @@ pub use moving::{
 };
 pub use nodes::{certificates, kill_node, start_node};
 pub use payload::payload;
+pub use perftest::write_bw;
 pub use place::Place;
 pub use program::{
     ALIAS, AtWork, PARTNER_ALIAS, Program, Side, checked_end, clean_up, connected, listening, said,
