@@ -108,6 +108,10 @@ pub unsafe fn create_qp(pd: *mut ibv_pd, wanted: *mut ibv_qp_init_attr) -> *mut 
     };
     (*wanted).cap = attributes.cap;
     (*wanted).cap.max_send_wr = attributes.cap.max_send_wr.saturating_sub(1);
+    if (*wanted).qp_type == IBV_QPT_UD && !world.translates {
+        // Its requests are always copied, since they name handles of ours, and then all of their keys are translated.
+        world.translate();
+    }
     let number = (*made).qp_num;
     shadow.write(ShadowQp {
         face: ibv_qp {
