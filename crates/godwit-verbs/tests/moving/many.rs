@@ -34,10 +34,8 @@ impl One {
                 ..Default::default()
             };
             // SAFETY: the pair lives.
-            assert_eq!(
-                unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) },
-                0
-            );
+            let changed = unsafe { shim::modify_qp(pair, &raw mut to, IBV_QP_STATE) };
+            assert_eq!(changed, 0);
         }
         Self {
             pair,
