@@ -81,7 +81,7 @@ pub(crate) enum Ask {
     Settle,
     /// Have the process take what was made ahead of it or else make its device's objects again, or say what it made.
     Recreate,
-    /// Ask the process that came: one of connect, resume, redirects and status.
+    /// Ask the process that came: one of connect, resume, redirect, redirects and status.
     Moved {
         /// What.
         request: Request,
@@ -91,6 +91,8 @@ pub(crate) enum Ask {
         /// Those of the process that moved.
         redirects: Vec<Redirect>,
     },
+    /// Say where queue pairs for datagrams are of those of your host's processes that have moved.
+    Redirects,
     /// The move has ended; nothing of it is needed any more.
     Over,
 }
@@ -143,7 +145,7 @@ pub(crate) enum Answer {
         /// What stands in the way beside that.
         reasons: Vec<String>,
     },
-    /// To [`Ask::Partner`], [`Ask::Moved`], [`Ask::Hold`] and [`Ask::ConnectHeld`].
+    /// To [`Ask::Partner`], [`Ask::Moved`], [`Ask::Hold`], [`Ask::ConnectHeld`] and [`Ask::Redirects`].
     Library(LibraryAnswer),
     /// The image may come.
     Ready,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_verbs::control::{Request, Status, processes};
+use godwit_verbs::control::{Answer as LibraryAnswer, Request, Status, processes};
 use godwit_verbs::mover::ends_of;
 use godwit_verbs::offer;
 use godwit_verbs::preflight::Offer;
@@ -23,6 +23,8 @@ use crate::processes::{NotDone, ask_all, check_enabled, hear, statuses};
 
 /// How long a connection may be silent: a dump or a transfer may take as long.
 const IDLE: Duration = Duration::from_secs(900);
+/// Places of queue pairs that are told of at once; a process takes no more.
+const MOST_REDIRECTS: usize = 1 << 16;
 
 /// What one node may ask about one move.
 #[derive(Debug)]
@@ -95,7 +97,8 @@ impl Session {
                 let holder = self.holder.take();
                 arrivals::recreate(node, id, peer, holder).await
             }
-            Ask::Redirect { redirects } => redirect(redirects).await,
+            Ask::Redirect { redirects } => redirect(node, redirects).await,
+            Ask::Redirects => redirects(node).await,
             Ask::Moved { request } => arrivals::moved(node, id, peer, request).await,
             Ask::Over => {
                 arrivals::over(node, id, peer).await;
@@ -208,7 +211,7 @@ impl Session {
             Some(numbers) => numbers,
             // It was let go, or never held: it works already.
             None if matches!(request, Request::Resume { .. }) => {
-                return Answer::Library(godwit_verbs::control::Answer::Done);
+                return Answer::Library(LibraryAnswer::Done);
             }
             None => {
                 return Answer::Refused(format!(
@@ -244,25 +247,49 @@ impl Session {
             held.let_go(node, id, pid);
         }
         match answer {
-            Ok(godwit_verbs::control::Answer::Status(status)) => Answer::Library(
-                godwit_verbs::control::Answer::Status(only(status, &numbers)),
-            ),
+            Ok(LibraryAnswer::Status(status)) => {
+                Answer::Library(LibraryAnswer::Status(only(status, &numbers)))
+            }
             Ok(answer) => Answer::Library(answer),
             Err(error) => Answer::Refused(error.into_text()),
         }
     }
 }
 
-/// Tells all processes of this host: who sends to a queue pair for datagrams is known to nobody.
-async fn redirect(redirects: Vec<Redirect>) -> Answer {
-    let pids = match blocking(processes).await {
-        Ok(Ok(pids)) => pids,
-        Ok(Err(error)) => return Answer::Refused(format!("cannot list sockets: {error}")),
-        Err(error) => return Answer::Refused(error.message),
+/// Tells all processes of this host that work: who sends to a queue pair for datagrams is known to nobody.
+async fn redirect(node: &Node, redirects: Vec<Redirect>) -> Answer {
+    let pids = match working(node).await {
+        Ok(pids) => pids,
+        Err(error) => return Answer::Refused(error),
     };
     let answers = ask_all(pids, Request::Redirect { redirects }).await;
     let mut failed = answers.into_iter().filter_map(|(_, answer)| answer.err());
     failed.next().map_or(Answer::Done, Answer::Refused)
+}
+
+/// Where queue pairs for datagrams are of those of this host's processes that have moved.
+async fn redirects(node: &Node) -> Answer {
+    let pids = match working(node).await {
+        Ok(pids) => pids,
+        Err(error) => return Answer::Refused(error),
+    };
+    let answers = ask_all(pids, Request::Redirects).await.into_iter();
+    // One that has just ended is sent nothing.
+    let known = answers.filter_map(|(_, answer)| match answer {
+        Ok(LibraryAnswer::Redirects(redirects)) => Some(redirects),
+        _ => None,
+    });
+    let told = known.flatten().take(MOST_REDIRECTS).collect();
+    Answer::Library(LibraryAnswer::Redirects(told))
+}
+
+/// The processes of this host that use the library, but for those that stand still in a move of this node's: they hear at
+/// its end what they are not told meanwhile, and whoever asks a process that becomes an image may keep it from that.
+async fn working(node: &Node) -> Result<Vec<u32>, String> {
+    let pids = blocking(processes).await.map_err(|error| error.message)?;
+    let mut pids = pids.map_err(|error| format!("cannot list sockets: {error}"))?;
+    pids.retain(|pid| !node.processes.moves.stands_still(*pid));
+    Ok(pids)
 }
 
 /// What a partner is asked for, in the names of fail points.

@@ -111,6 +111,21 @@ impl ProcessMigrations {
         })
     }
 
+    /// Whether a move of this node's has taken the process out of work. At its end the process hears where others are.
+    pub(crate) fn stands_still(&self, pid: u32) -> bool {
+        self.lock().iter().any(|tracked| {
+            let still = matches!(
+                tracked.view.phase,
+                Phase::Dumping
+                    | Phase::Sending
+                    | Phase::Restoring
+                    | Phase::InDoubt
+                    | Phase::GoingBack
+            );
+            still && tracked.view.pid == pid
+        })
+    }
+
     /// Asks the task of a move to give up.
     pub(crate) fn cancel(&self, id: &str) {
         if let Some(tracked) = self.lock().iter().find(|tracked| tracked.view.id == id) {
