@@ -130,3 +130,25 @@ fn every_request_of_many_queue_pairs_completes_once_and_in_order() {
         assert_eq!(unsafe { shim::destroy_qp(one.pair) }, 0);
     }
 }
+
+#[test]
+fn queue_pairs_in_any_number_move_to_a_device_that_is_one_number_behind() {
+    let application = Application::start();
+    let pairs: Vec<One> = (0..300).map(|_| One::new(&application)).collect();
+    shim::suspend(None).unwrap();
+    let mut connections: Vec<_> = pairs.iter().map(One::connection).collect();
+    connections.push(application.connection());
+    let sent = connections.iter().map(|to| (to.number, 0)).collect();
+    complete_sends();
+    shim::drain(&sent, Duration::from_secs(1)).unwrap();
+    shim::release().unwrap();
+    let number = application.number();
+    with(|device| assert!(device.numbers.insert(number), "a free number"));
+    shim::recreate(None).unwrap();
+    shim::connect(&connections).unwrap();
+    shim::resume(None).unwrap();
+    for one in &pairs {
+        // SAFETY: nothing uses it after this.
+        assert_eq!(unsafe { shim::destroy_qp(one.pair) }, 0);
+    }
+}
