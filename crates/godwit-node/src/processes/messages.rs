@@ -91,8 +91,6 @@ pub(crate) enum Ask {
         /// Those of the process that moved.
         redirects: Vec<Redirect>,
     },
-    /// Say where queue pairs for datagrams are of those of your host's processes that have moved.
-    Redirects,
     /// The move has ended; nothing of it is needed any more.
     Over,
 }
@@ -145,7 +143,7 @@ pub(crate) enum Answer {
         /// What stands in the way beside that.
         reasons: Vec<String>,
     },
-    /// To [`Ask::Partner`], [`Ask::Moved`], [`Ask::Hold`], [`Ask::ConnectHeld`] and [`Ask::Redirects`].
+    /// To [`Ask::Partner`], [`Ask::Moved`], [`Ask::Hold`] and [`Ask::ConnectHeld`].
     Library(LibraryAnswer),
     /// The image may come.
     Ready,

@@ -23,8 +23,6 @@ use crate::processes::{NotDone, ask_all, check_enabled, hear, statuses};
 
 /// How long a connection may be silent: a dump or a transfer may take as long.
 const IDLE: Duration = Duration::from_secs(900);
-/// Places of queue pairs that are told of at once; a process takes no more.
-const MOST_REDIRECTS: usize = 1 << 16;
 
 /// What one node may ask about one move.
 #[derive(Debug)]
@@ -98,7 +96,6 @@ impl Session {
                 arrivals::recreate(node, id, peer, holder).await
             }
             Ask::Redirect { redirects } => redirect(node, redirects).await,
-            Ask::Redirects => redirects(node).await,
             Ask::Moved { request } => arrivals::moved(node, id, peer, request).await,
             Ask::Over => {
                 arrivals::over(node, id, peer).await;
@@ -256,40 +253,32 @@ impl Session {
     }
 }
 
-/// Tells all processes of this host that work: who sends to a queue pair for datagrams is known to nobody.
+/// Tells all processes of this host: who sends to a queue pair for datagrams is known to nobody. Those that stand still in a
+/// move of this node's hear it at its end, since whoever asks a process that becomes an image may keep it from that.
 async fn redirect(node: &Node, redirects: Vec<Redirect>) -> Answer {
-    let pids = match working(node).await {
-        Ok(pids) => pids,
-        Err(error) => return Answer::Refused(error),
+    let moves = &node.processes.moves;
+    // One that goes on before processes are listed hears it twice rather than never.
+    let mut still = moves.note_missed(&redirects);
+    let pids = match blocking(processes).await {
+        Ok(Ok(pids)) => pids,
+        Ok(Err(error)) => return Answer::Refused(format!("cannot list sockets: {error}")),
+        Err(error) => return Answer::Refused(error.message),
     };
-    let answers = ask_all(pids, Request::Redirect { redirects }).await;
-    let mut failed = answers.into_iter().filter_map(|(_, answer)| answer.err());
-    failed.next().map_or(Answer::Done, Answer::Refused)
-}
-
-/// Where queue pairs for datagrams are of those of this host's processes that have moved.
-async fn redirects(node: &Node) -> Answer {
-    let pids = match working(node).await {
-        Ok(pids) => pids,
-        Err(error) => return Answer::Refused(error),
+    still.extend(moves.note_missed(&redirects));
+    let asked = pids.into_iter().filter(|pid| !still.contains(pid));
+    let request = Request::Redirect {
+        redirects: redirects.clone(),
     };
-    let answers = ask_all(pids, Request::Redirects).await.into_iter();
-    // One that has just ended is sent nothing.
-    let known = answers.filter_map(|(_, answer)| match answer {
-        Ok(LibraryAnswer::Redirects(redirects)) => Some(redirects),
-        _ => None,
-    });
-    let told = known.flatten().take(MOST_REDIRECTS).collect();
-    Answer::Library(LibraryAnswer::Redirects(told))
-}
-
-/// The processes of this host that use the library, but for those that stand still in a move of this node's: they hear at
-/// its end what they are not told meanwhile, and whoever asks a process that becomes an image may keep it from that.
-async fn working(node: &Node) -> Result<Vec<u32>, String> {
-    let pids = blocking(processes).await.map_err(|error| error.message)?;
-    let mut pids = pids.map_err(|error| format!("cannot list sockets: {error}"))?;
-    pids.retain(|pid| !node.processes.moves.stands_still(*pid));
-    Ok(pids)
+    let answers = ask_all(asked.collect(), request).await.into_iter();
+    let mut failed = answers
+        .filter_map(|(pid, answer)| Some((pid, answer.err()?)))
+        .peekable();
+    if failed.peek().is_some() {
+        // One that has stopped since it was to be told may not have heard.
+        still = moves.note_missed(&redirects);
+    }
+    let failed = failed.find(|(pid, _)| !still.contains(pid));
+    failed.map_or(Answer::Done, |(_, error)| Answer::Refused(error))
 }
 
 /// What a partner is asked for, in the names of fail points.

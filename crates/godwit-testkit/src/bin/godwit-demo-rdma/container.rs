@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use godwit_testkit::rdma::{
     Bed, Moved, Place, RdmaGuest, connected, move_container, preflight_container,
 };
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::report::{Move, Refusal, Report};
@@ -139,18 +140,36 @@ pub(crate) fn start(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
     parsed.map_err(|_| io::Error::other(format!("no process id in {said}")))
 }
 
+/// A container, as runc lists it.
+#[derive(Deserialize)]
+struct Listed {
+    id: String,
+    pid: u32,
+    status: String,
+}
+
+fn listed(guest: &RdmaGuest, id: &str) -> io::Result<Option<Listed>> {
+    let said = guest.must("runc list --format json 2>/dev/null")?;
+    // Without any it says `null`.
+    let all: Option<Vec<Listed>> = serde_json::from_str(&said)
+        .map_err(|error| io::Error::other(format!("runc listed {said:?}: {error}")))?;
+    Ok(all.into_iter().flatten().find(|one| one.id == id))
+}
+
 /// The container's process at the guest that it came to.
 pub(crate) fn restored(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
-    let said = guest.must(&format!(
-        "runc list --format json | sed -n 's/.*\"id\":\"{id}\",\"pid\":\\([0-9]*\\).*/\\1/p'"
-    ))?;
-    let parsed = said.trim().parse();
-    parsed.map_err(|_| {
-        io::Error::other(format!(
-            "guest {} has no container {id}: {said}",
-            guest.number()
-        ))
-    })
+    let there = listed(guest, id)?.ok_or_else(|| {
+        io::Error::other(format!("guest {} has no container {id}", guest.number()))
+    })?;
+    Ok(there.pid)
+}
+
+/// The container's first process in this guest, if there is one, whether it works or not.
+pub(crate) fn exists(guest: &RdmaGuest, id: &str) -> io::Result<Option<u32>> {
+    let there = listed(guest, id)?;
+    Ok(there
+        .filter(|one| one.status != "stopped")
+        .map(|one| one.pid))
 }
 
 /// The namespaces of a container that moves.

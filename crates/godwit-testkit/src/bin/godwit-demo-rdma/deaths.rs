@@ -267,7 +267,7 @@ const CASES: &[Case] = &[
 #[derive(Serialize)]
 pub(crate) struct Death {
     pub(crate) case: &'static str,
-    /// Guests in which the process ran at the end of the move.
+    /// Guests in which the process was at the end of the move, whether it answered or not.
     pub(crate) runs_at: Vec<usize>,
     /// The phase in which it ended, and the error.
     pub(crate) phase: String,
@@ -338,13 +338,17 @@ fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
     let seen = wait_for_end(bed, &id)?;
     found.phase.clone_from(&seen.phase);
     found.said = seen.error.map(|error| error.message);
-    let places: Vec<_> = (1..=2)
-        .filter_map(|number| Some((number, talkers.at(number)?)))
-        .collect();
-    found.runs_at = places.iter().map(|(number, _)| *number).collect();
-    let [(_, place)] = places[..] else {
+    let mut places = Vec::new();
+    for number in 1..=2 {
+        if let Some(place) = talkers.at(number)? {
+            found.runs_at.push(number);
+            places.push(place);
+        }
+    }
+    let [place] = places[..] else {
         return Ok(());
     };
+    place.status()?;
     if found
         .said
         .as_deref()

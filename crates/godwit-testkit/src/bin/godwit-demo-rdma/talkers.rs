@@ -71,15 +71,23 @@ impl<'a> Talkers<'a> {
         }
     }
 
-    /// What moves as it runs in this guest, if it does.
-    pub(crate) fn at(&self, number: usize) -> Option<Place<'a>> {
+    /// What moves as it is in this guest, if it is, whether it works or not: one that only hangs is one too many.
+    ///
+    /// # Errors
+    /// If the guest does not say.
+    pub(crate) fn at(&self, number: usize) -> io::Result<Option<Place<'a>>> {
         let guest = self.bed.guest(number);
         let pid = match self.what {
-            What::Process => self.mover.pid,
-            What::Container => container::restored(guest, CONTAINER).ok()?,
+            What::Process => {
+                let place = Place {
+                    guest,
+                    pid: self.mover.pid,
+                };
+                place.exists()?.then_some(place.pid)
+            }
+            What::Container => container::exists(guest, CONTAINER)?,
         };
-        let place = Place { guest, pid };
-        place.status().ok().map(|_| place)
+        Ok(pid.map(|pid| Place { guest, pid }))
     }
 
     /// Tells the one that moved to end, which is there now, and waits for both.
