@@ -6,7 +6,7 @@ SEEDS ?= 200000
 FIRST ?= 0
 ROUNDS ?= 1
 
-.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma demo-rdma-build test-rdma test-rdma-deaths soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-rdma bench-core bench-policies sim-choice lint fmt fuzz deny
+.PHONY: build test test-s3 guest sim sim-plants soak demo demo-leave demo-vm demo-net demo-memory demo-rdma demo-rdma-build test-rdma test-rdma-deaths test-rdma-container-deaths soak-rdma package bench bench-full bench-idle-copy bench-sla bench-sla-rate bench-sla-steady bench-vhost bench-verbs bench-rdma bench-core bench-policies sim-choice lint fmt fuzz deny
 
 build:
 	scripts/install-deps
@@ -148,15 +148,20 @@ demo-rdma-build:
 	scripts/build-rdma-guest >/dev/null
 	$(CARGO) build --locked -p godwit-verbs -p godwit-testkit -p godwit-cli --features godwit-cli/failpoints --lib --bin godwit --bin godwit-verbs --bin godwit-demo-rdma --bin godwit-verbs-client
 
-# The shortest proof of it, for a continuous-integration run: three programs that each move once or twice.
+# The shortest proof of it, for a continuous-integration run: four programs that each move once or twice.
 test-rdma: demo-rdma-build
-	target/debug/godwit-demo-rdma --only refusals --only "checked: shared" --only write_bw --only "pingpong -e"
+	target/debug/godwit-demo-rdma --only refusals --only "checked: shared" --only "checked: datagrams, shared" --only write_bw --only "pingpong -e"
 
-# A node of the source, the destination or the partner is killed in each phase of a move. Some fifteen minutes.
+# A node of the source, the destination or the partner is killed in each phase of a move. Half an hour.
 test-rdma-deaths: demo-rdma-build
-	target/debug/godwit-demo-rdma --only death
+	target/debug/godwit-demo-rdma --only "death: "
 
-# Fifty moves of two processes that check everything, in turns, with lost packets. Half an hour.
+# The same of a container under runc, of the source's node and the destination's. Half an hour.
+test-rdma-container-deaths: demo-rdma-build
+	target/debug/godwit-demo-rdma --only "death in runc"
+
+# Fifty moves of each pair of processes that check everything, in turns and both at once, over reliable connections and with
+# datagrams, with lost packets. An hour and a half.
 soak-rdma: demo-rdma-build
 	target/debug/godwit-demo-rdma --only checked --moves 50 --loss 1
 

@@ -121,6 +121,10 @@ struct Peer(TcpStream);
 
 impl Peer {
     fn connect(to: &NodeConfig, migration: u8) -> Self {
+        Self::connect_as("a", to, migration)
+    }
+
+    fn connect_as(name: &str, to: &NodeConfig, migration: u8) -> Self {
         let mut stream = TcpStream::connect(to.listen).expect("it listens");
         stream
             .set_read_timeout(Some(Duration::from_secs(20)))
@@ -132,7 +136,7 @@ impl Peer {
             class: TrafficClass::Control,
             purpose: Purpose::Process,
             migration: MigrationId([migration; 16]),
-            node: String::from("a"),
+            node: name.to_owned(),
             disk: String::new(),
         };
         stream

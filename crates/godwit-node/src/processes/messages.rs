@@ -81,7 +81,7 @@ pub(crate) enum Ask {
     Settle,
     /// Have the process take what was made ahead of it or else make its device's objects again, or say what it made.
     Recreate,
-    /// Ask the process that came: one of connect, resume, redirects and status.
+    /// Ask the process that came: one of connect, resume, redirect, redirects and status.
     Moved {
         /// What.
         request: Request,

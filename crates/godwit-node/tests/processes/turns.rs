@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use godwit_core::units::MigrationId;
@@ -67,7 +67,10 @@ fn answers_as_the_library_does() {
         } else if line.contains("\"suspend\"") {
             json!({"suspended": status["queue_pairs"]})
         } else if line.contains("\"do\":\"redirects\"") {
-            json!({"redirects": [{"remote": "fe80::3", "number": 18, "to": "fe80::4", "physical": 22}]})
+            json!({"redirects": [place_of(std::process::id())]})
+        } else if line.contains("\"resume\"") && has_datagrams(&status) {
+            std::thread::sleep(RESUMING);
+            json!("done")
         } else if line.contains("\"drain\"") && std::env::var("GODWIT_TEST_DRAIN").is_ok() {
             std::thread::sleep(Duration::from_secs(2));
             json!({"error": "not today"})
@@ -78,6 +81,21 @@ fn answers_as_the_library_does() {
             let _gone = stream.write_all(format!("{answer}\n").as_bytes());
         }
     }
+}
+
+/// How long a process with queue pairs for datagrams takes to go on.
+const RESUMING: Duration = Duration::from_secs(2);
+
+fn has_datagrams(status: &Value) -> bool {
+    let pairs = status["queue_pairs"].as_array().expect("queue pairs");
+    pairs
+        .iter()
+        .any(|pair| pair["reliable_connection"] == false)
+}
+
+/// Where a process with queue pairs for datagrams says that it is.
+fn place_of(pid: u32) -> Value {
+    json!({"remote": "fe80::3", "number": pid, "to": "fe80::4", "physical": 22})
 }
 
 /// A process with one connection.
@@ -289,6 +307,8 @@ async fn senders_of_datagrams_are_told_where_a_process_is() {
 
 /// How long such a node tells its processes where another one is.
 const TELLING: Duration = Duration::from_secs(3);
+/// Whether such a node has been asked to.
+static TELLS: AtomicBool = AtomicBool::new(false);
 
 /// A node that would take any process and says so on each connection, and has none.
 fn takes_everything(listener: &TcpListener) {
@@ -321,6 +341,7 @@ fn answers(mut stream: TcpStream) -> Option<()> {
         } else if asked.get("find").is_some() {
             json!({"found": []})
         } else if asked.get("redirect").is_some() {
+            TELLS.store(true, Ordering::Relaxed);
             std::thread::sleep(TELLING);
             json!("done")
         } else {
@@ -434,13 +455,32 @@ async fn a_process_with_datagrams_stays() {
     let mut datagrams = pair(&ends().0, &ends().1);
     datagrams["reliable_connection"] = json!(false);
     datagrams["remote"] = json!(null);
+    // It moved long ago: its old number may be another's by now.
+    let older = Partner::with(std::slice::from_ref(&datagrams), None);
     let process = Partner::with(&[datagrams], Some(&heard));
+    let mut other = Peer::connect_as("c", &node.config, 5);
     let path = format!("/v1/processes/{}/migrate", process.pid());
     let began = Instant::now();
     let answer = node.request("POST", &path, r#"{"to":"c"}"#).await;
     assert!(answer.status < 300, "{}", answer.body);
+    let place =
+        |number| json!({"remote": "fe80::5", "number": number, "to": "fe80::6", "physical": 1});
+    let (missed, later) = (place(31), place(32));
+    // It stands still.
+    until(&node, |seen| seen["phase"] == "going_back").await;
+    let tell = |place: &Value| json!({"redirect": {"redirects": [place]}});
+    let (first, second) = (tell(&missed), tell(&later));
+    let others = tokio::task::spawn_blocking(move || {
+        other.ask(&first);
+        // It works again, and its move has not ended.
+        while !TELLS.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        other.ask(&second);
+    });
     let seen = until(&node, |seen| seen["phase"] == "aborted").await;
     let took = began.elapsed();
+    others.await.expect("they are told");
     let why = seen["error"]["message"].as_str().expect("a reason");
     assert!(why.contains("not today"), "{why}");
     assert_eq!(seen["warnings"], json!([]), "senders were told");
@@ -448,8 +488,18 @@ async fn a_process_with_datagrams_stays() {
     let blackout = Duration::from_secs_f64(blackout / 1e3);
     assert!(blackout + TELLING <= took, "{blackout:?} of {took:?}");
     let said = std::fs::read_to_string(&heard).expect("it was asked");
-    let told = said.lines().filter(|line| line.contains("fe80::4"));
-    assert_eq!(told.count(), 1, "{said}");
+    let told = said
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("a request"))
+        // Nodes of other tests tell it other things.
+        .filter(|request| request["do"] == "redirect" && !request.to_string().contains("fe80::1"));
+    let told: Vec<Value> = told
+        .map(|mut request| request["redirects"].take())
+        .collect();
+    let own = place_of(process.pid());
+    let missed = json!([own, missed, later]);
+    assert_eq!(told, [json!([later]), json!([own]), missed]);
+    drop(older);
     node.stop().await;
 }
 

@@ -9,17 +9,19 @@ mod guest;
 mod moving;
 mod nodes;
 mod payload;
+mod perftest;
 mod place;
 mod program;
 
 pub use bed::Bed;
 pub use guest::{Output, RdmaGuest};
 pub use moving::{
-    Breakdown, MoveSeen, Moved, detach_move, move_container, move_process, preflight,
-    preflight_container, see_move,
+    Breakdown, MoveSeen, Moved, detach_container_move, detach_move, move_container, move_process,
+    preflight, preflight_container, see_move,
 };
 pub use nodes::{certificates, kill_node, start_node};
 pub use payload::payload;
+pub use perftest::write_bw;
 pub use place::Place;
 pub use program::{
     ALIAS, AtWork, PARTNER_ALIAS, Program, Side, checked_end, clean_up, connected, listening, said,

@@ -107,6 +107,23 @@ pub fn detach_move(
     Ok(begun.id)
 }
 
+/// Begins a move as [`move_container`] does; gives its id.
+///
+/// # Errors
+/// What the node says.
+pub fn detach_container_move(
+    from: &RdmaGuest,
+    id: &str,
+    to: &RdmaGuest,
+    alias: &str,
+    carried: &str,
+) -> io::Result<String> {
+    let more = format!("--address {alias} --file {carried} --detach");
+    let what = format!("container migrate {id}");
+    let begun: MoveSeen = serde_json::from_str(&ask_to(from, &what, to, &more)?)?;
+    Ok(begun.id)
+}
+
 /// A move as it is now.
 ///
 /// # Errors

@@ -16,6 +16,25 @@ pub struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// Whether the process is there, whatever it does: one that has ended and that nobody has waited for is not.
+    ///
+    /// # Errors
+    /// If the guest does not say.
+    pub fn exists(&self) -> io::Result<bool> {
+        let pid = self.pid;
+        let said = self.guest.must(&format!(
+            "case $(sed -n 's/^State:.//p' /proc/{pid}/status 2>/dev/null) in ''|Z*|X*) echo gone;; *) echo there;; esac"
+        ))?;
+        match said.trim() {
+            "there" => Ok(true),
+            "gone" => Ok(false),
+            other => Err(io::Error::other(format!(
+                "whether process {pid} is there, guest {} says {other:?}",
+                self.guest.number()
+            ))),
+        }
+    }
+
     /// Its queue pairs, and what keeps it from moving.
     ///
     /// # Errors

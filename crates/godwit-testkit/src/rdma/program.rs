@@ -4,6 +4,9 @@ use std::borrow::Cow;
 use std::io;
 use std::time::{Duration, Instant};
 
+use godwit_verbs::abi::IBV_QPS_RTS;
+use godwit_verbs::shim::QueuePairState;
+
 use super::{Bed, Place, RdmaGuest};
 
 /// The address that moves along.
@@ -186,17 +189,20 @@ pub fn listening(guest: &RdmaGuest) -> io::Result<()> {
     guest.must("for i in $(seq 200); do ss -ltn | grep -q ':18515' && exit 0; sleep 0.05; done; cat /run/server.log; exit 1").map(drop)
 }
 
-/// Waits until all queue pairs of the process are connected.
+/// Waits until all queue pairs of the process are connected, or can send if they are for datagrams.
 ///
 /// # Errors
 /// If they are not in time, with what the server in its guest said.
 pub fn connected(place: Place<'_>) -> io::Result<()> {
+    let ready = |pair: &QueuePairState| {
+        pair.remote.is_some() || !pair.reliable_connection && pair.state == IBV_QPS_RTS
+    };
     let began = Instant::now();
     while began.elapsed() < CONNECT {
         // A process that has not opened its device yet does not answer.
         if let Ok(status) = place.status()
             && !status.queue_pairs.is_empty()
-            && status.queue_pairs.iter().all(|pair| pair.remote.is_some())
+            && status.queue_pairs.iter().all(ready)
         {
             return Ok(());
         }
@@ -314,7 +320,7 @@ pub fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
             "pkill -9 -f '^ib'; pkill -9 -x godwit-verbs-cl; ip addr del {ALIAS} dev eth0; ip addr del {PARTNER_ALIAS} dev eth0; \
-             ip rule del lookup {TABLE}; ip route flush table {TABLE}; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/server.log /run/client.log /run/verbs-client-ends; true"
+             ip rule del lookup {TABLE}; ip route flush table {TABLE}; ip route flush 10.0.0.100/32; tc qdisc del dev eth0 root; nft flush ruleset; rm -rf /run/server.log /run/client.log /run/verbs-client-ends /run/verbs-client-loses; true"
         ))?;
     }
     Ok(())

@@ -213,6 +213,21 @@ impl World {
         self.freed_windows.contains(name) || self.freed_keys.any_in(keys_of(name))
     }
 
+    /// How many names no other window may get, at most.
+    pub(super) fn taken_names(&self) -> usize {
+        // A window has two.
+        let own = 2 * windows().all().count();
+        let keys = self.spoken_keys.len() + self.freed_keys.len();
+        own + keys + self.spoken_windows.len() + self.freed_windows.len()
+    }
+
+    /// How many keys no other region may get, at most.
+    pub(super) fn taken_keys(&self) -> usize {
+        let names = self.spoken_windows.len() + self.freed_windows.len();
+        let keys = self.spoken_keys.len() + self.freed_keys.len();
+        keys + self.known_local_keys.len() + (names << TAG_BITS)
+    }
+
     /// The remote keys of regions that partners know, and what the device knows.
     fn regions(&self) -> impl Iterator<Item = (u32, u32)> {
         self.objects.values().filter_map(|object| match object {

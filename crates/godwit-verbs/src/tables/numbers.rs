@@ -4,20 +4,21 @@
 //! may hand out a number that the process has told its partners for another object: a write to the one would then
 //! silently reach the other. So such a number is never taken from the device.
 
-/// How many numbers are refused before the object is not made at all. A device that hands out
-/// numbers in turn needs one attempt for each run of numbers that are taken.
+/// How many numbers are refused, beyond those that are taken, before the object is not made at all.
 const ATTEMPTS: usize = 256;
 
 /// Makes objects until one is `allowed`. Those that are not are given back only then, because a device
-/// would hand out the same number again. Nothing if `make` fails or no number was allowed.
+/// would hand out the same number again. Nothing if `make` fails or no number was allowed. `taken` is how many
+/// numbers are not allowed at most: a device that hands them out in turn may come to every one of them first.
 pub fn make_allowed<T>(
+    taken: usize,
     mut make: impl FnMut() -> Option<T>,
     allowed: impl Fn(&T) -> bool,
     give_back: impl FnMut(T),
 ) -> Option<T> {
     let mut refused = Vec::new();
     let mut found = None;
-    while refused.len() < ATTEMPTS {
+    while refused.len() < ATTEMPTS.saturating_add(taken) {
         match make() {
             Some(object) if allowed(&object) => {
                 found = Some(object);
@@ -54,6 +55,7 @@ mod tests {
         let device = Device::default();
         let spoken = [1, 2, 3];
         let made = make_allowed(
+            spoken.len(),
             || device.make(),
             |number| !spoken.contains(number),
             |number| assert!(device.0.borrow_mut().remove(&number)),
@@ -66,11 +68,28 @@ mod tests {
     fn it_ends_when_no_number_is_allowed_and_leaves_nothing() {
         let device = Device::default();
         let made = make_allowed(
+            0,
             || device.make(),
             |_| false,
             |number| assert!(device.0.borrow_mut().remove(&number)),
         );
         assert_eq!(made, None);
         assert_eq!(device.0.borrow().len(), 0);
+    }
+
+    #[test]
+    fn objects_in_any_number_get_numbers_of_a_device_that_is_one_behind() {
+        let device = Device::default();
+        device.0.borrow_mut().insert(1);
+        let known: Vec<u32> = (1..=1000).collect();
+        for own in &known {
+            let made = make_allowed(
+                known.len(),
+                || device.make(),
+                |number| number == own || !known.contains(number),
+                |number| assert!(device.0.borrow_mut().remove(&number)),
+            );
+            assert!(made.is_some(), "{own}");
+        }
     }
 }

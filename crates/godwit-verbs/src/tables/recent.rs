@@ -42,6 +42,16 @@ impl Recent {
         self.keys.contains(&key)
     }
 
+    /// How many they are.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
     /// Whether one of them lies in `range`.
     pub fn any_in(&self, range: std::ops::RangeInclusive<u32>) -> bool {
         self.keys.range(range).next().is_some()

@@ -38,7 +38,7 @@ pub enum Bound {
     No,
     /// It is.
     To(Binding),
-    /// It was, by a queue pair that failed and is gone: whether that came before or after is not known.
+    /// A queue pair that bound it, or was to unbind it, failed and is gone: whether that came before or after is not known.
     Unknown,
 }
 
@@ -67,6 +67,8 @@ pub struct Window {
     pub bound: Bound,
     /// Whether the device has it bound like that.
     pub on_device: bool,
+    /// The queue pair that had the last request about it, if something else is true of it should that request have failed.
+    doubt: Option<ObjectId>,
 }
 
 impl Window {
@@ -90,10 +92,30 @@ impl Window {
         self.physical << TAG_BITS | self.known_tag
     }
 
-    /// It was invalidated, if that can be done to it.
-    fn lose(&mut self) {
-        if self.kind == WindowType::Two {
+    /// A request to `pair` is to make it `bound`.
+    fn change(&mut self, pair: ObjectId, bound: Bound) {
+        let outlives = match self.bound {
+            Bound::No => self.doubt.is_some(),
+            // A window of type 2 goes with its queue pair.
+            Bound::To(binding) => {
+                self.kind == WindowType::One || binding.pair != pair || self.doubt.is_some()
+            }
+            Bound::Unknown => true,
+        };
+        (self.bound, self.doubt) = (bound, outlives.then_some(pair));
+    }
+
+    /// The queue pair failed and is gone, or is only gone.
+    fn pair_ended(&mut self, pair: ObjectId, failed: bool) {
+        let own = matches!(self.bound, Bound::To(binding) if binding.pair == pair);
+        let doubted = self.doubt == Some(pair);
+        if failed && (doubted || (own && self.kind == WindowType::One)) {
+            self.bound = Bound::Unknown;
+        } else if own && self.kind == WindowType::Two {
             self.bound = Bound::No;
+        }
+        if doubted {
+            self.doubt = None;
         }
     }
 }
@@ -132,6 +154,7 @@ impl Windows {
             device_tag: tag,
             bound: Bound::No,
             on_device: true,
+            doubt: None,
         };
         self.all.insert(address, window);
         self.by_known.insert(name, address);
@@ -156,6 +179,8 @@ impl Windows {
         }
         (window.physical, window.device_tag) = (key >> TAG_BITS, key & TAG);
         window.on_device = window.bound == Bound::No;
+        // No request of a process that moves has failed.
+        window.doubt = None;
         self.by_physical.insert(window.physical, address);
     }
 
@@ -203,11 +228,12 @@ impl Windows {
         ))
     }
 
-    /// The device was asked to bind the window; its key has the tag of `wanted` from now on.
-    pub fn bind(&mut self, address: WindowAddress, wanted: u32, bound: Bound) {
+    /// The device was asked to bind the window, by a request to `pair`; its key has the tag of `wanted` from now on.
+    pub fn bind(&mut self, address: WindowAddress, wanted: u32, bound: Bound, pair: ObjectId) {
         if let Some(window) = self.all.get_mut(&address) {
             (window.known_tag, window.device_tag) = (wanted & TAG, wanted & TAG);
-            (window.bound, window.on_device) = (bound, true);
+            window.change(pair, bound);
+            window.on_device = true;
         }
     }
 
@@ -229,13 +255,15 @@ impl Windows {
         Some(window.physical << TAG_BITS | window.device_tag.wrapping_add(strays) & TAG)
     }
 
-    /// The application has its window invalidated by the key that it knows. Devices refuse that for type 1.
-    pub fn invalidate(&mut self, known: u32) {
+    /// The application has its window invalidated, with a request to `pair`, by the key that it knows. Devices refuse that
+    /// for type 1.
+    pub fn invalidate(&mut self, known: u32, pair: ObjectId) {
         let address = self.by_known.get(&(known >> TAG_BITS));
         if let Some(window) = address.and_then(|address| self.all.get_mut(address))
             && window.known_tag == known & TAG
+            && window.kind == WindowType::Two
         {
-            window.lose();
+            window.change(pair, Bound::No);
         }
     }
 
@@ -244,8 +272,9 @@ impl Windows {
     pub fn invalidated(&mut self, device_key: u32) -> Option<u32> {
         let address = self.by_physical.get(&(device_key >> TAG_BITS))?;
         let window = self.all.get_mut(address)?;
-        if window.device_tag == device_key & TAG {
-            window.lose();
+        if window.device_tag == device_key & TAG && window.kind == WindowType::Two {
+            // The device says so.
+            (window.bound, window.doubt) = (Bound::No, None);
         }
         Some(window.known << TAG_BITS | device_key & TAG)
     }
@@ -259,18 +288,11 @@ impl Windows {
         }
     }
 
-    /// The queue pair is gone, and windows of type 2 with it. Whether it bound others is not known if it has `failed`.
+    /// The queue pair is gone, and windows of type 2 that it bound with it. What it did to others is not known if it has
+    /// `failed`.
     pub fn pair_ended(&mut self, pair: ObjectId, failed: bool) {
         for window in self.all.values_mut() {
-            if let Bound::To(binding) = window.bound
-                && binding.pair == pair
-            {
-                match window.kind {
-                    WindowType::Two => window.bound = Bound::No,
-                    WindowType::One if failed => window.bound = Bound::Unknown,
-                    WindowType::One => {}
-                }
-            }
+            window.pair_ended(pair, failed);
         }
     }
 }
@@ -304,7 +326,7 @@ mod tests {
             windows.keys_to_bind(AT, 0x0500_0007, 0x0500_0008),
             Some((0x0500_0007, 0x0500_0008))
         );
-        windows.bind(AT, 0x0500_0008, binding(1, 2));
+        windows.bind(AT, 0x0500_0008, binding(1, 2), ObjectId(2));
         windows.made_again(AT, 0x0900_0042);
         let window = *windows.get(AT).unwrap();
         assert!(!window.on_device);
@@ -331,8 +353,8 @@ mod tests {
         // A structure that names another window.
         assert_eq!(windows.keys_to_bind(AT, 0x607, 0x508), Some((0x42, 0x908)));
         assert_eq!(windows.keys_to_bind(AT + 1, 0x507, 0x508), None);
-        windows.bind(AT, 0x508, binding(1, 2));
-        windows.invalidate(0x507);
+        windows.bind(AT, 0x508, binding(1, 2), ObjectId(2));
+        windows.invalidate(0x507, ObjectId(2));
         assert_eq!(windows.invalidated(0x907), Some(0x507));
         assert_eq!(windows.invalidated(0x508), None);
         assert_eq!(bound(&windows), binding(1, 2));
@@ -344,21 +366,75 @@ mod tests {
     fn what_ends_takes_bindings_with_it() {
         let mut windows = Windows::new();
         windows.add(AT, WindowType::One, 0x507);
-        windows.bind(AT, 0x508, binding(1, 2));
-        windows.invalidate(0x508);
+        windows.bind(AT, 0x508, binding(1, 2), ObjectId(2));
+        windows.invalidate(0x508, ObjectId(2));
         windows.pair_ended(ObjectId(2), false);
         windows.pair_ended(ObjectId(3), true);
         windows.region_ended(ObjectId(3));
         assert_eq!(bound(&windows), binding(1, 2));
         windows.pair_ended(ObjectId(2), true);
         assert_eq!(bound(&windows), Bound::Unknown);
-        windows.bind(AT, 0x509, binding(1, 2));
+        windows.bind(AT, 0x509, binding(1, 2), ObjectId(2));
         windows.region_ended(ObjectId(1));
         assert_eq!(bound(&windows), Bound::No);
         windows.remove(AT);
         windows.add(AT, WindowType::Two, 0x507);
-        windows.bind(AT, 0x508, binding(1, 2));
+        windows.bind(AT, 0x508, binding(1, 2), ObjectId(2));
         windows.pair_ended(ObjectId(2), false);
+        assert_eq!(bound(&windows), Bound::No);
+    }
+
+    #[test]
+    fn what_another_queue_pair_was_to_undo_is_not_known_when_that_one_failed() {
+        let doubted = |kind, undo: fn(&mut Windows)| {
+            let ended = |failed| {
+                let mut windows = Windows::new();
+                windows.add(AT, kind, 0x507);
+                windows.bind(AT, 0x508, binding(1, 2), ObjectId(2));
+                undo(&mut windows);
+                windows.pair_ended(ObjectId(4), true);
+                let before = bound(&windows);
+                windows.pair_ended(ObjectId(3), failed);
+                if failed {
+                    assert_eq!(bound(&windows), Bound::Unknown);
+                    windows.bind(AT, 0x50a, binding(1, 2), ObjectId(2));
+                    assert_eq!(bound(&windows), binding(1, 2));
+                }
+                before
+            };
+            assert_eq!(ended(false), ended(true));
+            ended(false)
+        };
+        let unbound = doubted(WindowType::One, |windows| {
+            windows.bind(AT, 0x509, Bound::No, ObjectId(3));
+        });
+        let invalidated = doubted(WindowType::Two, |windows| {
+            windows.invalidate(0x508, ObjectId(3));
+        });
+        let again = doubted(WindowType::Two, |windows| {
+            windows.bind(AT, 0x509, binding(1, 3), ObjectId(3));
+        });
+        assert_eq!((unbound, invalidated), (Bound::No, Bound::No));
+        assert_eq!(again, binding(1, 3));
+    }
+
+    #[test]
+    fn nothing_is_in_doubt_once_a_peer_or_a_move_has_shown_what_is() {
+        let mut windows = Windows::new();
+        windows.add(AT, WindowType::Two, 0x507);
+        windows.bind(AT, 0x508, binding(1, 2), ObjectId(2));
+        windows.invalidate(0x508, ObjectId(3));
+        windows.made_again(AT, 0x908);
+        windows.pair_ended(ObjectId(3), true);
+        assert_eq!(bound(&windows), Bound::No);
+        windows.bind(AT, 0x509, binding(1, 2), ObjectId(2));
+        windows.invalidate(0x509, ObjectId(2));
+        windows.pair_ended(ObjectId(2), true);
+        assert_eq!(bound(&windows), Bound::No);
+        windows.bind(AT, 0x50a, binding(1, 2), ObjectId(2));
+        windows.invalidate(0x50a, ObjectId(3));
+        windows.invalidated(0x90a);
+        windows.pair_ended(ObjectId(3), true);
         assert_eq!(bound(&windows), Bound::No);
     }
 
@@ -380,7 +456,7 @@ mod tests {
                 let known = windows.get(window).unwrap().known_key();
                 let (has, wanted) = windows.keys_to_bind(window, known, known & !TAG | u32::from(tag)).unwrap();
                 prop_assert_eq!(has, name << TAG_BITS | u32::from(fresh));
-                windows.bind(window, wanted, binding(1, 2));
+                windows.bind(window, wanted, binding(1, 2), ObjectId(2));
                 for address in 0..4 {
                     let has = *windows.get(address).unwrap();
                     prop_assert_eq!(windows.device_key(has.known_key()), Some(has.device_key()));

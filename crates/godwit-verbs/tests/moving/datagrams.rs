@@ -125,6 +125,50 @@ fn nobody_is_looked_for_at_the_other_end_of_datagrams() {
     assert_eq!((pairs.len(), numbers), (2, vec![application.number()]));
 }
 
+#[test]
+fn the_pieces_of_a_datagram_are_found_after_a_move() {
+    let application = Application::start();
+    let before = application.register();
+    let datagrams = Datagrams::start(&application);
+    let later = application.register();
+    // SAFETY: the regions live.
+    let known = [before, later].map(|region| unsafe { (*region).lkey });
+    let handle = datagrams.handle(PEER);
+    let seen = || {
+        known.map(|lkey| {
+            let mut piece = ibv_sge {
+                lkey,
+                ..Default::default()
+            };
+            // SAFETY: integers, null pointers and a union of both; the handle and the piece live.
+            unsafe {
+                let mut request: ibv_send_wr = std::mem::zeroed();
+                request.opcode = IBV_WR_SEND;
+                (request.sg_list, request.num_sge) = (&raw mut piece, 1);
+                request.wr.ud.ah = handle;
+                let result =
+                    shim::post_send(datagrams.pair, &raw mut request, &mut ptr::null_mut());
+                assert_eq!(result, 0);
+            }
+            complete_sends();
+            datagrams.poll();
+            with(|device| device.local_keys[0])
+        })
+    };
+    assert_eq!(seen(), known, "the device does not know these keys");
+    shim::suspend(None).unwrap();
+    complete_sends();
+    datagrams.wait().unwrap();
+    shim::release().unwrap();
+    // The new device has given the first key to somebody else.
+    with(|device| device.keys.insert(known[0]));
+    datagrams.go_on_elsewhere();
+    let moved = seen();
+    assert!(moved.iter().all(|key| *key != 0 && *key != known[0]));
+    // SAFETY: nothing uses the handle any more.
+    assert_eq!(unsafe { shim::destroy_ah(handle) }, 0);
+}
+
 fn addressed() -> Vec<([u8; 16], u32)> {
     with(|device| std::mem::take(&mut device.addressed))
 }

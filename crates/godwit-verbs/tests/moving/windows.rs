@@ -2,11 +2,13 @@
 
 mod refused;
 
+use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::ptr;
+use std::time::Duration;
 
 use godwit_verbs::abi::*;
-use godwit_verbs::shim::{self, Recreated};
+use godwit_verbs::shim::{self, Connection, Recreated};
 use godwit_verbs::tables::{RemoteKey, RemoteKeys};
 
 use crate::attached::held;
@@ -67,10 +69,16 @@ impl<'a> Windowed<'a> {
     }
 
     fn invalidate(&self, wr_id: u64, key: u32) {
+        self.invalidate_by(self.application.pair, wr_id, key);
+    }
+
+    fn invalidate_by(&self, pair: *mut ibv_qp, wr_id: u64, key: u32) {
         // SAFETY: integers, null pointers and a union of both.
         let mut request: ibv_send_wr = unsafe { std::mem::zeroed() };
         (request.wr_id, request.opcode, request.imm_data) = (wr_id, IBV_WR_LOCAL_INV, key);
-        assert_eq!(post(self.application, &mut request), 0);
+        // SAFETY: the pair lives, and the request is whole.
+        let posted = unsafe { shim::post_send(pair, &raw mut request, &mut ptr::null_mut()) };
+        assert_eq!(posted, 0);
     }
 
     /// `ibv_bind_mw`
@@ -285,6 +293,21 @@ fn a_window_of_type_1_moves_and_outlives_the_queue_pair_that_bound_it() {
 }
 
 #[test]
+fn windows_in_any_number_move_to_a_device_that_is_one_name_behind() {
+    let application = Application::start();
+    let windowed = Windowed::start(&application, IBV_MW_TYPE_2);
+    let others: Vec<_> = (1..300)
+        .map(|_| alloc(&application, IBV_MW_TYPE_2))
+        .collect();
+    let key = windowed.bind(1, 7);
+    assert_eq!(application.poll(), [1]);
+    let keys = windowed.moves();
+    assert_eq!(windowed.reach(keys.physical(key)), windowed.part(&keys));
+    // SAFETY: as verbs demand.
+    assert!(unsafe { others.into_iter().all(|window| dealloc(window) == 0) });
+}
+
+#[test]
 fn what_is_in_flight_when_the_move_begins_is_done_and_what_comes_later_is_done_later() {
     let application = Application::start();
     let windowed = Windowed::start(&application, IBV_MW_TYPE_2);
@@ -311,6 +334,73 @@ fn what_is_in_flight_when_the_move_begins_is_done_and_what_comes_later_is_done_l
     assert_eq!(application.poll(), [3, 4]);
     assert_eq!(windowed.reach(keys.physical(first)), None);
     assert_eq!(windowed.reach(keys.physical(second)), windowed.part(&keys));
+}
+
+#[test]
+fn what_fails_at_one_queue_pair_keeps_no_window_of_another_from_being_bound() {
+    let application = Application::start();
+    let windowed = Windowed::start(&application, IBV_MW_TYPE_2);
+    let second = Windowed::start(&application, IBV_MW_TYPE_2);
+    let polled = || {
+        let mut into = [ibv_wc::default(); 3];
+        // SAFETY: there is room for three.
+        let count = unsafe { shim::poll_cq(application.cq, 3, into.as_mut_ptr()) };
+        assert!(into.iter().all(|one| one.status == IBV_WC_SUCCESS));
+        let names = into.iter().map(|one| one.wr_id);
+        names.take(count as usize).collect::<Vec<_>>()
+    };
+    let first_key = windowed.bind(1, 7);
+    let pair = application.create_pair(ptr::null_mut());
+    // SAFETY: the pair and the window live.
+    let (number, key) = unsafe {
+        for state in [IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS] {
+            let mut to = ibv_qp_attr {
+                qp_state: state,
+                ..Default::default()
+            };
+            assert_eq!(shim::modify_qp(pair, &raw mut to, IBV_QP_STATE), 0);
+        }
+        let mut request = second.request(2, 8);
+        assert_eq!(
+            shim::post_send(pair, &raw mut request, &mut ptr::null_mut()),
+            0
+        );
+        (*second.window).rkey = request.bind_mw.rkey;
+        ((*pair).qp_num, request.bind_mw.rkey)
+    };
+    assert_eq!(polled(), [1, 2]);
+    shim::suspend(None).unwrap();
+    complete_sends();
+    let sent = BTreeMap::from([(number, 0), (application.number(), 0)]);
+    shim::drain(&sent, Duration::from_secs(1)).unwrap();
+    shim::release().unwrap();
+    let keys = RemoteKeys::new(&windowed.arrives().remote_keys);
+    let to = |number| Connection {
+        number,
+        ..application.connection()
+    };
+    // The first one's region is not there, and there is no third queue pair.
+    let region = windowed.part(&keys).unwrap().region;
+    with(|device| assert!(device.keys.remove(&region)));
+    let connections = [application.number(), number, 77].map(to);
+    let refused = shim::connect(&connections).unwrap_err();
+    assert!(refused.contains("no queue pair 77"), "{refused}");
+    with(|device| device.keys.insert(region));
+    let pairs = shim::queue_pairs();
+    let own = pairs.iter().find(|own| own.number == number).unwrap();
+    let reached = || with(|device| device.reach(own.physical, keys.physical(key)));
+    assert_eq!(reached(), second.part(&keys));
+    shim::connect(&[application.connection()]).unwrap();
+    shim::resume(None).unwrap();
+    assert_eq!(
+        windowed.reach(keys.physical(first_key)),
+        windowed.part(&keys)
+    );
+    assert_eq!(reached(), second.part(&keys));
+    second.invalidate_by(pair, 3, key);
+    assert_eq!(polled(), [3]);
+    // SAFETY: nothing uses it any more.
+    assert_eq!(unsafe { shim::destroy_qp(pair) }, 0);
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! Figure 3: where the time of a blackout goes, against queue pairs, with pre-setup and without.
 
-use std::borrow::Cow;
 use std::io;
 
 use godwit_bench::interrupt;
 use godwit_bench::spread::Spread;
-use godwit_testkit::rdma::{ALIAS, AtWork, Bed, Moved, Program, Side, clean_up, move_process};
+use godwit_testkit::rdma::{
+    ALIAS, AtWork, Bed, Moved, Program, Side, clean_up, move_process, write_bw,
+};
 use serde::Serialize;
 
 use crate::report::Report;
@@ -107,15 +108,7 @@ impl Summary {
 
 /// Enough requests that the program works still when it is moved, of a size that leaves the emulated processors alone.
 fn program(qps: u32) -> Program {
-    Program {
-        name: Cow::Owned(format!("ib_write_bw -q {qps}")),
-        command: Cow::Owned(format!(
-            "ib_write_bw -d rxe0 -F -x 1 -q {qps} -t 4 -s 4096 -n {}",
-            (24_000 / qps).max(60)
-        )),
-        work_seconds: 0.5,
-        silent_server: false,
-    }
+    write_bw(qps, 4, 4096, (24_000 / qps).max(60))
 }
 
 pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> io::Result<()> {

@@ -1,10 +1,9 @@
 //! Figure 4, (a) and (b): how long wait-before-stop takes, against queue pairs and against the size of messages.
 
-use std::borrow::Cow;
 use std::io;
 
 use godwit_bench::interrupt;
-use godwit_testkit::rdma::{Bed, Program, Side, clean_up};
+use godwit_testkit::rdma::{Bed, Program, Side, clean_up, write_bw};
 use serde::Serialize;
 
 use crate::Plan;
@@ -50,14 +49,7 @@ impl Run {
 
 fn program(qps: u32, bytes: u32) -> Program {
     let messages = (MESSAGES.min(BYTES / bytes) / qps).max(2 * DEPTH);
-    Program {
-        name: Cow::Owned(format!("ib_write_bw -q {qps} -s {bytes}")),
-        command: Cow::Owned(format!(
-            "ib_write_bw -d rxe0 -F -x 1 -q {qps} -t {DEPTH} -s {bytes} -n {messages}"
-        )),
-        work_seconds: 0.5,
-        silent_server: false,
-    }
+    write_bw(qps, DEPTH, bytes, messages)
 }
 
 pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> io::Result<()> {

@@ -366,11 +366,15 @@ async fn make_again(pid: u32) -> Result<Recreated, String> {
     }
 }
 
-/// Asks the process that came: to connect or to resume, or how it is.
+/// Asks the process that came: to connect or to resume, to hear where others are, or how and where it is.
 pub(crate) async fn moved(node: &Node, id: &str, peer: &str, request: Request) -> Answer {
     if !matches!(
         request,
-        Request::Connect { .. } | Request::Resume { .. } | Request::Redirects | Request::Status
+        Request::Connect { .. }
+            | Request::Resume { .. }
+            | Request::Redirect { .. }
+            | Request::Redirects
+            | Request::Status
     ) {
         return Answer::Refused("this is not asked of a process that came".to_owned());
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use godwit_verbs::control::{Request, Status, processes};
+use godwit_verbs::control::{Answer as LibraryAnswer, Request, Status, processes};
 use godwit_verbs::mover::ends_of;
 use godwit_verbs::offer;
 use godwit_verbs::preflight::Offer;
@@ -95,7 +95,7 @@ impl Session {
                 let holder = self.holder.take();
                 arrivals::recreate(node, id, peer, holder).await
             }
-            Ask::Redirect { redirects } => redirect(redirects).await,
+            Ask::Redirect { redirects } => redirect(node, redirects).await,
             Ask::Moved { request } => arrivals::moved(node, id, peer, request).await,
             Ask::Over => {
                 arrivals::over(node, id, peer).await;
@@ -208,7 +208,7 @@ impl Session {
             Some(numbers) => numbers,
             // It was let go, or never held: it works already.
             None if matches!(request, Request::Resume { .. }) => {
-                return Answer::Library(godwit_verbs::control::Answer::Done);
+                return Answer::Library(LibraryAnswer::Done);
             }
             None => {
                 return Answer::Refused(format!(
@@ -244,25 +244,41 @@ impl Session {
             held.let_go(node, id, pid);
         }
         match answer {
-            Ok(godwit_verbs::control::Answer::Status(status)) => Answer::Library(
-                godwit_verbs::control::Answer::Status(only(status, &numbers)),
-            ),
+            Ok(LibraryAnswer::Status(status)) => {
+                Answer::Library(LibraryAnswer::Status(only(status, &numbers)))
+            }
             Ok(answer) => Answer::Library(answer),
             Err(error) => Answer::Refused(error.into_text()),
         }
     }
 }
 
-/// Tells all processes of this host: who sends to a queue pair for datagrams is known to nobody.
-async fn redirect(redirects: Vec<Redirect>) -> Answer {
+/// Tells all processes of this host: who sends to a queue pair for datagrams is known to nobody. Those that stand still in a
+/// move of this node's hear it at its end, since whoever asks a process that becomes an image may keep it from that.
+async fn redirect(node: &Node, redirects: Vec<Redirect>) -> Answer {
+    let moves = &node.processes.moves;
+    // One that goes on before processes are listed hears it twice rather than never.
+    let mut still = moves.note_missed(&redirects);
     let pids = match blocking(processes).await {
         Ok(Ok(pids)) => pids,
         Ok(Err(error)) => return Answer::Refused(format!("cannot list sockets: {error}")),
         Err(error) => return Answer::Refused(error.message),
     };
-    let answers = ask_all(pids, Request::Redirect { redirects }).await;
-    let mut failed = answers.into_iter().filter_map(|(_, answer)| answer.err());
-    failed.next().map_or(Answer::Done, Answer::Refused)
+    still.extend(moves.note_missed(&redirects));
+    let asked = pids.into_iter().filter(|pid| !still.contains(pid));
+    let request = Request::Redirect {
+        redirects: redirects.clone(),
+    };
+    let answers = ask_all(asked.collect(), request).await.into_iter();
+    let mut failed = answers
+        .filter_map(|(pid, answer)| Some((pid, answer.err()?)))
+        .peekable();
+    if failed.peek().is_some() {
+        // One that has stopped since it was to be told may not have heard.
+        still = moves.note_missed(&redirects);
+    }
+    let failed = failed.find(|(pid, _)| !still.contains(pid));
+    failed.map_or(Answer::Done, |(_, error)| Answer::Refused(error))
 }
 
 /// What a partner is asked for, in the names of fail points.

@@ -9,19 +9,23 @@ use super::steps::Where;
 use crate::processes::messages::Ask;
 
 impl Running {
-    /// Has every node tell its processes, once the process goes on. Nothing depends on it but datagrams, which may be lost
-    /// at any time.
+    /// Has every node tell its processes, once the process goes on, and tells it what it missed. Nothing depends on it but
+    /// datagrams, which may be lost at any time.
     pub(super) async fn tell_senders(&mut self, ending: &Ending) {
-        let Some(place) = self.plan.may_have_others(ending) else {
-            return;
-        };
-        let to = self.plan.to.clone();
-        let request = Request::Redirects;
-        let asked = match place {
-            Where::Here => self.own(request).await,
-            Where::There => self.reach.library(&to, Ask::Moved { request }).await,
-        };
-        let redirects = match asked {
+        if let Some(place) = self.plan.may_have_others(ending) {
+            self.tell_others(place).await;
+        }
+        match ending {
+            // It has no library that could be told.
+            _ if self.plan.plain => {}
+            Ending::Moved { .. } => self.tell_it(Where::There).await,
+            Ending::Stayed { .. } => self.tell_it(Where::Here).await,
+            Ending::Gone { .. } => {}
+        }
+    }
+
+    async fn tell_others(&mut self, place: Where) {
+        let redirects = match self.asked_at(place, Request::Redirects).await {
             Ok(LibraryAnswer::Redirects(redirects)) => redirects,
             Ok(_) => return,
             Err(trouble) => return self.nobody_told("no node", trouble),
@@ -39,6 +43,29 @@ impl Running {
                 Ok(_) => {}
                 Err(trouble) => self.nobody_told(&format!("not all of node '{name}'"), trouble),
             }
+        }
+    }
+
+    /// Tells the process where others have gone while it could not be told, and nothing older: what it heard before is in its
+    /// image, and a place that was left long ago may have given its number to another queue pair.
+    async fn tell_it(&mut self, place: Where) {
+        let redirects = self.node.processes.moves.take_missed(&self.plan.id);
+        if redirects.is_empty() {
+            return;
+        }
+        if let Err(trouble) = self.asked_at(place, Request::Redirect { redirects }).await {
+            let why = trouble.into_text();
+            self.warn(format!(
+                "the process does not send datagrams to all of those that have moved: {why}"
+            ));
+        }
+    }
+
+    async fn asked_at(&mut self, place: Where, request: Request) -> Result<LibraryAnswer, Trouble> {
+        let to = self.plan.to.clone();
+        match place {
+            Where::Here => self.own(request).await,
+            Where::There => self.reach.library(&to, Ask::Moved { request }).await,
         }
     }
 

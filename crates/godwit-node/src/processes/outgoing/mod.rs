@@ -257,6 +257,7 @@ impl Running {
         };
         // What follows keeps nobody from working.
         let blackout = self.stopped.map(steps::milliseconds);
+        self.node.processes.moves.works(&self.plan.id);
         self.tell_senders(&ending).await;
         // What the destination keeps of the move is of use to nobody any more.
         let to = self.plan.to.clone();

@@ -1,16 +1,20 @@
 //! Moves of processes away from here: those under way, and the last that ended.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::clock;
 use godwit_api::{ErrorBody, ErrorCode, ProcessMigration, ProcessMigrationPhase as Phase};
+use godwit_verbs::shim::Redirect;
+use godwit_verbs::tables::Gid;
 
 /// Ended moves that are remembered.
 const MAX_ENDED: usize = 200;
 /// Moves under way at once.
 const MAX_MOVES: usize = 16;
+/// Places of queue pairs that a process can miss; its library takes no more.
+const MAX_MISSED: usize = 1 << 16;
 
 /// Moves under way and ended.
 #[derive(Debug, Default)]
@@ -22,6 +26,31 @@ pub(crate) struct ProcessMigrations {
 struct Tracked {
     view: ProcessMigration,
     cancelled: Arc<AtomicBool>,
+    /// Whether all steps are done, so that the process works if it lives.
+    works: bool,
+    /// Where queue pairs for datagrams are that moved while the process stood still, by the address and the number that
+    /// applications know.
+    missed: BTreeMap<(Gid, u32), Redirect>,
+}
+
+impl Tracked {
+    /// Whether the move has taken the process out of work.
+    fn stands_still(&self) -> bool {
+        let still = matches!(
+            self.view.phase,
+            Phase::Dumping | Phase::Sending | Phase::Restoring | Phase::InDoubt | Phase::GoingBack
+        );
+        still && !self.works
+    }
+
+    fn misses(&mut self, redirects: &[Redirect]) {
+        for redirect in redirects {
+            let key = (redirect.remote, redirect.number);
+            if self.missed.len() < MAX_MISSED || self.missed.contains_key(&key) {
+                self.missed.insert(key, *redirect);
+            }
+        }
+    }
 }
 
 fn moved(table: &VecDeque<Tracked>, pid: u32) -> bool {
@@ -58,6 +87,8 @@ impl ProcessMigrations {
         table.push_back(Tracked {
             view,
             cancelled: Arc::clone(&cancelled),
+            works: false,
+            missed: BTreeMap::new(),
         });
         while table.len() > MAX_ENDED
             && let Some(oldest) = table.iter().position(|tracked| tracked.view.phase.ended())
@@ -111,10 +142,119 @@ impl ProcessMigrations {
         })
     }
 
+    /// Notes where queue pairs for datagrams are for the processes that stand still in a move of this node's. Gives those
+    /// processes.
+    pub(crate) fn note_missed(&self, redirects: &[Redirect]) -> Vec<u32> {
+        let mut still = Vec::new();
+        for tracked in self.lock().iter_mut() {
+            let stands = tracked.stands_still();
+            if stands {
+                still.push(tracked.view.pid);
+            }
+            // What a queue pair has left again by the time the process hears of it would be told last.
+            if stands || !tracked.missed.is_empty() {
+                tracked.misses(redirects);
+            }
+        }
+        still
+    }
+
+    /// All steps of a move are done: a process that lives hears from now on where others are.
+    pub(crate) fn works(&self, id: &str) {
+        if let Some(tracked) = self.lock().iter_mut().find(|one| one.view.id == id) {
+            tracked.works = true;
+        }
+    }
+
+    /// What the process of a move was not told while it stood still; nothing the next time.
+    pub(crate) fn take_missed(&self, id: &str) -> Vec<Redirect> {
+        let mut table = self.lock();
+        let tracked = table.iter_mut().find(|tracked| tracked.view.id == id);
+        let missed = tracked.map(|tracked| std::mem::take(&mut tracked.missed));
+        missed.unwrap_or_default().into_values().collect()
+    }
+
     /// Asks the task of a move to give up.
     pub(crate) fn cancel(&self, id: &str) {
         if let Some(tracked) = self.lock().iter().find(|tracked| tracked.view.id == id) {
             tracked.cancelled.store(true, Ordering::Release);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use godwit_api::ProcessBreakdown;
+
+    use super::*;
+
+    fn view(id: &str, pid: u32) -> ProcessMigration {
+        let seen = serde_json::json!({
+            "id": id, "pid": pid, "command": "", "from": "a", "to": "b", "phase": "waiting", "partners": [],
+            "queue_pairs": 1, "image_bytes": 0, "started_at": "", "breakdown_ms": ProcessBreakdown::default(),
+            "warnings": [],
+        });
+        serde_json::from_value(seen).expect("a move")
+    }
+
+    /// That the queue pair 17 of `remote` is at `to`.
+    fn redirect(remote: u8, to: u8) -> Redirect {
+        Redirect {
+            remote: Gid([remote; 16]),
+            number: 17,
+            to: Gid([to; 16]),
+            physical: 21,
+        }
+    }
+
+    #[test]
+    fn a_process_misses_what_is_told_while_it_stands_still_and_nothing_older() {
+        let moves = ProcessMigrations::default();
+        for (id, pid) in [("1", 7), ("2", 8)] {
+            moves.begin(view(id, pid)).expect("it begins");
+        }
+        let goes = |phase| moves.change("1", |view| view.phase = phase);
+        for phase in [Phase::Waiting, Phase::PreSetup, Phase::Stopping] {
+            goes(phase);
+            assert!(moves.note_missed(&[redirect(1, 2)]).is_empty());
+        }
+        for phase in [
+            Phase::Dumping,
+            Phase::Sending,
+            Phase::Restoring,
+            Phase::InDoubt,
+            Phase::GoingBack,
+        ] {
+            goes(phase);
+            assert_eq!(moves.note_missed(&[redirect(3, 4)]), [7]);
+        }
+        // It works, and hears this; but what it missed is told later, and must not be older.
+        moves.works("1");
+        assert!(moves.note_missed(&[redirect(3, 5)]).is_empty());
+        assert_eq!(moves.take_missed("1"), [redirect(3, 5)]);
+        assert!(moves.note_missed(&[redirect(3, 6)]).is_empty());
+        for id in ["1", "2"] {
+            assert!(moves.take_missed(id).is_empty());
+        }
+    }
+
+    #[test]
+    fn what_a_process_misses_is_bounded_and_the_last_place_counts() {
+        let moves = ProcessMigrations::default();
+        moves.begin(view("1", 7)).expect("it begins");
+        moves.change("1", |view| view.phase = Phase::Sending);
+        let numbered = |number| Redirect {
+            number,
+            ..redirect(1, 2)
+        };
+        let many: Vec<_> = (0..MAX_MISSED as u32 + 9).map(numbered).collect();
+        moves.note_missed(&many);
+        let last = Redirect {
+            physical: 22,
+            ..numbered(0)
+        };
+        moves.note_missed(&[last]);
+        let missed = moves.take_missed("1");
+        assert_eq!((missed.len(), missed[0]), (MAX_MISSED, last));
     }
 }

@@ -18,6 +18,8 @@ pub(crate) struct Variant {
     fails_first: bool,
     /// Whether both move at once; in turns otherwise.
     both: bool,
+    /// Whether they send datagrams, which may be lost while one of them moves.
+    datagrams: bool,
 }
 
 pub(crate) const VARIANTS: &[Variant] = &[
@@ -26,24 +28,51 @@ pub(crate) const VARIANTS: &[Variant] = &[
         options: "--events",
         fails_first: true,
         both: false,
+        datagrams: false,
     },
     Variant {
         name: "checked: shared receive queue",
         options: "--events --shared-receives",
         fails_first: false,
         both: false,
+        datagrams: false,
     },
     Variant {
         name: "checked: both ends at once",
         options: "--events",
         fails_first: false,
         both: true,
+        datagrams: false,
+    },
+    Variant {
+        name: "checked: datagrams",
+        options: "--datagrams",
+        fails_first: false,
+        both: false,
+        datagrams: true,
+    },
+    Variant {
+        name: "checked: datagrams, shared receive queue",
+        options: "--datagrams --events --shared-receives",
+        fails_first: false,
+        both: false,
+        datagrams: true,
+    },
+    Variant {
+        name: "checked: datagrams, both ends at once",
+        options: "--datagrams --events",
+        fails_first: false,
+        both: true,
+        datagrams: true,
     },
 ];
 
 /// How long both work between two moves.
 const WORK: Duration = Duration::from_millis(500);
+/// How long after a move datagrams may be found to be lost: a sender that heard nothing begins again after 250 ms.
+const SETTLE: Duration = Duration::from_secs(2);
 pub(crate) const ENDS: &str = "/run/verbs-client-ends";
+const LOSES: &str = "/run/verbs-client-loses";
 
 /// A process and what moves with it.
 pub(crate) struct Mover {
@@ -62,7 +91,7 @@ impl Mover {
     }
 }
 
-/// Moves them `moves` times, with `loss` percent of the packets lost that the side that stays sends.
+/// Moves them `moves` times, with `loss` percent of the packets lost that both sides send meanwhile.
 pub(crate) fn check(
     bed: &Bed,
     variant: &Variant,
@@ -101,10 +130,13 @@ fn run(
     if variant.both {
         for round in 1..=moves.div_ceil(2) {
             std::thread::sleep(WORK);
-            blackouts.extend(
+            let moved = while_it_moves(bed, variant, &[1, 2, 3], checked.loss_percent, || {
                 both(bed, &mut first, &mut second, pre_setup)
-                    .map_err(|error| io::Error::other(format!("round {round}: {error}")))?,
-            );
+            });
+            blackouts.extend(moved.map_err(|error| {
+                let said = told(bed, [&first, &second]);
+                io::Error::other(format!("round {round}: {error}; {said}"))
+            })?);
             checked.moves += 2;
         }
     }
@@ -116,13 +148,14 @@ fn run(
             (&mut second, &first)
         };
         let free = 6 - moving.guest - staying.guest;
-        let (from, partner) = (moving.place(bed), staying.place(bed));
-        lose(bed, staying.guest, checked.loss_percent)?;
-        let moved = move_process(from, bed.guest(free), moving.alias, moving.log, pre_setup);
-        lose(bed, staying.guest, 0.0)?;
+        let from = moving.place(bed);
+        let lossy = [moving.guest, staying.guest];
+        let moved = while_it_moves(bed, variant, &lossy, checked.loss_percent, || {
+            move_process(from, bed.guest(free), moving.alias, moving.log, pre_setup)
+        });
         let moved = moved.map_err(|error| {
-            let said: Vec<String> = [from, partner].map(|place| said(place, "run/*.log")).into();
-            io::Error::other(format!("move {}: {error}; {}", number + 1, said.join("; ")))
+            let said = told(bed, [&*moving, staying]);
+            io::Error::other(format!("move {}: {error}; {said}", number + 1))
         })?;
         moving.guest = free;
         blackouts.push(moved.blackout_ms);
@@ -155,12 +188,12 @@ fn both(bed: &Bed, first: &mut Mover, second: &mut Mover, pre_setup: bool) -> io
                 .unwrap_or_else(|_| Err(io::Error::other("whoever moved it panicked")))
         })
     });
-    let told = moved.each_ref().map(|one| match one {
+    let outcomes = moved.each_ref().map(|one| match one {
         Ok(_) => "moved".to_owned(),
         Err(error) => error.to_string(),
     });
     let [Ok(one), Ok(other)] = moved else {
-        return Err(io::Error::other(told.join("; ")));
+        return Err(io::Error::other(outcomes.join("; ")));
     };
     second.guest = std::mem::replace(&mut first.guest, free);
     Ok([one.blackout_ms, other.blackout_ms])
@@ -234,6 +267,41 @@ pub(crate) fn start(bed: &Bed, variant: &Variant) -> io::Result<(Mover, Mover)> 
         log: "run/client.log",
     };
     Ok((first, second))
+}
+
+/// Has `act` move something, while the guests in `lossy` lose this much of what they send.
+fn while_it_moves<T>(
+    bed: &Bed,
+    variant: &Variant,
+    lossy: &[usize],
+    percent: f64,
+    act: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
+    let all_guests = |command: &str| {
+        let mut guests = (1..=3).map(|number| bed.guest(number));
+        guests.try_for_each(|guest| guest.must(command).map(drop))
+    };
+    if variant.datagrams {
+        all_guests(&format!("touch {LOSES}"))?;
+    }
+    for guest in lossy {
+        lose(bed, *guest, percent)?;
+    }
+    let moved = act();
+    for guest in lossy {
+        lose(bed, *guest, 0.0)?;
+    }
+    if variant.datagrams {
+        // What was lost is found with the next one that comes.
+        std::thread::sleep(SETTLE);
+        all_guests(&format!("rm {LOSES}"))?;
+    }
+    moved
+}
+
+/// What both have said.
+fn told(bed: &Bed, both: [&Mover; 2]) -> String {
+    both.map(|one| said(one.place(bed), "run/*.log")).join("; ")
 }
 
 /// From now on `guest` loses this much of what it sends.

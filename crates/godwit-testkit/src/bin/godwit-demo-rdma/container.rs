@@ -7,14 +7,15 @@ use std::time::{Duration, Instant};
 use godwit_testkit::rdma::{
     Bed, Moved, Place, RdmaGuest, connected, move_container, preflight_container,
 };
+use serde::Deserialize;
 use serde_json::json;
 
 use crate::report::{Move, Refusal, Report};
 
 /// Where bundles are in each guest: a folder for each container.
-const BUNDLES: &str = "/run/bundles";
+pub(crate) const BUNDLES: &str = "/run/bundles";
 /// The address that moves along.
-const ALIAS: &str = "10.0.0.100";
+pub(crate) const ALIAS: &str = "10.0.0.100";
 const PROGRAM: &str = "ib_write_bw -d rxe0 -F -x 1 -s 65536 -n 6000";
 /// How long a program may take to end after its move.
 const END: Duration = Duration::from_secs(300);
@@ -23,12 +24,7 @@ const SEEN: &str = "for i in $(seq 600); do";
 
 /// All of it, said and put into the report.
 pub(crate) fn containers(bed: &Bed, report: &mut Report) -> io::Result<()> {
-    for number in 1..=3 {
-        // What an init of the guest's would have done. CRIU looks at the kernel once after each boot, which takes it long.
-        bed.guest(number).must(
-            "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup; criu check >/dev/null 2>&1; true",
-        )?;
-    }
+    prepare(bed)?;
     let refused = refused(bed)?;
     println!("  refused: {}", refused.case);
     for sentence in &refused.said {
@@ -62,8 +58,24 @@ pub(crate) fn containers(bed: &Bed, report: &mut Report) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes guests run containers.
+pub(crate) fn prepare(bed: &Bed) -> io::Result<()> {
+    for number in 1..=3 {
+        // What an init of the guest's would have done. CRIU looks at the kernel once after each boot, which takes it long.
+        bed.guest(number).must(
+            "mountpoint -q /sys/fs/cgroup || mount -t cgroup2 none /sys/fs/cgroup; criu check >/dev/null 2>&1; true",
+        )?;
+    }
+    Ok(())
+}
+
 /// Puts a bundle into a guest: its root file system is the guest's programs, and what it writes is its own.
-fn bundle(guest: &RdmaGuest, id: &str, script: &str, namespaces: &[&str]) -> io::Result<()> {
+pub(crate) fn bundle(
+    guest: &RdmaGuest,
+    id: &str,
+    script: &str,
+    namespaces: &[&str],
+) -> io::Result<()> {
     let all = ["CAP_IPC_LOCK", "CAP_NET_RAW"];
     let unlimited = json!({"type": "RLIMIT_MEMLOCK", "hard": u64::MAX, "soft": u64::MAX});
     let device = guest.must("stat -c '%Hr %Lr' /dev/infiniband/uverbs0")?;
@@ -119,7 +131,7 @@ fn bundle(guest: &RdmaGuest, id: &str, script: &str, namespaces: &[&str]) -> io:
 }
 
 /// Starts a container; gives its first process.
-fn start(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
+pub(crate) fn start(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
     let said = guest.must(&format!(
         "runc --log /run/{id}.error run --detach --bundle {BUNDLES}/{id} --pid-file /run/{id}.pid {id} </dev/null >/dev/null 2>&1 || \
          {{ cat /run/{id}.error; exit 1; }}; cat /run/{id}.pid"
@@ -128,21 +140,40 @@ fn start(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
     parsed.map_err(|_| io::Error::other(format!("no process id in {said}")))
 }
 
-/// The container's process at the guest that it came to.
-fn restored(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
-    let said = guest.must(&format!(
-        "runc list --format json | sed -n 's/.*\"id\":\"{id}\",\"pid\":\\([0-9]*\\).*/\\1/p'"
-    ))?;
-    let parsed = said.trim().parse();
-    parsed.map_err(|_| {
-        io::Error::other(format!(
-            "guest {} has no container {id}: {said}",
-            guest.number()
-        ))
-    })
+/// A container, as runc lists it.
+#[derive(Deserialize)]
+struct Listed {
+    id: String,
+    pid: u32,
+    status: String,
 }
 
-const OWN: &[&str] = &["pid", "ipc", "uts", "mount"];
+fn listed(guest: &RdmaGuest, id: &str) -> io::Result<Option<Listed>> {
+    let said = guest.must("runc list --format json 2>/dev/null")?;
+    // Without any it says `null`.
+    let all: Option<Vec<Listed>> = serde_json::from_str(&said)
+        .map_err(|error| io::Error::other(format!("runc listed {said:?}: {error}")))?;
+    Ok(all.into_iter().flatten().find(|one| one.id == id))
+}
+
+/// The container's process at the guest that it came to.
+pub(crate) fn restored(guest: &RdmaGuest, id: &str) -> io::Result<u32> {
+    let there = listed(guest, id)?.ok_or_else(|| {
+        io::Error::other(format!("guest {} has no container {id}", guest.number()))
+    })?;
+    Ok(there.pid)
+}
+
+/// The container's first process in this guest, if there is one, whether it works or not.
+pub(crate) fn exists(guest: &RdmaGuest, id: &str) -> io::Result<Option<u32>> {
+    let there = listed(guest, id)?;
+    Ok(there
+        .filter(|one| one.status != "stopped")
+        .map(|one| one.pid))
+}
+
+/// The namespaces of a container that moves.
+pub(crate) const OWN: &[&str] = &["pid", "ipc", "uts", "mount"];
 
 fn refused(bed: &Bed) -> io::Result<Refusal> {
     let (source, destination) = (bed.guest(1), bed.guest(2));
@@ -265,10 +296,11 @@ fn ended(guest: &RdmaGuest, pid: u32, log: &str) -> io::Result<()> {
     Err(io::Error::other(text))
 }
 
-fn clean_up(bed: &Bed) -> io::Result<()> {
+/// Ends all containers.
+pub(crate) fn clean_up(bed: &Bed) -> io::Result<()> {
     for number in 1..=3 {
         bed.guest(number).run(&format!(
-            "for id in refused plain writer; do runc delete --force $id; done; pkill -9 -f '^ib'; \
+            "for id in refused plain writer checker; do runc delete --force $id; done; pkill -9 -f '^ib'; \
              ip addr del {ALIAS}/24 dev eth0; nft flush ruleset; rm -rf {BUNDLES} /run/client.log; true"
         ))?;
     }

@@ -1,16 +1,14 @@
-//! Nodes that are killed in each phase of a move, and CRIU in the middle of a dump: the process runs at exactly one place afterwards, and either works on with
-//! its partner or the move says what was lost.
+//! Nodes that are killed in each phase of a move of a process or a container, and CRIU in the middle of a dump: what moves runs at
+//! exactly one place afterwards, and either works on with its partner or the move says what was lost.
 
 use std::io;
 use std::time::{Duration, Instant};
 
-use godwit_testkit::rdma::{
-    ALIAS, Bed, MoveSeen, Place, checked_end, clean_up, connected, detach_move, kill_node,
-    see_move, start_node,
-};
+use godwit_testkit::rdma::{Bed, MoveSeen, clean_up, kill_node, see_move, start_node};
 use serde::Serialize;
 
-use crate::checking::{ENDS, VARIANTS, start};
+use crate::container;
+use crate::talkers::{Talkers, What};
 
 /// How long both work before the move.
 const WORK: Duration = Duration::from_millis(500);
@@ -68,6 +66,7 @@ impl Ends {
 
 struct Case {
     name: &'static str,
+    what: What,
     who: Who,
     /// Where the node stops and is killed: a fail point. Of CRIU, what is so when it is killed: a shell's condition, with
     /// `$pid` for the process.
@@ -78,9 +77,18 @@ struct Case {
 const fn case(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Case {
     Case {
         name,
+        what: What::Process,
         who,
         at,
         ends,
+    }
+}
+
+/// The same of a container.
+const fn contained(name: &'static str, who: Who, at: &'static str, ends: Ends) -> Case {
+    Case {
+        what: What::Container,
+        ..case(name, who, at, ends)
     }
 }
 
@@ -181,13 +189,85 @@ const CASES: &[Case] = &[
         "grep -q 'TracerPid:.*[1-9]' /proc/$pid/status",
         Ends::Stays,
     ),
+    contained(
+        "death in runc: source, suspending",
+        Who::Source,
+        "process-suspending",
+        Ends::Stays,
+    ),
+    contained(
+        "death in runc: source, waiting",
+        Who::Source,
+        "process-waiting",
+        Ends::Stays,
+    ),
+    contained(
+        "death in runc: source, releasing",
+        Who::Source,
+        "process-releasing",
+        Ends::Stays,
+    ),
+    contained(
+        "death in runc: source, dumping",
+        Who::Source,
+        "process-dumping",
+        Ends::Stays,
+    ),
+    contained(
+        "death in runc: source, sending",
+        Who::Source,
+        "process-sending",
+        Ends::Stays,
+    ),
+    contained(
+        "death in runc: source, restoring",
+        Who::Source,
+        "process-restoring",
+        Ends::Stays,
+    ),
+    contained(
+        "death in runc: source, recreating",
+        Who::Source,
+        "process-recreating",
+        Ends::Moves,
+    ),
+    contained(
+        "death in runc: source, connecting",
+        Who::Source,
+        "process-connecting",
+        Ends::Moves,
+    ),
+    contained(
+        "death in runc: source, resuming",
+        Who::Source,
+        "process-resuming",
+        Ends::Moves,
+    ),
+    contained(
+        "death in runc: destination, before the restore",
+        Who::Destination,
+        "process-arrival-restoring",
+        Ends::Stays,
+    ),
+    contained(
+        "death in runc: destination, after the restore",
+        Who::Destination,
+        "process-arrival-restored",
+        Ends::Moves,
+    ),
+    contained(
+        "death in runc: destination, recreating",
+        Who::Destination,
+        "process-arrival-recreating",
+        Ends::MovesAlone,
+    ),
 ];
 
 /// What became of a move.
 #[derive(Serialize)]
 pub(crate) struct Death {
     pub(crate) case: &'static str,
-    /// Guests in which the process ran at the end of the move.
+    /// Guests in which the process was at the end of the move, whether it answered or not.
     pub(crate) runs_at: Vec<usize>,
     /// The phase in which it ended, and the error.
     pub(crate) phase: String,
@@ -237,7 +317,9 @@ fn death(bed: &Bed, case: &Case) -> Death {
     }
     // Whatever came of it, the next case finds three nodes.
     for number in 1..=3 {
-        let cleaned = clean_up(bed).and_then(|()| bed.restart_node(number, 3, ""));
+        let cleaned = clean_up(bed)
+            .and_then(|()| container::clean_up(bed))
+            .and_then(|()| bed.restart_node(number, 3, ""));
         if let Err(error) = cleaned {
             found.error.get_or_insert_with(|| error.to_string());
         }
@@ -247,30 +329,26 @@ fn death(bed: &Bed, case: &Case) -> Death {
 }
 
 fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
-    let (first, second) = start(bed, &VARIANTS[0])?;
-    let (mover, partner) = (first.place(bed), second.place(bed));
-    connected(mover)?;
-    connected(partner)?;
+    let talkers = Talkers::start(bed, case.what)?;
     let id = if case.who == Who::Criu {
-        kill_criu(bed, case.at, mover)?
+        kill_criu(bed, case.at, &talkers)?
     } else {
-        kill_and_restart(bed, case, mover)?
+        kill_and_restart(bed, case, &talkers)?
     };
     let seen = wait_for_end(bed, &id)?;
     found.phase.clone_from(&seen.phase);
     found.said = seen.error.map(|error| error.message);
+    let mut places = Vec::new();
     for number in 1..=2 {
-        let here = Place {
-            guest: bed.guest(number),
-            pid: mover.pid,
-        };
-        if here.status().is_ok() {
+        if let Some(place) = talkers.at(number)? {
             found.runs_at.push(number);
+            places.push(place);
         }
     }
-    let [place] = found.runs_at[..] else {
+    let [place] = places[..] else {
         return Ok(());
     };
+    place.status()?;
     if found
         .said
         .as_deref()
@@ -279,21 +357,13 @@ fn run(bed: &Bed, case: &Case, found: &mut Death) -> io::Result<()> {
         return Ok(());
     }
     std::thread::sleep(WORK);
-    bed.guest(place).must(&format!("touch {ENDS}"))?;
-    checked_end(
-        Place {
-            guest: bed.guest(place),
-            pid: mover.pid,
-        },
-        first.log,
-    )?;
-    checked_end(partner, second.log)?;
+    talkers.end(place)?;
     found.works = true;
     Ok(())
 }
 
 /// Kills the node when the move is where the case says, and starts it again. Gives the move's id.
-fn kill_and_restart(bed: &Bed, case: &Case, mover: Place<'_>) -> io::Result<String> {
+fn kill_and_restart(bed: &Bed, case: &Case, talkers: &Talkers<'_>) -> io::Result<String> {
     let victim = case.who as usize;
     bed.restart_node(
         victim,
@@ -301,7 +371,7 @@ fn kill_and_restart(bed: &Bed, case: &Case, mover: Place<'_>) -> io::Result<Stri
         &format!("FAILPOINTS=\"{}=sleep(600000)\" ", case.at),
     )?;
     std::thread::sleep(WORK);
-    let id = detach_move(mover, bed.guest(2), ALIAS, "run/server.log")?;
+    let id = talkers.begin_move()?;
     let began = Instant::now();
     let there = format!("grep -q 'at a fail point.*{}' /run/node.log", case.at);
     while bed.guest(victim).run(&there)?.status != 0 {
@@ -320,16 +390,16 @@ fn kill_and_restart(bed: &Bed, case: &Case, mover: Place<'_>) -> io::Result<Stri
 }
 
 /// Kills the CRIU that dumps the process once the condition holds. Gives the move's id.
-fn kill_criu(bed: &Bed, condition: &str, mover: Place<'_>) -> io::Result<String> {
+fn kill_criu(bed: &Bed, condition: &str, talkers: &Talkers<'_>) -> io::Result<String> {
     let source = bed.guest(1);
     source.must(&format!(
         "cat >/run/killer <<'END'\npid={}\nuntil criu=$(pgrep -f '^criu dump') && {condition}; do :; done\n\
          kill -9 $criu && echo killed\nEND\n",
-        mover.pid
+        talkers.mover.pid
     ))?;
     let killer = source.background("killer", "bash /run/killer")?;
     std::thread::sleep(WORK);
-    let id = detach_move(mover, bed.guest(2), ALIAS, "run/server.log")?;
+    let id = talkers.begin_move()?;
     let killed = source.must(&format!(
         "while [ $SECONDS -lt 80 ]; do grep -q killed /run/killer.log && exit 0; sleep 0.2; done; kill -9 {killer}; \
          cat /run/killer.log; exit 1"

@@ -8,6 +8,7 @@ mod programs;
 mod refusals;
 mod report;
 mod run;
+mod talkers;
 
 use std::process::ExitCode;
 

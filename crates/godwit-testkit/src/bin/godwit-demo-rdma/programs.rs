@@ -2,19 +2,11 @@
 
 use std::borrow::Cow;
 
-use godwit_testkit::rdma::Program;
+use godwit_testkit::rdma::{Program, write_bw};
 
 /// A program with this many queue pairs, which moves slowly enough to be found at work.
 pub(crate) fn with_queue_pairs(count: u32) -> Program {
-    Program {
-        name: Cow::Owned(format!("ib_write_bw -q {count}")),
-        command: Cow::Owned(format!(
-            "ib_write_bw -d rxe0 -F -x 1 -q {count} -t 4 -s 4096 -n {}",
-            (24_000 / count).max(60)
-        )),
-        work_seconds: 0.5,
-        silent_server: false,
-    }
+    write_bw(count, 4, 4096, (24_000 / count).max(60))
 }
 
 /// All of them. GID index 1 is the guest's own address: the address that moves along adds another.

@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::ops::Range;
 use std::ptr;
+use std::time::Duration;
 
 use godwit_verbs::abi::*;
 
@@ -23,10 +24,21 @@ const ACCESS: c_int = 7;
 const TO_INIT: c_int = 1 | 1 << 4 | 1 << 5 | 1 << 3;
 const TO_RTR: c_int = 1 | 1 << 7 | 1 << 8 | 1 << 20 | 1 << 12 | 1 << 17 | 1 << 15;
 const TO_RTS: c_int = 1 | 1 << 9 | 1 << 10 | 1 << 11 | 1 << 16 | 1 << 13;
+/// The same for one for datagrams.
+const DATAGRAMS_TO_INIT: c_int = 1 | 1 << 4 | 1 << 5 | IBV_QP_QKEY;
+const DATAGRAMS_TO_RTR: c_int = IBV_QP_STATE;
+const DATAGRAMS_TO_RTS: c_int = IBV_QP_STATE | 1 << 16;
+/// What datagrams show so that they are taken.
+pub(crate) const DATAGRAM_KEY: u32 = 0x1234;
 /// `IBV_MTU_1024`
 const MTU: c_int = 3;
 
-/// Slots of one message each. For every queue pair: what is sent, what is received, where the peer writes, and
+/// Bytes that a device puts in front of a datagram that it receives (`struct ibv_grh`).
+const HEADER: usize = 40;
+/// Bytes of a slot.
+const SLOT: usize = MESSAGE + 64;
+
+/// Slots of one message each, which may have a header in front of it. For every queue pair: what is sent, what is received, where the peer writes, and
 /// what was read back.
 #[derive(Clone, Copy)]
 pub(crate) enum Slot {
@@ -42,6 +54,9 @@ pub(crate) struct Device {
     pub(crate) queue: *mut ibv_cq,
     pub(crate) shared: *mut ibv_srq,
     pub(crate) pairs: Vec<*mut ibv_qp>,
+    domain: *mut ibv_pd,
+    /// Bytes in front of what is received.
+    header: usize,
     region: *mut ibv_mr,
     memory: *mut u8,
     gid: ibv_gid,
@@ -90,7 +105,7 @@ impl Device {
                 "ibv_query_gid",
             )?;
             let pd = made((verbs.ibv_alloc_pd)(context), "ibv_alloc_pd")?;
-            let length = slots(count) * MESSAGE;
+            let length = slots(count) * SLOT;
             let memory = Box::leak(vec![0u8; length].into_boxed_slice()).as_mut_ptr();
             let region = made(
                 (verbs.ibv_reg_mr)(pd, memory.cast(), length, ACCESS),
@@ -129,7 +144,11 @@ impl Device {
             for _ in 0..count {
                 let mut wanted: ibv_qp_init_attr = std::mem::zeroed();
                 (wanted.send_cq, wanted.recv_cq, wanted.srq) = (queue, queue, shared);
-                wanted.qp_type = IBV_QPT_RC;
+                wanted.qp_type = if arguments.datagrams {
+                    IBV_QPT_UD
+                } else {
+                    IBV_QPT_RC
+                };
                 (wanted.cap.max_send_wr, wanted.cap.max_send_sge) = (SENDS as u32, 1);
                 (wanted.cap.max_recv_wr, wanted.cap.max_recv_sge) = (RECEIVES as u32, 1);
                 let pair = made((verbs.ibv_create_qp)(pd, &raw mut wanted), "ibv_create_qp")?;
@@ -137,9 +156,15 @@ impl Device {
                     qp_state: IBV_QPS_INIT,
                     port_num: 1,
                     qp_access_flags: ACCESS as u32,
+                    qkey: DATAGRAM_KEY,
                     ..Default::default()
                 };
-                done((verbs.ibv_modify_qp)(pair, &raw mut to, TO_INIT), "to INIT")?;
+                let mask = if arguments.datagrams {
+                    DATAGRAMS_TO_INIT
+                } else {
+                    TO_INIT
+                };
+                done((verbs.ibv_modify_qp)(pair, &raw mut to, mask), "to INIT")?;
                 pairs.push(pair);
             }
             Ok(Self {
@@ -148,6 +173,8 @@ impl Device {
                 queue,
                 shared,
                 pairs,
+                domain: pd,
+                header: if arguments.datagrams { HEADER } else { 0 },
                 region,
                 memory,
                 gid,
@@ -215,6 +242,40 @@ impl Device {
         Ok(())
     }
 
+    /// Makes these queue pairs take and send datagrams; gives what leads to the peer.
+    pub(crate) fn open_to(&self, pairs: Range<usize>, peer: &Reach) -> io::Result<*mut ibv_ah> {
+        for pair in &self.pairs[pairs] {
+            for (state, mask) in [
+                (IBV_QPS_RTR, DATAGRAMS_TO_RTR),
+                (IBV_QPS_RTS, DATAGRAMS_TO_RTS),
+            ] {
+                let mut to = ibv_qp_attr {
+                    qp_state: state,
+                    ..Default::default()
+                };
+                // SAFETY: the queue pair lives to the end.
+                let changed = unsafe { (self.verbs.ibv_modify_qp)(*pair, &raw mut to, mask) };
+                done(changed, "to RTR and RTS")?;
+            }
+        }
+        let mut there = ibv_ah_attr {
+            is_global: 1,
+            port_num: 1,
+            ..Default::default()
+        };
+        there.grh.dgid = ibv_gid { raw: peer.gid };
+        there.grh.sgid_index = self.gid_index;
+        there.grh.hop_limit = 1;
+        // SAFETY: the domain lives to the end.
+        let handle = unsafe { (self.verbs.ibv_create_ah)(self.domain, &raw mut there) };
+        made(handle, "ibv_create_ah")
+    }
+
+    /// Where the peer finds the place `place` of what it was told as a landing.
+    pub(crate) fn landing(peer: &Reach, place: usize) -> u64 {
+        peer.landing + (place * SLOT) as u64
+    }
+
     pub(crate) fn address(&self, slot: Slot) -> *mut u8 {
         let count = self.pairs.len();
         let (pair, place) = match slot {
@@ -229,7 +290,7 @@ impl Device {
         let slot = pair + place as usize;
         assert!(slot < slots(count));
         // SAFETY: within the memory, as was just checked.
-        unsafe { self.memory.add(slot * MESSAGE) }
+        unsafe { self.memory.add(slot * SLOT) }
     }
 
     /// A slot's bytes, as long as nothing is in flight to or from it.
@@ -237,6 +298,18 @@ impl Device {
     pub(crate) fn bytes(&self, slot: Slot) -> &mut [u8] {
         // SAFETY: within the memory; the caller uses one slot at a time, and the device none of this.
         unsafe { std::slice::from_raw_parts_mut(self.address(slot), MESSAGE) }
+    }
+
+    /// As [`Device::bytes`], of a slot that a message was received into.
+    #[allow(clippy::mut_from_ref, reason = "the memory is the device's as well")]
+    pub(crate) fn received(&self, slot: Slot) -> &mut [u8] {
+        // SAFETY: a slot has room for a header and a message; otherwise as in `bytes`.
+        unsafe { std::slice::from_raw_parts_mut(self.address(slot).add(self.header), MESSAGE) }
+    }
+
+    /// Bytes that a completion of a receive has to tell of.
+    fn received_length(&self) -> usize {
+        self.header + MESSAGE
     }
 
     pub(crate) fn piece(&self, slot: Slot) -> ibv_sge {
@@ -264,6 +337,7 @@ impl Device {
     /// Posts to the queue pair, or to the shared queue if there is one.
     pub(crate) fn post_receive(&self, pair: usize, wr_id: u64, slot: Slot) -> io::Result<()> {
         let mut piece = self.piece(slot);
+        piece.length = self.received_length() as u32;
         let mut request = ibv_recv_wr {
             wr_id,
             next: ptr::null_mut(),
@@ -286,7 +360,44 @@ impl Device {
         }
     }
 
-    pub(crate) fn poll(&self, into: &mut [ibv_wc]) -> io::Result<usize> {
+    /// Takes what has completed. If nothing has and there is a channel, waits for an event there, for this long if that is
+    /// said, and takes nothing.
+    pub(crate) fn take<'a>(
+        &self,
+        into: &'a mut [ibv_wc],
+        patience: Option<Duration>,
+    ) -> io::Result<&'a [ibv_wc]> {
+        let mut count = self.poll(into)?;
+        if count == 0 && !self.channel.is_null() {
+            self.ask_for_event()?;
+            count = self.poll(into)?;
+            if count == 0 && self.becomes_readable(patience)? {
+                self.take_event()?;
+            }
+        }
+        Ok(&into[..count])
+    }
+
+    /// The queue pair whose request has succeeded, with as many bytes as it has to if it is a receive.
+    pub(crate) fn succeeded(&self, completion: &ibv_wc) -> Result<usize, String> {
+        if completion.status != IBV_WC_SUCCESS {
+            return Err(format!(
+                "request {:#x} failed with status {}",
+                completion.wr_id, completion.status
+            ));
+        }
+        let receives = completion.opcode & IBV_WC_RECV != 0;
+        if receives && completion.byte_len as usize != self.received_length() {
+            return Err(format!("a message of {} bytes", completion.byte_len));
+        }
+        self.pairs
+            .iter()
+            // SAFETY: the queue pairs live to the end.
+            .position(|pair| unsafe { (**pair).qp_num } == completion.qp_num)
+            .ok_or_else(|| format!("a completion of queue pair {:#x}", completion.qp_num))
+    }
+
+    fn poll(&self, into: &mut [ibv_wc]) -> io::Result<usize> {
         // SAFETY: what the inline function of verbs.h does.
         let count = unsafe {
             let poll = (*(*self.queue).context)
@@ -298,12 +409,7 @@ impl Device {
         usize::try_from(count).map_err(|_| io::Error::other(format!("ibv_poll_cq gave {count}")))
     }
 
-    /// Whether there is a channel to wait at.
-    pub(crate) fn has_events(&self) -> bool {
-        !self.channel.is_null()
-    }
-
-    pub(crate) fn ask_for_event(&self) -> io::Result<()> {
+    fn ask_for_event(&self) -> io::Result<()> {
         // SAFETY: what the inline function of verbs.h does.
         unsafe {
             let ask = (*(*self.queue).context)
@@ -314,7 +420,29 @@ impl Device {
         }
     }
 
-    pub(crate) fn wait_for_event(&self) -> io::Result<()> {
+    /// Whether the channel has an event within this time; without one, the event is waited for when it is taken.
+    fn becomes_readable(&self, patience: Option<Duration>) -> io::Result<bool> {
+        let Some(patience) = patience else {
+            return Ok(true);
+        };
+        let mut ready = libc::pollfd {
+            // SAFETY: the channel lives to the end.
+            fd: unsafe { (*self.channel).fd },
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one element of this function's own.
+        let found = unsafe { libc::poll(&raw mut ready, 1, patience.as_millis() as c_int) };
+        let error = io::Error::last_os_error();
+        match found {
+            // A wait with a time to its end may end early when a process comes from an image.
+            -1 if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            -1 => Err(error),
+            found => Ok(found > 0),
+        }
+    }
+
+    fn take_event(&self) -> io::Result<()> {
         let (mut queue, mut cookie) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: both results are this function's.
         unsafe {

@@ -2,9 +2,13 @@
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+
+use super::Arguments;
+use super::device::Device;
 
 const PORT: u16 = 18600;
 const LONGEST: u64 = 64 << 10;
@@ -19,12 +23,42 @@ pub(crate) struct Reach {
     pub(crate) key: u32,
 }
 
+/// Meets all others, and tells each how to reach its share of this side's queue pairs. Gives each with what it said, and
+/// with its share.
+pub(crate) fn meet_all(arguments: &Arguments, device: &Device) -> io::Result<Vec<Met>> {
+    let each = usize::from(arguments.pairs);
+    let connections = Peer::meet(arguments.server.as_deref(), arguments.peers())?;
+    let meet = |(number, mut connection): (usize, Peer)| {
+        let share = number * each..(number + 1) * each;
+        let reach = connection.exchange(&device.reach(share.clone()))?;
+        if reach.pairs.len() != each {
+            return Err(io::Error::other(
+                "the peer has another number of queue pairs",
+            ));
+        }
+        Ok(Met {
+            connection,
+            reach,
+            share,
+        })
+    };
+    connections.into_iter().enumerate().map(meet).collect()
+}
+
+/// Another side that was met.
+pub(crate) struct Met {
+    pub(crate) connection: Peer,
+    pub(crate) reach: Reach,
+    /// This side's queue pairs for it.
+    pub(crate) share: Range<usize>,
+}
+
 /// The other side.
 pub(crate) struct Peer(BufReader<TcpStream>);
 
 impl Peer {
     /// Waits for so many clients, or connects to the server.
-    pub(crate) fn meet(server: Option<&str>, clients: usize) -> io::Result<Vec<Self>> {
+    fn meet(server: Option<&str>, clients: usize) -> io::Result<Vec<Self>> {
         let Some(address) = server else {
             let listener = TcpListener::bind(("0.0.0.0", PORT))?;
             return (0..clients)
@@ -45,7 +79,7 @@ impl Peer {
     }
 
     /// Says `ours` and hears the other side's.
-    pub(crate) fn exchange(&mut self, ours: &Reach) -> io::Result<Reach> {
+    fn exchange(&mut self, ours: &Reach) -> io::Result<Reach> {
         self.say(&serde_json::to_string(ours)?)?;
         Ok(serde_json::from_str(&self.hear()?)?)
     }

@@ -1,6 +1,8 @@
 //! What has to come next. Nothing here knows verbs.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
+use std::time::Duration;
 
 /// Bytes of a message.
 pub(crate) const MESSAGE: usize = 1024;
@@ -30,31 +32,60 @@ pub(crate) fn operation(number: u64) -> Operation {
     }
 }
 
-/// Fills `into` with message `number` of the queue pair `pair` of the side `side`. `last` says that none follows.
-pub(crate) fn fill(into: &mut [u8], side: u8, pair: usize, number: u64, last: bool) {
-    let words = into.chunks_exact_mut(8).take(WORDS);
-    for (place, word) in words.enumerate() {
-        word.copy_from_slice(&expected(side, pair, number, last, place).to_le_bytes());
+/// What a message says besides its number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Note {
+    /// Whether no message follows.
+    pub(crate) last: bool,
+    /// The number after the highest one that has come from the other side on this queue pair; of datagrams only.
+    pub(crate) seen: u64,
+}
+
+impl Note {
+    fn word(self) -> u64 {
+        self.seen << 1 | u64::from(self.last)
+    }
+
+    fn of(word: u64) -> Self {
+        Self {
+            last: word & 1 == 1,
+            seen: word >> 1,
+        }
     }
 }
 
-fn expected(side: u8, pair: usize, number: u64, last: bool, place: usize) -> u64 {
+/// Fills `into` with message `number` of the queue pair `pair` of the side `side`.
+pub(crate) fn fill(into: &mut [u8], side: u8, pair: usize, number: u64, note: Note) {
+    let words = into.chunks_exact_mut(8).take(WORDS);
+    for (place, word) in words.enumerate() {
+        word.copy_from_slice(&expected(side, pair, number, note, place).to_le_bytes());
+    }
+}
+
+fn expected(side: u8, pair: usize, number: u64, note: Note, place: usize) -> u64 {
     match place {
         0 => number,
-        1 => u64::from(last),
+        1 => note.word(),
         _ => (number << 20 | (pair as u64) << 12 | u64::from(side) << 8)
             .wrapping_add(place as u64)
+            .wrapping_add(note.word().rotate_left(32))
             .wrapping_mul(0x9e37_79b9_7f4a_7c15),
     }
 }
 
-/// Checks that `message` is message `number`, whole. Says whether it is the last one.
-pub(crate) fn check(message: &[u8], side: u8, pair: usize, number: u64) -> Result<bool, String> {
+/// The number that `message` says it has; [`check`] says whether that is true.
+pub(crate) fn number_of(message: &[u8]) -> u64 {
+    let first = message.first_chunk().copied().unwrap_or_default();
+    u64::from_le_bytes(first)
+}
+
+/// Checks that `message` is message `number`, whole. Gives what else it says.
+pub(crate) fn check(message: &[u8], side: u8, pair: usize, number: u64) -> Result<Note, String> {
     let words: Vec<u64> = message
         .chunks_exact(8)
         .map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default()))
         .collect();
-    let (Some(&found), Some(&last), WORDS) = (words.first(), words.get(1), words.len()) else {
+    let (Some(&found), Some(&note), WORDS) = (words.first(), words.get(1), words.len()) else {
         return Err(format!("a message of {} bytes", message.len()));
     };
     if found != number {
@@ -62,10 +93,10 @@ pub(crate) fn check(message: &[u8], side: u8, pair: usize, number: u64) -> Resul
             "queue pair {pair}: message {found} came in place of message {number}"
         ));
     }
-    let last = last == 1;
-    let bad = (1..WORDS).find(|&place| words[place] != expected(side, pair, number, last, place));
+    let note = Note::of(note);
+    let bad = (1..WORDS).find(|&place| words[place] != expected(side, pair, number, note, place));
     match bad {
-        None => Ok(last),
+        None => Ok(note),
         Some(place) => Err(format!(
             "queue pair {pair}: word {place} of message {number} is {:#x}",
             words[place]
@@ -99,6 +130,11 @@ impl InOrder {
         Ok(())
     }
 
+    /// How many were posted, which is the number of the next one.
+    pub(crate) fn posted(&self) -> u64 {
+        self.posted
+    }
+
     pub(crate) fn outstanding(&self) -> u64 {
         self.posted - self.completed
     }
@@ -130,6 +166,90 @@ impl Once {
     }
 }
 
+/// Datagrams of one queue pair: each comes once or never.
+#[derive(Default)]
+pub(crate) struct AtMostOnce {
+    next: u64,
+    missing: BTreeSet<u64>,
+}
+
+impl AtMostOnce {
+    /// Datagrams that may be missing before the sender is taken for broken.
+    const MOST_MISSING: u64 = 1 << 20;
+
+    /// Datagram `number` has come. Gives the numbers before it of which it is the first to say that they have not.
+    pub(crate) fn arrive(&mut self, number: u64) -> Result<Range<u64>, String> {
+        if number < self.next {
+            return if self.missing.remove(&number) {
+                Ok(0..0)
+            } else {
+                Err(format!("datagram {number} came twice"))
+            };
+        }
+        let lost = self.next..number;
+        if number - self.next > Self::MOST_MISSING - self.missing() {
+            return Err(format!(
+                "datagram {number} came where {} is the next one",
+                self.next
+            ));
+        }
+        self.missing.extend(lost.clone());
+        self.next = number + 1;
+        Ok(lost)
+    }
+
+    /// The number after the highest one that has come.
+    pub(crate) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// How many before it have not come.
+    pub(crate) fn missing(&self) -> u64 {
+        self.missing.len() as u64
+    }
+}
+
+/// How far a sender of datagrams goes ahead of what it knows to have come: a window, and one more now and then while
+/// nothing is heard, since what would say so may be lost.
+#[derive(Default)]
+pub(crate) struct Window {
+    seen: u64,
+    moved_at: Duration,
+}
+
+impl Window {
+    /// How long nothing has to be heard before one more is sent.
+    const SILENCE: Duration = Duration::from_millis(250);
+
+    /// Whether `number` may be sent: it is less than `size` ahead of what has come, or nothing was heard for long.
+    pub(crate) fn allows(&mut self, number: u64, size: u64, now: Duration) -> bool {
+        // Another host's clock may be behind.
+        self.moved_at = self.moved_at.min(now);
+        if number < self.seen + size {
+            return true;
+        }
+        let silent = now - self.moved_at >= Self::SILENCE;
+        if silent {
+            self.moved_at = now;
+        }
+        silent
+    }
+
+    /// The other side says that `seen` is the number after the highest one that has come, of `sent` that were sent.
+    pub(crate) fn hear(&mut self, seen: u64, sent: u64, now: Duration) -> Result<(), String> {
+        if seen > sent {
+            return Err(format!(
+                "the peer has seen datagram {} of {sent} that were sent",
+                seen - 1
+            ));
+        }
+        if seen > self.seen {
+            (self.seen, self.moved_at) = (seen, now);
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -150,8 +270,15 @@ mod tests {
     #[test]
     fn loss_repetition_and_damage_are_found() {
         let mut message = [0; MESSAGE];
-        fill(&mut message, 1, 2, 7, false);
-        assert_eq!(check(&message, 1, 2, 7), Ok(false));
+        let note = Note {
+            last: false,
+            seen: 5,
+        };
+        fill(&mut message, 1, 2, 7, note);
+        assert_eq!(
+            (number_of(&message), check(&message, 1, 2, 7)),
+            (7, Ok(note))
+        );
         for other in [6, 8] {
             assert!(
                 check(&message, 1, 2, other)
@@ -161,13 +288,55 @@ mod tests {
         }
         assert!(check(&message, 0, 2, 7).is_err());
         assert!(check(&message, 1, 3, 7).is_err());
-        for damaged in [8, 16, MESSAGE - 1] {
-            let mut message = message;
-            message[damaged] ^= 2;
-            assert!(check(&message, 1, 2, 7).is_err(), "byte {damaged}");
+        for damaged in [8, 9, 16, MESSAGE - 1] {
+            for bit in [1, 2] {
+                let mut message = message;
+                message[damaged] ^= bit;
+                assert!(check(&message, 1, 2, 7).is_err(), "byte {damaged}");
+            }
         }
-        fill(&mut message, 1, 2, 7, true);
-        assert_eq!(check(&message, 1, 2, 7), Ok(true));
+        let last = Note {
+            last: true,
+            seen: 0,
+        };
+        fill(&mut message, 1, 2, 7, last);
+        assert_eq!(check(&message, 1, 2, 7), Ok(last));
+    }
+
+    #[test]
+    fn datagrams_that_come_twice_are_found_and_lost_ones_are_counted() {
+        let mut came = AtMostOnce::default();
+        assert_eq!(came.arrive(0), Ok(0..0));
+        assert_eq!(came.arrive(3), Ok(1..3));
+        assert_eq!((came.missing(), came.next()), (2, 4));
+        // One of them was late.
+        assert_eq!(came.arrive(2), Ok(0..0));
+        assert_eq!(came.missing(), 1);
+        for twice in [0, 2, 3] {
+            assert!(came.arrive(twice).unwrap_err().contains("twice"));
+        }
+        assert!(came.arrive(1 << 40).is_err());
+        assert_eq!(came.arrive(4), Ok(4..4));
+    }
+
+    #[test]
+    fn a_sender_that_hears_nothing_sends_little() {
+        let at = Duration::from_millis;
+        let mut window = Window::default();
+        assert!(window.allows(7, 8, at(1000)));
+        window.hear(1, 8, at(1000)).unwrap();
+        assert!(window.allows(8, 8, at(1000)));
+        assert!(!window.allows(9, 8, at(1100)));
+        assert!(window.allows(9, 8, at(1250)));
+        assert!(!window.allows(10, 8, at(1300)));
+        // What was on its way says less than what came before it.
+        window.hear(10, 10, at(1300)).unwrap();
+        window.hear(4, 10, at(1400)).unwrap();
+        assert!(window.allows(17, 8, at(1400)));
+        assert!(window.hear(12, 11, at(1500)).is_err());
+        // After a move to a host whose clock is behind.
+        assert!(!window.allows(18, 8, at(10)));
+        assert!(window.allows(18, 8, at(260)));
     }
 
     #[test]

@@ -2,14 +2,17 @@
 //! once, in order and whole, and what was written at the peer can be read back.
 //!
 //! Two of them talk, a server and a client, over reliable connections, or a server and several clients. All send all the time, and every
-//! sixteenth operation reads back what the one before it wrote. They end when one of them finds the file that
-//! `--until` names; the exit status and the last line say whether everything was as it has to be.
+//! sixteenth operation reads back what the one before it wrote. Or they send each other numbered datagrams, of which none may come twice
+//! or damaged, and none may be lost unless the file that `--losses-while` names is there when that is found. They end when one of them
+//! finds the file that `--until` names; the exit status and the last line say whether everything was as it has to be.
 //!
 //! It knows nothing of Godwit: it calls libibverbs, or what stands in front of it.
 
+mod datagrams;
 mod device;
 mod exchange;
 mod ledger;
+mod receives;
 mod traffic;
 mod verbs;
 
@@ -41,6 +44,12 @@ struct Arguments {
     /// Wait for events of a completion channel
     #[arg(long)]
     events: bool,
+    /// Send datagrams in place of messages of reliable connections
+    #[arg(long)]
+    datagrams: bool,
+    /// Datagrams may be lost while this file is there
+    #[arg(long, default_value = "/run/verbs-client-loses")]
+    losses_while: PathBuf,
     /// End when this file is there
     #[arg(long, default_value = "/run/verbs-client-ends")]
     until: PathBuf,
@@ -58,7 +67,13 @@ impl Arguments {
 }
 
 fn main() -> ExitCode {
-    match traffic::run(&Arguments::parse()) {
+    let arguments = Arguments::parse();
+    let run = if arguments.datagrams {
+        datagrams::run
+    } else {
+        traffic::run
+    };
+    match run(&arguments) {
         Ok(checked) => {
             println!("checked: {checked}");
             ExitCode::SUCCESS

@@ -29,7 +29,7 @@ impl QpLane {
             copy.imm_data = physical;
             let result = self.post_local(&mut copy);
             if result == 0 {
-                windows.invalidate(known);
+                windows.invalidate(known, self.id);
             }
             return result;
         }
@@ -40,7 +40,8 @@ impl QpLane {
         };
         let result = self.post_local(&mut copy);
         if result == 0 {
-            windows.bind(request.bind_mw.mw.addr(), request.bind_mw.rkey, bound);
+            let bind = &request.bind_mw;
+            windows.bind(bind.mw.addr(), bind.rkey, bound, self.id);
         }
         result
     }

@@ -16,7 +16,8 @@ use std::sync::atomic::Ordering;
 /// has moved. Receives that wait for data are posted again, with what is kept still kept.
 ///
 /// # Errors
-/// One sentence that names the queue pair and what the device refused.
+/// One sentence that names the queue pair and what the device refused. Those before it are connected, with their memory
+/// windows bound.
 pub fn connect(connections: &[Connection]) -> Result<(), String> {
     let mut world = world();
     let keys_moved = |connection: &Connection| {
@@ -28,20 +29,33 @@ pub fn connect(connections: &[Connection]) -> Result<(), String> {
         world.translate();
     }
     let mut connected = Vec::new();
+    let mut result = Ok(());
     for connection in connections {
         // SAFETY: objects live while the world is locked.
-        unsafe {
-            let pairs = chosen(&world, Some(&[connection.number]));
-            let pair = *pairs
-                .first()
-                .ok_or_else(|| format!("there is no queue pair {}", connection.number))?;
-            connect_one(&world, pair, connection)
-                .map_err(|error| format!("queue pair {}: {error}", connection.number))?;
-            connected.push(pair);
+        match unsafe { connect_named(&world, connection) } {
+            Ok(pair) => connected.push(pair),
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
         }
     }
     // SAFETY: as above.
-    unsafe { windows::bind_again(&world, &connected) }
+    let bound = unsafe { windows::bind_again(&world, &connected) };
+    result.and(bound)
+}
+
+unsafe fn connect_named<'a>(
+    world: &World,
+    connection: &Connection,
+) -> Result<&'a ShadowQp, String> {
+    let pairs = chosen(world, Some(&[connection.number]));
+    let pair = *pairs
+        .first()
+        .ok_or_else(|| format!("there is no queue pair {}", connection.number))?;
+    connect_one(world, pair, connection)
+        .map_err(|error| format!("queue pair {}: {error}", connection.number))?;
+    Ok(pair)
 }
 
 unsafe fn connect_one(
@@ -58,8 +72,14 @@ unsafe fn connect_one(
         return Err("it has not been waited for".to_owned());
     }
     drop(lane);
-    windows::unbind(world, pair)?;
-    restart(pair, Some(connection))?;
+    if pair.failed.load(Ordering::Acquire) {
+        // A request of ours failed at an earlier attempt: the device does no other until the queue pair begins anew.
+        restart(pair, Some(connection))?;
+        windows::unbind(world, pair)?;
+    } else {
+        windows::unbind(world, pair)?;
+        restart(pair, Some(connection))?;
+    }
     if let Some(keys) = &connection.remote_keys {
         take_keys(&mut pair.lane.visit(), keys);
     }

@@ -270,7 +270,8 @@ unsafe fn make_again(
             let known = (*region).face.rkey;
             let taken = |key| world.is_spoken(key) || world.is_freed(key);
             let allowed = |made: &ibv_mr| made.rkey == known || !taken(made.rkey);
-            let again = register(domain, address, length, iova, access as u32, allowed);
+            let most = world.taken_keys();
+            let again = register(domain, address, length, iova, access as u32, most, allowed);
             let again = made(again.unwrap_or(ptr::null_mut()), "ibv_reg_mr")?;
             KEYS.set((*region).face.lkey, (*again).lkey);
             (*region)
@@ -286,7 +287,8 @@ unsafe fn make_again(
             let taken = |name| world.is_spoken_window(name) || world.is_freed_window(name);
             let face = &(*window).face;
             let allowed = |name| known == Some(name) || !taken(name);
-            let again = make_window(face.context, behind_pd(face.pd), window_type, allowed);
+            let most = world.taken_names();
+            let again = make_window(face.context, behind_pd(face.pd), window_type, most, allowed);
             let again = made(again.unwrap_or(ptr::null_mut()), "ibv_alloc_mw")?;
             windows().made_again(window.addr(), (*again).rkey);
             (*window).real.store(again, Ordering::Release);

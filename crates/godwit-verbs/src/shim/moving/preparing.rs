@@ -105,7 +105,7 @@ unsafe fn one<'a>(world: &World, number: u32) -> Result<&'a ShadowQp, String> {
 /// peer's: what applications know, and what its device knows.
 ///
 /// # Errors
-/// One sentence that names the queue pair. Those before it have been switched.
+/// One sentence that names the queue pair. Those before it have been switched, with their memory windows bound.
 pub fn switch(numbers: &[u32], remote_keys: &[RemoteKey]) -> Result<(), String> {
     let mut world = world();
     if remote_keys.iter().any(RemoteKey::differs) && !world.translates {
@@ -137,13 +137,19 @@ pub fn switch(numbers: &[u32], remote_keys: &[RemoteKey]) -> Result<(), String> 
         };
         return Err(format!("queue pair {number} {why}"));
     }
-    for pair in &pairs {
+    let mut switched = Vec::new();
+    let mut result = Ok(());
+    for pair in pairs {
         // SAFETY: as above.
-        unsafe { switch_one(&world, pair, remote_keys) }
-            .map_err(|error| format!("queue pair {}: {error}", pair.face.qp_num))?;
+        if let Err(error) = unsafe { switch_one(&world, pair, remote_keys) } {
+            result = Err(format!("queue pair {}: {error}", pair.face.qp_num));
+            break;
+        }
+        switched.push(pair);
     }
     // SAFETY: as above.
-    unsafe { windows::bind_again(&world, &pairs) }
+    let bound = unsafe { windows::bind_again(&world, &switched) };
+    result.and(bound)
 }
 
 unsafe fn switch_one(

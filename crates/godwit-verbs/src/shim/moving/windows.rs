@@ -22,7 +22,7 @@ pub(super) unsafe fn obstacles(world: &World) -> Vec<String> {
         match window.bound {
             Bound::No => {}
             Bound::Unknown => found.push(format!(
-                "memory window {key:#x} was bound by a queue pair that failed and is gone; whether it is bound is not known"
+                "memory window {key:#x} was last bound or unbound by a queue pair that failed and is gone; whether it is bound is not known"
             )),
             Bound::To(binding) if binder(world, &*shadow, &window, &binding).is_none() => {
                 found.push(format!(
@@ -64,8 +64,10 @@ unsafe fn binder<'a>(
         .or_else(|| pairs().find(of_domain))
 }
 
-/// Binds the windows that are to be bound again by one of `pairs`, which are connected.
+/// Binds the windows that are to be bound again by one of `pairs`, which are connected. What fails at one queue pair leaves
+/// the windows of others alone; the first error is told.
 pub(super) unsafe fn bind_again(world: &World, pairs: &[&ShadowQp]) -> Result<(), String> {
+    let mut result = Ok(());
     for (shadow, window) in all(world) {
         let Bound::To(binding) = window.bound else {
             continue;
@@ -82,6 +84,10 @@ pub(super) unsafe fn bind_again(world: &World, pairs: &[&ShadowQp]) -> Result<()
         if !pairs.iter().any(|connected| connected.id == pair.id) {
             continue;
         }
+        if pair.failed.load(Ordering::Acquire) {
+            // The device does nothing more for it, for a reason that is told already.
+            continue;
+        }
         let info = ibv_mw_bind_info {
             mr: (**region).real.load(Ordering::Acquire),
             addr: binding.address,
@@ -89,15 +95,17 @@ pub(super) unsafe fn bind_again(world: &World, pairs: &[&ShadowQp]) -> Result<()
             mw_access_flags: binding.access,
         };
         let device_window = (*shadow).real.load(Ordering::Acquire);
-        bind_as_known(pair, device_window, &window, info).map_err(|error| {
-            format!(
-                "memory window {:#x} was not bound again: {error}",
-                window.known_key()
-            )
-        })?;
-        windows().set_on_device(shadow.addr(), true);
+        match bind_as_known(pair, device_window, &window, info) {
+            Ok(()) => windows().set_on_device(shadow.addr(), true),
+            Err(error) => {
+                result = result.and(Err(format!(
+                    "memory window {:#x} was not bound again: {error}",
+                    window.known_key()
+                )));
+            }
+        }
     }
-    Ok(())
+    result
 }
 
 /// Binds the device's window, which is not bound, so that it has the tag that applications know.
@@ -168,10 +176,13 @@ unsafe fn carry_out(pair: &ShadowQp, request: &mut ibv_send_wr) -> Result<(), St
     request.send_flags = IBV_SEND_SIGNALED;
     queue.lane.visit().markers += 1;
     pair.marker_done.store(false, Ordering::Release);
+    // What it says from now on is of this request.
+    let had_failed = pair.failed.swap(false, Ordering::AcqRel);
     let posted = pair.lane.visit().give(request);
     if let Err(errno) = posted {
         queue.lane.visit().markers -= 1;
         pair.marker_done.store(true, Ordering::Release);
+        pair.failed.fetch_or(had_failed, Ordering::AcqRel);
         return Err(format!("the device took no request for it (errno {errno})"));
     }
     let began = Instant::now();
@@ -184,6 +195,8 @@ unsafe fn carry_out(pair: &ShadowQp, request: &mut ibv_send_wr) -> Result<(), St
             return Err("the device's request for it failed".to_owned());
         }
         if began.elapsed() >= PATIENCE {
+            // Only a reset takes the request away.
+            pair.failed.store(true, Ordering::Release);
             return Err(format!(
                 "the device did nothing about it in {} s",
                 PATIENCE.as_secs()

@@ -328,6 +328,7 @@ impl Holding {
         wanted.cap.max_send_wr = wanted.cap.max_send_wr.saturating_add(1);
         let mut failed = None;
         let made = make_allowed(
+            known.len(),
             || {
                 let mut attributes = wanted;
                 let kept = keep(planned.cookie, || {

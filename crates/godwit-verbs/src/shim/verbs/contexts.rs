@@ -174,7 +174,8 @@ pub unsafe fn reg_mr(
     let mut world = running_world();
     let access = access & !OPTIONAL_ACCESS;
     let domain = parent.real.load(Ordering::Acquire);
-    let Some(made) = register(domain, address, length, iova, access, |made| {
+    let taken = world.taken_keys();
+    let Some(made) = register(domain, address, length, iova, access, taken, |made| {
         !world.is_spoken(made.rkey) && !world.known_local_keys.contains(&made.lkey)
     }) else {
         return ptr::null_mut();
@@ -213,16 +214,18 @@ pub unsafe fn reg_mr(
     shadow.cast()
 }
 
-/// A region of the device whose keys are `allowed`.
+/// A region of the device whose keys are `allowed`, which `taken` keys are not at most.
 pub(in crate::shim) unsafe fn register(
     domain: *mut ibv_pd,
     address: *mut c_void,
     length: usize,
     iova: u64,
     access: u32,
+    taken: usize,
     allowed: impl Fn(&ibv_mr) -> bool,
 ) -> Option<*mut ibv_mr> {
     make_allowed(
+        taken,
         || {
             let made = (real().reg_mr_iova2)(domain, address, length, iova, access);
             (!made.is_null()).then_some(made)

@@ -48,6 +48,7 @@ pub(in crate::shim) unsafe fn make_pair(
     let asked = device_attributes(shadow, wanted);
     let mut attributes = asked;
     let made = make_allowed(
+        world.queue_pairs().count(),
         || {
             attributes = asked;
             let made = (real().create_qp)(domain, &raw mut attributes);

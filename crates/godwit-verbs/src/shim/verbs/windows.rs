@@ -27,7 +27,8 @@ pub(in crate::shim) unsafe extern "C" fn alloc_mw(
     };
     let mut world = running_world();
     let domain = parent.real.load(Ordering::Acquire);
-    let made = make_window(parent.face.context, domain, window_type, |name| {
+    let taken = world.taken_names();
+    let made = make_window(parent.face.context, domain, window_type, taken, |name| {
         !world.is_spoken_window(name) && !windows().has_name(name)
     });
     let Some(made) = made else {
@@ -71,11 +72,13 @@ unsafe fn translate_all(world: &mut World) {
     }
 }
 
-/// A window of the device whose name is `allowed`; nothing, with an error number, if there is none.
+/// A window of the device whose name is `allowed`, which `taken` names are not at most; nothing, with an error number, if
+/// there is none.
 pub(in crate::shim) unsafe fn make_window(
     context: *mut ibv_context,
     domain: *mut ibv_pd,
     window_type: c_int,
+    taken: usize,
     allowed: impl Fn(u32) -> bool,
 ) -> Option<*mut ibv_mw> {
     let Some(alloc) = device_context(context).and_then(|context| (*context).ops.alloc_mw) else {
@@ -83,6 +86,7 @@ pub(in crate::shim) unsafe fn make_window(
         return None;
     };
     make_allowed(
+        taken,
         || {
             let made = alloc(domain, window_type);
             (!made.is_null()).then_some(made)

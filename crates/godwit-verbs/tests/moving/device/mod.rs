@@ -44,6 +44,8 @@ pub(crate) struct Device {
     /// The local keys of the last request's pieces, and its remote key, or the one that it has invalidated.
     pub(crate) local_keys: Vec<u32>,
     pub(crate) remote_key: u32,
+    /// Queue pairs of which a request has failed: they do no other until they begin anew.
+    pub(crate) broken: BTreeSet<u32>,
     /// Memory windows by the upper bits of their keys, the bits that are taken, and how many there have been.
     pub(crate) windows: BTreeMap<u32, Window>,
     pub(crate) window_names: BTreeSet<u32>,
@@ -63,6 +65,9 @@ pub(crate) struct Device {
     /// Objects whose end has begun.
     pub(crate) ending: BTreeSet<usize>,
 }
+
+/// `IBV_WC_WR_FLUSH_ERR`
+const FLUSHED: c_int = 5;
 
 /// A request that is in flight.
 pub(crate) struct Sent {
@@ -281,13 +286,19 @@ fn forget(number: u32) {
     with(|device| {
         device.sends.remove(&number);
         device.receives.remove(&number);
+        device.broken.remove(&number);
     });
 }
 unsafe extern "C" fn modify(pair: *mut ibv_qp, to: *mut ibv_qp_attr, _: c_int) -> c_int {
     with(|device| device.changes += 1);
     if (*to).qp_state == IBV_QPS_RESET {
+        // One that works can have them invalidated first.
         let binds = with(|device| device.binds((*pair).qp_num));
-        assert!(!binds, "it begins anew while windows are bound by it");
+        let broken = with(|device| device.broken.remove(&(*pair).qp_num));
+        assert!(
+            broken || !binds,
+            "it begins anew while windows are bound by it"
+        );
         forget((*pair).qp_num);
     }
     0
@@ -447,8 +458,13 @@ pub(crate) fn arrive_shared(place: usize, number: u32) {
 impl Device {
     fn complete(&mut self, pair: u32, sent: Sent) {
         let mut completion = sent.completion;
-        if let Some(local) = &sent.local {
+        if self.broken.contains(&pair) {
+            completion.status = FLUSHED;
+        } else if let Some(local) = &sent.local {
             completion.status = self.carry_out(pair, local);
+            if completion.status != IBV_WC_SUCCESS {
+                self.broken.insert(pair);
+            }
         }
         self.completed.push_back(completion);
     }

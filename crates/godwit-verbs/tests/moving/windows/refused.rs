@@ -163,6 +163,60 @@ fn windows_that_cannot_be_bound_again_are_named_before_a_move() {
 }
 
 #[test]
+fn a_window_that_another_queue_pair_failed_to_unbind_is_named_before_a_move() {
+    let application = Application::start();
+    let windowed = Windowed::start(&application, IBV_MW_TYPE_1);
+    assert_eq!(windowed.bind_type_1(1, LENGTH), 0);
+    assert_eq!(application.poll(), [1]);
+    // SAFETY: as verbs demand; requests of the second pair fail.
+    unsafe {
+        let key = (*windowed.window).rkey;
+        let second = application.create_pair(ptr::null_mut());
+        windowed.invalidate_by(second, 2, 0);
+        let mut nothing = ibv_mw_bind {
+            wr_id: 3,
+            send_flags: 0,
+            bind_info: windowed.info(0),
+        };
+        let bind = (*application.context).ops.bind_mw.unwrap();
+        assert_eq!(bind(second, windowed.window, &raw mut nothing), 0);
+        let mut into = [ibv_wc::default(); 2];
+        assert_eq!(shim::poll_cq(application.cq, 2, into.as_mut_ptr()), 2);
+        assert!(into.iter().all(|one| one.status != IBV_WC_SUCCESS));
+        assert_eq!(windowed.reach(key), windowed.part(&RemoteKeys::default()));
+        assert_eq!(shim::destroy_qp(second), 0);
+    }
+    let obstacles = shim::obstacles();
+    let mut all = obstacles.iter();
+    assert!(all.any(|obstacle| obstacle.what.contains("whether it is bound is not known")));
+}
+
+#[test]
+fn windows_that_were_bound_before_one_was_refused_are_bound_at_the_next_attempt() {
+    let application = Application::start();
+    let windowed = Windowed::start(&application, IBV_MW_TYPE_2);
+    let second = Windowed::start(&application, IBV_MW_TYPE_2);
+    let known = [windowed.bind(1, 7), second.bind(2, 8)];
+    assert_eq!(application.poll(), [1, 2]);
+    suspend_and_release(&application, 0);
+    let keys = RemoteKeys::new(&windowed.arrives().remote_keys);
+    let reached = || known.map(|key| windowed.reach(keys.physical(key)));
+    let parts = [windowed.part(&keys), second.part(&keys)];
+    let region = parts[1].unwrap().region;
+    with(|device| assert!(device.keys.remove(&region)));
+    for _ in 0..2 {
+        let refused = shim::connect(&[application.connection()]).unwrap_err();
+        assert!(refused.contains("was not bound again"), "{refused}");
+        assert_eq!(reached(), [parts[0], None]);
+    }
+    with(|device| device.keys.insert(region));
+    shim::connect(&[application.connection()]).unwrap();
+    assert_eq!(reached(), parts);
+    shim::resume(None).unwrap();
+    assert!(application.poll().is_empty());
+}
+
+#[test]
 fn a_binding_that_a_device_refuses_at_the_new_place_fails_the_move_in_words() {
     let application = Application::start();
     let windowed = Windowed::start(&application, IBV_MW_TYPE_2);

@@ -1,0 +1,202 @@
+//! Datagrams until the end. Each has a number and says what has come from the other side, so that nobody sends more than is
+//! received, and what is lost is found with the next one that comes.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use godwit_verbs::abi::*;
+
+use super::Arguments;
+use super::device::{DATAGRAM_KEY, Device, SENDS, Slot};
+use super::exchange::meet_all;
+use super::ledger::{self, AtMostOnce, InOrder, Note, Window};
+use super::receives::Receives;
+use super::traffic::{BATCH, NUMBER, wr_id};
+
+/// How long an event is waited for: what would be told of may be lost.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+struct Datagrams {
+    device: Device,
+    /// 0 for the server, 1 for the client.
+    side: u8,
+    pairs: Vec<Pair>,
+    receives: Receives,
+    ending: bool,
+    /// Datagrams may be lost while this is there.
+    losses_while: PathBuf,
+}
+
+struct Pair {
+    /// Where the peer's queue pair is.
+    to: ibv_ud,
+    /// The place among those that share its peer.
+    place: usize,
+    sent: InOrder,
+    window: Window,
+    came: AtMostOnce,
+    received: u64,
+    last_sent: bool,
+    last_received: bool,
+}
+
+/// Talks with the peer until the end; says what was checked.
+pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
+    let device = Device::open(arguments)?;
+    let (mut connections, mut pairs) = (Vec::new(), Vec::new());
+    for met in meet_all(arguments, &device)? {
+        let handle = device.open_to(met.share, &met.reach)?;
+        let numbers = met.reach.pairs.iter().enumerate();
+        pairs.extend(numbers.map(|(place, number)| Pair {
+            to: ibv_ud {
+                ah: handle,
+                remote_qpn: *number,
+                remote_qkey: DATAGRAM_KEY,
+            },
+            place,
+            sent: InOrder::default(),
+            window: Window::default(),
+            came: AtMostOnce::default(),
+            received: 0,
+            last_sent: false,
+            last_received: false,
+        }));
+        connections.push(met.connection);
+    }
+    let mut datagrams = Datagrams {
+        receives: Receives::fill(&device)?,
+        device,
+        side: u8::from(arguments.server.is_some()),
+        pairs,
+        ending: false,
+        losses_while: arguments.losses_while.clone(),
+    };
+    // Nobody sends before the other side can receive.
+    for connection in &mut connections {
+        connection.barrier("ready")?;
+    }
+    let mut rounds = 0u64;
+    while !datagrams.is_over() {
+        if rounds.is_multiple_of(16) && arguments.until.exists() {
+            datagrams.ending = true;
+        }
+        rounds += 1;
+        for pair in 0..datagrams.pairs.len() {
+            datagrams.send(pair)?;
+        }
+        datagrams.take_completions()?;
+    }
+    for connection in &mut connections {
+        connection.barrier("over")?;
+    }
+    let total = |count: fn(&Pair) -> u64| datagrams.pairs.iter().map(count).sum::<u64>();
+    Ok(format!(
+        "{} datagrams sent and {} received on {} queue pairs, each once and whole; {} on their way here were lost, when they might be",
+        total(|pair| pair.sent.completed()),
+        total(|pair| pair.received),
+        datagrams.pairs.len(),
+        total(|pair| pair.came.missing()),
+    ))
+}
+
+/// Since 1970: hosts differ less in this than in how long they run.
+fn now() -> Duration {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+}
+
+impl Datagrams {
+    fn is_over(&self) -> bool {
+        self.pairs
+            .iter()
+            .all(|pair| pair.last_sent && pair.last_received && pair.sent.outstanding() == 0)
+    }
+
+    /// Sends as much as the peer can receive.
+    fn send(&mut self, pair: usize) -> io::Result<()> {
+        let now = now();
+        loop {
+            let one = &mut self.pairs[pair];
+            let number = one.sent.posted();
+            if one.last_sent
+                || one.sent.outstanding() == SENDS
+                || !one.window.allows(number, SENDS, now)
+            {
+                return Ok(());
+            }
+            one.sent.post();
+            one.last_sent = self.ending;
+            let note = Note {
+                last: self.ending,
+                seen: one.came.next(),
+            };
+            let slot = Slot::Send(pair, number);
+            ledger::fill(self.device.bytes(slot), self.side, one.place, number, note);
+            // SAFETY: integers, null pointers and a union of both.
+            let mut request: ibv_send_wr = unsafe { std::mem::zeroed() };
+            let mut piece = self.device.piece(slot);
+            request.wr_id = wr_id(pair, number);
+            request.opcode = IBV_WR_SEND;
+            request.send_flags = IBV_SEND_SIGNALED;
+            (request.sg_list, request.num_sge) = (&raw mut piece, 1);
+            request.wr.ud = one.to;
+            self.device.post_send(pair, &mut request)?;
+        }
+    }
+
+    fn take_completions(&mut self) -> io::Result<()> {
+        let mut completions = [ibv_wc::default(); BATCH];
+        for completion in self.device.take(&mut completions, Some(PATIENCE))? {
+            self.check(completion).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, completion: &ibv_wc) -> Result<(), String> {
+        let pair = self.device.succeeded(completion)?;
+        if completion.opcode & IBV_WC_RECV != 0 {
+            return self.check_received(pair, completion);
+        }
+        let number = completion.wr_id & NUMBER;
+        if completion.wr_id != wr_id(pair, number) {
+            return Err(format!(
+                "queue pair {pair} has a completion of request {:#x}",
+                completion.wr_id
+            ));
+        }
+        self.pairs[pair]
+            .sent
+            .complete(number)
+            .map_err(|error| format!("queue pair {pair}: {error}"))
+    }
+
+    fn check_received(&mut self, pair: usize, completion: &ibv_wc) -> Result<(), String> {
+        let in_words = |error: String| format!("queue pair {pair}: {error}");
+        let slot = self.receives.complete(pair, completion.wr_id)?;
+        let message = self.device.received(slot);
+        let one = &mut self.pairs[pair];
+        let number = ledger::number_of(message);
+        let note = ledger::check(message, 1 - self.side, one.place, number)?;
+        // What was received must not be taken for a later datagram.
+        message.fill(0xee);
+        let lost = one.came.arrive(number).map_err(in_words)?;
+        if !lost.is_empty() && !self.losses_while.exists() {
+            return Err(format!(
+                "queue pair {pair}: datagrams {} to {} were lost while nothing moved",
+                lost.start,
+                lost.end - 1
+            ));
+        }
+        let sent = one.sent.posted();
+        one.window.hear(note.seen, sent, now()).map_err(in_words)?;
+        one.received += 1;
+        one.last_received |= note.last;
+        // One side's end is the other's.
+        self.ending |= note.last;
+        self.receives
+            .post(&self.device, pair, completion.wr_id)
+            .map_err(|error| error.to_string())
+    }
+}
