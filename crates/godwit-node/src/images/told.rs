@@ -113,16 +113,22 @@ impl AllTold {
         Ok(())
     }
 
-    /// Forgets what was told of disks of which this says that there are none such. Blocks.
-    pub(super) fn retain(&self, is_there: impl Fn(&str, &str) -> bool) {
+    /// Forgets what was told of all disks but these: their names, and what their entries have for their fetching. Nothing
+    /// may be kept meanwhile. Blocks.
+    pub(super) fn retain(&self, disks: &HashMap<String, String>) {
+        let mut gone = Vec::new();
         self.lock().retain(|disk, told| {
-            let stays = is_there(disk, &told.fetch);
+            let stays = disks.get(disk) == Some(&told.fetch);
             if !stays {
-                // A file that stays is of another disk than any that will be.
-                let _ = fs::remove_file(self.folder.join(disk));
+                gone.push(disk.clone());
             }
             stays
         });
+        // Whoever shows a disk holds it locked and waits for what was told of it: not for a file system, too.
+        for disk in gone {
+            // A file that stays is of another disk than any that will be.
+            let _ = fs::remove_file(self.folder.join(disk));
+        }
     }
 }
 
@@ -155,7 +161,12 @@ mod tests {
         assert_eq!(again.of("d", "0f"), Some(told(Repository::Away)));
         assert_eq!(again.of("e", "0f"), Some(told(Repository::Agrees)));
         assert_eq!(again.of("d", "another"), None);
-        again.retain(|disk, fetch| (disk, fetch) == ("e", "0f"));
+        let disks = [("d", "another"), ("e", "0f")];
+        again.retain(
+            &disks
+                .map(|(disk, fetch)| (disk.into(), fetch.into()))
+                .into(),
+        );
         assert_eq!(again.of("d", "0f"), None);
         let again = AllTold::load(path);
         assert_eq!(again.of("d", "0f"), None);
