@@ -112,6 +112,7 @@ async fn fill(
         by,
         pushed: pushed.to_string(),
         repository: told::Repository::Away,
+        lost: 0,
     });
     let _keeping = node.images.keeping.lock().await;
     {
