@@ -29,7 +29,7 @@ test-s3:
 test-images: guest
 	$(CARGO) build --locked -p godwit-cli --features failpoints
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
-		$(CARGO) test --locked -p godwit-testkit --test image_disks -- --ignored --nocapture
+		$(CARGO) test --locked -p godwit-testkit --test image_disks -- --ignored --nocapture --test-threads 1
 
 # QEMU and the virtual machine that tests run in it.
 guest:

@@ -193,6 +193,14 @@ impl RepositoryError {
         }
     }
 
+    /// What a directory that is there says of something in it that cannot be read or written.
+    pub(crate) fn directory(repository: &str, error: &object_store::Error) -> Self {
+        Self::Failed {
+            repository: repository.to_owned(),
+            why: sentence(error),
+        }
+    }
+
     /// What the store says when something that is needed is there or not.
     pub(crate) fn store(repository: &str, error: &object_store::Error) -> Self {
         let repository = repository.to_owned();
@@ -201,6 +209,8 @@ impl RepositoryError {
             object_store::Error::Unauthenticated { .. }
             | object_store::Error::PermissionDenied { .. } => Self::Credentials { repository, why },
             _ if is_down(error) => Self::Down { repository, why },
+            // The store itself answers, and has too much to do.
+            _ if why.contains(TOO_MANY) => Self::Failed { repository, why },
             // What stands before a store says that it does not answer.
             _ if GATEWAYS.iter().any(|answer| why.contains(answer)) => {
                 Self::Down { repository, why }
@@ -220,6 +230,9 @@ const GATEWAYS: [&str; 3] = [
     "503 Service Unavailable",
     "504 Gateway Timeout",
 ];
+
+/// What a store says of itself that is asked for too much.
+const TOO_MANY: &str = "SlowDown";
 
 fn disks(users: &[String]) -> String {
     match users {
@@ -274,4 +287,27 @@ fn is_down(error: &(dyn std::error::Error + 'static)) -> bool {
         next = error.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn says(why: &str) -> RepositoryError {
+        let error = object_store::Error::Generic {
+            store: "S3",
+            source: why.into(),
+        };
+        RepositoryError::store("s3://x", &error)
+    }
+
+    #[test]
+    fn a_store_that_has_too_much_to_do_is_not_away_and_one_behind_a_gateway_that_does_not_answer_is()
+     {
+        let status = "Server returned non-2xx status code: 503 Service Unavailable";
+        let document = "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Reduce your rate</Message></Error>";
+        let busy = says(&format!("{status}: {document}"));
+        assert!(!busy.is_away() && busy.may_pass(), "{busy}");
+        assert!(says(status).is_away());
+    }
 }

@@ -3,6 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
 /// A second in UTC as the catalog has it, `2025-01-31T12:00:00Z`. Of two that the hosts' clocks tell apart the later is
 /// greater.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -11,6 +14,12 @@ pub struct PushTime([u8; Self::LENGTH]);
 impl PushTime {
     /// Bytes of its text.
     pub const LENGTH: usize = 20;
+
+    /// The second that it is then; nothing beyond the year 9999.
+    pub fn at(time: std::time::SystemTime) -> Option<Self> {
+        let second = OffsetDateTime::from(time).replace_nanosecond(0).ok()?;
+        second.format(&Rfc3339).ok()?.parse().ok()
+    }
 
     /// Its text as bytes.
     pub const fn as_bytes(&self) -> &[u8; Self::LENGTH] {
@@ -60,6 +69,9 @@ mod tests {
         assert_eq!(time.to_string(), text);
         let later = "2025-01-31T12:00:01Z".parse().expect("a second");
         assert!(time < later);
+        let day = std::time::Duration::from_secs(24 * 60 * 60);
+        let second = PushTime::at(std::time::UNIX_EPOCH + day).expect("a second");
+        assert_eq!(second.to_string(), "1970-01-02T00:00:00Z");
         for wrong in [
             "",
             "2025-01-31T12:00:00",

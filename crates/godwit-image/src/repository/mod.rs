@@ -142,6 +142,25 @@ impl Repository {
         }
     }
 
+    /// Whether somebody ever pushed here. A directory that is empty is where one is mounted at other times: who took it for
+    /// the repository would find nothing, and would leave what the repository is to know under what is mounted next.
+    fn is_in_use(&self) -> Result<(), RepositoryError> {
+        self.is_there()?;
+        let has = |directory: &std::path::Path| {
+            let mut folders = ["images", "manifests", "chunks"].iter();
+            folders.any(|folder| directory.join(folder).is_dir())
+        };
+        match &self.directory {
+            Some(directory) if !has(directory) => Err(RepositoryError::Down {
+                repository: self.shown.to_string(),
+                why: String::from(
+                    "the directory has no images: is it mounted, or was nothing pushed yet?",
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Removes an object; that there is none is fine.
     async fn delete(&self, path: &Path) -> Result<(), RepositoryError> {
         match self.store.delete(path).await {
@@ -163,7 +182,14 @@ impl Repository {
     }
 
     fn failed(&self, error: &object_store::Error) -> RepositoryError {
-        RepositoryError::store(&self.shown, error)
+        if self.directory.is_none() {
+            return RepositoryError::store(&self.shown, error);
+        }
+        match self.is_there() {
+            // It is full, or cannot be read or written: it has answered that.
+            Ok(()) => RepositoryError::directory(&self.shown, error),
+            Err(away) => away,
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use crate::error::RepositoryError;
 use crate::manifest::{Manifest, ManifestChunk};
 use crate::name::ImageName;
+use crate::push_time::PushTime;
 use crate::repository::uses::User;
 use crate::repository::{Repository, chunk_path, manifest_path};
 
@@ -22,6 +23,8 @@ pub struct PutBack {
     pub bytes: u64,
     /// Chunks that the repository has not, and nobody else has either: who reads them waits for a push that has them.
     pub lost: u64,
+    /// When this content was pushed under the image's name, if that stands for it.
+    pub pushed: Option<PushTime>,
 }
 
 impl Repository {
@@ -42,6 +45,7 @@ impl Repository {
     where
         F: Future<Output = Option<Bytes>>,
     {
+        self.is_in_use()?;
         let lease = self.lease().await?;
         let done = async {
             let mut done = PutBack::default();
@@ -68,6 +72,7 @@ impl Repository {
             // The manifest comes after its chunks: where it is, they are there, as far as anybody has them.
             self.put(&manifest_path(id), bytes).await?;
             self.note_use(id, image, user).await?;
+            done.pushed = self.pushed(id, image).await?;
             Ok(done)
         };
         let done = done.await;

@@ -36,6 +36,7 @@ impl Repository {
     /// # Errors
     /// There is no such image, chunks are being collected, or the store does not do its part.
     pub async fn begin_use(&self, image: &ImageName, user: &User) -> Result<Used, RepositoryError> {
+        self.is_in_use()?;
         let lease = self.lease().await?;
         let found = async {
             let entry = self.entry(image).await?;
@@ -63,6 +64,7 @@ impl Repository {
         image: &ImageName,
         user: &User,
     ) -> Result<Used, RepositoryError> {
+        self.is_in_use()?;
         let lease = self.lease().await?;
         let found = async {
             let manifest = self.manifest(id).await?;

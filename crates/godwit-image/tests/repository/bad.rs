@@ -4,7 +4,9 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
 
-use godwit_image::{Keys, Location, Progress, PushOptions, Repository, RepositoryError};
+use godwit_image::{
+    Keys, Location, ManifestId, Progress, PushOptions, Repository, RepositoryError,
+};
 
 use crate::support::*;
 
@@ -176,4 +178,39 @@ async fn a_directory_that_has_gone_is_not_made_anew() {
     assert!(down(fixture.repository.images().await.unwrap_err()));
     assert!(down(fixture.repository.collect(true).await.unwrap_err()));
     assert!(!fixture.store.exists());
+}
+
+#[tokio::test]
+async fn a_directory_that_is_empty_is_away_for_disks_and_not_for_a_push() {
+    let fixture = Fixture::new();
+    let (base, late) = (name("base"), user("a", "late"));
+    let id = ManifestId([1; 32]);
+    let created = fixture.repository.begin_use(&base, &late).await;
+    let noted = fixture.repository.begin_use_of(id, &base, &late).await;
+    for answer in [created, noted] {
+        let error = answer.unwrap_err();
+        assert!(error.is_away(), "{error}");
+    }
+    let left = fs::read_dir(&fixture.store).expect("a folder").count();
+    assert_eq!(left, 0, "something is left where another may be mounted");
+    let (fixture, _) = with_image("base").await;
+    let used = fixture.repository.begin_use(&base, &late).await;
+    assert!(used.is_ok(), "{used:?}");
+    let other = fixture.repository.begin_use(&name("other"), &late).await;
+    assert!(matches!(other, Err(RepositoryError::NoImage { .. })));
+}
+
+#[tokio::test]
+async fn a_directory_that_refuses_is_not_away() {
+    let (fixture, _) = with_image("base").await;
+    let (base, disk) = (name("base"), user("a", "d"));
+    // A file where a folder should be: whoever tests may read and write everything.
+    fs::remove_dir_all(fixture.store.join("uses")).ok();
+    fs::write(fixture.store.join("uses"), []).expect("written");
+    let used = fixture.repository.begin_use(&base, &disk);
+    let error = used.await.unwrap_err();
+    assert!(!error.is_away() && error.may_pass(), "{error}");
+    fs::remove_dir_all(&fixture.store).expect("removed");
+    let used = fixture.repository.begin_use(&base, &disk);
+    assert!(used.await.unwrap_err().is_away());
 }

@@ -95,6 +95,15 @@ async fn what_nobody_has_is_counted_and_the_rest_is_put_back() {
     let put_back = fixture.repository.put_back(&manifest, &base, &user, find);
     let done = put_back.await.expect("put back");
     assert_eq!((done.chunks, done.lost), (1, 1));
+    assert_eq!(done.pushed, None, "no name stands for it");
+    // Somebody who has it comes back, and somebody pushes it again.
+    let pushed = push(&fixture.repository, "base", &fixture.file("raw")).await;
+    pushed.expect("pushed");
+    let find = |_| ready(None);
+    let put_back = fixture.repository.put_back(&manifest, &base, &user, find);
+    let done = put_back.await.expect("all there");
+    assert_eq!((done.chunks, done.lost), (0, 0));
+    assert!(done.pushed.is_some(), "the name stands for it again");
 }
 
 #[tokio::test]

@@ -112,6 +112,7 @@ async fn fill(
         by,
         pushed: pushed.to_string(),
         repository: told::Repository::Away,
+        lost: 0,
     });
     let _keeping = node.images.keeping.lock().await;
     {
@@ -182,15 +183,16 @@ async fn begin<'a>(
     disk: &Disk,
     image: &ImageName,
 ) -> Result<Begun<'a>, ErrorBody> {
+    // What the repository is told beside this takes its own time.
+    let noting = node.images.noting.lock().await;
     let asked = async {
         let repository = node.images.open()?;
-        let noting = node.images.noting.lock().await;
         let user = uses::user(node, &disk.name).await?;
         let used = repository.begin_use(image, &user).await?;
-        Ok::<_, NoAnswer>((noting, used))
+        Ok::<_, NoAnswer>(used)
     };
     let away = match tokio::time::timeout(ANSWER, asked).await {
-        Ok(Ok((noting, used))) => {
+        Ok(Ok(used)) => {
             return Ok(Begun {
                 id: used.id,
                 manifest: used.manifest,
@@ -207,6 +209,7 @@ async fn begin<'a>(
                 .hint("is it running, and reachable from the node? Try again when it is")
         }
     };
+    drop(noting);
     match peers::named(node, image).await {
         Ok(named) => {
             tracing::warn!(

@@ -8,6 +8,7 @@ pub(crate) mod creation;
 mod late_uses;
 mod manifests;
 pub(crate) mod peers;
+mod put_back;
 pub(crate) mod serving;
 mod told;
 pub(crate) mod uses;
@@ -25,6 +26,7 @@ use crate::images::creation::manifest_of;
 use crate::images::manifests::Manifests;
 use crate::images::peers::giving::Giving;
 use crate::images::peers::{Asked, Fetched};
+use crate::images::put_back::PuttingBack;
 use crate::images::told::{AllTold, Told};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
@@ -56,6 +58,8 @@ pub(crate) struct Images {
     keeping: Mutex<()>,
     /// What other nodes told of disks' images.
     told: AllTold,
+    /// What is being put back into the repository.
+    putting_back: PuttingBack,
 }
 
 /// Why the repository has not done what it was asked for.
@@ -102,6 +106,7 @@ impl Images {
             released: Notify::new(),
             noting: Mutex::default(),
             keeping: Mutex::default(),
+            putting_back: PuttingBack::default(),
         }
     }
 

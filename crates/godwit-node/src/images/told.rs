@@ -23,6 +23,9 @@ pub(crate) struct Told {
     pub(crate) pushed: String,
     /// What the repository has to do with it.
     pub(crate) repository: Repository,
+    /// Chunks that the repository has lost, and that nobody had when they were to be put back.
+    #[serde(default)]
+    pub(crate) lost: u64,
 }
 
 /// What the repository has said since.
@@ -43,9 +46,49 @@ impl Told {
         self.repository != Repository::Away
     }
 
+    /// What is taken for told where what was kept of it cannot be read.
+    fn damaged() -> Self {
+        Self {
+            fetch: String::new(),
+            by: String::new(),
+            pushed: String::new(),
+            repository: Repository::Away,
+            lost: 0,
+        }
+    }
+
+    /// Whether it is not known which disk of the name this is of: it counts for any.
+    fn is_damaged(&self) -> bool {
+        self.fetch.is_empty()
+    }
+
     /// What whoever looks after the disk should know of it, if anything.
     pub(crate) fn warning(&self, image: &str, fetching: bool) -> Option<String> {
+        let lost = (fetching && self.lost > 0).then(|| {
+            format!(
+                "{} chunks of image '{image}' are neither in the repository any more nor at another node: what needs them \
+                 waits; they are looked for every minute, and a push of an image that has them brings them back",
+                self.lost
+            )
+        });
+        let all: Vec<String> = [self.name_warning(image, fetching), lost]
+            .into_iter()
+            .flatten()
+            .collect();
+        (!all.is_empty()).then(|| all.join("; "))
+    }
+
+    fn name_warning(&self, image: &str, fetching: bool) -> Option<String> {
         let Self { by, pushed, .. } = self;
+        if by.is_empty() {
+            return match self.repository {
+                Repository::Away if fetching => Some(format!(
+                    "what was kept of where image '{image}' came from cannot be read: until the repository has been told \
+                     that the disk needs it, it may be that neither 'image rm' nor 'image gc' spares it"
+                )),
+                _ => None,
+            };
+        }
         match self.repository {
             Repository::Away if fetching => Some(format!(
                 "the repository was away, and node '{by}' told what image '{image}' is: as it was pushed at {pushed}. Until \
@@ -79,7 +122,8 @@ impl AllTold {
             match read(&entry.path()) {
                 Ok(told) => _ = by_disk.insert(disk, told),
                 Err(error) => {
-                    tracing::error!(disk, %error, "it is not known whether the repository knows that the disk needs its image");
+                    tracing::error!(disk, %error, "it is not known whether the repository knows that the disk needs its image; it will be told");
+                    by_disk.insert(disk, Told::damaged());
                 }
             }
         }
@@ -96,7 +140,11 @@ impl AllTold {
     /// What was told of this disk.
     pub(super) fn of(&self, disk: &str, fetch: &str) -> Option<Told> {
         let told = self.lock();
-        told.get(disk).filter(|told| told.fetch == fetch).cloned()
+        let told = told.get(disk)?;
+        (told.fetch == fetch || told.is_damaged()).then(|| Told {
+            fetch: fetch.to_owned(),
+            ..told.clone()
+        })
     }
 
     /// Keeps it durably. Blocks.
@@ -113,16 +161,23 @@ impl AllTold {
         Ok(())
     }
 
-    /// Forgets what was told of disks of which this says that there are none such. Blocks.
-    pub(super) fn retain(&self, is_there: impl Fn(&str, &str) -> bool) {
+    /// Forgets what was told of all disks but these: their names, and what their entries have for their fetching. Nothing
+    /// may be kept meanwhile. Blocks.
+    pub(super) fn retain(&self, disks: &HashMap<String, String>) {
+        let mut gone = Vec::new();
         self.lock().retain(|disk, told| {
-            let stays = is_there(disk, &told.fetch);
+            let its = disks.get(disk);
+            let stays = its.is_some_and(|fetch| told.is_damaged() || *fetch == told.fetch);
             if !stays {
-                // A file that stays is of another disk than any that will be.
-                let _ = fs::remove_file(self.folder.join(disk));
+                gone.push(disk.clone());
             }
             stays
         });
+        // Whoever shows a disk holds it locked and waits for what was told of it: not for a file system, too.
+        for disk in gone {
+            // A file that stays is of another disk than any that will be.
+            let _ = fs::remove_file(self.folder.join(disk));
+        }
     }
 }
 
@@ -140,7 +195,48 @@ mod tests {
             by: String::from("b"),
             pushed: String::from("2025-01-31T12:00:00Z"),
             repository,
+            lost: 0,
         }
+    }
+
+    #[test]
+    fn what_cannot_be_read_counts_as_not_noted_until_it_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().to_owned();
+        fs::write(path.join("d"), "{").expect("written");
+        let all = AllTold::load(path.clone());
+        let damaged = all.of("d", "0f").expect("it is not taken for noted");
+        assert!(!damaged.is_noted() && damaged.fetch == "0f", "{damaged:?}");
+        let warning = damaged.warning("base", true).expect("it is told of");
+        assert!(warning.contains("cannot be read"), "{warning}");
+        all.retain(&[("d".into(), "0f".into())].into());
+        let repository = Repository::Agrees;
+        let noted = Told {
+            repository,
+            ..damaged
+        };
+        all.keep("d", noted.clone()).expect("kept");
+        assert_eq!(AllTold::load(path).of("d", "0f"), Some(noted));
+        all.retain(&HashMap::new());
+        assert_eq!(all.of("d", "0f"), None);
+    }
+
+    #[test]
+    fn what_is_lost_is_counted_and_what_an_earlier_version_kept_is_read() {
+        let text =
+            r#"{"fetch":"0f","by":"b","pushed":"2025-01-31T12:00:00Z","repository":"agrees"}"#;
+        let mut read: Told = serde_json::from_str(text).expect("read");
+        assert_eq!(read, told(Repository::Agrees));
+        read.lost = 3;
+        let warning = read.warning("base", true).expect("it is told of");
+        assert!(warning.starts_with("3 chunks of image 'base'"), "{warning}");
+        assert_eq!(read.warning("base", false), None, "it needs them no more");
+        read.repository = Repository::Disagrees;
+        let both = read.warning("base", true).expect("both");
+        assert!(
+            both.contains("something else") && both.contains("3 chunks"),
+            "{both}"
+        );
     }
 
     #[test]
@@ -155,7 +251,12 @@ mod tests {
         assert_eq!(again.of("d", "0f"), Some(told(Repository::Away)));
         assert_eq!(again.of("e", "0f"), Some(told(Repository::Agrees)));
         assert_eq!(again.of("d", "another"), None);
-        again.retain(|disk, fetch| (disk, fetch) == ("e", "0f"));
+        let disks = [("d", "another"), ("e", "0f")];
+        again.retain(
+            &disks
+                .map(|(disk, fetch)| (disk.into(), fetch.into()))
+                .into(),
+        );
         assert_eq!(again.of("d", "0f"), None);
         let again = AllTold::load(path);
         assert_eq!(again.of("d", "0f"), None);

@@ -64,13 +64,21 @@ pub(crate) async fn watch(node: Arc<Node>) {
     if node.images.config.repository.is_none() {
         return;
     }
+    let mut told = None;
     loop {
         let late = tokio::select! {
             late = late_uses::note(&node) => late,
             () = node.closed() => return,
         };
-        if let Err(error) = &late {
-            tracing::debug!(%error, "cannot tell the repository which disks need an image");
+        let why = late.as_ref().err().map(ToString::to_string);
+        if why != told {
+            if let Some(error) = &why {
+                tracing::warn!(
+                    error,
+                    "cannot tell the repository which disks need an image; trying on"
+                );
+            }
+            told = why;
         }
         let released = release(&node).await;
         if let Err(error) = &released {
@@ -120,13 +128,13 @@ async fn release(node: &Arc<Node>) -> Result<(), ErrorBody> {
     blocking(move || {
         let known: HashSet<_> = disks_bases(&node).collect();
         node.images.manifests.retain(|id| known.contains(&id));
-        node.images.told.retain(|disk, fetch| {
-            let disk = node.disks.find(disk);
-            disk.is_some_and(|disk| {
-                let base = &disk.lock().entry.base;
-                base.as_ref().is_some_and(|base| base.fetch == fetch)
-            })
+        // Before what was told is locked: who has a disk locked looks at what was told of it.
+        let disks = node.disks.all().into_iter().filter_map(|disk| {
+            let fetch = disk.lock().entry.base.as_ref()?.fetch.clone();
+            Some((disk.name.clone(), fetch))
         });
+        let disks = disks.collect();
+        node.images.told.retain(&disks);
     })
     .await
 }

@@ -146,6 +146,7 @@ fn is_image(fixture: &Fixture, disk: &str, model: &mut Model) {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_told_of() {
     let turn = Scenario::begin("image_disks", "of_two_things_that_a_name_has_stood_for");
     let mut fixture = Fixture::start(&["a", "b", "c"], &[]);
@@ -184,6 +185,7 @@ fn of_two_things_that_a_name_has_stood_for_the_later_counts_and_an_older_one_is_
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn a_name_that_stood_for_something_else_is_told_of_when_the_repository_is_back() {
     let turn = Scenario::begin("image_disks", "a_name_that_stood_for_something_else");
     let (fixture, mut model) = one_node_has_it(&turn);
@@ -226,6 +228,7 @@ fn refused_beside(name: &str, odd: Odd) -> (OddNode, String) {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn a_node_that_knows_no_names_is_not_asked_for_one() {
     let (node, refused) = refused_beside("a_node_that_knows_no_names", Odd::KnowsNoNames);
     assert!(!node.was_asked_for_a_name());
@@ -242,6 +245,7 @@ fn a_node_that_answers_something_else_tells_nothing() {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn a_name_that_stands_for_nothing_makes_no_disk() {
     let (node, refused) = refused_beside("a_name_that_stands_for_nothing", Odd::LiesOfNames);
     assert!(node.was_asked_for_a_name());
@@ -252,6 +256,7 @@ fn a_name_that_stands_for_nothing_makes_no_disk() {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn an_s3_server_that_is_away_keeps_no_disk_from_being_created_and_hears_of_it_later() {
     let turn = Scenario::begin("image_disks", "an_s3_server_that_is_away");
     let secure = ClusterOptions::secure().unwrap();

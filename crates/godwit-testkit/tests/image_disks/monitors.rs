@@ -120,6 +120,7 @@ impl Monitor {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn a_machine_that_may_not_go_on_is_told_of_and_goes_on_when_it_may() {
     let turn = Scenario::begin("image_disks", "a_machine_that_may_not_go_on_is_told_of");
     let (fixture, _) = stands_still(&turn);
@@ -208,6 +209,7 @@ fn cut_monitor(pid: Pid, path: &Path) {
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_first() {
     let turn = Scenario::begin("image_disks", "a_machine_that_stands_still_is_found");
     let (mut fixture, _) = stands_still(&turn);
@@ -225,6 +227,7 @@ fn a_machine_that_stands_still_is_found_by_a_node_that_cannot_talk_to_it_at_firs
 }
 
 #[test]
+#[ignore = "takes minutes: make test-images"]
 fn a_machine_that_stands_still_is_known_as_such_though_its_monitor_is_lost_at_once() {
     let turn = Scenario::begin(
         "image_disks",

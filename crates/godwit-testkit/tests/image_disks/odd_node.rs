@@ -118,7 +118,7 @@ fn answer(mut connection: TcpStream, odd: Odd, seen: &Mutex<Seen>) -> std::io::R
         seen.lock().unwrap().questions.push(question[0]);
         let said = match (odd, question[0]) {
             (Odd::IsSilent, _) => continue,
-            (Odd::LiesOfNames, NAME) => [&[7; 32], &b"2999-12-31T23:59:59Z"[..]].concat(),
+            (Odd::LiesOfNames, NAME) => [&[7; 32], &b"2020-12-31T23:59:59Z"[..]].concat(),
             _ => vec![0xAB; 256 << 10],
         };
         let head = [&[1], &(said.len() as u32).to_le_bytes()[..]].concat();

@@ -1,6 +1,6 @@
 //! Which other nodes are asked, over which connections, and which of them rest.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -99,45 +99,109 @@ impl Asked {
     }
 }
 
+/// Nodes that let somebody wait in vain, who has much to ask and asks them no more.
+#[derive(Debug, Default)]
+pub(in crate::images) struct Silent(Mutex<HashSet<String>>);
+
+impl Silent {
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Which nodes are asked, and for how long each.
+#[derive(Clone, Copy)]
+enum How<'a> {
+    /// Some that do not rest, for as long as somebody can wait.
+    Quick,
+    /// Some, slow ones too.
+    Patient,
+    /// All, but for those that did not answer before.
+    All(&'a Silent),
+}
+
+impl How<'_> {
+    const fn limit(self) -> Duration {
+        match self {
+            Self::Quick => HEAD_START,
+            Self::Patient | Self::All(_) => PATIENCE,
+        }
+    }
+
+    const fn most(self) -> usize {
+        match self {
+            Self::Quick | Self::Patient => ASKED,
+            Self::All(_) => usize::MAX,
+        }
+    }
+
+    fn passes_over(self, peer: &str) -> bool {
+        matches!(self, Self::All(silent) if silent.lock().contains(peer))
+    }
+
+    fn is_silent(self, peer: &str) {
+        if let Self::All(silent) = self {
+            silent.lock().insert(peer.to_owned());
+        }
+    }
+}
+
 /// Asks nodes that do not rest. Whoever lets somebody wait for longer than all have together rests from then on.
 pub(super) async fn quick<T>(
     node: &Arc<Node>,
     question: Question,
     right: impl Fn(Bytes) -> Option<T>,
 ) -> Option<T> {
-    ask_all(node, question, right, false).await
+    ask_all(node, question, right, How::Quick).await
 }
 
-/// Asks all nodes that may have it, and gives each the time that it needs.
+/// Asks nodes that may have it, and gives each the time that it needs.
 pub(super) async fn patient<T>(
     node: &Arc<Node>,
     question: Question,
     right: impl Fn(Bytes) -> Option<T>,
 ) -> Option<T> {
-    ask_all(node, question, right, true).await
+    ask_all(node, question, right, How::Patient).await
+}
+
+/// Asks every node that may have it, but for those that did not answer whoever has asked with this before.
+pub(super) async fn every<T>(
+    node: &Arc<Node>,
+    question: Question,
+    right: impl Fn(Bytes) -> Option<T>,
+    silent: &Silent,
+) -> Option<T> {
+    ask_all(node, question, right, How::All(silent)).await
 }
 
 async fn ask_all<T>(
     node: &Arc<Node>,
     question: Question,
     right: impl Fn(Bytes) -> Option<T>,
-    patient: bool,
+    how: How<'_>,
 ) -> Option<T> {
     let asked = &node.images.asked;
-    for peer in chosen(&node.config.peers, question, asked, patient) {
-        let limit = if patient { PATIENCE } else { HEAD_START };
+    for peer in chosen(&node.config.peers, question, asked, how) {
+        if how.passes_over(&peer.name) {
+            // It was asked for something else meanwhile.
+            continue;
+        }
         let rests = Resting {
             asked,
             peer: &peer.name,
             why: Some(Rest::Slow),
         };
-        let answer = match tokio::time::timeout(limit, ask(node, &peer, question)).await {
+        let answer = match tokio::time::timeout(how.limit(), ask(node, &peer, question)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(why)) => {
+                how.is_silent(&peer.name);
                 rests.because(why);
                 continue;
             }
-            Err(_) => continue,
+            Err(_) => {
+                how.is_silent(&peer.name);
+                continue;
+            }
         };
         asked.with(&peer.name, |it| {
             it.answered(question.manifest(), &answer, Instant::now());
@@ -195,19 +259,21 @@ fn chosen(
     peers: &[PeerConfig],
     question: Question,
     asked: &Asked,
-    patient: bool,
+    how: How<'_>,
 ) -> Vec<PeerConfig> {
     let begin = match question {
         Question::Chunk { number, .. } => (number % peers.len().max(1) as u64) as usize,
         Question::Manifest(_) | Question::Name(_) => 0,
     };
     let (now, known) = (Instant::now(), asked.lock());
+    let patient = !matches!(how, How::Quick);
     let may = |peer: &&PeerConfig| {
         let it = known.get(&peer.name);
-        it.is_none_or(|it| it.may_be_asked(question.manifest(), patient, now))
+        !how.passes_over(&peer.name)
+            && it.is_none_or(|it| it.may_be_asked(question.manifest(), patient, now))
     };
     let in_turns = peers.iter().cycle().skip(begin).take(peers.len());
-    in_turns.filter(may).take(ASKED).cloned().collect()
+    in_turns.filter(may).take(how.most()).cloned().collect()
 }
 
 /// Asks this node, which must know such questions.
@@ -300,11 +366,16 @@ mod tests {
     }
 
     fn names(peers: &[PeerConfig], number: u64, asked: &Asked, patient: bool) -> String {
+        let how = if patient { How::Patient } else { How::Quick };
+        names_of(peers, number, asked, how)
+    }
+
+    fn names_of(peers: &[PeerConfig], number: u64, asked: &Asked, how: How<'_>) -> String {
         let question = Question::Chunk {
             manifest: IMAGE,
             number,
         };
-        let chosen = chosen(peers, question, asked, patient);
+        let chosen = chosen(peers, question, asked, how);
         chosen.iter().map(|peer| peer.name.as_str()).collect()
     }
 
@@ -316,6 +387,18 @@ mod tests {
         assert_eq!(names(&all, 3, &asked, false), "deab");
         assert_eq!(names(&all, 8, &asked, false), "deab");
         assert_eq!(names(&[], 8, &asked, false), "");
+    }
+
+    #[test]
+    fn who_needs_something_at_any_cost_asks_all_that_have_answered_before() {
+        let asked = Asked::default();
+        let all = peers(&["a", "b", "c", "d", "e"]);
+        let silent = Silent::default();
+        let how = How::All(&silent);
+        assert_eq!(names_of(&all, 3, &asked, how), "deabc");
+        how.is_silent("a");
+        assert_eq!(names_of(&all, 3, &asked, how), "debc");
+        assert_eq!(names(&all, 3, &asked, true), "deab");
     }
 
     #[test]

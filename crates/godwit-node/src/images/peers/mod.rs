@@ -16,6 +16,7 @@ use godwit_api::ErrorBody;
 use godwit_image::{ChunkId, Manifest, ManifestId};
 
 pub(crate) use self::asking::Asked;
+pub(in crate::images) use self::asking::Silent;
 use self::messages::Question;
 pub(super) use self::names::named;
 use crate::images::body;
@@ -86,13 +87,17 @@ pub(super) async fn chunk(node: &Arc<Node>, part: Part) -> Result<Bytes, ErrorBo
     Ok(bytes)
 }
 
-/// A chunk's bytes, which are checked, from another node alone.
-pub(super) async fn chunk_of_others(node: &Arc<Node>, part: Part) -> Option<Bytes> {
+/// A chunk's bytes, which are checked, from another node alone: from any that has it, and was not silent before.
+pub(super) async fn chunk_of_others(
+    node: &Arc<Node>,
+    part: Part,
+    silent: &Silent,
+) -> Option<Bytes> {
     let question = Question::Chunk {
         manifest: part.manifest,
         number: part.number,
     };
-    asking::patient(node, question, |bytes| part.right(bytes)).await
+    asking::every(node, question, |bytes| part.right(bytes), silent).await
 }
 
 /// What an image consists of, from another node or from the repository.

@@ -5,7 +5,7 @@
 //! one that was pushed last counts, and who asks for a disk is told which node it came from.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_core::wire::Features;
@@ -23,6 +23,9 @@ use crate::node::{Node, blocking};
 const AT_ONCE: usize = 16;
 /// How long a node may take to send what an image consists of, which may be long.
 const MANIFEST: Duration = Duration::from_secs(30);
+
+/// How far the clock of whoever pushed may be ahead of this node's.
+const AHEAD: Duration = Duration::from_secs(5 * 60);
 
 /// What a name stands for.
 #[derive(Debug)]
@@ -58,35 +61,77 @@ pub(in crate::images) async fn named(
     }
     // This node last: others that say the same also have the image's chunks.
     said.extend(known(node, name).map(|meaning| (node.config.name.clone(), meaning)));
-    let meaning = match latest(&said) {
-        Ok(Some(meaning)) => meaning,
-        Ok(None) => {
+    let said = believed(said, PushTime::at(SystemTime::now() + AHEAD));
+    let give = |by: String, id| {
+        let node = Arc::clone(node);
+        async move { manifest(&node, &by, id).await }
+    };
+    match latest_to_be_had(&said, give).await {
+        Ok(Some((by, meaning, manifest))) => Ok(Named {
+            id: meaning.manifest,
+            manifest,
+            pushed: meaning.pushed,
+            by,
+        }),
+        Ok(None) if said.is_empty() => {
             let text = format!("no other node tells what image '{image}' is");
-            return Err(ErrorBody::new(ErrorCode::Conflict, text));
+            Err(ErrorBody::new(ErrorCode::Conflict, text))
+        }
+        Ok(None) => {
+            let by: Vec<&str> = said.iter().map(|(by, _)| by.as_str()).collect();
+            let text = format!(
+                "what image '{image}' consists of cannot be had from those who know it ({})",
+                by.join(", ")
+            );
+            Err(ErrorBody::new(ErrorCode::Conflict, text))
         }
         Err((one, other)) => {
             let text = format!(
                 "nodes '{one}' and '{other}' know image '{image}' as different ones that were pushed in the same second"
             );
-            return Err(ErrorBody::new(ErrorCode::Conflict, text));
-        }
-    };
-    for (by, _) in said.iter().filter(|(_, it)| *it == meaning) {
-        if let Some(manifest) = manifest(node, by, meaning.manifest).await {
-            return Ok(Named {
-                id: meaning.manifest,
-                manifest,
-                pushed: meaning.pushed,
-                by: by.clone(),
-            });
+            Err(ErrorBody::new(ErrorCode::Conflict, text))
         }
     }
-    let by: Vec<&str> = said.iter().map(|(by, _)| by.as_str()).collect();
-    let text = format!(
-        "what image '{image}' consists of cannot be had from those who know it ({})",
-        by.join(", ")
-    );
-    Err(ErrorBody::new(ErrorCode::Conflict, text))
+}
+
+/// What was not pushed later than this: a time that is yet to come would win over all others.
+fn believed(mut said: Vec<Said>, until: Option<PushTime>) -> Vec<Said> {
+    said.retain(|(by, it)| {
+        let believed = until.is_none_or(|until| it.pushed <= until);
+        if !believed {
+            tracing::warn!(peer = by, pushed = %it.pushed, "that node tells of a push in the future, which is not believed");
+        }
+        believed
+    });
+    said
+}
+
+/// The latest of what was said of which somebody who said it gives what it consists of: who says it, and that.
+///
+/// # Errors
+/// Two nodes say different things of the same second.
+async fn latest_to_be_had<T, F>(
+    said: &[Said],
+    give: impl Fn(String, ManifestId) -> F,
+) -> Result<Option<(String, Meaning, T)>, (String, String)>
+where
+    F: Future<Output = Option<T>>,
+{
+    let mut left = said.to_vec();
+    loop {
+        let meaning = match latest(&left) {
+            Ok(Some(meaning)) => meaning,
+            Ok(None) => return Ok(None),
+            Err((one, other)) => return Err((one.to_owned(), other.to_owned())),
+        };
+        for (by, _) in left.iter().filter(|(_, it)| *it == meaning) {
+            if let Some(given) = give(by.clone(), meaning.manifest).await {
+                return Ok(Some((by.clone(), meaning, given)));
+            }
+        }
+        tracing::warn!(manifest = %meaning.manifest, pushed = %meaning.pushed, "nobody gives what was pushed last; what was pushed before counts");
+        left.retain(|(_, it)| *it != meaning);
+    }
 }
 
 async fn ask(node: &Arc<Node>, peer: &PeerConfig, name: NameHash) -> Option<Meaning> {
@@ -165,6 +210,8 @@ pub(super) fn known(node: &Node, name: NameHash) -> Option<Meaning> {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
     use super::*;
 
     fn said(by: &str, manifest: u8, pushed: &str) -> Said {
@@ -173,6 +220,21 @@ mod tests {
             pushed: pushed.parse().expect("a second"),
         };
         (by.to_owned(), meaning)
+    }
+
+    #[tokio::test]
+    async fn a_node_that_lies_of_the_time_or_gives_nothing_does_not_win_over_an_honest_one() {
+        let honest = said("a", 1, "2025-01-31T12:00:00Z");
+        let empty = said("b", 2, "2025-01-31T12:04:00Z");
+        let future = said("c", 3, "2999-01-31T12:00:00Z");
+        let until = "2025-01-31T12:05:00Z".parse().ok();
+        let all = believed(vec![future, empty.clone(), honest.clone()], until);
+        assert_eq!(all, [empty, honest.clone()]);
+        let give = |by: String, _| ready((by != "b").then_some(()));
+        let found = latest_to_be_had(&all, give).await;
+        assert_eq!(found, Ok(Some((honest.0, honest.1, ()))));
+        let nothing = |_: String, _| ready(None::<()>);
+        assert_eq!(latest_to_be_had(&all, nothing).await, Ok(None));
     }
 
     #[test]

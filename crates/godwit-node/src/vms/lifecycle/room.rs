@@ -21,6 +21,7 @@ use crate::vms::vm::{Inner, Qemu, Vm, VmActivity};
 use godwit_api::{ErrorBody, ErrorCode};
 use godwit_qemu::inspect;
 use godwit_qemu::monitor::qmp::{Qmp, QmpError};
+use godwit_qemu::process::Process;
 
 /// How often the file systems are asked for room.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -108,15 +109,15 @@ pub(in crate::vms) async fn take_up(node: &Arc<Node>, vm: &Arc<Vm>) {
 
 /// Whether an earlier life of this node stopped the machine, which is noted with it then.
 async fn look_for_note(vm: &Vm) -> Result<bool, QmpError> {
-    let Ok(Qemu { qmp, .. }) = vm.qemu() else {
+    let Ok(Qemu { qmp, process }) = vm.qemu() else {
         return Ok(false);
     };
     let Some(why) = noted(&qmp).await? else {
         return Ok(false);
     };
     let mut inner = vm.lock();
-    if inner.stands_still.is_some() {
-        // It was stopped anew meanwhile, and somebody waits for that.
+    if inner.stands_still.is_some() || !still_runs(&inner, &process) {
+        // It was stopped anew meanwhile, and somebody waits for that; or it has ended.
         return Ok(false);
     }
     inner.stands_still = Some(why);
@@ -151,7 +152,7 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
     let Ok(_guard) = vm.begin(VmActivity::Pausing, may) else {
         return Ok(false);
     };
-    let Ok(Qemu { qmp, .. }) = vm.qemu() else {
+    let Ok(Qemu { qmp, process }) = vm.qemu() else {
         return Ok(false);
     };
     if let Err(error) = note(&qmp, why).await {
@@ -160,6 +161,9 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
     tracing::warn!(vm = vm.name, %why, "the VM stands still until it can go on");
     {
         let mut inner = vm.lock();
+        if !still_runs(&inner, &process) {
+            return Ok(false);
+        }
         inner.stands_still = Some(why.clone());
         inner.cannot_go_on = None;
     }
@@ -183,6 +187,12 @@ async fn pause(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) -> Result<bool, Erro
         }
     }
     Ok(true)
+}
+
+/// Whether this process is the machine's. One that ended while its monitor was asked took with it that it stood still.
+fn still_runs(inner: &Inner, process: &Arc<Process>) -> bool {
+    let same = |qemu: &Qemu| Arc::ptr_eq(&qemu.process, process);
+    inner.qemu.as_ref().is_some_and(same)
 }
 
 /// Waits until the VM runs again, by itself or because somebody wants it.
@@ -314,6 +324,10 @@ async fn until_its_note_is_removed(node: &Arc<Node>, vm: &Arc<Vm>, why: &Still) 
         }
         let Ok(Qemu { qmp, .. }) = vm.qemu() else {
             return;
+        };
+        // Nobody notes anew that it stands still while this is held.
+        let Ok(_guard) = vm.begin(VmActivity::Resuming, |_| Ok(())) else {
+            continue;
         };
         // One that stands still again has noted that instead.
         let again = vm.lock().stands_still.is_some();

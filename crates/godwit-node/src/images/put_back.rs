@@ -1,0 +1,155 @@
+//! Puts back into the repository what it has lost of an image that a disk needs, from this node's disks and from other nodes:
+//! again and again, until it has all of it or the disk needs it no more.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use godwit_image::{ImageName, ManifestChunk, PutBack, User};
+
+use crate::disks::disk::Disk;
+use crate::failpoint;
+use crate::images::creation::manifest_of;
+use crate::images::peers::{self, Part, Silent, giving};
+use crate::images::{body, late_uses, serving, uses};
+use crate::node::{Node, blocking};
+use crate::store::BaseImage;
+use godwit_api::{ErrorBody, ErrorCode};
+
+/// How long to wait before what nobody had is looked for again.
+const LOST_RETRY: Duration = Duration::from_secs(60);
+/// The same when nothing in the repository keeps yet what the disk needs.
+const RETRY: Duration = Duration::from_secs(2);
+
+/// What is being put back.
+#[derive(Debug, Default)]
+pub(super) struct PuttingBack {
+    /// For which disks: what their entries have for their fetching.
+    fetches: Mutex<HashSet<String>>,
+    /// One at a time: guests use the same links.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl PuttingBack {
+    fn lock(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.fetches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Somebody sees to it for this disk, until this is dropped.
+struct Seen {
+    node: Arc<Node>,
+    fetch: String,
+}
+
+impl Drop for Seen {
+    fn drop(&mut self) {
+        self.node.images.putting_back.lock().remove(&self.fetch);
+        // What was noted of a disk that is gone is removed, and what is to be told still is told.
+        self.node.images.release();
+    }
+}
+
+/// Begins, if nobody has for this disk. Returns at once.
+pub(super) fn begin(node: &Arc<Node>, disk: &Arc<Disk>, base: &BaseImage) {
+    let fetch = base.fetch.clone();
+    if !node.images.putting_back.lock().insert(fetch.clone()) {
+        return;
+    }
+    let (node, disk) = (Arc::clone(node), Arc::clone(disk));
+    let seen = Seen { node, fetch };
+    tokio::spawn(async move {
+        tokio::select! {
+            () = until_all_is_there(&seen, &disk) => {}
+            () = seen.node.closed() => {}
+        }
+    });
+}
+
+async fn until_all_is_there(seen: &Seen, disk: &Disk) {
+    let Seen { node, fetch } = seen;
+    let mut said = None;
+    loop {
+        let after = match once(node, disk, fetch).await {
+            Ok(0) => return,
+            Ok(_) => {
+                said = None;
+                LOST_RETRY
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if said.as_ref() != Some(&why) {
+                    tracing::warn!(
+                        disk = disk.name,
+                        error = why,
+                        "cannot put back what the repository has lost of the disk's image; trying on"
+                    );
+                    said = Some(why);
+                }
+                RETRY
+            }
+        };
+        tokio::time::sleep(after).await;
+    }
+}
+
+/// How many chunks nobody has; none also when the disk needs the image no more.
+async fn once(node: &Arc<Node>, disk: &Disk, fetch: &str) -> Result<u64, ErrorBody> {
+    let _turn = node.images.putting_back.turn.lock().await;
+    let Some((base, told)) = late_uses::late(node, disk).filter(|(it, _)| it.fetch == fetch) else {
+        return Ok(0);
+    };
+    let user = uses::user(node, &disk.name).await?;
+    let done = put_back(node, &base, &user).await?;
+    late_uses::keep(node, disk, &base, told, done.pushed, done.lost).await?;
+    Ok(done.lost)
+}
+
+/// Puts back what the repository has not of the image any more, and notes that the disk needs it.
+async fn put_back(node: &Arc<Node>, base: &BaseImage, user: &User) -> Result<PutBack, ErrorBody> {
+    let (Some(id), Ok(image)) = (manifest_of(base), base.image.parse::<ImageName>()) else {
+        let text = format!("disk {}: its entry names no image", user.disk);
+        return Err(ErrorBody::new(ErrorCode::Internal, text));
+    };
+    let manifest = serving::manifest(node, id).await.map_err(|why| {
+        let text = format!("what image '{image}' consists of cannot be put back: {why}");
+        ErrorBody::new(ErrorCode::Conflict, text)
+    })?;
+    let silent = Silent::default();
+    let find = |chunk: ManifestChunk| {
+        let (node, manifest, silent) = (Arc::clone(node), Arc::clone(&manifest), &silent);
+        let part = Part {
+            manifest: id,
+            number: chunk.number,
+            id: chunk.id,
+            length: manifest.length(chunk.number),
+        };
+        async move {
+            failpoint::reach(String::from("image::put-back")).await;
+            let own = {
+                let node = Arc::clone(&node);
+                blocking(move || giving::own_chunk(&node, id, &manifest, part.number)).await
+            };
+            match own.ok().flatten().and_then(|bytes| part.right(bytes)) {
+                Some(bytes) => Some(bytes),
+                None => peers::chunk_of_others(&node, part, silent).await,
+            }
+        }
+    };
+    let repository = node.images.repository()?;
+    let done = repository.put_back(&manifest, &image, user, find).await;
+    let done = done.map_err(|error| body(&error))?;
+    if done.chunks == 0 {
+        return Ok(done);
+    }
+    tracing::warn!(
+        disk = user.disk,
+        image = image.as_str(),
+        manifest = %id,
+        chunks = done.chunks,
+        bytes = done.bytes,
+        lost = done.lost,
+        "put back what was removed from the repository before it knew that the disk needs it"
+    );
+    Ok(done)
+}
