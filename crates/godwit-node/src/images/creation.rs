@@ -13,7 +13,7 @@ use crate::disks::disk::Disk;
 use crate::disks::lifecycle::{create, lacking};
 use crate::disks::storage::image;
 use crate::images::blocks::words;
-use crate::images::told::{self, Told};
+use crate::images::uses::told::{self, Told};
 use crate::images::{NoAnswer, peers, uses};
 use crate::migrations::options::new_id;
 use crate::node::{Node, blocking};

@@ -5,12 +5,9 @@ mod blocks;
 mod chunks;
 pub(crate) mod comparison;
 pub(crate) mod creation;
-mod late_uses;
 mod manifests;
 pub(crate) mod peers;
-mod put_back;
 pub(crate) mod serving;
-mod told;
 pub(crate) mod uses;
 
 use std::path::PathBuf;
@@ -26,8 +23,8 @@ use crate::images::creation::manifest_of;
 use crate::images::manifests::Manifests;
 use crate::images::peers::giving::Giving;
 use crate::images::peers::{Asked, Fetched};
-use crate::images::put_back::PuttingBack;
-use crate::images::told::{AllTold, Told};
+use crate::images::uses::put_back::PuttingBack;
+use crate::images::uses::told::{AllTold, Told};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
 

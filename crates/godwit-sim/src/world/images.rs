@@ -91,7 +91,9 @@ impl World {
     /// What a guest would read there: of the node's disk, or, where that lacks it, of the image.
     pub(super) fn as_guests_see_it(&self, node: usize, sector: u64) -> Value {
         let it = &self.nodes[node];
-        match &it.missing {
+        // What a migration stores may be stored after that has been given up: such a note counts for nothing.
+        let lacks = it.record.remainder.is_some();
+        match it.missing.as_ref().filter(|_| lacks) {
             Some(missing)
                 if missing.is_noted(sector) && missing.is_at_source(sector) == Some(true) =>
             {

@@ -141,7 +141,8 @@ fn a_whole_disk_moves_as_a_whole_to_a_node_that_does_not_get_at_its_image() {
     let secure = ClusterOptions::secure().unwrap();
     let mut fixture = Fixture::prepare(&["a", "b"], &[], secure);
     let empty = fixture.cluster.dir().join("empty");
-    std::fs::create_dir(&empty).unwrap();
+    // One without this would count as not mounted.
+    std::fs::create_dir_all(empty.join("images")).unwrap();
     let options = &mut fixture.cluster.node_mut("b").spec_mut().options;
     options[1] = empty.display().to_string();
     fixture.cluster.start_all().unwrap();

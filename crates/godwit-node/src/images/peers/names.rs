@@ -16,7 +16,7 @@ use super::asking::{self, PATIENCE};
 use super::messages::{Answer, Meaning, NameHash, Question};
 use crate::config::PeerConfig;
 use crate::images::creation::manifest_of;
-use crate::images::told;
+use crate::images::uses::told;
 use crate::node::{Node, blocking};
 
 /// Nodes that are asked at once.

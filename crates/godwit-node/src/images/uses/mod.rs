@@ -1,5 +1,9 @@
 //! Tells the repository which disks of this node still fetch, so that what they need stays there.
 
+mod late;
+pub(in crate::images) mod put_back;
+pub(in crate::images) mod told;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +13,6 @@ use godwit_image::{ManifestId, User};
 
 use crate::disks::disk::Activity;
 use crate::images::creation::manifest_of;
-use crate::images::late_uses;
 use crate::node::{Node, blocking};
 use godwit_api::{DiskState, ErrorBody, ErrorCode};
 
@@ -67,7 +70,7 @@ pub(crate) async fn watch(node: Arc<Node>) {
     let mut told = None;
     loop {
         let late = tokio::select! {
-            late = late_uses::note(&node) => late,
+            late = late::note(&node) => late,
             () = node.closed() => return,
         };
         let why = late.as_ref().err().map(ToString::to_string);

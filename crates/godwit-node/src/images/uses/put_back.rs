@@ -11,7 +11,8 @@ use crate::disks::disk::Disk;
 use crate::failpoint;
 use crate::images::creation::manifest_of;
 use crate::images::peers::{self, Part, Silent, giving};
-use crate::images::{body, late_uses, serving, uses};
+use crate::images::uses::{self, late};
+use crate::images::{body, serving};
 use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
@@ -23,7 +24,7 @@ const RETRY: Duration = Duration::from_secs(2);
 
 /// What is being put back.
 #[derive(Debug, Default)]
-pub(super) struct PuttingBack {
+pub(in crate::images) struct PuttingBack {
     /// For which disks: what their entries have for their fetching.
     fetches: Mutex<HashSet<String>>,
     /// One at a time: guests use the same links.
@@ -51,7 +52,7 @@ impl Drop for Seen {
 }
 
 /// Begins, if nobody has for this disk. Returns at once.
-pub(super) fn begin(node: &Arc<Node>, disk: &Arc<Disk>, base: &BaseImage) {
+pub(in crate::images) fn begin(node: &Arc<Node>, disk: &Arc<Disk>, base: &BaseImage) {
     let fetch = base.fetch.clone();
     if !node.images.putting_back.lock().insert(fetch.clone()) {
         return;
@@ -96,12 +97,12 @@ async fn until_all_is_there(seen: &Seen, disk: &Disk) {
 /// How many chunks nobody has; none also when the disk needs the image no more.
 async fn once(node: &Arc<Node>, disk: &Disk, fetch: &str) -> Result<u64, ErrorBody> {
     let _turn = node.images.putting_back.turn.lock().await;
-    let Some((base, told)) = late_uses::late(node, disk).filter(|(it, _)| it.fetch == fetch) else {
+    let Some((base, told)) = late::late(node, disk).filter(|(it, _)| it.fetch == fetch) else {
         return Ok(0);
     };
     let user = uses::user(node, &disk.name).await?;
     let done = put_back(node, &base, &user).await?;
-    late_uses::keep(node, disk, &base, told, done.pushed, done.lost).await?;
+    late::keep(node, disk, &base, told, done.pushed, done.lost).await?;
     Ok(done.lost)
 }
 

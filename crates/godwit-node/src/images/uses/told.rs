@@ -105,14 +105,14 @@ impl Told {
 
 /// What other nodes told, by the disks' names.
 #[derive(Debug)]
-pub(super) struct AllTold {
+pub(in crate::images) struct AllTold {
     folder: PathBuf,
     by_disk: Mutex<HashMap<String, Told>>,
 }
 
 impl AllTold {
     /// What is kept in a folder. Blocks.
-    pub(super) fn load(folder: PathBuf) -> Self {
+    pub(in crate::images) fn load(folder: PathBuf) -> Self {
         let mut by_disk = HashMap::new();
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let disk = entry.file_name().to_string_lossy().into_owned();
@@ -138,7 +138,7 @@ impl AllTold {
     }
 
     /// What was told of this disk.
-    pub(super) fn of(&self, disk: &str, fetch: &str) -> Option<Told> {
+    pub(in crate::images) fn of(&self, disk: &str, fetch: &str) -> Option<Told> {
         let told = self.lock();
         let told = told.get(disk)?;
         (told.fetch == fetch || told.is_damaged()).then(|| Told {
@@ -148,7 +148,7 @@ impl AllTold {
     }
 
     /// Keeps it durably. Blocks.
-    pub(super) fn keep(&self, disk: &str, told: Told) -> io::Result<()> {
+    pub(in crate::images) fn keep(&self, disk: &str, told: Told) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
         // No disk's name begins like this.
         let fresh = self.folder.join(format!(".{disk}"));
@@ -163,7 +163,7 @@ impl AllTold {
 
     /// Forgets what was told of all disks but these: their names, and what their entries have for their fetching. Nothing
     /// may be kept meanwhile. Blocks.
-    pub(super) fn retain(&self, disks: &HashMap<String, String>) {
+    pub(in crate::images) fn retain(&self, disks: &HashMap<String, String>) {
         let mut gone = Vec::new();
         self.lock().retain(|disk, told| {
             let its = disks.get(disk);

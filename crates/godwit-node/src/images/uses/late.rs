@@ -7,9 +7,10 @@ use godwit_image::{ImageName, PushTime, RepositoryError};
 
 use crate::disks::disk::Disk;
 use crate::failpoint;
+use crate::images::body;
 use crate::images::creation::manifest_of;
-use crate::images::told::{Repository, Told};
-use crate::images::{body, put_back, uses};
+use crate::images::uses::told::{Repository, Told};
+use crate::images::uses::{self, put_back};
 use crate::node::{Node, blocking};
 use crate::store::BaseImage;
 use godwit_api::{ErrorBody, ErrorCode};
