@@ -10,7 +10,7 @@ use godwit_verbs::shim::{self, HandedOver, Plan};
 use serde_json::json;
 
 use crate::device::{complete_sends, with};
-use crate::{Application, suspend_and_release};
+use crate::{Application, chain, suspend_and_release};
 
 unsafe extern "C" {
     fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
@@ -144,13 +144,7 @@ fn a_full_queue_is_full_and_what_it_took_is_told_whoever_opened_the_device() {
     // SAFETY: integers, null pointers and a union of both; the requests live until the call returns.
     unsafe {
         let mut list: [ibv_send_wr; 5] = std::mem::zeroed();
-        for place in (0..5).rev() {
-            list[place].wr_id = place as u64;
-            list[place].next = match list.get_mut(place + 1) {
-                Some(next) => next,
-                None => ptr::null_mut(),
-            };
-        }
+        chain(&mut list);
         let mut bad = ptr::null_mut();
         let posted = shim::post_send(application.pair, &raw mut list[0], &raw mut bad);
         assert_eq!((posted, (*bad).wr_id), (libc::ENOMEM, 3));

@@ -11,7 +11,7 @@ use godwit_verbs::shim::{self, Redirect};
 use godwit_verbs::tables::Gid;
 
 use crate::device::{OWN, complete_sends, with};
-use crate::{Application, no_data};
+use crate::{Application, no_data, post_piece};
 
 const KEY: u32 = 0x1111;
 const PEER: [u8; 16] = [1; 16];
@@ -136,20 +136,7 @@ fn the_pieces_of_a_datagram_are_found_after_a_move() {
     let handle = datagrams.handle(PEER);
     let seen = || {
         known.map(|lkey| {
-            let mut piece = ibv_sge {
-                lkey,
-                ..Default::default()
-            };
-            // SAFETY: integers, null pointers and a union of both; the handle and the piece live.
-            unsafe {
-                let mut request: ibv_send_wr = std::mem::zeroed();
-                request.opcode = IBV_WR_SEND;
-                (request.sg_list, request.num_sge) = (&raw mut piece, 1);
-                request.wr.ud.ah = handle;
-                let result =
-                    shim::post_send(datagrams.pair, &raw mut request, &mut ptr::null_mut());
-                assert_eq!(result, 0);
-            }
+            post_piece(datagrams.pair, lkey, |request| request.wr.ud.ah = handle);
             complete_sends();
             datagrams.poll();
             with(|device| device.local_keys[0])

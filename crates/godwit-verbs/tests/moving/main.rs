@@ -104,18 +104,7 @@ impl Application {
 
     /// Sends one piece with this local key; gives the one that the device saw.
     fn send_with_key(&self, lkey: u32) -> u32 {
-        let mut piece = ibv_sge {
-            lkey,
-            ..Default::default()
-        };
-        // SAFETY: integers, null pointers and a union of both.
-        unsafe {
-            let mut request: ibv_send_wr = std::mem::zeroed();
-            request.opcode = IBV_WR_SEND;
-            (request.sg_list, request.num_sge) = (&raw mut piece, 1);
-            let result = shim::post_send(self.pair, &raw mut request, &mut ptr::null_mut());
-            assert_eq!(result, 0);
-        }
+        post_piece(self.pair, lkey, |_| {});
         complete_sends();
         self.poll();
         with(|device| device.local_keys[0])
@@ -183,6 +172,34 @@ fn keys_of_regions(keys: &[RemoteKey]) -> BTreeMap<u32, u32> {
         RemoteKey::Window { .. } => None,
     });
     regions.collect()
+}
+
+/// Sends one piece with this local key on a queue pair; `more` is what the request says besides.
+fn post_piece(pair: *mut ibv_qp, lkey: u32, more: impl FnOnce(&mut ibv_send_wr)) {
+    let mut piece = ibv_sge {
+        lkey,
+        ..Default::default()
+    };
+    // SAFETY: integers, null pointers and a union of both; the queue pair and the piece live.
+    unsafe {
+        let mut request: ibv_send_wr = std::mem::zeroed();
+        request.opcode = IBV_WR_SEND;
+        (request.sg_list, request.num_sge) = (&raw mut piece, 1);
+        more(&mut request);
+        let result = shim::post_send(pair, &raw mut request, &mut ptr::null_mut());
+        assert_eq!(result, 0);
+    }
+}
+
+/// Makes one list of these, each with its place as its number.
+fn chain(list: &mut [ibv_send_wr]) {
+    for place in (0..list.len()).rev() {
+        list[place].wr_id = place as u64;
+        list[place].next = match list.get_mut(place + 1) {
+            Some(next) => next,
+            None => ptr::null_mut(),
+        };
+    }
 }
 
 fn no_data(wr_id: u64) -> ibv_recv_wr {

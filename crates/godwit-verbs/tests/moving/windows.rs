@@ -13,7 +13,7 @@ use godwit_verbs::tables::{RemoteKey, RemoteKeys};
 
 use crate::attached::held;
 use crate::device::{Reach, arrive_invalidating, complete_sends, with};
-use crate::{Application, suspend_and_release};
+use crate::{Application, chain, suspend_and_release};
 
 /// What windows of these tests let peers reach of their region.
 const ADDRESS: u64 = 0x1000;
@@ -460,16 +460,10 @@ fn requests_about_windows_keep_their_place_in_a_list() {
         list[1] = windowed.request(1, 7);
         list[2].opcode = IBV_WR_LOCAL_INV;
         list[2].imm_data = list[1].bind_mw.rkey;
-        for place in (0..5).rev() {
-            if !list[place].is_local() {
-                list[place].opcode = IBV_WR_SEND;
-            }
-            list[place].wr_id = place as u64;
-            list[place].next = match list.get_mut(place + 1) {
-                Some(next) => next,
-                None => ptr::null_mut(),
-            };
+        for request in list.iter_mut().filter(|request| !request.is_local()) {
+            request.opcode = IBV_WR_SEND;
         }
+        chain(&mut list);
         // One more fits than the application was told, for a marker.
         let mut bad = ptr::null_mut();
         let posted = shim::post_send(application.pair, &raw mut list[0], &raw mut bad);

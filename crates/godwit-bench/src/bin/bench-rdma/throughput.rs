@@ -1,13 +1,12 @@
 //! Figure 5: what the partner sends or receives while its peer moves. The bytes of its network device are read every
 //! 20 ms, in its virtual machine, by a shell that starts no other program for that.
 
-use std::borrow::Cow;
 use std::io;
 use std::time::Duration;
 
 use godwit_bench::interrupt;
 use godwit_testkit::rdma::{
-    ALIAS, AtWork, Bed, Moved, Program, RdmaGuest, Side, clean_up, move_process,
+    ALIAS, AtWork, Bed, Moved, Program, RdmaGuest, Side, clean_up, move_process, write_bw,
 };
 use godwit_testkit::report::median;
 use serde::Serialize;
@@ -87,14 +86,7 @@ pub(crate) fn turn(bed: &Bed, plan: &Plan, round: u32, report: &mut Report) -> i
 
 /// One that works longer than it is watched; it is ended then.
 fn program(qps: u32) -> Program {
-    Program {
-        name: Cow::Owned(format!("ib_write_bw -q {qps}")),
-        command: Cow::Owned(format!(
-            "ib_write_bw -d rxe0 -F -x 1 -q {qps} -t 4 -s {MESSAGE} -n 1000000"
-        )),
-        work_seconds: 0.5,
-        silent_server: false,
-    }
+    write_bw(qps, 4, MESSAGE, 1_000_000)
 }
 
 fn watch(bed: &Bed, side: Side, run: &mut Run, moved: &mut Option<Moved>) -> io::Result<()> {

@@ -12,6 +12,7 @@ use super::device::{DATAGRAM_KEY, Device, SENDS, Slot};
 use super::exchange::meet_all;
 use super::ledger::{self, AtMostOnce, InOrder, Note, Window};
 use super::receives::Receives;
+use super::rounds::{self, Load};
 use super::traffic::{BATCH, NUMBER, wr_id};
 
 /// How long an event is waited for: what would be told of may be lost.
@@ -72,24 +73,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
         ending: false,
         losses_while: arguments.losses_while.clone(),
     };
-    // Nobody sends before the other side can receive.
-    for connection in &mut connections {
-        connection.barrier("ready")?;
-    }
-    let mut rounds = 0u64;
-    while !datagrams.is_over() {
-        if rounds.is_multiple_of(16) && arguments.until.exists() {
-            datagrams.ending = true;
-        }
-        rounds += 1;
-        for pair in 0..datagrams.pairs.len() {
-            datagrams.send(pair)?;
-        }
-        datagrams.take_completions()?;
-    }
-    for connection in &mut connections {
-        connection.barrier("over")?;
-    }
+    rounds::work(&mut datagrams, &mut connections, &arguments.until)?;
     let total = |count: fn(&Pair) -> u64| datagrams.pairs.iter().map(count).sum::<u64>();
     Ok(format!(
         "{} datagrams sent and {} received on {} queue pairs, each once and whole; {} on their way here were lost, when they might be",
@@ -107,11 +91,19 @@ fn now() -> Duration {
         .unwrap_or_default()
 }
 
-impl Datagrams {
+impl Load for Datagrams {
+    fn pairs(&self) -> usize {
+        self.pairs.len()
+    }
+
     fn is_over(&self) -> bool {
         self.pairs
             .iter()
             .all(|pair| pair.last_sent && pair.last_received && pair.sent.outstanding() == 0)
+    }
+
+    fn end(&mut self) {
+        self.ending = true;
     }
 
     /// Sends as much as the peer can receive.
@@ -153,7 +145,9 @@ impl Datagrams {
         }
         Ok(())
     }
+}
 
+impl Datagrams {
     fn check(&mut self, completion: &ibv_wc) -> Result<(), String> {
         let pair = self.device.succeeded(completion)?;
         if completion.opcode & IBV_WC_RECV != 0 {

@@ -13,6 +13,7 @@ mod device;
 mod exchange;
 mod ledger;
 mod receives;
+mod rounds;
 mod traffic;
 mod verbs;
 

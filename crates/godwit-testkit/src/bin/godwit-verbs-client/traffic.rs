@@ -9,6 +9,7 @@ use super::device::{Device, SENDS, Slot};
 use super::exchange::{Reach, meet_all};
 use super::ledger::{self, InOrder, Note, Operation};
 use super::receives::Receives;
+use super::rounds::{self, Load};
 
 /// Completions that are polled at a time.
 pub(crate) const BATCH: usize = 16;
@@ -50,24 +51,7 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
         pairs: (0..pairs).map(|_| Pair::default()).collect(),
         ending: false,
     };
-    // Nobody sends before the other side can receive.
-    for connection in &mut connections {
-        connection.barrier("ready")?;
-    }
-    let mut rounds = 0u64;
-    while !traffic.is_over() {
-        if rounds.is_multiple_of(16) && arguments.until.exists() {
-            traffic.ending = true;
-        }
-        rounds += 1;
-        for pair in 0..pairs {
-            traffic.send(pair)?;
-        }
-        traffic.take_completions()?;
-    }
-    for connection in &mut connections {
-        connection.barrier("over")?;
-    }
+    rounds::work(&mut traffic, &mut connections, &arguments.until)?;
     let total = |count: fn(&Pair) -> u64| traffic.pairs.iter().map(count).sum::<u64>();
     Ok(format!(
         "{} operations completed and {} messages received on {pairs} queue pairs",
@@ -76,17 +60,19 @@ pub(crate) fn run(arguments: &Arguments) -> io::Result<String> {
     ))
 }
 
-impl Traffic {
+impl Load for Traffic {
+    fn pairs(&self) -> usize {
+        self.pairs.len()
+    }
+
     fn is_over(&self) -> bool {
         self.pairs
             .iter()
             .all(|pair| pair.last_sent && pair.last_received && pair.operations.outstanding() == 0)
     }
 
-    /// Whose queue pair this is, and the place that it has among this peer's.
-    fn at_peer(&self, pair: usize) -> (&Reach, usize) {
-        let each = self.pairs.len() / self.peers.len();
-        (&self.peers[pair / each], pair % each)
+    fn end(&mut self) {
+        self.ending = true;
     }
 
     /// Fills the queue pair's send queue.
@@ -137,6 +123,14 @@ impl Traffic {
             self.check(completion).map_err(io::Error::other)?;
         }
         Ok(())
+    }
+}
+
+impl Traffic {
+    /// Whose queue pair this is, and the place that it has among this peer's.
+    fn at_peer(&self, pair: usize) -> (&Reach, usize) {
+        let each = self.pairs.len() / self.peers.len();
+        (&self.peers[pair / each], pair % each)
     }
 
     fn check(&mut self, completion: &ibv_wc) -> Result<(), String> {
