@@ -84,11 +84,14 @@ test-testpmd: guest
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
 		$(CARGO) test --locked -p godwit-testkit --test foreign_front_end -- --ignored --nocapture --test-threads 1
 
-# The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows.
+# The same guest while nodes and QEMUs are killed in each phase of a move, and while its memory follows: with its memory in
+# a folder, and in a part of a file.
 .PHONY: test-memory-deaths
 test-memory-deaths: guest
 	$(CARGO) build --locked -p godwit-cli --features failpoints
 	GODWIT_BIN=$(CURDIR)/target/debug/godwit \
+		$(CARGO) test --locked -p godwit-testkit --test vm_crash zero_copy -- --ignored --nocapture --test-threads 1
+	GODWIT_BIN=$(CURDIR)/target/debug/godwit GODWIT_MEMORY_POOL=file \
 		$(CARGO) test --locked -p godwit-testkit --test vm_crash zero_copy -- --ignored --nocapture --test-threads 1
 
 # As many runs as you like: make soak SEEDS=200000 FIRST=1000000.

@@ -178,9 +178,9 @@ pub(crate) async fn start(
 ) -> Result<Qemu, ErrorBody> {
     let machine = &offer.machine;
     let socket = |disk: &str| node.config.vhost_socket(disk);
-    let memory = pooled::file(node, vm)?;
+    let memory = pooled::mapped(node, vm)?;
     let machine_type = offer.machine_type.as_deref();
-    let mut line = machine.command_line(&vm.places, socket, machine_type, memory.as_deref());
+    let mut line = machine.command_line(&vm.places, socket, machine_type, memory.as_ref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }

@@ -323,11 +323,11 @@ async fn launch(node: &Arc<Node>, vm: &Arc<Vm>) -> Result<(), ErrorBody> {
     let mut entry = vm.lock().entry.clone();
     pooled::allocate(node, &vm.name, &mut entry).await?;
     vm.lock().entry.memory = entry.memory.clone();
-    let memory = pooled::file(node, vm)?;
+    let memory = pooled::mapped(node, vm)?;
     let socket = |disk: &str| node.config.vhost_socket(disk);
     let mut line = entry
         .machine
-        .command_line(&vm.places, socket, None, memory.as_deref());
+        .command_line(&vm.places, socket, None, memory.as_ref());
     if node.config.qemu_sandbox {
         line.extend(sandbox::words(&line));
     }

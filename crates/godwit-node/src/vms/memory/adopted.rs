@@ -1,12 +1,13 @@
-//! The memory of a VM that somebody else started, where that is a file of a memory pool: it becomes a segment of the VM's
-//! name, and the VM can move without its memory like one that this node started.
+//! The memory of a VM that somebody else started, where that is a file of a memory pool, or a part of one that is a device:
+//! it becomes a segment of the VM's name, and the VM can move without its memory like one that this node started.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use godwit_core::units::Bytes;
-use godwit_memory::pool::Pool;
+use godwit_memory::pool::device::space::Extent;
 use godwit_memory::pool::segment::Segment;
+use godwit_memory::pool::{Place, Pool, PoolError};
 
 use crate::config::NodeConfig;
 use crate::node::{Node, blocking};
@@ -35,7 +36,7 @@ pub(crate) async fn take(
         name,
         pool: opened,
     } = found;
-    let wanted = opened.memory_path(vm);
+    let is_device = opened.is_device();
     let refused = |why: String, hint: &str| {
         let text = format!(
             "cannot adopt VM {vm}: its memory in memory pool {name} cannot move with it: {why}"
@@ -48,17 +49,23 @@ pub(crate) async fn take(
             "start QEMU with -object memory-backend-file,id=ID,size=SIZE,mem-path=FILE,share=on";
         return Err(refused(why, hint));
     }
-    let in_file = std::fs::metadata(&wanted).map_or(0, |metadata| metadata.len());
-    if in_file != facts.memory_bytes {
-        let why = format!(
-            "the guest has {}, and its file {}",
-            Bytes(facts.memory_bytes),
-            Bytes(in_file)
-        );
-        return Err(refused(
-            why,
-            "start QEMU with all of its memory in one file of the pool",
-        ));
+    let place = place(&opened, vm, pid).map_err(|why| {
+        refused(why, "start QEMU with all of its memory in one part of the pool, with offset= behind its mem-path")
+    })?;
+    let in_pool = place.extent.bytes;
+    if in_pool != facts.memory_bytes {
+        let (has, in_pool) = (Bytes(facts.memory_bytes), Bytes(in_pool));
+        let (why, hint) = match is_device {
+            true => (
+                format!("the guest has {has}, and maps {in_pool} of it"),
+                "start QEMU with all of its memory in one part of the pool",
+            ),
+            false => (
+                format!("the guest has {has}, and its file {in_pool}"),
+                "start QEMU with all of its memory in one file of the pool",
+            ),
+        };
+        return Err(refused(why, hint));
     }
     if !facts.memory_shared {
         let why = String::from("it is not shared, so what the guest writes is not in the file");
@@ -71,8 +78,12 @@ pub(crate) async fn take(
     let (here, segment) = (node.config.name.clone(), vm.to_owned());
     let made = blocking(move || {
         // A file that took the place of QEMU's would be given away in its stead.
-        relocated::find(pid, &wanted, in_file).map_err(|error| error.to_string())?;
-        Ok(Segment::adopt(&opened, &segment, &here))
+        relocated::find(pid, &place).map_err(|error| error.to_string())?;
+        let adopted = match is_device {
+            true => Segment::adopt_part(&opened, &segment, place.extent, &here),
+            false => Segment::adopt(&opened, &segment, &here),
+        };
+        Ok::<Result<Segment, PoolError>, String>(adopted)
     });
     let made = made
         .await?
@@ -81,7 +92,7 @@ pub(crate) async fn take(
     let made = made.map_err(failed)?;
     let title = made.title().map_err(failed)?;
     if let Some(user) = &node.config.qemu_user {
-        pooled::give_to(user, vm, made.memory())?;
+        pooled::give_to(user, vm, made.place())?;
     }
     machine.take_memory_file(&told);
     Ok(Some(PooledMemory {
@@ -91,6 +102,31 @@ pub(crate) async fn take(
         epoch: title.epoch,
         given_to: None,
     }))
+}
+
+/// Where the memory of a VM's QEMU is in a pool, before it is a segment.
+///
+/// # Errors
+/// QEMU does not map one part of a device, a sentence's end.
+fn place(pool: &Pool, vm: &str, pid: u32) -> Result<Place, String> {
+    if !pool.is_device() {
+        let path = pool.memory_path(vm);
+        let bytes = std::fs::metadata(&path).map_or(0, |metadata| metadata.len());
+        let extent = Extent { offset: 0, bytes };
+        return Ok(Place {
+            path,
+            extent,
+            align: None,
+        });
+    }
+    let path = pool.path().to_owned();
+    let part = relocated::mapped_part(pid, &path).map_err(|error| error.to_string())?;
+    let extent = part.ok_or("its QEMU does not map one part of it")?;
+    Ok(Place {
+        path,
+        extent,
+        align: Some(pool.page_bytes()),
+    })
 }
 
 /// A VM's memory that is in a memory pool.
@@ -125,7 +161,7 @@ fn find(
             continue;
         };
         let wanted = pool.memory_path(vm);
-        if wanted.file_name() != Some(place.as_os_str()) {
+        if !pool.is_device() && wanted.file_name() != Some(place.as_os_str()) {
             let text = format!(
                 "cannot adopt VM {vm}: its memory is the file {} of memory pool {name}, where a machine named {vm} has {}",
                 file.display(),
@@ -164,15 +200,15 @@ fn whole_path(vm: &str, pid: u32, told: &Path) -> Result<PathBuf, ErrorBody> {
     })
 }
 
-/// The memory pool in whose folder a file is, or below it, and the file's path from there.
+/// The memory pool in whose folder a file is, or below it, and the file's path from there: nothing more when it is the pool.
 ///
 /// # Errors
 /// A pool cannot be used now, so nobody can tell whether the file is in it.
 fn pool_of(config: &NodeConfig, file: &Path) -> Result<Option<(String, Pool, PathBuf)>, ErrorBody> {
     for pool in &config.memory_pools {
         let opened = pooled::open(config, &pool.name)?;
-        let folder = std::fs::canonicalize(opened.folder());
-        let folder = folder.unwrap_or_else(|_| opened.folder().to_owned());
+        let folder = std::fs::canonicalize(opened.path());
+        let folder = folder.unwrap_or_else(|_| opened.path().to_owned());
         if let Ok(place) = file.strip_prefix(&folder) {
             return Ok(Some((pool.name.clone(), opened, place.to_owned())));
         }
